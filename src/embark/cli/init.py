@@ -11,19 +11,22 @@ from embark.cli.console import Console
 from embark.cli.options import Flag
 from embark.errors import UserError, nearest
 
+_STARTER_MODEL = Path(__file__).parents[1] / "trainers" / "torch" / "starter_model.py"
+
 
 @dataclass(frozen=True, slots=True)
 class WrittenSpec:
     """The file that was written, and what it started from."""
 
     path: Path
+    model: Path | None  # The file with a model of the user's own.
     preset: str
     new_folder: Path | None  # The one that had to be created for it.
 
 
 def init(
     preset: str = "quickstart", /, *, out: Annotated[Path | None, Parameter(allow_leading_hyphen=True)] = None,
-    force: Flag = False, console: Console = Console(),
+    model: Flag = False, force: Flag = False, console: Console = Console(),
 ) -> None:
     """Write a starter spec: laptop, quickstart, criteo-1tb or mlperf-dcnv2.
 
@@ -33,29 +36,40 @@ def init(
         The preset to start from.
     out
         The file to write, PRESET.toml by default; - for standard output.
+    model
+        Also write a model of your own to start from, my_model.py, beside it.
     force
-        Overwrite the file if it exists.
+        Overwrite files that exist.
     """
     from embark.spec import PRESETS
+    from embark.spec.edit import set_in_text
     from embark.spec.toml import starter
     from embark.store import write_atomic
 
     if preset not in PRESETS:
         raise UserError(f"{preset}: no such preset", fix=nearest(preset, PRESETS))
-    path = out or Path(f"{preset}.toml")
+    path, text = out or Path(f"{preset}.toml"), starter(preset)
     if str(path) == "-":
-        console.file(starter(preset))
+        if model:
+            raise UserError("--model writes a file beside the spec", fix="leave --model or --out - out")
+        console.file(text)
         return
-    if path.exists() and not force:
-        raise UserError(f"{path}: exists already", fix="--force overwrites it; --out FILE writes elsewhere")
+    files = {path: text}
+    if model:
+        files = {path: set_in_text(text, ["model.kind=my_model:MyModel"], where=str(path))[0],
+                 path.with_name("my_model.py"): _STARTER_MODEL.read_text(encoding="utf-8")}
+    if there := [file for file in files if file.exists() and not force]:
+        raise UserError(f"{there[0]}: exists already", fix="--force overwrites it; --out FILE writes elsewhere")
     new_folder = None if path.parent.exists() else path.parent
     try:
-        write_atomic(path, starter(preset))
+        for file, content in files.items():
+            write_atomic(file, content)
     except OSError as error:
-        raise UserError(f"{path}: {error.strerror}", fix="--out FILE writes elsewhere") from error
-    console.show(WrittenSpec(path, preset, new_folder), _render)
+        raise UserError(f"{error.filename or path}: {error.strerror}", fix="--out FILE writes elsewhere") from error
+    console.show(WrittenSpec(path, [*files][1] if model else None, preset, new_folder), _render)
 
 
 def _render(console: Console, written: WrittenSpec) -> None:
     created = f"created {written.new_folder}; " if written.new_folder else ""
-    console.text(f"{created}wrote {written.path}; next: embark train {shlex.quote(str(written.path))}")
+    also = f" and {written.model}" if written.model else ""
+    console.text(f"{created}wrote {written.path}{also}; next: embark train {shlex.quote(str(written.path))}")

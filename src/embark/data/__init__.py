@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from embark.data.loader import Batch, Loader, SampleSource, eval_batches
 from embark.spec.paths import with_absolute_paths, without_local_input
+from embark.spec.user_code import with_code
 from embark.store.retry_policy import RetryPolicy
 
 if TYPE_CHECKING:
@@ -22,7 +24,7 @@ def resolve_from_data(spec: RunSpec) -> RunSpec:
 
     Its data's paths are absolute then: it is saved with the run, and may be read from another directory.
     """
-    spec = with_absolute_paths(spec)
+    spec = with_code(with_absolute_paths(spec), Path())
     if spec.data.kind != "prepared":
         return spec
     from embark.data.prepared.cache import read_manifest

@@ -23,6 +23,7 @@ from embark.launch.run_registry import (
 )
 from embark.launch.shell import Notify, Shell
 from embark.plan.closed_form import CachedPlanner
+from embark.plan.dense_trace import trace_dense
 from embark.plan.plan import predict_with
 from embark.plan.survey import Estimator
 from embark.plan.verdict import verdict
@@ -222,6 +223,7 @@ def estimate_launch(spec: RunSpec) -> LaunchEstimate:
     fits, sentence, total = True, "", None
     try:
         sized, size = resolve_data(spec)
+        trace_dense(sized)
         # The region of the launch, where its prices are known at all.
         known = region if (job.machine.name, region) in catalog.prices else ""
         estimator = Estimator(sized, workload_of(sized, size), catalog, predict_with(CachedPlanner()), known, purchase)

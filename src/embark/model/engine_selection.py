@@ -13,6 +13,8 @@ def select_engine(spec: RunSpec, device: str, obstacle: str) -> tuple[str, str]:
     if requested == "pipeline":
         return "pipeline", "requested"
     if requested == "cuda_graph":
+        if obstacle and spec.model.is_own:
+            return "pipeline", obstacle
         if obstacle:
             raise UserError(f'train.engine = "cuda_graph" cannot be used: {obstacle}',
                             fix='train.engine = "pipeline", or "auto", which chooses')
@@ -25,6 +27,8 @@ def select_engine(spec: RunSpec, device: str, obstacle: str) -> tuple[str, str]:
 
 def cuda_graph_obstacle(spec: RunSpec, device: str, *, has_tables_on_host: bool) -> str:
     """Why the step cannot be captured, by what is known before the run; empty where nothing is in the way."""
+    if spec.model.is_own:
+        return f"a network of your own ({spec.model.kind}) is not captured in a CUDA graph"
     if spec.train.optimizer == "adam":
         return "fused Adam counts its steps on the host"
     num_ids = sum(t.multi_hot for t in spec.model.table_list())

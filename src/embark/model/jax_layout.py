@@ -17,10 +17,11 @@ from embark.errors import Mistake, SpecError, UserError
 from embark.model.batch import samples_per_rank
 from embark.model.placement import Placement, Shard, table_value_bytes
 from embark.model.work import distinct
-from embark.spec import RunSpec, Table, TrainSpec
+from embark.spec import RunSpec, Table
 
 MAX_ROWS = 2**31 - 2**24
 """Of a group on all devices together: rows are numbered in 32 bits, and some numbers mean none."""
+KINDS = ("dlrm", "dcnv2")
 SHARDINGS = ("auto", "row_wise", "table_wise")
 TABLE_OPTIMIZERS = ("sgd", "adagrad", "rowwise_adagrad")
 HEADROOM = 1.25  # Over what two devices are expected to exchange.
@@ -126,13 +127,14 @@ class Layout:
                          "JAX's trainer")
 
 
-def check_supported(train: TrainSpec) -> None:
+def check_supported(spec: RunSpec) -> None:
     """Raises `SpecError` for what the JAX trainer does not have. Adam's state would change at every step for rows that
     no batch has touched."""
     mistakes = [
-        Mistake("", f"train.{field}", value, "is not supported by the JAX trainer", f"use {', '.join(known)}")
-        for field, value, known in (("optimizer", train.optimizer, TABLE_OPTIMIZERS),
-                                    ("sharding", train.sharding, SHARDINGS)) if value not in known
+        Mistake("", field, value, "is not supported by the JAX trainer", f"use {', '.join(known)}")
+        for field, value, known in (("model.kind", spec.model.kind, KINDS),
+                                    ("train.optimizer", spec.train.optimizer, TABLE_OPTIMIZERS),
+                                    ("train.sharding", spec.train.sharding, SHARDINGS)) if value not in known
     ]
     if mistakes:
         raise SpecError(mistakes)
@@ -164,7 +166,7 @@ def capacity_for(requested: float, most: int, num_devices: int) -> int:
 def make_layout(spec: RunSpec, num_devices: int, line_width: int = 0) -> Layout:
     """By rows unless the spec says by tables; with one device there is nothing to cut. `line_width`: numbers in a line
     of the device's memory, where it has lines. Raises `UserError` for what the trainer cannot do."""
-    check_supported(spec.train)
+    check_supported(spec)
     samples_per_rank(spec.train.batch_size, num_devices, "devices")
     is_by_rows = spec.train.sharding != "table_wise" and num_devices > 1
     tables = spec.model.table_list()

@@ -49,6 +49,10 @@ class Layers:
         return sum(layer.num_values for layer in self.all)
 
     @property
+    def num_layers(self) -> int:
+        return len(self.all)
+
+    @property
     def middle_width(self) -> int:
         """What the top layers begin with."""
         return self.top[0].num_in
@@ -68,8 +72,28 @@ class Layers:
         return mlps + crossed + narrow + self.middle_width
 
 
+@dataclass(frozen=True, slots=True)
+class DenseWork:
+    """The same of a network of the user's own, as its trace counts it."""
+
+    num_values: int = 0
+    flops_per_sample: float = 0.0
+    output_width: float = 0.0
+    num_layers: int = 0
+    note: str = "its dense layers are not counted: that would run its code"
+
+
+TRACED: dict[ModelSpec, DenseWork] = {}
+"""Networks of the user's own whose code a command has run. Commands that only read run none."""
+
+
+def dense_work_of(model: ModelSpec) -> Layers | DenseWork:
+    """Of any kind."""
+    return TRACED.get(model, DenseWork()) if model.is_own else layers_of(model)
+
+
 def layers_of(model: ModelSpec) -> Layers:
-    """As the trainer builds them."""
+    """Of DLRM and DLRM-DCNv2, as the trainer builds them."""
     bottom = _mlp(model.num_dense, (*model.bottom_mlp, model.embedding_dim)) if model.num_dense else ()
     tables = model.table_list()
     if model.kind == "dcnv2":

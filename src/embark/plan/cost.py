@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from embark.catalog import Catalog, Machine, Price
 from embark.catalog.pricing import POD_GRACE_S, PURCHASE_NAMES, Purchase, hourly_usd
 from embark.model.placement import DENSE_STATES, all_table_bytes, shard_bytes
-from embark.model.work import layers_of
+from embark.model.work import dense_work_of
 from embark.plan.prediction import ASSUMPTIONS, Prediction
 from embark.plan.workload import Workload
 from embark.spec import RunSpec
@@ -119,7 +119,7 @@ def _interval(spec: RunSpec, pause_s: float, write_s: float, step_s: float, fail
 
 
 def _dense_bytes(spec: RunSpec) -> float:
-    return layers_of(spec.model).num_values * 4 * (1 + DENSE_STATES[spec.train.dense_optimizer])
+    return dense_work_of(spec.model).num_values * 4 * (1 + DENSE_STATES[spec.train.dense_optimizer])
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,6 +11,7 @@ from embark.model.placement import Cluster, Placement, TooLarge
 from embark.model.precision import choose_precision, cpu_has_matrix_bf16, gpu_has_matrix_bf16
 from embark.plan.calibration import CPU, Calibration, calibration_for, calibration_path, load_calibrations
 from embark.plan.closed_form import closed_form
+from embark.plan.dense_trace import dense_notes, trace_dense
 from embark.plan.memory import device_parts, host_parts
 from embark.plan.predict import choose_engine, explain_fit, match_gpu
 from embark.plan.prediction import GIB, MemoryUse, StepTime
@@ -82,6 +83,7 @@ class LocalPlan:
 def plan_here(spec: RunSpec, machine: ThisMachine, num_samples: int | None = None) -> LocalPlan:
     """In one process, as `embark train` runs; on several GPUs, where one does not suffice, with a rank on each."""
     spec, data_size = resolve_data(spec, num_samples)
+    trace_dense(spec)
     workload = workload_of(spec, data_size)
     device = _device(spec, machine)
     ranks = [1, len(machine.gpus)] if device == "cuda" and len(machine.gpus) > 1 else [1]
@@ -123,7 +125,7 @@ def _plan(
             step = step_time(spec, placement, cluster, engine, precision, calibration,
                              draws_samples=spec.data.kind == "synthetic")
     plan = LocalPlan(machine, device, num_ranks, engine, precision, workload, memory, step, fits, why, "",
-                     tuple(_notes(machine, device, step)))
+                     (*_notes(machine, device, step), *dense_notes(spec)))
     return _with_sentence(plan, spec)
 
 

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 from embark.model.placement import DENSE_STATES, Placement, shard_bytes, table_value_bytes, value_bytes, wire_bytes
 from embark.model.sharding import CACHED_SHARE
-from embark.model.work import Layers, layers_of, lookups_of, padded
+from embark.model.work import Layers, dense_work_of, layers_of, lookups_of, padded
 from embark.plan.calibration import Calibration, MemoryFit
 from embark.plan.prediction import ASSUMPTIONS
 from embark.spec import RunSpec
@@ -102,7 +102,7 @@ def cuda_graph_bytes(spec: RunSpec, placement: Placement, rank: int, precision: 
 def pipeline_bytes(spec: RunSpec, placement: Placement, rank: int, precision: str) -> ByteCounts:
     """What autograd keeps and makes for TorchRec's pipeline: each pooled vector and its gradient in fp32, both again in
     the layers' precision, each layer's output and its gradient. How much of it lives at once is measured."""
-    layers, model = layers_of(spec.model), spec.model
+    layers, model = dense_work_of(spec.model), spec.model
     size = value_bytes(precision)
     samples = spec.train.batch_size / placement.num_ranks
     tables = model.table_list()

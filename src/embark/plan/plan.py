@@ -14,6 +14,7 @@ from embark.formatting import format_duration, format_usd
 from embark.model.placement import Planner
 from embark.plan.closed_form import CachedPlanner
 from embark.plan.cost import Bill
+from embark.plan.dense_trace import trace_dense
 from embark.plan.predict import predict
 from embark.plan.survey import (
     MAX_NODES,
@@ -125,6 +126,7 @@ def plan(
     named = machine_of_place(catalog, spec.place) if spec.place.machine else None  # checked even where it is not used
     machine = None if request.across or named is None else _checked(named, spec, request)
     spec, data_size = resolve_data(spec, request.num_samples)
+    trace_dense(spec)
     is_spot = spec.place.spot if request.spot is None else request.spot
     purchase: Purchase = "spot" if is_spot else "on_demand"
     region = request.region or ("" if machine is None else region_of(machine.cloud, spec.place))

@@ -11,6 +11,7 @@ from embark.model.placement import Cluster, Placement, Planner, TooLarge, all_ta
 from embark.model.precision import choose_precision
 from embark.plan.calibration import CPU, Calibration, calibration_for, load_calibrations
 from embark.plan.closed_form import closed_form
+from embark.plan.dense_trace import dense_notes
 from embark.plan.memory import MEMORY, device_parts, host_parts
 from embark.plan.prediction import GIB, MemoryUse, Prediction, Setup, StepTime, refused
 from embark.plan.step_time import step_time
@@ -103,7 +104,7 @@ def _notes(setup: Setup, calibration: Calibration) -> list[str]:
         notes += [f"{m.field} = {m.value} {m.what}: {m.fix}" for m in batch_mistakes(batch, ranks)]
     if not calibration.is_measured:
         notes.append(calibration.basis)
-    return notes
+    return [*notes, *dense_notes(setup.spec)]
 
 
 def predict_local(spec: RunSpec, here: dict[str, Any]) -> dict[str, Any] | None:

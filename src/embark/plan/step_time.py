@@ -2,7 +2,7 @@
 slowest of what runs side by side wins, as the engine lets it."""
 
 from embark.model.placement import Cluster, Placement, value_bytes, wire_bytes
-from embark.model.work import Layers, Lookups, layers_of, lookups_of
+from embark.model.work import DenseWork, Layers, Lookups, dense_work_of, lookups_of
 from embark.plan.calibration import Calibration
 from embark.plan.prediction import ASSUMPTIONS, StepTime
 from embark.spec import RunSpec
@@ -17,7 +17,7 @@ def step_time(
 ) -> StepTime:
     """Of the slowest rank. `draws_samples`: the loader draws them as it goes, which a plan for real data leaves out."""
     fit = calibration.engines[engine]
-    layers = layers_of(spec.model)
+    layers = dense_work_of(spec.model)
     samples = spec.train.batch_size / placement.num_ranks
     size = value_bytes(precision)
     rank, looked_up = _busiest(spec, placement, size)
@@ -27,7 +27,7 @@ def step_time(
     parts = {
         "lookup and update": fit.tables * _table_bytes(looked_up, size) / rates.copy_bytes,
         "dense layers": dense_s,
-        "launches": fit.start_s + fit.layer_s * len(layers.all),
+        "launches": fit.start_s + fit.layer_s * layers.num_layers,
         "all-to-all": 0.0,
         "all-reduce": 0.0,
         "host memory": looked_up.host_bytes / rates.upload_bytes,
@@ -40,7 +40,7 @@ def step_time(
         # DDP reduces gradients while the layers before still compute theirs.
         device_s -= min(parts["all-reduce"], 0.5 * dense_s)
     # What runs while the device computes.
-    beside = {"host": fit.host_s + fit.host_layer_s * len(layers.all)}
+    beside = {"host": fit.host_s + fit.host_layer_s * layers.num_layers}
     batch_bytes = samples * sample_bytes(spec)
     if cluster.device != "cpu":
         beside |= {"copy to the device": batch_bytes / rates.upload_bytes,
@@ -57,12 +57,12 @@ def step_time(
 
 def features(spec: RunSpec, placement: Placement, precision: str, calibration: Calibration) -> tuple[float, ...]:
     """What a fit multiplies: 1, layers, and the seconds that tables', activations' bytes and arithmetic alone take."""
-    layers, samples = layers_of(spec.model), spec.train.batch_size / placement.num_ranks
+    layers, samples = dense_work_of(spec.model), spec.train.batch_size / placement.num_ranks
     size = value_bytes(precision)
     _, looked_up = _busiest(spec, placement, size)
     rates = calibration.rates
     return (
-        1.0, float(len(layers.all)), _table_bytes(looked_up, size) / rates.copy_bytes,
+        1.0, float(layers.num_layers), _table_bytes(looked_up, size) / rates.copy_bytes,
         activation_bytes(layers, spec, samples, size) / rates.copy_bytes,
         samples * layers.flops_per_sample / rates.matmul_flops[precision],
     )
@@ -73,7 +73,7 @@ def sample_bytes(spec: RunSpec) -> float:
     return 4.0 * (1 + spec.model.num_dense + sum(t.multi_hot for t in spec.model.table_list()))
 
 
-def activation_bytes(layers: Layers, spec: RunSpec, samples: float, size: int) -> float:
+def activation_bytes(layers: Layers | DenseWork, spec: RunSpec, samples: float, size: int) -> float:
     pooled = sum(t.dim or 0 for t in spec.model.table_list())
     return STEP["passes"] * size * samples * (layers.output_width + 2 * pooled)
 

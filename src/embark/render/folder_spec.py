@@ -16,6 +16,7 @@ from embark.spec.paths import paths_from
 from embark.spec.toml import flatten, inline
 
 MAX_SHOWN = 5  # Fields of which a message says how two specs differ.
+MAX_LENGTH = 80
 ABOUT = ("The run. All rendered files of this folder follow from it: edit it and run `embark render run.toml`, or let "
          "`embark render run.toml --set place.nodes=4` do both.")
 
@@ -84,4 +85,5 @@ def _refuse_another(there: Path, source: str, spec: RunSpec) -> None:
 
 
 def _shown(value: object) -> str:
-    return "nothing" if value is None else inline(value)
+    text = "nothing" if value is None else inline(value)
+    return text if len(text) <= MAX_LENGTH else f"{text[: MAX_LENGTH - 1]}…"

@@ -15,6 +15,7 @@ from embark.render.targets.tpu_vm import render_tpu_vm
 from embark.render.targets.vertex import render_vertex
 from embark.render.volumes import render_volumes
 from embark.render.wheel import wheel_file
+from embark.spec.user_code import file_of
 
 Render = Callable[[Job], list[File]]
 QUEUED = ("job", "jobset", "trainjob", "pytorchjob", "ray")  # Targets that Kueue can hold back.
@@ -46,6 +47,8 @@ def own_files(job: Job) -> list[File]:
     """What starts the ranks, the image they run in, and the wheel that is installed there."""
     target = job.spec.place.target
     files = [*(TARGETS[target](job) if target in TARGETS else []), wheel_file()]
+    if job.spec.model.is_own:  # the job has its text in the spec; here a person edits it
+        files.append(File(file_of(job.spec.model.kind), job.spec.model.code))
     if target != "tpu-vm":
         files = [*files, *(render_tpu_image(job) if job.is_tpu else render_image(job))]
     return [*files, *kubernetes.render_kueue(job)] if set(job.targets) & set(QUEUED) else files

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from tempfile import TemporaryDirectory
 
 from embark.data.evaluation_rows import EvaluationRows, open_rows
+from embark.errors import EmbarkError
 from embark.run.evaluation import Evaluation
 from embark.run.loop import check_against
 from embark.run.trainer import Trainer, TrainerBackend, World
@@ -57,8 +58,8 @@ def loaded(trained: TrainedRun, backend: TrainerBackend, rows: EvaluationRows) -
             with closing(trainer.checkpointer(trained.run_dir)) as checkpointer:
                 checkpointer.load(trained.checkpoint)
                 yield LoadedRun(trainer, world, step)
-        except RuntimeError as error:
-            if explained := backend.explain(error):
+        except Exception as error:
+            if not isinstance(error, EmbarkError) and (explained := backend.explain(error)):
                 raise explained from error
             raise
 

@@ -2,6 +2,7 @@
 resumed unless the change is accepted."""
 
 from collections.abc import Mapping, Sequence
+from hashlib import sha256
 from typing import Any
 
 from embark.data import SampleSource
@@ -32,6 +33,7 @@ def _learning_fields(spec: RunSpec, num_steps: int) -> dict[str, Any]:
     values = spec.model_dump(mode="json")
     found = {field: values[field.partition(".")[0]][field.partition(".")[2]] for field in sorted(LEARNING_FIELDS)
              if KIND_OF_FIELD.get(field, spec.data.kind) == spec.data.kind}
+    found["model.code"] = sha256(spec.model.code.encode()).hexdigest() if spec.model.code else ""
     found["model.tables"] = [table.model_dump(mode="json") for table in spec.model.table_list()]
     if spec.train.decay == "none":
         del found["train.decay_steps"]

@@ -125,11 +125,11 @@ def _configured_sinks(spec: RunSpec, run_dir: RunDir) -> Iterator[tuple[str, Cal
 
 
 @contextmanager
-def recorded_errors(logger: RunLogger, explain: Callable[[RuntimeError], EmbarkError | None]) -> Iterator[None]:
+def recorded_errors(logger: RunLogger, explain: Callable[[Exception], EmbarkError | None]) -> Iterator[None]:
     """Record the error that ends the run, and raise it as one of ours where `explain` knows it."""
     try:
         yield
-    except (EmbarkError, RuntimeError, MemoryError) as raised:
+    except Exception as raised:
         if isinstance(raised, MemoryError):
             error: EmbarkError | None = UserError(f"out of host memory: {str(raised) or 'an allocation failed'}",
                                                   fix="a smaller train.batch_size, smaller tables, or more memory")

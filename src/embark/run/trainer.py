@@ -131,5 +131,5 @@ class TrainerBackend(Protocol):
 
     def build(self, spec: RunSpec, world: Any, num_steps: int, source: SampleSource, run_dir: RunDir) -> Trainer: ...
 
-    def explain(self, error: RuntimeError) -> EmbarkError | None:
+    def explain(self, error: Exception) -> EmbarkError | None:
         """The library's error as one of ours; None if it is unknown."""

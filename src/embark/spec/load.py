@@ -18,6 +18,7 @@ from embark.spec.paths import join_paths
 from embark.spec.presets import PRESETS
 from embark.spec.run import RunSpec
 from embark.spec.toml import line_of, section_in, starter
+from embark.spec.user_code import with_code
 
 Raw = dict[str, Any]
 
@@ -25,10 +26,10 @@ Raw = dict[str, Any]
 def load_spec(source: str, sets: Sequence[str] = ()) -> RunSpec:
     """Read `source` (`run.toml`, `quickstart`, `my.module:function`), then apply `key=value` settings.
 
-    Relative paths of data in a file go by the file's folder, all others by the current directory.
+    Relative paths of data in a file go by the file's folder, all others by the current directory. So do files of code.
     """
     text, raw, where = _read(source)
-    return resolve(raw, sets, where=where, text=text)
+    return resolve(raw, sets, where=where, text=text, folder=Path(source).parent if os.path.isfile(source) else Path())
 
 
 def parse_spec(text: str | None) -> RunSpec | None:
@@ -39,8 +40,11 @@ def parse_spec(text: str | None) -> RunSpec | None:
         return None
 
 
-def resolve(raw: Mapping[str, Any], sets: Sequence[str] = (), *, where: str = "", text: str = "") -> RunSpec:
-    """Turn nested dicts into a `RunSpec`, or raise one `SpecError` that names all mistakes."""
+def resolve(
+    raw: Mapping[str, Any], sets: Sequence[str] = (), *, where: str = "", text: str = "", folder: Path | None = None,
+) -> RunSpec:
+    """Turn nested dicts into a `RunSpec`, or raise one `SpecError` that names all mistakes. `folder`: where the files
+    of code lie that it names, to be read into it."""
     settings, mistakes = parse_settings(sets)
     merged = _deep_copy(raw)
     for key, value in settings.items():
@@ -61,6 +65,10 @@ def resolve(raw: Mapping[str, Any], sets: Sequence[str] = (), *, where: str = ""
         mistakes += [placed(m) for m in _explain(error)]
     if spec is not None:
         mistakes += [placed(m) for m in spec.mistakes()]
+        try:
+            spec = spec if folder is None else with_code(spec, folder)
+        except SpecError as error:
+            mistakes += [placed(m) for m in error.mistakes]
     if mistakes or spec is None:
         raise SpecError(mistakes)
     return spec

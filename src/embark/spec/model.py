@@ -5,6 +5,7 @@ from typing import Annotated, Literal
 from pydantic import Field, NonNegativeInt, PositiveInt
 
 from embark.spec.section import Section
+from embark.spec.user_code import OWN_KIND, is_own
 
 Rows = Annotated[int, Field(gt=0, le=2**31 - 1)]  # ids are 32 bits wide
 Width = Annotated[int, Field(gt=0, le=2**20)]
@@ -28,10 +29,13 @@ class Table(Section):
 
 
 class ModelSpec(Section):
-    """The model: DLRM or DLRM-DCNv2 over any list of tables."""
+    """The model: DLRM, DLRM-DCNv2 or one of your own, over any list of tables."""
 
-    kind: Literal["dlrm", "dcnv2"] = "dlrm"
-    """`dlrm`: all pairwise dot products. `dcnv2`: low-rank cross layers."""
+    kind: Literal["dlrm", "dcnv2"] | Annotated[str, Field(pattern=OWN_KIND, max_length=200)] = "dlrm"
+    """`dlrm`: all pairwise dot products. `dcnv2`: low-rank cross layers. `my_model:MyModel`: the class `MyModel` of
+    `my_model.py` beside the spec, whose code is run (docs/own-model.md)."""
+    code: str = Field(default="", max_length=1_000_000)
+    """The text of that file, which travels with the spec; read from the file if empty."""
     num_dense: NonNegativeInt = Field(default=13, le=2**20)
     """Number of dense (floating-point) features; may be 0."""
     embedding_dim: Width = 64
@@ -55,6 +59,11 @@ class ModelSpec(Section):
         """Every table, with `dim` filled in."""
         tables = self.tables or tuple(Table(name=f"cat_{i}", rows=rows) for i, rows in enumerate(self._rows_list()))
         return tuple(t if t.dim else t.model_copy(update={"dim": self.embedding_dim}) for t in tables)
+
+    @property
+    def is_own(self) -> bool:
+        """Whether the network is the user's own code."""
+        return is_own(self.kind)
 
     @property
     def gives_tables(self) -> bool:

@@ -24,8 +24,11 @@ def to_toml(spec: RunSpec, *, only_set: bool = False) -> str:
     values = spec.model_dump(mode="json", exclude_none=True, exclude_unset=only_set)
     values = {"name": spec.name, **{key: value for key, value in values.items() if value != {}}}
     # tomli_w writes each element on its own line, and escapes line breaks in strings.
-    return _ARRAY.sub(lambda match: match[1] + "[" + " ".join(line.strip() for line in match[2].split("\n"))[:-2] + "]",
+    text = _ARRAY.sub(lambda match: match[1] + "[" + " ".join(line.strip() for line in match[2].split("\n"))[:-2] + "]",
                       tomli_w.dumps(values))
+    for code in filter(None, (spec.model.code,)):  # a person reads it as lines
+        text = text.replace(tomli_w.dumps({"code": code}), tomli_w.dumps({"code": code}, multiline_strings=True))
+    return text
 
 
 def line_of(text: str, field: str) -> int:

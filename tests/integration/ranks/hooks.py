@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import time
 
+from integration.faults.hooks import die_at_step
+
 
 def late(rank: int) -> None:
     """The second gets its batches late."""
@@ -17,3 +19,8 @@ def late(rank: int) -> None:
 
     if rank == 1:
         SyntheticSource.train_rows = slow
+
+
+def die_at_step_7(rank: int) -> None:
+    """The first SIGKILLs itself, with the checkpoint of step 5 committed."""
+    die_at_step(rank, 0, 7, "step-000000005/commit.json")

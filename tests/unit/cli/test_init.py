@@ -5,6 +5,7 @@ import json
 import pytest
 
 from embark.__main__ import run
+from embark.spec import load_spec
 
 
 @pytest.fixture(autouse=True)
@@ -25,7 +26,7 @@ def test_init_writes_a_spec_and_never_overwrites_one(capsys, tmp_path):
 def test_init_writes_where_out_says(capsys, tmp_path):
     assert run(["init", "quickstart", "--out", "a.toml", "--json"]) == 0
     written = json.loads(capsys.readouterr().out)
-    assert written == {"path": "a.toml", "preset": "quickstart", "new_folder": None}
+    assert written == {"path": "a.toml", "model": None, "preset": "quickstart", "new_folder": None}
     assert run(["init", "--out", "new/my specs/a.toml"]) == 0
     told = capsys.readouterr().out
     assert "created new/my specs; wrote new/my specs/a.toml; next: embark train 'new/my specs/a.toml'" in told
@@ -34,3 +35,15 @@ def test_init_writes_where_out_says(capsys, tmp_path):
     assert run(["init", "--out", "-", "--json"]) == 64
     assert "--out - and --json are mutually exclusive" in capsys.readouterr().err
     assert run(["init", "--out", "/proc/none/x.toml"]) == 64
+
+
+def test_init_writes_a_model_of_one_s_own_beside_the_spec(capsys, tmp_path):
+    assert run(["init", "laptop", "--model", "--out", "new/mine.toml"]) == 0
+    assert "wrote new/mine.toml and new/my_model.py; next: embark train new/mine.toml" in capsys.readouterr().out
+    model = load_spec("new/mine.toml").model
+    assert (model.kind, model.code) == ("my_model:MyModel", (tmp_path / "new" / "my_model.py").read_text())
+    (tmp_path / "my_model.py").write_text("mine")
+    assert run(["init", "laptop", "--model"]) == 64
+    assert "my_model.py: exists already" in capsys.readouterr().err
+    assert ((tmp_path / "my_model.py").read_text(), (tmp_path / "laptop.toml").exists()) == ("mine", False)
+    assert run(["init", "--model", "--out", "-"]) == 64

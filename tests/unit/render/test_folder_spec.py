@@ -6,6 +6,7 @@ import base64
 import re
 import shlex
 import shutil
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -14,7 +15,7 @@ import yaml
 from embark.__main__ import run
 from embark.catalog.load import clear_cache
 from embark.errors import ExitCode
-from embark.spec import load_spec
+from embark.spec import load_spec, resolve
 
 EXAMPLES = Path(__file__).parents[3] / "examples" / "cloud_deployment"
 CLOUDS = ("aws", "azure", "gcp")
@@ -275,3 +276,25 @@ def test_two_specs_in_one_folder_do_not_share_its_rendering(tmp_path: Path, monk
     assert render("two.toml", "--out", ".") == ExitCode.BAD_INPUT
     assert render("two.toml") == 0
     assert load_spec("deploy/two/run.toml").name == "two"
+
+
+def test_a_model_of_one_s_own_goes_into_the_folder_and_with_the_job(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    Path("mine.toml").write_text('[model]\nkind = "my_model:MyModel"\n')
+    Path("my_model.py").write_text('class MyModel:\n    text = "$HOME \\ {{x}}"  \n')
+    assert render("mine.toml", *AWS) == 0
+    folder = tmp_path / "deploy" / "mine"
+    assert (folder / "my_model.py").read_text() == Path("my_model.py").read_text()
+    assert carried(folder) == Path("my_model.py").read_text()
+
+    (folder / "my_model.py").write_text("class MyModel:\n    pass\n")
+    assert render(str(folder / "run.toml")) == 0
+    assert "edited" not in capsys.readouterr().out
+    assert carried(folder) == (folder / "my_model.py").read_text()
+
+
+def carried(folder: Path) -> str:
+    """The text of the model's file in the spec that the job reads."""
+    parts = yaml.safe_load_all((folder / "kubernetes_job.yaml").read_text())
+    spec = next(one["data"]["spec.toml"] for one in parts if one["kind"] == "ConfigMap")
+    return resolve(tomllib.loads(spec)).model.code

@@ -27,8 +27,9 @@ from embark.trainers import train
 
 NUM_STEPS = 100
 OTHER_VALUES = {
-    "model.kind": "dcnv2", "model.num_dense": 4, "model.embedding_dim": 12, "model.bottom_mlp": "[8]",
-    "model.top_mlp": "[8]", "model.num_cross_layers": 2, "model.cross_rank": 7, "model.tables": "[{name='a', rows=9}]",
+    "model.kind": "dcnv2", "model.code": "x = 1", "model.num_dense": 4, "model.embedding_dim": 12,
+    "model.bottom_mlp": "[8]", "model.top_mlp": "[8]", "model.num_cross_layers": 2, "model.cross_rank": 7,
+    "model.tables": "[{name='a', rows=9}]",
     "data.kind": "prepared", "data.label": "y", "data.dense_columns": "['b', 'c', 'd']", "data.time_column": "t",
     "data.eval_fraction": 0.2, "data.eval_split": "test", "data.shuffle": "none", "data.on_bad_id": "clip",
     "data.num_train_samples": 4097, "data.num_eval_samples": 301, "data.zipf_exponent": 1.3, "data.signal": 2.0,

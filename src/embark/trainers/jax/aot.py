@@ -91,7 +91,7 @@ def compile_for(spec: RunSpec, topology: str) -> Compiled:
     from embark.trainers.jax.sparsecore.layout import choose_cores
     from embark.trainers.jax.step import state_shapes
 
-    check_supported(spec.train)
+    check_supported(spec)
     try:
         devices = topologies.get_topology_desc(topology, "tpu").devices
     except Exception as error:

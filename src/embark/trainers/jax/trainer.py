@@ -46,7 +46,7 @@ class JaxTrainer:
     """A model over all devices. It has no weights before it is given a state."""
 
     def __init__(self, spec: RunSpec, world: World, num_steps: int, source: SampleSource) -> None:
-        check_supported(spec.train)
+        check_supported(spec)
         self.spec, self.world, self._num_steps = spec, world, num_steps
         self.precision = choose_precision(spec.train, has_matrix_bf16=world.kind != "cpu")
         choice = choose_cores(spec, world.mesh.devices.flat[0].device_kind, world.num_devices)
@@ -198,8 +198,8 @@ class JaxBackend:
             jax.config.update("jax_compilation_cache_dir", str(run_dir.path / "programs"))
         return JaxTrainer(spec, world, num_steps, source)
 
-    def explain(self, error: RuntimeError) -> EmbarkError | None:
-        text = str(error)
+    def explain(self, error: Exception) -> EmbarkError | None:
+        text = str(error) if isinstance(error, RuntimeError) else ""
         line = text.splitlines()[0] if text else ""
         if "RESOURCE_EXHAUSTED" in text:
             return UserError(f"out of device memory: {line}",

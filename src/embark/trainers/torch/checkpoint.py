@@ -56,7 +56,9 @@ class TorchCheckpointer(Checkpointer):
         return self._buffers[key].copy_(value.detach(), non_blocking=True)
 
     def _load(self, arrays: CheckpointArrays, step: int) -> None:
-        self._trainer.optimizers.init_state()
+        dense = "optimizers.dense."
+        self._trainer.optimizers.init_state(
+            [name.removeprefix(dense) for name in arrays.entries if name.startswith(dense)])
         state = self._state(is_load=True)
         here = f"random.{self._world.rank}"
         # Saved by fewer ranks, by JAX or on another kind of device, a checkpoint lacks some of it.

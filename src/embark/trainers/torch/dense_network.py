@@ -1,4 +1,4 @@
-"""The dense layers of DLRM and DLRM-DCNv2. torch alone: what scores an exported model imports this and no TorchRec."""
+"""The dense layers of every kind of model. torch alone: what scores an exported model imports this and no TorchRec."""
 
 from typing import Any
 
@@ -7,10 +7,13 @@ import torch.fx
 from torch import Tensor, nn
 
 from embark.spec.model import ModelSpec
+from embark.trainers.torch.own_model import OwnNetwork
 
 
 def dense_network(model: ModelSpec) -> nn.Module:
     """The part that every rank holds whole."""
+    if model.is_own:
+        return OwnNetwork(model)
     return CrossNetwork(model) if model.kind == "dcnv2" else DotNetwork(model)
 
 

@@ -68,10 +68,15 @@ class Optimizers:
         checkpoint does not hold its count: either would change what comes next."""
         self.both.set_optimizer_step(step)
 
-    def init_state(self) -> None:
-        """Make the dense optimizer's state exist. Adam makes it at the first step, so that without this a load
-        would find nothing to fill and silently restore nothing."""
+    def init_state(self, saved: Iterable[str] = ()) -> None:
+        """Make the dense optimizer's state exist. Adam makes it at a weight's first gradient, so that without this a
+        load would find nothing to fill and silently restore nothing. Given `saved` names, only of the weights that
+        have some among them: one that the network has not used yet has none."""
         self.dense.init_state()
+        with_state = {name for name in self.dense.params if any(key.startswith(f"{name}.") for key in saved)}
+        for name, weight in self.dense.params.items() if with_state else ():
+            if name not in with_state:
+                self.dense.state.pop(weight, None)
 
 
 def make_optimizers(

@@ -18,6 +18,7 @@ from embark.data.prepared.source import PreparedSource
 from embark.errors import EmbarkError
 from embark.model.engine_selection import cuda_graph_obstacle, select_engine
 from embark.model.precision import choose_precision, cpu_has_matrix_bf16, gpu_has_matrix_bf16
+from embark.model.work import TRACED
 from embark.run.evaluation import Trouble
 from embark.run.host_memory import peak_resident_bytes
 from embark.spec import PlaceSpec, RunSpec, TrainSpec
@@ -34,6 +35,7 @@ from embark.trainers.torch.model import Recommender, fill_tables
 from embark.trainers.torch.optimizers import fuse_into_backward, make_optimizers
 from embark.trainers.torch.phases import InputWaits, Profiler
 from embark.trainers.torch.sharding import describe, has_tables_on_the_host, make_plan, make_sharder, sharded_tables
+from embark.trainers.torch.trace_network import trace_network
 from embark.trainers.torch.world import World, explain, join
 
 
@@ -65,6 +67,8 @@ class TorchTrainer:
         ), source)
         self.layout: dict[str, Any] = describe(plan, spec)
         in_tables = sum(t.rows * (t.dim or 0) for t in spec.model.table_list())
+        if spec.model.is_own:
+            TRACED[spec.model] = trace_network(spec.model)  # for the prediction that the run logs
         self.num_parameters = in_tables + sum(p.numel() for p in model.dense.parameters())
 
     def input_waits(self) -> InputWaits:
@@ -149,7 +153,7 @@ class TorchBackend:
         os.environ.setdefault("TRITON_CACHE_DIR", str(run_dir.path.absolute() / "cache" / "triton"))
         return TorchTrainer(spec, world, num_steps, source)
 
-    def explain(self, error: RuntimeError) -> EmbarkError | None:
+    def explain(self, error: Exception) -> EmbarkError | None:
         return explain(error)
 
 

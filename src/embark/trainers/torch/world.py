@@ -14,6 +14,7 @@ from torch.distributed.rendezvous import rendezvous
 
 from embark.errors import EmbarkError, Fault, UserError
 from embark.spec import PlaceSpec
+from embark.spec.user_code import user_error
 
 
 @dataclass(frozen=True, slots=True)
@@ -157,8 +158,10 @@ LESS_MEMORY = 'a smaller train.batch_size, smaller tables, train.table_dtype = "
 LOST_PEER = ("connection closed by peer", "connection reset by peer", "gloo", "nccl", "timed out waiting")
 
 
-def explain(error: RuntimeError) -> EmbarkError | None:
+def explain(error: Exception) -> EmbarkError | None:
     """The error as one of ours; None if it is unknown."""
+    if not isinstance(error, RuntimeError):
+        return user_error(error)
     text = str(error)
     if isinstance(error, torch.OutOfMemoryError):
         return UserError(f"out of GPU memory: {text.splitlines()[0]}",
@@ -168,4 +171,4 @@ def explain(error: RuntimeError) -> EmbarkError | None:
     if isinstance(error, dist.DistError) or any(sign in text.lower() for sign in LOST_PEER):
         return Fault(f"a rank was lost: {text.splitlines()[0]}",
                      fix="start the run again: it resumes from its last checkpoint")
-    return None
+    return user_error(error)

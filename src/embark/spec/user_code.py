@@ -1,0 +1,112 @@
+"""Code of the user's own, which a spec names as `file:Class`: read from the file beside the spec, checked without
+running it, and loaded only by commands that need what it computes. Errors in it are told by its file and line."""
+
+import ast
+import linecache
+import sys
+import traceback
+from collections.abc import Iterator
+from pathlib import Path
+from types import ModuleType
+from typing import TYPE_CHECKING, Any
+
+from embark.errors import Mistake, SpecError, UserError, nearest
+from embark.formatting import to_one_line
+
+if TYPE_CHECKING:
+    from embark.spec.run import RunSpec
+
+OWN_KIND = r"^[A-Za-z_][A-Za-z0-9_]*:[A-Za-z_][A-Za-z0-9_]*$"
+_loaded: dict[str, str] = {}  # The text of each loaded file, by its name.
+
+
+def is_own(kind: str) -> bool:
+    return ":" in kind
+
+
+def file_of(kind: str) -> str:
+    return f"{kind.partition(':')[0]}.py"
+
+
+def with_code(spec: "RunSpec", folder: Path) -> "RunSpec":
+    """The spec with the text of the files that its kinds name, in `folder`; from then on it needs no file."""
+    found: dict[str, Any] = {}
+    mistakes: list[Mistake] = []
+    for name in ("model",):
+        section = getattr(spec, name)
+        if is_own(section.kind) and not section.code:
+            path = folder / file_of(section.kind)
+            try:
+                code = path.read_text(encoding="utf-8")
+            except (OSError, UnicodeDecodeError) as error:
+                what = "does not exist" if isinstance(error, FileNotFoundError) else f"cannot be read: {error}"
+                mistakes.append(Mistake("", f"{name}.kind", section.kind, f"{path} {what}",
+                                        "the file lies beside the spec; `embark init --model` writes one"))
+                continue
+            section = section.model_copy(update={"code": code})
+            found[name] = section
+        mistakes += _code_mistakes(name, section.kind, section.code)
+    if mistakes:
+        raise SpecError(mistakes)
+    return spec.model_copy(update=found) if found else spec
+
+
+def _code_mistakes(section: str, kind: str, code: str) -> Iterator[Mistake]:
+    """What can be told without running it."""
+    if not is_own(kind):
+        if code:
+            what = f'has no effect while {section}.kind is "{kind}"'
+            yield Mistake("", f"{section}.code", "…", what, "leave it out")
+        return
+    file, name = file_of(kind), kind.partition(":")[2]
+    try:
+        tree = ast.parse(code)
+    except (SyntaxError, ValueError) as error:
+        line = getattr(error, "lineno", None) or 1
+        yield Mistake("", f"{section}.kind", kind, f"{file}:{line}: {getattr(error, 'msg', error)}", "correct the file")
+        return
+    names = set(_names_in(tree))
+    if name not in names and "*" not in names:
+        classes = [node.name for node in ast.walk(tree) if isinstance(node, ast.ClassDef)]
+        yield Mistake("", f"{section}.kind", kind, f"{file} has no {name}", nearest(name, classes) if classes else
+                      f"write class {name} in it")
+
+
+def _names_in(tree: ast.Module) -> Iterator[str]:
+    for node in ast.walk(tree):
+        if isinstance(node, ast.ClassDef | ast.FunctionDef):
+            yield node.name
+        elif isinstance(node, ast.alias):
+            yield node.asname or node.name
+        elif isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
+            yield node.id
+
+
+def load_user_class(kind: str, code: str) -> type[Any]:
+    """Run the file and return the class that `kind` names. Errors in it are the caller's to explain."""
+    file, name = file_of(kind), kind.partition(":")[2]
+    module = ModuleType(f"embark_user_{file.removesuffix('.py')}")
+    module.__file__ = file
+    sys.modules[module.__name__] = module  # where dataclasses and pickle look for it
+    _loaded[file] = code
+    linecache.cache[file] = (len(code), None, code.splitlines(keepends=True), file)
+    exec(compile(code, file, "exec"), module.__dict__)
+    found = getattr(module, name, None)
+    if not isinstance(found, type):
+        raise UserError(f"{file}: {name} is {'not defined' if found is None else 'not a class'}",
+                        fix=f"{file} defines class {name}")
+    return found
+
+
+def user_error(error: BaseException) -> UserError | None:
+    """An error that was raised in a user's file, or in what it called, by its file and line; None for any other."""
+    frames = [frame for frame in traceback.extract_tb(error.__traceback__) if frame.filename in _loaded]
+    if isinstance(error, SyntaxError) and error.filename in _loaded:
+        return UserError(f"{error.filename}:{error.lineno}: {error.msg}", fix=f"correct {error.filename}")
+    if not frames:
+        return None
+    frame = frames[-1]
+    said = to_one_line(str(error).strip().partition("\n")[0])
+    where = "" if frame.name == "<module>" else f" in {frame.name}"
+    return UserError(f"{frame.filename}:{frame.lineno}: {type(error).__name__}{where}{': ' if said else ''}{said}",
+                     fix=f"correct this line of {frame.filename}: {frame.line}")

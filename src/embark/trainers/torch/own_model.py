@@ -1,0 +1,102 @@
+"""A network from the user's own file: what it is given, and what its answer must be."""
+
+import inspect
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+from embark.errors import UserError
+from embark.spec import ModelSpec
+from embark.spec.user_code import file_of, load_user_class, user_error
+
+
+class OwnNetwork(nn.Module):
+    """Calls the user's module with the dense features and the pooled embeddings by name."""
+
+    def __init__(self, model: ModelSpec) -> None:
+        super().__init__()
+        tables = model.table_list()
+        self.names, self.widths = [t.name for t in tables], [t.dim or 0 for t in tables]
+        self.own = load_network(model)
+        self._is_checked = False
+
+    def forward(self, dense: Tensor, pooled: Tensor) -> Tensor:
+        self._share_buffers()
+        by_name = dict(zip(self.names, pooled.split(self.widths, dim=1), strict=True))
+        logits = checked_logits(self.own, self.own(dense, by_name), len(dense))
+        # On a GPU each look would wait for the device, so there only the first answer is looked at.
+        if self.training and (logits.is_cpu or not self._is_checked) and not logits.isfinite().all():
+            self._explain_nan(dense, by_name)
+        self._is_checked = True
+        return logits
+
+    def _share_buffers(self) -> None:
+        """Such as the statistics of BatchNorm, which each rank gathers of its own samples: those of the first rank
+        count, in an evaluation as in a checkpoint."""
+        if dist.is_initialized() and dist.get_world_size() > 1:
+            for buffer in self.own.buffers():
+                dist.broadcast(buffer, 0)
+
+    def _explain_nan(self, dense: Tensor, by_name: dict[str, Tensor]) -> None:
+        """Raises where the file makes NaN of finite numbers. Bad data and diverged weights are told by the loop."""
+        if not all(value.isfinite().all() for value in (dense, *by_name.values(), *self.own.parameters())):
+            return
+        where, what = place_of(self.own), ""
+        try:
+            with _FirstNan():
+                self.own(dense, by_name)
+        except _NanError as error:
+            found = user_error(error)
+            where, what = (found.what.partition(": ")[0] if found else where), f" ({error})"
+        raise UserError(f"{where}: forward makes NaN or infinity of finite inputs and weights{what}",
+                        fix="keep logarithms, roots and divisions away from 0, such as with torch.clamp or an epsilon")
+
+
+def load_network(model: ModelSpec) -> nn.Module:
+    """The user's module, built from the spec's `[model]`."""
+    kind = load_user_class(model.kind, model.code)
+    if not issubclass(kind, nn.Module):
+        raise UserError(f"{file_of(model.kind)}: {kind.__name__} is not a torch.nn.Module",
+                        fix=f"class {kind.__name__}(torch.nn.Module)")
+    network: nn.Module = kind(model)
+    if not any(p.requires_grad for p in network.parameters()):
+        raise UserError(f"{place_of(network)}: {kind.__name__} has no parameter to train",
+                        fix="give it at least one layer, or a bias: torch.nn.Parameter(torch.zeros(()))")
+    return network
+
+
+def checked_logits(network: nn.Module, logits: Any, num_samples: int) -> Tensor:
+    """[samples]; refuses anything but one logit for each sample, with a way back to the weights."""
+    if not isinstance(logits, Tensor) or logits.shape not in ((num_samples,), (num_samples, 1)):
+        found = list(logits.shape) if isinstance(logits, Tensor) else type(logits).__name__
+        raise UserError(f"{place_of(network)}: forward returned {found} for {num_samples} samples",
+                        fix=f"return one logit for each sample, [{num_samples}] or [{num_samples}, 1]")
+    if torch.is_grad_enabled() and not logits.requires_grad:
+        raise UserError(f"{place_of(network)}: the logits that forward returned depend on no parameter",
+                        fix="compute them without detach(), no_grad() and integers")
+    return logits.reshape(-1)
+
+
+def place_of(network: nn.Module) -> str:
+    """The file and line of its `forward`."""
+    code = inspect.unwrap(type(network).forward).__code__
+    return f"{code.co_filename}:{code.co_firstlineno}"
+
+
+class _NanError(Exception):
+    pass
+
+
+class _FirstNan(TorchDispatchMode):
+    """Raises in the first operation that returns NaN, where the traceback names the line that called it."""
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = func(*args, **(kwargs or {}))
+        values = [one for one in tree_leaves(result) if isinstance(one, Tensor) and one.is_floating_point()]
+        if "empty" not in str(func) and any(one.isnan().any() for one in values):
+            raise _NanError(str(func).partition(".")[2].partition(".")[0])
+        return result

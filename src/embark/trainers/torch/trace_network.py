@@ -1,0 +1,78 @@
+"""What the user's own network takes for a sample, counted on tensors without values: nothing is allocated or computed.
+
+    python -m embark.trainers.torch.trace_network ANSWER.json < spec.toml
+
+`embark plan` starts it in a process of its own, so that it needs no torch itself.
+"""
+
+import json
+import sys
+import tomllib
+from dataclasses import asdict
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils.flop_counter import flop_registry
+
+from embark.errors import EmbarkError
+from embark.model.work import DenseWork
+from embark.spec import ModelSpec, resolve
+from embark.spec.user_code import user_error
+from embark.trainers.torch.own_model import checked_logits, load_network
+
+NUM_SAMPLES = 64
+
+
+def trace_network(model: ModelSpec) -> DenseWork:
+    """Forward and backward of a few samples; with a note where the file cannot do that without values."""
+    try:
+        return _traced(model)
+    except Exception as error:
+        told = error if isinstance(error, EmbarkError) else user_error(error) or error
+        return DenseWork(note=f"its dense layers are not counted: {str(told).partition(chr(10))[0]}")
+
+
+def _traced(model: ModelSpec) -> DenseWork:
+    saved: dict[int, Tensor] = {}  # By their memory: what autograd keeps for the way back.
+
+    def keep(value: Tensor) -> Tensor:
+        saved[value.untyped_storage()._cdata] = value
+        return value
+
+    with torch.device("meta"), torch.random.fork_rng(devices=[]):
+        network = load_network(model).to("meta")
+        dense = torch.empty(NUM_SAMPLES, model.num_dense)
+        pooled = {t.name: torch.empty(NUM_SAMPLES, t.dim or 0, requires_grad=True) for t in model.table_list()}
+        given = {value.untyped_storage()._cdata for value in (dense, *pooled.values(), *network.parameters())}
+        with _Counter() as forward, torch.autograd.graph.saved_tensors_hooks(keep, lambda value: value):
+            logits = checked_logits(network, network(dense, pooled), NUM_SAMPLES)
+        with _Counter() as backward:
+            logits.sum().backward()
+    kept = sum(value.numel() for key, value in saved.items() if key not in given)
+    return DenseWork(
+        note="", num_values=sum(p.numel() for p in network.parameters()), output_width=kept / NUM_SAMPLES,
+        flops_per_sample=(forward.flops + backward.flops) / NUM_SAMPLES, num_layers=forward.num_products,
+    )
+
+
+class _Counter(TorchDispatchMode):
+    """Counts matrix products and their arithmetic."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.flops, self.num_products = 0.0, 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = func(*args, **(kwargs or {}))
+        if count := flop_registry.get(func._overloadpacket):
+            self.flops += count(*args, **(kwargs or {}), out_val=result)
+            self.num_products += 1
+        return result
+
+
+if __name__ == "__main__":
+    found = trace_network(resolve(tomllib.loads(sys.stdin.read())).model)
+    with open(sys.argv[1], "w", encoding="utf-8") as answer:
+        json.dump(asdict(found), answer)

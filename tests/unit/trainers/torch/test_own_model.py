@@ -1,0 +1,173 @@
+"""A model from the user's own file: it trains as the built-in ones do, and its errors name its lines."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+
+import embark
+from embark.errors import SpecError, UserError
+from embark.model.engine_selection import cuda_graph_obstacle, select_engine
+from embark.model.jax_layout import check_supported
+from embark.model.work import layers_of
+from embark.plan.predict import predict_local
+from embark.spec import ModelSpec, resolve
+from embark.trainers import evaluate, train
+from embark.trainers.torch.trace_network import trace_network
+
+AUTOINT = (Path(embark.__file__).parent / "trainers" / "torch" / "starter_model.py").read_text()
+DLRM = """
+import torch
+from embark.trainers.torch.dense_network import DotNetwork
+
+class MyModel(DotNetwork):
+    def forward(self, dense, pooled):
+        return super().forward(dense, torch.cat(list(pooled.values()), dim=1))
+"""
+STATEFUL = """
+import torch
+from torch import nn
+
+class MyModel(nn.Module):
+    def __init__(self, model):
+        super().__init__()
+        width = model.num_dense + sum(t.dim for t in model.table_list())
+        self.unused, self.frozen = nn.Linear(2, 2), nn.Parameter(torch.ones(1), requires_grad=False)
+        self.layers = nn.Sequential(nn.BatchNorm1d(width), nn.Dropout(0.3), nn.Linear(width, 1))
+
+    def forward(self, dense, pooled):
+        return self.layers(torch.cat([dense, *pooled.values()], dim=1)) * self.frozen
+"""
+SIMPLE = """
+import torch
+from torch import nn
+
+class MyModel(nn.Module):
+    def __init__(self, model):
+        super().__init__()
+        self.layer = nn.Linear(model.num_dense, 1)
+
+    def forward(self, dense, pooled):
+        x = self.layer(dense)
+        {line}
+"""
+KIND = "model.kind=my_model:MyModel"
+
+
+@pytest.fixture
+def own(tiny, tmp_path, monkeypatch):
+    """A function from a file's text and settings to a spec that names it."""
+    monkeypatch.chdir(tmp_path)
+
+    def make(code: str, *sets: str):
+        Path("my_model.py").write_text(code)
+        return tiny(KIND, "train.num_steps=4", *sets)
+
+    return make
+
+
+def losses(run_dir: str) -> list[float]:
+    from embark.events import read_events
+
+    return [e.values["loss"] for e in read_events(Path(run_dir, "events.jsonl")) if e.kind == "step"]
+
+
+def test_dlrm_written_as_a_model_of_one_s_own_gives_the_losses_of_dlrm_bit_for_bit(own, train_tiny):
+    values = train(own(DLRM))
+    assert losses(values["run_dir"]) == train_tiny("train.num_steps=4", "train.engine=pipeline").losses()
+
+
+def test_the_model_to_start_from_trains_evaluates_and_says_which_engine_and_why(own):
+    spec = own(AUTOINT, "train.num_steps=12", "store.checkpoint_at_end=true", "train.engine=cuda_graph",
+               "train.learning_rate=0.2", "train.dense_learning_rate=0.05")
+    values = train(spec)
+    found = losses(values["run_dir"])
+    assert found[-1] < found[0]
+    Path("my_model.py").unlink()  # its text is with the checkpoint
+    assert evaluate(values["run_dir"]).auc == values["auc"]
+    start = Path(values["run_dir"], "events.jsonl").read_text().splitlines()[0]
+    assert "a network of your own (my_model:MyModel) is not captured in a CUDA graph" in start
+
+
+def test_a_model_with_statistics_dropout_and_unused_weights_resumes_bit_for_bit(own):
+    sets = ("store.checkpoint_every=2", "train.dense_optimizer=adam", "train.dense_learning_rate=0.01")
+    whole = train(own(STATEFUL, *sets, "name=whole"))
+    train(own(STATEFUL, *sets, "train.num_steps=2"))
+    resumed = train(own(STATEFUL, *sets))
+    assert losses(resumed["run_dir"]) == losses(whole["run_dir"])
+    assert resumed["log_loss"] == whole["log_loss"]
+
+
+def test_a_changed_file_is_refused_unless_accepted(own):
+    train(own(SIMPLE.format(line="return x"), "store.checkpoint_every=2", "train.num_steps=2"))
+    changed = own(SIMPLE.format(line="return x * 2"))
+    with pytest.raises(UserError) as raised:
+        train(changed)
+    assert "model.code: sha256 " in raised.value.what
+    assert raised.value.fix.endswith("--accept-change model.code")
+    assert len(losses(train(changed, accept_change=["model.code"])["run_dir"])) == 4
+
+
+@pytest.mark.parametrize(("code", "expected"), [
+    (SIMPLE.format(line="return x @ x"), "my_model.py:12: RuntimeError in forward: mat1 and mat2 shapes cannot be"),
+    (SIMPLE.format(line="return pooled['nobody']"), "my_model.py:12: KeyError in forward: 'nobody'"),
+    (SIMPLE.format(line="return x.expand(-1, 2)"), "my_model.py:10: forward returned [128, 2] for 128 samples"),
+    (SIMPLE.format(line="return None"), "my_model.py:10: forward returned NoneType for 128 samples"),
+    (SIMPLE.format(line="return x.detach()"), "my_model.py:10: the logits that forward returned depend on no param"),
+    (SIMPLE.format(line="return torch.log(-x.square())"),
+     "my_model.py:12: forward makes NaN or infinity of finite inputs and weights (log)"),
+    (SIMPLE.replace("nn.Linear(model.num_dense, 1)", "nn.Linear(model.nothing, 1)"), "my_model.py:8: AttributeError"),
+    ("import torch\nclass MyModel: pass", "my_model.py: MyModel is not a torch.nn.Module"),
+    ("from torch import nn\nclass MyModel(nn.Module):\n    def __init__(self, model):\n        super().__init__()\n"
+     "    def forward(self, dense, pooled): return dense", "my_model.py:5: MyModel has no parameter to train"),
+    ("import nowhere\nclass MyModel: pass", "my_model.py:1: ModuleNotFoundError: No module named 'nowhere'"),
+])
+def test_an_error_in_the_file_is_one_line_with_file_and_line(own, code, expected):
+    with pytest.raises(UserError) as raised:
+        train(own(code))
+    assert raised.value.what.startswith(expected), raised.value.what
+    assert "\n" not in raised.value.what
+    assert raised.value.fix
+
+
+def test_bad_numbers_in_the_data_are_not_blamed_on_the_model(own, alone):
+    from embark.trainers.torch.own_model import OwnNetwork
+
+    network = OwnNetwork(own(SIMPLE.format(line="return x")).model.model_copy(update={
+        "code": SIMPLE.format(line="return x")}))
+    dense = torch.full((4, 3), torch.nan)
+    assert network(dense, torch.zeros(4, 32)).isnan().all()
+
+
+def test_the_trace_of_dlrm_counts_what_its_layers_say():
+    sizes = {"num_dense": 13, "embedding_dim": 32, "bottom_mlp": (128, 64), "top_mlp": (256, 128), "num_tables": 12,
+             "rows_per_table": 100}
+    traced = trace_network(ModelSpec(kind="my_model:MyModel", code=DLRM, **sizes))
+    layers = layers_of(ModelSpec(**sizes))
+    assert (traced.note, traced.num_values) == ("", layers.num_values)
+    assert traced.num_layers == layers.num_layers + 1  # the dots
+    assert traced.flops_per_sample == pytest.approx(layers.flops_per_sample, rel=0.1)
+    assert layers.output_width < traced.output_width < 2 * layers.output_width
+
+
+def test_a_network_that_cannot_be_traced_is_planned_without_its_layers_and_that_is_said():
+    looks = SIMPLE.format(line="return x * float(x.sum())")
+    model = ModelSpec(kind="my_model:MyModel", code=looks, num_dense=3)
+    assert trace_network(model).note.startswith("its dense layers are not counted: my_model.py:12: RuntimeError")
+    spec = resolve({"model": {"kind": "my_model:MyModel", "code": looks}})
+    here = {"engine": "pipeline", "device": "cpu", "precision": "fp32", "world_size": 1, "device_name": "",
+            "device_bytes": 0, "host_bytes": 8 << 30}
+    assert predict_local(spec, here)["step_s"] > 0
+
+
+def test_the_engine_falls_back_with_a_reason_and_jax_refuses():
+    spec = resolve({"model": {"kind": "my_model:MyModel", "code": DLRM}})
+    obstacle = cuda_graph_obstacle(spec, "cuda", has_tables_on_host=False)
+    assert "my_model:MyModel" in obstacle
+    for engine in ("auto", "cuda_graph"):
+        chosen = resolve({"model": {"kind": "my_model:MyModel"}, "train": {"engine": engine}})
+        assert select_engine(chosen, "cuda", obstacle) == ("pipeline", obstacle)
+    with pytest.raises(SpecError, match="is not supported by the JAX trainer"):
+        check_supported(spec)
