@@ -28,6 +28,7 @@ _LOCATIONS = {
     "read_run": "report.context:read_run",
     "render_files": "lint.rendered:render_spec",
     "score_file": "serve.score_file:score_file",
+    "serve_model": "serve.server:serve",
     "train": "trainers:train",
     "write_embeddings": "data.export.embeddings:write_embeddings",
     "write_id_maps": "data.export.id_values:write_id_maps",

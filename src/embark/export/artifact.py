@@ -106,25 +106,24 @@ def open_artifact(place: str, version: int | None = None) -> Artifact:
         raise UserError(f"{place}: has no version {version}",
                         fix="its versions: " + ", ".join(map(str, sorted(committed))))
     chosen = committed[max(committed) if version is None else version]
-    folder = _local_folder(place, versions, chosen)
-    here = CheckpointStore(open_store(folder.parent), kind="version")
+    here, folder = _on_this_machine(place, versions, chosen)
     if damages := here.damages(chosen):
         raise DataError(f"{versions.where(chosen.step)} is damaged: {damages[0]}",
                         fix="choose another version with --version, or export the run again")
     return Artifact(place, chosen.step, folder, _read_info(folder / INFO), chosen.num_bytes)
 
 
-def _local_folder(place: str, versions: CheckpointStore, chosen: Checkpoint) -> Path:
-    """Where its files are on this machine; those of an object store are fetched if they are not there yet."""
+def _on_this_machine(place: str, versions: CheckpointStore, chosen: Checkpoint) -> tuple[CheckpointStore, Path]:
+    """Where its files are here; those of an object store that are not here yet, or are damaged, are fetched."""
     if "://" not in place or place.startswith("file://"):
-        return Path(versions.store.uri.removeprefix("file://")) / chosen.name
-    cache = Path(os.environ.get("EMBARK_CACHE", "~/.cache/embark")).expanduser()
+        return versions, Path(versions.store.uri.removeprefix("file://")) / chosen.name
+    cache = Path(os.environ.get("EMBARK_CACHE", "~/.cache/embark")).expanduser() / "exported"
     mark = "".join(sorted(checksum.sha256 for checksum in chosen.files.values()))
-    folder = cache / "exported" / hashlib.sha256((place + mark).encode()).hexdigest()[:16] / chosen.name
-    wanted = [(f"{chosen.name}/{name}", folder / name) for name, checksum in chosen.files.items()
-              if not (folder / name).is_file() or (folder / name).stat().st_size != checksum.size_bytes]
-    versions.store.download_many(wanted)
-    return folder
+    folder = cache / hashlib.sha256((place + mark).encode()).hexdigest()[:16] / chosen.name
+    here = open_versions(str(folder.parent))
+    wanted = [name for name in chosen.files if here.damages(chosen, [name])]
+    versions.store.download_many([(f"{chosen.name}/{name}", folder / name) for name in wanted])
+    return here, folder
 
 
 def _read_info(path: Path) -> ArtifactInfo:

@@ -118,6 +118,9 @@ def _weights(arrays: CheckpointArrays, tables: Sequence[Table], dtype: TableDtyp
     """Named as the model's state is, but for the checkpoint's `model.` before them."""
     found = [in_memory(name.removeprefix(_MODEL), arrays.tensor(name, entry.size).astype(np.float32, copy=False))
              for name, entry in arrays.entries.items() if name.startswith(_MODEL + DENSE)]
+    for one in found:
+        if not all(np.isfinite(values).all() for values in one.pieces()):
+            raise DataError(f"{one.name} has values that are not finite", fix="export another checkpoint with --step")
     for table in tables:
         name = table_weight(table.name)
         num_rows, dim = arrays.entry(name, (table.rows, table.dim or 0)).size

@@ -1,1 +1,1 @@
-"""Scores of an exported model: of files in bulk. May import trainers, export and below."""
+"""Scores of an exported model: of files in bulk, and over HTTP. May import trainers, export and below."""

@@ -26,6 +26,7 @@ from embark.export.artifact import Artifact, RowFormat, open_artifact
 from embark.spec.data import PrepareSpec
 
 SCORE = "score"
+NOT_FINITE = "the score is not finite: a dense value is too large"
 _CHUNK_BYTES = 8 << 20
 
 
@@ -100,12 +101,16 @@ class _Scoring:
 
     def _batch(self, raw: RawRows, parser: _NumberingParser) -> pa.RecordBatch:
         scores, is_there = np.zeros(parser.num_rows, np.float32), np.zeros(parser.num_rows, np.bool_)
-        scores[raw.positions] = self.score(raw)
-        is_there[raw.positions] = True
+        found = self.score(raw)
+        is_finite = np.isfinite(found)
+        scores[raw.positions] = np.where(is_finite, found, 0)
+        is_there[raw.positions] = is_finite
         self.num_rows += parser.num_rows
-        self.num_scored += len(raw)
+        self.num_scored += int(is_finite.sum())
         self.total += float(scores.sum(dtype=np.float64))
         self.reasons.update(raw.reasons)
+        if not is_finite.all():
+            self.reasons[NOT_FINITE] += int((~is_finite).sum())
         return pa.RecordBatch.from_pydict({**parser.kept, SCORE: pa.array(scores, mask=~is_there)})
 
 

@@ -18,6 +18,7 @@ from embark.export.safetensors_file import map_file
 from embark.spec import resolve
 from embark.store.checkpoint_arrays import CheckpointArrays
 from embark.store.local_store import LocalStore
+from embark.store.object_store import ObjectStore
 
 
 @pytest.fixture(scope="module")
@@ -111,6 +112,25 @@ def test_another_format_version_and_other_json_are_refused(run_dir, tmp_path, mo
         (folder / INFO).write_text(json.dumps(changed))
         with pytest.raises(DataError, match=message):
             open_artifact(str(tmp_path))
+
+
+def test_from_an_object_store_a_version_is_fetched_once_and_what_was_damaged_here_again(run_dir, tmp_path, monkeypatch):
+    monkeypatch.setenv("EMBARK_CACHE", str(tmp_path))
+    place, fetched = f"memory://models-{tmp_path.name}", []
+    download = ObjectStore.download
+    monkeypatch.setattr(ObjectStore, "download", lambda self, path, to: (fetched.append(to.name),
+                                                                         download(self, path, to)))
+    version = export_run(run_dir.uri, place).path
+    assert version == f"{place}/version-000000001"
+    first = open_artifact(place)
+    assert first.folder.is_relative_to(tmp_path)
+    assert sorted(fetched) == ["artifact.json", "id_maps.safetensors", "weights.safetensors"]
+    (first.folder / WEIGHTS).write_bytes(bytes((first.folder / WEIGHTS).stat().st_size))
+    again = open_artifact(place)
+    assert fetched[3:] == [WEIGHTS]
+    assert "dense.top.0.weight" in again.weights
+    open_artifact(place)
+    assert len(fetched) == 4
 
 
 def test_a_run_whose_data_is_gone_or_changed_is_refused_and_its_weights_are_not(tmp_path):

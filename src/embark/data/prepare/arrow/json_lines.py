@@ -1,6 +1,6 @@
 """JSON Lines: one object a line. Numbers are read as the text they stand for, as those of any other text file."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -55,7 +55,7 @@ class JsonLinesReader(CsvReader):
             yield self._parser.parse(partial(json_column, found), location, segment.file.uri)
 
 
-def json_column(rows: list[dict[str, Any]], name: str) -> Any:
+def json_column(rows: Sequence[Mapping[str, Any]], name: str) -> Any:
     """The cells of a column as text, or as lists of text."""
     values = [row.get(name) for row in rows]
     if not any(isinstance(value, list) for value in values):

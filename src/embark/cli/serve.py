@@ -1,0 +1,48 @@
+"""`embark serve`: an exported model behind HTTP."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated
+
+from cyclopts import Parameter
+
+from embark.cli.console import Console
+
+if TYPE_CHECKING:
+    from embark.serve.server import Listening
+
+
+def serve(
+    artifact: str, /, *, version: Annotated[int | None, Parameter(show_default=False)] = None, host: str = "127.0.0.1",
+    port: int = 8000, max_wait_ms: float = 1.0, max_queued_rows: int = 65_536, console: Console = Console(),
+) -> None:
+    """Serve an exported model over HTTP on this machine's CPU: /score for raw rows, the Open Inference Protocol v2.
+
+    SIGTERM or Ctrl-C ends it after every accepted request is answered. EMBARK_SERVE_TOKEN sets a bearer token.
+
+    Parameters
+    ----------
+    artifact
+        Where `embark export` wrote to: a folder or a URI.
+    version
+        This version of the artifact; default: the newest.
+    host
+        The address to listen on; 0.0.0.0 for all.
+    port
+        The port; 0: any free one.
+    max_wait_ms
+        How long a request waits for others to be scored with.
+    max_queued_rows
+        Rows that may wait; further requests get status 429.
+    """
+    from embark.serve.server import serve as serve_model
+    from embark.serve.server import serve_limits
+
+    serve_model(artifact, version=version, host=host, port=port,
+                limits=serve_limits(max_wait_ms=max_wait_ms, max_queued_rows=max_queued_rows),
+                on_start=lambda listening: console.show(listening, _render))
+
+
+def _render(console: Console, listening: Listening) -> None:
+    console.result(f"serving {listening.model}, version {listening.version}, on {listening.url}"
+                   + (" (with a bearer token)" if listening.needs_token else ""))

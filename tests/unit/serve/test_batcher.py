@@ -1,0 +1,112 @@
+"""Requests are answered together, each with its own answer; a full queue refuses at once and recovers."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Sequence
+
+import pytest
+
+from embark.serve.batcher import Batcher, BatchLimits, Overloaded
+
+
+async def running(batcher: Batcher, work):
+    """The result of `work` while the batcher runs; bounded, so that nothing hangs."""
+    task = asyncio.create_task(batcher.run())
+    try:
+        async with asyncio.timeout(30):
+            return await work
+    finally:
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+
+
+def test_what_waits_is_answered_in_one_call_and_in_order():
+    calls, entered, release = [], threading.Event(), threading.Event()
+
+    def answer(jobs: Sequence[int]) -> list[int]:
+        calls.append(list(jobs))
+        entered.set()
+        assert release.wait(30)
+        return [10 * job for job in jobs]
+
+    batcher = Batcher(answer, BatchLimits(max_batch_rows=3, max_wait_ms=0))
+
+    async def work():
+        first = asyncio.create_task(batcher.submit(1, 1))
+        await asyncio.to_thread(entered.wait, 30)
+        others = [asyncio.create_task(batcher.submit(job, 1)) for job in (2, 3, 4, 5)]
+        await asyncio.sleep(0)
+        assert batcher.num_queued_rows == 5
+        release.set()
+        return await asyncio.gather(first, *others)
+
+    assert asyncio.run(running(batcher, work())) == [10, 20, 30, 40, 50]
+    assert calls[0] == [1]
+    assert [job for call in calls for job in call] == [1, 2, 3, 4, 5]
+    assert batcher.num_queued_rows == 0
+
+
+def test_a_full_queue_refuses_at_once_and_accepts_again_when_it_is_empty():
+    entered, release = threading.Event(), threading.Event()
+
+    def answer(jobs: Sequence[str]) -> Sequence[str]:
+        entered.set()
+        assert release.wait(30)
+        return jobs
+
+    batcher = Batcher(answer, BatchLimits(max_queued_rows=10))
+
+    async def work():
+        first = asyncio.create_task(batcher.submit("a", 8))
+        await asyncio.to_thread(entered.wait, 30)
+        with pytest.raises(Overloaded):
+            await batcher.submit("b", 3)
+        second = asyncio.create_task(batcher.submit("c", 2))
+        await asyncio.sleep(0)
+        release.set()
+        return [await first, await second, await batcher.submit("d", 10)]
+
+    assert asyncio.run(running(batcher, work())) == ["a", "c", "d"]
+
+
+def test_a_call_that_fails_fails_its_own_requests_and_no_later_one():
+    def answer(jobs: Sequence[int]) -> list[int]:
+        if 1 in jobs:
+            raise RuntimeError("broken")
+        return list(jobs)
+
+    batcher = Batcher(answer, BatchLimits(max_wait_ms=0))
+
+    async def work():
+        with pytest.raises(RuntimeError, match="broken"):
+            await batcher.submit(1, 1)
+        return await batcher.submit(2, 1)
+
+    assert asyncio.run(running(batcher, work())) == 2
+
+
+def test_a_client_that_left_is_not_scored():
+    calls, entered, release = [], threading.Event(), threading.Event()
+
+    def answer(jobs: Sequence[str]) -> Sequence[str]:
+        calls.extend(jobs)
+        entered.set()
+        assert release.wait(30)
+        return jobs
+
+    batcher = Batcher(answer, BatchLimits(max_wait_ms=0))
+
+    async def work():
+        first = asyncio.create_task(batcher.submit("first", 1))
+        await asyncio.to_thread(entered.wait, 30)
+        left = asyncio.create_task(batcher.submit("left", 1))
+        await asyncio.sleep(0)
+        left.cancel()
+        await asyncio.gather(left, return_exceptions=True)
+        release.set()
+        return [await first, await batcher.submit("last", 1)]
+
+    assert asyncio.run(running(batcher, work())) == ["first", "last"]
+    assert calls == ["first", "last"]

@@ -1,0 +1,246 @@
+"""The server: the scores of `embark score`, errors of clients as 4xx, and every accepted request answered."""
+
+from __future__ import annotations
+
+import http.client
+import json
+import os
+import signal
+import socket
+import threading
+
+import numpy as np
+import pyarrow.parquet as pq
+import pytest
+from exported_runs import COLUMNS, draw_rows, prepared_spec, save_run, write_csv
+
+from embark import export_run, score_file
+from embark.errors import UserError
+from embark.export.artifact import open_artifact
+from embark.serve.app import ServeLimits
+from embark.serve.batcher import BatchLimits
+from embark.serve.request_rows import RequestScorer, Scores
+from embark.serve.score_file import NOT_FINITE
+from embark.serve.server import TOKEN, serve_limits, serve_scorer
+from embark.trainers.torch.exported_model import ExportedModel
+
+ROWS = [dict(zip(COLUMNS, row, strict=True)) for row in draw_rows(40, 5, new_words=["unseen"])]
+
+
+@pytest.fixture(scope="module")
+def artifact(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("served")
+    train, later = (write_csv(folder / f"{name}.csv", draw_rows(num, num)) for name, num in
+                    (("train", 300), ("later", 20)))
+    return open_artifact(export_run(save_run(prepared_spec(folder, train, later)).uri, str(folder / "models")).place)
+
+
+class Client:
+    """Sends requests from a thread beside the server, which runs in the main one, as signals need it to."""
+
+    def __init__(self, url: str) -> None:
+        self._address = url.removeprefix("http://")
+
+    def __call__(self, method: str, path: str, body: object = None, headers: dict[str, str] | None = None):
+        connection = http.client.HTTPConnection(self._address, timeout=30)
+        data = body if isinstance(body, bytes | None) else json.dumps(body).encode()
+        connection.request(method, path, data, headers or {})
+        response = connection.getresponse()
+        text = response.read().decode()
+        connection.close()
+        found = json.loads(text) if response.headers.get("content-type") == "application/json" else text
+        return response.status, found, response.headers
+
+
+def while_serving(artifact, use, *, scorer=None, limits=None):
+    """What `use` returns, called with a client; SIGTERM ends the server, which then must return."""
+    found: list[object] = []
+
+    def run(listening) -> None:
+        def work() -> None:
+            try:
+                found.append(use(Client(listening.url)))
+            except BaseException as error:
+                found.append(error)
+            finally:
+                os.kill(os.getpid(), signal.SIGTERM)
+        threading.Thread(target=work, daemon=True).start()
+
+    scorer = scorer or RequestScorer(artifact, ExportedModel(artifact).score)
+    serve_scorer(artifact, scorer, ("127.0.0.1", 0), limits, run)
+    if isinstance(found[0], BaseException):
+        raise found[0]
+    return found[0]
+
+
+def test_scores_are_those_of_embark_score_by_both_protocols(artifact, tmp_path):
+    source = write_csv(tmp_path / "rows.csv", [row.values() for row in ROWS])
+    score_file(artifact.place, str(source), tmp_path / "out.parquet")
+    expected = pq.read_table(tmp_path / "out.parquet").column("score").to_pylist()
+    names = [name for name in COLUMNS if name != "clicked"]
+    tensors = [{"name": name, "shape": [len(ROWS), 1], "datatype": "BYTES", "data": [row[name] for row in ROWS]}
+               for name in names if name != "tags"]
+    tensors.append({"name": "tags", "shape": [len(ROWS)], "datatype": "BYTES", "data": [row["tags"] for row in ROWS]})
+    user, candidates = {"word": ROWS[0]["word"], "tags": ROWS[0]["tags"]}, [
+        {key: value for key, value in row.items() if key not in ("word", "tags")} for row in ROWS]
+
+    def use(client):
+        by_rows = client("POST", "/score", {"rows": ROWS})
+        by_user = client("POST", "/score", {"user": user, "candidates": candidates})
+        same = client("POST", "/score", {"rows": [{**row, **user} for row in ROWS]})
+        return by_rows, by_user, same, client("POST", "/v2/models/clicks/infer", {"id": "a", "inputs": tensors})
+
+    by_rows, by_user, same, inferred = while_serving(artifact, use)
+    assert by_rows[:2] == (200, {"version": 1, "scores": expected, "errors": []})
+    assert by_user[1]["scores"] == same[1]["scores"] != expected
+    assert inferred[:2] == (200, {"model_name": "clicks", "model_version": "1", "id": "a", "outputs": [
+        {"name": "score", "datatype": "FP32", "shape": [len(ROWS)], "data": expected}]})
+
+
+def test_health_metadata_and_metrics(artifact):
+    def use(client):
+        client("POST", "/score", {"rows": ROWS[:3]})
+        return {path: client("GET", path) for path in (
+            "/v2", "/v2/health/live", "/v2/health/ready", "/v2/models/clicks", "/v2/models/clicks/ready",
+            "/v2/models/clicks/versions/1", "/v2/models/other", "/v2/models/clicks/versions/2", "/metrics", "/nothing")}
+
+    found = while_serving(artifact, use)
+    assert {path: answer[0] for path, answer in found.items() if answer[0] != 200} == {
+        "/v2/models/other": 404, "/v2/models/clicks/versions/2": 404, "/nothing": 404}
+    about = found["/v2/models/clicks"][1]
+    assert about == found["/v2/models/clicks/versions/1"][1]
+    assert {one["name"]: (one["datatype"], one["shape"]) for one in about["inputs"]} == {
+        "price": ("FP32", [-1]), "word": ("BYTES", [-1]), "number": ("INT64", [-1]), "tags": ("BYTES", [-1, -1]),
+        "seen at": ("BYTES", [-1]), "bought at": ("BYTES", [-1])}
+    assert 'embark_serve_rows_total{scored="true"} 3.0' in found["/metrics"][1]
+    assert 'embark_serve_requests_total{route="/score",status="200"} 1.0' in found["/metrics"][1]
+
+
+HOSTILE = [
+    (b"", 400), (b"{", 400), (b"[" * 100_000, 400), (b"\xff\xfe", 400), ([], 400), ({"rows": 5}, 400),
+    ({"rows": []}, 400),
+    ({"rows": [1]}, 400), ({"rows": [{}]}, 400), ({"rows": [{"wrod": 1}]}, 400), ({"candidates": {}}, 400),
+    ({"user": 1, "candidates": []}, 400), (b'{"rows": [' + b"1," * 600_000 + b"1]}", 413),
+    ({"rows": [ROWS[0]] * 101}, 413), ({"rows": [{**ROWS[0], "word": "\ud800"}]}, 400),
+    ({"rows": [{**ROWS[0], "word": {"a": [[{}]]}}]}, 200), ({"rows": [{**ROWS[0], "price": [[1]]}]}, 400),
+]
+WRONG_TENSORS = [
+    None, [], [{}], [{"name": "a"}], [{"name": "a", "shape": [1]}], [{"name": "a", "shape": [2], "data": [1]}],
+    [{"name": "a", "shape": [-1], "data": []}], [{"name": "a", "shape": [1 << 40, 1 << 40], "data": [1]}],
+    [{"name": "a", "shape": [True], "data": [1]}], [{"name": "a", "shape": [1, 1, 1], "data": [1]}],
+    [{"name": "a", "shape": [1], "data": [1]}] * 2,
+]
+
+
+def test_hostile_requests_get_4xx_without_a_traceback_and_the_server_goes_on(artifact):
+    limits = ServeLimits(max_body_bytes=1 << 20, max_request_rows=100)
+
+    def use(client):
+        found = [(client("POST", "/score", body)[:2], status) for body, status in HOSTILE]
+        found += [(client("POST", "/v2/models/clicks/infer", {"inputs": inputs})[:2], 400) for inputs in WRONG_TENSORS]
+        binary = client("POST", "/v2/models/clicks/infer", b"{}", {"Inference-Header-Content-Length": "2"})
+        return [*found, (binary[:2], 400), (client("GET", "/score")[:2], 405),
+                (client("POST", "/score", {"rows": ROWS[:1]})[:2], 200)]
+
+    for number, ((status, answer), expected) in enumerate(while_serving(artifact, use, limits=limits)):
+        assert status == expected, (number, answer)
+        assert "Traceback" not in str(answer)
+
+
+def test_a_row_that_cannot_be_read_has_its_reason_and_the_others_their_scores(artifact):
+    rows = [ROWS[0], {**ROWS[0], "price": "cheap"}, ROWS[0]]
+
+    def use(client):
+        return client("POST", "/score", {"rows": rows})[1], client("POST", "/v2/models/clicks/infer", {"inputs": [
+            {"name": name, "shape": [3], "data": [row[name] for row in rows]} for name in COLUMNS]})
+
+    scored, inferred = while_serving(artifact, use)
+    assert scored["scores"][0] == scored["scores"][2] is not None
+    assert scored["scores"][1] is None
+    assert scored["errors"] == [{"row": 1, "why": "column 'price': 'cheap' is not a number"}]
+    assert (inferred[0], "row 1" in inferred[1]["error"]) == (400, True)
+
+
+def test_a_score_that_is_not_finite_is_none(artifact):
+    scorer = RequestScorer(artifact, lambda raw: np.where(raw.dense[:, 0] > 1, np.nan, 0.25).astype(np.float32))
+    found, = scorer.score([[{**ROWS[0], "price": "0"}, {**ROWS[0], "price": "9"}]])
+    assert found == Scores((0.25, None), ((1, NOT_FINITE),))
+
+
+def test_a_body_that_does_not_arrive_is_given_up(artifact):
+    def use(client):
+        with socket.create_connection(client._address.split(":"), timeout=30) as sent:
+            sent.sendall(b"POST /score HTTP/1.1\r\nHost: x\r\nContent-Length: 10\r\n\r\n{")
+            return sent.recv(1 << 16)
+
+    assert while_serving(artifact, use, limits=ServeLimits(body_timeout_s=0.05)).startswith(b"HTTP/1.1 408")
+
+
+def test_without_the_token_only_health_is_answered(artifact, monkeypatch):
+    monkeypatch.setenv(TOKEN, "sécret")
+
+    def use(client):
+        return [client("GET", path, None, headers)[0] for path, headers in (
+            ("/v2/health/ready", {}), ("/v2", {}), ("/metrics", {}), ("/v2", {"Authorization": "Bearer no"}),
+            ("/v2", {"Authorization": "Bearer sécret".encode().decode("latin-1")}))]
+
+    assert while_serving(artifact, use) == [200, 401, 401, 401, 200]
+
+
+class BlockedScorer(RequestScorer):
+    """Answers when it may."""
+
+    def __init__(self, artifact) -> None:
+        super().__init__(artifact, ExportedModel(artifact).score)
+        self.entered, self.release = threading.Event(), threading.Event()
+
+    def score(self, requests):
+        self.entered.set()
+        assert self.release.wait(30)
+        return super().score(requests)
+
+
+def test_sigterm_answers_what_was_accepted(artifact):
+    scorer, answers = BlockedScorer(artifact), []
+
+    def use(client):
+        sent = threading.Thread(target=lambda: answers.append(client("POST", "/score", {"rows": ROWS[:2]})),
+                                daemon=True)
+        sent.start()
+        assert scorer.entered.wait(30)
+        threading.Timer(0.2, scorer.release.set).start()  # after SIGTERM, which `while_serving` sends when this returns
+        return sent
+
+    while_serving(artifact, use, scorer=scorer).join(30)
+    assert answers[0][0] == 200
+    assert len(answers[0][1]["scores"]) == 2
+
+
+def test_overload_is_answered_with_429_and_retry_after(artifact):
+    scorer = BlockedScorer(artifact)
+
+    def use(client):
+        first: list[object] = []
+        sent = threading.Thread(target=lambda: first.append(client("POST", "/score", {"rows": ROWS[:8]})), daemon=True)
+        sent.start()
+        assert scorer.entered.wait(30)
+        refused = client("POST", "/score", {"rows": ROWS[:8]})
+        scorer.release.set()
+        sent.join(30)
+        return first[0], refused, client("POST", "/score", {"rows": ROWS[:8]})
+
+    limits = ServeLimits(batch=BatchLimits(max_queued_rows=10))
+    first, refused, later = while_serving(artifact, use, scorer=scorer, limits=limits)
+    assert (first[0], refused[0], later[0]) == (200, 429, 200)
+    assert refused[2]["Retry-After"] == "1"
+
+
+def test_a_port_in_use_and_limits_out_of_range_are_refused(artifact):
+    def use(client):
+        host, port = client._address.split(":")
+        with pytest.raises(UserError, match="cannot listen there"):
+            serve_scorer(artifact, RequestScorer(artifact, ExportedModel(artifact).score), (host, int(port)))
+
+    while_serving(artifact, use)
+    with pytest.raises(UserError, match="out of range"):
+        serve_limits(max_wait_ms=-1, max_queued_rows=5)
