@@ -71,7 +71,7 @@ def save_run(spec: RunSpec, seed: int = 0) -> RunDir:
     fingerprint = ""
     if spec.data.kind == "prepared":
         fingerprint, spec = read_manifest(spec.data.path).fingerprint(), resolve_from_data(spec)
-    weights = {f"model.dense.{name}": rng.normal(size=tuple(value.shape)).astype(np.float32)
+    weights = {f"model.dense.{name}": rng.normal(size=tuple(value.shape)).astype(value.numpy().dtype)
                for name, value in dense_network(spec.model).state_dict().items()}
     weights |= {table_weight(table.name): rng.normal(size=(table.rows, table.dim)).astype(np.float32)
                 for table in spec.model.table_list()}

@@ -19,8 +19,8 @@ Columns = Annotated[tuple[str, ...], Parameter(
 
 def score(
     artifact: str, rows: str, /, *, to: str, keep: Columns = (),
-    version: Annotated[int | None, Parameter(show_default=False)] = None, force: Flag = False,
-    console: Console = Console(),
+    version: Annotated[int | None, Parameter(show_default=False)] = None, model_file: str = "",
+    force: Flag = False, console: Console = Console(),
 ) -> None:
     """Score the raw rows of files with an exported model, on this machine's CPU: one Parquet file.
 
@@ -36,13 +36,15 @@ def score(
         The Parquet file to write.
     version
         This version of the artifact; default: the newest.
+    model_file
+        The file of a model of your own, as it was trained: an artifact holds no code.
     force
         Replace an existing file.
     """
     from embark.serve.score_file import score_file
 
     with console.waiting("scoring"):
-        result = score_file(artifact, rows, to, keep=keep, version=version, force=force)
+        result = score_file(artifact, rows, to, keep=keep, version=version, model_file=model_file, force=force)
     console.show(result, _render)
 
 

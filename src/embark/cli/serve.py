@@ -13,8 +13,9 @@ if TYPE_CHECKING:
 
 
 def serve(
-    artifact: str, /, *, version: Annotated[int | None, Parameter(show_default=False)] = None, host: str = "127.0.0.1",
-    port: int = 8000, max_wait_ms: float = 1.0, max_queued_rows: int = 65_536, console: Console = Console(),
+    artifact: str, /, *, version: Annotated[int | None, Parameter(show_default=False)] = None, model_file: str = "",
+    host: str = "127.0.0.1", port: int = 8000, max_wait_ms: float = 1.0, max_queued_rows: int = 65_536,
+    console: Console = Console(),
 ) -> None:
     """Serve an exported model over HTTP on this machine's CPU: /score for raw rows, the Open Inference Protocol v2.
 
@@ -26,6 +27,8 @@ def serve(
         Where `embark export` wrote to: a folder or a URI.
     version
         This version of the artifact; default: the newest.
+    model_file
+        The file of a model of your own, as it was trained: an artifact holds no code.
     host
         The address to listen on; 0.0.0.0 for all.
     port
@@ -38,7 +41,7 @@ def serve(
     from embark.serve.server import serve as serve_model
     from embark.serve.server import serve_limits
 
-    serve_model(artifact, version=version, host=host, port=port,
+    serve_model(artifact, version=version, model_file=model_file, host=host, port=port,
                 limits=serve_limits(max_wait_ms=max_wait_ms, max_queued_rows=max_queued_rows),
                 on_start=lambda listening: console.show(listening, _render))
 

@@ -29,6 +29,7 @@ from embark.export.quantize import TableDtype
 from embark.export.safetensors_file import Array, map_file
 from embark.spec.data import PrepareSpec
 from embark.spec.model import ModelSpec
+from embark.spec.user_code import file_of
 from embark.store import Checkpoint, CheckpointStore, open_store
 
 FORMAT_VERSION = 1
@@ -60,8 +61,14 @@ class ArtifactInfo(_Section):
     step: int
     tables: TableDtype
     model: ModelSpec
+    code_sha256: str = ""  # Of the file of a model of the user's own; its text is no part of an artifact.
     rows: RowFormat
     metrics: dict[str, float] = {}  # Of the run's last evaluation before the checkpoint.
+
+
+def code_digest(code: str) -> str:
+    """Of the text of a model's file."""
+    return hashlib.sha256(code.encode()).hexdigest()
 
 
 @dataclass(frozen=True)
@@ -78,6 +85,26 @@ class Artifact:
     def weights(self) -> dict[str, Array]:
         """By name, mapped."""
         return map_file(self.folder / WEIGHTS)
+
+    def model_with_code(self, model_file: str) -> ModelSpec:
+        """The model; one of the user's own with the code of a file that the operator names, which must be the file it
+        was trained with. Only that file is ever run."""
+        model = self.info.model
+        if not model.is_own:
+            if model_file:
+                raise UserError(f"--model-file: the model is {model.kind}, which needs no file", fix="leave it out")
+            return model
+        fix = f"--model-file {file_of(model.kind)}: the file that the run was trained with"
+        if not model_file:
+            raise UserError(f"{self.place}: its model is {model.kind}, and an artifact holds no code", fix=fix)
+        try:
+            code = Path(model_file).read_text(encoding="utf-8")
+        except (OSError, UnicodeDecodeError) as error:
+            raise UserError(f"{model_file}: cannot be read: {getattr(error, 'strerror', None) or error}",
+                            fix=fix) from None
+        if code_digest(code) != self.info.code_sha256:
+            raise UserError(f"{model_file}: is not the code that the model was trained with", fix=fix)
+        return model.model_copy(update={"code": code})
 
     @cached_property
     def encoder(self) -> RowEncoder:
@@ -133,7 +160,10 @@ def _read_info(path: Path) -> ArtifactInfo:
         if head.format_version != FORMAT_VERSION:
             raise DataError(f"{path}: its format is version {head.format_version}, this Embark reads {FORMAT_VERSION}",
                             fix="export the run again, or use the Embark that wrote it")
-        return ArtifactInfo.model_validate_json(text)
+        info = ArtifactInfo.model_validate_json(text)
+        if info.model.code:
+            raise DataError(f"{path}: holds code, which is never run", fix="export the run again")
+        return info
     except ValidationError as error:
         first = error.errors(include_url=False)[0]
         raise DataError(f"{path}: does not describe an exported model "

@@ -16,7 +16,7 @@ from embark.data.prepare.schema import Schema, SparseColumn
 from embark.data.prepared import Feature, Layout
 from embark.data.prepared.cache import find_manifest
 from embark.errors import DataError, UserError
-from embark.export.artifact import DENSE, ID_MAPS, INFO, WEIGHTS, ArtifactInfo, RowFormat, open_versions
+from embark.export.artifact import DENSE, ID_MAPS, INFO, WEIGHTS, ArtifactInfo, RowFormat, code_digest, open_versions
 from embark.export.quantize import TABLE_DTYPES, TableDtype, quantize_rows, row_format
 from embark.export.safetensors_file import TensorSource, file_of, in_memory
 from embark.formatting import to_finite
@@ -59,7 +59,8 @@ def export_run(run: str, to: str = "", *, tables: TableDtype = "fp32", step: int
     model = trained.spec.model
     info = ArtifactInfo(
         embark=__version__, run=trained.run_dir.uri, step=trained.checkpoint.step, tables=tables,
-        model=model.model_copy(update={"tables": model.table_list()}), rows=rows,
+        model=model.model_copy(update={"tables": model.table_list(), "code": ""}), rows=rows,
+        code_sha256=code_digest(model.code) if model.is_own else "",
         metrics={key: number for key, value in evaluated.items() if (number := to_finite(value)) is not None}
         if isinstance(evaluated, dict) else {})
     text = info.model_dump_json(indent=1).encode() + b"\n"
@@ -116,7 +117,7 @@ def _checked_arrays(trained: TrainedRun) -> CheckpointArrays:
 
 def _weights(arrays: CheckpointArrays, tables: Sequence[Table], dtype: TableDtype) -> list[TensorSource]:
     """Named as the model's state is, but for the checkpoint's `model.` before them."""
-    found = [in_memory(name.removeprefix(_MODEL), arrays.tensor(name, entry.size).astype(np.float32, copy=False))
+    found = [in_memory(name.removeprefix(_MODEL), arrays.tensor(name, entry.size))  # an own model may have integers
              for name, entry in arrays.entries.items() if name.startswith(_MODEL + DENSE)]
     for one in found:
         if not all(np.isfinite(values).all() for values in one.pieces()):

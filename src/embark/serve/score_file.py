@@ -47,11 +47,11 @@ class ScoreResult:
 
 def score_file(
     artifact: str, rows: str, to: str | Path, *, keep: Sequence[str] = (), version: int | None = None,
-    force: bool = False,
+    model_file: str = "", force: bool = False,
 ) -> ScoreResult:
     """The scores of the raw rows at `rows` (a CSV, JSON Lines or Parquet file, a folder or a glob), into the Parquet
     file `to`: column `score`, and before it the columns of the input that `keep` names. A row that cannot be read has
-    no score."""
+    no score. `model_file` is the code of a model of your own."""
     target = Path(to)
     if target.is_dir():
         raise UserError(f"{target}: is a folder", fix="name the Parquet file to write")
@@ -62,7 +62,7 @@ def score_file(
     opened, (inputs, files) = open_artifact(artifact, version), open_inputs(rows)
     from embark.trainers.torch.exported_model import ExportedModel
 
-    scoring = _Scoring(opened, inputs, files, tuple(keep), ExportedModel(opened).score)
+    scoring = _Scoring(opened, inputs, files, tuple(keep), ExportedModel(opened, model_file).score)
     write_parquet(target, scoring.batches(), {"artifact": opened.place, "version": str(opened.version)})
     return ScoreResult(
         place=opened.place, version=opened.version, rows=rows, path=str(target), num_rows=scoring.num_rows,

@@ -39,7 +39,7 @@ class Listening:
 
 
 def serve(
-    place: str, *, version: int | None = None, host: str = "127.0.0.1", port: int = 8000,
+    place: str, *, version: int | None = None, model_file: str = "", host: str = "127.0.0.1", port: int = 8000,
     limits: ServeLimits | None = None, on_start: Callable[[Listening], None] = lambda _: None,
 ) -> None:
     """Serve an exported model until SIGTERM or Ctrl-C; then every accepted request is answered first. With the
@@ -47,7 +47,7 @@ def serve(
     from embark.trainers.torch.exported_model import ExportedModel
 
     artifact = open_artifact(place, version)
-    scorer = RequestScorer(artifact, ExportedModel(artifact).score)
+    scorer = RequestScorer(artifact, ExportedModel(artifact, model_file).score)
     scorer.score([[dict.fromkeys(scorer.columns)]])  # what libraries load on first use is loaded before it is ready
     serve_scorer(artifact, scorer, (host, port), limits, on_start)
 

@@ -23,8 +23,8 @@ from embark.data.prepare.arrow.json_lines import json_column
 from embark.data.prepare.arrow.row_parser import Location, RowParser
 from embark.data.prepared.cache import read_manifest
 from embark.data.prepared.parts import iter_blocks
-from embark.errors import UserError
-from embark.export.artifact import open_artifact
+from embark.errors import DataError, UserError
+from embark.export.artifact import INFO, open_artifact
 from embark.spec import resolve
 
 LATER = [*draw_rows(10_000, 7, new_words=["never seen", "Ωμέγα ", "\U0001f9ff"])]
@@ -134,6 +134,46 @@ def test_rows_of_plain_ids_are_scored_and_ids_that_no_table_has_are_refused_or_c
         Location(count, count, 2), "rows")
     found = clipping.encode(clipping.readable(raw))
     assert [ids.tolist() for ids in found.ids] == [[4, 4], [0, 8, 0, 8]]
+
+
+OWN = """
+import torch
+
+class Net(torch.nn.Module):
+    def __init__(self, model):
+        super().__init__()
+        self.layer = torch.nn.Linear(model.num_dense + sum(table.dim for table in model.table_list()), 1)
+        self.register_buffer("steps", torch.tensor([3]))
+
+    def forward(self, dense, pooled):
+        return self.layer(torch.cat([dense, *pooled.values()], dim=1))
+"""
+
+
+def test_a_model_of_ones_own_is_run_only_from_the_file_that_the_operator_names(tmp_path, monkeypatch):
+    spec = resolve({"name": "own", "store": {"root": str(tmp_path)}, "model": {
+        "kind": "mine:Net", "code": OWN, "num_dense": 1, "embedding_dim": 4, "num_tables": 2, "rows_per_table": 5}})
+    place = export_run(save_run(spec).uri).place
+    artifact, source = open_artifact(place), write_csv(tmp_path / "rows.csv", [["0.5", "4", "1"]],
+                                                       ["dense_0", "cat_0", "cat_1"])
+    assert "torch.nn" not in (artifact.folder / INFO).read_text()
+    assert artifact.weights["dense.own.steps"].dtype == np.int64
+    (tmp_path / "mine.py").write_text(OWN)
+    (tmp_path / "other.py").write_text(OWN + "print()")
+    for file, message in (("", "an artifact holds no code"), (str(tmp_path / "no.py"), "cannot be read"),
+                          (str(tmp_path / "other.py"), "is not the code that the model was trained with")):
+        with pytest.raises(UserError, match=message):
+            score_file(place, str(source), tmp_path / "out.parquet", model_file=file)
+    score_file(place, str(source), tmp_path / "out.parquet", model_file=str(tmp_path / "mine.py"))
+    weights = artifact.weights
+    pooled = [weights[f"tables.embedding_bags.cat_{i}.weight"][row] for i, row in enumerate((4, 1))]
+    logit = np.concatenate([[0.5], *pooled]) @ weights["dense.own.layer.weight"][0] + weights["dense.own.layer.bias"]
+    assert scores_of(tmp_path / "out.parquet") == [pytest.approx(1 / (1 + np.exp(-logit[0])), abs=1e-6)]
+    monkeypatch.setattr("embark.store.CheckpointStore.damages", lambda self, chosen: [])
+    text = (artifact.folder / INFO).read_text()
+    (artifact.folder / INFO).write_text(text.replace('"code": ""', '"code": "import os"'))
+    with pytest.raises(DataError, match="holds code, which is never run"):
+        score_file(place, str(source), tmp_path / "new.parquet", model_file=str(tmp_path / "mine.py"))
 
 
 def test_criteo_rows_are_scored_with_and_without_their_label(tmp_path):

@@ -17,6 +17,7 @@ from embark.errors import DataError
 from embark.export.artifact import DENSE, Artifact
 from embark.export.quantize import row_format
 from embark.spec.model import Table
+from embark.spec.user_code import user_error
 from embark.store.checkpoint_arrays import table_weight
 from embark.trainers.torch.dense_network import dense_network
 
@@ -26,10 +27,15 @@ Lookup = Callable[[Tensor, Tensor | None], Tensor]  # Ids, and the offsets of th
 class ExportedModel:
     """The network of an artifact, in float32."""
 
-    def __init__(self, artifact: Artifact) -> None:
+    def __init__(self, artifact: Artifact, model_file: str = "") -> None:
+        """`model_file` is the code of a model of the user's own."""
         info = artifact.info
         self._encoder = artifact.encoder
-        self._dense = dense_network(info.model).eval()
+        model = artifact.model_with_code(model_file)
+        try:
+            self._dense = dense_network(model).eval()
+        except Exception as error:
+            raise user_error(error) or error from None
         try:
             self._dense.load_state_dict({name.removeprefix(DENSE): torch.from_numpy(values)
                                          for name, values in artifact.weights.items() if name.startswith(DENSE)})
