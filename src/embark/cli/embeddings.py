@@ -28,7 +28,7 @@ def embeddings(
     Parameters
     ----------
     run
-        A run's directory, its name under ./runs, or its URI.
+        A run's directory, its name under ./runs, or its URI; RUN@best for its best checkpoint, RUN@STEP for a step's.
     to
         The folder to write to.
     step

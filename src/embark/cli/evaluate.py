@@ -31,7 +31,7 @@ def evaluate(
     Parameters
     ----------
     run
-        A run's directory, its name under ./runs, or its URI.
+        A run's directory, its name under ./runs, or its URI; RUN@best for its best checkpoint, RUN@STEP for a step's.
     split
         Rows of this split.
     data

@@ -12,7 +12,7 @@ from embark.events.changes import changes_of, warm_start_text
 from embark.events.events import Event, parse_event
 from embark.events.sinks.prometheus import exposition
 from embark.events.spending import losses_sentence
-from embark.events.summary import HELD_OUT
+from embark.events.summary import HELD_OUT, best_checkpoint
 from embark.formatting import (
     format_auc,
     format_bytes,
@@ -201,6 +201,7 @@ def _about(record: Record, held_by: str) -> list[list[str]]:
         ("tables", format_bytes(start.get("table_bytes"))),
         ("training samples", format_count(start.get("num_train_samples"))),
         ("held-out samples", format_count(start.get("num_eval_samples"))),
+        ("best checkpoint", best_checkpoint(record.end)),
         ("directory", to_one_line(start.get("run_dir", ""))), ("held by", held_by),
     ]
     return [[name, value[:MAX_TEXT]] for name, value in rows if value and value != "–"]

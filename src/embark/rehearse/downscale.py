@@ -280,7 +280,8 @@ def downscale_spec(spec: RunSpec, world_size: int, num_steps: int, sample: Sampl
     data["num_eval_samples"] = min(data["num_eval_samples"], NUM_EVAL_SAMPLES)
     train["num_steps"] = num_steps
     train["num_epochs"] = 1
-    train["eval_every"] = 0
+    train |= {"eval_every": 0, "early_stopping_patience": 0, "early_stopping_metric": "auc",
+              "early_stopping_min_delta": 0.0}
     train["warm_start"] = ""  # its tables are larger
     if train["optimizer"] == "adam":
         train["optimizer"] = "rowwise_adagrad"

@@ -11,7 +11,7 @@ from embark.errors import UserError
 from embark.events.changes import shown_value
 from embark.events.events import Event
 from embark.events.metrics import find, metric
-from embark.events.summary import CEILING, HELD_OUT
+from embark.events.summary import CEILING, HELD_OUT, best_checkpoint
 from embark.formatting import (
     MISSING,
     format_auc,
@@ -168,6 +168,8 @@ def _held_out(record: Record) -> Iterator[Block]:
         columns, rows = (*columns[:3], *columns[4:]), [(*row[:3], *row[4:]) for row in rows]
     yield Words(f"Evaluated on {format_count(held.get('num_samples'))} held-out samples.", is_small=True)
     yield Table(columns, tuple(rows), frozenset(range(1, len(columns) - 1)))
+    if best := best_checkpoint(record.end):
+        yield Words(f"Best checkpoint by early stopping: {best}.")
 
 
 def _changes(record: Record) -> Iterator[Block]:

@@ -15,12 +15,10 @@ from typing import Any
 from embark.errors import EmbarkError, Fault, RunInUse, UserError
 from embark.events import plan_text
 from embark.run.checkpoint_schedule import CheckpointSchedule
-from embark.run.identity import Identity
 from embark.run.logger import RunLogger
 from embark.run.trainer import Ranks
 from embark.run.warm_start import ChangedRows, WarmStart, WarmStarted, refuse_other_weights
 from embark.spec import RunSpec, to_toml
-from embark.spec.identity import KEY
 from embark.store import (
     Checkpoint,
     CheckpointStore,
@@ -297,10 +295,12 @@ class CheckpointManager:
     """Begins saves, logs how they went, and learns from them when to save next."""
 
     def __init__(
-        self, checkpointer: Checkpointer, schedule: CheckpointSchedule, logger: RunLogger, step: int, identity: Identity
+        self, checkpointer: Checkpointer, schedule: CheckpointSchedule, logger: RunLogger, step: int,
+        values: Callable[[], dict[str, Any]],
     ) -> None:
+        """`values`: what each commit record says besides its evaluation, as of the save."""
         self._checkpointer, self._schedule, self._logger, self._saved_step = checkpointer, schedule, logger, step
-        self._identity = identity
+        self._values = values
         self._step_s = 0.0
         self._reason = ""
         self._longest_s = 0.0
@@ -315,7 +315,7 @@ class CheckpointManager:
     def begin(self, step: int, evaluated: dict[str, Any], step_s: float) -> None:
         """Copy the state; writing continues in the background."""
         self._step_s = max(step_s, 1e-6)
-        self._log(self._checkpointer.begin(step, {"eval": evaluated, KEY: self._identity}))
+        self._log(self._checkpointer.begin(step, {"eval": evaluated, **self._values()}))
         self._saved_step = step
         self._schedule.begun(step, self._step_s)
 
@@ -336,7 +336,8 @@ class CheckpointManager:
 
     def add_evaluation(self, step: int, evaluated: dict[str, Any]) -> None:
         """Into the commit record of the last save, which came before the evaluation."""
-        if step == self._saved_step and (problem := self._checkpointer.add_values(step, {"eval": evaluated})):
+        if step == self._saved_step and (problem := self._checkpointer.add_values(
+                step, {"eval": evaluated, **self._values()})):
             text = f"step {step} is saved, but without its evaluation: {problem.what}. {problem.fix}"
             self._logger.warn(text.strip())
 

@@ -10,7 +10,7 @@ from embark.events import Sink
 from embark.events.changes import changes_of
 from embark.model.batch import num_steps_of
 from embark.run.identity import identity_of, refuse_changes
-from embark.run.open_run import finished_before, finished_step, life_events
+from embark.run.open_run import finished_before, finished_step, is_complete, life_events
 from embark.spec import RunSpec
 from embark.store import RunDir, run_uri
 from embark.store.lease import current_holder
@@ -46,4 +46,4 @@ def finished_already(spec: RunSpec, view: Sequence[Sink]) -> dict[str, Any] | No
     num_steps = num_steps_of(spec.train, source.num_train_samples)
     identity = identity_of(spec, source, num_steps, OneRank())
     refuse_changes(run_dir, identity, changes_of(events), spec.store.accept_changes, step)
-    return finished_before(run_dir, step, spec, view) if step >= num_steps else None
+    return finished_before(run_dir, step, spec, view) if is_complete(events, spec.train, num_steps) else None

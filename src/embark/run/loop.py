@@ -12,6 +12,7 @@ from embark.model.batch import num_steps_of, steps_per_epoch
 from embark.run.checkpoint_schedule import CheckpointSchedule
 from embark.run.checkpointer import CheckpointManager
 from embark.run.clock import Clock
+from embark.run.early_stopping import EarlyStopping
 from embark.run.evaluation import Evaluation, leak_warning, refuse_trouble
 from embark.run.hold_run import Opening
 from embark.run.identity import changes_since, identity_of, without_acceptance
@@ -25,6 +26,7 @@ from embark.run.trainer import Trainer, TrainerBackend, World
 from embark.run.warm_start import WarmStart
 from embark.spec import RunSpec
 from embark.spec.batch import batch_mistakes
+from embark.spec.identity import KEY
 from embark.store import RunDir
 
 
@@ -40,6 +42,7 @@ class TrainingRun:
     logger: RunLogger
     checkpoints: CheckpointManager
     stop: StopCoordinator
+    early_stopping: EarlyStopping
     first_step: int
     num_steps: int
     steps_per_epoch: int
@@ -70,9 +73,9 @@ def train(
         num_steps = num_steps_of(spec.train, source.num_train_samples)
         identity = identity_of(spec, source, num_steps, world)
         opening = Opening(signals, view, at_end)
-        run_dir, finished_step, changes = open_run(spec, world, opening, identity, fresh=fresh)
+        run_dir, finished_step, changes = open_run(spec, world, opening, identity, num_steps, fresh=fresh)
         spec = without_acceptance(spec)
-        if finished_step >= num_steps:
+        if finished_step:
             return finished_before(run_dir, finished_step, spec, view if world.is_first else ())
         with open_run_logger(spec, world, run_dir, view) as logger, recorded_errors(logger, backend.explain):
             trainer = backend.build(spec, world, num_steps, source, run_dir)
@@ -82,8 +85,9 @@ def train(
                 warm_started = None if checkpoint else checkpointer.start(warm_start, logger.warn)
                 step = checkpoint.step if checkpoint else 0
                 grace_s = spec.place.grace_s or grace_seconds(detect_cloud())
+                early_stopping = EarlyStopping(spec.train, source, world, checkpoint)
                 checkpoints = CheckpointManager(checkpointer, CheckpointSchedule(spec, step, grace_s), logger, step,
-                                                identity)
+                                                lambda: {KEY: identity, **early_stopping.values()})
                 log_start(logger, spec, world, run_dir, source, trainer,
                           {"num_steps": num_steps, "first_step": step, "steps_per_epoch": per_epoch})
                 if warm_started:
@@ -99,22 +103,26 @@ def train(
                     spec=spec, world=world, run_dir=run_dir, source=source, trainer=trainer, logger=logger,
                     checkpoints=checkpoints, first_step=step, num_steps=num_steps,
                     stop=StopCoordinator(signals, notices, world, guard, run_dir.lease), steps_per_epoch=per_epoch,
+                    early_stopping=early_stopping,
                 ))
 
 
 def train_steps(run: TrainingRun) -> dict[str, Any]:
     """Step, log, evaluate and save until the last step or until any rank is asked to stop."""
-    spec, trainer, logger, step = run.spec, run.trainer, run.logger, run.first_step
+    spec, trainer, logger, step, early_stopping = run.spec, run.trainer, run.logger, run.first_step, run.early_stopping
     clock = Clock(spec.train.batch_size, trainer.input_waits())
     evaluation = Evaluation(run.source, spec.train.batch_size, run.world)
     evaluated: dict[str, Any] = {}
+    if step < run.num_steps and early_stopping.has_missed(step) and (
+            evaluated := evaluate(run, evaluation, clock, step)):
+        run.checkpoints.add_evaluation(step, evaluated)
     decision = run.stop.decide()
     with (
         trainer.feed(run.source, step, run.num_steps) as fed,
         RankReports(spec, run.world, logger, clock, trainer.profiler()) as reports,
     ):
         batches = clock.timed(fed)
-        while step < run.num_steps and not decision.stop:
+        while step < run.num_steps and not decision.stop and not early_stopping.is_over:
             with reports.profiling():
                 rate = trainer.step(batches, step)
             step += 1
@@ -134,7 +142,7 @@ def train_steps(run: TrainingRun) -> dict[str, Any]:
             if spec.train.eval_every and step % spec.train.eval_every == 0 and not is_last:
                 evaluated = evaluate(run, evaluation, clock, step) or evaluated
             with clock.agreeing():
-                decision = run.stop.decide(is_save_due=run.checkpoints.is_due(step))
+                decision = run.stop.decide(is_save_due=run.checkpoints.is_due(step) or early_stopping.is_best(step))
             if decision.is_save_due and not is_last and not decision.stop:
                 with clock.paused():
                     run.checkpoints.begin(step, evaluated, clock.step_s())
@@ -159,9 +167,12 @@ def save_and_evaluate(
     is_eval_due = not decision.stop and bool(run.source.num_eval_samples)
     with clock.paused():
         run.checkpoints.finish(step, {} if is_eval_due else evaluated, wants_last=wants_last)
-    if is_eval_due and (last := evaluate(run, evaluation, clock, step)):
-        run.checkpoints.add_evaluation(step, last)
+    is_evaluated = evaluated.get("step") == step  # as where early stopping ends the run
+    if is_eval_due and (last := evaluated if is_evaluated else evaluate(run, evaluation, clock, step)):
         with clock.paused():
+            if run.early_stopping.is_best(step):
+                run.checkpoints.finish(step, last, wants_last=True)
+            run.checkpoints.add_evaluation(step, last)
             if run.world.is_first and (note := leak_warning(run.source, run.spec, last)):
                 run.logger.warn(note)
         return last
@@ -176,6 +187,7 @@ def evaluate(run: TrainingRun, evaluation: Evaluation, clock: Clock, step: int) 
         if result := evaluation.run(run.trainer, step, run.stop.is_stopping):
             result = {"step": step, **result}
             run.logger.log("eval", result)
+            run.early_stopping.add(result)
         return result
 
 
@@ -184,7 +196,8 @@ def end_run(run: TrainingRun, clock: Clock, decision: Decision, evaluated: dict[
     end = {"outcome": "done", "step": step, "run_dir": run.run_dir.uri, **clock.totals(),
            "step_s": clock.median_step_s(), "peak_bytes": run.trainer.peak_bytes(),
            **(spending_summary(run.run_dir, decision.stop) if run.world.is_first else {})}
-    if step < run.num_steps:
+    if step < run.num_steps and not run.early_stopping.is_over:
+        end |= run.early_stopping.values()
         is_budget = decision.stop == "budget"
         run.logger.log("interrupt", {"step": step, "signal": decision.stop})
         run.logger.log("end", {**end, "outcome": "budget" if is_budget else "interrupted"})
@@ -192,6 +205,9 @@ def end_run(run: TrainingRun, clock: Clock, decision: Decision, evaluated: dict[
         by = "the budget" if is_budget else "Ctrl-C" if decision.stop == "SIGINT" else decision.stop
         what = f"stopped by {by} at step {step} of {run.num_steps}{saved}"
         raise stopped_by(decision.stop, what, has_checkpoint=step > 0)
+    end |= run.early_stopping.end_values(run.run_dir) if run.world.is_first else {}
+    if step < run.num_steps:
+        run.logger.note(run.early_stopping.reason())
     run.logger.log("end", end)
     return {**evaluated, **end}
 

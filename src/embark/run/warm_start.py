@@ -6,7 +6,6 @@ that have another owner since, or that the old tables do not have, keep their in
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -22,10 +21,11 @@ from embark.spec import RunSpec
 from embark.spec.identity import DATA, KEY
 from embark.store import Checkpoint, RunDir, find_run, run_uri
 from embark.store.checkpoint_arrays import CheckpointArrays, table_weight
+from embark.store.checkpoint_inspect import list_checkpoints
+from embark.store.trained_run import split_run
 
 ChangedRows = Mapping[str, NDArray[np.int32]]  # By the name of the table's weights.
 MAX_SHOWN = 8
-_STEP = re.compile(r"(.+)@(\d+)")
 Size = tuple[int, ...]
 
 
@@ -48,13 +48,15 @@ class WarmStart:
 
     def checkpoints(self) -> tuple[str, list[Checkpoint]]:
         """The run's uri and its checkpoints to take, the best first."""
-        match = _STEP.fullmatch(self.spec.train.warm_start)
-        word, root = match[1] if match else self.spec.train.warm_start, self.spec.store.root
+        word, which = split_run(self.spec.train.warm_start)
+        root = self.spec.store.root
         run = find_run(run_uri(root, word) if "://" in root and "/" not in word else word, root)
         committed = run.checkpoints.committed()[::-1]
-        found = [one for one in committed if not match or one.step == int(match[2])]
+        if which == "best":
+            return run.uri, [list_checkpoints(run).best()]
+        found = [one for one in committed if not which or one.step == int(which)]
         if not found:
-            what = f"no checkpoint of step {int(match[2])}" if match else "no checkpoint"
+            what = f"no checkpoint of step {int(which)}" if which else "no checkpoint"
             steps = ", ".join(str(one.step) for one in committed)
             raise UserError(f"train.warm_start: {run.uri} has {what}",
                             fix=f"its checkpoints are of steps {steps}" if steps else "train it until it has saved one")

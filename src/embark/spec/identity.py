@@ -17,7 +17,8 @@ LEARNING_FIELDS = frozenset({
 OTHER_FIELDS = frozenset({
     "model.num_tables", "model.rows_per_table",  # they are in model.tables, as the run has them
     "data.path", "data.prepare", "data.cache_gb", "data.cache_dir",  # the data's content counts, not where it lies
-    "train.num_epochs", "train.num_steps", "train.eval_every", "train.sharding", "train.memory_reserve",
+    "train.num_epochs", "train.num_steps", "train.eval_every", "train.early_stopping_patience",
+    "train.early_stopping_metric", "train.early_stopping_min_delta", "train.sharding", "train.memory_reserve",
     "train.engine", "train.sparsecore",
 })
 OTHER_SECTIONS = frozenset({"name", "place", "store", "watch"})

@@ -180,6 +180,13 @@ def _train_mistakes(spec: RunSpec) -> Iterator[Mistake]:
         yield _mistake("train.sparsecore", train.sparsecore,
                        f'only TPUs have SparseCores, and place.device = "{device}"',
                        'place.device = "tpu", or leave train.sparsecore out')
+    if train.early_stopping_patience and not train.eval_every:
+        yield _mistake("train.early_stopping_patience", train.early_stopping_patience,
+                       "counts evaluations, and there is none before the end", "set train.eval_every")
+    for field in ("early_stopping_metric", "early_stopping_min_delta"):
+        if not train.early_stopping_patience and getattr(train, field) != TrainSpec.model_fields[field].default:
+            yield _mistake(f"train.{field}", getattr(train, field),
+                           "has no effect while train.early_stopping_patience is 0", "set train.early_stopping_patience")
     for field in ("decay_steps", "decay_start_step"):
         if train.decay == "none" and getattr(train, field):
             yield _mistake(f"train.{field}", getattr(train, field), 'has no effect while train.decay is "none"',

@@ -54,9 +54,16 @@ class TrainSpec(Section):
     installed and the run allows it. `on`: fail if not."""
     eval_every: NonNegativeInt = 0
     """Steps between evaluations on held-out samples; 0: only at the end."""
+    early_stopping_patience: NonNegativeInt = 0
+    """Stop after this many evaluations in a row without an improvement; 0: never. Needs `eval_every`. The checkpoint of
+    the best evaluation is saved and kept; `RUN@best` names it."""
+    early_stopping_metric: Literal["auc", "log_loss", "normalized_entropy"] = "auc"
+    """The held-out metric that must improve."""
+    early_stopping_min_delta: float = Field(default=0.0, ge=0)
+    """A change of the metric by no more than this is no improvement."""
     seed: NonNegativeInt = 1
     """Seed of the initial weights, which are the same at any number of ranks."""
     warm_start: str = ""
-    """A run (its directory, its name under `store.root` or its URI, `@STEP` for a step) whose newest complete
-    checkpoint gives a new run its tables and dense weights; optimizer state and steps begin anew. A run that resumes
+    """A run (its directory, its name under `store.root` or its URI, `@STEP` or `@best` for one of its checkpoints) whose newest
+    complete checkpoint gives a new run its tables and dense weights; optimizer state and steps begin anew. A run that resumes
     does not read it."""

@@ -1,5 +1,6 @@
 """A run's checkpoints: which are complete, damaged or unfinished, why each is kept, and which to prune."""
 
+import math
 import tomllib
 from collections import defaultdict
 from collections.abc import Callable, Sequence
@@ -8,7 +9,15 @@ from typing import Literal
 
 from embark.errors import UserError
 from embark.spec import StoreSpec, resolve
-from embark.store.checkpoint_store import CHECKPOINT_NAME, COMMIT_FILE, Checkpoint, Reason, metric_of, reasons_by_spec
+from embark.store.checkpoint_store import (
+    CHECKPOINT_NAME,
+    COMMIT_FILE,
+    Checkpoint,
+    Reason,
+    best_step_of,
+    metric_of,
+    reasons_by_spec,
+)
 from embark.store.errors import NotFound
 from embark.store.lease import TTL_S, acquire, current_holder
 from embark.store.object_store import Entry, Progress, count_progress
@@ -63,6 +72,19 @@ class CheckpointList:
                 return one.committed
         steps = ", ".join(f"{one.step}" for one in self.checkpoints if one.committed) or "none"
         raise UserError(f"step {step}: no committed checkpoint", fix=f"committed steps: {steps}")
+
+    def best(self) -> Checkpoint:
+        """The best of early stopping; of a run without it, by `store.best_by` of those evaluated when saved."""
+        committed = [one for one in self.checkpoints if one.committed]
+        if committed and (step := best_step_of(committed[-1].committed)):  # type: ignore[arg-type]
+            return self.committed(step)
+        measured = [(one.metric, one.step) for one in committed if one.metric is not None
+                    and math.isfinite(one.metric) and one.metric_step == one.step]
+        if not measured:
+            raise UserError(f"{self.run}: no checkpoint was evaluated, so none is the best",
+                            fix="train it with train.early_stopping_patience, or name a step; `embark checkpoints RUN` "
+                                "lists them")
+        return self.committed((max if self.best_by == "auc" else min)(measured)[1])
 
 
 @dataclass(frozen=True, slots=True)

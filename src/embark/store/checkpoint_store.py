@@ -24,6 +24,7 @@ from embark.store.object_store import Entries, ObjectStore, Piece, for_each_para
 COMMIT_FILE = "commit.json"
 PIECE_BYTES = 16 * 2**20
 NUM_READERS = 4  # Files that are looked at side by side.
+EARLY_STOPPING = "early_stopping"  # In a commit record, where the run has it: its state, with the best step so far.
 Reason = Literal["newest", "every", "best"]
 
 
@@ -210,11 +211,21 @@ def _step_of(name: str) -> int:
 
 
 def reasons_by_spec(store: StoreSpec, checkpoints: Sequence[Checkpoint]) -> dict[int, tuple[Reason, ...]]:
-    """Why `[store]` keeps each; one without a reason goes."""
-    return reasons_to_keep(
+    """Why `[store]` and early stopping keep each; one without a reason goes."""
+    reasons = reasons_to_keep(
         {c.step: metric_of(store, c) for c in checkpoints}, keep_last=store.keep_checkpoints,
         keep_every=store.keep_every, keep_best=store.keep_best, better="up" if store.best_by == "auc" else "down",
     )
+    # That of each newest one: a run may resume from any of them, should those after it be damaged.
+    best = {best_step_of(c) for c in checkpoints if "newest" in reasons[c.step]}
+    return {step: (*why, "best") if step in best and "best" not in why else why for step, why in reasons.items()}
+
+
+def best_step_of(checkpoint: Checkpoint) -> int | None:
+    """The best step when it was saved, of a run with early stopping."""
+    state = checkpoint.values.get(EARLY_STOPPING)
+    step = state.get("best_step") if isinstance(state, Mapping) else None
+    return step if isinstance(step, int) and step > 0 else None
 
 
 def metric_of(store: StoreSpec, checkpoint: Checkpoint) -> float | None:

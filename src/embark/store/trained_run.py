@@ -1,5 +1,6 @@
 """A checkpoint of a run and the spec it was trained by: what evaluation and export begin with."""
 
+import re
 import tomllib
 from dataclasses import dataclass
 
@@ -9,6 +10,8 @@ from embark.spec.identity import DATA, KEY
 from embark.store.checkpoint_inspect import list_checkpoints
 from embark.store.checkpoint_store import Checkpoint
 from embark.store.run_dir import SPEC, RunDir, find_run
+
+_AT = re.compile(r"(.+)@(\d+|best)")
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,13 +29,20 @@ class TrainedRun:
 
 
 def find_trained(run: str, step: int | None = None) -> TrainedRun:
-    """The newest checkpoint of a run, or that of `step`."""
+    """The newest checkpoint of a run, or that of `step`; `RUN@best` and `RUN@STEP` name one too."""
+    run, which = split_run(run)
+    if which and step is not None:
+        raise UserError(f"{run}@{which} and step {step} name two checkpoints", fix="name one")
     run_dir = find_run(run)
     listed = list_checkpoints(run_dir)
     committed = [one.committed for one in listed.checkpoints if one.committed]
     if not committed:
         raise UserError(f"{run_dir.uri}: has no checkpoint", fix="train it with store.checkpoint_at_end = true")
-    checkpoint = committed[-1] if step is None else listed.committed(step)
+    if which == "best":
+        checkpoint = listed.best()
+    else:
+        step = int(which) if which else step
+        checkpoint = committed[-1] if step is None else listed.committed(step)
     store = run_dir.checkpoints.store
     path = f"{checkpoint.name}/{SPEC}"
     text = store.read(path).decode("utf-8", "replace")
@@ -42,3 +52,9 @@ def find_trained(run: str, step: int | None = None) -> TrainedRun:
         raise UserError(f"{store.where(path)}: cannot be read: {error}",
                         fix="name another checkpoint with --step; `embark checkpoints RUN` lists them") from None
     return TrainedRun(run_dir, checkpoint, resolve(raw, where=store.where(path), text=text))
+
+
+def split_run(word: str) -> tuple[str, str]:
+    """`RUN@best` and `RUN@12` as the run and its checkpoint; of any other word the second is empty."""
+    match = _AT.fullmatch(word)
+    return (match[1], match[2]) if match else (word, "")

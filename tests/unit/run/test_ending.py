@@ -12,6 +12,7 @@ from embark.diagnose.scan import rule_named
 from embark.errors import EmbarkError, Fault, OverBudget, Preempted, UserError
 from embark.events.events import Event
 from embark.run.clock import Clock
+from embark.run.early_stopping import EarlyStopping
 from embark.run.logger import RunLogger, recorded_errors
 from embark.run.loop import TrainingRun, end_run, save_and_evaluate
 from embark.run.open_run import _inspect, finished_before, finished_step, life_events
@@ -63,6 +64,7 @@ def end(tiny, alone, tmp_path, seen):
             source=source or SimpleNamespace(num_eval_samples=int(evaluation is not None)),
             trainer=SimpleNamespace(peak_bytes=lambda: 77), logger=RunLogger([seen], []), checkpoints=saver,
             stop=SimpleNamespace(is_stopping=lambda: False), first_step=0, num_steps=10, steps_per_epoch=5,
+            early_stopping=EarlyStopping(tiny(*sets).train, source, alone, None),
         )
         evaluated = save_and_evaluate(made, evaluation, Clock(128), decision, {"auc": 0.7}, step)
         return end_run(made, Clock(128), decision, evaluated, step)
@@ -213,4 +215,4 @@ def test_a_damaged_record_of_the_end_is_no_end(tmp_path, line, step):
 def test_a_folder_where_a_run_writes_a_file_is_named(tiny, alone, tmp_path, name):
     (tmp_path / "run" / name).mkdir(parents=True)
     with pytest.raises(UserError, match=f"{name} is a directory"):
-        _inspect(RunDir(str(tmp_path / "run")), tiny(), None)
+        _inspect(RunDir(str(tmp_path / "run")), tiny(), None, 10)

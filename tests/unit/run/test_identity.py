@@ -54,7 +54,7 @@ def open_tiny(tiny, alone):
     def start(*sets: str, data: str = "", num_steps: int = NUM_STEPS):
         with StopSignals() as signals, ExitStack() as at_end:
             return open_run(tiny(*sets), alone, Opening(signals, (), at_end), of(tiny(*sets), data, num_steps),
-                            fresh=False)
+                            num_steps, fresh=False)
 
     return start
 

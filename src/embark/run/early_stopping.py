@@ -1,0 +1,92 @@
+"""When held-out metrics no longer improve: which evaluation was the best, and whether the run has seen enough.
+
+The state is part of every checkpoint, so that a resumed run decides as an undisturbed one.
+"""
+
+import math
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from embark.data import SampleSource
+from embark.errors import UserError
+from embark.events.metrics import metric
+from embark.formatting import format_float, pluralize
+from embark.run.trainer import Ranks
+from embark.spec import TrainSpec
+from embark.store import Checkpoint, RunDir
+from embark.store.checkpoint_store import EARLY_STOPPING
+
+
+@dataclass(frozen=True, slots=True)
+class BestSoFar:
+    """What the evaluations up to `step` have shown, as a commit record and the end event have it."""
+
+    metric: str
+    step: int = 0  # Of the last evaluation that was counted.
+    best_step: int = 0  # 0: none was finite yet.
+    best: float | None = None
+    num_without_improvement: int = 0  # Evaluations since the best.
+
+
+class EarlyStopping:
+    """`train.early_stopping_*`; without a patience it never stops a run and keeps no state."""
+
+    def __init__(self, train: TrainSpec, source: SampleSource, world: Ranks, checkpoint: Checkpoint | None) -> None:
+        self.is_on = train.early_stopping_patience > 0
+        self._train, self._world = train, world
+        self._so_far = BestSoFar(train.early_stopping_metric)
+        saved = checkpoint.values.get(EARLY_STOPPING) if checkpoint else None
+        if isinstance(saved, Mapping) and saved.get("metric") == train.early_stopping_metric:
+            self._so_far = BestSoFar(**saved)
+        if self.is_on and not source.num_eval_samples:
+            raise UserError("train.early_stopping_patience needs held-out samples, and the data has none",
+                            fix="hold some out (data.eval_fraction, data.num_eval_samples), or leave it out")
+
+    @property
+    def is_over(self) -> bool:
+        """The run stops here."""
+        return self.is_on and self._so_far.num_without_improvement >= self._train.early_stopping_patience
+
+    def is_best(self, step: int) -> bool:
+        """The evaluation after `step` is the best so far: its checkpoint is to be kept."""
+        return self.is_on and 0 < step == self._so_far.best_step
+
+    def has_missed(self, step: int) -> bool:
+        """The run was stopped after `step`, before the evaluation due there was complete."""
+        return self.is_on and step > self._so_far.step and step % self._train.eval_every == 0
+
+    def add(self, evaluated: Mapping[str, Any]) -> None:
+        """Count an evaluation, once; the first rank's value decides on all."""
+        so_far, step = self._so_far, evaluated["step"]
+        if not self.is_on or step <= so_far.step:
+            return
+        value = self._world.gathered(evaluated[so_far.metric])[0]
+        sign = 1 if metric(so_far.metric).better == "up" else -1
+        is_better = math.isfinite(value) and (
+            so_far.best is None or sign * (value - so_far.best) > self._train.early_stopping_min_delta)
+        self._so_far = BestSoFar(so_far.metric, step, step, value) if is_better else BestSoFar(
+            so_far.metric, step, so_far.best_step, so_far.best, so_far.num_without_improvement + 1)
+
+    def values(self) -> dict[str, Any]:
+        """For a commit record, and for the end event of a run that was interrupted."""
+        return {EARLY_STOPPING: asdict(self._so_far)} if self.is_on else {}
+
+    def end_values(self, run_dir: RunDir) -> dict[str, Any]:
+        """The same of a run that is done, whether this ended it, and where the best checkpoint is."""
+        if not self.is_on:
+            return {}
+        step = self._so_far.best_step
+        is_saved = any(one.step == step for one in run_dir.checkpoints.committed())
+        return {EARLY_STOPPING: {**asdict(self._so_far), "has_stopped": self.is_over,
+                                 "path": run_dir.checkpoints.where(step) if is_saved else ""}}
+
+    def reason(self) -> str:
+        """Why the run stops, for a person."""
+        so_far, label = self._so_far, metric(self._so_far.metric).label
+        best = (f"its best is {format_float(so_far.best)}, at step {so_far.best_step:,}" if so_far.best is not None
+                else "it was never a finite number")
+        least = self._train.early_stopping_min_delta
+        by = f" by more than {least:g}" if least else ""
+        return (f"early stopping at step {so_far.step:,}: held-out {label} has not improved{by} for "
+                f"{pluralize(so_far.num_without_improvement, 'evaluation')}; {best}")
