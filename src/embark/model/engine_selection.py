@@ -31,6 +31,8 @@ def cuda_graph_obstacle(spec: RunSpec, device: str, *, has_tables_on_host: bool)
         return f"a network of your own ({spec.model.kind}) is not captured in a CUDA graph"
     if spec.train.optimizer == "adam":
         return "fused Adam counts its steps on the host"
+    if regularized := regularization_of(spec):
+        return f"{regularized} is not part of the captured step"
     num_ids = sum(t.multi_hot for t in spec.model.table_list())
     if num_ids > MAX_IDS_PER_SAMPLE:
         return f"up to {num_ids} ids a sample, each with a slot in the graph, are too many"
@@ -39,3 +41,10 @@ def cuda_graph_obstacle(spec: RunSpec, device: str, *, has_tables_on_host: bool)
     if device == "cuda" and spec.train.table_dtype != "fp32":
         return "fp16 tables are rounded stochastically, which FBGEMM does"
     return ""
+
+
+def regularization_of(spec: RunSpec) -> str:
+    """The first field set that only the pipeline engine of the torch trainer implements; empty where none is."""
+    values = {"model.dropout": spec.model.dropout, "train.weight_decay": spec.train.weight_decay,
+              "train.embedding_l2": spec.train.embedding_l2}
+    return next((field for field, value in values.items() if value), "")

@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 
 from embark.errors import Mistake, SpecError, UserError
 from embark.model.batch import samples_per_rank
+from embark.model.engine_selection import regularization_of
 from embark.model.placement import Placement, Shard, table_value_bytes
 from embark.model.work import distinct
 from embark.spec import RunSpec, Table
@@ -136,6 +137,10 @@ def check_supported(spec: RunSpec) -> None:
                                     ("train.optimizer", spec.train.optimizer, TABLE_OPTIMIZERS),
                                     ("train.sharding", spec.train.sharding, SHARDINGS)) if value not in known
     ]
+    if field := regularization_of(spec):
+        section, _, name = field.partition(".")
+        mistakes.append(Mistake("", field, str(getattr(getattr(spec, section), name)), "is not supported by the JAX "
+                                "trainer", 'leave it out, or set place.device = "cpu" or "cuda"'))
     if mistakes:
         raise SpecError(mistakes)
 

@@ -27,6 +27,7 @@ from embark.run.warm_start import WarmStart
 from embark.spec import RunSpec
 from embark.spec.batch import batch_mistakes
 from embark.spec.identity import KEY
+from embark.spec.run import penalty_mistakes
 from embark.store import RunDir
 
 
@@ -214,7 +215,7 @@ def end_run(run: TrainingRun, clock: Clock, decision: Decision, evaluated: dict[
 
 def check_against(spec: RunSpec, world: World) -> None:
     """What can be wrong with a spec only once it is known where it runs."""
-    mistakes = batch_mistakes(spec.train.batch_size, world.num_devices)
+    mistakes = [*batch_mistakes(spec.train.batch_size, world.num_devices), *penalty_mistakes(spec)]
     if world.device_type == "cpu" and spec.place.device in ("auto", "cuda"):
         on_cpu = spec.model_copy(update={"place": spec.place.model_copy(update={"device": "cpu"})})
         mistakes += on_cpu.mistakes()

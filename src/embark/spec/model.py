@@ -44,6 +44,9 @@ class ModelSpec(Section):
     """Hidden layers over the dense features; an output layer of `embedding_dim` is appended."""
     top_mlp: LayerSizes = (512, 256)
     """Hidden layers over the interaction; an output layer of size 1 is appended."""
+    dropout: float = Field(default=0.0, ge=0, lt=1)
+    """Share of the hidden units of both MLPs that a training step drops, chosen anew for each sample and step by
+    `train.seed`, the same at any number of ranks. Evaluation drops none."""
     num_cross_layers: PositiveInt = Field(default=3, le=1000)
     """`dcnv2` only: number of cross layers."""
     cross_rank: Width = 512

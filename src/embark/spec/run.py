@@ -89,6 +89,8 @@ def _model_mistakes(model: ModelSpec) -> Iterator[Mistake]:
         yield _mistake("model.rows_per_table", rows,
                        f"lists {len(rows)} tables, but model.num_tables is {model.num_tables}",
                        f"set model.num_tables = {len(rows)}, or give one number for all tables")
+    if model.is_own and model.dropout:
+        yield _mistake("model.dropout", model.dropout, f"has no effect on {model.kind}", "leave it out")
     names = [t.name for t in model.tables]
     for name in sorted({n for n in names if names.count(n) > 1}):
         yield _mistake("model.tables", name, "two tables have this name", "give each table a unique name")
@@ -180,17 +182,27 @@ def _train_mistakes(spec: RunSpec) -> Iterator[Mistake]:
         yield _mistake("train.sparsecore", train.sparsecore,
                        f'only TPUs have SparseCores, and place.device = "{device}"',
                        'place.device = "tpu", or leave train.sparsecore out')
+    yield from penalty_mistakes(spec)
     if train.early_stopping_patience and not train.eval_every:
         yield _mistake("train.early_stopping_patience", train.early_stopping_patience,
                        "counts evaluations, and there is none before the end", "set train.eval_every")
     for field in ("early_stopping_metric", "early_stopping_min_delta"):
         if not train.early_stopping_patience and getattr(train, field) != TrainSpec.model_fields[field].default:
             yield _mistake(f"train.{field}", getattr(train, field),
-                           "has no effect while train.early_stopping_patience is 0", "set train.early_stopping_patience")
+                           "has no effect while train.early_stopping_patience is 0",
+                           "set train.early_stopping_patience")
     for field in ("decay_steps", "decay_start_step"):
         if train.decay == "none" and getattr(train, field):
             yield _mistake(f"train.{field}", getattr(train, field), 'has no effect while train.decay is "none"',
                            'set train.decay = "linear", "polynomial" or "cosine"')
+
+
+def penalty_mistakes(spec: RunSpec) -> Iterator[Mistake]:
+    """Of `train.embedding_l2`; asked again by a run, whose data may say what the tables are."""
+    pooled = [table.name for table in spec.model.tables if table.multi_hot > 1]
+    if spec.train.embedding_l2 and pooled:
+        yield _mistake("train.embedding_l2", spec.train.embedding_l2, f"table {pooled[0]} pools several rows, and the "
+                       "penalty sees only the pooled vector", "leave it out, or give every table multi_hot = 1")
 
 
 def _elastic_mistakes(spec: RunSpec) -> Iterator[Mistake]:

@@ -26,6 +26,12 @@ class TrainSpec(Section):
     """Of the dense layers."""
     eps: float = Field(default=1e-8, gt=0)
     """Added to the denominator of Adagrad and Adam."""
+    weight_decay: float = Field(default=0.0, ge=0)
+    """Of the dense layers' matrices, not their biases, decoupled as in AdamW: each step first shrinks them by the
+    factor 1 − rate × `weight_decay`. The same with SGD and Adagrad, where it is not added to the gradient either."""
+    embedding_l2: float = Field(default=0.0, ge=0)
+    """L2 penalty on looked-up rows: `embedding_l2` / 2 × the squared norm of the rows of a sample, a mean over the
+    batch, added to the loss that is minimized, not to the one that is shown. Rows that no sample has do not shrink."""
     warmup_steps: NonNegativeInt = 0
     """Steps of linear warm-up from zero; applies to the tables too."""
     decay: Literal["none", "linear", "polynomial", "cosine"] = "none"
@@ -64,6 +70,6 @@ class TrainSpec(Section):
     seed: NonNegativeInt = 1
     """Seed of the initial weights, which are the same at any number of ranks."""
     warm_start: str = ""
-    """A run (its directory, its name under `store.root` or its URI, `@STEP` or `@best` for one of its checkpoints) whose newest
-    complete checkpoint gives a new run its tables and dense weights; optimizer state and steps begin anew. A run that resumes
-    does not read it."""
+    """A run (its directory, its name under `store.root` or its URI; `@STEP` or `@best` for a checkpoint of it) whose
+    newest complete checkpoint gives a new run its tables and dense weights; optimizer state and steps begin anew. A run
+    that resumes does not read it."""

@@ -21,6 +21,9 @@ def selected(*sets, device="cuda", on_host=False):
     (("model.num_tables=1025",), "cuda", False, "pipeline", "up to 1025 ids a sample"),
     (("train.table_dtype=fp16",), "cuda", False, "pipeline", "fp16 tables"),
     ((), "cuda", True, "pipeline", "the host's memory"),
+    (("model.dropout=0.1",), "cuda", False, "pipeline", "model.dropout is not part of the captured step"),
+    (("train.weight_decay=0.1",), "cuda", False, "pipeline", "train.weight_decay is not part of the captured step"),
+    (("train.embedding_l2=0.1",), "cuda", False, "pipeline", "train.embedding_l2 is not part of the captured step"),
 ])
 def test_selection(sets, device, on_host, engine, why):
     found, reason = selected(*sets, device=device, on_host=on_host)

@@ -28,14 +28,15 @@ from embark.trainers import train
 NUM_STEPS = 100
 OTHER_VALUES = {
     "model.kind": "dcnv2", "model.code": "x = 1", "model.num_dense": 4, "model.embedding_dim": 12,
-    "model.bottom_mlp": "[8]", "model.top_mlp": "[8]", "model.num_cross_layers": 2, "model.cross_rank": 7,
-    "model.tables": "[{name='a', rows=9}]",
+    "model.bottom_mlp": "[8]", "model.top_mlp": "[8]", "model.dropout": 0.1, "model.num_cross_layers": 2,
+    "model.cross_rank": 7, "model.tables": "[{name='a', rows=9}]",
     "data.kind": "prepared", "data.label": "y", "data.dense_columns": "['b', 'c', 'd']", "data.time_column": "t",
     "data.eval_fraction": 0.2, "data.eval_split": "test", "data.shuffle": "none", "data.on_bad_id": "clip",
     "data.num_train_samples": 4097, "data.num_eval_samples": 301, "data.zipf_exponent": 1.3, "data.signal": 2.0,
     "data.ragged": "true", "data.seed": 7,
     "train.batch_size": 256, "train.learning_rate": 0.1, "train.dense_learning_rate": 0.01, "train.optimizer": "sgd",
-    "train.dense_optimizer": "sgd", "train.eps": 1e-6, "train.warmup_steps": 5, "train.decay": "linear",
+    "train.dense_optimizer": "sgd", "train.eps": 1e-6, "train.weight_decay": 0.01,
+    "train.embedding_l2": 1e-5, "train.warmup_steps": 5, "train.decay": "linear",
     "train.decay_start_step": 3, "train.decay_steps": 9, "train.final_rate": 0.1, "train.precision": "bf16",
     "train.table_dtype": "fp16", "train.comms_dtype": "bf16", "train.seed": 3, "train.warm_start": "runs/other",
 }

@@ -7,6 +7,7 @@ import torch.fx
 from torch import Tensor, nn
 
 from embark.spec.model import ModelSpec
+from embark.trainers.torch.dropout import ReLUWithDropout
 from embark.trainers.torch.own_model import OwnNetwork
 
 
@@ -29,7 +30,7 @@ class DotNetwork(nn.Module):
         num_dots = self.num_vectors * (self.num_vectors - 1) // 2
         # Without dense features the vectors themselves stand where the bottom MLP's output would.
         passed_on = self.dim if self.bottom is not None else self.dim * self.num_vectors
-        self.top = _mlp(passed_on + num_dots, (*model.top_mlp, 1), ends_linear=True)
+        self.top = _mlp(passed_on + num_dots, (*model.top_mlp, 1), model.dropout, ends_linear=True)
 
     def forward(self, dense: Tensor, pooled: Tensor) -> Tensor:
         passed_on = pooled
@@ -50,7 +51,7 @@ class CrossNetwork(nn.Module):
         rank = min(model.cross_rank, width)
         self.down = nn.ModuleList(nn.Linear(width, rank, bias=False) for _ in range(model.num_cross_layers))
         self.up = nn.ModuleList(nn.Linear(rank, width) for _ in range(model.num_cross_layers))
-        self.top = _mlp(width, (*model.top_mlp, 1), ends_linear=True)
+        self.top = _mlp(width, (*model.top_mlp, 1), model.dropout, ends_linear=True)
 
     def forward(self, dense: Tensor, pooled: Tensor) -> Tensor:
         first = pooled if self.bottom is None else torch.cat([self.bottom(dense), pooled], dim=1)
@@ -61,13 +62,14 @@ class CrossNetwork(nn.Module):
 
 
 def _bottom(model: ModelSpec) -> nn.Module | None:
-    return _mlp(model.num_dense, (*model.bottom_mlp, model.embedding_dim)) if model.num_dense else None
+    return _mlp(model.num_dense, (*model.bottom_mlp, model.embedding_dim), model.dropout) if model.num_dense else None
 
 
-def _mlp(width: int, sizes: tuple[int, ...], *, ends_linear: bool = False) -> nn.Sequential:
+def _mlp(width: int, sizes: tuple[int, ...], dropout: float, *, ends_linear: bool = False) -> nn.Sequential:
     layers: list[nn.Module] = []
-    for size in sizes:
-        layers += [nn.Linear(width, size), nn.ReLU()]
+    for number, size in enumerate(sizes, start=1):
+        is_hidden = number < len(sizes)
+        layers += [nn.Linear(width, size), ReLUWithDropout(dropout) if dropout and is_hidden else nn.ReLU()]
         width = size
     return nn.Sequential(*(layers[:-1] if ends_linear else layers))
 

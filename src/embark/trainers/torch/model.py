@@ -28,14 +28,17 @@ class Recommender(nn.Module):
         self.is_bf16 = is_bf16
         self.device_type = device.type
         self.loss = nn.BCEWithLogitsLoss()
+        self.embedding_l2 = train.embedding_l2
 
     def forward(self, batch: DeviceBatch) -> tuple[Tensor, tuple[Tensor, Tensor, Tensor]]:
         pooled = ordered_values(self.tables(batch.sparse), self.names)
         with torch.autocast(self.device_type, torch.bfloat16, enabled=self.is_bf16):
             logits = self.dense(batch.dense, pooled)
         logits = logits.float()
-        loss = self.loss(logits, batch.label)
-        return loss, (loss.detach(), logits.detach(), batch.label)
+        loss = minimized = self.loss(logits, batch.label)
+        if self.embedding_l2:
+            minimized = loss + self.embedding_l2 / 2 * pooled.float().square().sum(dim=1).mean()
+        return minimized, (loss.detach(), logits.detach(), batch.label)
 
 
 @torch.fx.wrap  # the train pipeline traces the model; the order of keys is known only when it runs

@@ -72,6 +72,8 @@ class Optimizers:
         """Make the dense optimizer's state exist. Adam makes it at a weight's first gradient, so that without this a
         load would find nothing to fill and silently restore nothing. Given `saved` names, only of the weights that
         have some among them: one that the network has not used yet has none."""
+        if self._train.weight_decay:
+            _set_rate(self._dense_groups, 0.0)  # it is a step without gradients, which would shrink the weights
         self.dense.init_state()
         with_state = {name for name in self.dense.params if any(key.startswith(f"{name}.") for key in saved)}
         for name, weight in self.dense.params.items() if with_state else ():
@@ -96,7 +98,22 @@ def _dense_factory(train: TrainSpec, device: torch.device) -> Callable[[Iterable
     arguments = _arguments(train.dense_optimizer, train, dense_rate(train))
     # Fused Adagrad exists on the CPU alone; there it takes half the time.
     is_fused = device.type == "cpu" or train.dense_optimizer != "adagrad"
-    return lambda parameters: kind(parameters, **arguments, fused=is_fused or None)
+
+    def make(parameters: Iterable[Any]) -> torch.optim.Optimizer:
+        optimizer = kind(parameters, **arguments, fused=is_fused or None)
+        if train.weight_decay:
+            optimizer.register_step_pre_hook(lambda made, *_: _decay_weights(made.param_groups, train.weight_decay))
+        return optimizer
+
+    return make
+
+
+@torch.no_grad()
+def _decay_weights(groups: list[dict[str, Any]], weight_decay: float) -> None:
+    """As AdamW does before its update, at each group's rate of this step; matrices that have a gradient."""
+    for group in groups:
+        matrices = [p for p in group["params"] if p.ndim > 1 and p.grad is not None]
+        torch._foreach_mul_(matrices, 1 - group["lr"] * weight_decay)
 
 
 def _arguments(name: str, train: TrainSpec, rate: float) -> dict[str, Any]:

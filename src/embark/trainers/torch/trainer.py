@@ -26,6 +26,7 @@ from embark.store import RunDir
 from embark.trainers.torch.batch import ToDevice, pinned
 from embark.trainers.torch.checkpoint import TorchCheckpointer
 from embark.trainers.torch.cpu_lookup import use_fast_cpu_lookup
+from embark.trainers.torch.dropout import seed_dropout
 from embark.trainers.torch.engines.cuda_graph.batch_layout import BatchLayout, PackedLayout, RawLayout
 from embark.trainers.torch.engines.cuda_graph.engine import CudaGraphEngine
 from embark.trainers.torch.engines.cuda_graph.lookup import local_shards, planned, why_not_by_kernels
@@ -84,6 +85,9 @@ class TorchTrainer:
     def step(self, batches: Iterator[Any], step: int) -> float:
         """Train on the next batch; returns the tables' learning rate."""
         rate = self.optimizers.set_rates(step)
+        if self.spec.model.dropout:
+            first_sample = self.world.rank * (self.spec.train.batch_size // self.world.world_size)
+            seed_dropout(self.model, self.spec.train.seed, step, first_sample)
         self.engine.step(batches, step)
         return rate
 
