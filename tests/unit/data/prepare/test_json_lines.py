@@ -8,12 +8,15 @@ from pathlib import Path
 
 import pyarrow as pa
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from embark.__main__ import run
 from embark.data.prepare.arrow.cells import hash_words
 from embark.data.prepare.arrow.json_lines import JsonLinesReader
 from embark.data.prepare.guess import guess_schema
 from embark.data.prepare.inputs import Inputs
+from embark.data.prepare.json_sample import json_cell
 from embark.errors import DataError
 from embark.spec import resolve
 from embark.spec.data import PrepareSpec
@@ -78,3 +81,8 @@ def test_one_array_of_objects_is_refused_with_the_command_that_cuts_it(tmp_path)
     with pytest.raises(DataError, match="is one JSON array") as caught:
         schema_of(tmp_path, "rows.json")
     assert "jq -c '.[]' rows.json" in caught.value.fix
+
+
+@given(value=st.one_of(st.integers(), st.floats(), st.text(), st.lists(st.integers(), max_size=2)))
+def test_a_value_is_read_as_the_text_that_json_writes(value):
+    assert json_cell(value) == (value if isinstance(value, str) else json.dumps(value))
