@@ -47,15 +47,15 @@ class Tool:
 
 
 def _which(name: str) -> str | None:
-    # debootstrap and its like live in sbin, which a user's path often lacks
+    # iptables and its like live in sbin, which a user's path often lacks
     return shutil.which(name, path=os.pathsep.join([os.environ.get("PATH", ""), "/usr/sbin", "/sbin"]))
 
 
 TOOLS = {
     "podman": Tool(
-        (("podman",), ("buildah",), ("runc",), ("debootstrap",), ("iptables",)),
+        (("podman",), ("buildah",), ("runc",), ("iptables",)),
         # The last three are for containers that find each other by name.
-        ("podman", "buildah", "runc", "debootstrap", "netavark", "aardvark-dns", "iptables"),
+        ("podman", "buildah", "runc", "netavark", "aardvark-dns", "iptables"),
     ),
     "chromium": Tool((("chromium", "chromium-browser", "google-chrome"),), ("chromium",)),
     "prometheus": Tool((("prometheus",), ("promtool",)), ("prometheus",)),

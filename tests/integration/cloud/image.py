@@ -1,7 +1,7 @@
 """The quickstart's image, built for real and once by `embark image`: every worker of a session finds the same.
 
-The base is made by debootstrap, since no registry can be counted on; pip finds its packages as it does here, where no
-index has Embark.
+Its base is made of this machine's files, of which the packages are mounted: a layer of them would take a minute. pip
+finds the others as it does here, where no index has Embark.
 """
 
 from __future__ import annotations
@@ -19,9 +19,11 @@ from pathlib import Path
 from tempfile import mkdtemp
 from typing import Any
 
+from integration.cloud.base_image import gather_packages, make_base, site_packages
+
 ROOT = Path(__file__).parents[3]
 NAME = "localhost/embark:test"
-BASE = "localhost/base:12"
+BASE = "localhost/base:1"
 LIMITS = ("--ulimit", "nofile=20000:20000", "--ulimit", "nproc=4096:4096")
 DRIVERS = ("overlay", "vfs")
 """vfs copies the whole image for every container, and works everywhere."""
@@ -41,8 +43,12 @@ class Store:
 
     @property
     def wrapper(self) -> Path:
-        """A folder for the path, with a podman and a buildah in it that keep their images here."""
+        """A folder for the path, with a podman in it that keeps its images here, and gives each container packages."""
         return self.folder / "bin"
+
+    @property
+    def packages(self) -> Path:
+        return self.folder / "packages"
 
     @property
     def clone(self) -> Path:
@@ -61,7 +67,7 @@ class Store:
                               capture_output=True, timeout=timeout, check=False)
 
     def podman(self, *words: str, timeout: float = 300, check: bool = True, **options: Any):
-        command = ["podman", *self.options, "--runtime", "runc", *words]
+        command = [str(self.wrapper / "podman"), *words]
         done = subprocess.run(command, text=True, capture_output=True, timeout=timeout, check=False, **options)
         assert not check or done.returncode == 0, done.stdout + done.stderr
         return done
@@ -109,17 +115,23 @@ def _shared_state(common: Path) -> Iterator[dict[str, Any]]:
 def make_store(folder: Path) -> Store:
     rootfs = folder / "rootfs"
     make_base(rootfs)
+    gather_packages(folder / "packages")
     store = next(store for store in (Store(folder, driver) for driver in DRIVERS) if can_run(store, rootfs))
     shutil.rmtree(rootfs)
-    store.wrapper.mkdir()
-    for program, more in (("podman", ["--runtime", "runc"]), ("buildah", [])):
-        wrapper = store.wrapper / program
-        wrapper.write_text(f'#!/bin/sh\nexec {shutil.which(program)} {" ".join([*store.options, *more])} "$@"\n')
-        wrapper.chmod(0o755)
     make_clone(store.clone)
     built = build(store)
     assert built.returncode == 0, (built.stdout + built.stderr)[-4000:]
     return store
+
+
+def write_wrapper(store: Store, mounted_at: str) -> None:
+    podman = store.wrapper / "podman"
+    podman.parent.mkdir(exist_ok=True)
+    podman.write_text(f'''#!/bin/sh
+case $1 in run|build) verb=$1; shift; set -- "$verb" --volume {store.packages}:{mounted_at}:ro "$@" ;; esac
+exec {shutil.which("podman")} {" ".join(store.options)} --runtime runc "$@"
+''')
+    podman.chmod(0o755)
 
 
 def make_clone(folder: Path) -> None:
@@ -144,14 +156,9 @@ def forget(store: Store) -> None:
     shutil.rmtree(store.folder / "store", ignore_errors=True)
 
 
-def make_base(rootfs: Path) -> None:
-    packages = "--include=python3,python3-venv,python3-pip,ca-certificates"
-    subprocess.run(["debootstrap", "--variant=minbase", packages, "bookworm", str(rootfs)], check=True, timeout=600,
-                   capture_output=True, env={"PATH": "/usr/sbin:/usr/bin:/sbin:/bin"})
-
-
 def can_run(store: Store, rootfs: Path) -> bool:
     """Takes the base in, and a container of it runs."""
+    write_wrapper(store, site_packages(rootfs))
     with subprocess.Popen(["tar", "-C", str(rootfs), "-c", "."], stdout=subprocess.PIPE) as tar:
         taken = store.podman("import", "-", BASE, stdin=tar.stdout, check=False)
     if taken.returncode == 0 and tar.returncode == 0:

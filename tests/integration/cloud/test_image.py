@@ -17,7 +17,6 @@ from embark import __version__
 pytestmark = [pytest.mark.slow, pytest.mark.needs("podman")]
 
 SCRIPT = "train_torchrec_quickstart.py"
-SMALL = ("--set", "train.num_steps=10", "--set", "model.rows_per_table=1000", "--set", "data.num_eval_samples=4096")
 
 
 def test_it_is_not_root_and_reports_it(image_store):
@@ -45,27 +44,29 @@ def test_the_quickstart_s_script_trains_in_it(image_store):
     assert "loss" in done.stdout.lower(), done.stdout + done.stderr
 
 
-def test_the_folder_names_it_so_two_pods_of_it_rehearse_the_job(image_store):
-    words = ("rehearse", ".", "--engine", "podman", "--processes", "2", "--steps", "20", "--json")
+def test_the_folder_names_it_so_two_pods_of_it_rehearse_the_job_and_one_that_is_killed_comes_back(image_store):
+    words = ("rehearse", ".", "--engine", "podman", "--processes", "1", "--steps", "20", "--kill", "0@step5", "--json")
     done = image_store.embark(*words)
     assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
     answer = json.loads(done.stdout)
     assert answer["verdict"]["is_ok"]
     assert (answer["engine"], len(answer["pods"])) == ("podman", 2)
+    assert answer["progress"]["resumes"]
+    assert any(end["code"] == 137 for end in answer["ends"])
 
 
 def test_what_a_rank_imports_is_compiled_since_its_user_could_not_write_that(image_store):
     code = ("import importlib.util as found, pathlib\n"
-            "for name in ('torch', 'torchrec', 'embark'):\n"
+            "for name in ('torchrec', 'fbgemm_gpu', 'embark'):\n"
             "    cached = found.cache_from_source(found.find_spec(name).origin)\n"
             "    print(name, pathlib.Path(cached).exists())")
     output = image_store.run("python", "-c", code).stdout.splitlines()
-    assert output == ["torch True", "torchrec True", "embark True"]
+    assert output == ["torchrec True", "fbgemm_gpu True", "embark True"]
 
 
 def test_alone_it_trains_the_quickstart(image_store):
-    process = subprocess.Popen(["podman", *image_store.options, "--runtime", "runc", "run", "--rm", "--name", "alone",
-                                "--network", "none", *LIMITS, NAME], text=True, stdout=subprocess.PIPE,
+    words = ("run", "--rm", "--name", "alone", "--network", "none", *LIMITS, NAME)
+    process = subprocess.Popen([image_store.wrapper / "podman", *words], text=True, stdout=subprocess.PIPE,
                                stderr=subprocess.STDOUT)
     try:
         lines = []
@@ -83,9 +84,7 @@ def test_alone_it_trains_the_quickstart(image_store):
         process.kill()
 
 
-def test_torchrun_trains_and_a_wrong_spec_comes_through(image_store):
-    ranks = ("--standalone", "--nproc-per-node=2", "-m", "embark", "train", "quickstart")
-    done = image_store.run("torchrun", *ranks, *SMALL)
-    assert "10 steps" in done.stdout
-    wrong = image_store.run("python", "-m", "embark.torchrun", *ranks, "--set", "train.batch_size=97", check=False)
+def test_a_wrong_spec_comes_through_torchrun(image_store):
+    words = ("--standalone", "--nproc-per-node=2", "-m", "embark", "train", "laptop", "--set", "train.batch_size=97")
+    wrong = image_store.run("python", "-m", "embark.torchrun", *words, check=False)
     assert wrong.returncode == 64, wrong.stdout + wrong.stderr
