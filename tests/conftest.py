@@ -17,6 +17,7 @@ from collections import Counter
 from collections.abc import Iterator
 from importlib.util import find_spec
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import pytest
 from needs import TOOLS
@@ -97,6 +98,18 @@ def has_tpu_compiler() -> bool:
 
 def has_gpu() -> bool:
     return any(Path("/dev").glob("nvidia[0-9]*"))
+
+
+@pytest.fixture(scope="session")
+def warm_python() -> Iterator[str]:
+    """A `python` whose embark, torchrun and scripts that train are forked from a process that has imported torch."""
+    import warm_python
+
+    scripts = ("tests/integration/faults/held_train.py", "examples/templates/train_torchrec_quickstart.py")
+    paths = [str(Path(__file__).parents[1] / script) for script in scripts]
+    with (TemporaryDirectory(prefix="embark-warm-") as folder,
+          warm_python.warm_python(Path(folder), *paths, modules=warm_python.TORCH) as python):
+        yield python
 
 
 class NotRun:

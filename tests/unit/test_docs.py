@@ -8,7 +8,6 @@ import sys
 from pathlib import Path
 
 import pytest
-from embark_server import embark_server
 
 ROOT = Path(__file__).parents[2]
 BLOCK = re.compile(r"^```(\w+) (run|file=(\S+))\n(.*?)^```$", re.MULTILINE | re.DOTALL)
@@ -19,10 +18,13 @@ ENVIRONMENT = {
 
 
 @pytest.fixture(scope="module")
-def embark(tmp_path_factory) -> dict[str, str]:
-    """An environment whose `embark` has loaded torch already."""
-    with embark_server(tmp_path_factory.mktemp("embark"), ENVIRONMENT) as programs:
-        yield {**ENVIRONMENT, "PATH": f"{programs}{os.pathsep}{ENVIRONMENT['PATH']}"}
+def embark(tmp_path_factory, warm_python) -> dict[str, str]:
+    """An environment whose `embark` and `torchrun` have loaded torch already."""
+    programs = tmp_path_factory.mktemp("programs")
+    for name, module in (("embark", "embark"), ("torchrun", "torch.distributed.run")):
+        (programs / name).write_text(f'#!/bin/sh\nexec {warm_python} -m {module} "$@"\n')
+        (programs / name).chmod(0o755)
+    return {**ENVIRONMENT, "PATH": f"{programs}{os.pathsep}{ENVIRONMENT['PATH']}"}
 
 
 def shell(command: str, directory: Path, env: dict[str, str] = ENVIRONMENT) -> subprocess.CompletedProcess:

@@ -30,7 +30,7 @@ RAY_HAS_TRAINED = re.compile(r"^\[pod/dlrm-submitter-0/ray-job-submitter\] \(Ray
 class WarmSession(AccountSession):
     """Its pods are forked from a process that has imported torch."""
 
-    server = (str(Path(__file__).with_name("warm_python.py")),)
+    server = (str(REPOSITORY / "tests" / "warm_python.py"),)
 
 
 @dataclass(frozen=True)

@@ -28,8 +28,9 @@ window.alert = () => window.noticed.push("alert");
 """
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def browser() -> Iterator[Any]:
+    """Idle it takes a sixth of a processor, so none is left running for the other tests of the session."""
     from playwright.sync_api import sync_playwright
 
     program = next(filter(None, map(shutil.which, BROWSERS)))

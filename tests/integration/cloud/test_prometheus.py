@@ -5,7 +5,6 @@ import os
 import signal
 import socket
 import subprocess
-import sys
 import time
 import urllib.parse
 import urllib.request
@@ -38,7 +37,7 @@ def free_port() -> int:
 
 
 @pytest.fixture
-def run(tmp_path):
+def run(tmp_path, warm_python):
     """A run that goes on until it is told to stop, and the port it answers on."""
     port = free_port()
     spec = {**TINY, "train": {**TINY["train"], "num_steps": 10_000_000},
@@ -46,7 +45,7 @@ def run(tmp_path):
             "watch": {"every": 20, "tensorboard": False, "prometheus_port": port, "prometheus_host": "127.0.0.1",
                       "system_every_s": 0.5, "phases_every_s": 1}}
     (tmp_path / "tiny.toml").write_text(tomli_w.dumps(spec))
-    process = subprocess.Popen([sys.executable, "-m", "embark", "train", "tiny.toml"], cwd=tmp_path,
+    process = subprocess.Popen([warm_python, "-m", "embark", "train", "tiny.toml"], cwd=tmp_path,
                                stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
                                env={**os.environ, "OMP_NUM_THREADS": "1"})
     yield process, port, tmp_path / "runs" / "tiny"

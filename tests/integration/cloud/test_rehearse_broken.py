@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -26,11 +27,17 @@ SCALED = "quickstart__scale_to_multiple_nodes.yaml"
 HANDLER = "gcp_infrastructure__preemptible_spot_vms_2.py"
 
 
-def broken(path: Path | str, *flags: str, limit: str = "5m") -> dict:
-    answer = rehearse(str(path), *ENGINE, "--limit", limit, *flags)
-    assert not answer["verdict"]["is_ok"]
-    assert answer["verdict"]["fix"]
-    return answer
+@pytest.fixture
+def broken(warm_python) -> Callable[..., dict]:
+    """A function from a manifest to how its rehearsal failed."""
+
+    def run(path: Path | str, *flags: str, limit: str = "5m") -> dict:
+        answer = rehearse(str(path), *ENGINE, "--limit", limit, *flags, python=warm_python)
+        assert not answer["verdict"]["is_ok"]
+        assert answer["verdict"]["fix"]
+        return answer
+
+    return run
 
 
 @pytest.mark.parametrize(("name", "fix"), [
@@ -39,7 +46,7 @@ def broken(path: Path | str, *flags: str, limit: str = "5m") -> dict:
     (GCP_JOB, "env MASTER_ADDR: torchrec-dlrm-training-0.torchrec-dlrm-training, with subdomain: "
               "torchrec-dlrm-training and a headless Service torchrec-dlrm-training"),
 ])
-def test_a_variable_that_nobody_defines_ends_every_pod_at_once(name, fix, tmp_path):
+def test_a_variable_that_nobody_defines_ends_every_pod_at_once(broken, name, fix, tmp_path):
     text = (GUIDES / name).read_text().replace("  parallelism: 2\n", "  parallelism: 2\n  backoffLimit: 1\n", 1)
     (tmp_path / "job.yaml").write_text(text)
     answer = broken(tmp_path / "job.yaml")
@@ -50,8 +57,8 @@ def test_a_variable_that_nobody_defines_ends_every_pod_at_once(name, fix, tmp_pa
     assert "backoffLimit of 1" in answer["verdict"]["checks"][0]["text"]
 
 
-def test_a_host_that_no_service_makes_resolvable_is_waited_for_in_vain():
-    answer = broken(GUIDES / GKE_JOB, limit="30s")
+def test_a_host_that_no_service_makes_resolvable_is_waited_for_in_vain(broken):
+    answer = broken(GUIDES / GKE_JOB, limit="12s")
     assert answer["verdict"]["sentence"].startswith(
         "pods 0 and 1 wait for distributed-training-0, a name that does not resolve: "
         "2 pods are to meet, and none has a fixed name")
@@ -60,7 +67,7 @@ def test_a_host_that_no_service_makes_resolvable_is_waited_for_in_vain():
 
 
 @pytest.mark.parametrize("name", [AWS_KUBEFLOW, GCP_KUBEFLOW])
-def test_the_webhook_refuses_a_container_of_another_name(name):
+def test_the_webhook_refuses_a_container_of_another_name(broken, name):
     answer = broken(GUIDES / name)
     refusal = "webhook refuses it: Worker must have a container named pytorch, and has torchrec"
     assert refusal in answer["verdict"]["sentence"]
@@ -68,7 +75,7 @@ def test_the_webhook_refuses_a_container_of_another_name(name):
 
 
 @pytest.mark.parametrize("name", [AWS_KUBEFLOW, GCP_KUBEFLOW])
-def test_named_right_it_has_no_script_and_would_train_alone(name, tmp_path):
+def test_named_right_it_has_no_script_and_would_train_alone(broken, name, tmp_path):
     text = (GUIDES / name).read_text().replace("- name: torchrec\n", "- name: pytorch\n")
     job = yaml.safe_load(text)
     job["spec"]["runPolicy"] = {"backoffLimit": 1}
@@ -80,7 +87,7 @@ def test_named_right_it_has_no_script_and_would_train_alone(name, tmp_path):
 
 
 @pytest.mark.parametrize("name", [AWS_KUBEFLOW, GCP_KUBEFLOW])
-def test_with_its_script_each_pod_trains_alone(name, tmp_path):
+def test_with_its_script_each_pod_trains_alone(broken, name, tmp_path):
     text = (GUIDES / name).read_text().replace("- name: torchrec\n", "- name: pytorch\n")
     script = "import os; print('alone', os.environ.get('RANK'), os.environ['PET_NNODES'])"
     text = text.replace("- train_dlrm.py", f"- -c\n              - {json.dumps(script)}")
@@ -92,7 +99,7 @@ def test_with_its_script_each_pod_trains_alone(name, tmp_path):
     assert "torchrun" in answer["verdict"]["fix"]
 
 
-def test_a_pod_whose_script_is_not_in_the_image_loops():
+def test_a_pod_whose_script_is_not_in_the_image_loops(broken):
     answer = broken(GUIDES / GKE_POD)
     assert "does not hold the program or script that the job runs" in answer["verdict"]["sentence"]
     assert "train.py" in answer["verdict"]["evidence"]
@@ -110,7 +117,7 @@ def test_a_part_of_a_manifest_is_none(capfd):
     (2, "pods 0, 1, 2 and 3 cannot meet: parallelism makes 4 pods and --nnodes=2 waits for 2"),
     (8, "pods 0, 1, 2 and 3 cannot meet: parallelism makes 4 pods and --nnodes=8 waits for 8"),
 ])
-def test_scaled_by_parallelism_alone_as_the_guide_says_some_pods_wait_for_ever(num_nodes, sentence, tmp_path):
+def test_scaled_by_parallelism_alone_as_the_guide_says_some_pods_wait_for_ever(broken, num_nodes, sentence, tmp_path):
     documents = list(yaml.safe_load_all(render_job(job_of("p4d.24xlarge"))[0].text))
     job = next(one for one in documents if one["kind"] == "Job")
     scaled = yaml.safe_load((GUIDES / SCALED).read_text())["spec"]
@@ -118,13 +125,13 @@ def test_scaled_by_parallelism_alone_as_the_guide_says_some_pods_wait_for_ever(n
     template = job["spec"]["template"]["spec"]["containers"][0]
     template["command"][2] = template["command"][2].replace("--nnodes=2", f"--nnodes={num_nodes}")
     (tmp_path / "job.yaml").write_text(yaml.safe_dump_all(documents))
-    answer = broken(tmp_path / "job.yaml", limit="12s")
+    answer = broken(tmp_path / "job.yaml", limit="4s")
     assert answer["verdict"]["sentence"] == sentence
     assert answer["ends"] == []
     assert "--nnodes=4, from the same number as parallelism" in answer["verdict"]["fix"]
 
 
-def test_a_handler_that_ends_with_0_is_counted_as_done_untrained(tmp_path):
+def test_a_handler_that_ends_with_0_is_counted_as_done_untrained(broken, tmp_path):
     """The handler of the guide, word for word, in a Job that runs it."""
     handler = (GUIDES / HANDLER).read_text().partition("# Also save")[0]
     script = ("import time\nmodel = optimizer = epoch = step = None\n"

@@ -22,21 +22,21 @@ LAST_STEP = 25
 
 
 @pytest.fixture(scope="session")
-def undisturbed(tmp_path_factory) -> float:
-    return undisturbed_loss(common_folder(tmp_path_factory.getbasetemp()))
+def undisturbed(tmp_path_factory, warm_python) -> float:
+    return undisturbed_loss(common_folder(tmp_path_factory.getbasetemp()), warm_python)
 
 
-def test_a_pod_that_is_killed_comes_back_and_the_run_continues_bit_for_bit(undisturbed):
+def test_a_pod_that_is_killed_comes_back_and_the_run_continues_bit_for_bit(undisturbed, warm_python):
     step = random.SystemRandom().randrange(2, LAST_STEP)
-    answer = rehearse_quickstart("azure", *ENGINE, "--kill", f"1@step{step}", target="jobset")
+    answer = rehearse_quickstart("azure", *ENGINE, "--kill", f"1@step{step}", target="jobset", python=warm_python)
     assert_trained(answer)
     assert answer["verdict"]["final_loss"] == undisturbed, f"killed at step {step}"
     assert answer["progress"]["resumes"]
     assert any(end["is_preempted"] and end["code"] == 137 for end in answer["ends"])
 
 
-def test_a_preempted_pod_saves_in_its_grace_and_loses_no_step(undisturbed):
-    answer = rehearse_quickstart("gcp", *ENGINE, "--preempt", "0@step10", target="trainjob")
+def test_a_preempted_pod_saves_in_its_grace_and_loses_no_step(undisturbed, warm_python):
+    answer = rehearse_quickstart("gcp", *ENGINE, "--preempt", "0@step10", target="trainjob", python=warm_python)
     assert_trained(answer)
     assert answer["verdict"]["final_loss"] == undisturbed
     assert answer["verdict"]["lost_steps"] == 0
@@ -44,14 +44,15 @@ def test_a_preempted_pod_saves_in_its_grace_and_loses_no_step(undisturbed):
 
 
 def test_a_pod_that_stands_still_is_waited_for(undisturbed):
+    """Of its own Python: a fork would not stand still with its client."""
     answer = rehearse_quickstart("aws", *ENGINE, "--pause", "1@step10+4s", target="pytorchjob")
     assert_trained(answer)
     assert answer["verdict"]["final_loss"] == undisturbed
     assert answer["progress"]["resumes"] == []
 
 
-def test_an_elastic_job_goes_on_without_a_machine_that_nothing_replaces():
-    answer = rehearse_elastic("pytorchjob", "--lose", "2@step20")
+def test_an_elastic_job_goes_on_without_a_machine_that_nothing_replaces(warm_python):
+    answer = rehearse_elastic("pytorchjob", "--lose", "2@step20", python=warm_python)
     assert answer["verdict"]["is_ok"], answer
     assert answer["progress"]["world_sizes"] == [3, 2]
     assert answer["progress"]["step"] == NUM_STEPS
@@ -62,8 +63,8 @@ def test_an_elastic_job_goes_on_without_a_machine_that_nothing_replaces():
     assert answer["progress"]["resumes"]
 
 
-def test_the_other_pods_of_an_elastic_job_outlive_a_preempted_one_and_take_it_back():
-    answer = rehearse_elastic("job", "--preempt", "2@step20")
+def test_the_other_pods_of_an_elastic_job_outlive_a_preempted_one_and_take_it_back(warm_python):
+    answer = rehearse_elastic("job", "--preempt", "2@step20", python=warm_python)
     assert answer["verdict"]["is_ok"], answer
     sizes = answer["progress"]["world_sizes"]
     assert sizes[0] == 3

@@ -6,7 +6,6 @@ import json
 import os
 import shutil
 import signal
-import sys
 import threading
 import time
 from collections.abc import Callable, Mapping
@@ -15,6 +14,7 @@ from pathlib import Path
 import pytest
 from render_jobs import job_of
 from ssh_servers import children_of, free_port, keygen, servers
+from warm_python import processes_with
 
 from embark.errors import UserError
 from embark.launch.log_follower import follow_logs, read_logs
@@ -70,18 +70,18 @@ def bash(text: str, **order) -> Callable[[Host], Mapping[str, str]]:
                          "job.json": job_json([f"{host.folder}/start.sh"], wait_s=0.2, **order)}
 
 
-def until(is_so: Callable[[], object]) -> None:
+def until(is_so: Callable[[], object], *, every_s: float = 0.1) -> None:
     end_s = time.monotonic() + WAIT_S
     while not is_so():
         assert time.monotonic() < end_s
-        time.sleep(0.1)
+        time.sleep(every_s)
 
 
 def state(ssh: Ssh, hosts: list[Host]) -> str:
     return status_of(ssh.states(hosts), names_of(hosts), "file:///runs").state
 
 
-def training(tmp_path: Path, num_steps: int) -> Callable[[Host], Mapping[str, str]]:
+def training(tmp_path: Path, num_steps: int, python: str) -> Callable[[Host], Mapping[str, str]]:
     """What the plain machines of a cloud are given, but for where things stand on them."""
     port = free_port()
     spec = load_spec("laptop", ["name=small", *SMALL, f"train.num_steps={num_steps}",
@@ -91,7 +91,7 @@ def training(tmp_path: Path, num_steps: int) -> Callable[[Host], Mapping[str, st
 
     def files(host: Host) -> Mapping[str, str]:
         program = node_program(job, f"RANK={host.index}\nMASTER=127.0.0.1")
-        for there, here in ((f"{VENV}/bin/python", sys.executable), (f"cd {STATE}", f"cd {host.folder}"),
+        for there, here in ((f"{VENV}/bin/python", python), (f"cd {STATE}", f"cd {host.folder}"),
                             ("/etc/embark/spec.toml", f"{host.folder}/spec.toml"), (":29500", f":{port}"),
                             ("OMP_NUM_THREADS=3", "OMP_NUM_THREADS=1")):
             program = program.replace(there, here)
@@ -103,19 +103,19 @@ def training(tmp_path: Path, num_steps: int) -> Callable[[Host], Mapping[str, st
 
 
 @pytest.mark.slow
-def test_two_machines_train_and_one_that_is_killed_comes_back_and_continues(tmp_path, machines, ssh):
+def test_two_machines_train_and_one_that_is_killed_comes_back_and_continues(tmp_path, machines, ssh, warm_python):
     _, hosts = machines
     events = tmp_path / "runs/small/events.jsonl"
-    ssh.start(hosts, training(tmp_path, 200), is_fresh=True)
+    ssh.start(hosts, training(tmp_path, 200, warm_python), is_fresh=True)
     until(lambda: events.exists() and '"save"' in events.read_text())
     # The second machine's ranks die as those of a machine do that is taken away without a word.
     pid = read(hosts[1], "started.json")["pid"]
-    for one in (pid, *children_of(pid)):
+    for one in {pid, *children_of(pid), *processes_with("EMBARK_CACHE", f"{hosts[1].folder}/cache")}:
         os.kill(one, signal.SIGKILL)
-    until(lambda: ssh.states(hosts[1:])[1].is_lost)
+    until(lambda: ssh.states(hosts[1:])[1].is_lost, every_s=1.0)  # a connection takes longer to open than a step
     assert state(ssh, hosts) == "restarting"
     ssh.start(hosts, training_again(hosts), is_fresh=False)
-    until(lambda: state(ssh, hosts) not in ("restarting", "running"))
+    until(lambda: state(ssh, hosts) not in ("restarting", "running"), every_s=2.0)
     payload = [json.loads(line) for line in events.read_text().splitlines()]
     output = "\n".join(line.text for line in read_logs(ssh.log_sources(hosts, {})))
     assert state(ssh, hosts) == "succeeded", output

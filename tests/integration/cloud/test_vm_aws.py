@@ -6,16 +6,17 @@ import json
 import os
 import signal
 import stat
-import sys
 import time
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 
+import awscli
 import boto3
 import pytest
 from integration.cloud import emulators
 from ssh_servers import servers
+from warm_python import warm_python
 
 from embark.cli.cancel import cancel as cancel_command
 from embark.cli.console import Console
@@ -56,8 +57,19 @@ def moto(tmp_path_factory):
         del os.environ["MOTO_IAM_LOAD_MANAGED_POLICIES"]
 
 
+@pytest.fixture(scope="module")
+def aws(tmp_path_factory):
+    """A folder with the real `aws`, forked from a process that has imported it."""
+    folder = tmp_path_factory.mktemp("aws")
+    with warm_python(folder, modules=("awscli.clidriver", "awscli.handlers"), forked=("awscli",)) as python:
+        data = Path(awscli.__file__).parent / "data"  # awscli says so itself, in the process that imports it
+        (folder / "aws").write_text(f'#!/bin/sh\nAWS_DATA_PATH={data} exec {python} -m awscli "$@"\n')
+        (folder / "aws").chmod(0o755)
+        yield folder
+
+
 @pytest.fixture
-def machines(tmp_path, monkeypatch, environment, moto):
+def machines(tmp_path, monkeypatch, environment, moto, aws):
     """EC2's machines are where their numbers say: a server on loopback each, and folders for disks."""
     environment(moto.env)
     for name in [name for name in os.environ if name.startswith("COV")]:  # `aws` is a Python program that is not ours
@@ -68,7 +80,7 @@ def machines(tmp_path, monkeypatch, environment, moto):
         plugin = programs / "session-manager-plugin"  # Amazon's own is in no registry of packages
         plugin.write_text("#!/bin/sh\nexit 0\n")
         plugin.chmod(plugin.stat().st_mode | stat.S_IXUSR)
-        path = f"{programs}:{Path(sys.executable).parent}:{os.environ['PATH']}"
+        path = f"{programs}:{aws}:{os.environ['PATH']}"
         for name, value in {"PATH": path, "AMI": AMI, "XDG_DATA_HOME": str(tmp_path / "data"), "COLUMNS": "200",
                             "SUBNET_ID": "", "AWS_PAGER": "", "AWS_DEFAULT_REGION": "us-east-1"}.items():
             monkeypatch.setenv(name, value)

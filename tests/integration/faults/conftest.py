@@ -56,10 +56,11 @@ checkpoint_every = 5
 every = 1
 tensorboard = false
 """
-# All that a run would import by itself; the last is compiled as it is, which takes half a second.
-TORCH = ("embark.__main__", "embark.run.loop", "embark.trainers.torch.trainer", "embark.events.sinks.terminal",
-         "torch.distributed.checkpoint", "torch.distributed.optim")
-JAX = ("embark.__main__", "embark.run.loop", "embark.trainers.jax.trainer", "embark.events.sinks.terminal")
+# All that a run would import by itself; torch.distributed.optim is compiled as it is, which takes half a second.
+BOTH = ("embark.__main__", "embark.cli.train", "embark.run.loop", "embark.events.sinks.terminal",
+        "embark.data.synthetic", "embark.data.workers", "embark.report.report")
+TORCH = (*BOTH, "embark.trainers.torch.trainer", "torch.distributed.checkpoint", "torch.distributed.optim")
+JAX = (*BOTH, "embark.trainers.jax.trainer")
 KIB_FOR_TWO = 1100
 """A checkpoint of this run takes 420 KiB; the third is written before the first is removed."""
 ENDS_S = 300.0

@@ -16,7 +16,8 @@ pytestmark = pytest.mark.slow
 NUM_STEPS = 90
 AIMS = ("start-up",) * 3 + ("anywhere",) * 2 + ("save",) * 3 + ("between",) * 2
 MAX_STEPS_OF_A_LIFE = 9
-SEEDS = (11, 23, 37, 41, 59)
+SEEDS = (11, 37)
+"""bench/soak.py draws others, for hours."""
 SETS = (f"train.num_steps={NUM_STEPS}", "store.checkpoint_every=5", "train.eval_every=30")
 
 
@@ -29,7 +30,7 @@ def undisturbed(zygote, tmp_path_factory) -> Run:
 
 
 @pytest.mark.parametrize("seed", SEEDS)
-def test_fifty_kills_at_random_instants_change_no_loss(run, undisturbed, seed):
+def test_ten_kills_at_random_instants_change_no_loss(run, undisturbed, seed):
     run.sets = SETS
     chance = random.Random(seed)
     landed: Counter[str] = Counter()

@@ -12,13 +12,14 @@ from pathlib import Path
 import pytest
 from integration.faults.conftest import SPEC, Run
 from integration.faults.zygote import free_port
+from warm_python import processes_with
 
 pytestmark = pytest.mark.slow
 
 WAITS_S = 300
 
 
-def test_torchrun_restarts_and_the_losses_are_the_same(zygote, tmp_path, tmp_path_factory):
+def test_torchrun_restarts_and_the_losses_are_the_same(zygote, warm_python, tmp_path, tmp_path_factory):
     sets = ("train.num_steps=60",)
     reference = Run(zygote, tmp_path_factory.mktemp("undisturbed"), sets=sets)
     assert reference.ends(2) == [0, 0], reference.output()
@@ -30,7 +31,7 @@ def test_torchrun_restarts_and_the_losses_are_the_same(zygote, tmp_path, tmp_pat
                "--monitor-interval=0.1", "-m", "embark", *words]
     with open(tmp_path / "run.log.0", "wb") as log:
         process = subprocess.Popen(command, cwd=tmp_path, stdout=log, stderr=subprocess.STDOUT,
-                                   env={**os.environ, "OMP_NUM_THREADS": "1"})
+                                   env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHON_EXEC": warm_python})
         try:
             wait_for(lambda: run.events("save") or process.poll() is not None)
             os.kill(worker(process.pid), signal.SIGKILL)
@@ -44,14 +45,15 @@ def test_torchrun_restarts_and_the_losses_are_the_same(zygote, tmp_path, tmp_pat
 
 ALL_STEPS = 30
 HELD_AT = 13
+MACHINE = "TEST_MACHINE"
 
 
-def test_a_run_goes_on_without_a_lost_machine_and_takes_one_in_again(zygote, tmp_path, tmp_path_factory):
+def test_a_run_goes_on_without_a_lost_machine_and_takes_one_in_again(zygote, warm_python, tmp_path, tmp_path_factory):
     """Three agents, as on three machines; one is killed with its rank, and later started anew."""
     sets = (f"train.num_steps={ALL_STEPS}", "train.sharding=table_wise", "store.keep_checkpoints=9")
     reference = Run(zygote, tmp_path_factory.mktemp("undisturbed"), sets=sets)
     assert reference.ends(3) == [0, 0, 0], reference.output()
-    run, machines = Run(zygote, tmp_path), Machines(tmp_path, sets)
+    run, machines = Run(zygote, tmp_path), Machines(tmp_path, sets, warm_python)
     try:
         agents = [machines.start(index) for index in range(3)]
         machines.wait_until_held(3)
@@ -81,8 +83,8 @@ def test_a_run_goes_on_without_a_lost_machine_and_takes_one_in_again(zygote, tmp
 class Machines:
     """Agents of `python -m embark.torchrun --nnodes=2:3` on loopback."""
 
-    def __init__(self, folder: Path, sets: tuple[str, ...]) -> None:
-        self._folder, self._port = folder, free_port()
+    def __init__(self, folder: Path, sets: tuple[str, ...], python: str) -> None:
+        self._folder, self._port, self._python = folder, free_port(), python
         (folder / "spec.toml").write_text(SPEC)
         settings = (f"store.root={folder}", *sets)
         self._words = ["train", str(folder / "spec.toml"), *(w for one in settings for w in ("--set", one))]
@@ -91,12 +93,12 @@ class Machines:
     def start(self, index: int) -> subprocess.Popen[bytes]:
         conf = (f"is_host={str(index == 0).lower()},last_call_timeout=3,keep_alive_interval=1,keep_alive_max_attempt=3,"
                 "join_timeout=120,read_timeout=120")
-        command = [sys.executable, "-m", "embark.torchrun", "--nnodes=2:3", "--nproc-per-node=1", "--max-restarts=5",
+        command = [self._python, "-m", "embark.torchrun", "--nnodes=2:3", "--nproc-per-node=1", "--max-restarts=5",
                    "--rdzv-id=run", "--rdzv-backend=c10d", f"--rdzv-endpoint=127.0.0.1:{self._port}",
                    f"--rdzv-conf={conf}", "--local-addr=127.0.0.1", "--monitor-interval=0.1",
                    str(Path(__file__).parent / "held_train.py"), *self._words]
         env = {**os.environ, "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo", "HELD_DIR": str(self._folder),
-               "HELD_AT": str(HELD_AT)}
+               "HELD_AT": str(HELD_AT), MACHINE: self._name(len(self._agents))}
         with open(self._folder / f"run.log.{len(self._agents)}", "wb") as log:
             self._agents.append(subprocess.Popen(command, cwd=self._folder, stdout=log, stderr=log, env=env))
         return self._agents[-1]
@@ -111,10 +113,12 @@ class Machines:
 
     def lose(self, agent: subprocess.Popen[bytes]) -> None:
         """As a machine is lost: the agent and its rank at once, without a word to the others."""
-        children = Path(f"/proc/{agent.pid}/task/{agent.pid}/children").read_text().split()
-        for pid in (agent.pid, *map(int, children)):
+        for pid in processes_with(MACHINE, self._name(self._agents.index(agent))):
             os.kill(pid, signal.SIGKILL)
         agent.wait()
+
+    def _name(self, number: int) -> str:
+        return f"{self._folder}#{number}"
 
     def end(self) -> None:
         for agent in self._agents:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import subprocess
-import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import partial
@@ -76,22 +75,13 @@ class Ranks:
         return self.events("eval")[-1]
 
 
-def command(num_ranks: int, spec: Path, sets: tuple[str, ...]) -> list[str]:
-    embark = ["-m", "embark", "train", str(spec), *(w for s in sets for w in ("--set", s))]
-    if num_ranks == 1:
-        return [sys.executable, *embark]
-    return [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc_per_node={num_ranks}", *embark]
-
-
-def environment() -> dict[str, str]:
-    return {**os.environ, "OMP_NUM_THREADS": "1"}
-
-
-def train(directory: Path, num_ranks: int, *sets: str, name: str = "ranks") -> Ranks:
+def train(python: str, directory: Path, num_ranks: int, *sets: str, name: str = "ranks") -> Ranks:
     """Train on so many ranks under torchrun and wait for the end."""
-    spec = written_spec(directory)
-    done = subprocess.run(command(num_ranks, spec, (f"store.root={directory}", f"name={name}", *sets)),
-                          capture_output=True, text=True, timeout=240, env=environment(), cwd=directory)
+    every = (f"store.root={directory}", f"name={name}", *sets)
+    words = [python, "-m", "torch.distributed.run", "--standalone", f"--nproc_per_node={num_ranks}", "-m",
+             "embark", "train", str(written_spec(directory)), *(word for one in every for word in ("--set", one))]
+    done = subprocess.run(words, capture_output=True, text=True, timeout=240, cwd=directory,
+                          env={**os.environ, "OMP_NUM_THREADS": "1"})
     return Ranks(done.returncode, done.stdout + done.stderr, directory / name)
 
 
@@ -138,6 +128,6 @@ def ranks(zygote, tmp_path):
 
 
 @pytest.fixture
-def torchrun(tmp_path):
+def torchrun(warm_python, tmp_path):
     """`train` in this test's own directory."""
-    return partial(train, tmp_path)
+    return partial(train, warm_python, tmp_path)

@@ -27,6 +27,12 @@ dist.barrier()
 """
 
 
+@pytest.fixture(autouse=True)
+def _warm(monkeypatch, warm_python):
+    """Agents are forked from a process that has imported torch; ranks are scripts, and have a Python of their own."""
+    monkeypatch.setattr(sys, "executable", warm_python)
+
+
 def start(folder: Path, body: str, *options: str, **environ: str) -> subprocess.Popen[str]:
     script = folder / "rank.py"
     script.write_text(RANK + body)

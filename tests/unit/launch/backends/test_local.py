@@ -10,6 +10,7 @@ import sys
 import time
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -43,6 +44,12 @@ def _home(tmp_path, monkeypatch):
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
     monkeypatch.setenv("COLUMNS", "200")
     monkeypatch.chdir(tmp_path)
+
+
+@pytest.fixture
+def _warm(monkeypatch, warm_python):
+    """Runs are forked from a process that has imported torch."""
+    monkeypatch.setattr("embark.launch.backends.local.sys", SimpleNamespace(executable=warm_python))
 
 
 def launched(name: str, *settings: str):
@@ -88,13 +95,14 @@ def test_a_run_trains_to_its_end_and_is_followed_there(tmp_path, capsys):
 
 
 @pytest.mark.slow
-def test_it_outlives_its_launcher_and_cancelling_it_leaves_a_complete_checkpoint(tmp_path, capsys):
-    script = ("import sys; from embark.cli.console import Console; from embark.cli.launch import launch_run; "
+def test_it_outlives_its_launcher_and_cancelling_it_leaves_a_complete_checkpoint(tmp_path, capsys, warm_python):
+    script = ("import sys; sys.executable = sys.argv.pop(1); from embark.cli.console import Console; "
+              "from embark.cli.launch import launch_run; "
               "from embark.spec import load_spec; "
               "launch_run(Console(), load_spec('laptop', sys.argv[1:]), yes=False, dry_run=False)")
     settings = ["name=long", *SMALL, "train.num_steps=1000000", "store.checkpoint_every=0"]
     # A terminal that closes: its whole session is told to hang up.
-    launcher = subprocess.Popen([sys.executable, "-c", script, *settings], start_new_session=True,
+    launcher = subprocess.Popen([sys.executable, "-c", script, warm_python, *settings], start_new_session=True,
                                 stdout=subprocess.PIPE, text=True)
     assert "launched" in launcher.communicate(timeout=WAIT_S)[0]
     with pytest.raises(ProcessLookupError):
@@ -124,6 +132,7 @@ def test_one_that_was_killed_is_reported_and_not_taken_for_running(tmp_path):
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("_warm")
 def test_a_wrong_spec_is_reported_by_its_exit_code(tmp_path, capsys):
     (tmp_path / "runs").write_text("in the way")
     handle = launched("wrong")
@@ -145,6 +154,7 @@ def test_a_process_number_that_was_given_to_another_is_not_ours(tmp_path):
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("_warm")
 def test_the_lines_of_several_ranks_are_reported_apart(tmp_path):
     spec = load_spec("laptop", ["name=two", *SMALL, "train.num_steps=2"])
     handle = local().handle_of(spec)

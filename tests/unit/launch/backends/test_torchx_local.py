@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import sys
 import time
+from types import SimpleNamespace
 
 import pytest
 
@@ -35,6 +36,12 @@ def _home(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
 
 
+@pytest.fixture
+def _warm(monkeypatch, warm_python):
+    """Replicas are forked from a process that has imported torch."""
+    monkeypatch.setattr("embark.launch.backends.torchx.sys", SimpleNamespace(executable=warm_python))
+
+
 def spec_of(tmp_path, *settings: str):
     return load_spec("quickstart", [*SETTINGS, f"store.root={tmp_path}/runs", *settings])
 
@@ -44,6 +51,7 @@ def place() -> TorchXLocal:
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("_warm")
 def test_two_replicas_train_together_and_their_lines_say_which(tmp_path):
     assert launch_run(Console(quiet=True), spec_of(tmp_path, "place.nodes=2"), yes=False, dry_run=False) == 0
     run = find_run("clicks")
@@ -58,6 +66,7 @@ def test_two_replicas_train_together_and_their_lines_say_which(tmp_path):
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("_warm")
 def test_cancel_reaches_the_ranks_through_torchx_and_leaves_a_complete_checkpoint(tmp_path, capsys):
     settings = ["train.num_steps=1000000", "store.checkpoint_every=0"]
     assert launch_run(Console(quiet=True), spec_of(tmp_path, *settings), yes=False, dry_run=False) == 0

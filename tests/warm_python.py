@@ -1,0 +1,243 @@
+"""Processes of tests without seconds of imports each: a process that has imported torch and Ray forks them.
+
+What a test gives as `python` hands its words, environment, folder and open files over to the process of `serve`, which
+forks, and ends as the fork ends. Programs that a fork starts as `sys.executable` come from there too.
+"""
+
+from __future__ import annotations
+
+import array
+import fcntl
+import gc
+import importlib
+import json
+import multiprocessing
+import os
+import runpy
+import select
+import signal
+import socket
+import subprocess
+import sys
+import traceback
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
+from importlib.util import find_spec
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import psutil
+
+TORCH = ("embark.cli.train", "embark.run.loop", "embark.trainers.torch.trainer", "embark.events.sinks.terminal",
+         "embark.torchrun.launcher", "torch.distributed.checkpoint", "torch.distributed.optim",
+         "torch.distributed.run", "torch.utils.tensorboard", "embark.cli.app", "embark.data.synthetic",
+         "embark.data.workers", "embark.report.report")
+RAY = ("ray.scripts.scripts", "ray.train.collective", "ray.train.v2.api.data_parallel_trainer",
+       "ray._private.log_monitor", "ray.autoscaler._private.monitor", "ray.util.client.server.proxier",
+       "ray._private.runtime_env.agent.main", "ray.dashboard.agent", "ray.dashboard.head",
+       "ray.dashboard.modules.job.job_head")
+FORKED = ("embark", "embark.torchrun", "torch.distributed.run", "ray.scripts.scripts", "ray.util.client.server")
+"""Modules. Of scripts Ray's own are forked, and those that a test names; the rest, and thereby the drivers of RayJobs,
+is a Python of its own."""
+FORK_SERVER = "from multiprocessing.forkserver "
+IDLE_THREADS = ("jemalloc_bg", "cuda")
+"""Of pyarrow's allocator, which survives a fork, and of the driver that fbgemm's CUDA build starts: unused on a CPU."""
+FIRST_FREE_FILE = 512  # Above any that a program inherits.
+SOCKET, PYTHON = "warm.sock", "warm_python"
+CLIENT = """#!{python} -SEB
+import array, json, os, signal, socket, sys
+words = sys.argv[1:]
+rest = words[words[:1] == ["-u"]:]
+if not (rest[0].startswith({scripts!r}) or rest[0] == "-m" and rest[1] in {forked!r}
+        or rest[0] == "-c" and rest[1].startswith({fork_server!r})):
+    os.execv({python!r}, [{python!r}, *words])
+files = [number for number in map(int, os.listdir("/proc/self/fd")) if number < 3 or os.path.exists(
+    "/proc/self/fd/%d" % number) and os.get_inheritable(number)]
+link = socket.socket(socket.AF_UNIX)
+link.connect({socket!r})
+env = dict(os.environ, PYTHON_EXEC=sys.argv[0])
+data = json.dumps(dict(words=words, env=env, folder=os.getcwd(), files=files, python=sys.argv[0])).encode()
+link.sendmsg([len(data).to_bytes(4, "big")], [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", files))])
+link.sendall(data)
+pid = int.from_bytes(link.recv(4), "big")
+for number in files:
+    os.close(number)
+for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2):
+    signal.signal(number, lambda got, frame: os.kill(pid, got))
+code = int.from_bytes(link.recv(4), "big", signed=True)
+if code < 0:
+    signal.signal(-code, signal.SIG_DFL)
+    os.kill(os.getpid(), -code)
+os._exit(code)
+"""
+
+
+@contextmanager
+def warm_python(folder: Path, *scripts: str, modules: Sequence[str] = (), forked: Sequence[str] = FORKED
+                ) -> Iterator[str]:
+    """What to start as `python`. Its forks end with the block, and with this process.
+
+    `modules` are imported before, by default torch's and Ray's; `forked` are those that `-m` runs in a fork."""
+    client = folder / PYTHON
+    if (ray := find_spec("ray")) and ray.origin:
+        scripts += (f"{Path(ray.origin).parent}/",)
+    modules = modules or (*TORCH, *(RAY if ray else ()))
+    client.write_text(CLIENT.format(python=sys.executable, socket=str(folder / SOCKET), forked=tuple(forked),
+                                    scripts=scripts, fork_server=FORK_SERVER))
+    client.chmod(0o755)
+    with socket.socket(socket.AF_UNIX) as listener:
+        listener.bind(str(folder / SOCKET))
+        listener.listen()
+        process = subprocess.Popen([sys.executable, __file__, "serve", str(listener.fileno()), *modules],
+                                   pass_fds=[listener.fileno()], stdin=subprocess.DEVNULL)
+    try:
+        yield str(client)
+    finally:
+        process.terminate()
+        process.wait(60)
+
+
+def processes_with(name: str, value: str) -> list[int]:
+    """Those that were started with this in their environment; a fork ends with its client, which is one of them."""
+    return [one.pid for one in psutil.process_iter(["environ"]) if (one.info["environ"] or {}).get(name) == value]
+
+
+def account(cloud: str, folder: str) -> None:
+    """The account's server, whose pods find the client as `python`."""
+    from embark.rehearse import processes
+    from embark.rehearse.account import server
+
+    with warm_python(Path(folder)) as python:
+        processes.sys = SimpleNamespace(executable=python)  # type: ignore[assignment]
+        server.main(cloud, folder)
+
+
+def serve(listener_number: str, modules: Sequence[str]) -> None:
+    """Fork what is asked for until the parent is gone; a fork whose client is gone is killed."""
+    parent = os.getppid()
+    listener = socket.socket(fileno=int(listener_number))
+    listener.set_inheritable(False)
+    _import(modules)
+    woken, wake = os.pipe()
+    os.set_blocking(woken, False)
+    os.set_blocking(wake, False)
+    signal.set_wakeup_fd(wake, warn_on_full_buffer=False)
+    signal.signal(signal.SIGCHLD, lambda *_: None)
+    is_over = []
+    signal.signal(signal.SIGTERM, lambda *_: is_over.append(True))
+    links: dict[int, socket.socket] = {}
+    while os.getppid() == parent and not is_over:
+        ready, _, _ = select.select([listener, woken, *links.values()], [], [], 1.0)
+        if listener in ready:
+            link, _ = listener.accept()
+            pid = _fork(link, [listener.fileno(), woken, wake, *(one.fileno() for one in links.values())])
+            links[pid] = link
+            with suppress(OSError):
+                link.sendall(pid.to_bytes(4, "big"))
+        for pid in [pid for pid, link in links.items() if link in ready]:
+            os.kill(pid, signal.SIGKILL)
+            links.pop(pid).close()
+        if woken in ready:
+            os.read(woken, 4096)
+        for pid, code in _ended():
+            if link := links.pop(pid, None):
+                with suppress(OSError):
+                    link.sendall(code.to_bytes(4, "big", signed=True))
+                link.close()
+    for pid in links:
+        os.kill(pid, signal.SIGKILL)
+    os._exit(0)
+
+
+def _import(modules: Sequence[str]) -> None:
+    os.environ |= {"OMP_NUM_THREADS": "1", "RAY_TRAIN_V2_ENABLED": "1"}
+    for name in modules:
+        importlib.import_module(name)
+    threads = [Path(f"/proc/self/task/{task}/comm").read_text().strip() for task in os.listdir("/proc/self/task")]
+    if len([name for name in threads if not name.startswith(IDLE_THREADS)]) != 1:
+        sys.stderr.write(f"a process with threads would fork broken ones: {threads}\n")
+        os._exit(1)
+    gc.collect()
+    gc.freeze()  # else the first collection of each fork copies all of it
+
+
+def _ended() -> Iterator[tuple[int, int]]:
+    """Forks that are over, and their exit codes."""
+    with suppress(ChildProcessError):
+        while (end := os.waitpid(-1, os.WNOHANG))[0]:
+            yield end[0], os.waitstatus_to_exitcode(end[1])
+
+
+def _fork(link: socket.socket, own_files: Sequence[int]) -> int:
+    files = array.array("i")
+    head, ancillary, _, _ = link.recvmsg(4, socket.CMSG_LEN(250 * files.itemsize))
+    files.frombytes(ancillary[0][2])
+    data = b""
+    while len(data) < int.from_bytes(head, "big"):
+        data += link.recv(65536)
+    pid = os.fork()
+    if pid == 0:
+        _become(json.loads(data), files, [*own_files, link.fileno()])
+    for number in files:
+        os.close(number)
+    return pid
+
+
+def _become(call: dict[str, Any], files: array.array[int], own_files: Sequence[int]) -> None:
+    """`python` with these words."""
+    code = 1
+    try:
+        signal.set_wakeup_fd(-1)
+        signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+        os.setpgid(0, 0)
+        _take_over(files, call["files"], own_files)
+        os.chdir(call["folder"])
+        os.environ.clear()
+        os.environ.update(call["env"])
+        sys.path[1:1] = [path for path in os.environ.get("PYTHONPATH", "").split(os.pathsep)
+                         if path and path not in sys.path]
+        sys.executable = call["python"]
+        multiprocessing.set_executable(sys.executable)
+        words = call["words"]
+        if words[0] == "-u":
+            sys.stdout.reconfigure(write_through=True)  # type: ignore[union-attr]
+            words = words[1:]
+        if words[0] == "-m":
+            sys.path[0], sys.argv = call["folder"], words[:1] + words[2:]
+            runpy.run_module(words[1], run_name="__main__", alter_sys=True)
+        elif words[0] == "-c":
+            sys.path[0], sys.argv = "", words[:1] + words[2:]
+            exec(words[1], {"__name__": "__main__"})
+        else:
+            sys.path[0], sys.argv = str(Path(words[0]).parent), words
+            runpy.run_path(words[0], run_name="__main__")
+        code = 0
+    except SystemExit as end:
+        code = end.code if isinstance(end.code, int) else 0 if end.code is None else 1
+        if isinstance(end.code, str):
+            sys.stderr.write(f"{end.code}\n")
+    except BaseException:
+        traceback.print_exc()
+    finally:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(code)
+
+
+def _take_over(files: Sequence[int], targets: Sequence[int], own_files: Sequence[int]) -> None:
+    """Files under the numbers that the client had them under, instead of this process's own."""
+    moved = [fcntl.fcntl(number, fcntl.F_DUPFD, FIRST_FREE_FILE) for number in files]
+    for number in (*own_files, *files):
+        os.close(number)
+    for number, target in zip(moved, targets, strict=True):
+        os.dup2(number, target)
+        os.close(number)
+
+
+if __name__ == "__main__":
+    if sys.argv[1] == "serve":
+        serve(sys.argv[2], sys.argv[3:])
+    else:
+        account(*sys.argv[1:])
