@@ -1,6 +1,7 @@
 """A file read into memory: one row a sample, one column a feature. Nothing is guessed or left out."""
 
 import hashlib
+import threading
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -58,7 +59,8 @@ class ColumnsSource:
             is_held_out = _is_newest(data, rows.time)
         self._eval_rows = np.flatnonzero(is_held_out)
         self._train_rows = np.flatnonzero(~is_held_out)
-        self._order: tuple[int, NDArray[np.int64]] = (-1, self._train_rows)
+        self._orders: dict[int, NDArray[np.int64]] = {}  # Of the two newest epochs: threads may be in both.
+        self._ordering = threading.Lock()
 
     @property
     def num_train_samples(self) -> int:
@@ -79,11 +81,12 @@ class ColumnsSource:
 
     def train_rows(self, epoch: int, start: int, stop: int) -> Batch:
         """Rows `start` to `stop` of the epoch's own order."""
-        order_epoch, order = self._order
-        if order_epoch != epoch:
-            bits = hash_counters(stream_key(self._seed, _ORDER, epoch), self._train_rows)
-            order = self._train_rows[np.argsort(bits, kind="stable")]
-            self._order = (epoch, order)
+        with self._ordering:
+            if epoch not in self._orders:
+                bits = hash_counters(stream_key(self._seed, _ORDER, epoch), self._train_rows)
+                before = {one: order for one, order in self._orders.items() if abs(one - epoch) == 1}
+                self._orders = {**before, epoch: self._train_rows[np.argsort(bits, kind="stable")]}
+            order = self._orders[epoch]
         return self._batch(order, start, stop)
 
     def eval_rows(self, start: int, stop: int) -> Batch:

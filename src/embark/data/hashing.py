@@ -4,9 +4,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 # SplitMix64: Steele, Lea and Flood, "Fast splittable pseudorandom number generators", OOPSLA 2014.
-_STEP = 0x9E3779B97F4A7C15
-_FIRST = 0xBF58476D1CE4E5B9
-_SECOND = 0x94D049BB133111EB
+STEP = 0x9E3779B97F4A7C15
+FIRST = 0xBF58476D1CE4E5B9
+SECOND = 0x94D049BB133111EB
 _MASK = (1 << 64) - 1
 
 Hashes = NDArray[np.uint64]
@@ -16,9 +16,9 @@ def stream_key(*parts: int) -> int:
     """The key of one stream, such as (seed, split, column)."""
     key = 0
     for part in parts:
-        key = (key + part + _STEP) & _MASK
-        key = ((key ^ (key >> 30)) * _FIRST) & _MASK
-        key = ((key ^ (key >> 27)) * _SECOND) & _MASK
+        key = (key + part + STEP) & _MASK
+        key = ((key ^ (key >> 30)) * FIRST) & _MASK
+        key = ((key ^ (key >> 27)) * SECOND) & _MASK
         key ^= key >> 31
     return key
 
@@ -30,13 +30,13 @@ def stream_keys(*parts: int, columns: int) -> Hashes:
 
 def hash_counters(keys: Hashes | int, counters: NDArray[np.integer]) -> Hashes:
     """64 random bits for every counter of the keyed streams; the two broadcast."""
-    bits: Hashes = counters.astype(np.uint64) * np.uint64(_STEP) + np.asarray(keys, np.uint64)
+    bits: Hashes = counters.astype(np.uint64) * np.uint64(STEP) + np.asarray(keys, np.uint64)
     shifted = np.right_shift(bits, np.uint64(30))
     bits ^= shifted
-    bits *= np.uint64(_FIRST)
+    bits *= np.uint64(FIRST)
     np.right_shift(bits, np.uint64(27), out=shifted)
     bits ^= shifted
-    bits *= np.uint64(_SECOND)
+    bits *= np.uint64(SECOND)
     np.right_shift(bits, np.uint64(31), out=shifted)
     bits ^= shifted
     return bits

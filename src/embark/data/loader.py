@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import threading
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
@@ -19,14 +20,10 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 
-TOGETHER_ROWS = 65_536
-MOST_TOGETHER = 8  # Batches that are made together: as many as come to about so many rows, and no more than this.
-
-
-def num_together(samples_per_rank: int) -> int:
-    """How many batches of this size go together: to hand one from thread to thread costs as much as to fill a small
-    one, and small copies do not run beside each other."""
-    return max(1, min(MOST_TOGETHER, TOGETHER_ROWS // samples_per_rank))
+def num_loader_threads() -> int:
+    """How many threads of a rank make batches: its share of the cores but one, which the training itself needs."""
+    ranks = int(os.environ.get("LOCAL_WORLD_SIZE", 1))
+    return max(1, min(4, len(os.sched_getaffinity(0)) // ranks - 1))
 
 
 class _OnePass(Generic[T]):
@@ -65,10 +62,11 @@ class Loader(_OnePass["Batch"]):
 
     def __init__(
         self, source: SampleSource, *, batch_size: int, rank: int, world_size: int, start_step: int, stop_step: int,
-        depth: int = 2, num_threads: int = 1,
+        depth: int = 2, num_threads: int | None = None,
     ) -> None:
         self._source = source
         self._share = Share(source.num_train_samples, batch_size, rank, world_size, start_step, stop_step)
+        num_threads = num_threads or min(num_loader_threads(), max(1, len(self._share)))
         self._ahead = Prefetcher(self._make, len(self._share), depth=depth, num_threads=num_threads)
 
     def _make(self, number: int) -> Batch:
@@ -166,17 +164,25 @@ def eval_batches(source: SampleSource, *, batch_size: int, rank: int, world_size
     """Every held-out sample once over all ranks, in as many batches of one size on every rank.
 
     Where the samples run out a batch is filled up with copies; its `num_valid`, which may be 0, leaves them out.
+    Threads make them ahead of time.
     """
     size = samples_per_rank(batch_size, world_size)
     num_samples = source.num_eval_samples
-    for first in range(0, num_samples, batch_size):
-        start = min(first + rank * size, num_samples)
+
+    def make(number: int) -> Batch:
+        start = min(number * batch_size + rank * size, num_samples)
         stop = min(start + size, num_samples)
         if stop - start == size:
-            yield source.eval_rows(start, stop)
-        else:
-            some = source.eval_rows(start, stop) if stop > start else source.eval_rows(num_samples - 1, num_samples)
-            yield replace(_filled_up(some, size), num_valid=stop - start)
+            return source.eval_rows(start, stop)
+        some = source.eval_rows(start, stop) if stop > start else source.eval_rows(num_samples - 1, num_samples)
+        return replace(_filled_up(some, size), num_valid=stop - start)
+
+    ahead = Prefetcher(make, -(-num_samples // batch_size), depth=2, num_threads=num_loader_threads())
+    try:
+        ahead.start()
+        yield from ahead.take()
+    finally:
+        ahead.close()
 
 
 def _filled_up(batch: Batch, size: int) -> Batch:

@@ -13,9 +13,10 @@ from embark.data.loader import Batch
 from embark.spec.data import DataSpec
 from embark.spec.model import ModelSpec, Table
 
-_TRAIN, _EVAL, _CALIBRATION = range(3)
-_IDS, _LENGTHS, _DENSE, _LABEL = range(4)
+TRAIN, EVAL, CALIBRATION = range(3)
+IDS, LENGTHS, DENSE, LABEL = range(4)
 _CALIBRATION_SAMPLES = 16_384
+LOW = 0.5  # Where the integral of the ids begins.
 _VALUES_AT_A_TIME = 131_072  # Ids drawn together: their hashes stay in the second-level cache.
 
 
@@ -27,19 +28,20 @@ class SyntheticSource:
     def __init__(self, model: ModelSpec, data: DataSpec) -> None:
         tables = model.table_list()
         self._data = data
-        self._num_dense = model.num_dense
-        self._multi_hot = [table.multi_hot for table in tables]
-        self._table_keys = {
+        self.is_ragged = data.ragged
+        self.num_dense = model.num_dense
+        self.multi_hot = [table.multi_hot for table in tables]
+        self.table_keys = {
             (split, what): stream_keys(data.seed, split, what, columns=len(tables))
-            for split in (_TRAIN, _EVAL, _CALIBRATION)
-            for what in (_IDS, _LENGTHS)
+            for split in (TRAIN, EVAL, CALIBRATION)
+            for what in (IDS, LENGTHS)
         }
-        self._groups = list(_grouped(tables, data.zipf_exponent))
-        values_per_sample = max(sum(self._multi_hot), self._num_dense)
+        self.groups = list(_grouped(tables, data.zipf_exponent))
+        values_per_sample = max(sum(self.multi_hot), self.num_dense)
         self._samples_at_a_time = max(1, _VALUES_AT_A_TIME // values_per_sample)
-        self._teacher = TeacherModel(tables, model.num_dense, seed=data.seed, signal=data.signal)
-        chunks = [self._draw(_CALIBRATION, span)[-1] for span in self._spans(0, _CALIBRATION_SAMPLES)]
-        self._scales = self._teacher.fit_scales(
+        self.teacher = TeacherModel(tables, model.num_dense, seed=data.seed, signal=data.signal)
+        chunks = [self._draw(CALIBRATION, span)[-1] for span in self._spans(0, _CALIBRATION_SAMPLES)]
+        self.scales = self.teacher.fit_scales(
             Parts(
                 np.concatenate([c.dense for c in chunks]),
                 np.concatenate([c.tables for c in chunks], axis=1),
@@ -62,36 +64,38 @@ class SyntheticSource:
 
     def train_rows(self, epoch: int, start: int, stop: int) -> Batch:
         """The same in every epoch."""
-        return self._rows(_TRAIN, start, stop, self.num_train_samples)
+        return self.rows(TRAIN, start, stop)
 
     def eval_rows(self, start: int, stop: int) -> Batch:
         """Held-out samples."""
-        return self._rows(_EVAL, start, stop, self.num_eval_samples)
+        return self.rows(EVAL, start, stop)
 
-    def _rows(self, split: int, start: int, stop: int, num_samples: int) -> Batch:
+    def rows(self, split: int, start: int, stop: int) -> Batch:
+        """Samples `start` to `stop` of `TRAIN` or `EVAL`."""
+        num_samples = self.num_train_samples if split == TRAIN else self.num_eval_samples
         if not 0 <= start <= stop <= num_samples:
             raise IndexError(f"samples {start} to {stop} of {num_samples}")
         n = stop - start
-        dense = np.empty((n, self._num_dense), np.float32)
-        lengths = np.empty((len(self._multi_hot), n), np.int32)
-        ids = [np.empty((n, multi_hot), np.int32) for multi_hot in self._multi_hot]
+        dense = np.empty((n, self.num_dense), np.float32)
+        lengths = np.empty((len(self.multi_hot), n), np.int32)
+        ids = [np.empty((n, multi_hot), np.int32) for multi_hot in self.multi_hot]
         probability = np.empty(n, np.float32)
         for span in self._spans(start, stop):
             at = slice(span.start - start, span.stop - start)
             dense[at], group_ids, group_lengths, parts = self._draw(split, span)
-            probability[at] = self._teacher.probability(parts, self._scales)
-            for group, values, counts in zip(self._groups, group_ids, group_lengths, strict=True):
+            probability[at] = self.teacher.probability(parts, self.scales)
+            for group, values, counts in zip(self.groups, group_ids, group_lengths, strict=True):
                 lengths[group.tables, at] = group.multi_hot if counts is None else counts
                 for table, table_values in zip(group.tables, values, strict=True):
                     ids[table][at] = table_values
-        if self._data.ragged:
+        if self.is_ragged:
             chosen = [v[np.arange(v.shape[1]) < count[:, None]] for v, count in zip(ids, lengths, strict=True)]
         else:
             chosen = [v.reshape(-1) for v in ids]
-        coin = uniform(hash_counters(self._key(split, _LABEL), np.arange(start, stop)))
+        coin = uniform(hash_counters(self.key(split, LABEL), np.arange(start, stop)))
         return Batch(
             dense=dense, ids=np.concatenate(chosen), lengths=lengths, label=(coin < probability).astype(np.float32),
-            is_fixed=not self._data.ragged, best_probability=probability,
+            is_fixed=not self.is_ragged, best_probability=probability,
         )
 
     def _spans(self, start: int, stop: int) -> Iterator[range]:
@@ -102,27 +106,27 @@ class SyntheticSource:
         self, split: int, span: range
     ) -> tuple[NDArray[np.float32], list[NDArray[np.int32]], list[NDArray[np.int32] | None], Parts]:
         """Dense features [n, num_dense]; for each group its ids [G, n, multi_hot] and lengths; what they bring."""
-        counters = np.arange(span.start * self._num_dense, span.stop * self._num_dense)
-        dense = bell(hash_counters(self._key(split, _DENSE), counters)).reshape(len(span), self._num_dense)
-        ids = [group.draw_ids(self._table_keys[split, _IDS], span) for group in self._groups]
+        counters = np.arange(span.start * self.num_dense, span.stop * self.num_dense)
+        dense = bell(hash_counters(self.key(split, DENSE), counters)).reshape(len(span), self.num_dense)
+        ids = [group.draw_ids(self.table_keys[split, IDS], span) for group in self.groups]
         lengths = [
-            group.draw_lengths(self._table_keys[split, _LENGTHS], span) if self._data.ragged else None
-            for group in self._groups
+            group.draw_lengths(self.table_keys[split, LENGTHS], span) if self.is_ragged else None
+            for group in self.groups
         ]
-        parts = self._teacher.parts(dense, ids, lengths, [group.tables for group in self._groups])
+        parts = self.teacher.parts(dense, ids, lengths, [group.tables for group in self.groups])
         return dense, ids, lengths, parts
 
-    def _key(self, split: int, what: int) -> int:
+    def key(self, split: int, what: int) -> int:
         return stream_key(self._data.seed, split, what)
 
 
 @dataclass(frozen=True, slots=True)
-class _Group:
+class Group:
     """Tables with the same number of ids a sample, drawn together: an array each would be mostly call overhead."""
 
     tables: list[int]
     multi_hot: int
-    zipf: _Zipf
+    zipf: Zipf
 
     def draw_ids(self, table_keys: Hashes, span: range) -> NDArray[np.int32]:
         """[G, n, multi_hot]"""
@@ -137,7 +141,7 @@ class _Group:
 
 
 @dataclass(frozen=True, slots=True)
-class _Zipf:
+class Zipf:
     """Id k of a table has a chance close to (k + 1)^−s.
 
     It is the integral of x^−s from k + ½ to k + 1½, which has an inverse in closed form at any number of rows.
@@ -146,28 +150,38 @@ class _Zipf:
     rows: NDArray[np.int64]  # [G, 1]
     exponent: float
 
+    @property
+    def power(self) -> float:
+        """What the integral is the power of; 0: it is a logarithm."""
+        power = 1 - self.exponent
+        return power if abs(power) >= 1e-9 else 0.0
+
+    @property
+    def factor(self) -> NDArray[np.float64]:
+        """[G, 1]: the integral over all rows."""
+        high = self.rows + LOW
+        integral: NDArray[np.float64] = high**self.power - LOW**self.power if self.power else np.log(high / LOW)
+        return integral
+
     def ids(self, u: NDArray[np.float64]) -> NDArray[np.int32]:
         """[G, n] in 0 to rows − 1 from [G, n] in [0, 1)."""
-        low, high = 0.5, self.rows + 0.5
-        power = 1 - self.exponent
-        if abs(power) < 1e-9:
-            u *= np.log(high / low)
-            np.exp(u, out=u)
-            u *= low
+        u *= self.factor
+        if self.power:
+            u += LOW**self.power
+            np.power(u, 1 / self.power, out=u)
         else:
-            u *= high**power - low**power
-            u += low**power
-            np.power(u, 1 / power, out=u)
-        u -= low
+            np.exp(u, out=u)
+            u *= LOW
+        u -= LOW
         np.clip(u, 0, self.rows - 1, out=u)
         return u.astype(np.int32)
 
 
-def _grouped(tables: Sequence[Table], zipf_exponent: float) -> Iterator[_Group]:
+def _grouped(tables: Sequence[Table], zipf_exponent: float) -> Iterator[Group]:
     for multi_hot, pooling in sorted({(t.multi_hot, t.pooling) for t in tables}):
         members = [i for i, t in enumerate(tables) if (t.multi_hot, t.pooling) == (multi_hot, pooling)]
         rows = np.array([[tables[i].rows] for i in members], np.int64)
-        yield _Group(members, multi_hot, _Zipf(rows, zipf_exponent))
+        yield Group(members, multi_hot, Zipf(rows, zipf_exponent))
 
 
 LOGIT_STD = 1.4  # With `signal` = 1 the best AUC is then about 0.80.
@@ -210,11 +224,11 @@ class TeacherModel:
 
     def __init__(self, tables: Sequence[Table], num_dense: int, *, seed: int, signal: float) -> None:
         self._signal = signal
-        self._table_keys = stream_keys(seed, _STREAM, 0, columns=len(tables))
+        self.table_keys = stream_keys(seed, _STREAM, 0, columns=len(tables))
         weights = hash_counters(stream_key(seed, _STREAM, 1), np.arange(num_dense))
-        self._dense_weights = quarter(weights, 0)
-        self._num_pairs = min(MAX_PAIRS, len(tables) // 2)
-        self._is_mean = np.array([table.pooling == "mean" for table in tables])
+        self.dense_weights = quarter(weights, 0)
+        self.num_pairs = min(MAX_PAIRS, len(tables) // 2)
+        self.is_mean = np.array([table.pooling == "mean" for table in tables])
 
     def parts(
         self, dense: Floats, ids: Sequence[NDArray[np.int32]], lengths: Sequence[NDArray[np.int32] | None],
@@ -224,12 +238,12 @@ class TeacherModel:
 
         Without lengths every id counts, else a sample's first so many of each table.
         """
-        num_tables, n = len(self._table_keys), len(dense)
+        num_tables, n = len(self.table_keys), len(dense)
         effects = np.empty((num_tables, n), np.float32)
-        latent = np.empty((2 * self._num_pairs, NUM_LATENT, n), np.float32)
+        latent = np.empty((2 * self.num_pairs, NUM_LATENT, n), np.float32)
         for group_ids, group_lengths, tables in zip(ids, lengths, positions, strict=True):
             self._pool_group(group_ids, group_lengths, list(tables), effects, latent)
-        pairs = np.zeros((self._num_pairs, n), np.float32)
+        pairs = np.zeros((self.num_pairs, n), np.float32)
         for component in range(NUM_LATENT):
             pairs += latent[0::2, component] * latent[1::2, component]
         return Parts(self._dense_part(dense), effects, pairs)
@@ -248,7 +262,11 @@ class TeacherModel:
 
     def probability(self, parts: Parts, scales: Scales) -> Floats:
         """[n]"""
-        logit = np.clip(self._score(parts, scales), -30, 30)
+        return self.probability_of(self._score(parts, scales))
+
+    def probability_of(self, logits: Floats) -> Floats:
+        """[n]"""
+        logit = np.clip(logits, -30, 30)
         np.negative(logit, out=logit)
         np.exp(logit, out=logit)
         logit += np.float32(1)
@@ -267,7 +285,7 @@ class TeacherModel:
     def _dense_part(self, dense: Floats) -> Floats:
         # A matrix product would round differently for another number of samples.
         total = np.zeros(len(dense), np.float32)
-        for column, weight in zip(dense.T, self._dense_weights, strict=True):
+        for column, weight in zip(dense.T, self.dense_weights, strict=True):
             total += weight * (column + np.float32(CURVATURE) * column * column)
         return total
 
@@ -276,11 +294,11 @@ class TeacherModel:
         latent: Floats,
     ) -> None:
         num_ids = ids.shape[2]
-        bits = hash_counters(self._table_keys[tables][:, None, None], ids)
+        bits = hash_counters(self.table_keys[tables][:, None, None], ids)
         weight = np.float32(HEAD) / (ids + np.float32(HEAD))
         if lengths is not None:
             weight *= np.arange(num_ids) < lengths[:, :, None]
-        if num_ids > 1 and self._is_mean[tables[0]]:
+        if num_ids > 1 and self.is_mean[tables[0]]:
             weight /= np.float32(num_ids) if lengths is None else np.maximum(lengths, 1)[:, :, None].astype(np.float32)
         effects[tables] = _pool(quarter(bits, 0).reshape(ids.shape) * weight)
         # Tables are in order, so those that interact come first in their group.

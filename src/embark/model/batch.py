@@ -27,3 +27,18 @@ def samples_per_rank(batch_size: int, num_ranks: int, ranks: str = "ranks") -> i
     if mistakes := batch_mistakes(batch_size, num_ranks, ranks):
         raise SpecError(mistakes)
     return batch_size // num_ranks
+
+
+TOGETHER_ROWS = 65_536
+MOST_TOGETHER = 8  # Batches that are made together: as many as come to about so many rows, and no more than this.
+
+
+def num_together(num_samples: int) -> int:
+    """How many batches of this size go together: to hand one from thread to thread costs as much as to fill a small
+    one, and small copies do not run beside each other."""
+    return max(1, min(MOST_TOGETHER, TOGETHER_ROWS // max(1, num_samples)))
+
+
+DRAWN_TOGETHER = 1 << 21
+"""Values of synthetic samples that a device draws at a time."""
+DRAWING_BYTES = 60  # The most memory that drawing a value takes meanwhile.

@@ -12,7 +12,7 @@ from embark.model.precision import choose_precision, cpu_has_matrix_bf16, gpu_ha
 from embark.plan.calibration import CPU, Calibration, calibration_for, calibration_path, load_calibrations
 from embark.plan.closed_form import closed_form
 from embark.plan.dense_trace import dense_notes, trace_dense
-from embark.plan.memory import device_parts, host_parts
+from embark.plan.memory import device_parts, host_parts, with_own_input
 from embark.plan.predict import choose_engine, explain_fit, match_gpu
 from embark.plan.prediction import GIB, MemoryUse, StepTime
 from embark.plan.step_time import step_time
@@ -133,8 +133,10 @@ def _memory(
     spec: RunSpec, placement: Placement, cluster: Cluster, engine: str, precision: str, calibration: Calibration
 ) -> MemoryUse:
     is_cpu = cluster.device == "cpu"
+    on_device = {} if is_cpu else with_own_input(
+        device_parts(spec, placement, engine, precision, calibration), spec, engine, cluster.num_ranks)
     return MemoryUse(
-        {} if is_cpu else device_parts(spec, placement, engine, precision, calibration), cluster.device_bytes,
+        on_device, cluster.device_bytes,
         host_parts(spec, placement, cluster.num_ranks, calibration, is_cpu=is_cpu, engine=engine, precision=precision),
         cluster.host_bytes)
 

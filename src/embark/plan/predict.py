@@ -12,7 +12,7 @@ from embark.model.precision import choose_precision
 from embark.plan.calibration import CPU, Calibration, calibration_for, load_calibrations
 from embark.plan.closed_form import closed_form
 from embark.plan.dense_trace import dense_notes
-from embark.plan.memory import MEMORY, device_parts, host_parts
+from embark.plan.memory import MEMORY, device_parts, host_parts, with_own_input
 from embark.plan.prediction import GIB, MemoryUse, Prediction, Setup, StepTime, refused
 from embark.plan.step_time import step_time
 from embark.plan.tpu import chip_memory, predict_on_tpu, tpu_step_time
@@ -128,8 +128,9 @@ def predict_local(spec: RunSpec, here: dict[str, Any]) -> dict[str, Any] | None:
     step = step_time(spec, placement, cluster, engine, precision, calibration,
                      draws_samples=spec.data.kind == "synthetic")
     parts = (host_parts(spec, placement, num_ranks, calibration, is_cpu=True, engine=engine, precision=precision)
-             if is_cpu else device_parts(spec, placement, engine, precision, calibration))
-    is_calibrated = calibration.is_measured and (not is_cpu or calibration.title == here["device_name"])
+             if is_cpu else
+             with_own_input(device_parts(spec, placement, engine, precision, calibration), spec, engine, num_ranks))
+    is_calibrated = step.is_calibrated and (not is_cpu or calibration.title == here["device_name"])
     return _local_values(step, parts, num_ranks if is_cpu else 1, is_calibrated=is_calibrated)
 
 

@@ -44,8 +44,8 @@ class MemoryUse:
 
     device: dict[str, float]
     """`tables`, `optimizer state`, `dense layers`, `activations`, `input buffers`, `exchange`, `fragmentation`,
-    `CUDA and libraries`, `NCCL`: in this order, those that are there. On a TPU `tables`, `optimizer state`,
-    `dense layers`, `batches`, `exchange and activations`, `tables copied`, `program`."""
+    `CUDA and libraries`, `NCCL`, `drawing samples`: in this order, those that are there. On a TPU `tables`,
+    `optimizer state`, `dense layers`, `batches`, `exchange and activations`, `tables copied`, `program`."""
     device_limit: float  # What the accelerator has, as its driver shows it.
     host: dict[str, float]  # Of one host: `tables`, `processes`, `loader`, `checkpoint copy`.
     host_limit: float  # What pods may request of it; 0: not known.

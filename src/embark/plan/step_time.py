@@ -15,7 +15,8 @@ def step_time(
     spec: RunSpec, placement: Placement, cluster: Cluster, engine: str, precision: str, calibration: Calibration,
     *, draws_samples: bool = False,
 ) -> StepTime:
-    """Of the slowest rank. `draws_samples`: the loader draws them as it goes, which a plan for real data leaves out."""
+    """Of the slowest rank. `draws_samples`: they are drawn as it goes, which a plan for real data leaves out; by the
+    device itself in the captured engine, else by the loader."""
     fit = calibration.engines[engine]
     layers = dense_work_of(spec.model)
     samples = spec.train.batch_size / placement.num_ranks
@@ -42,17 +43,18 @@ def step_time(
     # What runs while the device computes.
     beside = {"host": fit.host_s + fit.host_layer_s * layers.num_layers}
     batch_bytes = samples * sample_bytes(spec)
-    if cluster.device != "cpu":
+    draws_on_device = draws_samples and engine == "cuda_graph"
+    if cluster.device != "cpu" and not draws_on_device:
         beside |= {"copy to the device": batch_bytes / rates.upload_bytes,
                    "loader": batch_bytes / STEP["loader_bytes_per_s"]}
-    if draws_samples and rates.synthetic_values:
+    if draws_samples and not draws_on_device and rates.synthetic_values:
         beside["drawing samples"] = batch_bytes / 4 / rates.synthetic_values
     total_s = max(device_s, *beside.values())
     bound_by = max(beside, key=lambda name: beside[name])
     if beside[bound_by] <= device_s:
         bound_by = max(parts, key=lambda name: parts[name])
     return StepTime({name: s for name, s in {**parts, **beside}.items() if s}, total_s, bound_by,
-                    calibration.is_measured, calibration.basis)
+                    calibration.is_measured and not draws_on_device, calibration.basis)
 
 
 def features(spec: RunSpec, placement: Placement, precision: str, calibration: Calibration) -> tuple[float, ...]:

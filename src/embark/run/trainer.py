@@ -75,6 +75,9 @@ class EngineInfo(Protocol):
 class Evaluator(Protocol):
     """Counts predictions on held-out batches."""
 
+    def eval_source(self, source: SampleSource) -> SampleSource:
+        """`source`, or one with the same held-out samples that makes them where the model is."""
+
     def add(self, batch: Batch) -> None: ...
 
     def metrics(self) -> dict[str, float]:

@@ -134,7 +134,8 @@ def test_batches_are_made_ahead_but_no_further_than_the_depth():
             made.append(start)
             return super().rows(epoch, start, stop)
 
-    with Loader(Counted(1_000), batch_size=10, rank=0, world_size=1, start_step=0, stop_step=100, depth=3) as loader:
+    with Loader(Counted(1_000), batch_size=10, rank=0, world_size=1, start_step=0, stop_step=100, depth=3,
+                num_threads=1) as loader:
         next(iter(loader))
         time.sleep(0.1)
         # one taken, three ready, one in the thread's hand

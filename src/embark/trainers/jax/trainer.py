@@ -154,6 +154,9 @@ class Evaluator:
         self._clicks: list[NDArray[np.bool_]] = []
         self._waiting: deque[tuple[jax.Array, int]] = deque()
 
+    def eval_source(self, source: SampleSource) -> SampleSource:
+        return source
+
     def add(self, batch: Batch) -> None:
         trainer = self._trainer
         placed = to_devices(batch, trainer.spec, trainer.places, trainer.world, is_eval=True)

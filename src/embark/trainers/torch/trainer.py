@@ -15,6 +15,7 @@ from torchrec.distributed.model_parallel import DistributedModelParallel
 
 from embark.data import Batch, SampleSource
 from embark.data.prepared.source import PreparedSource
+from embark.data.synthetic import SyntheticSource
 from embark.errors import EmbarkError
 from embark.model.engine_selection import cuda_graph_obstacle, select_engine
 from embark.model.precision import choose_precision, cpu_has_matrix_bf16, gpu_has_matrix_bf16
@@ -26,8 +27,9 @@ from embark.store import RunDir
 from embark.trainers.torch.batch import ToDevice, pinned
 from embark.trainers.torch.checkpoint import TorchCheckpointer
 from embark.trainers.torch.cpu_lookup import use_fast_cpu_lookup
+from embark.trainers.torch.device_samples import DeviceDrawnSource
 from embark.trainers.torch.dropout import seed_dropout
-from embark.trainers.torch.engines.cuda_graph.batch_layout import BatchLayout, PackedLayout, RawLayout
+from embark.trainers.torch.engines.cuda_graph.batch_layout import BatchLayout, DrawnLayout, PackedLayout, RawLayout
 from embark.trainers.torch.engines.cuda_graph.engine import CudaGraphEngine
 from embark.trainers.torch.engines.cuda_graph.lookup import local_shards, planned, why_not_by_kernels
 from embark.trainers.torch.engines.pipeline import Engine, EngineInputs, Part, PipelineEngine
@@ -123,6 +125,11 @@ class Evaluator:
         self._model, self._world, self._to_device = model, world, to_device
         self._held_out = HeldOut(world)
 
+    def eval_source(self, source: SampleSource) -> SampleSource:
+        if self._world.device.type != "cuda" or not isinstance(source, SyntheticSource):
+            return source
+        return DeviceDrawnSource(source, self._world.device)
+
     def add(self, batch: Batch) -> None:
         _, (_, logits, label) = self._model(self._to_device(batch).to(self._world.device, non_blocking=True))
         self._held_out.add(logits[: batch.num_samples], label[: batch.num_samples])
@@ -179,16 +186,21 @@ def make_engine(inputs: EngineInputs, source: SampleSource) -> Engine:
     layout = _batch_layout(spec, source, spec.train.batch_size // world.world_size, world)
     if isinstance(layout, RawLayout):
         reason += "; the device decodes the rows as they lie on disk"
-    elif any(t.multi_hot > 1 for t in tables) and not (spec.data.kind == "synthetic" and not spec.data.ragged):
+    elif isinstance(layout, DrawnLayout):
+        reason += "; the device draws the samples"
+    is_fixed = isinstance(layout, RawLayout) or (spec.data.kind == "synthetic" and not spec.data.ragged)
+    if not is_fixed and any(t.multi_hot > 1 for t in tables):
         reason += "; a sample with fewer ids than multi_hot is padded"
     return CudaGraphEngine(inputs, planned(inputs.plan, tables), mine, layout, reason)
 
 
 def _batch_layout(spec: RunSpec, source: SampleSource, num_samples: int, world: World) -> BatchLayout:
-    """Raw bytes where the source has blocks of one shape, for the very tables of the model; else packed."""
+    """Raw bytes where the source has blocks of one shape, for the very tables of the model; synthetic samples by the
+    device; else packed."""
     tables = spec.model.table_list()
     if isinstance(source, PreparedSource) and source.layout.is_fixed:
         stored = {f.name: f.multi_hot for f in source.layout.features}
         if all(stored.get(t.name) == t.multi_hot for t in tables):
             return RawLayout(source.layout, [t.name for t in tables], num_samples, world.device)
-    return PackedLayout(num_samples, spec.model.num_dense, tuple(t.multi_hot for t in tables))
+    packed = PackedLayout(num_samples, spec.model.num_dense, tuple(t.multi_hot for t in tables))
+    return DrawnLayout(source, packed, world.device) if isinstance(source, SyntheticSource) else packed

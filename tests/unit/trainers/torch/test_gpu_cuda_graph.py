@@ -108,19 +108,29 @@ def test_rows_of_prepared_data_are_decoded_on_the_device(train_tiny, tiny, tmp_p
 
 
 def test_a_bad_id_is_found_on_the_device_and_reported(train_tiny, monkeypatch):
+    """In what the device draws, and in what the host draws for the message."""
     from embark.data.synthetic import SyntheticSource
+    from embark.trainers.torch.device_samples import DeviceSampler
 
-    draw = SyntheticSource.train_rows
+    draw_rows, draw = SyntheticSource.train_rows, DeviceSampler.draw
 
-    def spoilt(self, epoch, start, stop):
-        batch = draw(self, epoch, start, stop)
+    def spoilt_rows(self, epoch, start, stop):
+        batch = draw_rows(self, epoch, start, stop)
         if start == 5 * 128:
             ids = batch.ids.copy()
             ids[128 + 7] = 50
             batch = dataclasses.replace(batch, ids=ids)
         return batch
 
-    monkeypatch.setattr(SyntheticSource, "train_rows", spoilt)
+    def spoilt(self, split, spans, to):
+        drawn = draw(self, split, spans, to)
+        for number, (start, _) in enumerate(spans):
+            if start == 5 * 128:
+                to.ids[number, 128 + 7] = 50
+        return drawn
+
+    monkeypatch.setattr(SyntheticSource, "train_rows", spoilt_rows)
+    monkeypatch.setattr(DeviceSampler, "draw", spoilt)
     with pytest.raises(DataError, match=r"table cat_1: id 50 of sample 7 of the batch is not in 0 to 49, in step 6 "):
         train_tiny(*GPU, "watch.every=10")
 

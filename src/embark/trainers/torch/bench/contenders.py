@@ -25,6 +25,7 @@ from embark.spec import RunSpec
 from embark.trainers.bench import ENDLESS
 from embark.trainers.torch.batch import ToDevice
 from embark.trainers.torch.engines.cuda_graph.batch_layout import HostBuffer
+from embark.trainers.torch.engines.cuda_graph.engine import CudaGraphEngine
 from embark.trainers.torch.optimizers import DENSE_OPTIMIZERS, TABLE_OPTIMIZERS
 from embark.trainers.torch.trainer import TorchTrainer
 from embark.trainers.torch.world import World
@@ -66,7 +67,7 @@ class Embark(TorchContender):
         self._open = ExitStack()
         self._batches: Iterator[Any] = self._open.enter_context(self.trainer.feed(source, 0, ENDLESS))
         if num_batches:
-            self._batches = cycle([_detached(batch, world.device) for batch in islice(self._batches, num_batches)])
+            self._batches = cycle([_detached(batch, self.trainer) for batch in islice(self._batches, num_batches)])
             self._open.close()
 
     def run(self, num_steps: int) -> None:
@@ -101,13 +102,16 @@ class Stock(TorchContender):
                 self._pipeline.progress(self._batches)
 
 
-def _detached(batch: Any, device: torch.device) -> Any:
-    """A batch that outlives its loader."""
-    if not isinstance(batch, HostBuffer):
+def _detached(batch: Any, trainer: TorchTrainer) -> Any:
+    """A batch that outlives its loader, in host memory."""
+    if not isinstance(trainer.engine, CudaGraphEngine):
         return batch
-    copy = batch.buffer.clone()
+    slot = torch.empty(trainer.engine.layout.size_bytes, dtype=torch.uint8, device=trainer.world.device)
+    batch.write(slot)
     batch.release(None)
-    return HostBuffer(copy.pin_memory() if device.type == "cuda" else copy, lambda event: None, batch.num_batches)
+    batch.correct(slot)
+    copy = slot.cpu()
+    return HostBuffer(copy.pin_memory() if slot.is_cuda else copy, lambda event: None, batch.num_batches)
 
 
 def _sharded(spec: RunSpec, world: World) -> tuple[DistributedModelParallel, CombinedOptimizer]:

@@ -1,6 +1,8 @@
-"""Batches on their way to the device: packed into pinned memory by a thread, copied while the step before runs."""
+"""Batches on their way to the device: packed into pinned memory by a thread, copied while the step before runs; or
+drawn on the device itself."""
 
-import os
+from __future__ import annotations
+
 import queue
 import threading
 from collections import deque
@@ -15,10 +17,13 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from embark.data import Batch, Loader, SampleSource
-from embark.data.loader import RawLoader, num_together
+from embark.data.loader import RawLoader, Share, num_loader_threads
 from embark.data.prepared.layout import Layout
 from embark.data.prepared.source import RawBatches
+from embark.data.synthetic import TRAIN, SyntheticSource
+from embark.model.batch import num_together
 from embark.trainers.torch.batch import RawDecoder, pinned
+from embark.trainers.torch.device_samples import DeviceSampler, Samples
 from embark.trainers.torch.engines.pipeline import Part
 
 ALIGNMENT = 64
@@ -33,6 +38,13 @@ class HostBuffer:
     release: Any  # Takes the event after which the memory may be used again.
     num_batches: int = 1
 
+    def write(self, slot: Tensor) -> None:
+        """Bring them into device memory; does not wait."""
+        slot.copy_(self.buffer, non_blocking=True)
+
+    def correct(self, slot: Tensor) -> None:
+        """Nothing is left to do for batches that the host made."""
+
 
 @dataclass(frozen=True, slots=True)
 class PackedLayout:
@@ -44,7 +56,7 @@ class PackedLayout:
 
     @property
     def size_bytes(self) -> int:
-        return self._starts[-1]
+        return self.starts[-1]
 
     @property
     def max_batches(self) -> int:
@@ -59,7 +71,7 @@ class PackedLayout:
 
     def decode(self, buffer: Tensor, number: int = 0) -> tuple[Tensor, Tensor, Tensor]:
         """Views."""
-        label, dense, ids, _ = self._starts
+        label, dense, ids, _ = self.starts
         n = self.num_samples
         return (
             buffer[dense : dense + 4 * n * self.num_dense].view(torch.float32).view(n, self.num_dense),
@@ -69,7 +81,7 @@ class PackedLayout:
 
     def pack(self, batch: Batch, into: NDArray[np.uint8]) -> None:
         """Lay `batch` into `into`."""
-        label, dense, ids, _ = self._starts
+        label, dense, ids, _ = self.starts
         n = self.num_samples
         into[label : label + 4 * n].view(np.float32)[:] = batch.label
         into[dense : dense + 4 * n * self.num_dense].view(np.float32)[:] = batch.dense.reshape(-1)
@@ -87,7 +99,8 @@ class PackedLayout:
             at += n * most
 
     @property
-    def _starts(self) -> tuple[int, int, int, int]:
+    def starts(self) -> tuple[int, int, int, int]:
+        """Of label, dense features and ids, and the size of all, in bytes."""
         dense = _aligned(4 * self.num_samples)
         ids = dense + _aligned(4 * self.num_samples * self.num_dense)
         return 0, dense, ids, ids + _aligned(4 * self.num_samples * sum(self.num_ids))
@@ -106,13 +119,72 @@ class RawLayout:
 
     @contextmanager
     def feed(self, source: Any, part: Part, device: torch.device) -> Iterator[Iterator[HostBuffer]]:
-        with RawLoader(source, **asdict(part), allocate=pinned(device), depth=4, num_threads=_num_threads(),
+        with RawLoader(source, **asdict(part), allocate=pinned(device), depth=4, num_threads=num_loader_threads(),
                        max_held=MAX_IN_FLIGHT, capacity=self.max_batches) as loader:
             yield _released_when_copied(loader)
 
 
-BatchLayout = PackedLayout | RawLayout
+class DrawnLayout:
+    """Packed batches of synthetic samples, drawn by the device where they are read: the host copies nothing."""
+
+    def __init__(self, source: SyntheticSource, packed: PackedLayout, device: torch.device) -> None:
+        self.max_batches = num_together(packed.num_samples)
+        self.size_bytes = self.max_batches * packed.size_bytes
+        self._packed, self.sampler = packed, DeviceSampler(source, device)
+
+    def decode(self, buffer: Tensor, number: int = 0) -> tuple[Tensor, Tensor, Tensor]:
+        """Views."""
+        size = self._packed.size_bytes
+        return self._packed.decode(buffer[number * size : (number + 1) * size])
+
+    def samples(self, buffer: Tensor, num_batches: int) -> Samples:
+        """Views of the first batches, all together."""
+        packed = buffer.view(self.max_batches, self._packed.size_bytes)[:num_batches]
+        label, dense, ids, _ = self._packed.starts
+        n, num_dense = self._packed.num_samples, self._packed.num_dense
+        return Samples(
+            packed[:, dense : dense + 4 * n * num_dense].view(torch.float32).view(num_batches, n, num_dense),
+            packed[:, ids : ids + 4 * n * sum(self._packed.num_ids)].view(torch.int32),
+            packed[:, label : label + 4 * n].view(torch.float32),
+        )
+
+    @contextmanager
+    def feed(self, source: SampleSource, part: Part, device: torch.device) -> Iterator[Iterator[DrawnBatches]]:
+        share = Share(source.num_train_samples, **asdict(part))
+        steps = range(len(share))
+        yield (DrawnBatches(self, [share.of(step)[1:] for step in steps[first : first + self.max_batches]])
+               for first in range(0, len(share), self.max_batches))
+
+
+class DrawnBatches:
+    """Batches that are yet to be drawn."""
+
+    def __init__(self, layout: DrawnLayout, spans: list[tuple[int, int]]) -> None:
+        self._layout, self._spans, self.num_batches = layout, spans, len(spans)
+        self._drawn: Any = None  # The event after which they are there.
+
+    def write(self, slot: Tensor) -> None:
+        """Draw them into device memory; does not wait."""
+        samples = self._layout.samples(slot, self.num_batches)
+        self._is_uncertain, _ = self._layout.sampler.draw(TRAIN, self._spans, samples)
+        self._has_uncertain = torch.empty((), dtype=torch.bool, pin_memory=slot.is_cuda)
+        self._has_uncertain.copy_(self._is_uncertain.any(), non_blocking=True)
+
+    def release(self, event: Any) -> None:
+        self._drawn = event
+
+    def correct(self, slot: Tensor) -> None:
+        """Let the host draw what the device could not decide; called when they are there or on their way."""
+        if self._drawn is not None:
+            self._drawn.synchronize()
+        if self._has_uncertain:
+            self._layout.sampler.correct(TRAIN, self._spans, self._layout.samples(slot, self.num_batches),
+                                         self._is_uncertain)
+
+
+BatchLayout = PackedLayout | RawLayout | DrawnLayout
 """How batches lie in one buffer, and what turns it into dense [B, num_dense], ids [all] and label [B] on the device."""
+BatchBuffer = HostBuffer | DrawnBatches
 
 
 def _released_when_copied(loader: RawLoader) -> Iterator[HostBuffer]:
@@ -125,11 +197,6 @@ def _released_when_copied(loader: RawLoader) -> Iterator[HostBuffer]:
             if event is not None:
                 event.synchronize()
             loader.release(done)
-
-
-def _num_threads() -> int:
-    ranks = int(os.environ.get("LOCAL_WORLD_SIZE", 1))
-    return max(1, min(4, len(os.sched_getaffinity(0)) // ranks - 1))
 
 
 class Packer:

@@ -15,7 +15,7 @@ from embark.data import SampleSource
 from embark.model.work import DENSE_STATES
 from embark.run.evaluation import Trouble
 from embark.spec import RunSpec
-from embark.trainers.torch.engines.cuda_graph.batch_layout import BatchLayout, HostBuffer
+from embark.trainers.torch.engines.cuda_graph.batch_layout import BatchBuffer, BatchLayout
 from embark.trainers.torch.engines.cuda_graph.exchange import Exchange, Sizes
 from embark.trainers.torch.engines.cuda_graph.geometry import FlatDense
 from embark.trainers.torch.engines.cuda_graph.lookup import (
@@ -52,16 +52,17 @@ class CudaGraphEngine(Engine):
         self._slots = [torch.zeros(layout.size_bytes, dtype=torch.uint8, device=self._device) for _ in range(2)]
         self._streams = _Streams(self._device) if self._is_gpu else None
         self._graphs: list[list[torch.cuda.CUDAGraph]] = []  # By slot, and by the batch's place in it.
-        self._filled: HostBuffer | None = None  # What is in the slot in use.
-        self._following: HostBuffer | None = None  # What is on its way into the other.
+        self._filled: BatchBuffer | None = None  # What is in the slot in use.
+        self._following: BatchBuffer | None = None  # What is on its way into the other.
         self._slot = self._number = 0
         self._is_built = False
 
-    def feed(self, source: SampleSource, part: Part) -> AbstractContextManager[Iterator[HostBuffer]]:
-        """In memory that the device copies from: raw bytes where the source has them, else packed batches."""
+    def feed(self, source: SampleSource, part: Part) -> AbstractContextManager[Iterator[BatchBuffer]]:
+        """In memory that the device copies from: raw bytes where the source has them, else packed batches. Synthetic
+        samples are drawn on the device."""
         return self.layout.feed(source, part, self._device)
 
-    def step(self, batches: Iterator[HostBuffer], step: int) -> None:
+    def step(self, batches: Iterator[BatchBuffer], step: int) -> None:
         """Train on the next batch, and count it in the window."""
         if not self._is_built:
             self._build(step)
@@ -73,6 +74,8 @@ class CudaGraphEngine(Engine):
         else:
             self._graphs[self._slot][self._number].replay()
             self._streams.done[self._slot].record(torch.cuda.current_stream())
+        if self._number == 0:
+            self._fetch_following(batches)
         self._window.count(self._num_samples)
 
     def settle(self, step: int) -> None:
@@ -88,33 +91,36 @@ class CudaGraphEngine(Engine):
             return "id", bad_id >> 20, table.name
         return ("loss", bad_loss, "") if bad_loss != NO_STEP else None
 
-    def _next_batch(self, batches: Iterator[HostBuffer]) -> None:
-        """Make the next batch the one that `slot` and `number` say; what comes behind it is on its way already."""
+    def _next_batch(self, batches: Iterator[BatchBuffer]) -> None:
+        """Make the next batch the one that `slot` and `number` say."""
         self._number += 1
         if self._filled is not None and self._number < self._filled.num_batches:
             return
         if self._filled is None:
-            self._following = next(batches)
-            self._copy(self._following, 1 - self._slot)
-        elif self._following is None:
+            self._fetch_following(batches)
+        if self._following is None:
             raise StopIteration
         self._filled, self._slot, self._number = self._following, 1 - self._slot, 0
         if self._streams is not None:
             torch.cuda.current_stream().wait_event(self._streams.copied[self._slot])
+        self._filled.correct(self._slots[self._slot])
+
+    def _fetch_following(self, batches: Iterator[BatchBuffer]) -> None:
+        """Send what comes next on its way, while the step before runs."""
         self._following = next(batches, None)
         if self._following is not None:
             self._copy(self._following, 1 - self._slot)
 
-    def _copy(self, filled: HostBuffer, slot: int) -> None:
+    def _copy(self, filled: BatchBuffer, slot: int) -> None:
         """Bring batches into a slot as soon as the step that read it last is done."""
         if self._streams is None:
-            self._slots[slot].copy_(filled.buffer)
+            filled.write(self._slots[slot])
             filled.release(None)
             return
         streams = self._streams
         with torch.cuda.stream(streams.copy):
             streams.copy.wait_event(streams.done[slot])
-            self._slots[slot].copy_(filled.buffer, non_blocking=True)
+            filled.write(self._slots[slot])
             streams.copied[slot].record(streams.copy)
             event = torch.cuda.Event()
             event.record(streams.copy)
