@@ -63,6 +63,18 @@ def test_a_run_on_an_h200_is_foreseen_as_calibrated():
     assert by_loader["bound_by"] == "drawing samples"
 
 
+@pytest.mark.parametrize(("batch_size", "together"), [(2_048, 8), (16_384, 4), (65_536, 1)])
+def test_the_memory_of_a_run_has_the_batches_that_its_loader_puts_together_and_what_drawing_holds(batch_size, together):
+    here = HERE | {"device": "cuda", "device_name": "NVIDIA H200", "device_bytes": 150e9, "engine": "cuda_graph",
+                   "precision": "bf16"}
+    read, drawn = (
+        predict_local(load_spec("quickstart", [f"train.batch_size={batch_size}", *sets]), here)["parts"]
+        for sets in (["data.kind=prepared", "data.path=/data"], []))
+    assert read["input buffers"] == drawn["input buffers"] == 2 * together * batch_size * 4 * (1 + 13 + 26)
+    assert "drawing samples" not in read
+    assert drawn["drawing samples"] == 60 * together * batch_size * 26
+
+
 def test_a_run_tells_what_was_predicted_and_what_it_took(tmp_path):
     from embark.trainers import train
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -114,6 +115,17 @@ def test_epochs_have_orders_of_their_own_that_the_seed_fixes(tmp_path: Path):
     assert orders[0] == orders[2] == again.train_rows(0, 0, 100).dense[:, 0].tolist()
     assert orders[0] != orders[1]
     assert orders[0] != sorted(orders[0])
+
+
+def test_an_epochs_order_is_found_once_though_threads_are_in_two_epochs(tmp_path: Path, monkeypatch):
+    source = ColumnsSource(model(), data(write_csv(tmp_path / "d.csv", content())))
+    sorted_times = []
+    argsort = np.argsort
+    monkeypatch.setattr(np, "argsort", lambda *given, **named: sorted_times.append(1) or argsort(*given, **named))
+    with ThreadPoolExecutor(4) as threads:
+        for epoch in [0, 0, 1, 0, 1, 1]:
+            list(threads.map(lambda start, epoch=epoch: source.train_rows(epoch, start, start + 10), range(0, 80, 10)))
+    assert len(sorted_times) == 2
 
 
 def test_the_same_rows_stay_held_out_when_rows_are_added(tmp_path: Path):
