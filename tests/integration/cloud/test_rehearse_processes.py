@@ -43,14 +43,6 @@ def test_a_preempted_pod_saves_in_its_grace_and_loses_no_step(undisturbed, warm_
     assert [end["code"] for end in answer["ends"]] == [75, 75, 0, 0]  # the other pod's end counts as no failure
 
 
-def test_a_pod_that_stands_still_is_waited_for(undisturbed):
-    """Of its own Python: a fork would not stand still with its client."""
-    answer = rehearse_quickstart("aws", *ENGINE, "--pause", "1@step10+4s", target="pytorchjob")
-    assert_trained(answer)
-    assert answer["verdict"]["final_loss"] == undisturbed
-    assert answer["progress"]["resumes"] == []
-
-
 def test_an_elastic_job_goes_on_without_a_machine_that_nothing_replaces(warm_python):
     answer = rehearse_elastic("pytorchjob", "--lose", "2@step20", python=warm_python)
     assert answer["verdict"]["is_ok"], answer
