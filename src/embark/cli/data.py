@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from embark.data.copy import CopyResult
     from embark.data.leaks import ColumnsReport
     from embark.data.make import MakeResult
+    from embark.data.own_contract import ContractReport
     from embark.data.prepare.prepare import PrepareResult, Preview
     from embark.data.prepared import Manifest
     from embark.data.workers import OnProgress, Progress
@@ -85,19 +86,25 @@ def make(
 
 
 def check(place: str, /, *, console: Console = Console()) -> int:
-    """Verify prepared data: checksums, value ranges, columns that leak the label.
+    """Verify data: checksums, value ranges, columns that leak the label; of your own code, what training relies on.
 
     Exit code 1 if there is a problem; hints do not count.
 
     Parameters
     ----------
     place
-        A folder or a URI of prepared data, or a spec that names it or files with columns.
+        A folder or a URI of prepared data, or a spec that names it, files with columns, or code of yours, which is run.
     """
     from embark.data.check import check as check_data
     from embark.data.leaks import check_columns
 
     path = _data_path(place)
+    if not isinstance(path, str) and path.data.is_own:
+        from embark.data.own_contract import check_contract
+
+        tried = check_contract(path)
+        console.show(tried, _render_contract)
+        return ExitCode.OTHER if tried.num_problems else ExitCode.DONE
     if not isinstance(path, str):
         console.show(check_columns(path), _render_columns)
         return ExitCode.DONE
@@ -219,6 +226,18 @@ def _render_checked(console: Console, report: Report) -> None:
     hints = f", {pluralize(len(report.hints), 'hint')}" if report.hints else ""
     console.result(f"{path}: {state}{hints}; rows: {_rows(report.manifest)}; "
                    f"{format_bytes(report.manifest.size_bytes)} read")
+
+
+def _render_contract(console: Console, report: ContractReport) -> None:
+    for check in report.checks:
+        console.text(f"{'broken' if check.problem else 'holds '}  {check.promise}",
+                     style="red" if check.problem else "")
+        if check.problem:
+            console.text(f"        {check.problem}")
+    if report.columns is not None:
+        _render_columns(console, report.columns)
+    else:
+        console.result(f"{report.kind}: {pluralize(report.num_problems, 'problem')}")
 
 
 def _render_columns(console: Console, report: ColumnsReport) -> None:

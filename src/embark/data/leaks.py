@@ -32,6 +32,8 @@ def column_scores(source: SampleSource, spec: RunSpec) -> dict[str, float]:
     label, held_label = (np.concatenate([one.label for one in some]) for some in (trained, held))
     dense = np.concatenate([one.dense for one in held]).astype(np.float64)
     names = source.layout.dense if isinstance(source, PreparedSource) else spec.data.dense_columns
+    if spec.data.is_own:
+        names = tuple(f"dense {column}" for column in range(spec.model.num_dense))
     found = {name: auc(values, held_label) for name, values in zip(names, dense.T, strict=True)}
     prior, weight = float(label.mean()), PRIOR_WEIGHT
     features = zip(tables, _features(trained), _features(held), strict=True)
@@ -62,7 +64,8 @@ def check_columns(spec: RunSpec) -> ColumnsReport:
     """Read every row, as training does, which refuses bad ones, and score the columns."""
     source = open_source(spec)
     scores = column_scores(source, spec)
-    return ColumnsReport(spec.data.path, source.num_train_samples, source.num_eval_samples, scores,
+    name = spec.data.kind if spec.data.is_own else spec.data.path
+    return ColumnsReport(name, source.num_train_samples, source.num_eval_samples, scores,
                          tuple(filter(None, (*source.notes, leak_note(scores)))))
 
 

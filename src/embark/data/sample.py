@@ -73,6 +73,8 @@ def write_sample(sample: Sample, out: Path, *, max_rows: int) -> None:
 def _unreadable(spec: RunSpec) -> str:
     """Why there is nothing to read at `data.path` from here; empty where there is."""
     path = spec.data.path
+    if spec.data.is_own:
+        return ""
     if spec.data.kind == "prepared":
         why = find_manifest(path, LOOK)[1]
         return f"{path}: {why}" if why else ""

@@ -61,7 +61,7 @@ def workload_of(spec: RunSpec, counted: DataSize | None = None) -> Workload:
     elif train.num_steps:
         num_train, num_eval, source = train.num_steps * train.batch_size, 0, "train.num_steps, as one epoch"
     else:
-        raise UserError(f"{data.path}: cannot read the dataset's size from here",
+        raise UserError(f"{data.path or data.kind}: cannot read the dataset's size from here",
                         fix="pass --samples N, or set data.num_train_samples")
     num_steps = num_steps_of(train, num_train)
     row_bytes = sample_bytes(spec)

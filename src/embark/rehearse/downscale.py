@@ -271,9 +271,9 @@ def downscale_spec(spec: RunSpec, world_size: int, num_steps: int, sample: Sampl
     if sample is not None:
         tables = sample.spec.model.table_list()
         model["tables"] = [{**table.model_dump(), "rows": _fewer(table.rows)} for table in tables]
-        data |= {"kind": "prepared", "path": SAMPLE, "eval_split": "validation"}
+        data |= {"kind": "prepared", "code": "", "path": SAMPLE, "eval_split": "validation"}
     elif data["kind"] != "synthetic":
-        data |= {"kind": "synthetic", "path": "", "dense_columns": []}
+        data |= {"kind": "synthetic", "code": "", "path": "", "dense_columns": []}
     most = min(train["batch_size"], sample.num_train if sample else train["batch_size"])
     train["batch_size"] = min(most // world_size or 1, SAMPLES_PER_RANK) * world_size
     data["num_train_samples"] = train["batch_size"] * num_steps

@@ -47,8 +47,9 @@ def own_files(job: Job) -> list[File]:
     """What starts the ranks, the image they run in, and the wheel that is installed there."""
     target = job.spec.place.target
     files = [*(TARGETS[target](job) if target in TARGETS else []), wheel_file()]
-    if job.spec.model.is_own:  # the job has its text in the spec; here a person edits it
-        files.append(File(file_of(job.spec.model.kind), job.spec.model.code))
+    # The job has their text in its spec; here a person edits them.
+    own = {file_of(section.kind): section.code for section in (job.spec.model, job.spec.data) if section.is_own}
+    files += [File(name, code) for name, code in own.items()]
     if target != "tpu-vm":
         files = [*files, *(render_tpu_image(job) if job.is_tpu else render_image(job))]
     return [*files, *kubernetes.render_kueue(job)] if set(job.targets) & set(QUEUED) else files

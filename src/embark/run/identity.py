@@ -33,7 +33,8 @@ def _learning_fields(spec: RunSpec, num_steps: int) -> dict[str, Any]:
     values = spec.model_dump(mode="json")
     found = {field: values[field.partition(".")[0]][field.partition(".")[2]] for field in sorted(LEARNING_FIELDS)
              if KIND_OF_FIELD.get(field, spec.data.kind) == spec.data.kind}
-    found["model.code"] = sha256(spec.model.code.encode()).hexdigest() if spec.model.code else ""
+    for field in ("model.code", "data.code"):
+        found[field] = sha256(found[field].encode()).hexdigest() if found[field] else ""
     found["model.tables"] = [table.model_dump(mode="json") for table in spec.model.table_list()]
     if spec.train.decay == "none":
         del found["train.decay_steps"]

@@ -14,6 +14,7 @@ from pydantic import (
 )
 
 from embark.spec.section import Section
+from embark.spec.user_code import OWN_KIND, is_own
 
 Names = Annotated[tuple[str, ...], Field(strict=False)]
 NewIds = Literal["append", "evict", "hash", "unknown"]
@@ -128,12 +129,17 @@ class PrepareSpec(Section):
 class DataSpec(Section):
     """The training samples. Sparse columns have the names of their tables."""
 
-    kind: Literal["synthetic", "columns", "prepared"] = "synthetic"
+    kind: Literal["synthetic", "columns", "prepared"] | Annotated[str, Field(pattern=OWN_KIND, max_length=200)] = \
+        "synthetic"
     """`synthetic`: drawn from a teacher model. `columns`: a CSV, Parquet or NPZ file, held in memory.
-    `prepared`: the output of `embark data prepare` or `embark data make`."""
+    `prepared`: the output of `embark data prepare` or `embark data make`. `my_data:Source`: the class `Source` of
+    `my_data.py` beside the spec, whose code is run (docs/own-data.md)."""
+    code: str = Field(default="", max_length=1_000_000)
+    """The text of that file, which travels with the spec; read from the file if empty."""
     path: str = ""
     """`columns`: the file, or a folder or glob of Parquet files. `prepared`: the folder, or its `s3://…` URI.
-    A relative path goes by the spec's own folder; given with `--set`, by the current directory."""
+    For your own code: what it makes of it, or nothing. A relative path goes by the spec's own folder; given with
+    `--set`, by the current directory."""
     label: str = "label"
     """`columns` and `[data.prepare]`: the column that holds 0 or 1."""
     dense_columns: Names = ()
@@ -168,3 +174,8 @@ class DataSpec(Section):
     seed: NonNegativeInt = 1
     """The same seed gives the same samples in the same order, at any number of ranks."""
     prepare: PrepareSpec = PrepareSpec()
+
+    @property
+    def is_own(self) -> bool:
+        """Whether the samples come from the user's own code."""
+        return is_own(self.kind)

@@ -7,9 +7,9 @@ how a run is trained, not what.
 LEARNING_FIELDS = frozenset({
     "model.kind", "model.code", "model.num_dense", "model.embedding_dim", "model.bottom_mlp", "model.top_mlp",
     "model.dropout", "model.num_cross_layers", "model.cross_rank", "model.tables",
-    "data.kind", "data.label", "data.dense_columns", "data.time_column", "data.eval_fraction", "data.eval_split",
-    "data.shuffle", "data.on_bad_id", "data.num_train_samples", "data.num_eval_samples", "data.zipf_exponent",
-    "data.signal", "data.ragged", "data.seed",
+    "data.kind", "data.code", "data.label", "data.dense_columns", "data.time_column", "data.eval_fraction",
+    "data.eval_split", "data.shuffle", "data.on_bad_id", "data.num_train_samples", "data.num_eval_samples",
+    "data.zipf_exponent", "data.signal", "data.ragged", "data.seed",
     "train.batch_size", "train.learning_rate", "train.dense_learning_rate", "train.optimizer", "train.dense_optimizer",
     "train.eps", "train.weight_decay", "train.embedding_l2", "train.warmup_steps",
     "train.decay", "train.decay_start_step", "train.decay_steps", "train.final_rate",

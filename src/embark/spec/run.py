@@ -109,7 +109,7 @@ def _model_mistakes(model: ModelSpec) -> Iterator[Mistake]:
 
 def _data_mistakes(spec: RunSpec) -> Iterator[Mistake]:
     data, model = spec.data, spec.model
-    if data.kind != "synthetic" and not data.path:
+    if data.kind in ("columns", "prepared") and not data.path:
         what = "file" if data.kind == "columns" else "folder"
         yield _mistake("data.path", "", f'data.kind is "{data.kind}" and no {what} is named', "set data.path")
     if data.kind == "columns" and len(data.dense_columns) != model.num_dense:

@@ -2,15 +2,18 @@
 running it, and loaded only by commands that need what it computes. Errors in it are told by its file and line."""
 
 import ast
+import inspect
 import linecache
 import sys
 import traceback
-from collections.abc import Iterator
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
-from embark.errors import Mistake, SpecError, UserError, nearest
+from embark.errors import EmbarkError, Mistake, SpecError, UserError, nearest
 from embark.formatting import to_one_line
 
 if TYPE_CHECKING:
@@ -32,7 +35,7 @@ def with_code(spec: "RunSpec", folder: Path) -> "RunSpec":
     """The spec with the text of the files that its kinds name, in `folder`; from then on it needs no file."""
     found: dict[str, Any] = {}
     mistakes: list[Mistake] = []
-    for name in ("model",):
+    for name in ("model", "data"):
         section = getattr(spec, name)
         if is_own(section.kind) and not section.code:
             path = folder / file_of(section.kind)
@@ -41,7 +44,7 @@ def with_code(spec: "RunSpec", folder: Path) -> "RunSpec":
             except (OSError, UnicodeDecodeError) as error:
                 what = "does not exist" if isinstance(error, FileNotFoundError) else f"cannot be read: {error}"
                 mistakes.append(Mistake("", f"{name}.kind", section.kind, f"{path} {what}",
-                                        "the file lies beside the spec; `embark init --model` writes one"))
+                                        f"the file lies beside the spec; docs/own-{name}.md shows one"))
                 continue
             section = section.model_copy(update={"code": code})
             found[name] = section
@@ -60,7 +63,8 @@ def _code_mistakes(section: str, kind: str, code: str) -> Iterator[Mistake]:
         return
     file, name = file_of(kind), kind.partition(":")[2]
     try:
-        tree = ast.parse(code)
+        with warnings.catch_warnings(action="ignore"):  # those are told when it runs
+            tree = ast.parse(code)
     except (SyntaxError, ValueError) as error:
         line = getattr(error, "lineno", None) or 1
         yield Mistake("", f"{section}.kind", kind, f"{file}:{line}: {getattr(error, 'msg', error)}", "correct the file")
@@ -96,6 +100,25 @@ def load_user_class(kind: str, code: str) -> type[Any]:
         raise UserError(f"{file}: {name} is {'not defined' if found is None else 'not a class'}",
                         fix=f"{file} defines class {name}")
     return found
+
+
+def place_of(function: Callable[..., Any]) -> str:
+    """The file and line where it is written."""
+    code = inspect.unwrap(function).__code__
+    return f"{code.co_filename}:{code.co_firstlineno}"
+
+
+@contextmanager
+def user_errors() -> Iterator[None]:
+    """Raise what a user's file raises as one of ours."""
+    try:
+        yield
+    except EmbarkError:
+        raise
+    except Exception as error:
+        if told := user_error(error):
+            raise told from error
+        raise
 
 
 def user_error(error: BaseException) -> UserError | None:

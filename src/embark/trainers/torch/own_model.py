@@ -1,6 +1,5 @@
 """A network from the user's own file: what it is given, and what its answer must be."""
 
-import inspect
 from typing import Any
 
 import torch
@@ -11,7 +10,7 @@ from torch.utils._pytree import tree_leaves
 
 from embark.errors import UserError
 from embark.spec import ModelSpec
-from embark.spec.user_code import file_of, load_user_class, user_error
+from embark.spec.user_code import file_of, load_user_class, place_of, user_error
 
 
 class OwnNetwork(nn.Module):
@@ -45,7 +44,7 @@ class OwnNetwork(nn.Module):
         """Raises where the file makes NaN of finite numbers. Bad data and diverged weights are told by the loop."""
         if not all(value.isfinite().all() for value in (dense, *by_name.values(), *self.own.parameters())):
             return
-        where, what = place_of(self.own), ""
+        where, what = place_of(type(self.own).forward), ""
         try:
             with _FirstNan():
                 self.own(dense, by_name)
@@ -64,7 +63,7 @@ def load_network(model: ModelSpec) -> nn.Module:
                         fix=f"class {kind.__name__}(torch.nn.Module)")
     network: nn.Module = kind(model)
     if not any(p.requires_grad for p in network.parameters()):
-        raise UserError(f"{place_of(network)}: {kind.__name__} has no parameter to train",
+        raise UserError(f"{place_of(type(network).forward)}: {kind.__name__} has no parameter to train",
                         fix="give it at least one layer, or a bias: torch.nn.Parameter(torch.zeros(()))")
     return network
 
@@ -73,18 +72,12 @@ def checked_logits(network: nn.Module, logits: Any, num_samples: int) -> Tensor:
     """[samples]; refuses anything but one logit for each sample, with a way back to the weights."""
     if not isinstance(logits, Tensor) or logits.shape not in ((num_samples,), (num_samples, 1)):
         found = list(logits.shape) if isinstance(logits, Tensor) else type(logits).__name__
-        raise UserError(f"{place_of(network)}: forward returned {found} for {num_samples} samples",
+        raise UserError(f"{place_of(type(network).forward)}: forward returned {found} for {num_samples} samples",
                         fix=f"return one logit for each sample, [{num_samples}] or [{num_samples}, 1]")
     if torch.is_grad_enabled() and not logits.requires_grad:
-        raise UserError(f"{place_of(network)}: the logits that forward returned depend on no parameter",
+        raise UserError(f"{place_of(type(network).forward)}: the logits that forward returned depend on no parameter",
                         fix="compute them without detach(), no_grad() and integers")
     return logits.reshape(-1)
-
-
-def place_of(network: nn.Module) -> str:
-    """The file and line of its `forward`."""
-    code = inspect.unwrap(type(network).forward).__code__
-    return f"{code.co_filename}:{code.co_firstlineno}"
 
 
 class _NanError(Exception):

@@ -1,0 +1,152 @@
+"""Samples from the user's own file, by their positions: any rank can take any of them, and a run resume anywhere."""
+
+from __future__ import annotations
+
+import hashlib
+import threading
+from functools import lru_cache
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from embark.data.loader import Batch
+from embark.data.prepared.manifest import BLOCK_ROWS
+from embark.data.prepared.order import EpochOrder, row_order
+from embark.errors import DataError, UserError
+from embark.spec import DataSpec, ModelSpec, Table
+from embark.spec.user_code import file_of, load_user_class, place_of, user_errors
+
+Positions = NDArray[np.int64]
+FINGERPRINT_ROWS = 1024  # Of each split: all rows of any data would take as long as an epoch.
+
+
+class OwnSource:
+    """Calls the user's class, and refuses what is not what it must be. Each epoch has an order of its own: blocks of
+    positions, and the positions in each, by the seed alone."""
+
+    notes: tuple[str, ...] = ()
+
+    def __init__(self, model: ModelSpec, data: DataSpec) -> None:
+        self._tables, self._num_dense, self._seed = model.table_list(), model.num_dense, data.seed
+        self._lock = threading.Lock()  # training's thread reads ahead while an evaluation reads
+        with user_errors():
+            kind = load_user_class(data.kind, data.code)
+            if not callable(getattr(kind, "rows", None)):
+                raise UserError(f"{file_of(data.kind)}: {kind.__name__} has no method rows(split, positions)",
+                                fix="docs/own-data.md shows one")
+            self._where = place_of(kind.rows)
+            self._own = kind(data, model)
+            self.num_train_samples = self._count("num_train_samples")
+            self.num_eval_samples = self._count("num_eval_samples")
+        if not self.num_train_samples:
+            raise DataError(f"{self._where}: num_train_samples is 0", fix="give it at least a batch of samples")
+        self._order = lru_cache(2)(self._epoch_order)
+
+    def fingerprint(self) -> str:
+        """Of samples spread over both splits, and of how many there are."""
+        digest = hashlib.sha256(f"{self.num_train_samples} {self.num_eval_samples}".encode())
+        for split, count in (("train", self.num_train_samples), ("eval", self.num_eval_samples)):
+            if count:
+                digest.update(rows_digest(self.rows(split, spread(count, FINGERPRINT_ROWS))))
+        return digest.hexdigest()
+
+    def train_rows(self, epoch: int, start: int, stop: int) -> Batch:
+        """Samples of the epoch's own order."""
+        taken = [piece.block * BLOCK_ROWS + row_order(self._seed, epoch, piece)[piece.start : piece.stop]
+                 for piece in self._order(epoch).pieces(start, stop)]
+        return self.rows("train", np.concatenate(taken) if taken else np.empty(0, np.int64))
+
+    def eval_rows(self, start: int, stop: int) -> Batch:
+        """Held-out samples in their own order."""
+        if not 0 <= start <= stop <= self.num_eval_samples:
+            raise IndexError(f"samples {start} to {stop} of {self.num_eval_samples}")
+        return self.rows("eval", np.arange(start, stop))
+
+    def rows(self, split: str, positions: Positions) -> Batch:
+        """What the user's `rows` returns for these positions, checked."""
+        positions = positions.copy()
+        positions.setflags(write=False)
+        with self._lock, user_errors():
+            found = self._own.rows(split, positions)
+        try:
+            label, dense, ids = found
+        except (TypeError, ValueError):
+            raise self._wrong(f"returned {type(found).__name__}", "return label, dense, ids") from None
+        if not isinstance(ids, dict) or (missing := [t.name for t in self._tables if t.name not in ids]):
+            what = f"ids without table {missing[0]}" if isinstance(ids, dict) else f"{type(ids).__name__} for ids"
+            raise self._wrong(f"returned {what}", "ids is a dictionary from the name of each table to its ids")
+        label = self._floats("label", label, (len(positions),))
+        self._refuse(split, positions, (label != 0) & (label != 1), "label", label, "labels are 0 or 1")
+        dense = self._floats("dense", np.empty((len(positions), 0)) if dense is None and not self._num_dense else dense,
+                             (len(positions), self._num_dense))
+        is_bad = np.logical_or.reduce(~np.isfinite(dense), axis=1)
+        self._refuse(split, positions, is_bad, "dense", dense, "fill in missing values")
+        taken = [self._ids(split, positions, table, ids[table.name]) for table in self._tables]
+        return Batch(dense=dense, ids=np.concatenate([one for one, _ in taken]), label=label, is_fixed=False,
+                     lengths=np.stack([lengths for _, lengths in taken]))
+
+    def _ids(
+        self, split: str, positions: Positions, table: Table, value: Any
+    ) -> tuple[NDArray[np.int32], NDArray[np.int32]]:
+        num, name = len(positions), f"ids of {table.name}"
+        ids, lengths = (np.asarray(one) for one in value) if isinstance(value, tuple) and len(value) == 2 else \
+            (np.asarray(value), None)
+        if ids.dtype.kind not in "iu" and ids.size:
+            raise self._wrong(f"returned {name} of type {ids.dtype}", "return integers")
+        if lengths is None:
+            if ids.shape[:1] != (num,) or ids.ndim > 2:
+                raise self._wrong(f"returned {name} of shape {ids.shape} for {num} samples",
+                                  f"[{num}], [{num}, k], or (ids one behind the other, lengths [{num}])")
+            lengths = np.full(num, ids.shape[1] if ids.ndim == 2 else 1)
+        elif lengths.shape != (num,) or (lengths < 0).any() or lengths.sum() != ids.size or ids.ndim != 1:
+            raise self._wrong(f"returned {name} whose lengths, of shape {lengths.shape}, do not sum to their number, "
+                              f"{ids.size}", f"lengths is [{num}]: how many ids each sample has")
+        self._refuse(split, positions, lengths > table.multi_hot, f"number of {name}", lengths,
+                     f"model.tables: {table.name}.multi_hot is {table.multi_hot}")
+        ids = ids.reshape(-1)
+        bad = (ids < 0) | (ids >= table.rows)
+        at = np.repeat(np.arange(num), lengths)
+        self._refuse(split, positions[at], bad, name, ids, f"table {table.name} has ids 0 to {table.rows - 1}")
+        return ids.astype(np.int32), lengths.astype(np.int32)
+
+    def _floats(self, name: str, value: Any, shape: tuple[int, ...]) -> NDArray[np.float32]:
+        try:
+            found = np.asarray(value, np.float32)
+        except (TypeError, ValueError):
+            raise self._wrong(f"returned {name} that is not numbers", "return a numpy array") from None
+        if found.shape != shape:
+            raise self._wrong(f"returned {name} of shape {found.shape} for {shape[0]} samples", f"its shape is {shape}")
+        return found
+
+    def _refuse(self, split: str, positions: Positions, is_bad: NDArray[np.bool_], name: str, values: Any,
+                fix: str) -> None:
+        if is_bad.any():
+            at = int(is_bad.argmax())
+            raise self._wrong(f"returned {name} = {values[at]} for position {positions[at]} of {split}", fix)
+
+    def _count(self, name: str) -> int:
+        count = getattr(self._own, name, None)
+        if not isinstance(count, int | np.integer) or count < 0:
+            raise DataError(f"{self._where.partition(':')[0]}: {name} is {count!r}", fix="it is how many samples there "
+                            "are, an integer attribute")
+        return int(count)
+
+    def _wrong(self, what: str, fix: str) -> DataError:
+        return DataError(f"{self._where}: rows {what}", fix=fix)
+
+    def _epoch_order(self, epoch: int) -> EpochOrder:
+        return EpochOrder([self.num_train_samples], BLOCK_ROWS, shuffle="rows", seed=self._seed, epoch=epoch)
+
+
+def spread(count: int, at_most: int) -> Positions:
+    """So many positions, evenly over all."""
+    return np.unique(np.linspace(0, count - 1, min(count, at_most)).astype(np.int64))
+
+
+def rows_digest(batch: Batch) -> bytes:
+    """A checksum of the samples."""
+    digest = hashlib.sha256()
+    for array in (batch.label, batch.dense, batch.lengths, batch.ids):
+        digest.update(np.ascontiguousarray(array).data)
+    return digest.digest()
