@@ -33,6 +33,7 @@ TORCH = ("embark.cli.train", "embark.run.loop", "embark.trainers.torch.trainer",
          "embark.torchrun.launcher", "torch.distributed.checkpoint", "torch.distributed.optim",
          "torch.distributed.run", "torch.utils.tensorboard", "embark.cli.app", "embark.data.synthetic",
          "embark.data.workers", "embark.report.report")
+RAY_NEEDS = ("google.protobuf.json_format", "jsonschema", "pandas", "pyarrow.fs", "requests", "yaml")
 RAY = ("ray.scripts.scripts", "ray.train.collective", "ray.train.v2.api.data_parallel_trainer",
        "ray._private.log_monitor", "ray.autoscaler._private.monitor", "ray.util.client.server.proxier",
        "ray._private.runtime_env.agent.main", "ray.dashboard.agent", "ray.dashboard.head",
@@ -40,22 +41,27 @@ RAY = ("ray.scripts.scripts", "ray.train.collective", "ray.train.v2.api.data_par
 FORKED = ("embark", "embark.torchrun", "torch.distributed.run", "ray.scripts.scripts", "ray.util.client.server")
 """Modules. Of scripts Ray's own are forked, and those that a test names; the rest, and thereby the drivers of RayJobs,
 is a Python of its own."""
+RAY_SETTINGS = {"RAY_TRAIN_V2_ENABLED": "1", "RAY_enable_pipe_based_agent_to_parent_health_check": "true"}
+"""What Ray's modules read as they are imported: a fork is not its client's parent's child, and Ray's agents look."""
 FORK_SERVER = "from multiprocessing.forkserver "
 IDLE_THREADS = ("jemalloc_bg", "cuda")
 """Of pyarrow's allocator, which survives a fork, and of the driver that fbgemm's CUDA build starts: unused on a CPU."""
 FIRST_FREE_FILE = 512  # Above any that a program inherits.
-SOCKET, PYTHON = "warm.sock", "warm_python"
+SOCKET, RAY_SOCKET, PYTHON = "warm.sock", "ray.sock", "warm_python"
+RAY_WORKER = "_private/workers/default_worker.py"
+"""Forked without Ray, whose library reads a worker's job from the environment as it is loaded, and never again."""
 CLIENT = """#!{python} -SEB
 import array, json, os, signal, socket, sys
 words = sys.argv[1:]
-rest = words[words[:1] == ["-u"]:]
+rest = words[sum(word in ("-u", "-B") for word in words[:2]):]
 if not (rest[0].startswith({scripts!r}) or rest[0] == "-m" and rest[1] in {forked!r}
         or rest[0] == "-c" and rest[1].startswith({fork_server!r})):
     os.execv({python!r}, [{python!r}, *words])
 files = [number for number in map(int, os.listdir("/proc/self/fd")) if number < 3 or os.path.exists(
     "/proc/self/fd/%d" % number) and os.get_inheritable(number)]
 link = socket.socket(socket.AF_UNIX)
-link.connect({socket!r})
+is_ray = not rest[0].endswith({ray_worker!r}) and (rest[0][0] != "-" or "ray." in rest[1])
+link.connect({ray_socket!r} if is_ray else {socket!r})
 env = dict(os.environ, PYTHON_EXEC=sys.argv[0])
 data = json.dumps(dict(words=words, env=env, folder=os.getcwd(), files=files, python=sys.argv[0])).encode()
 link.sendmsg([len(data).to_bytes(4, "big")], [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", files))])
@@ -79,18 +85,21 @@ def warm_python(folder: Path, *scripts: str, modules: Sequence[str] = (), forked
     """What to start as `python`. Its forks end with the block, and with this process.
 
     `modules` are imported before, by default torch's and Ray's; `forked` are those that `-m` runs in a fork."""
-    client = folder / PYTHON
-    if (ray := find_spec("ray")) and ray.origin:
+    client, ray = folder / PYTHON, None if modules else find_spec("ray")
+    if ray and ray.origin:
         scripts += (f"{Path(ray.origin).parent}/",)
-    modules = modules or (*TORCH, *(RAY if ray else ()))
-    client.write_text(CLIENT.format(python=sys.executable, socket=str(folder / SOCKET), forked=tuple(forked),
-                                    scripts=scripts, fork_server=FORK_SERVER))
+    client.write_text(CLIENT.format(
+        python=sys.executable, socket=str(folder / SOCKET), ray_socket=str(folder / (RAY_SOCKET if ray else SOCKET)),
+        forked=tuple(forked), scripts=scripts, ray_worker=RAY_WORKER, fork_server=FORK_SERVER))
     client.chmod(0o755)
-    with socket.socket(socket.AF_UNIX) as listener:
-        listener.bind(str(folder / SOCKET))
-        listener.listen()
-        process = subprocess.Popen([sys.executable, __file__, "serve", str(listener.fileno()), *modules],
-                                   pass_fds=[listener.fileno()], stdin=subprocess.DEVNULL)
+    with socket.socket(socket.AF_UNIX) as listener, socket.socket(socket.AF_UNIX) as ray_listener:
+        for one, name in ((listener, SOCKET), (ray_listener, RAY_SOCKET)):
+            one.bind(str(folder / name))
+            one.listen()
+        files = [listener.fileno(), ray_listener.fileno()]
+        words = modules or (*TORCH, *(("", *RAY_NEEDS) if ray else ()))
+        process = subprocess.Popen([sys.executable, __file__, "serve", *map(str, files), *words], pass_fds=files,
+                                   stdin=subprocess.DEVNULL)
     try:
         yield str(client)
     finally:
@@ -104,27 +113,64 @@ def processes_with(name: str, value: str) -> list[int]:
 
 
 def account(cloud: str, folder: str) -> None:
-    """The account's server, whose pods find the client as `python`."""
+    """The account's server, whose pods find the client as `python`; its shells find `embark` there too."""
     from embark.rehearse import processes
     from embark.rehearse.account import server
 
     with warm_python(Path(folder)) as python:
         processes.sys = SimpleNamespace(executable=python)  # type: ignore[assignment]
+        program = Path(folder, "programs", "embark")
+        program.parent.mkdir()
+        program.write_text(f'#!/bin/sh\nexec "{python}" -m embark "$@"\n')
+        program.chmod(0o755)
         server.main(cloud, folder)
 
 
-def serve(listener_number: str, modules: Sequence[str]) -> None:
-    """Fork what is asked for until the parent is gone; a fork whose client is gone is killed."""
-    parent = os.getppid()
-    listener = socket.socket(fileno=int(listener_number))
+def serve(listener_number: str, ray_listener_number: str, modules: Sequence[str]) -> None:
+    """Import and fork; with an empty name among the modules, a second process does so that has imported Ray too."""
+    os.environ |= {"OMP_NUM_THREADS": "1", **RAY_SETTINGS}
+    listener, ray_listener = (socket.socket(fileno=int(number)) for number in (listener_number, ray_listener_number))
     listener.set_inheritable(False)
-    _import(modules)
+    ray_listener.set_inheritable(False)
+    parent = os.getppid()
+    _import([name for name in modules if name])
+    process = 0
+    if "" in modules:
+        starter = os.getpid()
+        process = os.fork()
+        if process == 0:
+            listener.close()
+            _import(RAY)
+            _fork_on_request(ray_listener, starter)
+            os._exit(0)
+    ray_listener.close()
+    _fork_on_request(listener, parent)
+    if process:
+        os.kill(process, signal.SIGTERM)
+        with suppress(ChildProcessError):
+            os.waitpid(process, 0)
+    os._exit(0)
+
+
+def _import(modules: Sequence[str]) -> None:
+    for name in modules:
+        importlib.import_module(name)
+    threads = [Path(f"/proc/self/task/{task}/comm").read_text().strip() for task in os.listdir("/proc/self/task")]
+    if len([name for name in threads if not name.startswith(IDLE_THREADS)]) != 1:
+        sys.stderr.write(f"a process with threads would fork broken ones: {threads}\n")
+        os._exit(1)
+    gc.collect()
+    gc.freeze()  # else the first collection of each fork copies all of it
+
+
+def _fork_on_request(listener: socket.socket, parent: int) -> None:
+    """Until the parent is gone. A fork whose client is gone is killed."""
     woken, wake = os.pipe()
     os.set_blocking(woken, False)
     os.set_blocking(wake, False)
     signal.set_wakeup_fd(wake, warn_on_full_buffer=False)
     signal.signal(signal.SIGCHLD, lambda *_: None)
-    is_over = []
+    is_over: list[bool] = []
     signal.signal(signal.SIGTERM, lambda *_: is_over.append(True))
     links: dict[int, socket.socket] = {}
     while os.getppid() == parent and not is_over:
@@ -147,19 +193,6 @@ def serve(listener_number: str, modules: Sequence[str]) -> None:
                 link.close()
     for pid in links:
         os.kill(pid, signal.SIGKILL)
-    os._exit(0)
-
-
-def _import(modules: Sequence[str]) -> None:
-    os.environ |= {"OMP_NUM_THREADS": "1", "RAY_TRAIN_V2_ENABLED": "1"}
-    for name in modules:
-        importlib.import_module(name)
-    threads = [Path(f"/proc/self/task/{task}/comm").read_text().strip() for task in os.listdir("/proc/self/task")]
-    if len([name for name in threads if not name.startswith(IDLE_THREADS)]) != 1:
-        sys.stderr.write(f"a process with threads would fork broken ones: {threads}\n")
-        os._exit(1)
-    gc.collect()
-    gc.freeze()  # else the first collection of each fork copies all of it
 
 
 def _ended() -> Iterator[tuple[int, int]]:
@@ -181,6 +214,9 @@ def _fork(link: socket.socket, own_files: Sequence[int]) -> int:
         _become(json.loads(data), files, [*own_files, link.fileno()])
     for number in files:
         os.close(number)
+    if "ray" in sys.modules:
+        for _ in range(1000):  # the next fork has other random numbers: two nodes would have the same id
+            sys.modules["ray"].NodeID.from_random()
     return pid
 
 
@@ -195,17 +231,19 @@ def _become(call: dict[str, Any], files: array.array[int], own_files: Sequence[i
         _take_over(files, call["files"], own_files)
         os.chdir(call["folder"])
         os.environ.clear()
-        os.environ.update(call["env"])
+        os.environ.update(call["env"] | RAY_SETTINGS)
         sys.path[1:1] = [path for path in os.environ.get("PYTHONPATH", "").split(os.pathsep)
                          if path and path not in sys.path]
         sys.executable = call["python"]
         multiprocessing.set_executable(sys.executable)
         words = call["words"]
-        if words[0] == "-u":
-            sys.stdout.reconfigure(write_through=True)  # type: ignore[union-attr]
+        while words[0] in ("-u", "-B"):
+            sys.stdout.reconfigure(write_through="-u" in words[:2])  # type: ignore[union-attr]
             words = words[1:]
         if words[0] == "-m":
             sys.path[0], sys.argv = call["folder"], words[:1] + words[2:]
+            if not hasattr(sys.modules.get(words[1]), "__path__"):
+                sys.modules.pop(words[1], None)  # runpy warns of a module that is there already
             runpy.run_module(words[1], run_name="__main__", alter_sys=True)
         elif words[0] == "-c":
             sys.path[0], sys.argv = "", words[:1] + words[2:]
@@ -238,6 +276,6 @@ def _take_over(files: Sequence[int], targets: Sequence[int], own_files: Sequence
 
 if __name__ == "__main__":
     if sys.argv[1] == "serve":
-        serve(sys.argv[2], sys.argv[3:])
+        serve(sys.argv[2], sys.argv[3], sys.argv[4:])
     else:
         account(*sys.argv[1:])

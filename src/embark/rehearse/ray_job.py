@@ -29,8 +29,7 @@ _SETTINGS = {
     "RAY_health_check_timeout_ms": "60000", "RAY_worker_register_timeout_seconds": "300",
     "RAY_memory_monitor_refresh_ms": "0",
 }
-_WAIT = ("until python -c 'import socket, sys; host, port = sys.argv[1].split(\":\"); "
-         "socket.create_connection((host, int(port)))' {address} 2>/dev/null; do sleep 0.5; done")
+_WAIT = "head={address}; until (: <>/dev/tcp/${{head%:*}}/${{head#*:}}) 2>/dev/null; do sleep 0.5; done"
 
 
 @dataclass(slots=True)
@@ -112,5 +111,8 @@ def _start_command(pod: Pod, name: str, group: K8sObject) -> str:
         own |= {"address": f"{name}-head-svc:{GCS_PORT}", "include-log-monitor": "false"}
     words = " ".join(f"--{key}={value}" for key, value in (params | own).items())
     if pod.index == 0:
-        return f"exec ray start --head {words} --block"
-    return f"{_WAIT.format(address=own['address'])}; exec ray start {words} --block"
+        return f"exec ray start --head {words} --no-monitor --block"
+    # Ray names a node's socket by those that are there: two that start at once would take the same name
+    before = f"{FOLDER}/session_latest/sockets/raylet{f'.{pod.index - 1}' if pod.index > 1 else ''}"
+    return (f"{_WAIT.format(address=own['address'])}; until [ -e {before} ]; do sleep 0.5; done; "
+            f"exec ray start {words} --block")

@@ -28,7 +28,7 @@ RAY_HAS_TRAINED = re.compile(r"^\[pod/dlrm-submitter-0/ray-job-submitter\] \(Ray
 
 
 class WarmSession(AccountSession):
-    """Its pods are forked from a process that has imported torch."""
+    """Its pods are forked from a process that has imported torch and Ray."""
 
     server = (str(REPOSITORY / "tests" / "warm_python.py"),)
 

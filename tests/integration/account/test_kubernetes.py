@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import os
 import re
+from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import yaml
 from render_jobs import job_of
+from warm_python import warm_python
 
+from embark.rehearse import processes
 from embark.rehearse.account.account import Account, Call
 from embark.rehearse.account.kubernetes import programs
 from embark.rehearse.account.kubernetes.cloud import NodePool, VolumeFacts
@@ -181,6 +185,14 @@ def untrained(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(programs, "_train", end)
 
 
+@pytest.fixture
+def forked(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[None]:
+    """Pods' programs are forked from a process that has imported torch and Ray."""
+    with warm_python(tmp_path) as python:
+        monkeypatch.setattr(processes, "sys", SimpleNamespace(executable=python))
+        yield
+
+
 def test_the_rendered_job_is_placed_and_started(account: Account, tmp_path: Path, untrained: None):
     """The whole way of a plain Job: queue, claim, nodes, image."""
     rendered = {file.path: file.text for file in render(job_of(
@@ -209,7 +221,9 @@ def test_the_rendered_job_is_placed_and_started(account: Account, tmp_path: Path
 
 
 @pytest.mark.slow
-def test_a_rayjob_whose_ranks_refuse_to_train_fails_with_the_driver_s_exit_code(account: Account, tmp_path: Path):
+def test_a_rayjob_whose_ranks_refuse_to_train_fails_with_the_driver_s_exit_code(
+    account: Account, tmp_path: Path, forked: None
+):
     """A real Ray cluster of a head and two workers runs the driver; KubeRay's status follows from its end."""
     rendered = {file.path: file.text for file in render(job_of(
         "p4d.24xlarge", target="ray", image="app:1", zone="us-west-2b"))}
@@ -227,8 +241,8 @@ def test_a_rayjob_whose_ranks_refuse_to_train_fails_with_the_driver_s_exit_code(
     run(account, "sleep", "300")
     status = yaml.safe_load(run(account, *get).out)["status"]
     assert (status["jobDeploymentStatus"], status["jobStatus"], status["reason"]) == ("Failed", "FAILED", "AppFailed")
-    assert "failed with exit code 64" in status["message"]
     log = run(account, "kubectl", "logs", "-n", "embark", "-l", "batch.kubernetes.io/job-name=dlrm").out
+    assert "failed with exit code 64" in status["message"], log[-6000:]
     assert "EMBARK_GRACE_S is 'soon', not a number of seconds" in log
     pods = ("kubectl", "get", "pods", "-n", "embark", "-o", "name")
     assert len(run(account, *pods).out.split()) == 4, "a head, two workers and the submitter"

@@ -28,6 +28,8 @@ def test_a_head_workers_and_a_submitter_run_what_kuberay_writes(manifest):
     assert head.args[0].startswith("exec ray start --head --num-cpus=0 ")
     assert "; exec ray start --num-cpus=92 --num-gpus=8 " in first.args[0]
     assert "--address=dlrm-head-svc:6379" in first.args[0]
+    assert "until [ -e /tmp/ray/session_latest/sockets/raylet ]" in first.args[0]
+    assert "until [ -e /tmp/ray/session_latest/sockets/raylet.1 ]" in second.args[0], "one after the other"
     assert submitter.args[0].endswith("ray job submit --address http://dlrm-head-svc:8265 -- python "
                                       "/etc/embark/ray_train.py")
     assert prepared.workload.names.pods_of("dlrm-head-svc") == [head.name]
