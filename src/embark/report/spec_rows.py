@@ -2,11 +2,12 @@
 
 from collections.abc import Mapping, Sequence
 from functools import cache
+from hashlib import sha256
 from typing import Any
 
 from pydantic import BaseModel
 
-from embark.formatting import MISSING, to_one_line
+from embark.formatting import MISSING, pluralize, to_one_line
 from embark.spec import RunSpec
 
 MAX_SHOWN = 160
@@ -66,6 +67,9 @@ def shown(value: Any) -> str:
         return f"{value:,}"
     if isinstance(value, list | tuple):
         value = ", ".join(shown(one) for one in value) or "[]"
+    if isinstance(value, str) and "\n" in value:  # a file's text: two of them begin alike
+        digest = sha256(value.encode("utf-8", "replace")).hexdigest()
+        return f"{pluralize(len(value.splitlines()), 'line')}, sha256 {digest[:12]}…"
     text = to_one_line(value)
     return text if len(text) <= MAX_SHOWN else f"{text[: MAX_SHOWN - 1]}…"
 

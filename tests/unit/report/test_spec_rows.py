@@ -43,3 +43,9 @@ def test_long_values_are_cut():
     assert len(shown("x" * 1000)) == 160
     assert shown([1, 2]) == "1, 2"
     assert shown(None) == "–"
+
+
+def test_texts_of_files_are_told_apart_by_their_checksums():
+    (field, (one, other)), = differences([{"model": {"code": f"import torch\nx = {x}\n"}} for x in (1, 2)])
+    assert (field, one[:8], other[:8]) == ("model.code", "2 lines,", "2 lines,")
+    assert one != other
