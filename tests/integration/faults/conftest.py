@@ -233,13 +233,6 @@ class Run:
 
 
 @pytest.fixture(scope="session")
-def zygote() -> Iterator[Zygote]:
-    made = Zygote()
-    yield made
-    made.close()
-
-
-@pytest.fixture(scope="session")
 def jax_zygote(tmp_path_factory) -> Iterator[Zygote]:
     """Each process that it forks has two devices. What the first compiles the others need not."""
     made = Zygote(JAX, JAX_NUM_CPU_DEVICES="2", JAX_DISABLE_MOST_OPTIMIZATIONS="1",

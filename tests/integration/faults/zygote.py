@@ -7,6 +7,7 @@ forks is complete.
 
 from __future__ import annotations
 
+import gc
 import importlib
 import json
 import os
@@ -29,6 +30,8 @@ def main() -> None:
     threads = [Path(f"/proc/self/task/{task}/comm").read_text().strip() for task in os.listdir("/proc/self/task")]
     if len([name for name in threads if not name.startswith(IDLE_THREADS)]) != 1:
         sys.exit(f"a zygote with threads would fork broken ranks: {threads}")
+    gc.collect()
+    gc.freeze()  # else the first collection of each fork looks through all of torch, and copies it
     woken, wake = os.pipe()
     os.set_blocking(woken, False)
     os.set_blocking(wake, False)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import subprocess
-from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -101,13 +100,6 @@ def written_spec(directory: Path) -> Path:
     path = directory / "ranks.toml"
     path.write_text(SPEC)
     return path
-
-
-@pytest.fixture(scope="session")
-def zygote() -> Iterator[Zygote]:
-    made = Zygote()
-    yield made
-    made.close()
 
 
 @pytest.fixture(scope="session")
