@@ -102,7 +102,8 @@ class Trainer:
     @contextmanager
     def evaluating(self, step: int) -> Iterator[Any]:
         auc = AUC.get(self.steps, 0.5)
-        yield SimpleNamespace(add=lambda batch: self.instants.passed("evaluate", self.steps),
+        yield SimpleNamespace(eval_source=lambda source: source,
+                              add=lambda batch: self.instants.passed("evaluate", self.steps),
                               metrics=lambda: {"auc": auc, "log_loss": 1 - auc, "num_samples": 200})
 
     def checkpointer(self, run_dir: RunDir) -> Counter:
