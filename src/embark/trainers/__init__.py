@@ -3,7 +3,9 @@ May import run and below."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import gc
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
@@ -77,13 +79,27 @@ def open_backend(spec: RunSpec) -> TrainerBackend:
 
     if wants_jax(spec):
         require_jax(spec)
-        from embark.trainers.jax.trainer import JaxBackend
+        with without_garbage_collection():
+            from embark.trainers.jax.trainer import JaxBackend
 
         return JaxBackend()
     require_stack()
-    from embark.trainers.torch.trainer import TorchBackend
+    with without_garbage_collection():
+        from embark.trainers.torch.trainer import TorchBackend
 
     return TorchBackend()
+
+
+@contextmanager
+def without_garbage_collection() -> Iterator[None]:
+    """For imports: they create a million objects and drop few, so each collection looks through all for nothing."""
+    was_enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_enabled:
+            gc.enable()
 
 
 def wants_jax(spec: RunSpec) -> bool:

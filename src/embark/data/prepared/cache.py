@@ -34,6 +34,7 @@ from embark.store import ObjectStore, open_store
 from embark.store.errors import NotFound, explain_data
 from embark.store.local_store import LocalStore
 from embark.store.retry_policy import RetryPolicy
+from embark.store.user_cache import user_cache
 
 _POLL_S = 0.02
 _MAX_WAIT_S = 120.0
@@ -351,9 +352,8 @@ def local_folder(path: str) -> Path | None:
 
 def cache_directory(uri: str, chosen: str = "") -> Path:
     """Where parts of `uri` are cached: below the chosen directory, or the user's cache directory."""
-    base = Path(chosen).expanduser() if chosen else Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser()
     name = hashlib.sha256(uri.rstrip("/").encode()).hexdigest()[:24]
-    return (base if chosen else base / "embark" / "data") / name
+    return (Path(chosen).expanduser() if chosen else user_cache() / "data") / name
 
 
 def _size_of(file: Path) -> int | None:

@@ -24,6 +24,7 @@ from embark.run.evaluation import Trouble, metrics_from
 from embark.run.host_memory import peak_resident_bytes
 from embark.spec import PlaceSpec, RunSpec
 from embark.store import RunDir
+from embark.store.user_cache import compiled_code_folder
 from embark.trainers.jax.checkpoint import JaxCheckpointer
 from embark.trainers.jax.prefetch import DeviceBatch, capacities, to_devices, train_batches
 from embark.trainers.jax.sparsecore.layout import Choice, choose_cores, make_stacks
@@ -197,8 +198,10 @@ class JaxBackend:
         """Ordinary memory."""
 
     def build(self, spec: RunSpec, world: World, num_steps: int, source: SampleSource, run_dir: RunDir) -> JaxTrainer:
-        if world.kind != "cpu":  # a resumed run need not wait a minute for the same programs to be compiled again
-            jax.config.update("jax_compilation_cache_dir", str(run_dir.path / "programs"))
+        # The next run need not wait a minute for the same programs to be compiled again.
+        if world.kind != "cpu" and not jax.config.jax_compilation_cache_dir:
+            folder = compiled_code_folder("jax", run_dir.path / "programs")
+            jax.config.update("jax_compilation_cache_dir", str(folder))
         return JaxTrainer(spec, world, num_steps, source)
 
     def explain(self, error: Exception) -> EmbarkError | None:

@@ -2,11 +2,13 @@
 
 import math
 import zlib
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any
 
 import torch
 import torch.fx
 from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
 from torchrec.modules.embedding_configs import DataType, EmbeddingBagConfig, PoolingType
 from torchrec.modules.embedding_modules import EmbeddingBagCollection
 from torchrec.sparse.jagged_tensor import KeyedTensor
@@ -51,7 +53,25 @@ def ordered_values(pooled: KeyedTensor, names: list[str]) -> Tensor:
 
 def tables_without_values(tables: Iterable[Table], train: TrainSpec) -> EmbeddingBagCollection:
     """On `meta`, so that no rank ever holds a table whole: sharding gives each its part."""
-    return EmbeddingBagCollection(tables=[_config(t, train) for t in tables], device=torch.device("meta"))
+    with WithoutValues():
+        return EmbeddingBagCollection(tables=[_config(t, train) for t in tables], device=torch.device("meta"))
+
+
+class WithoutValues(TorchFunctionMode):
+    """On `meta` there are no values to set. Where torch sets them all the same, it computes shapes and strides in
+    Python, and loads its compiler for that."""
+
+    def __torch_function__(self, func: Any, types: Any, args: Sequence[Any] = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        tensor = args[0] if args else kwargs.get("tensor")
+        if isinstance(tensor, Tensor) and tensor.is_meta:
+            if func in (nn.init.normal_, Tensor.normal_):
+                return tensor
+            if func is torch.full_like:
+                return torch.empty(tensor.shape, dtype=tensor.dtype, device="meta")
+            if func is Tensor.mean and kwargs == {"axis": 1}:  # row-wise Adagrad's state
+                return torch.empty(tensor.shape[:1], dtype=tensor.dtype, device="meta")
+        return func(*args, **kwargs)
 
 
 def _config(table: Table, train: TrainSpec) -> EmbeddingBagConfig:

@@ -14,6 +14,7 @@ from torchrec.optim.rowwise_adagrad import RowWiseAdagrad
 
 from embark.model.learning_rate import dense_rate, rate_factor
 from embark.spec import TrainSpec
+from embark.trainers.torch.model import WithoutValues
 
 TABLE_OPTIMIZERS: dict[str, type[torch.optim.Optimizer]] = {
     "sgd": torch.optim.SGD,
@@ -30,9 +31,9 @@ DENSE_OPTIMIZERS: dict[str, type[torch.optim.Optimizer]] = {
 
 def fuse_into_backward(tables: nn.Module, train: TrainSpec) -> None:
     """Give the tables their optimizer. Before sharding: after it, the rate would never reach them."""
-    apply_optimizer_in_backward(
-        TABLE_OPTIMIZERS[train.optimizer], tables.parameters(), _arguments(train.optimizer, train, train.learning_rate)
-    )
+    arguments = _arguments(train.optimizer, train, train.learning_rate)
+    with WithoutValues():
+        apply_optimizer_in_backward(TABLE_OPTIMIZERS[train.optimizer], tables.parameters(), arguments)
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,7 +12,6 @@ import torch.distributed as dist
 from torch import nn
 from torchrec.distributed.embedding_types import EmbeddingComputeKernel
 from torchrec.distributed.embeddingbag import EmbeddingBagCollectionSharder, ShardedEmbeddingBagCollection
-from torchrec.distributed.fbgemm_qcomm_codec import CommType, QCommsConfig, get_qcomm_codecs_registry
 from torchrec.distributed.planner import EmbeddingShardingPlanner, ParameterConstraints, Topology
 from torchrec.distributed.planner.enumerators import EmbeddingEnumerator
 from torchrec.distributed.planner.proposers import GreedyProposer, GridSearchProposer, UniformProposer
@@ -50,6 +49,9 @@ def make_sharder(spec: RunSpec) -> AnywhereSharder:
     """The sharder, with the precision of what goes over the wire."""
     registry: Any = None
     if spec.train.comms_dtype != "fp32":
+        # Here, since it imports Triton.
+        from torchrec.distributed.fbgemm_qcomm_codec import CommType, QCommsConfig, get_qcomm_codecs_registry
+
         kind = CommType.FP16 if spec.train.comms_dtype == "fp16" else CommType.BF16
         registry = get_qcomm_codecs_registry(QCommsConfig(forward_precision=kind, backward_precision=kind))
     return AnywhereSharder(qcomm_codecs_registry=registry)

@@ -14,7 +14,6 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils.flop_counter import flop_registry
 
 from embark.errors import EmbarkError
 from embark.model.work import DenseWork
@@ -66,6 +65,8 @@ class _Counter(TorchDispatchMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         result = func(*args, **(kwargs or {}))
+        from torch.utils.flop_counter import flop_registry  # here, since it imports Triton
+
         if count := flop_registry.get(func._overloadpacket):
             self.flops += count(*args, **(kwargs or {}), out_val=result)
             self.num_products += 1

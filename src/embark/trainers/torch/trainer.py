@@ -24,6 +24,7 @@ from embark.run.evaluation import Trouble
 from embark.run.host_memory import peak_resident_bytes
 from embark.spec import PlaceSpec, RunSpec, TrainSpec
 from embark.store import RunDir
+from embark.store.user_cache import compiled_code_folder
 from embark.trainers.torch.batch import ToDevice, pinned
 from embark.trainers.torch.checkpoint import TorchCheckpointer
 from embark.trainers.torch.cpu_lookup import use_fast_cpu_lookup
@@ -160,8 +161,9 @@ class TorchBackend:
         return pinned(world.device)
 
     def build(self, spec: RunSpec, world: World, num_steps: int, source: SampleSource, run_dir: RunDir) -> TorchTrainer:
-        # Triton keeps compiled kernels with the run's files, so that a resumed run need not compile them again.
-        os.environ.setdefault("TRITON_CACHE_DIR", str(run_dir.path.absolute() / "cache" / "triton"))
+        # Triton names what it keeps by its source, its own version and the GPU.
+        folder = compiled_code_folder("triton", run_dir.path.absolute() / "cache" / "triton")
+        os.environ.setdefault("TRITON_CACHE_DIR", str(folder))
         return TorchTrainer(spec, world, num_steps, source)
 
     def explain(self, error: Exception) -> EmbarkError | None:
