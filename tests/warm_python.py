@@ -19,6 +19,7 @@ import signal
 import socket
 import subprocess
 import sys
+import tempfile
 import traceback
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
@@ -232,6 +233,7 @@ def _become(call: dict[str, Any], files: array.array[int], own_files: Sequence[i
         os.chdir(call["folder"])
         os.environ.clear()
         os.environ.update(call["env"] | RAY_SETTINGS)
+        tempfile.tempdir = None  # by TMPDIR, which may be another now
         sys.path[1:1] = [path for path in os.environ.get("PYTHONPATH", "").split(os.pathsep)
                          if path and path not in sys.path]
         sys.executable = call["python"]
