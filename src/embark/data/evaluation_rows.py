@@ -124,7 +124,7 @@ def _raw(spec: RunSpec, fingerprint: str, data: str, folder: Path) -> Evaluation
         _refuse_other_data(spec, fingerprint, manifest.fingerprint())
         before = PreparedWith.of(spec.data.path, manifest)
     if before is None:
-        raise DataError(f"{data}: the run was trained on ids of {spec.data.kind}, which raw rows do not have",
+        raise DataError(f"{data}: the run was trained on {spec.data.kind} ids, which raw rows do not have",
                         fix="evaluate it on prepared data that `embark data make` wrote, or on a split of its own")
     own = before.manifest
     limit = {"max_bad_share": spec.data.prepare.max_bad_share}  # which changes no row, so the manifest is silent
