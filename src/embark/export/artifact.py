@@ -31,6 +31,7 @@ from embark.spec.data import PrepareSpec
 from embark.spec.model import ModelSpec
 from embark.spec.user_code import file_of
 from embark.store import Checkpoint, CheckpointStore, open_store
+from embark.store.checkpoint_store import COMMIT_FILE
 
 FORMAT_VERSION = 1
 INFO, WEIGHTS, ID_MAPS = "artifact.json", "weights.safetensors", "id_maps.safetensors"
@@ -123,10 +124,16 @@ def open_versions(place: str) -> CheckpointStore:
 
 
 def open_artifact(place: str, version: int | None = None) -> Artifact:
-    """The newest version at `place`, or this one; from an object store through a folder of the user's cache."""
+    """The newest version at `place`, which must not be damaged, or this one; from an object store through a folder of
+    the user's cache."""
     place = place.rstrip("/") or place
     versions = open_versions(place)
     committed = {one.step: one for one in versions.committed()}
+    unreadable = [number for number in versions.unreadable()
+                  if number == version or (version is None and number > max(committed, default=0))]
+    if unreadable:
+        raise DataError(f"{versions.where(unreadable[-1])} is damaged: its {COMMIT_FILE} cannot be read",
+                        fix="choose another version with --version, or export the run again")
     if not committed:
         raise UserError(f"{place}: has no exported model", fix=f"`embark export RUN --to {place}` writes one")
     if version is not None and version not in committed:

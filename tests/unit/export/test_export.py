@@ -103,6 +103,21 @@ def test_a_changed_file_is_refused(run_dir, tmp_path, name):
         open_artifact(str(tmp_path))
 
 
+def test_a_newest_version_whose_mark_cannot_be_read_is_an_error_and_an_older_one_can_be_named(run_dir, tmp_path):
+    place = str(tmp_path)
+    folders = [Path(export_run(run_dir.uri, place).path) for _ in range(2)]
+    (folders[1] / "commit.json").write_bytes(b"{")
+    for version in (None, 2):
+        with pytest.raises(DataError, match=r"version-000000002 is damaged: its commit\.json cannot be read"):
+            open_artifact(place, version)
+    assert open_artifact(place, 1).version == 1
+    assert export_run(run_dir.uri, place).version == open_artifact(place).version == 3
+    for folder in (folders[0], tmp_path / "version-000000003"):
+        (folder / "commit.json").write_bytes(b"{")
+    with pytest.raises(DataError, match="version-000000003 is damaged"):
+        open_artifact(place)
+
+
 def test_another_format_version_and_other_json_are_refused(run_dir, tmp_path, monkeypatch):
     folder = Path(export_run(run_dir.uri, str(tmp_path)).path)
     monkeypatch.setattr("embark.store.CheckpointStore.damages", lambda self, chosen: [])
