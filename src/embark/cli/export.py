@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 def export(
     run: str, /, *, to: str = "", tables: Literal["fp32", "fp16", "int8", "int4"] | None = None,
     step: Annotated[int | None, Parameter(show_default=False)] = None, weights_only: Flag = False,
-    console: Console = Console(),
+    force: Flag = False, console: Console = Console(),
 ) -> None:
     """Export a run's newest checkpoint: weights, id maps and transforms, so that raw rows can be scored anywhere.
 
@@ -36,13 +36,17 @@ def export(
         The checkpoint of this step.
     weights_only
         Write the weights alone, in float32, to the file --to FILE.safetensors.
+    force
+        Replace an existing file; with --weights-only.
     """
     from embark.export.export_run import export_run, export_weights
 
     if weights_only and tables:
         raise UserError("--tables needs an artifact, and --weights-only writes float32", fix="leave one of them out")
+    if force and not weights_only:
+        raise UserError("--force: an artifact is the next version, and replaces nothing", fix="leave it out")
     with console.waiting("reading the checkpoint"):
-        result = export_weights(run, to, step=step) if weights_only else \
+        result = export_weights(run, to, step=step, force=force) if weights_only else \
             export_run(run, to, tables=tables or "fp32", step=step)
     console.show(result, _render)
 

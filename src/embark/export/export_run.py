@@ -80,15 +80,19 @@ def export_run(run: str, to: str = "", *, tables: TableDtype = "fp32", step: int
                    sum(mark.size_bytes for mark in files.values()))
 
 
-def export_weights(run: str, to: str, *, step: int | None = None) -> ExportResult:
-    """The weights of the newest checkpoint, or of that of `step`, as one safetensors file in float32."""
+def export_weights(run: str, to: str, *, step: int | None = None, force: bool = False) -> ExportResult:
+    """The weights of the newest checkpoint, or of that of `step`, as one safetensors file in float32; with `force` an
+    existing one is replaced."""
     if not to.endswith(".safetensors"):
         raise UserError(f"{to or '--to'}: weights alone go into one file", fix="--to FILE.safetensors")
+    folder, _, name = to.rpartition("/")
+    store = open_store(folder or ("/" if to.startswith("/") else "."))
+    if store.exists(name) and not force:
+        raise UserError(f"{to}: exists", fix="--force replaces it, or name another file")
     trained = find_trained(run, step)
     about = {"format": "pt", "run": trained.run_dir.uri, "step": str(trained.checkpoint.step)}
     size, pieces = file_of(_weights(_checked_arrays(trained), trained.spec.model.table_list(), "fp32"), about)
-    folder, _, name = to.rpartition("/")
-    open_store(folder or ("/" if to.startswith("/") else ".")).write(name, pieces, size)
+    store.write(name, pieces, size)
     return _result(trained, to, to, None, "fp32", size)
 
 

@@ -60,6 +60,8 @@ def score_file(
     if SCORE in keep:
         raise UserError(f"--keep {SCORE}: is what the scores are called", fix="rename the column of the input")
     opened, (inputs, files) = open_artifact(artifact, version), open_inputs(rows)
+    if any((path := inputs.local_path(file.uri)) and target.exists() and target.samefile(path) for file in files):
+        raise UserError(f"{target}: is one of the files to score", fix="name another file with --to")
     from embark.trainers.torch.exported_model import ExportedModel
 
     scoring = _Scoring(opened, inputs, files, tuple(keep), ExportedModel(opened, model_file).score)

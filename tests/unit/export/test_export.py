@@ -165,7 +165,10 @@ def test_the_command_says_what_it_wrote_and_refuses_what_does_not_fit_together(r
     assert (shown["version"], shown["tables"], shown["path"]) == (1, "int4", f"{tmp_path / 'm'}/version-000000001")
     assert embark(["export", run_dir.uri, "--to", str(tmp_path / "m")]) == 0
     assert "embark score" in capsys.readouterr().out
-    for words in (["--weights-only", "--tables", "int8"], ["--weights-only", "--to", "folder"], ["--step", "9"]):
+    weights = ["--weights-only", "--to", str(tmp_path / "w.safetensors")]
+    assert [embark(["export", run_dir.uri, *weights, *more]) for more in ([], [], ["--force"])] == [0, 64, 0]
+    assert "--force replaces it" in capsys.readouterr().err
+    for words in (["--force"], ["--weights-only", "--tables", "int8"], ["--weights-only", "--to", "folder"], ["--step", "9"]):
         assert embark(["export", run_dir.uri, *words]) == 64
 
 

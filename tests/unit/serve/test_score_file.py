@@ -222,3 +222,14 @@ def test_the_command_shows_what_has_no_score_and_refuses_to_overwrite(exported, 
     lacking = write_csv(tmp_path / "lacking.csv", [["a", "b"]], ["word", "tags"])
     assert embark(["score", exported[0], str(lacking), "--to", str(tmp_path / "new.parquet")]) == 64
     assert not (tmp_path / "new.parquet").exists()
+
+
+def test_an_input_is_not_overwritten_even_with_force(exported, tmp_path):
+    rows = tmp_path / "rows.parquet"
+    pq.write_table(pa.table(dict(zip(COLUMNS, zip(*LATER[:9], strict=True), strict=True))), rows)
+    (tmp_path / "link.parquet").symlink_to(rows)
+    content = rows.read_bytes()
+    for target in (rows, tmp_path / "link.parquet"):
+        with pytest.raises(UserError, match="is one of the files to score"):
+            score_file(exported[0], str(tmp_path / "r*.parquet"), target, force=True)
+    assert rows.read_bytes() == content
