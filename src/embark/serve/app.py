@@ -18,7 +18,7 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
-from embark.errors import EmbarkError
+from embark.errors import EmbarkError, Fault
 from embark.export.artifact import Artifact
 from embark.serve.batcher import Batcher, BatchLimits, Overloaded
 from embark.serve.infer_protocol import infer_response, metadata, rows_of_infer, rows_of_score
@@ -167,7 +167,7 @@ class ModelServer:
         except Overloaded:
             raise Refusal(429, "too many rows are waiting", {"Retry-After": "1"}) from None
         if isinstance(found, EmbarkError):
-            raise Refusal(400, found.what)
+            raise Refusal(500 if isinstance(found, Fault) else 400, found.what)
         self._rows.labels("false").inc(len(found.errors))
         self._rows.labels("true").inc(len(rows) - len(found.errors))
         self._seconds.labels(route).observe(time.perf_counter() - started)

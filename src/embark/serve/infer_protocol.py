@@ -31,6 +31,7 @@ def _tensor(name: str, datatype: str, *, is_list: bool = False) -> dict[str, Any
 
 def rows_of_infer(body: Mapping[str, Any], columns_of: Schema) -> list[JsonRow]:
     """The tensors of an inference request as rows. Columns of one value may come as [rows, 1] too."""
+    str(body.get("id")).encode()  # raises where it could not be sent back
     lists = {column.source for column in columns_of.sparse if column.is_list}
     columns: dict[str, list[Any]] = {}
     for tensor in _listed(body, "inputs"):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -14,11 +15,12 @@ from numpy.typing import NDArray
 from embark.data.prepare.arrow.json_lines import json_column
 from embark.data.prepare.arrow.row_parser import Location, RowParser
 from embark.data.prepare.rows import RawRows
-from embark.errors import DataError, EmbarkError, nearest
+from embark.errors import DataError, EmbarkError, Fault, nearest
 from embark.export.artifact import Artifact
 from embark.serve.score_file import NOT_FINITE
 
 JsonRow = Mapping[str, Any]
+_log = logging.getLogger("embark.serve")
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,6 +66,9 @@ class RequestScorer:
             return error
         except UnicodeEncodeError:
             return DataError("a text is not valid Unicode: it has a lone surrogate", fix="send UTF-8")
+        except Exception:  # of this request alone
+            _log.exception("a request cannot be read")
+            return Fault("internal error")
 
 
 def _scores(num_rows: int, raw: RawRows, scores: NDArray[np.float32]) -> Scores:

@@ -13,7 +13,7 @@ from embark.export.safetensors_file import TensorSource, file_of, in_memory, map
 
 ARRAYS = {"keys": np.arange(5, dtype=np.uint64), "odd": np.arange(9, dtype=np.uint8).reshape(3, 3),
           "half": np.ones((2, 1), np.float16), "none": np.zeros((0, 4), np.float32),
-          "ids": np.arange(7, dtype=np.int32)}
+          "ids": np.arange(7, dtype=np.int32), "mask": np.array([True, False]), "wide": np.ones(3)}
 
 
 def write(path, tensors, metadata=None):

@@ -15,7 +15,7 @@ import pytest
 from exported_runs import COLUMNS, draw_rows, prepared_spec, save_run, write_csv
 
 from embark import export_run, score_file
-from embark.errors import UserError
+from embark.errors import Fault, UserError
 from embark.export.artifact import open_artifact
 from embark.serve.app import ServeLimits
 from embark.serve.batcher import BatchLimits
@@ -123,6 +123,7 @@ HOSTILE = [
     ({"user": 1, "candidates": []}, 400), (b'{"rows": [' + b"1," * 600_000 + b"1]}", 413),
     ({"rows": [ROWS[0]] * 101}, 413), ({"rows": [{**ROWS[0], "word": "\ud800"}]}, 400),
     ({"rows": [{**ROWS[0], "word": {"a": [[{}]]}}]}, 200), ({"rows": [{**ROWS[0], "price": [[1]]}]}, 400),
+    ({"rows": [{**ROWS[0], "word": ["u7"]}]}, 400),
 ]
 WRONG_TENSORS = [
     None, [], [{}], [{"name": "a"}], [{"name": "a", "shape": [1]}], [{"name": "a", "shape": [2], "data": [1]}],
@@ -139,7 +140,9 @@ def test_hostile_requests_get_4xx_without_a_traceback_and_the_server_goes_on(art
         found = [(client("POST", "/score", body)[:2], status) for body, status in HOSTILE]
         found += [(client("POST", "/v2/models/clicks/infer", {"inputs": inputs})[:2], 400) for inputs in WRONG_TENSORS]
         binary = client("POST", "/v2/models/clicks/infer", b"{}", {"Inference-Header-Content-Length": "2"})
-        return [*found, (binary[:2], 400), (client("GET", "/score")[:2], 405),
+        named = client("POST", "/v2/models/clicks/infer", {"id": "\ud800", "inputs": [
+            {"name": name, "shape": [1], "data": [ROWS[0][name]]} for name in COLUMNS]})
+        return [*found, (binary[:2], 400), (named[:2], 400), (client("GET", "/score")[:2], 405),
                 (client("POST", "/score", {"rows": ROWS[:1]})[:2], 200)]
 
     for number, ((status, answer), expected) in enumerate(while_serving(artifact, use, limits=limits)):
@@ -159,6 +162,25 @@ def test_a_row_that_cannot_be_read_has_its_reason_and_the_others_their_scores(ar
     assert scored["scores"][1] is None
     assert scored["errors"] == [{"row": 1, "why": "column 'price': 'cheap' is not a number"}]
     assert (inferred[0], "row 1" in inferred[1]["error"]) == (400, True)
+
+
+def test_a_request_that_cannot_be_read_fails_alone(artifact, monkeypatch):
+    scorer = RequestScorer(artifact, ExportedModel(artifact).score)
+    alone = scorer.score([ROWS[:2]])
+    nested = [{**ROWS[0], "word": ["u7"]}]
+    before, _, after = scorer.score([ROWS[:2], nested, ROWS[:2]])
+    assert [before] == [after] == alone
+    parse = scorer._parser.parse
+
+    def broken(column, where, name):
+        if len(where.lines) == 1:
+            raise RuntimeError("a defect")
+        return parse(column, where, name)
+
+    monkeypatch.setattr(scorer._parser, "parse", broken)
+    before, failed, _ = scorer.score([ROWS[:2], ROWS[:1], ROWS[:2]])
+    assert [before] == alone
+    assert isinstance(failed, Fault)
 
 
 def test_a_score_that_is_not_finite_is_none(artifact):

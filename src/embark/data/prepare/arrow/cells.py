@@ -135,6 +135,8 @@ class CellParser:
         return self._words(array).drop_null().unique()
 
     def _words(self, array: Any) -> Any:
+        if types.is_nested(array.type):
+            raise DataError(f"holds {array.type} where one value must be")
         if not is_text(array.type):
             array = array.cast(pa.string())
         return self.without_missing(trim(array))
