@@ -15,7 +15,7 @@ from embark.data.prepared.manifest import BLOCK_ROWS
 from embark.data.prepared.order import EpochOrder, row_order
 from embark.errors import DataError, UserError
 from embark.spec import DataSpec, ModelSpec, Table
-from embark.spec.user_code import file_of, load_user_class, place_of, user_errors
+from embark.spec.user_code import file_of, load_user_class, place_of, user_call, user_errors
 
 Positions = NDArray[np.int64]
 FINGERPRINT_ROWS = 1024  # Of each split: all rows of any data would take as long as an epoch.
@@ -36,7 +36,8 @@ class OwnSource:
                 raise UserError(f"{file_of(data.kind)}: {kind.__name__} has no method rows(split, positions)",
                                 fix="docs/own-data.md shows one")
             self._where = place_of(kind.rows)
-            self._own = kind(data, model)
+            with user_call(f"{file_of(data.kind)}: class {kind.__name__}", "__init__(self, data, model)"):
+                self._own = kind(data, model)
             self.num_train_samples = self._count("num_train_samples")
             self.num_eval_samples = self._count("num_eval_samples")
         if not self.num_train_samples:
@@ -67,7 +68,7 @@ class OwnSource:
         """What the user's `rows` returns for these positions, checked."""
         positions = positions.copy()
         positions.setflags(write=False)
-        with self._lock, user_errors():
+        with self._lock, user_errors(), user_call(self._where, "rows(self, split, positions)"):
             found = self._own.rows(split, positions)
         try:
             label, dense, ids = found
@@ -90,8 +91,14 @@ class OwnSource:
         self, split: str, positions: Positions, table: Table, value: Any
     ) -> tuple[NDArray[np.int32], NDArray[np.int32]]:
         num, name = len(positions), f"ids of {table.name}"
-        ids, lengths = (np.asarray(one) for one in value) if isinstance(value, tuple) and len(value) == 2 else \
-            (np.asarray(value), None)
+        has_lengths = isinstance(value, tuple) and len(value) == 2
+        try:
+            ids, lengths = map(np.asarray, value) if has_lengths else (np.asarray(value), None)
+        except (TypeError, ValueError):
+            raise self._wrong(f"returned {name} that are not an array", f"[{num}], [{num}, k], or, where their number "
+                              f"differs, (ids one behind the other, lengths [{num}])") from None
+        if lengths is not None and lengths.dtype.kind not in "iu" and lengths.size:
+            raise self._wrong(f"returned {name} with lengths of type {lengths.dtype}", "return integers")
         if ids.dtype.kind not in "iu" and ids.size:
             raise self._wrong(f"returned {name} of type {ids.dtype}", "return integers")
         if lengths is None:
@@ -106,7 +113,7 @@ class OwnSource:
                      f"model.tables: {table.name}.multi_hot is {table.multi_hot}")
         ids = ids.reshape(-1)
         bad = (ids < 0) | (ids >= table.rows)
-        at = np.repeat(np.arange(num), lengths)
+        at = np.repeat(np.arange(num), lengths.astype(np.int64))
         self._refuse(split, positions[at], bad, name, ids, f"table {table.name} has ids 0 to {table.rows - 1}")
         return ids.astype(np.int32), lengths.astype(np.int32)
 

@@ -94,7 +94,10 @@ def load_user_class(kind: str, code: str) -> type[Any]:
     sys.modules[module.__name__] = module  # where dataclasses and pickle look for it
     _loaded[file] = code
     linecache.cache[file] = (len(code), None, code.splitlines(keepends=True), file)
-    exec(compile(code, file, "exec"), module.__dict__)
+    try:
+        exec(compile(code, file, "exec"), module.__dict__)
+    except SystemExit as error:
+        raise user_error(error) or error from None
     found = getattr(module, name, None)
     if not isinstance(found, type):
         raise UserError(f"{file}: {name} is {'not defined' if found is None else 'not a class'}",
@@ -104,8 +107,11 @@ def load_user_class(kind: str, code: str) -> type[Any]:
 
 def place_of(function: Callable[..., Any]) -> str:
     """The file and line where it is written."""
-    code = inspect.unwrap(function).__code__
-    return f"{code.co_filename}:{code.co_firstlineno}"
+    function = inspect.unwrap(function)
+    if code := getattr(function, "__code__", None):
+        return f"{code.co_filename}:{code.co_firstlineno}"
+    name = getattr(function, "__module__", None) or type(function).__module__
+    return str(getattr(sys.modules.get(name), "__file__", None) or name)
 
 
 @contextmanager
@@ -115,8 +121,22 @@ def user_errors() -> Iterator[None]:
         yield
     except EmbarkError:
         raise
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         if told := user_error(error):
+            raise told from error
+        raise
+
+
+@contextmanager
+def user_call(where: str, signature: str) -> Iterator[None]:
+    """One call into a user's file: an exit in it, and arguments that it does not take, are errors of the file."""
+    try:
+        yield
+    except (SystemExit, TypeError) as error:
+        told = user_error(error)
+        if told is None and isinstance(error, TypeError):
+            told = UserError(f"{where}: {to_one_line(str(error).partition(chr(10))[0])}", fix=f"def {signature}")
+        if told:
             raise told from error
         raise
 

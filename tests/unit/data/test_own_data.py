@@ -95,6 +95,10 @@ def test_its_samples_are_laid_out_as_training_wants_them():
     ("lengths = lengths + 1", "rows returned ids of tags whose lengths"),
     ("tags, lengths = np.repeat(at, 3) % 9, lengths * 0 + 3", "rows returned number of ids of tags = 3 for position 0"),
     ("positions[0] = 3", "my_data.py:16: ValueError in rows: assignment destination is read-only"),
+    ("tags = [[1]] + [[]] * 7; return at % 2, dense, {'user': user, 'tags': tags}",
+     "rows returned ids of tags that are not an array"),
+    ("lengths = lengths.astype(float)", "rows returned ids of tags with lengths of type float64"),
+    ("import sys; sys.exit(0)", "my_data.py:16: SystemExit in rows: 0"),
     ("self.nothing", "my_data.py:16: AttributeError in rows: 'Source' object has no attribute 'nothing'"),
 ])
 def test_what_is_wrong_is_told_with_the_file_its_line_and_the_position(line, expected):
@@ -111,6 +115,9 @@ def test_what_is_wrong_is_told_with_the_file_its_line_and_the_position(line, exp
     (("70_000", "0"), "my_data.py:11: num_train_samples is 0"),
     (("def rows", "def row"), "my_data.py: Source has no method rows"),
     (("data.seed", "data.sed"), "my_data.py:9: AttributeError in __init__"),
+    (("data.seed", "exit(0)"), "my_data.py:9: SystemExit in __init__: 0"),
+    (("self, data, model", "self"), "my_data.py: class Source: Source.__init__() takes 1 positional argument but 3"),
+    (("import random", "raise SystemExit"), "my_data.py:2: SystemExit"),
 ])
 def test_a_class_that_cannot_be_a_source_is_refused(change, expected):
     code = SOURCE.format(line="").replace(*change)
@@ -118,6 +125,18 @@ def test_a_class_that_cannot_be_a_source_is_refused(change, expected):
     with pytest.raises(UserError) as raised:
         OwnSource(spec().model, data)
     assert raised.value.what.startswith(expected)
+
+
+@pytest.mark.parametrize(("change", "expected"), [
+    (("split, positions", "split"), "my_data.py:11: Source.rows() takes 2 positional arguments but 3 were given"),
+    (("    def rows", "    @__import__('functools').lru_cache\n    def rows"), "my_data.py:11: unhashable type"),
+])
+def test_a_call_that_rows_does_not_take_is_told_with_its_signature(change, expected):
+    data = spec().data.model_copy(update={"code": SOURCE.format(line="").replace(*change)})
+    with pytest.raises(UserError) as raised:
+        OwnSource(spec().model, data).rows("train", np.arange(8))
+    assert raised.value.what.startswith(expected)
+    assert raised.value.fix == "def rows(self, split, positions)"
 
 
 def test_other_samples_have_another_fingerprint():

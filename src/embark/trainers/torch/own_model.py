@@ -5,12 +5,13 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch.nn.parameter import is_lazy
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from embark.errors import UserError
 from embark.spec import ModelSpec
-from embark.spec.user_code import file_of, load_user_class, place_of, user_error
+from embark.spec.user_code import file_of, load_user_class, place_of, user_call, user_error
 
 
 class OwnNetwork(nn.Module):
@@ -26,7 +27,7 @@ class OwnNetwork(nn.Module):
     def forward(self, dense: Tensor, pooled: Tensor) -> Tensor:
         self._share_buffers()
         by_name = dict(zip(self.names, pooled.split(self.widths, dim=1), strict=True))
-        logits = checked_logits(self.own, self.own(dense, by_name), len(dense))
+        logits = logits_of(self.own, dense, by_name)
         # On a GPU each look would wait for the device, so there only the first answer is looked at.
         if self.training and (logits.is_cpu or not self._is_checked) and not logits.isfinite().all():
             self._explain_nan(dense, by_name)
@@ -61,15 +62,25 @@ def load_network(model: ModelSpec) -> nn.Module:
     if not issubclass(kind, nn.Module):
         raise UserError(f"{file_of(model.kind)}: {kind.__name__} is not a torch.nn.Module",
                         fix=f"class {kind.__name__}(torch.nn.Module)")
-    network: nn.Module = kind(model)
+    with user_call(f"{file_of(model.kind)}: class {kind.__name__}", "__init__(self, model)"):
+        network: nn.Module = kind(model)
+    if kind.forward is nn.Module.forward and "forward" not in vars(network):
+        raise UserError(f"{file_of(model.kind)}: {kind.__name__} has no method forward(dense, pooled)",
+                        fix="docs/own-model.md shows one")
+    if lazy := [name for name, value in (*network.named_parameters(), *network.named_buffers()) if is_lazy(value)]:
+        raise UserError(f"{file_of(model.kind)}: {lazy[0]} of {kind.__name__} has no shape before the first batch",
+                        fix="a layer with its widths, such as torch.nn.Linear(width, 1), instead of a lazy one")
     if not any(p.requires_grad for p in network.parameters()):
         raise UserError(f"{place_of(type(network).forward)}: {kind.__name__} has no parameter to train",
                         fix="give it at least one layer, or a bias: torch.nn.Parameter(torch.zeros(()))")
     return network
 
 
-def checked_logits(network: nn.Module, logits: Any, num_samples: int) -> Tensor:
+def logits_of(network: nn.Module, dense: Tensor, pooled: dict[str, Tensor]) -> Tensor:
     """[samples]; refuses anything but one logit for each sample, with a way back to the weights."""
+    with user_call(place_of(type(network).forward), "forward(self, dense, pooled)"):
+        logits = network(dense, pooled)
+    num_samples = len(dense)
     if not isinstance(logits, Tensor) or logits.shape not in ((num_samples,), (num_samples, 1)):
         found = list(logits.shape) if isinstance(logits, Tensor) else type(logits).__name__
         raise UserError(f"{place_of(type(network).forward)}: forward returned {found} for {num_samples} samples",

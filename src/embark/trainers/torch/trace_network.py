@@ -19,7 +19,7 @@ from embark.errors import EmbarkError
 from embark.model.work import DenseWork
 from embark.spec import ModelSpec, resolve
 from embark.spec.user_code import user_error
-from embark.trainers.torch.own_model import checked_logits, load_network
+from embark.trainers.torch.own_model import load_network, logits_of
 
 NUM_SAMPLES = 64
 
@@ -46,7 +46,7 @@ def _traced(model: ModelSpec) -> DenseWork:
         pooled = {t.name: torch.empty(NUM_SAMPLES, t.dim or 0, requires_grad=True) for t in model.table_list()}
         given = {value.untyped_storage()._cdata for value in (dense, *pooled.values(), *network.parameters())}
         with _Counter() as forward, torch.autograd.graph.saved_tensors_hooks(keep, lambda value: value):
-            logits = checked_logits(network, network(dense, pooled), NUM_SAMPLES)
+            logits = logits_of(network, dense, pooled)
         with _Counter() as backward:
             logits.sum().backward()
     kept = sum(value.numel() for key, value in saved.items() if key not in given)

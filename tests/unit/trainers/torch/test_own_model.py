@@ -15,6 +15,7 @@ from embark.model.work import layers_of
 from embark.plan.predict import predict_local
 from embark.spec import ModelSpec, resolve
 from embark.trainers import evaluate, train
+from embark.trainers.torch.own_model import load_network, logits_of
 from embark.trainers.torch.trace_network import trace_network
 
 AUTOINT = (Path(embark.__file__).parent / "trainers" / "torch" / "starter_model.py").read_text()
@@ -129,6 +130,24 @@ def test_an_error_in_the_file_is_one_line_with_file_and_line(own, code, expected
         train(own(code))
     assert raised.value.what.startswith(expected), raised.value.what
     assert "\n" not in raised.value.what
+    assert raised.value.fix
+
+
+@pytest.mark.parametrize(("change", "expected"), [
+    (("self, model", "self"), "my_model.py: class MyModel: MyModel.__init__() takes 1 positional argument but 2 were"),
+    (("dense, pooled", "dense"), "my_model.py:10: MyModel.forward() takes 2 positional arguments but 3 were given"),
+    (("def forward", "def forwards"), "my_model.py: MyModel has no method forward(dense, pooled)"),
+    (("nn.Linear(model.num_dense, 1)", "nn.LazyLinear(1)"), "my_model.py: layer.weight of MyModel has no shape before"),
+    (("return x", "import sys; sys.exit(0)"), "my_model.py:12: SystemExit in forward: 0"),
+    (("super().__init__()", "exit(0)"), "my_model.py:7: SystemExit in __init__: 0"),
+])
+def test_a_class_that_breaks_the_contract_is_told_by_its_file_also_where_nothing_in_it_raised(change, expected):
+    code = SIMPLE.format(line="return x").replace(*change)
+    model = ModelSpec(kind="my_model:MyModel", code=code, num_dense=3)
+    assert trace_network(model).note.startswith(f"its dense layers are not counted: {expected}")
+    with pytest.raises(UserError) as raised:
+        logits_of(load_network(model), torch.zeros(4, 3), {})
+    assert raised.value.what.startswith(expected)
     assert raised.value.fix
 
 
