@@ -57,4 +57,5 @@ def _render(console: Console, result: ExportResult) -> None:
         console.text(f"Its {result.tables} tables take {format_bytes(result.table_bytes)}, in fp32 they take "
                      f"{format_bytes(result.fp32_table_bytes)}.")
     if result.version is not None:
-        console.text(f"Score rows with: embark score {result.place} ROWS.csv --to scores.parquet")
+        console.text(f"Score rows with: embark score {result.place} ROWS.csv --to scores.parquet"
+                     + (f" --model-file {result.model_file}" if result.model_file else ""))

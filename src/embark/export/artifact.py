@@ -30,8 +30,9 @@ from embark.export.safetensors_file import Array, map_file
 from embark.spec.data import PrepareSpec
 from embark.spec.model import ModelSpec
 from embark.spec.user_code import file_of
-from embark.store import Checkpoint, CheckpointStore, open_store
+from embark.store import Checkpoint, CheckpointStore, checkpoint_name, open_store
 from embark.store.checkpoint_store import COMMIT_FILE
+from embark.store.run_dir import SPEC
 
 FORMAT_VERSION = 1
 INFO, WEIGHTS, ID_MAPS = "artifact.json", "weights.safetensors", "id_maps.safetensors"
@@ -104,7 +105,9 @@ class Artifact:
             raise UserError(f"{model_file}: cannot be read: {getattr(error, 'strerror', None) or error}",
                             fix=fix) from None
         if code_digest(code) != self.info.code_sha256:
-            raise UserError(f"{model_file}: is not the code that the model was trained with", fix=fix)
+            where = f"{self.info.run}/checkpoints/{checkpoint_name(self.info.step)}/{SPEC}"
+            raise UserError(f"{model_file}: is not the code that the model was trained with",
+                            fix=f"put back that text: it is model.code in {where}")
         return model.model_copy(update={"code": code})
 
     @cached_property

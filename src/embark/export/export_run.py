@@ -20,6 +20,7 @@ from embark.export.artifact import DENSE, ID_MAPS, INFO, WEIGHTS, ArtifactInfo, 
 from embark.export.quantize import TABLE_DTYPES, TableDtype, quantize_rows, row_format
 from embark.export.safetensors_file import TensorSource, file_of, in_memory
 from embark.formatting import to_finite
+from embark.spec import user_code
 from embark.spec.data import PrepareSpec
 from embark.spec.model import Table
 from embark.store import ChecksumWriter, checkpoint_name, open_store
@@ -44,6 +45,7 @@ class ExportResult:
     num_bytes: int
     table_bytes: int
     fp32_table_bytes: int
+    model_file: str  # Of a model of the user's own: what scoring and serving are to be given.
 
 
 def export_run(run: str, to: str = "", *, tables: TableDtype = "fp32", step: int | None = None) -> ExportResult:
@@ -99,11 +101,13 @@ def export_weights(run: str, to: str, *, step: int | None = None, force: bool = 
 def _result(
     trained: TrainedRun, place: str, path: str, version: int | None, tables: TableDtype, num_bytes: int
 ) -> ExportResult:
-    every = trained.spec.model.table_list()
+    model = trained.spec.model
+    every = model.table_list()
     return ExportResult(
         run=trained.run_dir.uri, step=trained.checkpoint.step, place=place, path=path, version=version, tables=tables,
         num_bytes=num_bytes, table_bytes=sum(table.rows * _row_bytes(table, tables) for table in every),
-        fp32_table_bytes=sum(table.rows * _row_bytes(table, "fp32") for table in every))
+        fp32_table_bytes=sum(table.rows * _row_bytes(table, "fp32") for table in every),
+        model_file=user_code.file_of(model.kind) if model.is_own else "")
 
 
 def _row_bytes(table: Table, dtype: TableDtype) -> int:

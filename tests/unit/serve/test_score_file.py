@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import io
 import json
+import tomllib
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -150,10 +151,13 @@ class Net(torch.nn.Module):
 """
 
 
-def test_a_model_of_ones_own_is_run_only_from_the_file_that_the_operator_names(tmp_path, monkeypatch):
+def test_a_model_of_ones_own_is_run_only_from_the_file_that_the_operator_names(tmp_path, monkeypatch, capsys):
     spec = resolve({"name": "own", "store": {"root": str(tmp_path)}, "model": {
         "kind": "mine:Net", "code": OWN, "num_dense": 1, "embedding_dim": 4, "num_tables": 2, "rows_per_table": 5}})
-    place = export_run(save_run(spec).uri).place
+    run_dir = save_run(spec)
+    assert embark(["export", run_dir.uri]) == 0
+    place = f"{run_dir.uri}/export"
+    assert f"embark score {place} ROWS.csv --to scores.parquet --model-file mine.py" in capsys.readouterr().out
     artifact, source = open_artifact(place), write_csv(tmp_path / "rows.csv", [["0.5", "4", "1"]],
                                                        ["dense_0", "cat_0", "cat_1"])
     assert "torch.nn" not in (artifact.folder / INFO).read_text()
@@ -162,8 +166,10 @@ def test_a_model_of_ones_own_is_run_only_from_the_file_that_the_operator_names(t
     (tmp_path / "other.py").write_text(OWN + "print()")
     for file, message in (("", "an artifact holds no code"), (str(tmp_path / "no.py"), "cannot be read"),
                           (str(tmp_path / "other.py"), "is not the code that the model was trained with")):
-        with pytest.raises(UserError, match=message):
+        with pytest.raises(UserError, match=message) as error:
             score_file(place, str(source), tmp_path / "out.parquet", model_file=file)
+    trained_with = error.value.fix.removeprefix("put back that text: it is model.code in ")
+    assert tomllib.loads(Path(trained_with).read_text())["model"]["code"] == OWN
     score_file(place, str(source), tmp_path / "out.parquet", model_file=str(tmp_path / "mine.py"))
     weights = artifact.weights
     pooled = [weights[f"tables.embedding_bags.cat_{i}.weight"][row] for i, row in enumerate((4, 1))]
