@@ -13,6 +13,7 @@ import subprocess
 import sys
 import tomllib
 from collections.abc import Iterator
+from contextlib import redirect_stdout
 from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -56,12 +57,14 @@ class ContractReport:
 
 
 def check_contract(spec: RunSpec) -> ContractReport:
-    """Run the code and try each promise on up to `NUM_ROWS` samples of each split."""
-    source = OwnSource(spec.model, spec.data)
-    checks = tuple(_checks(spec, source))
-    is_ok = not any(check.problem for check in checks)
-    return ContractReport(spec.data.kind, source.num_train_samples, source.num_eval_samples, checks,
-                          check_columns(spec) if is_ok else None)
+    """Run the code and try each promise on up to `NUM_ROWS` samples of each split. What it prints goes to stderr:
+    stdout is the report's."""
+    with redirect_stdout(sys.stderr):
+        source = OwnSource(spec.model, spec.data)
+        checks = tuple(_checks(spec, source))
+        is_ok = not any(check.problem for check in checks)
+        return ContractReport(spec.data.kind, source.num_train_samples, source.num_eval_samples, checks,
+                              check_columns(spec) if is_ok else None)
 
 
 def _checks(spec: RunSpec, source: OwnSource) -> Iterator[ContractCheck]:
@@ -103,7 +106,7 @@ def _random_state(source: OwnSource, split: str, positions: Positions) -> str:
         before = (random.getstate(), str(np.random.get_state()))
         found.append(rows_digest(source.rows(split, some)))
         if (random.getstate(), str(np.random.get_state())) != before:
-            return "draw from a generator of its own: numpy.random.default_rng(SEED + position)"
+            return "draw from a generator of its own: numpy.random.default_rng([data.seed, position])"
     return "" if found[0] == found[1] else "the samples depend on it"
 
 

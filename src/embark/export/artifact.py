@@ -100,7 +100,7 @@ class Artifact:
         if not model_file:
             raise UserError(f"{self.place}: its model is {model.kind}, and an artifact holds no code", fix=fix)
         try:
-            code = Path(model_file).read_text(encoding="utf-8")
+            code = Path(model_file).read_text(encoding="utf-8-sig")
         except (OSError, UnicodeDecodeError) as error:
             raise UserError(f"{model_file}: cannot be read: {getattr(error, 'strerror', None) or error}",
                             fix=fix) from None

@@ -40,7 +40,7 @@ def with_code(spec: "RunSpec", folder: Path) -> "RunSpec":
         if is_own(section.kind) and not section.code:
             path = folder / file_of(section.kind)
             try:
-                code = path.read_text(encoding="utf-8")
+                code = path.read_text(encoding="utf-8-sig")
             except (OSError, UnicodeDecodeError) as error:
                 what = "does not exist" if isinstance(error, FileNotFoundError) else f"cannot be read: {error}"
                 mistakes.append(Mistake("", f"{name}.kind", section.kind, f"{path} {what}",

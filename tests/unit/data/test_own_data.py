@@ -158,7 +158,8 @@ HOLDS = {"positions": "a position gives the same sample", "random": "the global 
 @pytest.mark.parametrize(("line", "promise", "problem"), [
     ("dense = dense + getattr(self, 'n', 0); self.n = 1", "positions", "give other samples the second time"),
     ("dense = dense + (len(at) > 1)", "positions", "gives another sample alone than among 20,000"),
-    ("np.random.random(); dense = dense + 0", "random", "draw from a generator of its own"),
+    ("np.random.random(); dense = dense + 0", "random",
+     "draw from a generator of its own: numpy.random.default_rng([data.seed, position])"),
     ("random.random(); dense = dense + 0", "random", "draw from a generator of its own"),
 ])
 def test_the_check_finds_what_would_break_resuming(monkeypatch, line, promise, problem):
@@ -167,6 +168,14 @@ def test_the_check_finds_what_would_break_resuming(monkeypatch, line, promise, p
     found = next(check for check in report.checks if check.promise.startswith(HOLDS[promise]))
     assert problem in found.problem
     assert report.columns is None
+
+
+def test_what_the_code_prints_while_it_is_checked_is_not_on_stdout(capsys, monkeypatch):
+    monkeypatch.setattr("embark.data.own_contract._other_process", lambda spec, fingerprint: "it failed")
+    check_contract(spec("print('said in rows')"))
+    told = capsys.readouterr()
+    assert told.out == ""
+    assert "said in rows" in told.err
 
 
 def test_the_check_passes_code_that_keeps_the_contract_and_asks_another_process(tmp_path, capsys, monkeypatch):

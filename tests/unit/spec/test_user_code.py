@@ -58,6 +58,10 @@ def test_a_class_may_come_from_anywhere(tmp_path, code):
     assert load_spec(written(tmp_path, code)).model.code == code
 
 
+def test_a_byte_order_mark_is_not_part_of_the_text(tmp_path):
+    assert load_spec(written(tmp_path, "\ufeffclass MyModel: pass\n")).model.code == "class MyModel: pass\n"
+
+
 def test_code_without_a_kind_that_names_it_is_a_mistake(tmp_path):
     with pytest.raises(SpecError, match=r'has no effect while model\.kind is "dlrm"'):
         with_code(resolve({"model": {"code": "x = 1"}}), tmp_path)
