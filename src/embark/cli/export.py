@@ -27,7 +27,7 @@ def export(
     Parameters
     ----------
     run
-        A run's directory, its name under ./runs, or its URI.
+        A run's directory, its name under ./runs, or its URI; RUN@best for its best checkpoint, RUN@STEP for a step's.
     to
         A folder, or an s3://, gs:// or az:// URI; default: RUN/export.
     tables
@@ -53,6 +53,8 @@ def export(
 
 def _render(console: Console, result: ExportResult) -> None:
     console.result(f"wrote {result.path}: {result.run}, step {result.step:,}, {format_bytes(result.num_bytes)}")
+    if result.best_step not in (None, result.step):
+        console.text(f"Early stopping found step {result.best_step:,} better: {result.run}@best names it.")
     if result.tables != "fp32":
         console.text(f"Its {result.tables} tables take {format_bytes(result.table_bytes)}, in fp32 they take "
                      f"{format_bytes(result.fp32_table_bytes)}.")

@@ -46,6 +46,7 @@ class ExportResult:
     table_bytes: int
     fp32_table_bytes: int
     model_file: str  # Of a model of the user's own: what scoring and serving are to be given.
+    best_step: int | None  # Of the run's early stopping.
 
 
 def export_run(run: str, to: str = "", *, tables: TableDtype = "fp32", step: int | None = None) -> ExportResult:
@@ -107,7 +108,7 @@ def _result(
         run=trained.run_dir.uri, step=trained.checkpoint.step, place=place, path=path, version=version, tables=tables,
         num_bytes=num_bytes, table_bytes=sum(table.rows * _row_bytes(table, tables) for table in every),
         fp32_table_bytes=sum(table.rows * _row_bytes(table, "fp32") for table in every),
-        model_file=user_code.file_of(model.kind) if model.is_own else "")
+        model_file=user_code.file_of(model.kind) if model.is_own else "", best_step=trained.best_step)
 
 
 def _row_bytes(table: Table, dtype: TableDtype) -> int:

@@ -8,7 +8,7 @@ from embark.errors import UserError
 from embark.spec import RunSpec, resolve
 from embark.spec.identity import DATA, KEY
 from embark.store.checkpoint_inspect import list_checkpoints
-from embark.store.checkpoint_store import Checkpoint
+from embark.store.checkpoint_store import Checkpoint, best_step_of
 from embark.store.run_dir import SPEC, RunDir, find_run
 
 _AT = re.compile(r"(.+)@(\d+|best)")
@@ -21,6 +21,7 @@ class TrainedRun:
     run_dir: RunDir
     checkpoint: Checkpoint
     spec: RunSpec
+    best_step: int | None = None  # Of a run with early stopping, where it has that checkpoint.
 
     @property
     def fingerprint(self) -> str:
@@ -51,7 +52,9 @@ def find_trained(run: str, step: int | None = None) -> TrainedRun:
     except tomllib.TOMLDecodeError as error:
         raise UserError(f"{store.where(path)}: cannot be read: {error}",
                         fix="name another checkpoint with --step; `embark checkpoints RUN` lists them") from None
-    return TrainedRun(run_dir, checkpoint, resolve(raw, where=store.where(path), text=text))
+    best = best_step_of(committed[-1])
+    return TrainedRun(run_dir, checkpoint, resolve(raw, where=store.where(path), text=text),
+                      best if best in {one.step for one in committed} else None)
 
 
 def split_run(word: str) -> tuple[str, str]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 
 import numpy as np
@@ -170,6 +171,22 @@ def test_the_command_says_what_it_wrote_and_refuses_what_does_not_fit_together(r
     assert "--force replaces it" in capsys.readouterr().err
     for words in (["--force"], ["--weights-only", "--tables", "int8"], ["--weights-only", "--to", "folder"], ["--step", "9"]):
         assert embark(["export", run_dir.uri, *words]) == 64
+
+
+def test_a_better_checkpoint_than_the_exported_one_is_named(tmp_path, capsys):
+    """The newest is exported unless another is named."""
+    run_dir = save_run(resolve({"name": "early", "model": {"num_tables": 2, "rows_per_table": 9, "embedding_dim": 4},
+                                "store": {"root": str(tmp_path)}}))
+    checkpoints = tmp_path / "early" / "checkpoints"
+    shutil.copytree(checkpoints / "step-000000003", checkpoints / "step-000000005")
+    mark = checkpoints / "step-000000005" / "commit.json"
+    mark.write_text(json.dumps({**json.loads(mark.read_text()), "step": 5, "early_stopping": {"best_step": 3}}))
+    better = f"Early stopping found step 3 better: {run_dir.uri}@best names it."
+    for word, step, is_told in (("", 5, True), ("@best", 3, False), ("@3", 3, False), ("@5", 5, True)):
+        assert embark(["export", f"{run_dir.uri}{word}"]) == 0
+        shown = " ".join(capsys.readouterr().out.split())
+        assert f"step {step}," in shown
+        assert (better in shown) is is_told
 
 
 def test_the_default_place_is_the_runs_own_folder(tmp_path):
