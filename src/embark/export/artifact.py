@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+import re
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -24,6 +25,7 @@ from embark.data.id_maps import IdMap, RowEncoder
 from embark.data.prepare.rows import dense_transform
 from embark.data.prepare.schema import Schema
 from embark.data.prepared import Layout
+from embark.data.prepared.manifest import MANIFEST
 from embark.errors import DataError, UserError
 from embark.export.quantize import TableDtype
 from embark.export.safetensors_file import Array, map_file
@@ -138,7 +140,7 @@ def open_artifact(place: str, version: int | None = None) -> Artifact:
         raise DataError(f"{versions.where(unreadable[-1])} is damaged: its {COMMIT_FILE} cannot be read",
                         fix="choose another version with --version, or export the run again")
     if not committed:
-        raise UserError(f"{place}: has no exported model", fix=f"`embark export RUN --to {place}` writes one")
+        raise UserError(f"{place}: has no exported model", fix=_other_place(place))
     if version is not None and version not in committed:
         raise UserError(f"{place}: has no version {version}",
                         fix="its versions: " + ", ".join(map(str, sorted(committed))))
@@ -148,6 +150,22 @@ def open_artifact(place: str, version: int | None = None) -> Artifact:
         raise DataError(f"{versions.where(chosen.step)} is damaged: {damages[0]}",
                         fix="choose another version with --version, or export the run again")
     return Artifact(place, chosen.step, folder, _read_info(folder / INFO), chosen.num_bytes)
+
+
+def _other_place(place: str) -> str:
+    """What is meant by a place without versions."""
+    folder, _, name = place.rpartition("/")
+    if re.fullmatch(r"version-\d+", name):
+        return f"name the folder that holds the versions: {folder or '.'} --version {int(name.partition('-')[2])}"
+    for found in (f"{place}/export", f"runs/{place}/export"):
+        if open_versions(found).committed():
+            return f"the run's exported model is {found}"
+    store = open_store(place)
+    if store.exists(MANIFEST):
+        return "this is prepared data; name what `embark export RUN` wrote, such as runs/RUN/export"
+    if store.exists(SPEC):
+        return f"`embark export {place}` writes one, to {place}/export"
+    return f"`embark export RUN --to {place}` writes one"
 
 
 def _on_this_machine(place: str, versions: CheckpointStore, chosen: Checkpoint) -> tuple[CheckpointStore, Path]:

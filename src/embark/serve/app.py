@@ -14,6 +14,7 @@ from typing import Any
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
@@ -77,7 +78,8 @@ class ModelServer:
             ("POST", "/score", self._score, True), ("GET", "/metrics", self._metrics, True),
         ]
         return Starlette(routes=[Route(path, self._answered(path, handler, is_private), methods=[method])
-                                 for method, path, handler, is_private in routes], lifespan=self._lifespan)
+                                 for method, path, handler, is_private in routes], lifespan=self._lifespan,
+                         exception_handlers={HTTPException: _http_error})
 
     @asynccontextmanager
     async def _lifespan(self, _: Starlette) -> AsyncIterator[None]:
@@ -196,3 +198,10 @@ class ModelServer:
         if not isinstance(value, dict):
             raise Refusal(400, "the body is not a JSON object")
         return value
+
+
+async def _http_error(request: Request, error: Exception) -> Response:
+    """What Starlette itself refuses: no such route, or not with this method."""
+    assert isinstance(error, HTTPException)
+    return JSONResponse({"error": f"{request.method} {request.url.path}: {error.detail}"}, error.status_code,
+                        error.headers)

@@ -65,7 +65,7 @@ def serve_scorer(
     on_start: Callable[[Listening], None] = lambda _: None,
 ) -> None:
     """The same with any scorer."""
-    token = os.environ.get(TOKEN, "")
+    token = _token()
     model = ModelServer(artifact, scorer, limits or ServeLimits(), token)
     listener = _listener(*address)
     host, port = listener.getsockname()[:2]
@@ -100,7 +100,18 @@ class _Server(uvicorn.Server):
             self.on_start()
 
 
+def _token() -> str:
+    """Of the environment; empty where it is not set."""
+    token = os.environ.get(TOKEN)
+    if token is not None and (not token or token != token.strip()):
+        raise UserError(f"{TOKEN}: is set, but " + ("has whitespace around it" if token.strip() else "empty"),
+                        fix="set it to the token alone, or unset it to serve without one")
+    return token or ""
+
+
 def _listener(host: str, port: int) -> socket.socket:
+    if not host.strip():  # Which would be all addresses.
+        raise UserError("--host: is empty", fix="127.0.0.1 for this machine alone, 0.0.0.0 for all addresses")
     try:
         return socket.create_server((host, port), family=socket.AF_INET6 if ":" in host else socket.AF_INET,
                                     backlog=_MAX_CONNECTIONS)

@@ -189,6 +189,26 @@ def test_a_better_checkpoint_than_the_exported_one_is_named(tmp_path, capsys):
         assert (better in shown) is is_told
 
 
+def test_a_run_a_version_and_prepared_data_are_told_the_place_of_the_exported_model(run_dir, tmp_path, monkeypatch):
+    run, prepared = tmp_path / "runs" / "clicks", Path(run_dir.uri).parent / "prepared"
+    run.mkdir(parents=True)
+    (run / "spec.toml").touch()
+    monkeypatch.chdir(tmp_path)
+
+    def fix(place: str) -> str:
+        with pytest.raises(UserError, match="has no exported model") as error:
+            open_artifact(place)
+        return error.value.fix
+
+    assert fix("runs/clicks") == "`embark export runs/clicks` writes one, to runs/clicks/export"
+    assert "is prepared data" in fix(str(prepared))
+    assert fix("elsewhere") == "`embark export RUN --to elsewhere` writes one"
+    export_run(run_dir.uri, "runs/clicks/export")
+    assert {fix(word) for word in ("clicks", "runs/clicks/")} == {"the run's exported model is runs/clicks/export"}
+    assert fix("runs/clicks/export/version-000000001").endswith("the versions: runs/clicks/export --version 1")
+    assert not (tmp_path / "elsewhere").exists()
+
+
 def test_the_default_place_is_the_runs_own_folder(tmp_path):
     spec = resolve({"name": "ids", "model": {"num_tables": 2, "rows_per_table": 9, "embedding_dim": 4},
                     "store": {"root": str(tmp_path)}})

@@ -107,6 +107,7 @@ def test_health_metadata_and_metrics(artifact):
     found = while_serving(artifact, use)
     assert {path: answer[0] for path, answer in found.items() if answer[0] != 200} == {
         "/v2/models/other": 404, "/v2/models/clicks/versions/2": 404, "/nothing": 404}
+    assert found["/nothing"][1] == {"error": "GET /nothing: Not Found"}
     about = found["/v2/models/clicks"][1]
     assert about == found["/v2/models/clicks/versions/1"][1]
     assert {one["name"]: (one["datatype"], one["shape"]) for one in about["inputs"]} == {
@@ -148,6 +149,7 @@ def test_hostile_requests_get_4xx_without_a_traceback_and_the_server_goes_on(art
     for number, ((status, answer), expected) in enumerate(while_serving(artifact, use, limits=limits)):
         assert status == expected, (number, answer)
         assert "Traceback" not in str(answer)
+        assert status == 200 or answer.keys() == {"error"}
 
 
 def test_a_row_that_cannot_be_read_has_its_reason_and_the_others_their_scores(artifact):
@@ -207,6 +209,18 @@ def test_without_the_token_only_health_is_answered(artifact, monkeypatch):
             ("/v2", {"Authorization": "Bearer sécret".encode().decode("latin-1")}))]
 
     assert while_serving(artifact, use) == [200, 401, 401, 401, 200]
+
+
+@pytest.mark.parametrize("token", ["", " ", "secret\n", " secret"])
+def test_a_token_that_is_empty_or_has_whitespace_around_it_is_refused(artifact, monkeypatch, token):
+    monkeypatch.setenv(TOKEN, token)
+    with pytest.raises(UserError, match="EMBARK_SERVE_TOKEN: is set, but"):
+        serve_scorer(artifact, BlockedScorer(artifact), ("127.0.0.1", 0))
+
+
+def test_an_empty_host_is_refused(artifact):
+    with pytest.raises(UserError, match="--host: is empty"):
+        serve_scorer(artifact, BlockedScorer(artifact), ("", 0))
 
 
 class BlockedScorer(RequestScorer):
