@@ -169,7 +169,8 @@ def test_the_command_says_what_it_wrote_and_refuses_what_does_not_fit_together(r
     weights = ["--weights-only", "--to", str(tmp_path / "w.safetensors")]
     assert [embark(["export", run_dir.uri, *weights, *more]) for more in ([], [], ["--force"])] == [0, 64, 0]
     assert "--force replaces it" in capsys.readouterr().err
-    for words in (["--force"], ["--weights-only", "--tables", "int8"], ["--weights-only", "--to", "folder"], ["--step", "9"]):
+    for words in (["--force"], ["--weights-only", "--tables", "int8"], ["--weights-only", "--to", "folder"],
+                  ["--step", "9"]):
         assert embark(["export", run_dir.uri, *words]) == 64
 
 
