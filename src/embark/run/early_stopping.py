@@ -30,7 +30,7 @@ class BestSoFar:
 
 
 class EarlyStopping:
-    """`train.early_stopping_*`; without a patience it never stops a run and keeps no state."""
+    """`train.early_stopping_*`; without `early_stopping_patience` it never stops a run and keeps no state."""
 
     def __init__(self, train: TrainSpec, source: SampleSource, world: Ranks, checkpoint: Checkpoint | None) -> None:
         self.is_on = train.early_stopping_patience > 0

@@ -68,7 +68,7 @@ def finished_step(events: Sequence[Event]) -> int:
 
 
 def is_complete(events: Sequence[Event], train: TrainSpec, num_steps: int) -> bool:
-    """A run that has finished has nothing left to train: no step, or no patience for one."""
+    """A run that has finished has nothing left to train: no step is left, or early stopping ended it."""
     step = finished_step(events)
     state = next((e.values.get(EARLY_STOPPING) for e in reversed(events) if e.kind == "end"), None)
     if not step or not train.early_stopping_patience or not isinstance(state, dict):

@@ -1,5 +1,5 @@
 """Code of the user's own, which a spec names as `file:Class`: read from the file beside the spec, checked without
-running it, and loaded only by commands that need what it computes. Errors in it are told by its file and line."""
+running it, and loaded only by commands that need what it computes. Errors in it name its file and line."""
 
 import ast
 import inspect
@@ -55,7 +55,7 @@ def with_code(spec: "RunSpec", folder: Path) -> "RunSpec":
 
 
 def _code_mistakes(section: str, kind: str, code: str) -> Iterator[Mistake]:
-    """What can be told without running it."""
+    """What can be checked without running it."""
     if not is_own(kind):
         if code:
             what = f'has no effect while {section}.kind is "{kind}"'
@@ -63,7 +63,7 @@ def _code_mistakes(section: str, kind: str, code: str) -> Iterator[Mistake]:
         return
     file, name = file_of(kind), kind.partition(":")[2]
     try:
-        with warnings.catch_warnings(action="ignore"):  # those are told when it runs
+        with warnings.catch_warnings(action="ignore"):  # shown when it runs
             tree = ast.parse(code)
     except (SyntaxError, ValueError) as error:
         line = getattr(error, "lineno", None) or 1
@@ -122,8 +122,8 @@ def user_errors() -> Iterator[None]:
     except EmbarkError:
         raise
     except (Exception, SystemExit) as error:
-        if told := user_error(error):
-            raise told from error
+        if located := user_error(error):
+            raise located from error
         raise
 
 
@@ -133,11 +133,11 @@ def user_call(where: str, signature: str) -> Iterator[None]:
     try:
         yield
     except (SystemExit, TypeError) as error:
-        told = user_error(error)
-        if told is None and isinstance(error, TypeError):
-            told = UserError(f"{where}: {to_one_line(str(error).partition(chr(10))[0])}", fix=f"def {signature}")
-        if told:
-            raise told from error
+        located = user_error(error)
+        if located is None and isinstance(error, TypeError):
+            located = UserError(f"{where}: {to_one_line(str(error).partition(chr(10))[0])}", fix=f"def {signature}")
+        if located:
+            raise located from error
         raise
 
 

@@ -8,21 +8,11 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from mixed_tables import MIXED
 
 from embark.data.loader import Batch
 from embark.data.synthetic import SyntheticSource
 from embark.spec import DataSpec, ModelSpec, Table
-
-MIXED = ModelSpec(
-    num_dense=3,
-    tables=(
-        Table(name="one", rows=1),
-        Table(name="many", rows=5_000, multi_hot=9),
-        Table(name="large", rows=40_000_000, multi_hot=2, pooling="mean"),
-        Table(name="few", rows=3, multi_hot=2),
-        Table(name="plain", rows=1_000),
-    ),
-)
 
 
 def by_sample(batch: Batch) -> list[tuple[bytes, ...]]:

@@ -42,7 +42,7 @@ class OwnNetwork(nn.Module):
                 dist.broadcast(buffer, 0)
 
     def _explain_nan(self, dense: Tensor, by_name: dict[str, Tensor]) -> None:
-        """Raises where the file makes NaN of finite numbers. Bad data and diverged weights are told by the loop."""
+        """Raises where the file makes NaN of finite numbers. The loop reports bad data and diverged weights."""
         if not all(value.isfinite().all() for value in (dense, *by_name.values(), *self.own.parameters())):
             return
         where, what = place_of(type(self.own).forward), ""

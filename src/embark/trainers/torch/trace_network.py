@@ -29,8 +29,8 @@ def trace_network(model: ModelSpec) -> DenseWork:
     try:
         return _traced(model)
     except Exception as error:
-        told = error if isinstance(error, EmbarkError) else user_error(error) or error
-        return DenseWork(note=f"its dense layers are not counted: {str(told).partition(chr(10))[0]}")
+        reason = error if isinstance(error, EmbarkError) else user_error(error) or error
+        return DenseWork(note=f"its dense layers are not counted: {str(reason).partition(chr(10))[0]}")
 
 
 def _traced(model: ModelSpec) -> DenseWork:

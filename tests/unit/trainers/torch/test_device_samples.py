@@ -9,6 +9,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from mixed_tables import MIXED
 
 from embark.data.hashing import hash_counters, uniform
 from embark.data.loader import Batch, Share
@@ -21,16 +22,6 @@ from embark.trainers.torch.engines.cuda_graph.batch_layout import DrawnLayout, P
 from embark.trainers.torch.engines.pipeline import Part
 
 CPU = torch.device("cpu")
-MIXED = ModelSpec(
-    num_dense=3,
-    tables=(
-        Table(name="one", rows=1),
-        Table(name="many", rows=5_000, multi_hot=9),
-        Table(name="large", rows=40_000_000, multi_hot=2, pooling="mean"),
-        Table(name="few", rows=3, multi_hot=2),
-        Table(name="plain", rows=1_000),
-    ),
-)
 SPECS = {
     "quickstart": (ModelSpec(), DataSpec()),
     "mixed": (MIXED, DataSpec(num_train_samples=5_000, seed=9)),
