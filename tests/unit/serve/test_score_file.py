@@ -114,6 +114,17 @@ def test_a_row_that_cannot_be_read_has_no_score_and_keeps_its_place(exported, tm
     assert any("line 3" in example and "'x' is not a number" in example for example in result.examples)
 
 
+@pytest.mark.parametrize("broken", ["a;b;c;d;e;f;g;h;i", "one two three four", "x|y|z|x|y|z|x|y"])
+def test_broken_rows_of_a_short_file_do_not_decide_what_separates_its_fields(exported, tmp_path, broken):
+    place, _, _ = exported
+    source = write_csv(tmp_path / "rows.csv", [LATER[0]])
+    expected = scores_of(score_file(place, str(source), tmp_path / "good.parquet").path)
+    with source.open("a") as file:
+        file.writelines(f"{broken}\n" for _ in range(9))
+    score_file(place, str(source), tmp_path / "out.parquet")
+    assert scores_of(tmp_path / "out.parquet") == [*expected, *[None] * 9]
+
+
 def test_rows_of_plain_ids_are_scored_and_ids_that_no_table_has_are_refused_or_clipped(tmp_path):
     spec = resolve({"name": "ids", "store": {"root": str(tmp_path)},
                     "model": {"num_dense": 1, "embedding_dim": 4, "bottom_mlp": [4], "top_mlp": [4],

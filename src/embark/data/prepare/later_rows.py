@@ -43,6 +43,8 @@ def schema_in(known: Schema, prepare: PrepareSpec, inputs: Inputs, files: Sequen
     """The roles of the columns as they were, in the format that these files have."""
     wanted = {known.label, *known.dense, *(column.source for column in known.sparse),
               *(time.name for time in known.times)} - {""}
+    if known.format == "csv" and known.columns and not known.has_header and not prepare.delimiter:
+        prepare = prepare.model_copy(update={"delimiter": known.delimiter})
     sample = take_sample(prepare, wanted, inputs, files)
     columns = tuple(column.name for column in sample.columns)
     if known.label and known.label not in columns:

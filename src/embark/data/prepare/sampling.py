@@ -222,16 +222,15 @@ def _complete_rows(text: bytes, delimiter: str, *, is_cut: bool) -> list[list[st
 
 
 def _guess_delimiter(file: InputFile, text: bytes, known_names: Collection[str]) -> str:
-    """What cuts most rows into the same number of fields, and into the most."""
+    """What cuts the header into the known names; else most rows into the same number of fields, and the most."""
     best: tuple[tuple[Any, ...], str] = ((), "")
     for rank, candidate in enumerate(_DELIMITERS):
         rows = _complete_rows(text, candidate, is_cut=len(text) >= _HEAD_BYTES - len(BOM))[:200]
         num_fields, count = Counter(map(len, rows)).most_common(1)[0] if rows else (0, 0)
-        if num_fields < 2:
-            continue
-        is_named = bool(set(header_names(rows[0])) & set(known_names))
-        score = (is_named, candidate != " ", round(count / len(rows), 1), num_fields, -rank)
-        if count >= 0.7 * len(rows) and score > best[0]:
+        num_named = len(set(header_names(rows[0])) & set(known_names)) if rows else 0
+        is_header = 1 < num_named == len(set(known_names))  # However many rows below it are broken.
+        score = (num_named, candidate != " ", round(count / max(len(rows), 1), 1), num_fields, -rank)
+        if (is_header or (num_fields > 1 and count >= 0.7 * len(rows))) and score > best[0]:
             best = score, candidate
     if not best[1]:
         raise DataError(f"{file.uri}: nothing cuts its rows into fields: tried comma, tab, ';', '::', '|' and space",
