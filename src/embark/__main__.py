@@ -15,6 +15,7 @@ if IS_PROGRAM and signal.getsignal(signal.SIGINT) is signal.default_int_handler:
     signal.signal(signal.SIGINT, _leave)  # until a command runs there is nothing to end in order
 
 from collections.abc import Sequence  # noqa: E402
+from contextlib import nullcontext  # noqa: E402
 
 from embark.errors import EmbarkError, ExitCode, Interrupted, leave  # noqa: E402
 
@@ -39,7 +40,7 @@ def run(words: Sequence[str]) -> int:
     from cyclopts import CycloptsError
 
     from embark.cli.app import app, explain, name_spec
-    from embark.cli.console import Console
+    from embark.cli.console import Console, only_json_on_stdout
 
     console = Console(json="--json" in words, quiet="--quiet" in words or "-q" in words)
     is_program = signal.getsignal(signal.SIGINT) is _leave
@@ -50,7 +51,9 @@ def run(words: Sequence[str]) -> int:
         for name, command in zip(names, apps[1:], strict=False):
             if command.default_command and not name.startswith("-"):
                 command.help = None  # its own docstring instead of its line in the list of commands
-        return int(app(list(words), exit_on_error=False, print_error=False, result_action="return_value") or 0)
+        is_help = {"--help", "-h", "--version"} & {*words}
+        with only_json_on_stdout() if console.json and not is_help else nullcontext():
+            return int(app(list(words), exit_on_error=False, print_error=False, result_action="return_value") or 0)
     except CycloptsError as error:
         console.error(explain(error))
         return ExitCode.BAD_INPUT

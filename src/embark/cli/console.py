@@ -7,7 +7,7 @@ import os
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, redirect_stdout
 from dataclasses import dataclass
 from enum import Enum
 from typing import TYPE_CHECKING, Annotated, TextIO, TypeVar
@@ -26,6 +26,21 @@ T = TypeVar("T")
 GAP = 2  # Between two columns of a table.
 _LOG_EVERY_S = 20.0
 _PIPE_WIDTH = 160  # A pipe has no width of its own: wide enough that table cells are not folded.
+
+
+_json_stream: TextIO | None = None
+
+
+@contextmanager
+def only_json_on_stdout() -> Iterator[None]:
+    """Results still go to stdout; what libraries and the user's own code print goes to stderr."""
+    global _json_stream
+    before, _json_stream = _json_stream, sys.stdout
+    try:
+        with redirect_stdout(sys.stderr):
+            yield
+    finally:
+        _json_stream = before
 
 
 @Parameter(name="*")
@@ -60,14 +75,14 @@ class Console:
         The JSON is what the dataclass's `to_dict` returns, or its fields except those left out of its `repr`.
         """
         if self.json:
-            _write_json(sys.stdout, result, indent=2)
+            _write_json(_json_stream or sys.stdout, result, indent=2)
         else:
             render(self, result)
 
     def show_line(self, result: T, text_of: Callable[[T], str]) -> None:
         """Show one of many results: as a line of JSON under `json`, else as a line of text."""
         if self.json:
-            _write_json(sys.stdout, result)
+            _write_json(_json_stream or sys.stdout, result)
         else:
             self.raw(f"{text_of(result)}\n")
 
@@ -208,7 +223,7 @@ class Console:
     def view(self) -> Sink:
         """The sink that shows a run's events: a terminal view, or JSON lines on stdout under `json`."""
         if self.json:
-            return JsonView(sys.stdout)
+            return JsonView(_json_stream or sys.stdout)
         from embark.events.sinks.terminal import TerminalView
 
         return TerminalView(self.out, quiet=self.quiet)

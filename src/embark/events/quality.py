@@ -51,6 +51,7 @@ class Quality:
         self._train: dict[int, Mapping[str, Any]] = {}
         self._evals: dict[int, Mapping[str, Any]] = {}
         self._notes: dict[str, str] = {}  # By the rule's name.
+        self._has_stopped_early = False
 
     def add(self, event: Event) -> None:
         values = event.values
@@ -64,6 +65,8 @@ class Quality:
         elif event.kind == "eval" and step is not None and len(self._evals) < MAX_POINTS:
             self._evals.pop(int(step), None)
             self._evals[int(step)] = values
+        elif event.kind == "end":
+            self._has_stopped_early = bool((values.get("early_stopping") or {}).get("has_stopped"))
         elif event.kind == "note":
             text = to_one_line(values.get("text", ""))
             for name, rule in quality_rules().items():
@@ -81,7 +84,7 @@ class Quality:
         last_step, held = max(self._evals.items(), default=(0, {}))
         auc, num = to_finite(held.get("auc")), to_finite(held.get("num_samples")) or 0.0
         is_enough, best = num >= MIN_SAMPLES, to_finite(held.get("best_auc"))
-        if what := self._overfitting(last_step, held):
+        if not self._has_stopped_early and (what := self._overfitting(last_step, held)):
             yield "overfitting", {"what": what}
         ne = to_finite(held.get("normalized_entropy"))
         if ne is not None and ne > 1 and num >= MIN_SAMPLES / 10:

@@ -90,6 +90,14 @@ def test_what_may_be_chance_or_sound_is_not_named(events):
     assert names(events) == []
 
 
+def test_a_run_that_stopped_early_is_not_advised_to(shown):
+    events = CASES["overfitting"]
+    for has_stopped in (True, False):
+        end = Event("end", {"outcome": "done", "early_stopping": {"has_stopped": has_stopped}})
+        assert names([*events, end]) == ([] if has_stopped else ["overfitting"])
+        assert ("overfits" in shown([*events, end])) is not has_stopped
+
+
 @pytest.mark.parametrize("name", CASES)
 def test_the_end_of_the_run_diagnose_the_report_and_the_page_name_the_same(name, shown, tmp_path):
     events = CASES[name]

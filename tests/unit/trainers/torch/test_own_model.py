@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
 import torch
 
 import embark
+from embark.__main__ import run as embark_command
 from embark.errors import SpecError, UserError
 from embark.model.engine_selection import cuda_graph_obstacle, select_engine
 from embark.model.jax_layout import check_supported
 from embark.model.work import layers_of
 from embark.plan.predict import predict_local
-from embark.spec import ModelSpec, resolve
+from embark.spec import ModelSpec, resolve, to_toml
 from embark.trainers import evaluate, train
 from embark.trainers.torch.own_model import load_network, logits_of
 from embark.trainers.torch.trace_network import trace_network
@@ -99,6 +101,14 @@ def test_a_model_with_statistics_dropout_and_unused_weights_resumes_bit_for_bit(
     resumed = train(own(STATEFUL, *sets))
     assert losses(resumed["run_dir"]) == losses(whole["run_dir"])
     assert resumed["log_loss"] == whole["log_loss"]
+
+
+def test_what_the_file_prints_is_no_part_of_the_json_on_stdout(own, capsys):
+    Path("run.toml").write_text(to_toml(own("print('loaded')\n" + SIMPLE.format(line="print('called'); return x"))))
+    assert embark_command(["train", "run.toml", "--json"]) == 0
+    out, err = capsys.readouterr()
+    assert [json.loads(line)["event"] for line in out.splitlines()][-1] == "end"
+    assert {"loaded", "called"} <= {*err.splitlines()}
 
 
 def test_a_changed_file_is_refused_unless_accepted(own):
