@@ -41,7 +41,7 @@ coverage: .venv/.dev  ## run all tests and report which lines none of them ran
 check: .venv/.dev  ## ruff, mypy --strict and the import contracts
 	@code=0; \
 	$(PY) -m ruff check || code=1; \
-	$(PY) -m mypy || code=1; \
+	$(PY) -m mypy --num-workers 2 || code=1; \
 	.venv/bin/lint-imports || code=1; \
 	exit $$code
 

@@ -9,12 +9,15 @@ With EMBARK_REQUIRE_ALL=1, as in CI, a skip is a failure unless the test is mark
 
 from __future__ import annotations
 
+import atexit
 import gc
 import os
+import re
 import signal
 import sys
 from collections import Counter
 from collections.abc import Iterator
+from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -35,8 +38,12 @@ if not any(Path("/dev").glob("nvidia[0-9]*")):
 BY_HAND = {"gpu": "an NVIDIA GPU", "schemas": "the definitions of JobSet, Kueue, KubeRay and eksctl in EMBARK_SCHEMAS"}
 """What is run by hand, and what it takes."""
 TPU_COMPILER = "make .venv/.dev, which gets the TPU's compiler; or pip install 'jax[tpu]'"
+INTEGRATION = Path(__file__).parent / "integration"
 SLOW_TOOLS = {"podman", "chromium", "prometheus", "azurite", "sshd"}
 SLOW_FIXTURES = {"s3_emulator", "gs_emulator", "az_emulator", "gs_xml_emulator", "image_store"}
+SLOW_TEXT = re.compile("|".join(
+    [r"mark\.(slow|tpu)\b", *SLOW_FIXTURES, *(rf"[\"']{tool}[\"']" for tool in sorted(SLOW_TOOLS))]))
+"""A file outside tests/integration has slow tests only if this is in it; `make test` holds all files to that."""
 PROPERTY = "embark_skipped_for"
 """Rides on the test's report, so that it crosses from xdist's workers to the session that counts."""
 
@@ -50,10 +57,32 @@ def pytest_configure(config: pytest.Config) -> None:
         config.pluginmanager.register(NotRun(), "embark_not_run")
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    for item in items:
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    """With `-m slow`, files that cannot have a slow test are not even imported."""
+    return True if config.option.markexpr == "slow" and not _may_have_slow_tests(collection_path) else None
+
+
+@cache
+def _may_have_slow_tests(path: Path) -> bool:
+    if path.is_dir():
+        return any(_may_have_slow_tests(file) for file in path.rglob("test_*.py"))
+    return path.is_relative_to(INTEGRATION) or SLOW_TEXT.search(path.read_text()) is not None
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_pycollect_makeitem(collector: pytest.Module) -> Iterator[None]:
+    made = yield
+    for item in made if isinstance(made, list) else ():
         if _uses_something_slow(item):
             item.add_marker("slow")
+        if item.get_closest_marker("slow") and not _may_have_slow_tests(item.path):
+            raise pytest.Collector.CollectError(f"{item.name} is slow, but make test-slow would not import this file: "
+                                                f"SLOW_TEXT in tests/conftest.py does not match its text")
+    return made
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    for item in items:
         for kind, reason in _obstacles(item):
             item.user_properties.append((PROPERTY, kind))
             item.add_marker(pytest.mark.skip(reason=reason))
@@ -64,10 +93,8 @@ def pytest_collection_finish() -> None:
     # What is imported by now stays; without this each collection looks through all of torch and jax.
     gc.freeze()
     gc.enable()
-
-
-def pytest_unconfigure() -> None:
-    gc.unfreeze()  # else nanobind reports all of it as leaked at exit
+    # Else nanobind reports all of it as leaked; not earlier, since pytest itself collects many times as it ends.
+    atexit.register(gc.unfreeze)
 
 
 def _uses_something_slow(item: pytest.Item) -> bool:

@@ -11,7 +11,6 @@ from embark.plan.calibration import calibration_path, clear_cache, load_calibrat
 from embark.plan.predict import predict_local
 from embark.spec import ModelSpec, load_spec
 
-pytest.importorskip("torch")
 HERE = {"device": "cpu", "device_name": "2 CPU threads", "engine": "pipeline", "precision": "fp32", "world_size": 1,
         "host_bytes": 8 * 2**30, "device_bytes": 0}
 

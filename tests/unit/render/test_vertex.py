@@ -10,7 +10,6 @@ from pathlib import Path
 
 import pytest
 import yaml
-from google.cloud.aiplatform_v1.types import CustomJobSpec, WorkerPoolSpec
 from render_jobs import job_of
 from shell_words import words_of
 
@@ -34,6 +33,8 @@ def constants_of(text: str) -> dict[str, object]:
 
 @pytest.mark.parametrize("machine", [*GPU_MACHINES, "v2-8", "v3-8", "v5litepod-16", "v6e-4"])
 def test_vertex_s_types_read_the_job_in_both_forms(machine):
+    from google.cloud.aiplatform_v1.types import CustomJobSpec, WorkerPoolSpec  # takes seconds
+
     nodes = 1 if machine.startswith("v") else 3
     files = files_of(machine, nodes=nodes, spot=True, max_hours=2.0)
     spec = CustomJobSpec.from_json(json.dumps(yaml.safe_load(files["vertex_job.yaml"])), ignore_unknown_fields=False)
