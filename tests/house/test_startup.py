@@ -5,6 +5,9 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from pathlib import Path
+
+import pytest
 
 HEAVY = ("torch", "torchrec", "fbgemm_gpu", "jax", "pyarrow", "tensorboard", "numpy", "pydantic")
 TRAINERS = HEAVY[:4]
@@ -47,3 +50,33 @@ def stderr_of(code: str) -> str:
     done = subprocess.run([sys.executable, "-c", code], env=ENV, capture_output=True, text=True, timeout=240)
     assert done.returncode == 0, done.stderr
     return done.stderr
+
+
+TRAIN = """
+import sys, embark.__main__
+from pathlib import Path
+from embark.trainers.torch.lazy_imports import is_loaded
+settings = ["store.root=" + sys.argv[1], "place.device=cpu", "train.num_steps=60", "train.batch_size=64",
+            "model.num_tables=2", "model.rows_per_table=100",
+            "data.num_eval_samples=64", "train.eval_every=30", "watch.every=5"]
+code = embark.__main__.run(["train", "quickstart", "--quiet", *(word for s in settings for word in ("--set", s))])
+assert code == 0
+assert '"phases"' in Path(sys.argv[1], "quickstart", "events.jsonl").read_text()  # some steps were profiled
+names = ("tensordict", "torch._dynamo", "torch.distributed.checkpoint", "torch.distributed.fsdp",
+         "torch.distributed.optim", "torch.distributed.tensor", "sympy", "triton")
+loaded = [name for name in names if is_loaded(name)]
+assert not loaded, loaded
+import torch
+assert torch.compile(lambda x: x + 1, backend="eager")(torch.ones(1)).item() == 2
+assert torch._dynamo.utils.get_optimize_ddp_mode() == "ddp_optimizer"  # what the stand-in said
+from torch.distributed.tensor import DTensor
+from torchrec.distributed import embeddingbag
+assert issubclass(DTensor, embeddingbag.DTensor)
+"""
+
+
+@pytest.mark.slow
+def test_training_loads_no_compiler_and_a_model_still_can(tmp_path: Path):
+    words = [sys.executable, "-c", TRAIN, str(tmp_path)]
+    done = subprocess.run(words, env=ENV, capture_output=True, text=True, timeout=240)
+    assert done.returncode == 0, done.stderr

@@ -4,6 +4,9 @@ import logging
 import os
 import warnings
 
+from embark.trainers.torch import lazy_imports
+
+lazy_imports.install()
 # OpenMP's threads spin while they wait. Beside any other busy process that makes a step on a CPU twenty times
 # slower (bench/LOG.md), so they give up soon. torch reads it as it loads, hence here.
 os.environ.setdefault("GOMP_SPINCOUNT", "5000")

@@ -69,9 +69,10 @@ class Profiler:
         os.environ.setdefault("KINETO_LOG_LEVEL", "99")
         try:
             is_gpu = self._device.type == "cuda"
-            activity = torch.profiler.ProfilerActivity
-            profile = torch.profiler.profile(activities=[activity.CUDA if is_gpu else activity.CPU])
-            profile.start()
+            # Not torch.profiler.profile, which imports torch's compiler when it starts, in the middle of the run.
+            profile = torch.autograd.profiler.profile(
+                use_cpu=not is_gpu, use_device="cuda" if is_gpu else None, use_kineto=True)
+            profile.__enter__()
         except Exception as error:
             self._give_up(error)
             return
@@ -92,9 +93,9 @@ class Profiler:
         profile, self._profile = self._profile, None
         try:
             wall_s = time.perf_counter() - self._began_s
-            profile.stop()
+            profile.__exit__(None, None, None)
             waited_s = max(0.0, input_s - self._input_s)
-            by_phase = self._read(profile.profiler.kineto_results.events(), wall_s, waited_s)
+            by_phase = self._read(profile.kineto_results.events(), wall_s, waited_s)
             self._result = {phase: round(seconds / NUM_STEPS, 9) for phase, seconds in by_phase.items()}
         except Exception as error:
             self._give_up(error)
@@ -109,7 +110,7 @@ class Profiler:
         profile, self._profile, self._left = self._profile, None, 0
         if profile is not None:
             try:
-                profile.stop()
+                profile.__exit__(None, None, None)
             except Exception as error:
                 self._give_up(error)
 

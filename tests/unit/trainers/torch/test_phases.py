@@ -120,7 +120,7 @@ def test_a_profiler_that_fails_ends_the_looking_and_not_the_steps(looked, monkey
     def broken(*_args, **_more):
         raise RuntimeError("CUPTI is\nin use")
 
-    monkeypatch.setattr(torch.profiler, "profile", broken)
+    monkeypatch.setattr(torch.autograd.profiler, "profile", broken)
     looks = looked()
     assert looks.problem == "RuntimeError: CUPTI is in use"
     assert looks.take() is None
