@@ -54,6 +54,22 @@ class RowsInMemory:
         ids[self._starts[feature] : self._starts[feature + 1]] = batch.ids[moved]
         return RowsInMemory(replace(batch, ids=ids, lengths=lengths))
 
+    def taken(self, samples: NDArray[np.int64]) -> RowsInMemory:
+        """These samples alone, in this order."""
+        batch, lengths = self.batch, self.batch.lengths[:, samples]
+        ids = []
+        for of_feature, starts in zip(lengths, self._offsets, strict=True):
+            ends = np.cumsum(of_feature, dtype=np.int64)
+            ids.append(batch.ids[np.repeat(starts[samples] - (ends - of_feature), of_feature)
+                                 + np.arange(ends[-1] if len(ends) else 0)])
+        return RowsInMemory(replace(batch, dense=batch.dense[samples], label=batch.label[samples], lengths=lengths,
+                                    ids=np.concatenate(ids), best_probability=None))
+
+    def ids_of(self, feature: int) -> tuple[NDArray[np.int32], NDArray[np.int64]]:
+        """All ids of a sparse feature, and the sample of each."""
+        ids = self.batch.ids[self._starts[feature] : self._starts[feature + 1]]
+        return ids, np.repeat(np.arange(self.num_eval_samples), self.batch.lengths[feature])
+
     def fingerprint(self) -> str:
         return ""
 

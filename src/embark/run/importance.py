@@ -101,7 +101,7 @@ def measure_importance(
         if any(not 0 < part.batch.label.sum() < len(part.batch.label) for part in parts) or not parts:
             raise DataError(f"{rows.description}: too few rows for {sampling.repeats} parts that each have both labels",
                             fix="more --rows, fewer --repeats, or data with more rows")
-        names = _names(rows)
+        names = feature_names(rows)
         with loaded(trained, open_backend(trained.spec), rows) as model:
             base = [_metrics(part, rows, model) for part in parts]
             found = []
@@ -140,15 +140,19 @@ def _t_quantile(df: int) -> float:
             + (3 * z**7 + 19 * z**5 + 17 * z**3 - 15 * z) / (384 * df**3))
 
 
-def _metrics(part: SampleSource, rows: EvaluationRows, model: LoadedRun) -> tuple[float, float]:
-    """Log loss and AUC."""
+def metrics_on(part: SampleSource, rows: EvaluationRows, model: LoadedRun) -> dict[str, float]:
+    """The model's metrics on some of the rows."""
     size = min(rows.spec.train.batch_size, -(-part.num_eval_samples // model.world.num_devices)
                * model.world.num_devices)
-    found = Evaluation(part, size, model.world).run(model.trainer, model.step, lambda: False)
+    return Evaluation(part, size, model.world).run(model.trainer, model.step, lambda: False)
+
+
+def _metrics(part: SampleSource, rows: EvaluationRows, model: LoadedRun) -> tuple[float, float]:
+    found = metrics_on(part, rows, model)
     return found["log_loss"], found["auc"]
 
 
-def _names(rows: EvaluationRows) -> list[tuple[str, str, str]]:
+def feature_names(rows: EvaluationRows) -> list[tuple[str, str, str]]:
     """Column, kind and table of the sparse features and then the dense ones, as a batch has them."""
     spec = rows.spec
     columns, dense = rows.columns, rows.dense or tuple(f"dense_{i}" for i in range(spec.model.num_dense))

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from embark.run.evaluate_run import EvaluationResult
     from embark.run.importance import ImportanceResult
     from embark.run.signals import StopSignals
+    from embark.run.slices import SliceResult
     from embark.run.trainer import TrainerBackend
     from embark.spec import RunSpec
 
@@ -71,6 +72,19 @@ def feature_importance(
 
     return measure_importance(find_trained(run, step), open_backend, Sampling(rows, repeats, seed), data=data,
                               split=split, on_progress=on_progress)
+
+
+def evaluate_slices(
+    run: str, feature: str, *, data: str = "", split: str = "", step: int | None = None, top: int = 20,
+    rows: int = 200_000, repeats: int = 10, seed: int = 0, on_progress: Callable[[int, int], None] | None = None,
+) -> SliceResult:
+    """The metrics on the same rows as `evaluate`, by the values of one feature; see `run.slices`."""
+    from embark.run.importance import Sampling
+    from embark.run.slices import measure_slices
+    from embark.store.trained_run import find_trained
+
+    return measure_slices(find_trained(run, step), open_backend, feature, Sampling(rows, repeats, seed), top=top,
+                          data=data, split=split, on_progress=on_progress)
 
 
 def open_backend(spec: RunSpec) -> TrainerBackend:

@@ -13,7 +13,7 @@ import pyarrow.csv
 import pyarrow.parquet
 import pytest
 
-from embark import evaluate, feature_importance
+from embark import evaluate, evaluate_slices, feature_importance
 from embark.__main__ import run as embark
 from embark.data.prepare.prepare import prepare_from_spec
 from embark.errors import DataError, UserError
@@ -189,6 +189,51 @@ def test_importance_takes_no_more_rows_than_it_was_told_in_the_same_order_and_re
         feature_importance(str(folder / "bought"), rows=8)
     with pytest.raises(UserError, match="5 or more"):
         feature_importance(str(folder / "bought"), repeats=2)
+
+
+def test_slices_are_named_by_the_data_s_values_and_find_the_one_that_is_predicted_worse(trained):
+    """What people like decides the label: `maybe` stands for chance, so within it nothing is left to predict."""
+    folder, ended = trained
+    found = evaluate_slices(str(folder / "bought"), "likes it", split="validation")
+    assert found.all_rows.auc == ended["auc"]
+    assert found.all_rows.num_samples == evaluate(str(folder / "bought")).num_samples
+    by_value = {one.value: one for one in found.slices}
+    assert {*by_value} == {"no", "maybe", "yes"}
+    assert sum(one.num_samples for one in found.slices) == found.all_rows.num_samples
+    maybe = by_value["maybe"]
+    assert maybe.auc_interval.low < 0.55
+    assert maybe.auc_interval.high < found.all_rows.auc_interval.low
+    assert maybe.auc_interval.mean == maybe.auc
+    assert by_value["no"].click_rate < 0.1 < 0.9 < by_value["yes"].click_rate
+
+
+def test_slices_of_lists_overlap_and_of_numbers_and_missing_values_do_not(trained):
+    folder, _ = trained
+    run = str(folder / "bought")
+    tags = evaluate_slices(run, "tags")
+    assert {one.value for one in tags.slices} == {"a", "b", "c"}
+    assert sum(one.num_samples for one in tags.slices) > tags.all_rows.num_samples
+    cities = evaluate_slices(run, "city", top=2)
+    assert [one.value for one in cities.slices][-1] == "other values"
+    assert cities.num_values == 3
+    assert "missing, rare or unseen" in {one.value for one in evaluate_slices(run, "city").slices}
+    for one in (cities, evaluate_slices(run, "age")):
+        assert sum(part.num_samples for part in one.slices) == one.all_rows.num_samples
+    assert len(one.slices) == 10
+    few = evaluate_slices(run, "noise", rows=60)
+    assert {part.auc_interval for part in few.slices} == {None}
+    with pytest.raises(UserError, match="no such feature"):
+        evaluate_slices(run, "likes")
+
+
+def test_the_command_shows_slices_and_where_they_differ(trained, capsys):
+    folder, _ = trained
+    assert embark(["evaluate", str(folder / "bought"), "--by", "likes it"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    (maybe,) = [line for line in lines if line.startswith("maybe")]
+    assert "AUC" in maybe.rstrip().split("  ")[-1]
+    assert embark(["evaluate", str(folder / "bought"), "--top", "3"]) != 0
+    assert "--top needs --by" in capsys.readouterr().err
 
 
 def test_the_command_says_which_rows_and_which_step_in_text_and_json(trained, capsys):
