@@ -78,3 +78,15 @@ def test_a_parent_that_ignores_sigchld_does_not_hide_how_ranks_ended(monkeypatch
     finally:
         for number, handler in handlers.items():
             signal.signal(number, handler)
+
+
+def test_events_of_the_rendezvous_name_who_recorded_them_as_torch_does():
+    from torch.distributed.elastic.rendezvous import dynamic_rendezvous
+
+    def recorded(method_name):
+        return method_name()
+
+    def joins(method_name):
+        return recorded(method_name)
+
+    assert joins(launcher.method_name) == joins(dynamic_rendezvous.get_method_name) == "joins"
