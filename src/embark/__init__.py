@@ -11,6 +11,7 @@ from typing import Any
 __version__ = "0.1.0"
 _LOCATIONS = {
     "EmbarkError": "errors:EmbarkError",
+    "Endpoint": "serve.server:Endpoint",
     "PlanRequest": "plan.plan:PlanRequest",
     "RunSpec": "spec:RunSpec",
     "check_data": "data.check:check",

@@ -14,6 +14,7 @@ from embark.plan.plan import PlanRequest
 from embark.plan.plan import plan as plan_run
 from embark.report.context import read_run
 from embark.serve.score_file import score_file
+from embark.serve.server import Endpoint
 from embark.serve.server import serve as serve_model
 from embark.spec import RunSpec, load_spec
 from embark.store.checkpoint_inspect import list_checkpoints
@@ -21,8 +22,8 @@ from embark.trainers import evaluate, evaluate_slices, feature_importance, train
 
 __version__: str
 __all__ = [
-    "EmbarkError", "PlanRequest", "RunSpec", "check_data", "diagnose_run", "evaluate", "evaluate_slices", "export_run",
-    "export_weights", "feature_importance", "lint_files", "list_checkpoints", "load_spec", "plan_here", "plan_run",
-    "prepare_data", "read_run", "render_files", "score_file", "serve_model", "train", "write_embeddings",
+    "EmbarkError", "Endpoint", "PlanRequest", "RunSpec", "check_data", "diagnose_run", "evaluate", "evaluate_slices",
+    "export_run", "export_weights", "feature_importance", "lint_files", "list_checkpoints", "load_spec", "plan_here",
+    "plan_run", "prepare_data", "read_run", "render_files", "score_file", "serve_model", "train", "write_embeddings",
     "write_id_maps",
 ]

@@ -1,4 +1,4 @@
-"""`embark serve`: an exported model behind HTTP."""
+"""`embark serve`: an exported model behind HTTP and gRPC."""
 
 from __future__ import annotations
 
@@ -14,10 +14,11 @@ if TYPE_CHECKING:
 
 def serve(
     artifact: str, /, *, version: Annotated[int | None, Parameter(show_default=False)] = None, model_file: str = "",
-    host: str = "127.0.0.1", port: int = 8000, max_wait_ms: float = 1.0, max_queued_rows: int = 65_536,
-    console: Console = Console(),
+    host: str = "127.0.0.1", port: int = 8000,
+    grpc_port: Annotated[int | None, Parameter(show_default=False)] = None, tls_cert: str = "", tls_key: str = "",
+    max_wait_ms: float = 1.0, max_queued_rows: int = 65_536, console: Console = Console(),
 ) -> None:
-    """Serve an exported model over HTTP on this machine's CPU: /score for raw rows, the Open Inference Protocol v2.
+    """Serve an exported model on this machine's CPU: /score for raw rows, Open Inference Protocol v2 by HTTP and gRPC.
 
     SIGTERM or Ctrl-C ends it after every accepted request is answered. EMBARK_SERVE_TOKEN sets a bearer token.
 
@@ -33,19 +34,27 @@ def serve(
         The address to listen on; 0.0.0.0 for all.
     port
         The port; 0: any free one.
+    grpc_port
+        The port for gRPC, 0: any free one; default: no gRPC.
+    tls_cert
+        The PEM file of a certificate with its chain: HTTPS, and gRPC over TLS.
+    tls_key
+        The PEM file of its private key; default: it is in the file of the certificate.
     max_wait_ms
         How long a request waits for others to be scored with.
     max_queued_rows
         Rows that may wait; further requests get status 429.
     """
+    from embark.serve.server import Endpoint, serve_limits
     from embark.serve.server import serve as serve_model
-    from embark.serve.server import serve_limits
 
-    serve_model(artifact, version=version, model_file=model_file, host=host, port=port,
+    serve_model(artifact, version=version, model_file=model_file,
+                endpoint=Endpoint(host=host, port=port, grpc_port=grpc_port, tls_cert=tls_cert, tls_key=tls_key),
                 limits=serve_limits(max_wait_ms=max_wait_ms, max_queued_rows=max_queued_rows),
                 on_start=lambda listening: console.show(listening, _render))
 
 
 def _render(console: Console, listening: Listening) -> None:
     console.result(f"serving {listening.model}, version {listening.version}, on {listening.url}"
+                   + (f" and {listening.grpc} (gRPC)" if listening.grpc else "")
                    + (" (with a bearer token)" if listening.needs_token else ""))

@@ -1,4 +1,4 @@
-"""The HTTP server of an exported model: the Open Inference Protocol v2 in JSON, and `/score` for raw rows."""
+"""The HTTP server of an exported model: the Open Inference Protocol v2, and `/score` for raw rows."""
 
 from __future__ import annotations
 
@@ -6,9 +6,10 @@ import asyncio
 import hmac
 import json
 import logging
+import re
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager, suppress
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from contextlib import asynccontextmanager, contextmanager, suppress
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -19,11 +20,12 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
+from embark.data.prepare.schema import Schema
 from embark.errors import EmbarkError, Fault
 from embark.export.artifact import Artifact
 from embark.serve.batcher import Batcher, BatchLimits, Overloaded
-from embark.serve.infer_protocol import infer_response, metadata, rows_of_infer, rows_of_score
-from embark.serve.request_rows import JsonRow, RequestScorer, Scores
+from embark.serve.infer_protocol import EXTENSIONS, infer_response, metadata, read_infer, read_score
+from embark.serve.request_rows import RequestColumns, RequestScorer, Scores
 
 Handler = Callable[[Request], Awaitable[Response]]
 _log = logging.getLogger("embark.serve")
@@ -36,6 +38,7 @@ class ServeLimits:
 
     max_body_bytes: int = 8 << 20
     max_request_rows: int = 8_192
+    max_buffered_bytes: int = 256 << 20  # Of the bodies of all requests that arrive or wait.
     body_timeout_s: float = 10.0
     batch: BatchLimits = field(default_factory=BatchLimits)
 
@@ -52,9 +55,10 @@ class ModelServer:
     """The routes of one model."""
 
     def __init__(self, artifact: Artifact, scorer: RequestScorer, limits: ServeLimits, token: str = "") -> None:
-        self._artifact, self._limits, self._token = artifact, limits, token
+        self._artifact, self.limits, self._token = artifact, limits, token
         self.name = artifact.info.run.rstrip("/").rpartition("/")[2]
-        self._batcher: Batcher[list[JsonRow], Scores | EmbarkError] = Batcher(scorer.score, limits.batch)
+        self._batcher: Batcher[RequestColumns, Scores | EmbarkError] = Batcher(scorer.score, limits.batch)
+        self._num_buffered_bytes = 0
         self._registry = registry = CollectorRegistry()
         self._requests = Counter("embark_serve_requests", "Requests by route and status.", ("route", "status"),
                                  registry=registry)
@@ -78,11 +82,12 @@ class ModelServer:
             ("POST", "/score", self._score, True), ("GET", "/metrics", self._metrics, True),
         ]
         return Starlette(routes=[Route(path, self._answered(path, handler, is_private), methods=[method])
-                                 for method, path, handler, is_private in routes], lifespan=self._lifespan,
+                                 for method, path, handler, is_private in routes],
                          exception_handlers={HTTPException: _http_error})
 
     @asynccontextmanager
-    async def _lifespan(self, _: Starlette) -> AsyncIterator[None]:
+    async def scoring(self) -> AsyncIterator[None]:
+        """While it is entered, requests are answered."""
         batches = asyncio.create_task(self._batcher.run())
         try:
             yield
@@ -96,7 +101,7 @@ class ModelServer:
         async def answer(request: Request) -> Response:
             try:
                 if is_private:
-                    self._check_token(request)
+                    self.check_token(request.headers.get("authorization", "").encode("latin-1"))
                 response = await handler(request)
             except Refusal as refusal:
                 response = JSONResponse({"error": refusal.what}, refusal.status, refusal.headers)
@@ -105,17 +110,38 @@ class ModelServer:
             except Exception:
                 _log.exception("%s failed", route)
                 response = JSONResponse({"error": "internal error"}, 500)
-            self._requests.labels(route, response.status_code).inc()
+            finally:
+                self._hold(-getattr(request.state, "num_bytes", 0))
+            self.count(route, str(response.status_code))
             return response
         return answer
 
-    def _check_token(self, request: Request) -> None:
-        given = request.headers.get("authorization", "").encode("latin-1")
+    def _hold(self, num_bytes: int) -> None:
+        self._num_buffered_bytes += num_bytes
+        if num_bytes > 0 and self._num_buffered_bytes > self.limits.max_buffered_bytes:
+            raise _busy("requests fill the memory that they may")
+
+    @contextmanager
+    def holding(self, num_bytes: int) -> Iterator[None]:
+        """While a request of this size waits; raises where the others leave no room for it."""
+        try:
+            self._hold(num_bytes)
+            yield
+        finally:
+            self._hold(-num_bytes)
+
+    def count(self, route: str, status: str) -> None:
+        """A request that was answered."""
+        self._requests.labels(route, status).inc()
+
+    def check_token(self, given: bytes) -> None:
+        """Raises where the header of a request has another than the server's."""
         if self._token and not hmac.compare_digest(given, f"Bearer {self._token}".encode()):
             raise Refusal(401, "a bearer token is required", {"WWW-Authenticate": "Bearer"})
 
-    def _check_model(self, request: Request) -> None:
-        name, version = request.path_params["name"], request.path_params.get("version", str(self._artifact.version))
+    def check_model(self, name: str, version: str = "") -> None:
+        """Raises where this server does not have it."""
+        version = version or str(self._artifact.version)
         if name != self.name:
             raise Refusal(404, f"no model {name!r}; this server has {self.name!r}")
         if version != str(self._artifact.version):
@@ -125,49 +151,67 @@ class ModelServer:
         return JSONResponse({"live": True, "ready": True})
 
     async def _server(self, _: Request) -> Response:
-        return JSONResponse({"name": "embark", "version": self._artifact.info.embark, "extensions": []})
+        return JSONResponse(self.about_server())
+
+    def about_server(self) -> dict[str, Any]:
+        """Its metadata."""
+        return {"name": "embark", "version": self._artifact.info.embark, "extensions": EXTENSIONS}
 
     async def _model(self, request: Request) -> Response:
-        self._check_model(request)
-        return JSONResponse(metadata(self.name, self._artifact.version, self._artifact.info.rows.columns))
+        self.check_model(**request.path_params)
+        return JSONResponse(self.about_model())
+
+    def about_model(self) -> dict[str, Any]:
+        """Its metadata."""
+        return metadata(self.name, self._artifact.version, self.schema)
+
+    @property
+    def schema(self) -> Schema:
+        """The columns of the model."""
+        return self._artifact.info.rows.columns
 
     async def _model_ready(self, request: Request) -> Response:
-        self._check_model(request)
+        self.check_model(**request.path_params)
         return JSONResponse({"name": self.name, "ready": True})
 
     async def _metrics(self, _: Request) -> Response:
         return Response(generate_latest(self._registry), media_type="text/plain; version=0.0.4")
 
     async def _infer(self, request: Request) -> Response:
-        self._check_model(request)
-        if "inference-header-content-length" in request.headers:
-            raise Refusal(400, "binary tensors are not supported: send the tensors' data as JSON")
-        body = await self._body(request)
-        found = await self._scores("infer", lambda: rows_of_infer(body, self._artifact.info.rows.columns))
-        if found.errors:
-            row, why = found.errors[0]
-            raise Refusal(400, f"row {row}: {why}")
-        return JSONResponse(infer_response(self.name, self._artifact.version, body, found.scores))
+        self.check_model(**request.path_params)
+        body = memoryview(await self._body(request))
+        length = request.headers.get("inference-header-content-length")
+        if length is not None and not (re.fullmatch("[0-9]{1,18}", length) and int(length) <= len(body)):
+            raise Refusal(400, f"Inference-Header-Content-Length: is not a number of bytes up to {len(body):,}")
+        end = len(body) if length is None else int(length)
+        with refused_if_malformed():
+            asked = read_infer(_json_object(body[:end]), body[end:], self.schema)
+        found = await self.scores("infer", asked.columns)
+        header, raw = infer_response(self.name, self._artifact.version, asked, all_scores(found))
+        if not asked.is_raw:
+            return JSONResponse(header)
+        text = json.dumps(header).encode()
+        return Response(text + raw, headers={"Inference-Header-Content-Length": str(len(text))},
+                        media_type="application/octet-stream")
 
     async def _score(self, request: Request) -> Response:
-        body = await self._body(request)
-        found = await self._scores("score", lambda: rows_of_score(body))
+        body = _json_object(await self._body(request))
+        with refused_if_malformed():
+            columns = read_score(body)
+        found = await self.scores("score", columns)
         return JSONResponse({"version": self._artifact.version, "scores": found.scores,
                              "errors": [{"row": row, "why": why} for row, why in found.errors]})
 
-    async def _scores(self, route: str, read: Callable[[], list[JsonRow]]) -> Scores:
+    async def scores(self, route: str, rows: RequestColumns) -> Scores:
+        """By the next batch; raises where there are too many rows, in this request or in those that wait."""
         started = time.perf_counter()
-        try:
-            rows = read()
-        except (ValueError, TypeError, KeyError) as error:
-            raise Refusal(400, str(error)) from None
-        if not 0 < len(rows) <= self._limits.max_request_rows:
-            raise Refusal(413 if rows else 400, f"{len(rows):,} rows; a request has 1 to "
-                                                f"{self._limits.max_request_rows:,}")
+        if not 0 < len(rows) <= self.limits.max_request_rows:
+            raise Refusal(413 if len(rows) else 400, f"{len(rows):,} rows; a request has 1 to "
+                                                f"{self.limits.max_request_rows:,}")
         try:
             found = await self._batcher.submit(rows, len(rows))
         except Overloaded:
-            raise Refusal(429, "too many rows are waiting", {"Retry-After": "1"}) from None
+            raise _busy("too many rows are waiting") from None
         if isinstance(found, EmbarkError):
             raise Refusal(500 if isinstance(found, Fault) else 400, found.what)
         self._rows.labels("false").inc(len(found.errors))
@@ -175,29 +219,56 @@ class ModelServer:
         self._seconds.labels(route).observe(time.perf_counter() - started)
         return found
 
-    async def _body(self, request: Request) -> dict[str, Any]:
-        """The JSON object of a request, unless it is too long or too slow."""
-        too_long = Refusal(413, f"the body has more than {self._limits.max_body_bytes:,} bytes")
+    async def _body(self, request: Request) -> bytearray:
+        """Of a request, unless it is too long or too slow, or other requests' fill the memory."""
+        too_long = Refusal(413, f"the body has more than {self.limits.max_body_bytes:,} bytes")
         length = request.headers.get("content-length", "0")
-        if length.isdigit() and int(length) > self._limits.max_body_bytes:
+        if re.fullmatch("[0-9]{1,18}", length) and int(length) > self.limits.max_body_bytes:
             raise too_long
         body = bytearray()
         try:
-            async with asyncio.timeout(self._limits.body_timeout_s):
+            async with asyncio.timeout(self.limits.body_timeout_s):
                 async for piece in request.stream():
                     body += piece
-                    if len(body) > self._limits.max_body_bytes:
+                    request.state.num_bytes = len(body)
+                    self._hold(len(piece))
+                    if len(body) > self.limits.max_body_bytes:
                         raise too_long
         except TimeoutError:
-            raise Refusal(408, f"the body did not arrive in {self._limits.body_timeout_s:g} s",
+            raise Refusal(408, f"the body did not arrive in {self.limits.body_timeout_s:g} s",
                           {"Connection": "close"}) from None
-        try:
-            value = json.loads(body)
-        except (ValueError, RecursionError):
-            raise Refusal(400, "the body is not JSON") from None
-        if not isinstance(value, dict):
-            raise Refusal(400, "the body is not a JSON object")
-        return value
+        return body
+
+
+def _busy(what: str) -> Refusal:
+    return Refusal(429, what, {"Retry-After": "1"})
+
+
+def all_scores(found: Scores) -> list[float]:
+    """Of a request by tensors, which have no room for a reason: one row without a score refuses it."""
+    if found.errors:
+        row, why = found.errors[0]
+        raise Refusal(400, f"row {row}: {why}")
+    return [score for score in found.scores if score is not None]
+
+
+@contextmanager
+def refused_if_malformed() -> Iterator[None]:
+    """What cannot be read of a request, as the answer to it."""
+    try:
+        yield
+    except (ValueError, TypeError, KeyError) as error:
+        raise Refusal(400, str(error)) from None
+
+
+def _json_object(text: bytearray | memoryview) -> dict[str, Any]:
+    try:
+        value = json.loads(bytes(text))
+    except (ValueError, RecursionError):
+        raise Refusal(400, "the body is not JSON") from None
+    if not isinstance(value, dict):
+        raise Refusal(400, "the body is not a JSON object")
+    return value
 
 
 async def _http_error(request: Request, error: Exception) -> Response:

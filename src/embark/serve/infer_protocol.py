@@ -1,15 +1,20 @@
-"""What requests and answers look like: the Open Inference Protocol v2 in JSON, and `/score`."""
+"""What requests and answers over HTTP look like: the Open Inference Protocol v2, in JSON and with binary tensors, and
+`/score`."""
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
+
 from embark.data.prepare.schema import TIME_ROWS, Schema
-from embark.serve.request_rows import JsonRow
+from embark.serve.request_rows import JsonColumns, TensorColumns
+from embark.serve.tensors import read_tensor, tensor_columns
 
 SCORE = "score"
+EXTENSIONS = ["binary_tensor_data"]
 
 
 def metadata(name: str, version: int, columns: Schema) -> dict[str, Any]:
@@ -29,50 +34,71 @@ def _tensor(name: str, datatype: str, *, is_list: bool = False) -> dict[str, Any
     return {"name": name, "datatype": datatype, "shape": [-1, -1] if is_list else [-1]}
 
 
-def rows_of_infer(body: Mapping[str, Any], columns_of: Schema) -> list[JsonRow]:
-    """The tensors of an inference request as rows. Columns of one value may come as [rows, 1] too."""
-    str(body.get("id")).encode()  # raises where it could not be sent back
-    lists = {column.source for column in columns_of.sparse if column.is_list}
-    columns: dict[str, list[Any]] = {}
-    for tensor in _listed(body, "inputs"):
-        name, shape, data = (tensor.get(key) for key in ("name", "shape", "data"))
-        if not isinstance(name, str) or name in columns:
-            raise ValueError("every input has a name of its own")
-        if not isinstance(shape, list) or len(shape) not in (1, 2) or not all(
-                type(size) is int and 0 <= size < 1 << 31 for size in shape):
-            raise ValueError(f"input {name!r}: its shape is not [rows] or [rows, values]")
-        if not isinstance(data, list):
+@dataclass(frozen=True, slots=True)
+class InferRequest:
+    """An inference request."""
+
+    id: str
+    columns: TensorColumns
+    is_raw: bool  # Whether the scores are to be raw bytes.
+
+
+def read_infer(header: Mapping[str, Any], raw: memoryview, schema: Schema) -> InferRequest:
+    """A request over HTTP: its JSON, and the bytes after it, which are the binary tensors' one after the other."""
+    request_id, tensors, at = header.get("id", ""), [], 0
+    if not isinstance(request_id, str):
+        raise ValueError("'id' is not a string")
+    request_id.encode()  # raises where it could not be sent back
+    for tensor in _listed(header, "inputs"):
+        name, data, size = tensor.get("name"), tensor.get("data"), _parameters(tensor).get("binary_data_size")
+        if size is not None:
+            if type(size) is not int or not 0 <= size <= len(raw) - at or data is not None:
+                raise ValueError(f"input {name!r}: {size!r} bytes of {len(raw) - at} that remain, or data beside them")
+            data, at = raw[at : at + size], at + size
+        elif not isinstance(data, list):
             raise ValueError(f"input {name!r}: has no data as a JSON array")
-        width = shape[1] if len(shape) == 2 else 1
-        if len(data) == shape[0] and len(shape) == 2 and all(isinstance(one, list) for one in data):
-            data = [value for one in data for value in one]
-        if len(data) != math.prod(shape):
-            raise ValueError(f"input {name!r}: {len(data)} values for the shape {shape}")
-        is_one = len(shape) == 1 or (width == 1 and name not in lists)
-        columns[name] = data if is_one else [data[i * width : (i + 1) * width] for i in range(shape[0])]
-    if unknown := [tensor.get("name") for tensor in _listed(body, "outputs", []) if tensor.get("name") != SCORE]:
+        tensors.append(read_tensor(name, tensor.get("datatype"), tensor.get("shape"), data))
+    if at != len(raw):
+        raise ValueError(f"{len(raw) - at} bytes after the header belong to no input")
+    outputs = _listed(header, "outputs", [])
+    check_outputs([output.get("name") for output in outputs])
+    is_raw = _parameters(header).get("binary_data_output", False)
+    for output in outputs:
+        is_raw = _parameters(output).get("binary_data", is_raw)
+    return InferRequest(request_id, tensor_columns(tensors, schema), is_raw is True)
+
+
+def check_outputs(names: Sequence[Any]) -> None:
+    """Refuse what the model does not have."""
+    if unknown := [name for name in names if name != SCORE]:
         raise ValueError(f"no output {unknown[0]!r}; the model has {SCORE!r}")
-    sizes = {len(values) for values in columns.values()}
-    if len(sizes) != 1:
-        raise ValueError("the inputs have no rows, or not the same number of rows")
-    return [dict(zip(columns, values, strict=True)) for values in zip(*columns.values(), strict=True)]
 
 
-def infer_response(name: str, version: int, body: Mapping[str, Any], scores: Sequence[float | None]) -> dict[str, Any]:
-    """The answer to an inference request."""
-    echoed = {"id": body["id"]} if isinstance(body.get("id"), str) else {}
+def infer_response(name: str, version: int, request: InferRequest, scores: Sequence[float]) -> \
+        tuple[dict[str, Any], bytes]:
+    """The answer to an inference request: its JSON, and the bytes after it."""
+    echoed = {"id": request.id} if request.id else {}
+    raw = np.array(scores, "<f4").tobytes() if request.is_raw else b""
+    data: dict[str, Any] = {"parameters": {"binary_data_size": len(raw)}} if request.is_raw else {"data": list(scores)}
     return {"model_name": name, "model_version": str(version), **echoed,
-            "outputs": [{**_tensor(SCORE, "FP32"), "shape": [len(scores)], "data": list(scores)}]}
+            "outputs": [{**_tensor(SCORE, "FP32"), "shape": [len(scores)], **data}]}, raw
 
 
-def rows_of_score(body: Mapping[str, Any]) -> list[JsonRow]:
+def read_score(body: Mapping[str, Any]) -> JsonColumns:
     """`rows`; or `candidates`, each with the columns of `user`."""
     if "rows" in body:
-        return list(_listed(body, "rows"))
+        return JsonColumns(_listed(body, "rows"))
     user = body.get("user", {})
     if "candidates" not in body or not isinstance(user, dict):
         raise ValueError('send {"rows": [{…}, …]}, or {"user": {…}, "candidates": [{…}, …]}')
-    return [{**user, **candidate} for candidate in _listed(body, "candidates")]
+    return JsonColumns(_listed(body, "candidates"), user)
+
+
+def _parameters(of: Mapping[str, Any]) -> Mapping[str, Any]:
+    found = of.get("parameters", {})
+    if not isinstance(found, dict):
+        raise ValueError("'parameters' is not an object")
+    return found
 
 
 def _listed(body: Mapping[str, Any], key: str, default: list[Any] | None = None) -> list[dict[str, Any]]:

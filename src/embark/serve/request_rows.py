@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
-from functools import partial
-from typing import Any
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol
 
 import numpy as np
+import pyarrow as pa
 from numpy.typing import NDArray
 
-from embark.data.prepare.arrow.json_lines import json_column
+from embark.data.prepare.arrow.json_lines import json_array
 from embark.data.prepare.arrow.row_parser import Location, RowParser
 from embark.data.prepare.rows import RawRows
 from embark.errors import DataError, EmbarkError, Fault, nearest
@@ -20,6 +20,7 @@ from embark.export.artifact import Artifact
 from embark.serve.score_file import NOT_FINITE
 
 JsonRow = Mapping[str, Any]
+_MAX_SHARED_BYTES = 64 << 20
 _log = logging.getLogger("embark.serve")
 
 
@@ -29,6 +30,63 @@ class Scores:
 
     scores: tuple[float | None, ...]  # None of a row that cannot be read.
     errors: tuple[tuple[int, str], ...]  # Such rows, with the reason.
+
+
+class RequestColumns(Protocol):
+    """The cells of a request."""
+
+    def __len__(self) -> int:
+        """Its rows."""
+
+    @property
+    def names(self) -> Collection[str]:
+        """Columns that a row has."""
+
+    def column(self, name: str) -> Any:
+        """Its cells, as an Arrow array; null where a row has none."""
+
+
+@dataclass(frozen=True, slots=True)
+class TensorColumns:
+    """A column for each tensor of a request."""
+
+    num_rows: int
+    columns: Mapping[str, Any]
+
+    def __len__(self) -> int:
+        return self.num_rows
+
+    @property
+    def names(self) -> Collection[str]:
+        return self.columns.keys()
+
+    def column(self, name: str) -> Any:
+        return self.columns[name]
+
+
+@dataclass(frozen=True, slots=True)
+class JsonColumns:
+    """Rows of JSON, which share the cells of `user` where they have none of their own."""
+
+    rows: Sequence[JsonRow]
+    user: JsonRow = field(default_factory=dict)
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    @property
+    def names(self) -> Collection[str]:
+        return set(self.user).union(*self.rows)
+
+    def column(self, name: str) -> Any:
+        if name not in self.user:
+            return json_array([row.get(name) for row in self.rows])
+        shared = json_array([self.user[name]])
+        if shared.nbytes * len(self.rows) > _MAX_SHARED_BYTES:
+            raise DataError(f"column {name!r} of 'user' is too long for {len(self.rows):,} rows", fix="shorten it")
+        if any(name in row for row in self.rows):
+            return json_array([row.get(name, self.user[name]) for row in self.rows])
+        return shared.take(pa.array(np.zeros(len(self.rows), np.int32)))
 
 
 class RequestScorer:
@@ -43,7 +101,7 @@ class RequestScorer:
         """Those that the model takes."""
         return self._parser.columns
 
-    def score(self, requests: Sequence[Sequence[JsonRow]]) -> list[Scores | EmbarkError]:
+    def score(self, requests: Sequence[RequestColumns]) -> list[Scores | EmbarkError]:
         """Of each request its scores, or why it has none."""
         parsed = [self._parse(rows) for rows in requests]
         read = [found for found in parsed if isinstance(found, RawRows) and len(found)]
@@ -53,14 +111,14 @@ class RequestScorer:
                 _scores(len(rows), found, next(scores) if len(found) else np.empty(0, np.float32))
                 for rows, found in zip(requests, parsed, strict=True)]
 
-    def _parse(self, rows: Sequence[JsonRow]) -> RawRows | EmbarkError:
-        given: set[str] = set().union(*rows)
+    def _parse(self, rows: RequestColumns) -> RawRows | EmbarkError:
+        given = rows.names
         if lacking := [name for name in self.columns if name not in given]:
             return DataError(f"no row has column {lacking[0]!r}, which the model takes",
                              fix=nearest(lacking[0], sorted(given)))
         numbers = np.arange(len(rows))
         try:
-            raw = self._parser.parse(partial(json_column, rows), Location(numbers, numbers, len(rows)), "the request")
+            raw = self._parser.parse(rows.column, Location(numbers, numbers, len(rows)), "the request")
             return self._encoder.readable(raw)
         except EmbarkError as error:
             return error

@@ -6,9 +6,12 @@ import asyncio
 import os
 import signal
 import socket
+import ssl
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
 
 from embark.errors import MissingPackage, UserError
 from embark.export.artifact import Artifact, open_artifact
@@ -17,11 +20,15 @@ try:
     import uvicorn
 
     from embark.serve.app import ModelServer, ServeLimits
+    from embark.serve.connections import BoundedProtocol
 except ModuleNotFoundError as error:
     raise MissingPackage(f"embark serve needs {error.name}, which is not installed",
                          fix="pip install 'embark-rec[serve]'") from None
 from embark.serve.batcher import BatchLimits
-from embark.serve.request_rows import RequestScorer
+from embark.serve.request_rows import JsonColumns, RequestScorer
+
+if TYPE_CHECKING:
+    from embark.serve.grpc_server import GrpcServer
 
 TOKEN = "EMBARK_SERVE_TOKEN"
 _MAX_CONNECTIONS = 2_048
@@ -29,17 +36,45 @@ _DRAIN_S = 30
 
 
 @dataclass(frozen=True, slots=True)
+class Endpoint:
+    """Where a server listens."""
+
+    host: str = "127.0.0.1"
+    port: int = 8000
+    grpc_port: int | None = None  # None: no gRPC.
+    tls_cert: str = ""  # A PEM file with the certificate and those between it and the root; empty: no TLS.
+    tls_key: str = ""  # A PEM file with its private key; empty: it is in `tls_cert`.
+
+    @property
+    def certificate(self) -> tuple[Path, Path] | None:
+        """The two files, which fit each other."""
+        if not self.tls_cert:
+            if self.tls_key:
+                raise UserError("--tls-key: has no --tls-cert", fix="name the certificate too")
+            return None
+        chain, key = Path(self.tls_cert), Path(self.tls_key or self.tls_cert)
+        try:
+            ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER).load_cert_chain(chain, key, password="")
+        except (OSError, ValueError) as error:
+            raise UserError(f"--tls-cert {chain}, --tls-key {key}: cannot be used: "
+                            f"{getattr(error, 'strerror', None) or error}",
+                            fix="name PEM files: a certificate and its private key without a password") from None
+        return chain, key
+
+
+@dataclass(frozen=True, slots=True)
 class Listening:
     """A server that accepts requests."""
 
     url: str
+    grpc: str | None  # Host and port, where it has gRPC.
     model: str
     version: int
     needs_token: bool
 
 
 def serve(
-    place: str, *, version: int | None = None, model_file: str = "", host: str = "127.0.0.1", port: int = 8000,
+    place: str, *, version: int | None = None, model_file: str = "", endpoint: Endpoint | None = None,
     limits: ServeLimits | None = None, on_start: Callable[[Listening], None] = lambda _: None,
 ) -> None:
     """Serve an exported model until SIGTERM or Ctrl-C; then every accepted request is answered first. With the
@@ -48,8 +83,8 @@ def serve(
 
     artifact = open_artifact(place, version)
     scorer = RequestScorer(artifact, ExportedModel(artifact, model_file).score)
-    scorer.score([[dict.fromkeys(scorer.columns)]])  # what libraries load on first use is loaded before it is ready
-    serve_scorer(artifact, scorer, (host, port), limits, on_start)
+    scorer.score([JsonColumns([dict.fromkeys(scorer.columns)])])  # loads what libraries load on first use
+    serve_scorer(artifact, scorer, endpoint, limits, on_start)
 
 
 def serve_limits(*, max_wait_ms: float, max_queued_rows: int) -> ServeLimits:
@@ -61,27 +96,42 @@ def serve_limits(*, max_wait_ms: float, max_queued_rows: int) -> ServeLimits:
 
 
 def serve_scorer(
-    artifact: Artifact, scorer: RequestScorer, address: tuple[str, int], limits: ServeLimits | None = None,
+    artifact: Artifact, scorer: RequestScorer, endpoint: Endpoint | None = None, limits: ServeLimits | None = None,
     on_start: Callable[[Listening], None] = lambda _: None,
 ) -> None:
     """The same with any scorer."""
-    token = _token()
-    model = ModelServer(artifact, scorer, limits or ServeLimits(), token)
-    listener = _listener(*address)
+    endpoint, token = endpoint or Endpoint(), _token()
+    model, certificate = ModelServer(artifact, scorer, limits or ServeLimits(), token), endpoint.certificate
+    with _listener(endpoint.host, endpoint.port) as listener:
+        asyncio.run(_serve(model, endpoint, certificate, listener, lambda url, grpc: on_start(
+            Listening(url=url, grpc=grpc, model=model.name, version=artifact.version, needs_token=bool(token)))))
+
+
+async def _serve(model: ModelServer, endpoint: Endpoint, certificate: tuple[Path, Path] | None,
+                 listener: socket.socket, on_start: Callable[[str, str | None], None]) -> None:
+    config = uvicorn.Config(
+        model.app(), lifespan="off", access_log=False, log_level="warning", limit_concurrency=_MAX_CONNECTIONS,
+        timeout_graceful_shutdown=_DRAIN_S, server_header=False, http=BoundedProtocol, ws="none",
+        ssl_certfile=certificate and certificate[0], ssl_keyfile=certificate and certificate[1])
     host, port = listener.getsockname()[:2]
-    url = f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
-    server = _Server(uvicorn.Config(
-        model.app(), lifespan="on", access_log=False, log_level="warning", limit_concurrency=_MAX_CONNECTIONS,
-        timeout_graceful_shutdown=_DRAIN_S, server_header=False))
-    server.on_start = lambda: on_start(Listening(url, model.name, artifact.version, bool(token)))
-    with listener:
-        asyncio.run(server.serve(sockets=[listener]))
+    host = f"[{host}]" if ":" in host else host
+    url, grpc = f"{'https' if certificate else 'http'}://{host}:{port}", None
+    if endpoint.grpc_port is not None:
+        from embark.serve.grpc_server import GrpcServer
+
+        grpc = GrpcServer(model, (endpoint.host, endpoint.grpc_port), _MAX_CONNECTIONS,
+                          certificate and (certificate[0].read_bytes(), certificate[1].read_bytes()))
+    server = _Server(config, grpc, lambda: on_start(url, f"{host}:{grpc.port}" if grpc else None))
+    async with model.scoring():
+        await server.serve(sockets=[listener])
 
 
 class _Server(uvicorn.Server):
-    """Ends with the process's own exit code: uvicorn would raise the signal again."""
+    """With gRPC beside it. Ends with the process's own exit code: uvicorn would raise the signal again."""
 
-    on_start: Callable[[], None]
+    def __init__(self, config: uvicorn.Config, grpc: GrpcServer | None, on_start: Callable[[], None]) -> None:
+        super().__init__(config)
+        self._grpc, self._on_start = grpc, on_start
 
     @contextmanager
     def capture_signals(self) -> Iterator[None]:
@@ -97,7 +147,12 @@ class _Server(uvicorn.Server):
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         await super().startup(sockets)
         if self.started:
-            self.on_start()
+            if self._grpc:
+                await self._grpc.start()
+            self._on_start()
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        await asyncio.gather(super().shutdown(sockets), *([self._grpc.stop(_DRAIN_S)] if self._grpc else []))
 
 
 def _token() -> str:

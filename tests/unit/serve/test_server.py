@@ -2,75 +2,26 @@
 
 from __future__ import annotations
 
-import http.client
 import json
-import os
-import signal
 import socket
 import threading
+from contextlib import suppress
 
 import numpy as np
 import pyarrow.parquet as pq
 import pytest
-from exported_runs import COLUMNS, draw_rows, prepared_spec, save_run, write_csv
+from exported_runs import COLUMNS, write_csv
+from served_models import ROWS, BlockedScorer, while_serving
 
-from embark import export_run, score_file
+from embark import score_file
 from embark.errors import Fault, UserError
-from embark.export.artifact import open_artifact
+from embark.serve import connections, server
 from embark.serve.app import ServeLimits
 from embark.serve.batcher import BatchLimits
-from embark.serve.request_rows import RequestScorer, Scores
+from embark.serve.request_rows import JsonColumns, RequestScorer, Scores
 from embark.serve.score_file import NOT_FINITE
-from embark.serve.server import TOKEN, serve_limits, serve_scorer
+from embark.serve.server import TOKEN, Endpoint, serve_limits, serve_scorer
 from embark.trainers.torch.exported_model import ExportedModel
-
-ROWS = [dict(zip(COLUMNS, row, strict=True)) for row in draw_rows(40, 5, new_words=["unseen"])]
-
-
-@pytest.fixture(scope="module")
-def artifact(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("served")
-    train, later = (write_csv(folder / f"{name}.csv", draw_rows(num, num)) for name, num in
-                    (("train", 300), ("later", 20)))
-    return open_artifact(export_run(save_run(prepared_spec(folder, train, later)).uri, str(folder / "models")).place)
-
-
-class Client:
-    """Sends requests from a thread beside the server, which runs in the main one, as signals need it to."""
-
-    def __init__(self, url: str) -> None:
-        self._address = url.removeprefix("http://")
-
-    def __call__(self, method: str, path: str, body: object = None, headers: dict[str, str] | None = None):
-        connection = http.client.HTTPConnection(self._address, timeout=30)
-        data = body if isinstance(body, bytes | None) else json.dumps(body).encode()
-        connection.request(method, path, data, headers or {})
-        response = connection.getresponse()
-        text = response.read().decode()
-        connection.close()
-        found = json.loads(text) if response.headers.get("content-type") == "application/json" else text
-        return response.status, found, response.headers
-
-
-def while_serving(artifact, use, *, scorer=None, limits=None):
-    """What `use` returns, called with a client; SIGTERM ends the server, which then must return."""
-    found: list[object] = []
-
-    def run(listening) -> None:
-        def work() -> None:
-            try:
-                found.append(use(Client(listening.url)))
-            except BaseException as error:
-                found.append(error)
-            finally:
-                os.kill(os.getpid(), signal.SIGTERM)
-        threading.Thread(target=work, daemon=True).start()
-
-    scorer = scorer or RequestScorer(artifact, ExportedModel(artifact).score)
-    serve_scorer(artifact, scorer, ("127.0.0.1", 0), limits, run)
-    if isinstance(found[0], BaseException):
-        raise found[0]
-    return found[0]
 
 
 def test_scores_are_those_of_embark_score_by_both_protocols(artifact, tmp_path):
@@ -168,9 +119,9 @@ def test_a_row_that_cannot_be_read_has_its_reason_and_the_others_their_scores(ar
 
 def test_a_request_that_cannot_be_read_fails_alone(artifact, monkeypatch):
     scorer = RequestScorer(artifact, ExportedModel(artifact).score)
-    alone = scorer.score([ROWS[:2]])
-    nested = [{**ROWS[0], "word": ["u7"]}]
-    before, _, after = scorer.score([ROWS[:2], nested, ROWS[:2]])
+    alone = scorer.score([JsonColumns(ROWS[:2])])
+    nested = JsonColumns([{**ROWS[0], "word": ["u7"]}])
+    before, _, after = scorer.score([JsonColumns(ROWS[:2]), nested, JsonColumns(ROWS[:2])])
     assert [before] == [after] == alone
     parse = scorer._parser.parse
 
@@ -180,24 +131,87 @@ def test_a_request_that_cannot_be_read_fails_alone(artifact, monkeypatch):
         return parse(column, where, name)
 
     monkeypatch.setattr(scorer._parser, "parse", broken)
-    before, failed, _ = scorer.score([ROWS[:2], ROWS[:1], ROWS[:2]])
+    before, failed, _ = scorer.score([JsonColumns(ROWS[:num]) for num in (2, 1, 2)])
     assert [before] == alone
     assert isinstance(failed, Fault)
 
 
 def test_a_score_that_is_not_finite_is_none(artifact):
     scorer = RequestScorer(artifact, lambda raw: np.where(raw.dense[:, 0] > 1, np.nan, 0.25).astype(np.float32))
-    found, = scorer.score([[{**ROWS[0], "price": "0"}, {**ROWS[0], "price": "9"}]])
+    found, = scorer.score([JsonColumns([{**ROWS[0], "price": "0"}, {**ROWS[0], "price": "9"}])])
     assert found == Scores((0.25, None), ((1, NOT_FINITE),))
 
 
 def test_a_body_that_does_not_arrive_is_given_up(artifact):
     def use(client):
-        with socket.create_connection(client._address.split(":"), timeout=30) as sent:
+        with socket.create_connection(client.address.split(":"), timeout=30) as sent:
             sent.sendall(b"POST /score HTTP/1.1\r\nHost: x\r\nContent-Length: 10\r\n\r\n{")
             return sent.recv(1 << 16)
 
     assert while_serving(artifact, use, limits=ServeLimits(body_timeout_s=0.05)).startswith(b"HTTP/1.1 408")
+
+
+def test_connections_without_a_request_and_those_beyond_the_limit_are_closed(artifact, monkeypatch):
+    monkeypatch.setattr(connections, "_CHECK_S", 0.05)
+    monkeypatch.setattr(server, "_MAX_CONNECTIONS", 4)
+
+    def use(client):
+        opened = [socket.create_connection(client.address.split(":"), timeout=60) for _ in range(40)]
+        for number, one in enumerate(opened):
+            with suppress(OSError):  # Closed already, as those beyond the limit are.
+                one.sendall(b"POST /score HTTP/1.1\r\nX-Slow: 1" if number % 2 else b"")
+        found = []
+        for one in opened:
+            with one, suppress(ConnectionResetError):
+                found.append(one.recv(1))
+        return found, client("POST", "/score", {"rows": ROWS[:1]})[0]
+
+    found, status = while_serving(artifact, use)
+    assert set(found) <= {b""}
+    assert status == 200
+
+
+def test_a_client_that_does_not_read_is_closed(artifact, monkeypatch):
+    monkeypatch.setattr(connections, "_CHECK_S", 0.05)
+    scorer = BlockedScorer(artifact)
+
+    def use(client):
+        body = json.dumps({"rows": ROWS[:1]}).encode()
+        with socket.create_connection(client.address.split(":"), timeout=60) as sent, suppress(ConnectionResetError):
+            sent.sendall(b"POST /score HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n" % len(body) + body)
+            assert sent.recv(1) == b""  # Its request takes for ever.
+        scorer.release.set()
+        return client("POST", "/score", {"rows": ROWS[:1]})[0]
+
+    assert while_serving(artifact, use, scorer=scorer) == 200
+
+
+def test_bodies_that_fill_the_memory_are_refused_until_others_are_answered(artifact):
+    scorer = BlockedScorer(artifact)
+    long = {"rows": ROWS[:1], "more": "x" * 60_000}
+
+    def use(client):
+        first: list[object] = []
+        sent = threading.Thread(target=lambda: first.append(client("POST", "/score", long)), daemon=True)
+        sent.start()
+        assert scorer.entered.wait(60)
+        refused = client("POST", "/score", long)
+        scorer.release.set()
+        sent.join(60)
+        return first[0][0], refused[:2], client("POST", "/score", long)[0]
+
+    limits = ServeLimits(max_buffered_bytes=100_000)
+    assert while_serving(artifact, use, scorer=scorer, limits=limits) == (
+        200, (429, {"error": "requests fill the memory that they may"}), 200)
+
+
+def test_a_long_cell_of_the_user_is_not_copied_to_every_row(artifact):
+    user = {**ROWS[0], "tags": ["abcdefgh"] * 20_000}
+
+    def use(client):
+        return [client("POST", "/score", {"user": user, "candidates": [{}] * num})[0] for num in (1, 5_000)]
+
+    assert while_serving(artifact, use) == [200, 400]
 
 
 def test_without_the_token_only_health_is_answered(artifact, monkeypatch):
@@ -215,25 +229,12 @@ def test_without_the_token_only_health_is_answered(artifact, monkeypatch):
 def test_a_token_that_is_empty_or_has_whitespace_around_it_is_refused(artifact, monkeypatch, token):
     monkeypatch.setenv(TOKEN, token)
     with pytest.raises(UserError, match="EMBARK_SERVE_TOKEN: is set, but"):
-        serve_scorer(artifact, BlockedScorer(artifact), ("127.0.0.1", 0))
+        serve_scorer(artifact, BlockedScorer(artifact), Endpoint(port=0))
 
 
 def test_an_empty_host_is_refused(artifact):
     with pytest.raises(UserError, match="--host: is empty"):
-        serve_scorer(artifact, BlockedScorer(artifact), ("", 0))
-
-
-class BlockedScorer(RequestScorer):
-    """Answers when it may."""
-
-    def __init__(self, artifact) -> None:
-        super().__init__(artifact, ExportedModel(artifact).score)
-        self.entered, self.release = threading.Event(), threading.Event()
-
-    def score(self, requests):
-        self.entered.set()
-        assert self.release.wait(30)
-        return super().score(requests)
+        serve_scorer(artifact, BlockedScorer(artifact), Endpoint(host="", port=0))
 
 
 def test_sigterm_answers_what_was_accepted(artifact):
@@ -273,9 +274,10 @@ def test_overload_is_answered_with_429_and_retry_after(artifact):
 
 def test_a_port_in_use_and_limits_out_of_range_are_refused(artifact):
     def use(client):
-        host, port = client._address.split(":")
+        host, port = client.address.split(":")
         with pytest.raises(UserError, match="cannot listen there"):
-            serve_scorer(artifact, RequestScorer(artifact, ExportedModel(artifact).score), (host, int(port)))
+            serve_scorer(artifact, RequestScorer(artifact, ExportedModel(artifact).score),
+                         Endpoint(host=host, port=int(port)))
 
     while_serving(artifact, use)
     with pytest.raises(UserError, match="out of range"):

@@ -57,7 +57,11 @@ class JsonLinesReader(CsvReader):
 
 def json_column(rows: Sequence[Mapping[str, Any]], name: str) -> Any:
     """The cells of a column as text, or as lists of text."""
-    values = [row.get(name) for row in rows]
+    return json_array([row.get(name) for row in rows])
+
+
+def json_array(values: Sequence[Any]) -> Any:
+    """JSON values as text, or as lists of text."""
     if not any(isinstance(value, list) for value in values):
         return pa.array([json_cell(value) for value in values], pa.string())
     lists = [value if isinstance(value, list) else [] if value is None else [value] for value in values]

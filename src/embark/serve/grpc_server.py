@@ -1,0 +1,147 @@
+"""The Open Inference Protocol v2 over gRPC, with the batches, limits and token of the HTTP server."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from embark.errors import MissingPackage, UserError
+from embark.serve.app import ModelServer, Refusal, all_scores, refused_if_malformed
+from embark.serve.infer_protocol import SCORE, check_outputs
+from embark.serve.request_rows import TensorColumns
+from embark.serve.tensors import BYTES, DTYPES, read_tensor, tensor_columns
+
+try:
+    import grpc
+    from google.protobuf.message import DecodeError
+
+    from embark.serve.grpc_messages import SERVICE, message_classes
+except ModuleNotFoundError as error:
+    raise MissingPackage(f"--grpc-port needs {error.name}, which is not installed",
+                         fix="pip install 'embark-rec[grpc]'") from None
+
+Answer = Callable[[Any], Awaitable[Any]]
+_log = logging.getLogger("embark.serve")
+_CODES = {400: grpc.StatusCode.INVALID_ARGUMENT, 401: grpc.StatusCode.UNAUTHENTICATED,
+          404: grpc.StatusCode.NOT_FOUND, 413: grpc.StatusCode.INVALID_ARGUMENT,
+          429: grpc.StatusCode.RESOURCE_EXHAUSTED, 500: grpc.StatusCode.INTERNAL}
+_CONTENTS = {"BOOL": "bool", "INT64": "int64", "UINT64": "uint64", "FP32": "fp32", "FP64": "fp64", BYTES: "bytes",
+             **{f"INT{bits}": "int" for bits in (8, 16, 32)}, **{f"UINT{bits}": "uint" for bits in (8, 16, 32)}}
+"""Which field has the values of a tensor that is not raw; FP16 has none."""
+_IDLE_MS = 300_000
+_HANDSHAKE_MS = 10_000
+
+
+class GrpcServer:
+    """Listens from the start; answers in the event loop that it is made in."""
+
+    def __init__(self, model: ModelServer, address: tuple[str, int], max_requests: int,
+                 certificate: tuple[bytes, bytes] | None = None) -> None:
+        """`certificate`: the chain and its private key."""
+        self._model, self._messages = model, message_classes()
+        self._server = grpc.aio.server(maximum_concurrent_rpcs=max_requests, options=[
+            ("grpc.max_receive_message_length", model.limits.max_body_bytes), ("grpc.so_reuseport", 0),
+            ("grpc.max_connection_idle_ms", _IDLE_MS), ("grpc.server_handshake_timeout_ms", _HANDSHAKE_MS)])
+        answers: dict[str, tuple[Answer, bool]] = {
+            "ServerLive": (self._live, False), "ServerReady": (self._ready, False),
+            "ModelReady": (self._model_ready, True), "ServerMetadata": (self._about_server, True),
+            "ModelMetadata": (self._about_model, True), "ModelInfer": (self._infer, True)}
+        self._server.add_generic_rpc_handlers([grpc.method_handlers_generic_handler(SERVICE, {
+            name: grpc.unary_unary_rpc_method_handler(
+                self._answered(name, answer, is_private),
+                response_serializer=lambda response: response.SerializeToString())
+            for name, (answer, is_private) in answers.items()})])
+        host, port = address
+        where = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+        try:
+            if certificate is None:
+                self.port = self._server.add_insecure_port(where)
+            else:
+                chain, key = certificate
+                self.port = self._server.add_secure_port(where, grpc.ssl_server_credentials([(key, chain)]))
+        except RuntimeError:
+            raise UserError(f"{where}: cannot listen there for gRPC",
+                            fix="choose another --grpc-port or --host") from None
+
+    async def start(self) -> None:
+        """Accept requests."""
+        await self._server.start()
+
+    async def stop(self, drain_s: float) -> None:
+        """Accept no more, and answer what was accepted."""
+        await self._server.stop(drain_s)
+
+    def _answered(self, name: str, answer: Answer, is_private: bool) -> Callable[[Any, Any], Awaitable[Any]]:
+        read = self._messages[f"{name}Request"].FromString
+
+        async def answered(data: bytes, context: Any) -> Any:
+            status, what = 200, ""
+            try:
+                if is_private:
+                    given = dict(context.invocation_metadata()).get("authorization", "")
+                    self._model.check_token(given.encode() if isinstance(given, str) else given)
+                return await answer(read(data))
+            except DecodeError:
+                status, what = 400, f"the message is no {name}Request"
+            except Refusal as refusal:
+                status, what = refusal.status, refusal.what
+            except Exception:
+                _log.exception("%s failed", name)
+                status, what = 500, "internal error"
+            finally:
+                self._model.count(f"grpc {name}", str(status))
+            return await context.abort(_CODES[status], what)
+        return answered
+
+    async def _live(self, _: Any) -> Any:
+        return self._messages["ServerLiveResponse"](live=True)
+
+    async def _ready(self, _: Any) -> Any:
+        return self._messages["ServerReadyResponse"](ready=True)
+
+    async def _model_ready(self, request: Any) -> Any:
+        self._model.check_model(request.name, request.version)
+        return self._messages["ModelReadyResponse"](ready=True)
+
+    async def _about_server(self, _: Any) -> Any:
+        return self._messages["ServerMetadataResponse"](**self._model.about_server())
+
+    async def _about_model(self, request: Any) -> Any:
+        self._model.check_model(request.name, request.version)
+        return self._messages["ModelMetadataResponse"](**self._model.about_model())
+
+    async def _infer(self, request: Any) -> Any:
+        self._model.check_model(request.model_name, request.model_version)
+        with self._model.holding(request.ByteSize()):
+            with refused_if_malformed():
+                columns = self._columns(request)
+            scores = all_scores(await self._model.scores("grpc infer", columns))
+        about = self._model.about_model()
+        tensor = {"name": SCORE, "datatype": "FP32", "shape": [len(scores)]}
+        response = {"model_name": about["name"], "model_version": about["versions"][0], "id": request.id}
+        if request.raw_input_contents:
+            return self._messages["ModelInferResponse"](
+                **response, outputs=[tensor], raw_output_contents=[np.array(scores, "<f4").tobytes()])
+        return self._messages["ModelInferResponse"](
+            **response, outputs=[{**tensor, "contents": {"fp32_contents": scores}}])
+
+    def _columns(self, request: Any) -> TensorColumns:
+        raw = request.raw_input_contents
+        if raw and (len(raw) != len(request.inputs) or any(one.HasField("contents") for one in request.inputs)):
+            raise ValueError("raw_input_contents has all inputs, in their order, or none")
+        check_outputs([output.name for output in request.outputs])
+        return tensor_columns([
+            read_tensor(one.name, one.datatype, list(one.shape), raw[i] if raw else _contents(one))
+            for i, one in enumerate(request.inputs)], self._model.schema)
+
+
+def _contents(tensor: Any) -> Any:
+    if tensor.datatype not in _CONTENTS:
+        raise ValueError(f"input {tensor.name!r}: {tensor.datatype!r} has no contents; send raw_input_contents")
+    values = getattr(tensor.contents, f"{_CONTENTS[tensor.datatype]}_contents")
+    values = list(map(int, values)) if tensor.datatype == "BOOL" else list(values)
+    return pa.array(values, pa.binary() if tensor.datatype == BYTES else pa.from_numpy_dtype(DTYPES[tensor.datatype]))

@@ -1,0 +1,90 @@
+"""Tensors of the Open Inference Protocol v2 as columns of a request: from JSON, and from raw bytes."""
+
+from __future__ import annotations
+
+import math
+import struct
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from embark.data.prepare.arrow.json_lines import json_array
+from embark.data.prepare.schema import Schema
+from embark.serve.request_rows import TensorColumns
+
+DTYPES = {"BOOL": "u1", **{f"{kind}{bits}": f"<{letter}{bits // 8}" for kind, letter, sizes in (
+    ("INT", "i", (8, 16, 32, 64)), ("UINT", "u", (8, 16, 32, 64)), ("FP", "f", (16, 32, 64))) for bits in sizes}}
+"""Of every datatype with values of one size: numpy's name."""
+BYTES = "BYTES"
+
+
+@dataclass(frozen=True, slots=True)
+class Tensor:
+    """An input of a request."""
+
+    name: str
+    shape: tuple[int, ...]
+    values: Any  # A list of JSON values, or an Arrow array; as many as the shape says.
+
+
+def read_tensor(name: Any, datatype: Any, shape: Any, data: Any) -> Tensor:
+    """`data` is a JSON array, flat or of rows; raw little-endian bytes; or a sequence of values of the datatype."""
+    if not isinstance(name, str):
+        raise ValueError("every input has a name of its own")
+    if not isinstance(shape, Sequence) or len(shape) not in (1, 2) or not all(
+            type(size) is int and 0 <= size < 1 << 31 for size in shape):
+        raise ValueError(f"input {name!r}: its shape is not [rows] or [rows, values]")
+    if isinstance(data, bytes | memoryview):
+        data = _of_bytes(name, datatype, data, math.prod(shape))
+    elif isinstance(data, list) and len(shape) == 2 and len(data) == shape[0] and \
+            all(isinstance(one, list) for one in data):
+        data = [value for one in data for value in one]
+    if len(data) != math.prod(shape):
+        raise ValueError(f"input {name!r}: {len(data)} values for the shape {list(shape)}")
+    return Tensor(name, tuple(shape), data)
+
+
+def tensor_columns(tensors: Sequence[Tensor], schema: Schema) -> TensorColumns:
+    """The tensors of a request. Columns of one value may come as [rows, 1] too."""
+    lists = {column.source for column in schema.sparse if column.is_list}
+    columns = {tensor.name: _column(tensor, tensor.name in lists) for tensor in tensors}
+    if len(columns) != len(tensors):
+        raise ValueError("every input has a name of its own")
+    if len({tensor.shape[0] for tensor in tensors}) != 1:
+        raise ValueError("the inputs have no rows, or not the same number of rows")
+    return TensorColumns(tensors[0].shape[0], columns)
+
+
+def _column(tensor: Tensor, is_list: bool) -> Any:
+    values, num_rows, width = tensor.values, tensor.shape[0], tensor.shape[1] if len(tensor.shape) == 2 else 1
+    is_one = len(tensor.shape) == 1 or (width == 1 and not is_list)
+    if isinstance(values, list):
+        return json_array(values if is_one else [values[i * width : (i + 1) * width] for i in range(num_rows)])
+    return values if is_one else pa.ListArray.from_arrays(np.arange(num_rows + 1, dtype=np.int32) * width, values)
+
+
+def _of_bytes(name: str, datatype: Any, data: bytes | memoryview, num_values: int) -> Any:
+    if datatype == BYTES:
+        return pa.array(_texts(name, bytes(data), num_values), pa.binary())
+    if not isinstance(datatype, str) or datatype not in DTYPES:
+        raise ValueError(f"input {name!r}: its datatype is none of {BYTES}, {', '.join(DTYPES)}")
+    dtype = np.dtype(DTYPES[datatype])
+    if len(data) != num_values * dtype.itemsize:
+        raise ValueError(f"input {name!r}: {len(data)} bytes for {num_values} values of {datatype}")
+    return pa.array(np.frombuffer(data, dtype).astype(np.float32 if dtype == np.float16 else dtype, copy=False))
+
+
+def _texts(name: str, data: bytes, num_values: int) -> list[bytes]:
+    """Each has its length before it, in four bytes."""
+    found: list[bytes] = []
+    at = 0
+    while at + 4 <= len(data) and len(found) < num_values:
+        size, = struct.unpack_from("<I", data, at)
+        at += 4 + size
+        found.append(data[at - size : at])
+    if at != len(data) or len(found) != num_values:
+        raise ValueError(f"input {name!r}: its bytes are not {num_values} texts, each after its length in four bytes")
+    return found

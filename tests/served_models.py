@@ -1,0 +1,68 @@
+"""A server in this process, and clients of it."""
+
+from __future__ import annotations
+
+import http.client
+import json
+import os
+import signal
+import threading
+
+from exported_runs import COLUMNS, draw_rows
+
+from embark.serve.request_rows import RequestScorer
+from embark.serve.server import Endpoint, Listening, serve_scorer
+from embark.trainers.torch.exported_model import ExportedModel
+
+ROWS = [dict(zip(COLUMNS, row, strict=True)) for row in draw_rows(40, 5, new_words=["unseen"])]
+
+
+class Client:
+    """Sends requests from a thread beside the server, which runs in the main one, as signals need it to."""
+
+    def __init__(self, listening: Listening) -> None:
+        self.url, self.grpc, self.address = listening.url, listening.grpc, listening.url.removeprefix("http://")
+
+    def __call__(self, method: str, path: str, body: object = None, headers: dict[str, str] | None = None):
+        connection = http.client.HTTPConnection(self.address, timeout=60)
+        data = body if isinstance(body, bytes | None) else json.dumps(body).encode()
+        connection.request(method, path, data, headers or {})
+        response = connection.getresponse()
+        data, kind = response.read(), response.headers.get("content-type", "")
+        connection.close()
+        found = json.loads(data) if kind == "application/json" else data.decode() if kind.startswith("text") else data
+        return response.status, found, response.headers
+
+
+def while_serving(artifact, use, *, scorer=None, limits=None, endpoint=None):
+    """What `use` returns, called with a client; SIGTERM ends the server, which then must return."""
+    found: list[object] = []
+
+    def run(listening) -> None:
+        def work() -> None:
+            try:
+                found.append(use(Client(listening)))
+            except BaseException as error:
+                found.append(error)
+            finally:
+                os.kill(os.getpid(), signal.SIGTERM)
+        threading.Thread(target=work, daemon=True).start()
+
+    scorer = scorer or RequestScorer(artifact, ExportedModel(artifact).score)
+    serve_scorer(artifact, scorer, endpoint or Endpoint(port=0), limits, run)
+    if isinstance(found[0], BaseException):
+        raise found[0]
+    return found[0]
+
+
+class BlockedScorer(RequestScorer):
+    """Answers when it may."""
+
+    def __init__(self, artifact) -> None:
+        super().__init__(artifact, ExportedModel(artifact).score)
+        self.entered, self.release = threading.Event(), threading.Event()
+
+    def score(self, requests):
+        self.entered.set()
+        assert self.release.wait(60)
+        return super().score(requests)
