@@ -224,7 +224,9 @@ class TeacherModel:
 
     def __init__(self, tables: Sequence[Table], num_dense: int, *, seed: int, signal: float) -> None:
         self._signal = signal
-        self.table_keys = stream_keys(seed, _STREAM, 0, columns=len(tables))
+        numbers = {table.name: number for number, table in enumerate(tables)}
+        # An id of a shared table has the same effect in each of its features.
+        self.table_keys = stream_keys(seed, _STREAM, 0, columns=len(tables))[[numbers[t.weights] for t in tables]]
         weights = hash_counters(stream_key(seed, _STREAM, 1), np.arange(num_dense))
         self.dense_weights = quarter(weights, 0)
         self.num_pairs = min(MAX_PAIRS, len(tables) // 2)

@@ -22,7 +22,7 @@ from embark.export.safetensors_file import TensorSource, file_of, in_memory
 from embark.formatting import to_finite
 from embark.spec import user_code
 from embark.spec.data import PrepareSpec
-from embark.spec.model import Table
+from embark.spec.model import StoredTable
 from embark.store import ChecksumWriter, checkpoint_name, open_store
 from embark.store.checkpoint_arrays import CheckpointArrays, table_weight
 from embark.store.trained_run import TrainedRun, find_trained
@@ -73,7 +73,7 @@ def export_run(run: str, to: str = "", *, tables: TableDtype = "fp32", step: int
     folder, store = checkpoint_name(number, "version"), ChecksumWriter(versions.store)
     store.write(f"{folder}/{INFO}", text)
     about = {"run": info.run, "step": str(info.step), "tables": tables}
-    weights = _weights(arrays, model.table_list(), tables)
+    weights = _weights(arrays, model.stored_tables(), tables)
     for name, tensors in ((ID_MAPS, maps), (WEIGHTS, weights)):
         size, pieces = file_of(tensors, about)
         store.write(f"{folder}/{name}", pieces, size)
@@ -94,7 +94,7 @@ def export_weights(run: str, to: str, *, step: int | None = None, force: bool = 
         raise UserError(f"{to}: exists", fix="--force replaces it, or name another file")
     trained = find_trained(run, step)
     about = {"format": "pt", "run": trained.run_dir.uri, "step": str(trained.checkpoint.step)}
-    size, pieces = file_of(_weights(_checked_arrays(trained), trained.spec.model.table_list(), "fp32"), about)
+    size, pieces = file_of(_weights(_checked_arrays(trained), trained.spec.model.stored_tables(), "fp32"), about)
     store.write(name, pieces, size)
     return _result(trained, to, to, None, "fp32", size)
 
@@ -103,7 +103,7 @@ def _result(
     trained: TrainedRun, place: str, path: str, version: int | None, tables: TableDtype, num_bytes: int
 ) -> ExportResult:
     model = trained.spec.model
-    every = model.table_list()
+    every = model.stored_tables()
     return ExportResult(
         run=trained.run_dir.uri, step=trained.checkpoint.step, place=place, path=path, version=version, tables=tables,
         num_bytes=num_bytes, table_bytes=sum(table.rows * _row_bytes(table, tables) for table in every),
@@ -111,8 +111,8 @@ def _result(
         model_file=user_code.file_of(model.kind) if model.is_own else "", best_step=trained.best_step)
 
 
-def _row_bytes(table: Table, dtype: TableDtype) -> int:
-    element, num = row_format(dtype, table.dim or 0)
+def _row_bytes(table: StoredTable, dtype: TableDtype) -> int:
+    element, num = row_format(dtype, table.dim)
     return element.itemsize * num
 
 
@@ -124,7 +124,7 @@ def _checked_arrays(trained: TrainedRun) -> CheckpointArrays:
     return CheckpointArrays(checkpoints.store, trained.checkpoint.name)
 
 
-def _weights(arrays: CheckpointArrays, tables: Sequence[Table], dtype: TableDtype) -> list[TensorSource]:
+def _weights(arrays: CheckpointArrays, tables: Sequence[StoredTable], dtype: TableDtype) -> list[TensorSource]:
     """Named as the model's state is, but for the checkpoint's `model.` before them."""
     found = [in_memory(name.removeprefix(_MODEL), arrays.tensor(name, entry.size))  # an own model may have integers
              for name, entry in arrays.entries.items() if name.startswith(_MODEL + DENSE)]
@@ -133,7 +133,7 @@ def _weights(arrays: CheckpointArrays, tables: Sequence[Table], dtype: TableDtyp
             raise DataError(f"{one.name} has values that are NaN", fix="export another checkpoint with --step")
     for table in tables:
         name = table_weight(table.name)
-        num_rows, dim = arrays.entry(name, (table.rows, table.dim or 0)).size
+        num_rows, dim = arrays.entry(name, (table.rows, table.dim)).size
         element, num = row_format(dtype, dim)
 
         def pieces(name: str = name, num_rows: int = num_rows, dim: int = dim) -> Iterator[NDArray[Any]]:

@@ -141,6 +141,9 @@ def check_supported(spec: RunSpec) -> None:
         section, _, name = field.partition(".")
         mistakes.append(Mistake("", field, str(getattr(getattr(spec, section), name)), "is not supported by the JAX "
                                 "trainer", 'leave it out, or set place.device = "cpu" or "cuda"'))
+    mistakes += [Mistake("", f"model.tables.{index}.shares", table.shares, "is not supported by the JAX trainer",
+                         'give the feature a table of its own, or set place.device = "cpu" or "cuda"')
+                 for index, table in enumerate(spec.model.tables) if table.shares]
     if mistakes:
         raise SpecError(mistakes)
 

@@ -1,10 +1,9 @@
 """Which rank holds which part of which table, and in whose memory. The words that every planner's answer is put in."""
 
-from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Literal, Protocol
 
-from embark.spec import RunSpec, Table
+from embark.spec import RunSpec
 
 Memory = Literal["device", "host"]
 STATE_BYTES = {"sgd": (0, 0), "rowwise_adagrad": (4, 0), "adagrad": (0, 4), "adam": (0, 8)}
@@ -75,10 +74,9 @@ def table_value_bytes(spec: RunSpec) -> int:
     return 2 if spec.train.table_dtype == "fp16" else 4
 
 
-def all_table_bytes(spec: RunSpec, tables: Iterable[Table] | None = None) -> float:
+def all_table_bytes(spec: RunSpec) -> float:
     """Of all rows of all tables with their optimizer's state."""
-    tables = spec.model.table_list() if tables is None else tables
-    return sum(shard_bytes(Shard(t.name, 0, t.rows, t.dim or 0), spec) for t in tables)
+    return sum(shard_bytes(Shard(t.name, 0, t.rows, t.dim), spec) for t in spec.model.stored_tables())
 
 
 def value_bytes(precision: str) -> int:

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from embark.model.placement import Cluster, Memory, table_value_bytes, wire_bytes
-from embark.spec import RunSpec, Table
+from embark.spec import RunSpec, StoredTable
 
 SHARDINGS = ("table_wise", "row_wise", "column_wise", "table_row_wise", "table_column_wise")
 """In the order in which a planner gets them: of equals the first is taken. Never data_parallel: it would take the
@@ -58,7 +58,7 @@ class SearchRound:
 def search_rounds(spec: RunSpec, cluster: Cluster) -> Iterator[SearchRound]:
     """All tables in the devices' memory; only if they do not fit, and on CUDA alone, some in the host's: a search over
     both would weigh the two, and rows that come from the host cost more than TorchRec's planner thinks."""
-    tables, allowed = spec.model.table_list(), allowed_shardings(spec, cluster.num_ranks, cluster.device)
+    tables, allowed = spec.model.stored_tables(), allowed_shardings(spec, cluster.num_ranks, cluster.device)
     for may_spill in (False, True) if cluster.device == "cuda" else (False,):
         is_long = is_long_search(len(tables), 1 + may_spill, allowed, cluster)
         yield SearchRound(may_spill, is_long, {
@@ -77,11 +77,13 @@ def is_long_search(num_tables: int, num_memories: int, shardings: list[str], clu
     return num_steps > MAX_STEPS or num_shards * num_steps > MAX_SHARDS
 
 
-def narrowed(shardings: list[str], table: Table, spec: RunSpec, cluster: Cluster, *, may_spill: bool) -> list[str]:
+def narrowed(
+    shardings: list[str], table: StoredTable, spec: RunSpec, cluster: Cluster, *, may_spill: bool
+) -> list[str]:
     """For a long search: without what cannot fit, and without cutting a table over all ranks where cutting it over one
     host's ranks will do."""
     capacity = table_capacity(spec, cluster)[cluster.device == "cpu"]
-    num_bytes = float(table.rows * (table.dim or 0) * table_value_bytes(spec))
+    num_bytes = float(table.rows * table.dim * table_value_bytes(spec))
     num_bytes *= 1 + STATE_FACTORS.get(spec.train.optimizer, 0.0)
     part_bytes = {kind: num_bytes / _typical_num_parts(kind, cluster) for kind in shardings}
     fitting = [kind for kind in shardings if part_bytes[kind] <= capacity or may_spill] or shardings
@@ -136,14 +138,16 @@ class Option:
         object.__setattr__(self, "all_host_bytes", self.host_bytes * (self.num_parts - 1) + self.last_host_bytes)
 
 
-def options_of(table: Table, shardings: list[str], spec: RunSpec, cluster: Cluster, *, may_spill: bool) -> list[Option]:
+def options_of(
+    table: StoredTable, shardings: list[str], spec: RunSpec, cluster: Cluster, *, may_spill: bool
+) -> list[Option]:
     """A table cut in each of these ways, the device's memory first."""
     memories: tuple[Memory, ...] = ("device", "host") if may_spill else ("device",)
     return [_option(table, kind, memory, spec, cluster) for memory in memories for kind in shardings]
 
 
-def _option(table: Table, kind: str, memory: Memory, spec: RunSpec, cluster: Cluster) -> Option:
-    num_columns = table.dim or 0
+def _option(table: StoredTable, kind: str, memory: Memory, spec: RunSpec, cluster: Cluster) -> Option:
+    num_columns = table.dim
     num_slots = {"row_wise": cluster.num_ranks, "table_row_wise": ranks_per_group(cluster)}.get(kind, 1)
     num_rows = math.ceil(table.rows / num_slots)
     num_parts = math.ceil(table.rows / num_rows)
@@ -160,11 +164,11 @@ def _option(table: Table, kind: str, memory: Memory, spec: RunSpec, cluster: Clu
 
 
 def _part_bytes(
-    table: Table, num_rows: int, num_columns: int, kind: str, memory: Memory, spec: RunSpec, cluster: Cluster
+    table: StoredTable, num_rows: int, num_columns: int, kind: str, memory: Memory, spec: RunSpec, cluster: Cluster
 ) -> tuple[float, float]:
     """On the device and on the host."""
     weights = num_rows * num_columns * table_value_bytes(spec)
-    with_state = 1 + STATE_FACTORS.get(spec.train.optimizer, 1 / (table.dim or 1))
+    with_state = 1 + STATE_FACTORS.get(spec.train.optimizer, 1 / table.dim)
     rows = weights * with_state
     ids, pooled = _batch_sizes(table, num_columns, kind, spec, cluster)
     buffers = math.ceil(ids * ID_BYTES) + pooled * table_value_bytes(spec)
@@ -175,7 +179,7 @@ def _part_bytes(
     return rows + buffers, 0.0
 
 
-def _part_s(table: Table, num_columns: int, kind: str, spec: RunSpec, cluster: Cluster) -> float:
+def _part_s(table: StoredTable, num_columns: int, kind: str, spec: RunSpec, cluster: Cluster) -> float:
     value_bytes = table_value_bytes(spec)
     wire = wire_bytes(spec, value_bytes)
     rate = DEVICE_BYTES_PER_S[cluster.device]
@@ -197,11 +201,13 @@ def _part_s(table: Table, num_columns: int, kind: str, spec: RunSpec, cluster: C
     return lookup_s + wire_s + (sent * COPY_FACTOR / rate if by_rows else 0.0)
 
 
-def _batch_sizes(table: Table, num_columns: int, kind: str, spec: RunSpec, cluster: Cluster) -> tuple[float, float]:
+def _batch_sizes(
+    table: StoredTable, num_columns: int, kind: str, spec: RunSpec, cluster: Cluster
+) -> tuple[float, float]:
     """Ids that a part looks up in a step, and values that it gives: a part of rows gives a sum for every sample."""
     num_samples = max(1, spec.train.batch_size // cluster.num_ranks) * cluster.num_ranks
     share = {"row_wise": cluster.num_ranks, "table_row_wise": ranks_per_group(cluster)}.get(kind, 1)
-    return num_samples * table.multi_hot / share, num_samples * num_columns
+    return num_samples * table.multi_hot / share, num_samples * num_columns * len(table.features)
 
 
 def _narrow_penalty(num_columns: int) -> float:

@@ -127,7 +127,7 @@ class Lookups:
 def lookups_of(spec: RunSpec, placement: Placement, rank: int, value_bytes: int) -> Lookups:
     """For the whole batch: a rank looks its rows up for the samples of all. Ids are as unequal as synthetic ones are by
     `data.zipf_exponent`; what real ones are stands in no spec."""
-    tables = {t.name: t for t in spec.model.table_list()}
+    tables = {t.name: t for t in spec.model.stored_tables()}
     ids = read = pooled = grads = updates = host = 0.0
     for shard in placement.of_rank(rank):
         table = tables[shard.table]
@@ -136,7 +136,7 @@ def lookups_of(spec: RunSpec, placement: Placement, rank: int, value_bytes: int)
         row_bytes = shard.num_columns * table_value_bytes(spec)
         ids += of_shard
         read += of_shard * row_bytes
-        pooled += spec.train.batch_size * shard.num_columns
+        pooled += spec.train.batch_size * shard.num_columns * len(table.features)
         grads += of_shard * shard.num_columns * value_bytes
         updates += 2 * touched * (row_bytes + _state_bytes_per_row(spec, shard))
         if shard.memory == "host":

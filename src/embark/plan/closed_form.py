@@ -18,7 +18,7 @@ from embark.model.sharding import (
     stride_ends,
     table_capacity,
 )
-from embark.spec import RunSpec, Table
+from embark.spec import RunSpec, StoredTable
 
 FASTER = 1 - 1e-9
 """What is less of a gain is the rounding of sums: of equals the first is kept, which has the least on the host."""
@@ -32,7 +32,7 @@ def closed_form(spec: RunSpec, cluster: Cluster) -> Placement:
     """Where the trainer puts the tables. The cluster's own rates do not count: the trainer's planner does not know
     them."""
     cluster = replace(cluster, intra_gbyte_per_s=0.0, inter_gbyte_per_s=0.0)
-    tables = spec.model.table_list()
+    tables = spec.model.stored_tables()
     for search in search_rounds(spec, cluster):
         alike: dict[tuple[object, ...], list[Option]] = {}  # Thousands of tables are of a few sizes.
         for table in tables:
@@ -45,8 +45,8 @@ def closed_form(spec: RunSpec, cluster: Cluster) -> Placement:
     raise TooLarge(_why(spec, cluster))
 
 
-def _key(table: Table, shardings: Sequence[str]) -> tuple[object, ...]:
-    return table.rows, table.dim, table.multi_hot, *shardings
+def _key(table: StoredTable, shardings: Sequence[str]) -> tuple[object, ...]:
+    return table.rows, table.dim, table.multi_hot, len(table.features), *shardings
 
 
 class CachedPlanner:
@@ -283,7 +283,7 @@ def _bytes(option: Option, *, is_last: bool) -> tuple[float, float]:
     return option.device_bytes, option.host_bytes
 
 
-def _placement(tables: Sequence[Table], found: _Found, cluster: Cluster) -> Placement:
+def _placement(tables: Sequence[StoredTable], found: _Found, cluster: Cluster) -> Placement:
     shards: list[Shard] = []
     for table, option, ranks in zip(tables, found.options, found.ranks, strict=True):
         rows = [option.num_rows] * (option.num_parts - 1) + [option.last_rows]
@@ -297,7 +297,7 @@ def _why(spec: RunSpec, cluster: Cluster) -> str:
     device_room, host_room = (part * cluster.num_ranks for part in table_capacity(spec, cluster))
     shardings = allowed_shardings(spec, cluster.num_ranks, cluster.device)
     needs = [options_of(table, shardings, spec, cluster, may_spill=cluster.device == "cuda")
-             for table in spec.model.table_list()]
+             for table in spec.model.stored_tables()]
     of_ranks = f"the {cluster.num_ranks:,} ranks'" if cluster.num_ranks > 1 else "one rank's"
     tables = f"tables of {_gib(all_table_bytes(spec))} GiB with their optimizer's state"
     if cluster.device == "cpu":

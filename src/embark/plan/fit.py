@@ -104,8 +104,8 @@ def _over(rows: Sequence[Sequence[float]], sizes: Sequence[tuple[float, float]])
 
 def one_rank_placement(spec: RunSpec) -> Placement:
     """Every table on one rank."""
-    tables = spec.model.table_list()
-    return Placement(1, tuple(Shard(t.name, 0, t.rows, t.dim or 0) for t in tables),
+    tables = spec.model.stored_tables()
+    return Placement(1, tuple(Shard(t.name, 0, t.rows, t.dim) for t in tables),
                      {t.name: "table_wise" for t in tables}, "one rank")
 
 

@@ -98,7 +98,8 @@ def cuda_graph_bytes(spec: RunSpec, placement: Placement, rank: int, precision: 
     else:
         widths += 2 * sum(t.dim or 0 for t in tables) + 2 * wide
     looked_up = lookups_of(spec, placement, rank, size)
-    num_keys = sum(spec.train.batch_size * _multi_hot(spec, s.table) for s in placement.of_rank(rank))
+    multi_hot = {t.name: t.multi_hot for t in model.stored_tables()}
+    num_keys = sum(spec.train.batch_size * multi_hot[s.table] for s in placement.of_rank(rank))
     dim = max((s.num_columns for s in placement.of_rank(rank)), default=0)
     # Place, shard, key, sorted key and order of each id; what two kernels hand each other; the sort's own memory.
     keys = num_keys * (8 + 2 + 4 + 4 + 8 + 8 * _power_of_2(dim) / UPDATE_TILE + 24)
@@ -181,10 +182,6 @@ def _flat_dense_bytes(spec: RunSpec, layers: Layers, size: int, samples: float) 
     in_all = padded(weights + sum(padded(layer.num_out) for layer in before if layer.has_bias) + head.num_in + 1)
     portions = min(1024, max(128, samples // 64)) if size == 2 else 1
     return layers.num_values * (4 + 8 + 4 + 4) + in_all * (4 + size) + 4 * portions * (in_all - weights)
-
-
-def _multi_hot(spec: RunSpec, name: str) -> int:
-    return next(t.multi_hot for t in spec.model.table_list() if t.name == name)
 
 
 def _power_of_2(value: int) -> int:

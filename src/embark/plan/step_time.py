@@ -86,7 +86,7 @@ def _table_bytes(looked_up: Lookups, size: int) -> float:
 
 def _busiest(spec: RunSpec, placement: Placement, size: int) -> tuple[int, Lookups]:
     """The rank with the most to look up. Of many ranks, those whose tables promise the most are computed."""
-    hot = {t.name: t.multi_hot / t.rows for t in spec.model.table_list()}
+    hot = {t.name: t.multi_hot / t.rows for t in spec.model.stored_tables()}
     promise: dict[int, float] = {}
     for shard in placement.shards:
         promise[shard.rank] = promise.get(shard.rank, 0.0) + hot[shard.table] * shard.num_rows * shard.num_columns
@@ -111,9 +111,10 @@ def _pooled_traffic(spec: RunSpec, placement: Placement, cluster: Cluster, rank:
     gives a part of each vector on each of its ranks: all parts travel, but those of one host are summed before."""
     batch = spec.train.batch_size
     share = _share_between_hosts(cluster)
+    num_features = {t.name: len(t.features) for t in spec.model.stored_tables()}
     within = between = 0.0
     for shard in placement.of_rank(rank):
-        size = float(batch * shard.num_columns * wire)
+        size = float(batch * shard.num_columns * num_features[shard.table] * wire)
         if placement.shardings.get(shard.table) in ("table_row_wise", "grid_shard"):
             within += size
             between += size / cluster.ranks_per_host * share

@@ -89,7 +89,7 @@ class WarmStart:
         self, run: RunDir, checkpoint: Checkpoint, arrays: CheckpointArrays, changed: ChangedRows
     ) -> WarmStarted:
         """What was loaded."""
-        rows = {table_weight(table.name): table.rows for table in self.spec.model.table_list()}
+        rows = {table_weight(table.name): table.rows for table in self.spec.model.stored_tables()}
         num_fresh = sum(num - arrays.entries[name].size[0] + len(changed.get(name, ())) for name, num in rows.items())
         return WarmStarted(run.uri, checkpoint.step, run.checkpoints.where(checkpoint.step), sum(rows.values()),
                            num_fresh)

@@ -3,7 +3,7 @@ errors."""
 
 from embark.spec.data import DataSpec
 from embark.spec.load import load_spec, parse_spec, resolve
-from embark.spec.model import ModelSpec, Table
+from embark.spec.model import ModelSpec, StoredTable, Table
 from embark.spec.place import PlaceSpec
 from embark.spec.presets import PRESETS
 from embark.spec.run import RunSpec, StoreSpec
@@ -12,6 +12,6 @@ from embark.spec.train import TrainSpec
 from embark.spec.watch import WatchSpec
 
 __all__ = [
-    "PRESETS", "DataSpec", "ModelSpec", "PlaceSpec", "RunSpec", "StoreSpec", "Table", "TrainSpec",
+    "PRESETS", "DataSpec", "ModelSpec", "PlaceSpec", "RunSpec", "StoreSpec", "StoredTable", "Table", "TrainSpec",
     "WatchSpec", "load_spec", "parse_spec", "resolve", "to_toml",
 ]

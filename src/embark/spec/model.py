@@ -1,8 +1,17 @@
 """`[model]`: the network and its tables."""
 
-from typing import Annotated, Literal
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Annotated, Any, Literal
 
-from pydantic import Field, NonNegativeInt, PositiveInt
+from pydantic import (
+    Field,
+    NonNegativeInt,
+    PositiveInt,
+    SerializerFunctionWrapHandler,
+    field_validator,
+    model_serializer,
+)
 
 from embark.spec.section import Section
 from embark.spec.user_code import OWN_KIND, is_own
@@ -19,13 +28,48 @@ class Table(Section):
     name: str = Field(pattern=r"^[A-Za-z_][A-Za-z0-9_]*$", max_length=128)
     """Name of the table and of its column in the data: letters, digits, underscores."""
     rows: Rows
-    """Number of rows; ids run from 0 to rows − 1."""
+    """Number of rows; ids run from 0 to rows − 1. With `shares`: that table's, and may be left out."""
     dim: Width | None = None
     """Width of a row; defaults to `model.embedding_dim`."""
     pooling: Literal["sum", "mean"] = "sum"
     """How the rows of a sample's ids are pooled into one vector."""
     multi_hot: Width = 1
     """Maximum number of ids per sample."""
+    shares: str = Field(default="", max_length=128)
+    """Name of another table, whose rows this feature looks up: TorchRec's `feature_names`. `rows`, `dim` and `pooling`
+    are that table's; `multi_hot` is the feature's own."""
+
+    @property
+    def weights(self) -> str:
+        """The name of the table whose rows are looked up."""
+        return self.shares or self.name
+
+    @model_serializer(mode="wrap")
+    def _without_unused(self, dump: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        """Without later fields that are not used: what is stored of a run, such as its identity, stays what it was."""
+        values: dict[str, Any] = dump(self)
+        return {key: value for key, value in values.items() if key not in _LATER or value != _LATER[key]}
+
+
+_LATER: dict[str, Any] = {"shares": ""}
+SHARED = ("rows", "dim", "pooling")
+"""Fields of a table that all features share."""
+
+
+@dataclass(frozen=True, slots=True)
+class StoredTable:
+    """Rows that are stored once, and the features that look them up."""
+
+    name: str
+    rows: int
+    dim: int
+    pooling: Literal["sum", "mean"]
+    features: tuple[Table, ...]
+
+    @property
+    def multi_hot(self) -> int:
+        """The most ids per sample, of all features together."""
+        return sum(feature.multi_hot for feature in self.features)
 
 
 class ModelSpec(Section):
@@ -58,10 +102,36 @@ class ModelSpec(Section):
     tables: Annotated[tuple[Table, ...], Field(strict=False, max_length=MAX_TABLES)] = ()
     """The tables, one `[[model.tables]]` each; replaces `num_tables` and `rows_per_table`."""
 
+    @field_validator("tables", mode="before")
+    @classmethod
+    def _with_shared(cls, tables: Any) -> Any:
+        """Features that share a table get its rows, width and pooling where they give none."""
+        given = [table for table in tables if isinstance(table, Mapping)] if isinstance(tables, list | tuple) else []
+        by_name = {str(table.get("name")): table for table in given}
+        if not any(table.get("shares") for table in given):
+            return tables
+
+        def of_shared(name: object) -> dict[str, Any]:
+            shared = by_name.get(str(name))
+            if shared is None or shared.get("shares"):
+                return {"rows": 1}  # refused later on, for the name, not for lack of rows
+            return {key: shared[key] for key in SHARED if key in shared}
+
+        return [{**of_shared(table["shares"]), **table} if isinstance(table, Mapping) and table.get("shares") else table
+                for table in tables]
+
     def table_list(self) -> tuple[Table, ...]:
-        """Every table, with `dim` filled in."""
+        """Every table as each of its features sees it, with `dim` filled in: one for each sparse feature."""
         tables = self.tables or tuple(Table(name=f"cat_{i}", rows=rows) for i, rows in enumerate(self._rows_list()))
         return tuple(t if t.dim else t.model_copy(update={"dim": self.embedding_dim}) for t in tables)
+
+    def stored_tables(self) -> tuple[StoredTable, ...]:
+        """Every table once, however many features share it."""
+        features: dict[str, list[Table]] = {}
+        for feature in self.table_list():
+            features.setdefault(feature.weights, []).append(feature)
+        return tuple(StoredTable(name, of[0].rows, of[0].dim or 0, of[0].pooling, tuple(of))
+                     for name, of in features.items())
 
     @property
     def is_own(self) -> bool:

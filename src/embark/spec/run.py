@@ -9,7 +9,7 @@ from embark.errors import Mistake, SpecError, nearest
 from embark.spec.batch import batch_mistakes
 from embark.spec.data import DataSpec, Names, moment
 from embark.spec.identity import ACCEPTABLE
-from embark.spec.model import ModelSpec
+from embark.spec.model import SHARED, ModelSpec
 from embark.spec.place import ELASTIC_TARGETS, PlaceSpec
 from embark.spec.section import Section
 from embark.spec.train import TrainSpec
@@ -94,6 +94,7 @@ def _model_mistakes(model: ModelSpec) -> Iterator[Mistake]:
     names = [t.name for t in model.tables]
     for name in sorted({n for n in names if names.count(n) > 1}):
         yield _mistake("model.tables", name, "two tables have this name", "give each table a unique name")
+    yield from _sharing_mistakes(model)
     for index, table in enumerate(model.tables if model.kind == "dlrm" else ()):
         if table.dim not in (None, model.embedding_dim):
             yield _mistake(f"model.tables.{index}.dim", table.dim, "DLRM takes dot products between rows, so every "
@@ -105,6 +106,24 @@ def _model_mistakes(model: ModelSpec) -> Iterator[Mistake]:
             yield _mistake(f"model.tables.{index}.dim" if is_own else "model.embedding_dim", table.dim,
                            "FBGEMM's kernels require a multiple of 4", f"use {(table.dim + 3) // 4 * 4}")
             break
+
+
+def _sharing_mistakes(model: ModelSpec) -> Iterator[Mistake]:
+    tables = {table.name: table for table in model.tables}
+    for index, table in enumerate(model.tables):
+        shared = tables.get(table.shares)
+        if not table.shares:
+            continue
+        if shared is None or shared.shares:
+            owners = [one.name for one in model.tables if not one.shares]
+            what = "is no table" if shared is None else f"has no rows of its own: it shares those of {shared.shares}"
+            yield _mistake(f"model.tables.{index}.shares", table.shares, what,
+                           nearest(table.shares, owners) if shared is None else f'use "{shared.shares}"')
+            continue
+        for field in SHARED:
+            if (value := getattr(table, field)) != getattr(shared, field):
+                yield _mistake(f"model.tables.{index}.{field}", value,
+                               f"is that of table {shared.name}, {getattr(shared, field)}", "leave it out")
 
 
 def _data_mistakes(spec: RunSpec) -> Iterator[Mistake]:

@@ -23,6 +23,8 @@ def selected(*sets, device="cuda", on_host=False):
     ((), "cuda", True, "pipeline", "the host's memory"),
     (("model.dropout=0.1",), "cuda", False, "pipeline", "model.dropout is not part of the captured step"),
     (("train.weight_decay=0.1",), "cuda", False, "pipeline", "train.weight_decay is not part of the captured step"),
+    (('model.tables=[{ name = "a", rows = 9 }, { name = "b", shares = "a" }]',), "cuda", False, "pipeline",
+     "b and a share a table"),
     (("train.embedding_l2=0.1",), "cuda", False, "pipeline", "train.embedding_l2 is not part of the captured step"),
 ])
 def test_selection(sets, device, on_host, engine, why):

@@ -6,7 +6,7 @@ import math
 
 import pytest
 
-from embark.model.placement import Placement, Shard
+from embark.model.placement import Placement, Shard, all_table_bytes
 from embark.model.work import distinct, layers_of, lookups_of
 from embark.plan.fit import one_rank_placement
 from embark.spec import PRESETS, RunSpec, resolve
@@ -59,6 +59,16 @@ def test_a_shard_of_rows_is_asked_for_its_share_of_the_ids_of_all_ranks():
     halves = Placement(2, (Shard("a", 0, 50, 8), Shard("a", 1, 50, 8), Shard("b", 1, 10, 8)), {}, "by hand")
     assert lookups_of(spec, halves, 0, 4).num_ids == 50
     assert lookups_of(spec, halves, 1, 4).num_ids == 100
+
+
+def test_features_that_share_a_table_look_it_up_each_and_its_rows_count_once():
+    tables = [{"name": "a", "rows": 100, "multi_hot": 2}, {"name": "b", "shares": "a", "multi_hot": 3}]
+    spec = resolve({**SMALL, "model": {**SMALL["model"], "tables": tables}})
+    found = lookups_of(spec, one_rank_placement(spec), 0, 4)
+    assert found.num_ids == 50 * 5
+    assert found.pooled_values == 50 * 16
+    assert all_table_bytes(spec) == 100 * (8 * 4 + 4)
+    assert layers_of(spec.model).num_vectors == 3
 
 
 def test_what_lives_on_the_host_crosses_to_the_device():

@@ -151,7 +151,7 @@ def test_what_fits_complete_on_every_device_is_never_refused_nor_put_on_the_host
     spec, cluster = data.draw(specs()), data.draw(clusters(devices=("cuda",)))
     allowed = allowed_shardings(spec, cluster.num_ranks, "cuda")
     cheapest = [min(options_of(t, allowed, spec, cluster, may_spill=False), key=lambda o: o.all_device_bytes)
-                for t in spec.model.table_list()]
+                for t in spec.model.stored_tables()]
     needed = sum(o.all_device_bytes for o in cheapest)
     roomy = Cluster(cluster.num_ranks, cluster.ranks_per_host, 2 * needed / (1 - spec.train.memory_reserve), 0)
     assert verdict(spec, roomy) == "device"

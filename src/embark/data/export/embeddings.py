@@ -23,7 +23,7 @@ def write_embeddings(
     """`value`, `id` and `vector` (float32) of every row of the run's tables, into the folder `to`."""
     trained = find_trained(run, step)
     checkpoints = trained.run_dir.checkpoints
-    names = choose_tables([table.name for table in trained.spec.model.table_list()], tables)
+    names = choose_tables([table.name for table in trained.spec.model.stored_tables()], tables)
     files = targets(Path(to), names, force=force)
     if damage := checkpoints.damage(trained.checkpoint):
         raise UserError(f"{checkpoints.where(trained.checkpoint.step)} is damaged: {damage}",
@@ -54,7 +54,7 @@ def _batches(arrays: CheckpointArrays, table: str, values: TableValues) -> Itera
 
 def _values(trained: TrainedRun, names: Sequence[str]) -> dict[str, TableValues]:
     """What the ids stand for, where the run's data is there and is what it was."""
-    data, rows = trained.spec.data, {table.name: table.rows for table in trained.spec.model.table_list()}
+    data, rows = trained.spec.data, {table.name: table.rows for table in trained.spec.model.stored_tables()}
     why = {"columns": "they are those of the data itself",
            "synthetic": "synthetic ids stand for nothing"}.get(data.kind)
     if why is None:

@@ -18,7 +18,7 @@ from embark.data.prepare.id_numbering import IdFiles, KnownIds
 from embark.data.prepare.rows import IdMethod
 from embark.data.prepare.schema import TIME_ROWS, Schema
 from embark.data.prepared.cache import local_folder, read_manifest
-from embark.data.prepared.manifest import IDS, Manifest
+from embark.data.prepared.manifest import IDS, SHARED, Manifest, shared_tables
 from embark.errors import DataError
 from embark.spec.data import NewIds, TimeColumns
 from embark.spec.run import RunSpec
@@ -133,6 +133,9 @@ class EarlierIds:
             yield f"dense columns: {_listed(old.dense_names)} there, {_listed(schema.dense_names)} here"
         if prepare.dense != self.dense:
             yield f'data.prepare.dense: "{self.dense}" there, "{prepare.dense}" here'
+        before, now = self.manifest.settings.get(SHARED, {}), shared_tables(spec.model)
+        if before != now:
+            yield f"features that share a table: {_sharing(before)} there, {_sharing(now)} here"
         columns = {column.name: column for column in old.sparse}
         names = [column.name for column in schema.sparse]
         if set(names) != set(columns):
@@ -172,6 +175,10 @@ def open_earlier(spec: RunSpec, revision: int) -> EarlierIds | None:
                         fix="it was damaged: prepare or copy the data again")
     return EarlierIds(path, manifest, schema, found.id_maps, str(found.prepare.get("dense")),
                       spec.data.prepare.new_ids)
+
+
+def _sharing(shared: Mapping[str, str]) -> str:
+    return _listed(tuple(f"{feature} that of {table}" for feature, table in shared.items()))
 
 
 def _listed(names: tuple[str, ...]) -> str:

@@ -20,7 +20,7 @@ from embark.data.prepare.sampling import (
     list_delimiter_of,
     take_sample,
 )
-from embark.data.prepare.schema import TIME_ROWS, Schema, SparseColumn, TimeColumn
+from embark.data.prepare.schema import KINDS, TIME_ROWS, Schema, SparseColumn, TimeColumn
 from embark.data.prepare.time_format import MEANINGS, time_formats
 from embark.errors import DataError, nearest
 from embark.spec.data import DataSpec
@@ -77,6 +77,7 @@ def _schema(spec: RunSpec, sample: Sample, where: str) -> Schema:
         _sparse(spec, name, by_name[name], tables.get(name)) if name in by_name else
         replace(made[name], rows=tables[name].rows if tables else made[name].rows) for name in order], where)
     _refuse_without_table(made.values(), sparse, where)
+    _refuse_mixed(spec, sparse, where)
     examples = {column.name: _examples(column) for column in sample.columns}
     schema = Schema(sample.format, spec.data.label, tuple(spec.data.dense_columns) or tuple(choice.dense), sparse,
                     tuple(columns), tuple(choice.ignored), sample.delimiter, sample.has_header,
@@ -125,6 +126,17 @@ def _refuse_without_table(made: Iterable[SparseColumn], sparse: Sequence[SparseC
         raise DataError(f"{where}: [model] has no table, or one of too few rows, for data.prepare.time_columns",
                         fix=f"add to model.tables: {', '.join(wrong)}; or leave the tables out, so that the data says "
                             "them")
+
+
+def _refuse_mixed(spec: RunSpec, sparse: Sequence[SparseColumn], where: str) -> None:
+    """Of features that share a table: a value must have the same key in each."""
+    columns = {column.name: column for column in sparse}
+    for table in spec.model.tables:
+        mine, other = columns.get(table.name), columns.get(table.weights)
+        if mine and other and mine.kind != other.kind:
+            raise DataError(f"{where}: {table.name} shares table {other.name}, and column {mine.source!r} holds "
+                            f"{KINDS[mine.kind]}, column {other.source!r} {KINDS[other.kind]}: the same value would "
+                            "have two ids", fix="write both alike, or give each a table of its own")
 
 
 def _choose(spec: RunSpec, sample: Sample, tables: dict[str, Table], list_delimiter: str) -> _Choice:

@@ -188,13 +188,14 @@ class Numbered:
 
 def number_keys(
     runs: Sequence[RunKeys], files: IdFiles, *, min_count: int, max_rows: int, max_entries: int, report: Report,
-    known: KnownIds | None = None,
+    known: KnownIds | None = None, beside: Sequence[RunKeys] = (),
 ) -> Numbered:
     """Id 1 for the most frequent, ties by key; 0 for those seen fewer than `min_count` times and all that find no row
     below `max_rows`. Ids that are `known` stay; new ones get free rows, the most frequent the lowest. To evict is to
     rank known and new ids together by their counts in these runs, where of equals the known come first; what no longer
-    finds a row loses its own. At most about `max_entries` keys of runs are in memory at once."""
-    every = [*runs, known.as_run()] if known else runs
+    finds a row loses its own. `beside`: runs of other columns that share the ids; they count as much. At most about
+    `max_entries` keys of runs are in memory at once."""
+    every = [*runs, *beside, *([known.as_run()] if known else [])]
     bounds, dtype = _partitions(every, max_entries), every[0].dtype if every else np.dtype(np.uint64)
     parts = list(pairwise(bounds.T))
     counted, num_distinct = Path(f"{files.codes}.counted"), 0

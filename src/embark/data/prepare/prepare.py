@@ -26,11 +26,13 @@ from embark.data.prepared.manifest import (
     EARLIER,
     IDS,
     MANIFEST,
+    SHARED,
     SPLITS,
     STATISTICS,
     TIME_SPLIT,
     Manifest,
     Part,
+    shared_tables,
 )
 from embark.data.workers import MemoryMonitor, OnProgress, ProgressReporter, WorkerPool
 from embark.errors import DataError, UserError
@@ -201,6 +203,7 @@ def settings_of(
         "files": [{"uri": file.uri if "://" in file.uri else os.path.relpath(file.uri, out), "bytes": file.size_bytes,
                    "changed": file.changed} for file in files],
         **({EARLIER: earlier.settings()} if earlier else {}),
+        **({SHARED: shared} if (shared := shared_tables(spec.model)) else {}),
     }))
 
 

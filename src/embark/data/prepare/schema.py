@@ -14,6 +14,8 @@ _MAX_LINE = 100
 TIME_ROWS = {"hour": 25, "weekday": 8}
 """Rows of the tables made of times: 0 for a missing one, then the hours from midnight, the days from Monday."""
 
+KINDS = {"hex": "hexadecimal ids", "integer": "integer ids", "text": "words", "hour": "hours", "weekday": "weekdays"}
+
 
 @dataclass(frozen=True, slots=True)
 class SparseColumn:
@@ -131,7 +133,7 @@ class Schema:
             return "time" + (f": {', '.join(time.features)}" if time.features else "")
         if column is None:
             return "ignored"
-        of = {"hex": "hexadecimal ids", "integer": "integer ids"}.get(column.kind, "words")
+        of = KINDS[column.kind]
         table = f", table {column.name}" if column.column else ""
         return (f"list of {of}, at most {column.max_ids}" if column.is_list else of) + table
 

@@ -170,14 +170,18 @@ class Preparation:
         """Ids for a column's keys, the known ones first, then the most frequent."""
         column, prepare = self.schema.sparse[task.column], self.spec.data.prepare
         (self.out / IDS).mkdir(exist_ok=True)
-        runs = [run for name in self.segment_names
-                for run in id_numbering.keys_of(self._runs_directory, name, self._runs(name), task.column)]
+        tables = {table.name: table.weights for table in self.spec.model.tables}
+        runs, beside = ([run for i in columns for name in self.segment_names
+                         for run in id_numbering.keys_of(self._runs_directory, name, self._runs(name), i)]
+                        for columns in ([task.column], [
+                            i for i in self.numbered if i != task.column and column.name in tables
+                            and tables.get(self.schema.sparse[i].name) == tables[column.name]]))
         known, limit = self.known.get(column.name), column.rows or prepare.max_rows
         if known:
             limit = max(known.num_rows, column.rows or 0 if known.new_ids == "evict" else limit)
         found = id_numbering.number_keys(
             runs, self.id_files(task.column), min_count=prepare.min_count, max_rows=limit,
-            max_entries=self.budget.max_entries, report=report, known=known)
+            max_entries=self.budget.max_entries, report=report, known=known, beside=beside)
         about = {"name": column.name, "rows": max(column.rows or 0, found.num_rows), "distinct": found.num_distinct,
                  "kept": found.num_known + found.num_new}
         if known:

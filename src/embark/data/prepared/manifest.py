@@ -21,6 +21,7 @@ STATISTICS = "statistics.json"
 IDS = "ids"  # Folder of the maps from keys to ids, beside the data.
 EARLIER = "id_map_from"  # Among the settings: the fingerprint of the data whose ids were kept.
 TIME_SPLIT = "time_split"  # In the settings: the column that rows were split by, and where validation and test begin.
+SHARED = "shared_tables"  # In the settings: features that look up the table of another one.
 VERSION = 1
 BLOCK_ROWS = 32_768
 Split = Literal["train", "validation", "test"]
@@ -162,7 +163,7 @@ def resolve_from_manifest(spec: RunSpec, manifest: Manifest) -> RunSpec:
     if not model.gives_tables:
         changes["tables"] = _tables(spec.data.path, layout)
     model = model.model_copy(update=changes)
-    if differences := list(_differences(model, layout)):
+    if differences := [*_differences(model, layout), *_sharing_differences(model, manifest.settings)]:
         raise DataError(
             "\n  ".join([f"{spec.data.path}: the data is not what [model] says", *differences]),
             fix="change [model] so; or leave tables, num_tables, rows_per_table and num_dense out of it, to take "
@@ -198,6 +199,22 @@ def _differences(model: ModelSpec, layout: Layout) -> Iterator[str]:
             yield f"{table.name}: rows = {table.rows:,}, and the data has ids up to {feature.rows - 1:,}"
         if table.multi_hot < feature.multi_hot:
             yield f"{table.name}: multi_hot = {table.multi_hot}, and rows of the data have {feature.multi_hot} ids"
+
+
+def shared_tables(model: ModelSpec) -> dict[str, str]:
+    """Features that look up the table of another one, and its name."""
+    return {table.name: table.shares for table in model.tables if table.shares}
+
+
+def _sharing_differences(model: ModelSpec, settings: Mapping[str, Any]) -> Iterator[str]:
+    """Of features that share a table: the same value has the same id in each only if the data was prepared so."""
+    maps, schema = settings.get("id_maps") or {}, settings.get("schema") or {}
+    kinds = {column.get("name"): column.get("kind") for column in schema.get("sparse", ())}
+    for feature, table in shared_tables(model).items():
+        mine, other = ((kinds.get(name), about.get("how"), about.get("sha256") or about.get("rows"))
+                       for name in (feature, table) for about in [maps.get(name, {})])
+        if mine != other:
+            yield f"{feature}: shares table {table}, and the data has other ids for the same values"
 
 
 def _some(names: list[str]) -> str:

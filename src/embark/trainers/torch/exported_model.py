@@ -75,7 +75,7 @@ class ExportedModel:
 
 
 def _lookup(artifact: Artifact, table: Table) -> Lookup:
-    weight = torch.from_numpy(artifact.weights[table_weight(table.name).removeprefix("model.")])
+    weight = torch.from_numpy(artifact.weights[table_weight(table.weights).removeprefix("model.")])
     dtype, dim = artifact.info.tables, table.dim or 0
     if weight.shape != (table.rows, row_format(dtype, dim)[1]):
         raise KeyError(f"table {table.name} is {list(weight.shape)}")

@@ -13,7 +13,7 @@ from torchrec.modules.embedding_configs import DataType, EmbeddingBagConfig, Poo
 from torchrec.modules.embedding_modules import EmbeddingBagCollection
 from torchrec.sparse.jagged_tensor import KeyedTensor
 
-from embark.spec import ModelSpec, Table, TrainSpec
+from embark.spec import ModelSpec, StoredTable, TrainSpec
 from embark.trainers.torch.batch import DeviceBatch
 from embark.trainers.torch.dense_network import dense_network
 
@@ -23,9 +23,8 @@ class Recommender(nn.Module):
 
     def __init__(self, model: ModelSpec, train: TrainSpec, device: torch.device, *, is_bf16: bool) -> None:
         super().__init__()
-        tables = model.table_list()
-        self.tables = tables_without_values(tables, train)
-        self.names = [t.name for t in tables]
+        self.tables = tables_without_values(model.stored_tables(), train)
+        self.names = [t.name for t in model.table_list()]
         self.dense = dense_network(model).to(device)
         self.is_bf16 = is_bf16
         self.device_type = device.type
@@ -51,7 +50,7 @@ def ordered_values(pooled: KeyedTensor, names: list[str]) -> Tensor:
     return torch.cat([pooled[name] for name in names], dim=1)
 
 
-def tables_without_values(tables: Iterable[Table], train: TrainSpec) -> EmbeddingBagCollection:
+def tables_without_values(tables: Iterable[StoredTable], train: TrainSpec) -> EmbeddingBagCollection:
     """On `meta`, so that no rank ever holds a table whole: sharding gives each its part."""
     with WithoutValues():
         return EmbeddingBagCollection(tables=[_config(t, train) for t in tables], device=torch.device("meta"))
@@ -74,9 +73,10 @@ class WithoutValues(TorchFunctionMode):
         return func(*args, **kwargs)
 
 
-def _config(table: Table, train: TrainSpec) -> EmbeddingBagConfig:
+def _config(table: StoredTable, train: TrainSpec) -> EmbeddingBagConfig:
     return EmbeddingBagConfig(
-        name=table.name, embedding_dim=table.dim or 0, num_embeddings=table.rows, feature_names=[table.name],
+        name=table.name, embedding_dim=table.dim, num_embeddings=table.rows,
+        feature_names=[feature.name for feature in table.features],
         pooling=PoolingType.MEAN if table.pooling == "mean" else PoolingType.SUM,
         data_type=DataType.FP16 if train.table_dtype == "fp16" else DataType.FP32,
     )
@@ -87,7 +87,7 @@ ROWS_PER_BLOCK = 65_536
 
 def fill_tables(tables: nn.Module, model: ModelSpec, seed: int) -> None:
     """Fill the local shards of every table, uniform in ±sqrt(1 / rows) as TorchRec itself does."""
-    by_name = {t.name: t for t in model.table_list()}
+    by_name = {t.name: t for t in model.stored_tables()}
     with torch.no_grad():
         for name, shard, first_row, first_column in local_shards(tables):
             _fill(shard, first_row, first_column, by_name[name.split(".")[-2]], seed)
@@ -103,7 +103,7 @@ def local_shards(tables: nn.Module) -> Iterator[tuple[str, Tensor, int, int]]:
             yield name, shard.tensor, row, column
 
 
-def _fill(shard: Tensor, first_row: int, first_column: int, table: Table, seed: int) -> None:
+def _fill(shard: Tensor, first_row: int, first_column: int, table: StoredTable, seed: int) -> None:
     """Block by block, each from a generator of its own, so that any shard of a block takes the same numbers."""
     bound = math.sqrt(1 / table.rows)
     generator = torch.Generator(device=shard.device)
@@ -111,7 +111,7 @@ def _fill(shard: Tensor, first_row: int, first_column: int, table: Table, seed: 
     for block in range(first_row // ROWS_PER_BLOCK, -(-end // ROWS_PER_BLOCK)):
         start, stop = block * ROWS_PER_BLOCK, min((block + 1) * ROWS_PER_BLOCK, table.rows)
         generator.manual_seed(zlib.crc32(f"{seed}/{table.name}/{block}".encode()))
-        values = torch.empty(stop - start, table.dim or 0, device=shard.device)
+        values = torch.empty(stop - start, table.dim, device=shard.device)
         values.uniform_(-bound, bound, generator=generator)
         low, high = max(start, first_row), min(stop, end)
         shard[low - first_row : high - first_row] = values[

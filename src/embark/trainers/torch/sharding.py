@@ -118,9 +118,10 @@ def constraints(spec: RunSpec, search: SearchRound) -> dict[str, ParameterConstr
     return {
         table.name: ParameterConstraints(
             sharding_types=search.shardings[table.name], compute_kernels=kernels,
-            pooling_factors=[float(table.multi_hot)], min_partition=column_width(table.dim or 0), cache_params=cache,
+            pooling_factors=[float(feature.multi_hot) for feature in table.features],
+            min_partition=column_width(table.dim), cache_params=cache,
         )
-        for table in spec.model.table_list()
+        for table in spec.model.stored_tables()
     }
 
 
@@ -143,7 +144,7 @@ def sharded_tables(model: nn.Module) -> ShardedEmbeddingBagCollection:
 def describe(plan: ShardingPlan, spec: RunSpec) -> dict[str, Any]:
     """The plan as plain values: what the `plan` event and `plan.txt` show."""
     bytes_per_element = table_value_bytes(spec)
-    sizes = {t.name: t for t in spec.model.table_list()}
+    sizes = {t.name: t for t in spec.model.stored_tables()}
     tables: list[dict[str, Any]] = []
     per_rank: dict[int, int] = {}
     for parameters in plan.plan.values():
@@ -155,7 +156,7 @@ def describe(plan: ShardingPlan, spec: RunSpec) -> dict[str, Any]:
             tables.append({
                 "table": name, "rows": sizes[name].rows, "dim": sizes[name].dim, "sharding": sharding.sharding_type,
                 "kernel": sharding.compute_kernel, "ranks": list(sharding.ranks),
-                "bytes": sizes[name].rows * (sizes[name].dim or 0) * bytes_per_element,
+                "bytes": sizes[name].rows * sizes[name].dim * bytes_per_element,
             })
     return {"tables": tables, "per_rank": [{"rank": r, "bytes": per_rank[r]} for r in sorted(per_rank)]}
 
@@ -165,7 +166,7 @@ def offline_plan(spec: RunSpec, cluster: Cluster) -> Placement:
     is_cpu = cluster.device == "cpu"
     local_size = min(cluster.ranks_per_host, cluster.num_ranks)
     world = World(0, cluster.num_ranks, 0, local_size, torch.device("cpu" if is_cpu else "cuda"))
-    tables = tables_without_values(spec.model.table_list(), spec.train)
+    tables = tables_without_values(spec.model.stored_tables(), spec.train)
     fuse_into_backward(tables, spec.train)
     with _quiet_planner():
         topology = topology_of(world, 0 if is_cpu else int(cluster.device_bytes), int(cluster.host_bytes))
@@ -178,7 +179,7 @@ def offline_plan(spec: RunSpec, cluster: Cluster) -> Placement:
 
 def _placement(plan: ShardingPlan, spec: RunSpec, cluster: Cluster) -> Placement:
     of_tables = {name: sharding for parameters in plan.plan.values() for name, sharding in parameters.items()}
-    names = [table.name for table in spec.model.table_list()]
+    names = [table.name for table in spec.model.stored_tables()]
     shards: list[Shard] = []
     for name in names:
         is_cached = of_tables[name].compute_kernel == EmbeddingComputeKernel.FUSED_UVM_CACHING.value

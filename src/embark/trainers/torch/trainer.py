@@ -70,7 +70,7 @@ class TorchTrainer:
             precision=self.precision, window=self.window,
         ), source)
         self.layout: dict[str, Any] = describe(plan, spec)
-        in_tables = sum(t.rows * (t.dim or 0) for t in spec.model.table_list())
+        in_tables = sum(t.rows * t.dim for t in spec.model.stored_tables())
         if spec.model.is_own:
             TRACED[spec.model] = trace_network(spec.model)  # for the prediction that the run logs
         self.num_parameters = in_tables + sum(p.numel() for p in model.dense.parameters())
@@ -174,7 +174,7 @@ def make_engine(inputs: EngineInputs, source: SampleSource) -> Engine:
     """The engine that `train.engine` asks for, or the one that `auto` chooses."""
     spec, world = inputs.spec, inputs.world
     tables = spec.model.table_list()
-    names = [t.name for t in tables]
+    names = [t.name for t in spec.model.stored_tables()]
     mine = local_shards(sharded_tables(inputs.model), names, world.rank)
     device, on_host = world.device.type, has_tables_on_the_host(inputs.plan)
     obstacle = cuda_graph_obstacle(spec, device, has_tables_on_host=on_host) or (

@@ -27,7 +27,7 @@ MODELS = {
     "dlrm": {"embedding_dim": 4, "bottom_mlp": [8], "top_mlp": [8]},
     "dcnv2": {"kind": "dcnv2", "embedding_dim": 8, "bottom_mlp": [8], "top_mlp": [8], "num_cross_layers": 2,
               "cross_rank": 4, "tables": [  # In another order than the columns; ids by hash.
-                  {"name": "tags", "rows": 30, "multi_hot": 4, "pooling": "mean"}, {"name": "word", "rows": 50},
+                  {"name": "tags", "shares": "word", "multi_hot": 4}, {"name": "word", "rows": 50, "pooling": "mean"},
                   {"name": "seen_at_weekday", "rows": 8}, {"name": "number", "rows": 40},
                   {"name": "seen_at_hour", "rows": 25}]},
 }

@@ -114,7 +114,7 @@ def test_equal_options_are_tried_in_the_order_they_are_named():
     _, with_hosts = sharding_rules.search_rounds(CRITEO, Cluster(16, 8, 80 * GIB, 1000 * GIB))
     allowed = sharding.constraints(CRITEO, with_hosts)
     topology = sharding.topology_of(world, 80 * GIB, 1000 * GIB)
-    tables = tables_without_values(CRITEO.model.table_list()[:3], CRITEO.train)
+    tables = tables_without_values(CRITEO.model.stored_tables()[:3], CRITEO.train)
     options = sharding.OrderedEnumerator(topology, 4096, allowed).enumerate(tables, [sharding.make_sharder(CRITEO)])
     kinds = ["table_wise", "row_wise", "table_row_wise"]
     assert [(o.name, o.compute_kernel, o.sharding_type) for o in options] == [
@@ -150,6 +150,6 @@ def test_a_long_search_that_finds_nothing_ends(monkeypatch):
     monkeypatch.setattr(sharding_rules, "MAX_STEPS", 0)
     world = World(0, 2, 0, 2, torch.device("cuda"))
     topology = sharding.topology_of(world, GIB, GIB)
-    tables = tables_without_values(CRITEO.model.table_list(), CRITEO.train)
+    tables = tables_without_values(CRITEO.model.stored_tables(), CRITEO.train)
     with pytest.raises(PlannerError):
         sharding.first_plan(CRITEO, topology, lambda p: p.plan(tables, [sharding.make_sharder(CRITEO)]))

@@ -118,9 +118,9 @@ def _sharded(spec: RunSpec, world: World) -> tuple[DistributedModelParallel, Com
     model, train = spec.model, spec.train
     tables = EmbeddingBagCollection(
         [EmbeddingBagConfig(
-            name=t.name, num_embeddings=t.rows, embedding_dim=t.dim or 0, feature_names=[t.name],
+            name=t.name, num_embeddings=t.rows, embedding_dim=t.dim, feature_names=[f.name for f in t.features],
             pooling=PoolingType.MEAN if t.pooling == "mean" else PoolingType.SUM,
-        ) for t in model.table_list()],
+        ) for t in model.stored_tables()],
         device=torch.device("meta"),
     )
     layers = {
@@ -138,7 +138,7 @@ def _sharded(spec: RunSpec, world: World) -> tuple[DistributedModelParallel, Com
     sharder = EmbeddingBagCollectionSharder()
     kind = world.device.type
     plan = construct_module_sharding_plan(
-        ebc, {t.name: table_wise(rank=0, device=kind, compute_kernel="fused") for t in model.table_list()}, sharder,
+        ebc, {t.name: table_wise(rank=0, device=kind, compute_kernel="fused") for t in model.stored_tables()}, sharder,
         world_size=1, device_type=kind,
     )
     sharded = DistributedModelParallel(

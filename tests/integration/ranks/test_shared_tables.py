@@ -1,0 +1,24 @@
+"""Features that share a table, on several ranks: the losses of one, however the table is cut, and after a kill."""
+
+import pytest
+
+pytestmark = pytest.mark.slow
+
+TABLES = """model.tables=[
+    { name = "user", rows = 301 }, { name = "seen", shares = "item", multi_hot = 5 },
+    { name = "item", rows = 100, pooling = "mean" }, { name = "bought", shares = "item", multi_hot = 3 }]"""
+
+
+def test_two_ranks_give_the_losses_of_one_and_those_of_a_run_that_was_never_killed(ranks):
+    one, whole = ranks(1, TABLES, name="one"), ranks(2, TABLES, name="two")
+    by_rows = ranks(2, TABLES, "train.sharding=row_wise", "store.checkpoint_every=5", name="run",
+                    hook="integration.ranks.hooks:die_at_step_7")
+    assert (one.code, whole.code, by_rows.code > 0) == (0, 0, True), one.output + whole.output + by_rows.output
+    assert len(one.losses()) == 12
+    assert whole.losses() == pytest.approx(one.losses(), rel=2e-5)
+    assert [table["table"] for table in whole.events("plan")[0]["tables"]] == ["user", "item"]
+    resumed = ranks(2, TABLES, "train.sharding=row_wise", "store.checkpoint_every=5", name="run")
+    assert resumed.code == 0, resumed.output
+    assert [event["step"] for event in resumed.events("resume")] == [5]
+    losses = {event["step"]: event["loss"] for event in resumed.events("step")}
+    assert list(losses.values()) == pytest.approx(one.losses(), rel=2e-5)

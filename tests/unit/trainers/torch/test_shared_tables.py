@@ -1,0 +1,77 @@
+"""Features that share a table: one set of rows, which the lookups of all of them train."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import pytest
+import torch
+
+from embark.data import open_source
+from embark.store import RunDir
+from embark.store.checkpoint_arrays import CheckpointArrays
+
+FIRST = 'model.tables=[{ name = "item", rows = 40 }, { name = "shop", rows = 9 }, { name = "seen", multi_hot = 3, '
+SHARED, APART = FIRST + 'shares = "item" }]', FIRST + "rows = 40 }]"
+
+
+def weights(trainer) -> dict[str, torch.Tensor]:
+    return {name.split(".")[-2]: value.local_shards()[0].tensor for name, value in trainer.model.state_dict().items()
+            if "embedding_bags" in name}
+
+
+@pytest.mark.parametrize("optimizer", ["sgd", "rowwise_adagrad", "adagrad"])
+def test_a_step_moves_the_shared_rows_by_the_gradients_of_all_features(built, optimizer):
+    sets = (f"train.optimizer={optimizer}", "train.learning_rate=0.5", "data.ragged=true")
+    shared, apart = built(*sets, SHARED), built(*sets, APART)
+    assert weights(shared).keys() == {"item", "shop"}
+    before = weights(shared)["item"].clone()
+    weights(apart)["seen"].copy_(before)
+    for trainer in (shared, apart):
+        with trainer.feed(open_source(shared.spec), 0, 1) as batches:
+            trainer.step(batches, 0)
+    assert shared.window_metrics() == apart.window_metrics()
+    assert torch.equal(weights(shared)["shop"], weights(apart)["shop"])
+    # A step of SGD is its gradient times the rate: the sum of both; Adagrad divides it by what it is.
+    moves = weights(apart)["item"] + weights(apart)["seen"] - 2 * before
+    if optimizer == "sgd":
+        assert torch.allclose(weights(shared)["item"], before + moves, atol=1e-7)
+    else:
+        gradients = sgd_gradients(built, sets, shared)
+        scale = gradients.abs() if optimizer == "adagrad" else gradients.square().mean(dim=1, keepdim=True).sqrt()
+        wanted = before - 0.5 * gradients / (scale + 1e-8)
+        touched = gradients.abs().amin(dim=1) > 1e-5  # below, rounding decides
+        assert touched.any()
+        assert torch.allclose(weights(shared)["item"][touched], wanted[touched], atol=5e-3)  # a step is 0.5
+
+
+def sgd_gradients(built, sets, shared) -> torch.Tensor:
+    trainer = built(*sets, "train.optimizer=sgd", "train.learning_rate=1.0", "train.dense_learning_rate=0.0", SHARED)
+    before = weights(trainer)["item"].clone()
+    with trainer.feed(open_source(shared.spec), 0, 1) as batches:
+        trainer.step(batches, 0)
+    return before - weights(trainer)["item"]
+
+
+def test_a_resumed_run_has_the_losses_of_an_undisturbed_one_and_its_checkpoint_the_rows_once(train_tiny):
+    sets = (SHARED, "data.ragged=true", "train.num_steps=6", "store.checkpoint_every=3", "store.checkpoint_at_end=true",
+            "store.keep_checkpoints=9")
+    undisturbed = train_tiny(*sets)
+    run_dir = Path(undisturbed.values["run_dir"])
+    checkpoints = RunDir(str(run_dir)).checkpoints
+    arrays = CheckpointArrays(checkpoints.store, checkpoints.committed()[-1].name)
+    assert {name for name in arrays.entries if name.startswith("model.tables")} == {
+        "model.tables.embedding_bags.item.weight", "model.tables.embedding_bags.shop.weight"}
+    shutil.rmtree(run_dir / "checkpoints" / "step-000000006")
+    (run_dir / "events.jsonl").unlink()
+    resumed = train_tiny(*sets, fresh=False)
+    assert resumed.losses() == undisturbed.losses()[3:]
+    assert resumed.values["log_loss"] == undisturbed.values["log_loss"]
+
+
+def test_the_rows_are_planned_once_and_looked_up_by_each_feature(built):
+    trainer = built(SHARED)
+    assert [(one["table"], one["rows"], one["bytes"]) for one in trainer.layout["tables"]] == [
+        ("item", 40, 40 * 8 * 4), ("shop", 9, 9 * 8 * 4)]
+    assert trainer.engine.name == "pipeline"
