@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from embark.rehearse.account.account import Account
-from embark.rehearse.account.server import AccountServer, write_shims
+from embark.rehearse.account.server import AccountServer
 from embark.render.folder import File
 
 
@@ -31,13 +31,11 @@ def write_files(files: Sequence[File], folder: Path) -> None:
 
 def run_shell(account: Account, text: str, folder: Path, env: Mapping[str, str] | None = None) -> ScriptResult:
     """bash in a folder. The account answers in this thread: an engine that it starts sets signal handlers."""
-    socket_path = account.folder / "account.sock"
-    socket_path.unlink(missing_ok=True)
     programs = account.folder / "programs"
-    write_shims(account, programs, socket_path)
     path = os.pathsep.join([str(programs), str(Path(sys.executable).parent), os.environ["PATH"]])
     variables = {"PATH": path, "HOME": str(account.folder), **account.environment, **(env or {})}
-    with AccountServer(account, socket_path) as server:
+    with AccountServer(account) as server:
+        server.write_shims(programs)
         server.timeout = 0.02
         lines: list[str] = []
         with subprocess.Popen(["bash", "-c", text], cwd=folder, env=variables, stdin=subprocess.DEVNULL, text=True,

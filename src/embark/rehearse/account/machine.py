@@ -16,7 +16,7 @@ from typing import Protocol
 import yaml
 
 from embark.rehearse.account.account import Account, AnsweredBy, Call, Program
-from embark.rehearse.account.server import AccountServer, write_shims
+from embark.rehearse.account.server import AccountServer
 from embark.rehearse.account.state import Refused
 
 QUIET = ("apt-get", "chown", "docker-credential-gcr", "lsblk", "mdadm", "mkfs.ext4", "mount", "nvidia-smi", "sleep",
@@ -163,10 +163,10 @@ def first_start(given: str, docker: MachineDocker, programs: Sequence[Program], 
         python = _Python(root / "bin")
         machine = Account("machine", root)
         machine.add_programs([*(Answering(one, lambda _: "") for one in QUIET), docker, *python.programs(), *programs])
-        write_shims(machine, root / "bin", root / "socket")
+        server = AccountServer(machine)
+        server.write_shims(root / "bin")
         for one in REAL:
             (root / "bin" / one).symlink_to(shutil.which(one) or f"/bin/{one}")
-        server = AccountServer(machine, root / "socket")
         thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01}, daemon=True)
         thread.start()
         try:

@@ -1,68 +1,79 @@
-"""A process that holds an account, and programs on the PATH that pass their arguments on to it over a Unix socket."""
+"""A process that holds an account, and programs on the PATH that pass their arguments on to it."""
 
 import importlib
 import json
 import marshal
+import secrets
 import signal
 import socketserver
-import stat
 import sys
 from dataclasses import asdict
 from pathlib import Path
 
 from embark.rehearse.account.account import Account, Call
 
-SHIM = """#!{python} -SEB
-import _socket, marshal, os, sys
-words = sys.argv[1:]
-reads = any(word == "-" or word.endswith("=-") or word == "--password-stdin" for word in words)
-call = dict(program=os.path.basename(sys.argv[0]), words=words, folder=os.getcwd(), env=dict(os.environ),
-            stdin=sys.stdin.buffer.read() if reads else b"")
-link = _socket.socket(_socket.AF_UNIX)
-link.connect({socket!r})
-link.sendall(marshal.dumps(call))
-link.shutdown(_socket.SHUT_WR)
-code, out, err = marshal.loads(b"".join(iter(lambda: link.recv(65536), b"")))
-sys.stderr.write(err)
-sys.stdout.write(out)
-sys.exit(code)
+SHIM = r"""#!/bin/bash
+input=
+for word; do
+  case $word in
+    - | *=- | --password-stdin) input=$(/bin/cat && echo .) && input=${{input%%.}}; break ;;
+  esac
+done
+fields=({token} "${{0##*/}}" "$PWD" "$input" $# "$@")
+for name in $(compgen -e); do fields+=("$name=${{!name}}"); done
+exec 3<>/dev/tcp/127.0.0.1/{port} || exit
+printf '%s\0' ${{#fields[@]}} "${{fields[@]}}" >&3
+IFS= read -r -d '' code <&3
+IFS= read -r -d '' err <&3
+printf %s "$err" >&2
+/bin/cat <&3
+exit "$code"
 """
-"""Started for each command, so it imports only what is built in: `socket` and `json` would take twice as long again."""
+"""Started for each command, hence no Python: that takes ten times as long to start. What it sends are fields that end
+with a zero byte, their number first; the answer is the exit code and stderr, each with a zero byte, and stdout."""
 REPORT = "@report"  # Instead of a program: what the account has seen.
 
 
-def write_shims(account: Account, folder: Path, socket_path: Path) -> None:
-    """One program of each name in a folder for the front of PATH."""
-    folder.mkdir(parents=True, exist_ok=True)
-    text = SHIM.format(python=sys.executable, socket=str(socket_path))
-    for name in account.programs:
-        path = folder / name
-        path.write_text(text)
-        path.chmod(path.stat().st_mode | stat.S_IXUSR | stat.S_IXGRP | stat.S_IXOTH)
+class AccountServer(socketserver.TCPServer):
+    """Answers one command after the other, of those that know its token."""
 
-
-class AccountServer(socketserver.UnixStreamServer):
-    """Answers one command after the other."""
-
-    def __init__(self, account: Account, socket_path: Path) -> None:
+    def __init__(self, account: Account) -> None:
         self.account = account
-        super().__init__(str(socket_path), _Handler)
+        self.token = secrets.token_hex(16)
+        super().__init__(("127.0.0.1", 0), _Handler)
+
+    def write_shims(self, folder: Path) -> None:
+        """One program of each name in a folder for the front of PATH."""
+        folder.mkdir(parents=True, exist_ok=True)
+        text = SHIM.format(token=self.token, port=self.server_address[1])
+        for name in self.account.programs:
+            path = folder / name
+            path.write_text(text)
+            path.chmod(0o700)
 
 
 class _Handler(socketserver.StreamRequestHandler):
     def handle(self) -> None:
-        data = self.rfile.read()
-        if not data:
-            return
-        raw = marshal.loads(data)
+        token, program, folder, stdin, count, *rest = self._fields()
         server = self.server
         assert isinstance(server, AccountServer)
-        if raw["program"] == REPORT:
+        if token != server.token:
+            return
+        if program == REPORT:
             self.wfile.write(marshal.dumps(asdict(server.account.report())))
             return
-        done = server.account.run(Call(raw["program"], tuple(raw["words"]), Path(raw["folder"]), raw["env"],
-                                       raw["stdin"].decode()))
-        self.wfile.write(marshal.dumps((done.code, done.out, done.err)))
+        words, env = rest[:int(count)], dict(one.split("=", 1) for one in rest[int(count):])
+        done = server.account.run(Call(program, tuple(words), Path(folder), env, stdin))
+        self.wfile.write(f"{done.code}\0{done.err}\0{done.out}".encode())
+
+    def _fields(self) -> list[str]:
+        data = b""
+        while (end := data.find(b"\0")) < 0 or data.count(b"\0") <= int(data[:end]):
+            more = self.rfile.read1()
+            if not more:
+                return [""] * 5
+            data += more
+        return data.decode(errors="surrogateescape").split("\0")[1:-1]
 
 
 def open_account(cloud: str, folder: Path) -> Account:
@@ -73,10 +84,9 @@ def open_account(cloud: str, folder: Path) -> Account:
 
 
 def main(cloud: str, folder: str) -> None:
-    """Serve until SIGTERM. FOLDER gets `socket`, `programs/` and `environment.json`."""
+    """Serve until SIGTERM. FOLDER gets `programs/`, `server.json` and `environment.json`."""
     root = Path(folder)
     account = open_account(cloud, root)
-    write_shims(account, root / "programs", root / "socket")
     (root / "environment.json").write_text(json.dumps(account.environment))
 
     def stop(number: int, frame: object) -> None:
@@ -84,7 +94,9 @@ def main(cloud: str, folder: str) -> None:
 
     signal.signal(signal.SIGTERM, stop)
     try:
-        with AccountServer(account, root / "socket") as server:
+        with AccountServer(account) as server:
+            server.write_shims(root / "programs")
+            (root / "server.json").write_text(json.dumps([server.server_address[1], server.token]))
             (root / "ready").touch()
             server.serve_forever(poll_interval=0.05)
     finally:

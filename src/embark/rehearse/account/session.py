@@ -74,10 +74,9 @@ class AccountSession:
                               timeout=timeout_s, check=False)
 
     def report(self) -> AccountReport:
-        with socket.socket(socket.AF_UNIX) as link:
-            link.connect(str(self._folder / "socket"))
-            link.sendall(marshal.dumps({"program": REPORT}))
-            link.shutdown(socket.SHUT_WR)
+        port, token = json.loads((self._folder / "server.json").read_text())
+        with socket.create_connection(("127.0.0.1", port)) as link:
+            link.sendall("".join(f"{field}\0" for field in ("5", token, REPORT, "", "", "0")).encode())
             raw = marshal.loads(link.makefile("rb").read())
         records: Sequence[Mapping[str, object]] = raw["records"]
         return AccountReport(raw["cloud"], tuple(Record(**{**one, "words": tuple(one["words"])})  # type: ignore[arg-type]

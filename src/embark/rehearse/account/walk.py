@@ -65,7 +65,7 @@ def rehearse_account(spec: str, settings: Sequence[str], *, on_step: Callable[[S
     """Render, then run every step's commands against a stand-in of the cloud; the first that fails ends it."""
     job, assumed = _job(spec, settings)
     steps = make_steps(job)
-    root = Path(mkdtemp(prefix="embark-account-", dir="/tmp"))  # short: a socket's path has at most 107 characters
+    root = Path(mkdtemp(prefix="embark-account-"))
     try:
         folder = root / "folder"
         copied = root / "spec.toml"  # a folder's own spec stays as it is
