@@ -130,7 +130,8 @@ def rehearse(prepared: PreparedRehearsal, options: RehearsalOptions, observer: O
                              Verdict(False, ""), prepared.lint)
     if workload.refusal is not None:
         return replace(report, verdict=refused(workload, workload.refusal))
-    root = Path(mkdtemp(prefix="embark-rehearse-"))
+    # Ray's sockets lie in it, and the path of a socket has at most 107 characters.
+    root = Path(mkdtemp(prefix="embark-rehearse-", dir="/tmp" if workload.kind == "RayJob" else None))
     root.chmod(0o755)
     engine: Engine | None = None
     left_behind = ""

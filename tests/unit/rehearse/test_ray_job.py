@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import tempfile
 from pathlib import Path
 
 import pytest
 from render_jobs import job_of
 
 from embark.errors import UserError
+from embark.rehearse import rehearsal
 from embark.rehearse.account.account import Account
 from embark.rehearse.controller import Observer
 from embark.rehearse.failure_policies import PodEnd
@@ -19,6 +21,24 @@ from embark.render.render import render
 def manifest() -> str:
     files = render(job_of("p4d.24xlarge", target="ray", image="app:1", zone="us-west-2b"))
     return next(file.text for file in files if file.path == "rayjob.yaml")
+
+
+def test_ray_s_sockets_have_short_paths_wherever_temporary_files_go(manifest, tmp_path, monkeypatch):
+    folders = []
+
+    def refuse(prepared, options, given, shell):
+        folders.append(given.root)
+        raise UserError("refused", fix="none")
+
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    monkeypatch.setattr(rehearsal, "choose_engine", refuse)
+    options = RehearsalOptions(num_processes=1, num_steps=4)
+    prepared = prepare({"rayjob.yaml": manifest}, "rayjob.yaml", options)
+    with pytest.raises(UserError, match="refused"):
+        rehearse(prepared, options, Observer(lambda *_: None, lambda _: None), on_start=lambda *_: None)
+    session = "session_2026-11-16_19-50-00_123456_4194304"
+    assert len(f"{folders[0]}/shared/ray/{session}/sockets/plasma_store.1") <= 107
+    assert not folders[0].exists()
 
 
 def test_a_head_workers_and_a_submitter_run_what_kuberay_writes(manifest):
