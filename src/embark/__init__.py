@@ -14,6 +14,7 @@ _LOCATIONS = {
     "Endpoint": "serve.server:Endpoint",
     "PlanRequest": "plan.plan:PlanRequest",
     "RunSpec": "spec:RunSpec",
+    "TuneRequest": "tuning.tune:TuneRequest",
     "check_data": "data.check:check",
     "diagnose_run": "diagnose.targets:diagnose_targets",
     "evaluate": "trainers:evaluate",
@@ -32,6 +33,7 @@ _LOCATIONS = {
     "score_file": "serve.score_file:score_file",
     "serve_model": "serve.server:serve",
     "train": "trainers:train",
+    "tune": "tuning.tune:tune",
     "write_embeddings": "data.export.embeddings:write_embeddings",
     "write_id_maps": "data.export.id_values:write_id_maps",
 }

@@ -19,11 +19,13 @@ from embark.serve.server import serve as serve_model
 from embark.spec import RunSpec, load_spec
 from embark.store.checkpoint_inspect import list_checkpoints
 from embark.trainers import evaluate, evaluate_slices, feature_importance, train
+from embark.tuning.tune import TuneRequest, tune
 
 __version__: str
 __all__ = [
-    "EmbarkError", "Endpoint", "PlanRequest", "RunSpec", "check_data", "diagnose_run", "evaluate", "evaluate_slices",
-    "export_run", "export_weights", "feature_importance", "lint_files", "list_checkpoints", "load_spec", "plan_here",
-    "plan_run", "prepare_data", "read_run", "render_files", "score_file", "serve_model", "train", "write_embeddings",
+    "EmbarkError", "Endpoint", "PlanRequest", "RunSpec", "TuneRequest", "check_data", "diagnose_run", "evaluate",
+    "evaluate_slices", "export_run", "export_weights", "feature_importance", "lint_files", "list_checkpoints",
+    "load_spec", "plan_here", "plan_run", "prepare_data", "read_run", "render_files", "score_file", "serve_model",
+    "train", "tune", "write_embeddings",
     "write_id_maps",
 ]

@@ -10,6 +10,7 @@
     │   └── RunInUse           … another process trains the run
     ├── Fault             70   something broke that a retry may fix
     ├── Preempted         75   saved; start it again
+    ├── Diverged           1   the loss is no longer a number
     └── Interrupted      130   Ctrl-C
 """
 
@@ -114,6 +115,10 @@ class Preempted(EmbarkError):
     """The machine is being preempted; what could be saved is saved."""
 
     exit_code = ExitCode.PREEMPTED
+
+
+class Diverged(EmbarkError):
+    """The loss is no longer a number, and never will be."""
 
 
 class Interrupted(EmbarkError):

@@ -86,6 +86,7 @@ def detail(run: WatchedRun, now_s: float) -> dict[str, Any]:
             "evals": {name: to_finite(record.eval.get(name))
                       for name in ("step", "num_samples", *HELD_OUT, "best_auc", "best_log_loss")},
             "spec": redact(strip_control_chars(run.spec_text)),
+            "tuning": run.tune.shown,
         }
 
 

@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 from embark.catalog.pricing import RunPrice, price_of_run
+from embark.dashboard.tuning import TuneFile
 from embark.events.spending import Spending
 from embark.report.context import Liveness, status_of
 from embark.report.record import Record
@@ -40,6 +41,7 @@ class WatchedRun:
         self.is_deleted = False
         self.spec_text = ""
         self._heard_s: float | None = None
+        self.tune = TuneFile(files.root)
         self._tail = Tail(files, EVENTS)
         self._exact: Record | None = None
         self._is_first_look = True
@@ -89,6 +91,9 @@ class WatchedRun:
             self._heard_s = now_s
         self._is_first_look = self._is_first_look and not read.is_end
         self._read_spec()
+        if self.tune.look():
+            with self.lock:
+                self.version += 1
         return not read.is_end
 
     def _begin(self, now_s: float) -> bool | None:

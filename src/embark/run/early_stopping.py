@@ -4,7 +4,7 @@ The state is part of every checkpoint, so that a resumed run decides as an undis
 """
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -29,12 +29,20 @@ class BestSoFar:
     num_without_improvement: int = 0  # Evaluations since the best.
 
 
-class EarlyStopping:
-    """`train.early_stopping_*`; without `early_stopping_patience` it never stops a run and keeps no state."""
+Prune = Callable[[Mapping[str, Any]], str]
+"""Sees every evaluation; a reason to stop the run there, or an empty string."""
 
-    def __init__(self, train: TrainSpec, source: SampleSource, world: Ranks, checkpoint: Checkpoint | None) -> None:
+
+class EarlyStopping:
+    """`train.early_stopping_*`; without `early_stopping_patience` it never stops a run and keeps no state. `prune`,
+    of a run that is one of many, stops it too."""
+
+    def __init__(
+        self, train: TrainSpec, source: SampleSource, world: Ranks, checkpoint: Checkpoint | None,
+        prune: Prune | None = None,
+    ) -> None:
         self.is_on = train.early_stopping_patience > 0
-        self._train, self._world = train, world
+        self._train, self._world, self._prune, self._pruned = train, world, prune, ""
         self._so_far = BestSoFar(train.early_stopping_metric)
         saved = checkpoint.values.get(EARLY_STOPPING) if checkpoint else None
         if isinstance(saved, Mapping) and saved.get("metric") == train.early_stopping_metric:
@@ -46,18 +54,22 @@ class EarlyStopping:
     @property
     def is_over(self) -> bool:
         """The run stops here."""
-        return self.is_on and self._so_far.num_without_improvement >= self._train.early_stopping_patience
+        is_enough = self.is_on and self._so_far.num_without_improvement >= self._train.early_stopping_patience
+        return is_enough or bool(self._pruned)
 
     def is_best(self, step: int) -> bool:
         """The evaluation after `step` is the best so far: its checkpoint is to be kept."""
         return self.is_on and 0 < step == self._so_far.best_step
 
     def has_missed(self, step: int) -> bool:
-        """The run was stopped after `step`, before the evaluation due there was complete."""
-        return self.is_on and step > self._so_far.step and step % self._train.eval_every == 0
+        """The run was stopped after `step`, before the evaluation due there was complete, or perhaps was; where only
+        `prune` keeps count, it sees that one again."""
+        is_due = self._train.eval_every > 0 and step > 0 and step % self._train.eval_every == 0
+        return is_due and (step > self._so_far.step if self.is_on else self._prune is not None)
 
     def add(self, evaluated: Mapping[str, Any]) -> None:
         """Count an evaluation, once; the first rank's value decides on all."""
+        self._pruned = self._prune(evaluated) if self._prune else ""
         so_far, step = self._so_far, evaluated["step"]
         if not self.is_on or step <= so_far.step:
             return
@@ -78,11 +90,13 @@ class EarlyStopping:
             return {}
         step = self._so_far.best_step
         is_saved = any(one.step == step for one in run_dir.checkpoints.committed())
-        return {EARLY_STOPPING: {**asdict(self._so_far), "has_stopped": self.is_over,
+        return {EARLY_STOPPING: {**asdict(self._so_far), "has_stopped": self.is_over and not self._pruned,
                                  "path": run_dir.checkpoints.where(step) if is_saved else ""}}
 
     def reason(self) -> str:
         """Why the run stops, for a person."""
+        if self._pruned:
+            return self._pruned
         so_far, label = self._so_far, metric(self._so_far.metric).label
         best = (f"its best is {format_float(so_far.best)}, at step {so_far.best_step:,}" if so_far.best is not None
                 else "it was never a finite number")

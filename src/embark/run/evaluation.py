@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from embark.data import Batch, SampleSource, eval_batches
-from embark.errors import DataError, EmbarkError
+from embark.errors import DataError, Diverged
 from embark.run.auc import exact_auc, halves_counter
 from embark.run.trainer import Ranks, Trainer
 from embark.spec import RunSpec
@@ -131,9 +131,9 @@ def refuse_trouble(
         raise DataError(f"dense column {name}: {batch.dense[sample, column]} in sample {place * size + sample}, "
                         f"{where}, made the loss NaN", fix="drop such rows, or fill in the values")
     shown = f"at step {step}" if trouble is None else where
-    raise EmbarkError(f"the loss became NaN {shown}; all inputs were finite, so the weights diverged",
-                      fix="a smaller train.learning_rate, or some train.warmup_steps; the same command resumes from "
-                          "the last checkpoint")
+    raise Diverged(f"the loss became NaN {shown}; all inputs were finite, so the weights diverged",
+                   fix="a smaller train.learning_rate, or some train.warmup_steps; the same command resumes from "
+                       "the last checkpoint")
 
 
 def _bad_id(batch: Batch, spec: RunSpec, name: str) -> str:

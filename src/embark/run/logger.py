@@ -16,7 +16,7 @@ from embark.events.clock import boot_id, uptime_s
 from embark.events.sinks.services import SendingSink, cloudwatch_sink, otlp_sink
 from embark.plan.predict import predict_local
 from embark.run.host_memory import host_bytes
-from embark.run.stop import process_age_s, usd_per_hour
+from embark.run.stop import Billing, usd_per_hour
 from embark.run.trainer import Ranks, Trainer, World
 from embark.spec import RunSpec, to_toml
 from embark.stack.versions import installed
@@ -98,6 +98,7 @@ def open_run_logger(spec: RunSpec, world: Ranks, run_dir: RunDir, view: Sequence
         logger.close()
         if world.is_first:
             run_dir.publish()
+        Billing.run_ended()
 
 
 def _configured_sinks(spec: RunSpec, run_dir: RunDir) -> Iterator[tuple[str, Callable[[], Sink]]]:
@@ -158,7 +159,7 @@ def log_start(
         "precision": trainer.precision, **steps, "batch_size": spec.train.batch_size,
         "num_parameters": trainer.num_parameters, "table_bytes": sum(t["bytes"] for t in layout["tables"]),
         "num_train_samples": source.num_train_samples, "num_eval_samples": source.num_eval_samples,
-        "age_s": process_age_s(), "uptime_s": uptime_s(), "boot_id": boot_id(),
+        "age_s": Billing.waiting_s(), "uptime_s": uptime_s(), "boot_id": boot_id(),
         "usd_per_hour": usd_per_hour(), "budget_usd": spec.place.budget_usd,
         "num_machines": max(1, world.num_devices // world.devices_per_host), "is_spot": spec.place.spot,
         "versions": {"embark": __version__, **{name: found for name, found in installed().items() if found}},

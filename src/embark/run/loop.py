@@ -12,7 +12,7 @@ from embark.model.batch import num_steps_of, steps_per_epoch
 from embark.run.checkpoint_schedule import CheckpointSchedule
 from embark.run.checkpointer import CheckpointManager
 from embark.run.clock import Clock
-from embark.run.early_stopping import EarlyStopping
+from embark.run.early_stopping import EarlyStopping, Prune
 from embark.run.evaluation import Evaluation, leak_warning, refuse_trouble
 from embark.run.hold_run import Opening
 from embark.run.identity import changes_since, identity_of, without_acceptance
@@ -51,16 +51,17 @@ class TrainingRun:
 
 def train(
     spec: RunSpec, backend: TrainerBackend, view: Sequence[Sink] = (), *, fresh: bool = False,
-    signals: StopSignals | None = None,
+    signals: StopSignals | None = None, prune: Prune | None = None,
 ) -> dict[str, Any]:
     """Train what `spec` says; returns the values of the last evaluation and of the end.
 
     The same call starts a run, resumes an interrupted one and leaves a finished one alone. `view` is what a person
-    watches; `signals`, entered before, has listened since before the library was imported.
+    watches; `signals`, entered before, has listened since before the library was imported. `prune` stops a run that
+    is one of many.
     """
     if signals is None:
         with StopSignals() as entered:
-            return train(spec, backend, view, fresh=fresh, signals=entered)
+            return train(spec, backend, view, fresh=fresh, signals=entered, prune=prune)
     signals.is_loading = False
     with (
         backend.join(spec.place) as world,
@@ -86,7 +87,7 @@ def train(
                 warm_started = None if checkpoint else checkpointer.start(warm_start, logger.warn)
                 step = checkpoint.step if checkpoint else 0
                 grace_s = spec.place.grace_s or grace_seconds(detect_cloud())
-                early_stopping = EarlyStopping(spec.train, source, world, checkpoint)
+                early_stopping = EarlyStopping(spec.train, source, world, checkpoint, prune)
                 checkpoints = CheckpointManager(checkpointer, CheckpointSchedule(spec, step, grace_s), logger, step,
                                                 lambda: {KEY: identity, **early_stopping.values()})
                 log_start(logger, spec, world, run_dir, source, trainer,

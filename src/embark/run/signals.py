@@ -3,8 +3,10 @@ Imports almost nothing, so that signals are handled before torch is loaded."""
 
 from __future__ import annotations
 
+import math
 import os
 import signal
+import time
 from types import FrameType
 
 from embark.errors import EmbarkError, Interrupted, OverBudget, Preempted
@@ -19,6 +21,7 @@ class StopSignals:
 
     def __init__(self, *, is_loading: bool = False) -> None:
         self.caught = ""
+        self.deadline_s = math.inf  # Of the monotonic clock: until then the time of this run is paid for.
         # torchrun's, which ends its ranks; one that is killed cannot. A shell, on the other hand, may end.
         self._agent = os.getppid() if "TORCHELASTIC_RUN_ID" in os.environ else 0
         self.is_loading = is_loading
@@ -38,7 +41,7 @@ class StopSignals:
         """The signal caught; a rank whose torchrun is gone stops as if that had stopped it."""
         if not self.caught and self._agent and os.getppid() != self._agent:
             self.caught = "SIGTERM"
-        return self.caught
+        return self.caught or ("budget" if time.monotonic() >= self.deadline_s else "")
 
     def _catch(self, number: int, _frame: FrameType | None) -> None:
         if (self.caught or self.is_loading) and number == signal.SIGINT:

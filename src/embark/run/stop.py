@@ -158,6 +158,21 @@ def spending_summary(run_dir: RunDir, stop: str) -> dict[str, object]:
     return found
 
 
+class Billing:
+    """The time of this process that no run has counted yet: a process may train several, one after the other."""
+
+    counted_s = 0.0
+
+    @classmethod
+    def waiting_s(cls) -> float:
+        """Since the process began, or its last run ended."""
+        return max(0.0, process_age_s() - cls.counted_s)
+
+    @classmethod
+    def run_ended(cls) -> None:
+        cls.counted_s = process_age_s()
+
+
 def process_age_s(stat: Path = Path("/proc/self/stat"), uptime: Path = Path("/proc/uptime")) -> float:
     """Since this process began: torch alone takes seconds to load, and machines are billed for them."""
     try:

@@ -21,6 +21,7 @@ from embark.store.opening import open_store
 EVENTS = "events.jsonl"
 SPEC = "spec.toml"
 TRACKING_ID = "tracking_id"
+TUNE = "tune.json"  # Beside the runs that are trials of one search.
 SMALL_FILES = (SPEC, "plan.txt", EVENTS, "report.html", TRACKING_ID)
 MAX_FILES = 20_000
 LOG_FOLDERS = ("logs", "ranks")  # Where torchrun is told to put its logs.

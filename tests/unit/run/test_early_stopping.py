@@ -6,25 +6,20 @@ The trainer counts its steps and its AUC is looked up by them, so that a run of 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext
 from types import SimpleNamespace
 from typing import Any
 
-import numpy as np
 import pytest
+from counting_trainer import WORLD, Instants, Killed, backend_of
 from tiny_runs import TINY
 
 from embark.errors import Preempted, SpecError, UserError
 from embark.events.summary import best_checkpoint
-from embark.run.checkpointer import Checkpointer
-from embark.run.clock import HostWaits
 from embark.run.early_stopping import EarlyStopping
 from embark.run.loop import train
 from embark.run.signals import StopSignals
 from embark.spec import resolve
 from embark.store import Checkpoint, RunDir
-from embark.store.checkpoint_arrays import CheckpointArrays, TensorChunk, unsharded
 from embark.store.checkpoint_inspect import decide_pruning, list_checkpoints
 from embark.store.trained_run import find_trained
 
@@ -34,87 +29,6 @@ SETS = ("train.num_steps=20", "train.eval_every=2", "train.early_stopping_patien
         "data.num_eval_samples=200")
 
 
-class Killed(BaseException):
-    """The process is gone."""
-
-
-class Instants:
-    """Kills or interrupts once: at what the trainer does, after so many steps."""
-
-    def __init__(self, at: tuple[str, int] = ("", 0), signal: str = "") -> None:
-        self.at, self.signal, self.caught, self.is_over = at, signal, "", False
-
-    def passed(self, what: str, steps: int) -> None:
-        if (what, steps) == self.at and not self.is_over:
-            self.is_over = True
-            if not self.signal:
-                raise Killed
-            self.caught = self.signal
-
-
-class Counter(Checkpointer):
-    """Saves how many steps its trainer has done."""
-
-    def __init__(self, trainer: Trainer, run_dir: RunDir) -> None:
-        super().__init__(trainer.spec, run_dir, WORLD, lambda value: [value], trainer.layout, 1)
-        self.trainer = trainer
-
-    def _copied(self, step: int) -> list[TensorChunk]:
-        self.trainer.instants.passed("copy", step)
-        return [unsharded("steps", np.array([self.trainer.steps]))]
-
-    def _commit(self, step: int, *args: Any) -> None:
-        self.trainer.instants.passed("commit", step)
-        super()._commit(step, *args)
-        self.trainer.instants.passed("committed", step)
-
-    def _load(self, arrays: CheckpointArrays, step: int) -> None:
-        self.trainer.steps = int(arrays.tensor("steps", (1,))[0])
-
-    def _weight_sizes(self) -> dict[str, tuple[int, ...]]:
-        raise NotImplementedError
-
-    def _load_weights(self, arrays: CheckpointArrays, kept: Any) -> None:
-        raise NotImplementedError
-
-
-class Trainer:
-    """Learns what AUC says."""
-
-    precision, num_parameters, engine = "fp32", 1, SimpleNamespace(name="pipeline", reason="")
-
-    def __init__(self, spec: Any, instants: Instants) -> None:
-        self.spec, self.instants, self.steps = spec, instants, 0
-        self.layout: dict[str, Any] = {"tables": [], "per_rank": []}
-        self.input_waits = HostWaits
-        self.profiler = self.trouble = lambda: None
-        self.feed = lambda *_: nullcontext(iter(()))
-        self.peak_bytes = lambda: 0
-
-    def step(self, batches: Iterator[Any], step: int) -> float:
-        self.steps += 1
-        self.instants.passed("step", self.steps)
-        return 0.1
-
-    def window_metrics(self) -> dict[str, float]:
-        return {"log_loss": 0.5, "auc": 0.5}
-
-    @contextmanager
-    def evaluating(self, step: int) -> Iterator[Any]:
-        auc = AUC.get(self.steps, 0.5)
-        yield SimpleNamespace(eval_source=lambda source: source,
-                              add=lambda batch: self.instants.passed("evaluate", self.steps),
-                              metrics=lambda: {"auc": auc, "log_loss": 1 - auc, "num_samples": 200})
-
-    def checkpointer(self, run_dir: RunDir) -> Counter:
-        return Counter(self, run_dir)
-
-
-WORLD: Any = SimpleNamespace(
-    rank=0, world_size=1, is_first=True, sum_of=lambda numbers: numbers, gathered=lambda value: [value],
-    is_host_leader=False, device_type="cpu", device_name="CPU", device_bytes=0, num_devices=1, devices_per_host=1)
-
-
 @pytest.fixture
 def run(tmp_path, monkeypatch):
     """A function from settings to what the run returned; it may be killed or stopped at an instant."""
@@ -122,9 +36,7 @@ def run(tmp_path, monkeypatch):
 
     def start(*sets: str, instants: Instants | None = None, name: str = "run") -> dict[str, Any]:
         instants = instants or Instants()
-        backend: Any = SimpleNamespace(
-            join=lambda place: nullcontext(WORLD), allocator=lambda world: None, explain=lambda error: None,
-            build=lambda spec, world, num_steps, source, run_dir: Trainer(spec, instants))
+        backend = backend_of(instants, lambda _, steps: AUC.get(steps, 0.5))
         spec = resolve(TINY, [f"store.root={tmp_path}", f"name={name}", *SETS, *sets])
         monkeypatch.setattr(StopSignals, "look", lambda self: instants.caught)
         return train(spec, backend)

@@ -13,6 +13,7 @@ import { choices, choose, focused, isShown, server, view } from "./state.js";
 import { phasesPanel, ranksPanel } from "./step_panel.js";
 import { timelinePanel } from "./timeline_panel.js";
 import { toolbar } from "./toolbar.js";
+import { tuningPanel } from "./tuning_panel.js";
 
 const POINTS = 1000;
 const [LOOK_MS, LOOK_HIDDEN_MS, DIAGNOSE_MS] = [1000, 10000, 30000];
@@ -31,6 +32,7 @@ const drawTools = toolbar(at("tools"), {
   onReset: () => zoomTo(null),
 });
 const ofDetail = [
+  tuningPanel(at("tuning")),
   timelinePanel(at("timeline")),
   phasesPanel(at("phases")),
   ranksPanel(at("ranks")),

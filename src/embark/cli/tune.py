@@ -1,0 +1,114 @@
+"""`embark tune`: search the settings that train a spec best."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+from cyclopts import Parameter
+
+from embark.cli.console import Console
+from embark.cli.options import Settings, Spec
+from embark.events.metrics import metric as find_metric
+from embark.formatting import format_duration, format_float, format_usd, pluralize
+
+if TYPE_CHECKING:
+    from embark.events import Event
+    from embark.tuning.tune import TuneResult
+
+Optional = Parameter(show_default=False)
+ENDS = {"trials": "all trials are done", "minutes": "the minutes are spent", "usd": "the dollars are spent"}
+
+
+def tune(
+    spec: Spec, /, *, trials: int = 30, minutes: Annotated[float | None, Optional] = None,
+    usd: Annotated[float | None, Optional] = None, metric: Literal["auc", "log_loss", "normalized_entropy"] = "auc",
+    search: Annotated[tuple[str, ...], Parameter(negative="", show_default=False)] = (), set_: Settings = (),
+    console: Console = Console(),
+) -> None:
+    """Search the settings that train a spec best, by Optuna; bad trials stop early.
+
+    Each trial is a run in ./runs/NAME-tune, where the best becomes best.toml. A stopped search resumes.
+
+    Parameters
+    ----------
+    trials
+        How many trials in all, the first with the spec's own values.
+    minutes
+        Stop after so many minutes of training; the trial under way is saved.
+    usd
+        Stop after so many dollars; place.budget_usd by default.
+    metric
+        The held-out metric to improve.
+    search
+        Search only these fields: train.learning_rate=0.001..0.1 or train.batch_size=256,512. Repeatable.
+    """
+    from embark.spec import load_spec
+    from embark.tuning.tune import TuneRequest
+    from embark.tuning.tune import tune as search_settings
+
+    request = TuneRequest(trials=trials, minutes=minutes, usd=usd, metric=metric, search=search)
+    with console.stages() as show:
+        result = search_settings(load_spec(spec, set_), request, [TuneView(console, show, metric)])
+    console.show(result, _render)
+
+
+class TuneView:
+    """A bar for the trial under way, and a line for each that is over."""
+
+    def __init__(self, console: Console, show: Callable[[str, float, str], None], metric: str) -> None:
+        self._console, self._show, self._metric, self._label = console, show, metric, find_metric(metric).label
+        self._trial: Mapping[str, Any] = {}
+        self._num_steps, self._value = 0, None
+
+    def emit(self, event: Event) -> None:
+        values = event.values
+        if event.kind == "trial":
+            self._trial, self._value = values, None
+            if values["state"] != "unfinished":
+                self._console.text(_trial_line(values, self._label))
+        elif event.kind == "start":
+            self._num_steps = values["num_steps"]
+        elif event.kind == "eval":
+            self._value = values.get(self._metric)
+        if event.kind in ("step", "progress", "eval", "trial") and self._num_steps:
+            self._show(f"trial {self._trial['number']} of {self._trial['num_wanted']}",
+                       values.get("step", 0) / self._num_steps,
+                       f"{self._label} {format_float(self._value)}, best {format_float(self._trial['best_value'])}")
+
+    def close(self) -> None:
+        """The console closes the bar."""
+
+
+def _trial_line(trial: Mapping[str, Any], label: str) -> str:
+    value = "" if trial["value"] is None else f", {label} {format_float(trial['value'])}"
+    best = " (best so far)" if trial["best"] == trial["number"] else ""
+    return (f"trial {trial['number']}: {trial['state']}{value}{best} in {format_duration(trial['seconds'])}; "
+            f"{_settings(trial['values'])}")
+
+
+def _settings(values: Mapping[str, Any]) -> str:
+    return ", ".join(f"{field.partition('.')[2]} {format(value, '.3g') if isinstance(value, float) else value}"
+                     for field, value in values.items())
+
+
+def _render(console: Console, result: TuneResult) -> None:
+    done = [one for one in result.trials if one.value is not None]
+    if result.best is None:
+        console.result(f"no trial is complete yet ({ENDS[result.stopped_by]}); its runs are in {result.folder}")
+        return
+    found = find_metric(result.metric)
+    sign = -1 if found.better == "up" else 1
+    ranked = sorted(done, key=lambda one: sign * (one.value or 0.0))
+    console.table(
+        [{"trial": one.number, "value": format_float(one.value), "time": format_duration(one.seconds),
+          "settings": _settings(one.values)} for one in ranked[:5]],
+        {"trial": "trial", "value": found.label, "time": "time", "settings": "settings"}, title="The best trials")
+    states = [one.state for one in result.trials]
+    counts = ", ".join(f"{states.count(state)} {state}" for state in dict.fromkeys(states))
+    cost = "" if result.usd is None else f", {format_usd(result.usd)}"
+    console.text(f"{pluralize(len(states), 'trial')} ({counts}), {format_duration(result.seconds)} of training{cost}: "
+                 f"{ENDS[result.stopped_by]}")
+    own = f"; the spec's own values: {format_float(result.own_value)}" if result.own_value is not None else ""
+    console.result(f"best held-out {found.label} {format_float(result.best_value)}, trial {result.best}{own}\n"
+                   f"embark train {result.best_spec}")

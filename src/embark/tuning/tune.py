@@ -1,0 +1,334 @@
+"""`embark tune`: which settings give the best held-out metric, within a number of trials, minutes and dollars.
+
+    <store.root>/<name>-tune/   optuna.journal  tune.json  best.toml  lease/  trial-0000/  trial-0001/  …
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import time
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+from embark.catalog.pricing import price_of_run
+from embark.data import open_source, resolve_from_data
+from embark.errors import Diverged, EmbarkError, Fault, Interrupted, OverBudget, Preempted, RunInUse, UserError
+from embark.events import Event, Sink, read_events
+from embark.events.events import to_jsonable
+from embark.events.spending import attempts, spending
+from embark.formatting import format_usd
+from embark.model.batch import num_steps_of
+from embark.run.finished import OneRank
+from embark.run.hold_run import Opening, hold_run
+from embark.run.identity import identity_of
+from embark.run.signals import StopSignals
+from embark.run.stop import PRICE, usd_per_hour
+from embark.spec import RunSpec, to_toml
+from embark.spec.paths import with_absolute_paths
+from embark.store import RunDir, run_uri, write_atomic
+from embark.store.checkpoint_store import EARLY_STOPPING
+from embark.store.run_dir import TUNE
+from embark.trainers import open_backend, wants_jax
+from embark.tuning.search_space import SearchSpace, default_space, own_values, parse_search, with_values
+from embark.tuning.study import Study
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    import optuna
+
+    from embark.run.trainer import TrainerBackend
+
+NUM_EVALUATIONS = 8  # Of a trial, where the spec asks for none before the end.
+BEST = "best.toml"
+Metric = Literal["auc", "log_loss", "normalized_entropy"]
+STATES = {"COMPLETE": "complete", "PRUNED": "pruned", "FAIL": "failed", "RUNNING": "unfinished"}
+
+
+@dataclass(frozen=True, slots=True)
+class TuneRequest:
+    """How much to try, and over which values. A search that is resumed counts what was spent before."""
+
+    trials: int = 30
+    minutes: float | None = None
+    usd: float | None = None
+    metric: Metric = "auc"
+    search: Sequence[str] = ()
+    """As `--search`: `train.learning_rate=0.001..0.1`; empty: rates, optimizers, batch size and regularization."""
+
+
+@dataclass(frozen=True, slots=True)
+class TrialResult:
+    """One trial, which is a run."""
+
+    number: int
+    state: str  # complete, pruned, failed or unfinished.
+    value: float | None  # The held-out metric: of the end or, with early stopping, of the best checkpoint.
+    values: Mapping[str, Any]  # Of the fields that are searched.
+    run_dir: str
+    evaluations: int
+    seconds: float
+    usd: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class TuneResult:
+    """All trials so far."""
+
+    name: str
+    folder: str
+    metric: Metric
+    search: Mapping[str, str]
+    trials: tuple[TrialResult, ...]
+    num_wanted: int
+    stopped_by: str  # trials, minutes, usd; empty while it is under way.
+    best: int | None
+    best_value: float | None
+    own_value: float | None  # Of the spec's own values, which are the first trial's.
+    best_spec: str
+    seconds: float
+    usd: float | None
+
+
+def tune(
+    spec: RunSpec, request: TuneRequest | None = None, view: Sequence[Sink] = (), *, signals: StopSignals | None = None
+) -> TuneResult:
+    """Search the settings that train `spec` best; the same call resumes a search that was stopped.
+
+    Each trial is a run in `<store.root>/<name>-tune`, and the best is written there as a spec file. `view` gets the
+    events of all trials, and a `trial` event before and after each.
+    """
+    if signals is None:
+        with StopSignals() as entered:
+            return tune(spec, request, view, signals=entered)
+    search = Search(spec, request or TuneRequest(), view)
+    with ExitStack() as at_end:
+        folder = search.spec.model_copy(update={"name": search.folder.name})
+        hold_run(folder, Opening(signals, view, at_end), fresh=False)
+        return search.run(signals)
+
+
+class Search:
+    """A search between its start and its end."""
+
+    def __init__(self, spec: RunSpec, request: TuneRequest, view: Sequence[Sink]) -> None:
+        self.request, self._view, self._given = request, view, with_absolute_paths(spec)
+        self.folder = _folder(spec)
+        _check_request(request)
+        spec = resolve_from_data(spec)
+        source = open_source(spec)
+        if not source.num_eval_samples:
+            raise UserError("embark tune compares trials on held-out samples, and the data has none",
+                            fix="hold some out: data.eval_fraction, or data.num_eval_samples")
+        self.spec, self._num_train_samples = spec, source.num_train_samples
+        is_general = not wants_jax(spec) and spec.train.engine != "cuda_graph"
+        self._space: SearchSpace = parse_search(spec, request.search) or default_space(
+            spec, has_regularization=is_general)
+        identity = identity_of(spec, source, num_steps_of(spec.train, source.num_train_samples), OneRank())
+        self._subject = {**identity, "train.num_epochs": spec.train.num_epochs, "train.num_steps": spec.train.num_steps,
+                         "train.eval_every": spec.train.eval_every, "--metric": request.metric,
+                         "--search": {field: str(dimension) for field, dimension in self._space.items()}}
+        self._budget_usd = spec.place.budget_usd if request.usd is None else request.usd
+        self._usd_per_hour = _price(spec, self._budget_usd)
+        self._finished: dict[int, TrialResult] = {}
+
+    def run(self, signals: StopSignals) -> TuneResult:
+        """Trials until the number, the minutes or the dollars are reached."""
+        study = Study(self.folder, self.request.metric, self._space, self.spec.train.seed)
+        study.start(self._subject, own_values(self.spec, self._space))
+        backend: TrainerBackend | None = None
+        while not (stopped_by := self._limit(self._save(study, ""))):
+            backend = backend or open_backend(self.spec)
+            with study.next_trial() as (trial, values):
+                self._emit(self._save(study, ""), trial.number)
+                try:
+                    self._train(study, trial, values, backend, signals)
+                except OverBudget:
+                    stopped_by = self._seconds_left(self._save(study, ""))[1]
+                    break
+            self._emit(self._save(study, ""), trial.number)
+        return self._save(study, stopped_by)
+
+    def _train(
+        self, study: Study, trial: optuna.Trial, values: Mapping[str, Any], backend: TrainerBackend,
+        signals: StopSignals,
+    ) -> None:
+        from embark.run.loop import train
+
+        spec = self.trial_spec(trial.number, values)
+        reports = _Reports(study, trial, self.request.metric, spec.train.eval_every)
+        if study.why_pruned(trial):  # it was, and the process was killed before it could say so
+            return study.tell(trial, "pruned")
+        try:
+            with _deadline(signals, self._seconds_left(self._result(study, ""))[0]):
+                ended = train(spec, backend, [_Forward(self._view)], signals=signals, prune=reports)
+        except (Interrupted, Preempted, OverBudget, RunInUse, Fault):
+            raise  # the same trial resumes
+        except EmbarkError as error:
+            study.tell(trial, "failed")
+            if not isinstance(error, Diverged):
+                raise
+            return None
+        if ended["step"] < num_steps_of(spec.train, self._num_train_samples) and reports.is_pruned:
+            return study.tell(trial, "pruned")
+        value = _value_of(ended, self.request.metric)
+        return study.tell(trial, "complete" if math.isfinite(value) else "failed", value)
+
+    def trial_spec(self, number: int, values: Mapping[str, Any]) -> RunSpec:
+        """What a trial trains; evaluated at the same share of its steps as every other."""
+        spec = with_values(self.spec, values)
+        train = spec.train
+        if not train.eval_every:
+            steps = num_steps_of(train, self._num_train_samples)
+            train = train.model_copy(update={"eval_every": max(1, math.ceil(steps / NUM_EVALUATIONS))})
+        store = spec.store.model_copy(update={"root": str(self.folder)})
+        place = spec.place.model_copy(update={"budget_usd": None})  # it is the budget of all trials together
+        return spec.model_copy(update={"name": trial_name(number), "train": train, "store": store, "place": place})
+
+    def _limit(self, result: TuneResult) -> str:
+        """Which limit is reached; empty: none."""
+        if sum(one.state != "unfinished" for one in result.trials) >= self.request.trials:
+            return "trials"
+        left_s, by = self._seconds_left(result)
+        return by if left_s <= 0 else ""
+
+    def _seconds_left(self, result: TuneResult) -> tuple[float, str]:
+        """Until the minutes or the dollars are spent, and which of them comes first."""
+        left = [(math.inf, "")]
+        if self.request.minutes is not None:
+            left.append((self.request.minutes * 60 - result.seconds, "minutes"))
+        if self._budget_usd is not None and self._usd_per_hour:
+            left.append(((self._budget_usd - (result.usd or 0.0)) / self._usd_per_hour * 3600, "usd"))
+        return min(left)
+
+    def _save(self, study: Study, stopped_by: str) -> TuneResult:
+        """Write what there is, for `embark watch` and for a person; drop checkpoints that nobody asks for."""
+        result = self._result(study, stopped_by)
+        if result.best is not None:
+            best = with_values(self._given, result.trials[result.best].values)
+            write_atomic(self.folder / BEST, to_toml(best.model_copy(update={"name": f"{self.spec.name}-tuned"}),
+                                                     only_set=True))
+        write_atomic(self.folder / TUNE, json.dumps(to_jsonable(asdict(result)), indent=1, allow_nan=False) + "\n")
+        for one in result.trials:
+            if one.number != result.best and one.state != "unfinished":
+                checkpoints = RunDir(one.run_dir).checkpoints
+                for step in [*(held.step for held in checkpoints.committed()), *checkpoints.unfinished()]:
+                    checkpoints.remove(step)
+        return result
+
+    def _result(self, study: Study, stopped_by: str) -> TuneResult:
+        trials = tuple(self._trial_result(one) for one in study.trials())
+        best = study.best_number
+        costs = [one.usd for one in trials if one.usd is not None]
+        return TuneResult(
+            name=self.spec.name, folder=str(self.folder), metric=self.request.metric,
+            search={field: str(dimension) for field, dimension in self._space.items()}, trials=trials,
+            num_wanted=self.request.trials, stopped_by=stopped_by, best=best,
+            best_value=None if best is None else trials[best].value, own_value=trials[0].value if trials else None,
+            best_spec="" if best is None else str(self.folder / BEST), seconds=sum(one.seconds for one in trials),
+            usd=sum(costs) if costs else None,
+        )
+
+    def _trial_result(self, frozen: optuna.trial.FrozenTrial) -> TrialResult:
+        if frozen.number in self._finished:
+            return self._finished[frozen.number]
+        run_dir = RunDir(str(self.folder / trial_name(frozen.number)))
+        events = list(read_events(run_dir.events)) if run_dir.events.is_file() else []
+        spent = spending(events, usd_per_hour=self._usd_per_hour)
+        result = TrialResult(
+            number=frozen.number, state=STATES[frozen.state.name], values=dict(frozen.params), run_dir=run_dir.uri,
+            value=frozen.value if frozen.state.name == "COMPLETE" else None,
+            evaluations=len(frozen.intermediate_values), seconds=sum(one.held_s for one in attempts(events)),
+            usd=None if spent is None else spent.usd)
+        if result.state != "unfinished":
+            self._finished[frozen.number] = result
+        return result
+
+    def _emit(self, result: TuneResult, number: int) -> None:
+        event = Event("trial", {**asdict(result.trials[number]), "best": result.best, "best_value": result.best_value,
+                                "num_wanted": result.num_wanted})
+        for sink in self._view:
+            sink.emit(event)
+
+
+class _Reports:
+    """Every evaluation of a trial, for the study; its reason to stop there, if it has one."""
+
+    def __init__(self, study: Study, trial: optuna.Trial, metric_name: str, every: int) -> None:
+        self._study, self._trial, self._metric, self._every = study, trial, metric_name, every
+        self.is_pruned = False
+
+    def __call__(self, evaluated: Mapping[str, Any]) -> str:
+        self._trial.report(evaluated[self._metric], math.ceil(evaluated["step"] / self._every))
+        why = self._study.why_pruned(self._trial)
+        self.is_pruned = bool(why)
+        return why
+
+
+class _Forward:
+    """Hands on the events of a run. Its end is not the end of the search."""
+
+    def __init__(self, view: Sequence[Sink]) -> None:
+        self._view = view
+
+    def emit(self, event: Event) -> None:
+        for sink in self._view:
+            sink.emit(event)
+
+    def close(self) -> None:
+        """The next trial goes to the same sinks."""
+
+
+@contextmanager
+def _deadline(signals: StopSignals, seconds: float) -> Iterator[None]:
+    """A run stops as if its budget were spent, and saves."""
+    signals.deadline_s = time.monotonic() + seconds
+    try:
+        yield
+    finally:
+        signals.deadline_s = math.inf
+
+
+def trial_name(number: int) -> str:
+    return f"trial-{number:04d}"
+
+
+def _value_of(ended: Mapping[str, Any], name: str) -> float:
+    """With early stopping, that of the best checkpoint, which is the one to use."""
+    early = ended.get(EARLY_STOPPING) or {}
+    best = early.get("best") if early.get("metric") == name else None
+    return float(ended[name] if best is None else best)
+
+
+def _folder(spec: RunSpec) -> Path:
+    run_dir = RunDir(run_uri(spec.store.root, f"{spec.name}-tune"))
+    if run_dir.is_remote:
+        raise UserError(f"store.root = {spec.store.root}: embark tune keeps its trials in a local directory",
+                        fix="--set store.root=runs")
+    if os.environ.get("WORLD_SIZE", "1") != "1":
+        raise UserError("embark tune trains in one process, and this is one of several ranks",
+                        fix="start it without torchrun")
+    return run_dir.path
+
+
+def _check_request(request: TuneRequest) -> None:
+    for name in ("trials", "minutes", "usd"):
+        value = getattr(request, name)
+        if value is not None and not 0 < value < math.inf:
+            raise UserError(f"--{name} {value} is not a positive number", fix=f"leave --{name} out, or give one")
+
+
+def _price(spec: RunSpec, budget_usd: float | None) -> float | None:
+    """Of this machine, by the rule of `embark plan` and `embark report`."""
+    given = usd_per_hour()
+    price = price_of_run(spec, {})
+    per_hour = price.usd_per_hour if given is None else given
+    if budget_usd is not None and per_hour is None:
+        raise UserError(f"a budget of {format_usd(budget_usd)} cannot be enforced. {price.text}",
+                        fix=f"set {PRICE} to its dollars per hour, or limit the search by --minutes")
+    return per_hour

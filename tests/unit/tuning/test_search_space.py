@@ -1,0 +1,70 @@
+"""Which values are searched: what the spec allows, with its own among them, or what the user names."""
+
+from __future__ import annotations
+
+import pytest
+from tiny_runs import TINY
+
+from embark.errors import MistakesError
+from embark.spec import resolve
+from embark.tuning.search_space import Choices, Range, default_space, own_values, parse_search, with_values
+
+EPOCHS = "train.num_steps=0"
+
+
+def test_by_default_rates_optimizers_batch_and_regularization_are_searched_around_the_specs_own():
+    spec = resolve(TINY, [EPOCHS, "train.learning_rate=0.5", "train.weight_decay=0.03"])
+    space = default_space(spec, has_regularization=True)
+    assert [*space] == ["train.learning_rate", "train.dense_learning_rate", "train.optimizer", "train.dense_optimizer",
+                        "train.batch_size", "model.dropout", "train.weight_decay", "train.embedding_l2"]
+    assert (space["train.learning_rate"], space["train.dense_learning_rate"]) == (Range(1e-3, 0.5), Range(3e-4, 0.5))
+    assert space["train.batch_size"] == Choices((128, 32))  # 8 is too small
+    own = own_values(spec, space)
+    assert own.keys() == space.keys()
+    assert (own["train.dense_learning_rate"], own["train.weight_decay"]) == (0.5, 0.03)
+    for field, dimension in space.items():
+        for value in dimension.ends:
+            with_values(spec, {field: value})
+
+
+@pytest.mark.parametrize(("sets", "missing"), [
+    ((), {"train.batch_size"}),  # the steps are given: another batch is another number of samples
+    ((EPOCHS, "train.eval_every=4"), {"train.batch_size"}),
+    ((EPOCHS, "model.tables=[{name='a', rows=10, multi_hot=3}]"), {"train.embedding_l2"}),
+    ((EPOCHS, "model.kind=mine:Model", "model.code='x'"), {"model.dropout"}),
+])
+def test_what_the_spec_does_not_allow_is_not_searched(sets, missing):
+    every = default_space(resolve(TINY, [EPOCHS]), has_regularization=True)
+    assert every.keys() - default_space(resolve(TINY, sets), has_regularization=True).keys() == missing
+    plain = default_space(resolve(TINY, [EPOCHS]), has_regularization=False)
+    assert every.keys() - plain.keys() == {"model.dropout", "train.weight_decay", "train.embedding_l2"}
+
+
+def test_ranges_and_choices_are_read_as_settings_are():
+    space = parse_search(resolve(TINY), [
+        "train.learning_rate=0.001..1", "train.warmup_steps=0..20", "model.dropout=0..0.5",
+        "train.optimizer=sgd,adagrad", "train.batch_size=64, 128"])
+    assert space == {
+        "train.learning_rate": Range(0.001, 1), "train.warmup_steps": Range(0, 20, is_int=True),
+        "model.dropout": Range(0, 0.5), "train.optimizer": Choices(("sgd", "adagrad")),
+        "train.batch_size": Choices((64, 128))}
+    assert [dimension.is_log for dimension in space.values() if isinstance(dimension, Range)] == [True, False, False]
+    assert own_values(resolve(TINY), space) == {"train.learning_rate": 0.01, "train.warmup_steps": 0,
+                                                "model.dropout": 0.0, "train.batch_size": 128}
+
+
+@pytest.mark.parametrize(("argument", "problem"), [
+    ("train.learning_rate", r"is not a field of \[train\] or \[model\] with values"),
+    ("data.seed=1,2", r"is not a field of \[train\] or \[model\]"),
+    ("train.learning_rat=0.1,1", "no such field"),
+    ("train.learning_rate=1..0.1", "is not a range of numbers from low to high"),
+    ("train.optimizer=a..b", "train.optimizer"),
+    ("train.batch_size=64", "is one value"),
+    ("train.dense_optimizer=adam,adma", "train.dense_optimizer"),
+    ("model.dropout=0..1", "less than 1"),
+])
+def test_a_mistake_names_the_argument_and_all_are_reported_at_once(argument, problem):
+    with pytest.raises(MistakesError, match=problem) as refused:
+        parse_search(resolve(TINY), [argument, "nonsense"])
+    assert f"--search {argument}" in str(refused.value)
+    assert len(refused.value.mistakes) == 2

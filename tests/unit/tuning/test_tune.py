@@ -1,0 +1,246 @@
+"""A search by trials: nothing is lost or tried twice by a kill, bad trials are pruned, and limits hold.
+
+The trainer counts its steps and its AUC follows from its learning rate, so that a search takes a second.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+from counting_trainer import Instants, Killed, backend_of
+from tiny_runs import TINY
+
+from embark.errors import Diverged, Preempted, UserError
+from embark.events import Event
+from embark.run.signals import StopSignals
+from embark.spec import load_spec, resolve
+from embark.store import RunDir
+from embark.tuning.study import Study
+from embark.tuning.tune import TuneRequest, TuneResult, tune
+
+SETS = ("train.num_steps=8", "store.in_background=false", "store.checkpoint_every=3", "store.checkpoint_at_end=true",
+        "store.keep_checkpoints=1", "data.num_eval_samples=50", "watch.every=100")
+SEARCH = ("train.learning_rate=0.001..1",)
+TWO = TuneRequest(trials=2, search=SEARCH)
+
+
+def auc_of(spec: Any, steps: int) -> float:
+    """Best at a rate of 0.1, and better with every step."""
+    return 0.9 - 0.1 * abs(math.log10(spec.train.learning_rate) + 1) - 0.1 / (1 + steps)
+
+
+class Seen:
+    """The events of a search."""
+
+    def __init__(self) -> None:
+        self.events: list[Event] = []
+
+    def emit(self, event: Event) -> None:
+        self.events.append(event)
+
+    def close(self) -> None:
+        raise AssertionError("a trial's end is not the search's")
+
+
+@pytest.fixture
+def search(tmp_path, monkeypatch):
+    """A function from a request to the result; it may be killed at an instant of the first trial that reaches it."""
+    monkeypatch.setattr("embark.run.loop.log_prediction", lambda *_: None)
+
+    def start(
+        request: TuneRequest = TWO, *sets: str, instants: Instants | None = None,
+        aucs: Any = auc_of, root: str = "runs", view: Any = (), is_due: Any = lambda number: True,
+    ) -> TuneResult:
+        armed, idle = instants or Instants(), Instants()
+
+        def chosen(spec: Any, *_: Any) -> Any:
+            return backend_of(armed if is_due(int(spec.name[-4:])) else idle, aucs).build(spec, *_)
+
+        backend = backend_of(idle, aucs)
+        backend.build = chosen
+        monkeypatch.setattr("embark.tuning.tune.open_backend", lambda spec: backend)
+        if instants is not None:
+            monkeypatch.setattr(StopSignals, "look", lambda self: instants.caught)
+        return tune(resolve(TINY, [f"store.root={tmp_path / root}", *SETS, *sets]), request, view)
+
+    return start
+
+
+@pytest.fixture(scope="module")
+def undisturbed(tmp_path_factory):
+    """What the trials of a search are that nobody kills."""
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr("embark.run.loop.log_prediction", lambda *_: None)
+        patched.setattr("embark.tuning.tune.open_backend", lambda spec: backend_of(Instants(), auc_of))
+        root = tmp_path_factory.mktemp("undisturbed")
+        return tried(tune(resolve(TINY, [f"store.root={root}", *SETS]), TWO))
+
+
+def tried(result: TuneResult) -> list[tuple[Any, ...]]:
+    return [(one.number, one.state, one.value, one.values, one.evaluations) for one in result.trials]
+
+
+def test_the_first_trial_is_the_specs_own_and_the_best_is_a_spec_file(search, tmp_path):
+    seen = Seen()
+    result = search(view=[seen])
+    assert [one.number for one in result.trials] == [0, 1]
+    assert result.trials[0].values == {"train.learning_rate": 0.01}
+    assert result.own_value == pytest.approx(0.8 - 0.1 / 9)
+    assert result.best_value == max(one.value for one in result.trials if one.value is not None) > result.own_value
+    best = load_spec(result.best_spec)
+    assert best.train.learning_rate == result.trials[result.best].values["train.learning_rate"]
+    assert (best.name, best.train.num_steps, best.train.eval_every) == ("tiny-tuned", 8, 0)
+    assert json.loads((tmp_path / "runs/tiny-tune/tune.json").read_text())["best"] == result.best
+    over = [event.values for event in seen.events if event.kind == "trial" and event.values["state"] != "unfinished"]
+    assert [event["number"] for event in over] == [0, 1]
+    assert {path.parts[-3] for path in Path(result.folder).glob("trial-*/checkpoints/step-*")} == {
+        f"trial-{result.best:04d}"}
+
+
+def test_a_search_that_is_done_trains_nothing_and_more_trials_continue_it(search):
+    first = search(TuneRequest(trials=1, search=SEARCH))
+    assert search(TuneRequest(trials=1, search=SEARCH), aucs=lambda *_: 1 / 0) == first
+    assert first.stopped_by == "trials"
+    more = search(TuneRequest(trials=2, search=SEARCH))
+    assert tried(more)[:1] == tried(first)
+    assert len(more.trials) == 2
+
+
+@pytest.mark.parametrize(("signal", "number", "at", "first_step"), [
+    ("", 0, ("step", 1), 0), ("", 1, ("evaluate", 5), 3), ("", 1, ("committed", 8), 8), ("SIGTERM", 1, ("step", 5), 5),
+])
+def test_a_search_killed_in_a_trial_resumes_it_and_no_trial_is_lost_or_tried_twice(
+    search, undisturbed, signal, number, at, first_step
+):
+    with pytest.raises((Killed, Preempted)):
+        search(instants=Instants(at, signal), is_due=lambda one: one == number)
+    resumed = search(instants=Instants())
+    assert tried(resumed) == undisturbed
+    starts = [event["first_step"] for event in events_of(resumed, number) if event["event"] == "start"]
+    assert starts == [0, first_step]  # from its checkpoint, not from the beginning
+
+
+def test_a_kill_between_a_trials_end_and_the_word_about_it_loses_neither(search, undisturbed, monkeypatch):
+    with killed_before_tell(monkeypatch, 1), pytest.raises(Killed):
+        search()
+    resumed = search()
+    assert tried(resumed) == undisturbed
+    assert [event["event"] for event in events_of(resumed, 1)].count("start") == 1
+
+
+@contextmanager
+def killed_before_tell(monkeypatch: pytest.MonkeyPatch, number: int) -> Iterator[None]:
+    tell = Study.tell
+
+    def killed(self: Study, trial: Any, *args: Any) -> None:
+        if trial.number == number:
+            raise Killed
+        tell(self, trial, *args)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(Study, "tell", killed)
+        yield
+
+
+def test_a_line_of_the_journal_that_a_kill_cut_short_and_its_lock_do_not_stop_the_search(search):
+    first = search(TuneRequest(trials=1, search=SEARCH))
+    journal = Path(first.folder, "optuna.journal")
+    with journal.open("ab") as file:
+        file.write(b'{"op_code": 5, "worker')
+    Path(f"{journal}.lock").symlink_to(journal)
+    assert tried(search(TuneRequest(trials=2, search=SEARCH)))[:1] == tried(first)
+
+
+def test_trials_below_the_median_are_pruned_at_their_evaluation_also_after_a_kill(search, monkeypatch):
+    aucs = dict(enumerate([0.6, 0.61, 0.62, 0.63, 0.64, 0.5, 0.7]))  # five complete, and then one cannot win
+
+    def start() -> TuneResult:
+        return search(TuneRequest(trials=7, search=SEARCH), "store.checkpoint_every=0",
+                      aucs=lambda spec, _: aucs[int(spec.name[-4:])])
+
+    with killed_before_tell(monkeypatch, 5), pytest.raises(Killed):
+        start()
+    result = start()
+    assert [one.state for one in result.trials] == ["complete"] * 5 + ["pruned", "complete"]
+    pruned, events = result.trials[5], events_of(result, 5)
+    assert (pruned.evaluations, pruned.value, result.best) == (3, None, 6)
+    assert RunDir(pruned.run_dir).checkpoints.committed() == []
+    assert (events[-1]["step"], events[-1]["outcome"]) == (3, "done")
+    assert any("pruned after 3 evaluations: held-out AUC 0.5000 is worse than the median" in event.get("text", "")
+               for event in events)
+
+
+@pytest.mark.parametrize("name", ["minutes", "usd"])
+def test_a_limit_stops_the_trial_under_way_which_a_larger_one_resumes(search, monkeypatch, name):
+    """The limit is an hour away, and the clock is set forward by one in the second trial."""
+    monkeypatch.setenv("EMBARK_USD_PER_HOUR", "2")
+
+    def slow(spec: Any, steps: int) -> float:
+        if spec.name == "trial-0001" and steps == 4:
+            now_s = time.monotonic() + 3600
+            clock.setattr("embark.run.signals.time.monotonic", lambda: now_s)
+        return auc_of(spec, steps)
+
+    with monkeypatch.context() as clock:
+        result = search(TuneRequest(search=SEARCH, **{name: 60.0 if name == "minutes" else 2.0}), aucs=slow)
+    assert result.stopped_by == name
+    assert [one.state for one in result.trials] == ["complete", "unfinished"]
+    assert result.usd == pytest.approx(2 / 3600 * result.seconds)
+    resumed = search(TuneRequest(trials=2, search=SEARCH))
+    assert [one.state for one in resumed.trials] == ["complete", "complete"]
+    assert [event["outcome"] for event in events_of(resumed, 1) if event["event"] == "end"] == ["budget", "done"]
+
+
+def test_a_trial_that_diverges_has_failed_and_the_search_goes_on(search):
+    def diverging(spec: Any, steps: int) -> float:
+        if spec.name == "trial-0001":
+            raise Diverged("the loss became NaN")
+        return auc_of(spec, steps)
+
+    result = search(TuneRequest(trials=3, search=SEARCH), aucs=diverging)
+    assert [one.state for one in result.trials] == ["complete", "failed", "complete"]
+
+
+def test_a_spent_limit_starts_no_trial(search):
+    first = search(TuneRequest(trials=1, search=SEARCH))
+    again = search(TuneRequest(trials=2, search=SEARCH, minutes=first.seconds / 120))
+    assert (again.stopped_by, tried(again)) == ("minutes", tried(first))
+
+
+def test_the_time_of_a_process_is_counted_once_though_it_trains_many_runs(search):
+    began_s = time.time()
+    result = search()
+    assert sum(one.seconds for one in result.trials[1:]) <= time.time() - began_s
+
+
+def test_another_search_of_the_same_name_is_refused(search):
+    search(TuneRequest(trials=1, search=SEARCH))
+    with pytest.raises(UserError, match=r"tiny-tune has the trials of another search: --search changed"):
+        search(TuneRequest(trials=2, search=("train.learning_rate=0.001..0.5",)))
+    with pytest.raises(UserError, match=r"another search: train\.batch_size changed"):
+        search(TuneRequest(trials=2, search=SEARCH), "train.batch_size=64")
+
+
+@pytest.mark.parametrize(("request_", "sets", "problem"), [
+    (TuneRequest(trials=0), (), "--trials 0 is not a positive number"),
+    (TuneRequest(minutes=math.nan), (), "--minutes nan"),
+    (TuneRequest(usd=3.0), (), "a budget of .3.00 cannot be enforced.*names no machine"),
+    (TuneRequest(), ("data.num_eval_samples=0",), "on held-out samples, and the data has none"),
+    (TuneRequest(), ("store.root=s3://bucket/runs",), "keeps its trials in a local directory"),
+])
+def test_what_cannot_work_is_refused_before_anything_is_written(search, tmp_path, request_, sets, problem):
+    with pytest.raises(UserError, match=problem):
+        search(request_, *sets)
+    assert not (tmp_path / "runs").exists()
+
+
+def events_of(result: TuneResult, number: int) -> list[dict[str, Any]]:
+    text = Path(result.folder, f"trial-{number:04d}", "events.jsonl").read_text()
+    return [json.loads(line) for line in text.splitlines()]
