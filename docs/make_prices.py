@@ -109,7 +109,7 @@ FIGURES: dict[str, Callable[[Price], float | None]] = {
 
 def _savings(catalog: Catalog, cloud: str) -> tuple[str, tuple[float, ...], Origin]:
     prices = [p for p in catalog.prices.values() if p.region == REGIONS[cloud] and p.spot_saving is not None
-              and catalog.machines[p.machine].gpu.kind == "gpu"]
+              and p.machine in catalog.machines and catalog.machines[p.machine].gpu.kind == "gpu"]
     savings = [saving for price in prices if (saving := price.spot_saving) is not None]
     return f"{min(savings):.0%} to {max(savings):.0%}", (), prices[0].origin
 

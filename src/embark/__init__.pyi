@@ -12,6 +12,7 @@ from embark.lint.check import lint as lint_files
 from embark.lint.rendered import render_spec as render_files
 from embark.plan.plan import PlanRequest
 from embark.plan.plan import plan as plan_run
+from embark.plan.serving import ServeRequest, plan_serving
 from embark.report.context import read_run
 from embark.serve.score_file import score_file
 from embark.serve.server import Endpoint
@@ -23,9 +24,8 @@ from embark.tuning.tune import TuneRequest, tune
 
 __version__: str
 __all__ = [
-    "EmbarkError", "Endpoint", "PlanRequest", "RunSpec", "TuneRequest", "check_data", "diagnose_run", "evaluate",
-    "evaluate_slices", "export_run", "export_weights", "feature_importance", "lint_files", "list_checkpoints",
-    "load_spec", "plan_here", "plan_run", "prepare_data", "read_run", "render_files", "score_file", "serve_model",
-    "train", "tune", "write_embeddings",
-    "write_id_maps",
+    "EmbarkError", "Endpoint", "PlanRequest", "RunSpec", "ServeRequest", "TuneRequest", "check_data", "diagnose_run",
+    "evaluate", "evaluate_slices", "export_run", "export_weights", "feature_importance", "lint_files",
+    "list_checkpoints", "load_spec", "plan_here", "plan_run", "plan_serving", "prepare_data", "read_run",
+    "render_files", "score_file", "serve_model", "train", "tune", "write_embeddings", "write_id_maps",
 ]

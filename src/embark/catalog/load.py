@@ -16,6 +16,7 @@ from embark.catalog.machine import (
     CLOUDS,
     Catalog,
     Citation,
+    CpuMachine,
     Fabric,
     Gpu,
     Interruption,
@@ -36,6 +37,7 @@ MACHINE_COLUMNS = (
     "memory_gib", "link", "network_gbit_per_s", "fabric", "fabric_gbit_per_s", "num_fabric_devices", "local_disk_gb",
     "gke_accelerator", "quota", "sold", *ORIGIN_COLUMNS,
 )
+CPU_MACHINE_COLUMNS = ("name", "cloud", "vcpus", "memory_gib", *ORIGIN_COLUMNS)
 PRICE_COLUMNS = (
     "machine", "region", "on_demand_usd_per_hour", "spot_usd_per_hour", "commit_1y_discount", "commit_3y_discount",
     *ORIGIN_COLUMNS,
@@ -139,7 +141,7 @@ def read_catalog(folder: Path, newer: Path | None = None) -> Catalog:
         raise MistakesError(mistakes, "the catalog")
     if newer is None:
         return catalog
-    imported = read_prices(newer, catalog.machines, fix=f"remove {newer}, or import a complete one")
+    imported = read_prices(newer, catalog.priced, fix=f"remove {newer}, or import a complete one")
     return replace(catalog, prices=merge_newest(catalog.prices, imported))
 
 
@@ -188,9 +190,16 @@ def _read(folder: Path, mistakes: Mistakes) -> Catalog:
         if machine is not None:
             _check_machine(row, machine)
         machines[row.name] = machine
-    prices = _prices(folder / "prices.csv", machines, sources, mistakes)
+    cpu_machines: dict[str, Any] = {}
+    for row in _csv_rows(folder / "cpu_machines.csv", CPU_MACHINE_COLUMNS, "name", mistakes):
+        row.check_source(sources)
+        if row.name.lower() in names:
+            row.wrong("name", f"{row.name} occurs twice")
+        names.add(row.name.lower())
+        cpu_machines[row.name] = row.build(CpuMachine, reserve=reserves.get(row.values.get("cloud", "")))
+    prices = _prices(folder / "prices.csv", {**machines, **cpu_machines}, sources, mistakes)
     interruptions = _interruptions(folder / "interruptions.csv", machines, sources, mistakes)
-    return Catalog(machines, gpus, fabrics, quotas, volumes, sources, prices, interruptions, zones)
+    return Catalog(machines, gpus, fabrics, quotas, volumes, sources, prices, interruptions, zones, cpu_machines)
 
 
 def _check_machine(row: Row, machine: Machine) -> None:

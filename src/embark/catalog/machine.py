@@ -200,6 +200,27 @@ class Machine:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class CpuMachine:
+    """A machine without accelerators, for serving."""
+
+    name: Text
+    cloud: Cloud
+    vcpus: Positive
+    memory_gib: Positive
+    reserve: Reserve
+    origin: Origin
+
+    @property
+    def allocatable_gib(self) -> float:
+        """Memory that pods may request."""
+        return self.reserve.allocatable_gib(self.memory_gib)
+
+    @property
+    def allocatable_vcpus(self) -> float:
+        return self.reserve.allocatable_vcpus(self.vcpus)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Zones:
     """Where a machine is sold, for clouds that sell it in few zones of a region."""
 
@@ -297,14 +318,20 @@ class Catalog:
     spot_interruptions: Mapping[tuple[str, str, str], Interruption]
     """By cloud, machine and region; an empty text is any."""
     zones: Mapping[str, Zones]
+    cpu_machines: Mapping[str, CpuMachine]  # They run no training, so that only serving asks for them.
 
-    def zones_of(self, machine: Machine) -> Zones | None:
+    def zones_of(self, machine: Machine | CpuMachine) -> Zones | None:
         """None where the catalog does not know: every zone of a region may have it."""
         return self.zones.get(machine.name) or self.zones.get(machine.name.rpartition("-")[0])
 
-    def prices_of(self, machine: Machine) -> list[Price]:
+    def prices_of(self, machine: Machine | CpuMachine) -> list[Price]:
         """In every region that has it, by the region's name."""
         return sorted((p for p in self.prices.values() if p.machine == machine.name), key=lambda p: p.region)
+
+    @property
+    def priced(self) -> list[str]:
+        """The names that a price may have."""
+        return [*self.machines, *self.cpu_machines]
 
     def interruptions(self, machine: Machine, region: str) -> Interruption:
         """What is nearest to it: of the machine in the region, of the machine, of its cloud."""

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
 from embark.catalog.load import load_catalog
-from embark.catalog.machine import Catalog, Machine, Origin, Price, find_machine
+from embark.catalog.machine import Catalog, CpuMachine, Machine, Origin, Price, find_machine
 from embark.catalog.regions import default_region, is_sold_in, region_of
 from embark.errors import EmbarkError, Mistake, SpecError, UserError
 from embark.formatting import format_usd, to_one_line
@@ -117,7 +117,7 @@ def price_spec(spec: RunSpec, catalog: Catalog | None = None) -> SpecPrice | Non
                      price.origin if price else None)
 
 
-def lowest_price(catalog: Catalog, machine: Machine, purchase: Purchase) -> Price | None:
+def lowest_price(catalog: Catalog, machine: Machine | CpuMachine, purchase: Purchase) -> Price | None:
     """Of the region that is cheapest for this purchase option; where none sells it so, of any that sells it at all."""
     prices = [price for price in catalog.prices_of(machine) if is_sold_in(catalog, machine, price.region)]
     options: tuple[Purchase, ...] = (purchase, "on_demand", "spot")

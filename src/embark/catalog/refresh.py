@@ -37,7 +37,7 @@ class RefreshResult:
 
 def refresh_prices(catalog: Catalog, file: Path, stored: Path, today: datetime.date) -> RefreshResult:
     """Import `file` into `stored`, the newest of every row that was ever imported. A mistake in it changes nothing."""
-    new = read_prices(file, catalog.machines, fix="nothing was changed; fix the file and import it again")
+    new = read_prices(file, catalog.priced, fix="nothing was changed; fix the file and import it again")
     if not new:
         raise UserError(f"{file}: has no prices", fix="one row for each machine and region below the heading")
     late = sorted(price.origin.date for price in new.values() if price.origin.date > today.isoformat())
@@ -53,7 +53,7 @@ def refresh_prices(catalog: Catalog, file: Path, stored: Path, today: datetime.d
             num_same += 1
         else:
             changes.append(PriceChange(*place, old, price))
-    before = read_prices(stored, catalog.machines) if stored.exists() else {}
+    before = read_prices(stored, catalog.priced) if stored.exists() else {}
     if changes or num_same:
         try:
             write_atomic(stored, _to_csv(merge_newest(before, new)))

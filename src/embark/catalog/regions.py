@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from embark.catalog.machine import Catalog, Machine
+from embark.catalog.machine import Catalog, CpuMachine, Machine
 from embark.errors import Mistake
 
 if TYPE_CHECKING:
@@ -28,7 +28,7 @@ def region_of(cloud: str, place: PlaceSpec) -> str:
     return place.region or (zone["region"] if zone else "")
 
 
-def is_sold_in(catalog: Catalog, machine: Machine, region: str) -> bool:
+def is_sold_in(catalog: Catalog, machine: Machine | CpuMachine, region: str) -> bool:
     """Whether anyone can have it there, as far as the catalog knows."""
     sold = catalog.zones_of(machine)
     return sold is None or any(_region(zone) == region for zone in sold.zones)

@@ -41,7 +41,8 @@ def plan(
     cloud: str = "", region: str = "",
     spot: Annotated[bool | None, Parameter(negative="--on-demand", show_default=False)] = None, max_nodes: int = 16,
     samples: int | None = None, picture: Path | None = None, exact: Flag = False, tpu_compile: str = "",
-    console: Console = Console(),
+    serve: Flag = False, qps: float | None = None, p99_ms: float | None = None, rows: int | None = None,
+    tables: Literal["fp32", "fp16", "int8", "int4"] | None = None, cpu_machine: str = "", console: Console = Console(),
 ) -> int:
     """Predict what fits, step time, hours and dollars before you pay. Needs neither torch nor a network.
 
@@ -77,8 +78,31 @@ def plan(
         Place the tables with TorchRec's own planner. Needs torch.
     tpu_compile
         Instead, compile the step for a topology such as v5e:2x4 and show its memory. Needs jax[tpu], but no TPU.
+    serve
+        Instead, plan `embark serve` on CPU machines: replicas, machines, dollars. Needs --qps and --p99-ms.
+    qps
+        With --serve: requests per second.
+    p99_ms
+        With --serve: milliseconds in which 99 of 100 requests are answered.
+    rows
+        With --serve: rows (candidates) of a request; default 128.
+    tables
+        With --serve: the tables' type as exported; default fp32.
+    cpu_machine
+        With --serve: only this machine, such as m7i.2xlarge.
     """
     loaded = load_spec(spec, set_)
+    of_serving = {"--qps": qps, "--p99-ms": p99_ms, "--rows": rows, "--tables": tables, "--cpu-machine": cpu_machine}
+    given = [flag for flag, value in of_serving.items() if value is not None and value != ""]
+    if serve:
+        from embark.cli.plan_serving import plan_serving
+
+        others = {"--here": here, "--across": across, "--by": by, "--deadline": deadline, "--budget": budget,
+                  "--samples": samples, "--picture": picture, "--exact": exact, "--tpu-compile": tpu_compile}
+        return plan_serving(console, loaded, of_serving, {"cloud": cloud, "region": region, "spot": spot},
+                            [flag for flag, value in others.items() if value])
+    if given:
+        raise UserError(f"{given[0]} is about serving", fix="add --serve, or leave it out")
     if here:
         others = {"--across": across, "--by": by, "--deadline": deadline, "--budget": budget, "--cloud": cloud,
                   "--region": region, "--spot": spot, "--picture": picture, "--exact": exact,

@@ -266,7 +266,7 @@ def test_a_plan_needs_no_torch():
 def test_the_guide_s_commands_run(tmp_path):
     text = (ROOT / "docs" / "plan.md").read_text()
     blocks = re.findall(r"^```bash run\n(.*?)^```$", text, re.MULTILINE | re.DOTALL)
-    assert len(blocks) == 4
+    assert len(blocks) == 5
     environment = {**os.environ, "PYTHONPATH": str(ROOT / "src")}
     for block in blocks:
         commands = block.replace("embark ", f"{sys.executable} -m embark ")
