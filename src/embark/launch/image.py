@@ -10,7 +10,7 @@ from embark.launch.image_builder import build, find_builder, push
 from embark.launch.image_registry import EXAMPLES, ImageName
 from embark.launch.shell import Notify, Shell
 from embark.lint.rendered import render_folder
-from embark.render.job import default_image, make_job
+from embark.render.job import make_job
 from embark.spec import load_spec
 from embark.store import set_in_file
 
@@ -48,7 +48,7 @@ def make_image(spec: str, options: ImageOptions, shell: Shell, notify: Notify) -
         raise UserError('place.target = "tpu-vm" uses no image: its hosts install Embark\'s wheel', fix="embark launch")
     name = replace(ImageName.parse(job.image), digest="")
     if not name.tag:  # `latest` would be another image tomorrow
-        name = replace(name, tag=ImageName.parse(default_image(has_tpu=job.is_tpu)).tag)
+        name = replace(name, tag=ImageName.parse(job.default_image).tag)
     if options.must_push and not name.can_be_pushed:
         raise UserError(f"{name} names no registry to push to",
                         fix=f"--tag {EXAMPLES[job.cloud]}, with the names of your own registry")

@@ -301,6 +301,8 @@ def pods_of(document: Document) -> Iterator[Pod]:
         yield from _pod(document, "", spec)
     elif kind == "CronJob":
         yield from _pod(document, "", spec.at("jobTemplate.spec"))
+    elif kind == "InferenceService" and spec["predictor"]["containers"]:
+        yield _made(document, "predictor", spec, spec["predictor"], spec["predictor"])
     elif kind == "Pod" and spec:
         yield _made(document, "", document.root, document.root["metadata"], spec)
     elif kind in ("JobSet", "TrainingRuntime", "ClusterTrainingRuntime"):

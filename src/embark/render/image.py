@@ -9,12 +9,15 @@ import shlex
 from embark.render.folder import File
 from embark.render.job import Job
 from embark.render.pod import SCRATCH, USER_ID
+from embark.render.serving import SERVE_TARGETS
 from embark.render.shell_text import render_template
 from embark.render.targets.tpu_vm import packages as tpu_packages
 from embark.render.wheel import FOLDER as WHEEL_FOLDER
 from embark.render.wheel import wheel_requirement
 
 RAY_VERSION = "2.60.0"
+CUDA_BASE = "pytorch/pytorch:2.13.0-cuda13.0-cudnn9-runtime"
+CPU_BASE = "python:3.12-slim"
 EXTRAS = "cloud,columns,tensorboard"
 _HOW = ("embark image builds it. Embark comes from its wheel in dist/, other packages from where pip is configured to "
         "find them: --build-arg PIP_INDEX_URL, or its configuration.")
@@ -55,9 +58,11 @@ def dockerfile(job: Job) -> str:
     if "ray" in job.targets:
         packages.append(f"ray[default,train]=={RAY_VERSION}")
     # On Google's machines the fabric's libraries come from the host.
-    fabric = {"efa": "efa", "infiniband": "verbs"}.get(job.machine.fabric.name, "none")
+    is_serving = job.spec.place.target in SERVE_TARGETS
+    fabric = "none" if is_serving else {"efa": "efa", "infiniband": "verbs"}.get(job.machine.fabric.name, "none")
     return render_template(
-        "Dockerfile.j2", about=about, fabric=fabric, packages=packages, user=USER_ID, scratch=SCRATCH,
+        "Dockerfile.j2", about=about, fabric=fabric, variant="cpu" if is_serving else "cuda",
+        base=CPU_BASE if is_serving else CUDA_BASE, packages=packages, user=USER_ID, scratch=SCRATCH,
         files=job.spec.place.image_files,
         cpu_steps=_pip_steps(triple.pip_arguments("cpu")), cuda_steps=_pip_steps(triple.pip_arguments("cuda")))
 
@@ -65,6 +70,8 @@ def dockerfile(job: Job) -> str:
 def image_extras(job: Job) -> str:
     """What the run needs beside the trainer itself, by the names pip takes."""
     watch = job.spec.watch
+    if job.spec.place.target in SERVE_TARGETS:
+        return "cloud,serve"
     return ",".join([EXTRAS, *(name for name in ("otlp", "wandb", "mlflow") if name in watch.sinks),
                      *(["prometheus"] if watch.prometheus_port else [])])
 

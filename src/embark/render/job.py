@@ -12,6 +12,7 @@ from embark.catalog import Catalog, Machine, SpecPrice, find_volume, machine_of_
 from embark.catalog.pricing import DEFAULT_MACHINES
 from embark.catalog.regions import place_mistakes
 from embark.errors import ExitCode, Mistake, SpecError, UserError
+from embark.render.serving import SERVE_TARGETS, artifact_of, serve_mistakes, with_cloud
 from embark.spec import RunSpec, to_toml
 from embark.spec.batch import batch_mistakes
 from embark.spec.place import PodTarget
@@ -147,7 +148,11 @@ class Job:
 
     @property
     def image(self) -> str:
-        return self.spec.place.image or default_image(has_tpu=self.is_tpu)
+        return self.spec.place.image or self.default_image
+
+    @property
+    def default_image(self) -> str:
+        return default_image(has_tpu=self.is_tpu, is_serving=self.spec.place.target in SERVE_TARGETS)
 
     @property
     def namespace(self) -> str:
@@ -186,11 +191,17 @@ class Job:
 
 def make_job(spec: RunSpec, catalog: Catalog) -> Job:
     """Refuses, all at once, what cannot be rendered."""
+    is_serving = spec.place.target in SERVE_TARGETS
+    spec = with_cloud(spec) if is_serving else spec
     machine = _machine(spec, catalog)
     name = dns_label(spec.name)
     job = Job(spec, machine, name, spec.place.max_nodes, machine.gpus_per_host, to_toml(spec, only_set=True))
-    mistakes = [*place_mistakes(catalog, machine, spec.place), *_target_mistakes(job), *_storage_mistakes(job, catalog),
-                *_identity_mistakes(job), *_budget_mistakes(job)]
+    if is_serving:
+        mistakes = [*serve_mistakes(spec, catalog), *_account_mistakes(job, artifact_of(spec)),
+                    *_identity_mistakes(job)]
+    else:
+        mistakes = [*place_mistakes(catalog, machine, spec.place), *_target_mistakes(job),
+                    *_storage_mistakes(job, catalog), *_identity_mistakes(job), *_budget_mistakes(job)]
     if mistakes:
         raise SpecError(mistakes)
     return job
@@ -208,10 +219,12 @@ def dns_label(name: str) -> str:
     return f"{label[:33].rstrip('-')}-{hashlib.sha256(name.encode()).hexdigest()[:6]}"
 
 
-def default_image(*, has_tpu: bool = False) -> str:
+def default_image(*, has_tpu: bool = False, is_serving: bool = False) -> str:
     from embark import __version__
     from embark.stack.versions import default_triple
 
+    if is_serving:
+        return f"embark:{__version__}-serve"
     if has_tpu:
         return f"embark:{__version__}-tpu"
     return f"embark:{__version__}-torch{default_triple().torch}"
@@ -289,10 +302,7 @@ def _storage_mistakes(job: Job, catalog: Catalog) -> Iterator[Mistake]:
             elif volume.kind != "file":
                 yield _mistake("place.volume", place.volume, "is an object store: it is read by its uri, not mounted",
                                f"leave it out and use {bucket}")
-    uses_azure = any(path.startswith("az://") for path in (store.root, data.path))
-    if uses_azure and not place.storage_account:
-        yield _mistake("place.storage_account", "", "az:// names a container, and not the account that holds it",
-                       "set it to the storage account's name")
+    yield from _account_mistakes(job, store.root, data.path)
     if place.target == "compose":
         return
     if not is_shared(store.root, job) and job.num_pods > 1:
@@ -308,6 +318,12 @@ def _storage_mistakes(job: Job, catalog: Catalog) -> Iterator[Mistake]:
         yield _mistake("train.warm_start", warm_start, f"is on this machine; a machine of {job.cloud} does not see it",
                        f"copy the run and name the copy: embark data copy {shlex.quote(run)} "
                        f"{bucket}/{shlex.quote(run.rpartition('/')[2])}")
+
+
+def _account_mistakes(job: Job, *paths: str) -> Iterator[Mistake]:
+    if any(path.startswith("az://") for path in paths) and not job.spec.place.storage_account:
+        yield _mistake("place.storage_account", "", "az:// names a container, and not the account that holds it",
+                       "set it to the storage account's name")
 
 
 def _identity_mistakes(job: Job) -> Iterator[Mistake]:

@@ -8,8 +8,10 @@ from embark.render.folder import File
 from embark.render.image import render_image, render_tpu_image
 from embark.render.job import POD_TARGETS, Job
 from embark.render.monitoring import render_budget, render_monitoring
+from embark.render.serving import SERVE_TARGETS
 from embark.render.targets import kubernetes
 from embark.render.targets.compose import render_compose
+from embark.render.targets.serve import render_serve
 from embark.render.targets.torchx import render_torchx
 from embark.render.targets.tpu_vm import render_tpu_vm
 from embark.render.targets.vertex import render_vertex
@@ -28,6 +30,8 @@ TARGETS: dict[str, Render] = {  # plain machines, `vm` and `tpu-vm`, have no job
     "torchx": render_torchx,
     "vertex": render_vertex,
     "compose": render_compose,
+    "serve": render_serve,
+    "kserve": render_serve,
 }
 
 CLUSTERS: dict[str, Render] = {"aws": aws.render_eks, "azure": azure.render_aks, "gcp": gcp.render_gke}
@@ -51,14 +55,14 @@ def own_files(job: Job) -> list[File]:
     own = {file_of(section.kind): section.code for section in (job.spec.model, job.spec.data) if section.is_own}
     files += [File(name, code) for name, code in own.items()]
     if target != "tpu-vm":
-        files = [*files, *(render_tpu_image(job) if job.is_tpu else render_image(job))]
+        files = [*files, *(render_tpu_image(job) if job.is_tpu and target not in SERVE_TARGETS else render_image(job))]
     return [*files, *kubernetes.render_kueue(job)] if set(job.targets) & set(QUEUED) else files
 
 
 def render_infrastructure(job: Job) -> list[File]:
     """Every file that the job needs beside its own; none where it runs on one host or a cluster of yours."""
     target, cloud = job.spec.place.target, job.cloud
-    if target == "compose" or (target in POD_TARGETS and not job.spec.place.infrastructure):
+    if target in ("compose", *SERVE_TARGETS) or (target in POD_TARGETS and not job.spec.place.infrastructure):
         return []
     files = [*render_volumes(job), *render_budget(job)]
     if target == "vm":

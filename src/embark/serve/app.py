@@ -67,6 +67,8 @@ class ModelServer:
                                   ("route",), registry=registry, buckets=_BUCKETS_S)
         Gauge("embark_serve_queued_rows", "Rows that wait or are in work.", registry=registry).set_function(
             lambda: self._batcher.num_queued_rows)
+        self._in_flight = Gauge("embark_serve_requests_in_flight", "Requests that wait or are in work.",
+                                registry=registry)
         Gauge("embark_serve_version", "Version of the artifact.", registry=registry).set(artifact.version)
 
     def app(self) -> Starlette:
@@ -209,7 +211,8 @@ class ModelServer:
             raise Refusal(413 if len(rows) else 400, f"{len(rows):,} rows; a request has 1 to "
                                                 f"{self.limits.max_request_rows:,}")
         try:
-            found = await self._batcher.submit(rows, len(rows))
+            with self._in_flight.track_inprogress():
+                found = await self._batcher.submit(rows, len(rows))
         except Overloaded:
             raise _busy("too many rows are waiting") from None
         if isinstance(found, EmbarkError):

@@ -25,6 +25,7 @@ except ModuleNotFoundError as error:
     raise MissingPackage(f"embark serve needs {error.name}, which is not installed",
                          fix="pip install 'embark-rec[serve]'") from None
 from embark.serve.batcher import BatchLimits
+from embark.serve.deadlines import DRAIN_S
 from embark.serve.request_rows import JsonColumns, RequestScorer
 
 if TYPE_CHECKING:
@@ -32,7 +33,6 @@ if TYPE_CHECKING:
 
 TOKEN = "EMBARK_SERVE_TOKEN"
 _MAX_CONNECTIONS = 2_048
-_DRAIN_S = 30
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,7 +111,7 @@ async def _serve(model: ModelServer, endpoint: Endpoint, certificate: tuple[Path
                  listener: socket.socket, on_start: Callable[[str, str | None], None]) -> None:
     config = uvicorn.Config(
         model.app(), lifespan="off", access_log=False, log_level="warning", limit_concurrency=_MAX_CONNECTIONS,
-        timeout_graceful_shutdown=_DRAIN_S, server_header=False, http=BoundedProtocol, ws="none",
+        timeout_graceful_shutdown=DRAIN_S, server_header=False, http=BoundedProtocol, ws="none",
         ssl_certfile=certificate and certificate[0], ssl_keyfile=certificate and certificate[1])
     host, port = listener.getsockname()[:2]
     host = f"[{host}]" if ":" in host else host
@@ -152,7 +152,7 @@ class _Server(uvicorn.Server):
             self._on_start()
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-        await asyncio.gather(super().shutdown(sockets), *([self._grpc.stop(_DRAIN_S)] if self._grpc else []))
+        await asyncio.gather(super().shutdown(sockets), *([self._grpc.stop(DRAIN_S)] if self._grpc else []))
 
 
 def _token() -> str:

@@ -22,7 +22,7 @@ OTHER_FIELDS = frozenset({
     "train.early_stopping_metric", "train.early_stopping_min_delta", "train.sharding", "train.memory_reserve",
     "train.engine", "train.sparsecore",
 })
-OTHER_SECTIONS = frozenset({"name", "place", "store", "watch"})
+OTHER_SECTIONS = frozenset({"name", "place", "store", "watch", "serve"})
 
 KIND_OF_FIELD = {
     **dict.fromkeys(("data.label", "data.dense_columns", "data.time_column", "data.eval_fraction", "data.on_bad_id"),

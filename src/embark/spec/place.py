@@ -7,7 +7,8 @@ from pydantic import Field, PositiveFloat, PositiveInt
 from embark.spec.section import Section
 
 PodTarget = Literal["job", "jobset", "trainjob", "pytorchjob", "ray", "torchx"]
-Target = Literal[PodTarget, "vertex", "vm", "tpu-vm", "compose"]
+ServeTarget = Literal["serve", "kserve"]
+Target = Literal[PodTarget, "vertex", "vm", "tpu-vm", "compose", ServeTarget]
 
 _LABEL = r"^[a-z]([a-z0-9-]*[a-z0-9])?$"
 """A DNS label, as Kubernetes takes it for a name."""
@@ -62,7 +63,8 @@ class PlaceSpec(Section):
     """Use spot (preemptible) machines."""
     target: Target = "job"
     """What starts the processes: a Kubernetes `job`, `jobset`, Kubeflow's `trainjob` or `pytorchjob`, `ray`, `torchx`,
-    `vertex`, plain machines (`vm`, `tpu-vm`), or `compose` on one host."""
+    `vertex`, plain machines (`vm`, `tpu-vm`), or `compose` on one host. `serve` and `kserve` train nothing: they
+    deploy an exported model as `[serve]` says."""
     render_targets: Annotated[tuple[PodTarget, ...], Field(strict=False)] = ()
     """Kubernetes targets whose files `embark render` writes besides those of `target`, into the same folder. They need
     the same cluster, so they have no effect if `target` is not one of them."""

@@ -12,6 +12,7 @@ from embark.spec.identity import ACCEPTABLE
 from embark.spec.model import SHARED, ModelSpec
 from embark.spec.place import ELASTIC_TARGETS, PlaceSpec
 from embark.spec.section import Section
+from embark.spec.serve import ServeSpec
 from embark.spec.train import TrainSpec
 from embark.spec.watch import WatchSpec
 
@@ -55,6 +56,7 @@ class RunSpec(Section):
     place: PlaceSpec = PlaceSpec()
     store: StoreSpec = StoreSpec()
     watch: WatchSpec = WatchSpec()
+    serve: ServeSpec = ServeSpec()
 
     def mistakes(self) -> Iterator[Mistake]:
         """Conflicts between fields that are each valid alone."""
@@ -62,6 +64,9 @@ class RunSpec(Section):
         yield from _data_mistakes(self)
         yield from _train_mistakes(self)
         yield from _elastic_mistakes(self)
+        if self.serve.min_replicas > self.serve.max_replicas:
+            yield _mistake("serve.min_replicas", self.serve.min_replicas,
+                           f"is more than serve.max_replicas = {self.serve.max_replicas}", "swap them")
         yield from _acceptance_mistakes(self)
 
 

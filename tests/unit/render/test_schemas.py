@@ -1,7 +1,8 @@
 """Rendered objects against the models and schemas of the projects that read them.
 
-Kubeflow's come from PyPI. The definitions of JobSet, Kueue, KubeRay and eksctl are files of those projects: by hand,
-`EMBARK_SCHEMAS=FOLDER pytest -m schemas`, with `jobsets.crd.yaml`, `eksctl-…-cluster-config.json` and the like in it.
+Kubeflow's come from PyPI. The definitions of JobSet, Kueue, KubeRay, KEDA, KServe and eksctl are files of those
+projects: by hand, `EMBARK_SCHEMAS=FOLDER pytest -m schemas`, with `jobsets.crd.yaml`, `eksctl-…-cluster-config.json`
+and the like in it.
 """
 
 from __future__ import annotations
@@ -17,8 +18,11 @@ import pytest
 import yaml
 from render_jobs import job_of
 
+from embark.catalog import load_catalog
 from embark.render.clouds.aws import render_eks
+from embark.render.job import make_job
 from embark.render.render import QUEUED, own_files
+from embark.spec import load_spec
 
 MACHINES = ("p5.48xlarge", "Standard_ND96isr_H100_v5", "a3-megagpu-8g")
 TRAINER_MODELS = {"TrainJob": "TrainerV1alpha1TrainJob",
@@ -27,7 +31,8 @@ TRAINER_MODELS = {"TrainJob": "TrainerV1alpha1TrainJob",
 FILES = {"TrainJob": "trainjobs", "TrainingRuntime": "clustertrainingruntimes", "JobSet": "jobsets",
          "PyTorchJob": "pytorchjobs", "RayJob": "ray_rayjobs", "RayCluster": "ray_rayclusters",
          "ClusterQueue": "kueue_kueue.x-k8s.io_clusterqueues", "LocalQueue": "kueue_kueue.x-k8s.io_localqueues",
-         "ResourceFlavor": "kueue_kueue.x-k8s.io_resourceflavors"}
+         "ResourceFlavor": "kueue_kueue.x-k8s.io_resourceflavors", "ScaledObject": "keda_scaledobjects",
+         "InferenceService": "kserve_inferenceservices"}
 KEPT = ("type", "enum", "required", "pattern", "minimum", "maximum", "minLength", "maxLength", "minItems", "maxItems",
         "anyOf", "oneOf", "allOf", "not")
 
@@ -79,6 +84,19 @@ def test_every_object_fits_its_own_definition(target, machine):
     assert seen
     for document in seen:
         _definition(document["kind"]).validate(document)
+
+
+@pytest.mark.schemas
+@pytest.mark.parametrize(("kind", "target"), [("ScaledObject", "serve"), ("InferenceService", "kserve")])
+def test_keda_and_kserve_take_the_server(kind, target):
+    sets = [f"place.target={target}", "store.root=gs://bucket/runs", "serve.autoscaler=keda"]
+    files = own_files(make_job(load_spec("quickstart", sets), load_catalog()))
+    found = [one for file in files if file.path.endswith(".yaml") for one in yaml.safe_load_all(file.text)]
+    document = next(one for one in found if one["kind"] == kind)
+    _definition(kind).validate(document)
+    document["spec"]["nonsense"] = 1
+    with pytest.raises(jsonschema.ValidationError):
+        _definition(kind).validate(document)
 
 
 @pytest.mark.schemas

@@ -20,6 +20,7 @@ from embark.lint.check import lint_texts
 from embark.lint.read import kind_of
 from embark.render.job import make_job
 from embark.render.render import TARGETS, own_files, render
+from embark.render.serving import SERVE_TARGETS
 from embark.render.targets.vm_node import node_program
 from embark.render.wheel import wheel_name
 from embark.spec import load_spec, resolve
@@ -108,7 +109,7 @@ def test_clouds_differ_only_where_they_do():
     assert messages[0] == messages[1] == messages[2]
 
 
-@pytest.mark.parametrize("target", [t for t in TARGETS if t != "compose"])
+@pytest.mark.parametrize("target", [t for t in TARGETS if t not in ("compose", *SERVE_TARGETS)])
 def test_another_number_of_nodes_changes_every_file_that_counts(target):
     def texts(nodes: int) -> dict[str, str]:
         job = job_of("a3-megagpu-8g", **place_of(target, "a3-megagpu-8g", nodes=nodes, queue="team"))

@@ -186,6 +186,22 @@ def test_a_client_that_does_not_read_is_closed(artifact, monkeypatch):
     assert while_serving(artifact, use, scorer=scorer) == 200
 
 
+def test_requests_in_flight_are_counted_until_they_are_answered(artifact):
+    scorer = BlockedScorer(artifact)
+
+    def use(client):
+        body, name = json.dumps({"rows": ROWS[:1]}).encode(), "embark_serve_requests_in_flight"
+        with socket.create_connection(client.address.split(":"), timeout=60) as sent:
+            sent.sendall(b"POST /score HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n" % len(body) + body)
+            assert scorer.entered.wait(60)
+            during = client("GET", "/metrics")[1]
+            scorer.release.set()
+            assert sent.recv(1)
+        return f"{name} 1.0" in during, f"{name} 0.0" in client("GET", "/metrics")[1]
+
+    assert while_serving(artifact, use, scorer=scorer) == (True, True)
+
+
 def test_bodies_that_fill_the_memory_are_refused_until_others_are_answered(artifact):
     scorer = BlockedScorer(artifact)
     long = {"rows": ROWS[:1], "more": "x" * 60_000}

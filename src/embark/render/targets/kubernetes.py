@@ -29,7 +29,7 @@ CONTAINERS = {"job": CONTAINER, "jobset": CONTAINER, "trainjob": "node", "pytorc
 KEPT_S = 86_400
 RETRIES_PER_NODE = 3
 FAILURES_PER_NODE = 10
-_IDENTITY_ANNOTATIONS = {
+IDENTITY_ANNOTATIONS = {
     "aws": "eks.amazonaws.com/role-arn",
     "azure": "azure.workload.identity/client-id",
     "gcp": "iam.gke.io/gcp-service-account",
@@ -111,7 +111,7 @@ def _values(job: Job, target: str) -> dict[str, Any]:
         command = [] if target == "ray" else plain_command(job, ranks_words())
     return {
         **pod_values(job), "command": command, "container": CONTAINERS[target], "config": config_data(job),
-        "identity_annotation": _IDENTITY_ANNOTATIONS[job.cloud], "exits": sorted(EXITS, key=lambda row: row.code),
+        "identity_annotation": IDENTITY_ANNOTATIONS[job.cloud], "exits": sorted(EXITS, key=lambda row: row.code),
         "fault_code": ExitCode.FAULT, "port": PORT, "wait_s": WAIT_S, "kept_s": KEPT_S,
         "retries_per_node": RETRIES_PER_NODE, "max_restarts": job.max_restarts,
         "deadline_s": None if hours is None else max(1, round(hours * 3600)),

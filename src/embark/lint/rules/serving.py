@@ -1,0 +1,119 @@
+"""EMB9xx: does a server of an exported model become ready, drain, scale and survive its nodes?"""
+
+import re
+from collections.abc import Iterator
+
+from embark.lint.pods import Container, Pod, quantity
+from embark.lint.read import Document
+from embark.lint.rule import Hit, Manifests
+from embark.lint.rules.jobs import DEFAULT_GRACE_S, GRACE_FIELD
+from embark.lint.source import Node, remove_key, set_key
+from embark.render.targets.serve import TABLE_BYTES
+from embark.serve.deadlines import DRAIN_S
+
+SCALERS = ("HorizontalPodAutoscaler", "ScaledObject")
+_EMBARK = re.compile(r"embark[-_]rec[^\[\s]*(?:\[(?P<extras>[\w, -]*)\])?")
+
+
+def servers(manifests: Manifests) -> Iterator[tuple[Container, Pod]]:
+    """Containers that run `embark serve`."""
+    for pod in manifests.pods:
+        for container in pod.containers:
+            words = [node.text for node in container.argv_nodes]
+            if "serve" in words[1:] and any(word.rpartition("/")[2] == "embark" for word in words):
+                yield container, pod
+
+
+def no_readiness_probe(server: Container, pod: Pod) -> Iterator[Hit]:
+    if pod.kind != "InferenceService" and not server.node["readinessProbe"]:
+        yield Hit(server.place)
+
+
+def drain_cut_short(server: Container, pod: Pod) -> Iterator[Hit]:
+    if pod.kind == "InferenceService":
+        return  # Knative has rules of its own
+    grace = pod.spec[GRACE_FIELD]
+    have_s = grace.integer if grace.integer is not None else DEFAULT_GRACE_S
+    stop = server.node.at("lifecycle.preStop")
+    slept = stop.at("sleep.seconds").integer or next(
+        (int(found[1]) for word in stop.at("exec.command") if (found := re.search(r"(?:sleep )?(\d+)$", word.text))), 0)
+    if have_s < slept + DRAIN_S:
+        yield Hit(grace.place or server.place,
+                  f"the pod is killed after {have_s} s; it waits {slept} s in preStop and drains for up to {DRAIN_S} s",
+                  f"{GRACE_FIELD}: {slept + DRAIN_S + 5}", set_key(pod.spec, GRACE_FIELD, str(slept + DRAIN_S + 5)))
+
+
+def server_on_localhost(server: Container) -> Iterator[Hit]:
+    words = [node.text for node in server.argv_nodes]
+    said = [word.partition("=")[2] or "".join(words[at + 1 : at + 2]) for at, word in enumerate(words)
+            if word == "--host" or word.startswith("--host=")]
+    if not said or said[-1] in ("127.0.0.1", "localhost", "::1"):
+        yield Hit(server.place)
+
+
+def memory_below_tables(server: Container, pod: Pod) -> Iterator[Hit]:
+    limit = server.limits["memory"]
+    have, need = quantity(limit.text) if limit else None, quantity(pod.annotations.get(TABLE_BYTES, ""))
+    if have is not None and need is not None and have < need:
+        yield Hit(limit.place or server.place, f"the limit is {limit.text}, and the tables take {need / 2**30:.1f} GiB")
+
+
+def two_autoscalers(document: Document, manifests: Manifests) -> Iterator[Hit]:
+    if document.kind == "ScaledObject":
+        for other in manifests.of_kind("HorizontalPodAutoscaler"):
+            if _target(other) == _target(document):
+                yield Hit(document.place, f"{other.name} and {document.name} both scale {_target(document)[1]}")
+
+
+def replicas_beside_autoscaler(document: Document, manifests: Manifests) -> Iterator[Hit]:
+    replicas = document.root.at("spec.replicas")
+    if document.kind == "Deployment" and replicas.place is not None and _scaler_of(document, manifests) is not None:
+        yield Hit(replicas.place, edits=remove_key(document.root["spec"], "replicas"))
+
+
+def budget_blocks_drain(document: Document, manifests: Manifests) -> Iterator[Hit]:
+    """The budget lets no pod go of a Deployment that it selects."""
+    if document.kind != "PodDisruptionBudget":
+        return
+    spec, labels = document.root["spec"], document.root.at("spec.selector.matchLabels")
+    least, most = spec["minAvailable"], spec["maxUnavailable"]
+    for other in manifests.of_kind("Deployment"):
+        own = other.root.at("spec.template.metadata.labels")
+        if other.namespace != document.namespace or not labels.names or \
+                any(own[name].text != labels[name].text for name in labels.names):
+            continue
+        num = _num_replicas(other, manifests)
+        if most.text in ("0", "0%") or least.text == "100%" or (least.integer is not None and least.integer >= num):
+            field = least if least else most
+            yield Hit(field.place or document.place, f"with {num} of {other.name} running, no pod may be evicted")
+
+
+def image_without_server(manifests: Manifests) -> Iterator[Hit]:
+    if not any(servers(manifests)):
+        return
+    commands = [*manifests.commands, *(one for file in manifests.files.dockerfiles for one in file.commands)]
+    for command in commands:
+        if "install" not in command.argv:
+            continue
+        for word in command.words:
+            if (found := _EMBARK.search(word.text)) and "serve" not in re.split(r"[,\s]+", found["extras"] or ""):
+                yield Hit(word.place)
+
+
+def _target(scaler: Document) -> tuple[str, str, str]:
+    """Namespace, name and kind of what it scales."""
+    ref: Node = scaler.root.at("spec.scaleTargetRef")
+    return scaler.namespace, ref["name"].text, ref["kind"].text or "Deployment"
+
+
+def _scaler_of(document: Document, manifests: Manifests) -> Document | None:
+    wanted = (document.namespace, document.name, document.kind)
+    return next((one for one in manifests.of_kind(*SCALERS) if _target(one) == wanted), None)
+
+
+def _num_replicas(deployment: Document, manifests: Manifests) -> int:
+    """At least."""
+    scaler = _scaler_of(deployment, manifests)
+    spec = deployment.root["spec"] if scaler is None else scaler.root["spec"]
+    return next((node.integer for name in ("minReplicas", "minReplicaCount", "replicas")
+                 if (node := spec[name]).integer is not None), 1)

@@ -1,0 +1,189 @@
+"""`place.target = "serve"`: the server's pods become ready, scale, drain and fit, and their objects are valid."""
+
+from __future__ import annotations
+
+import kubernetes_validate
+import pytest
+import yaml
+
+from embark.catalog import load_catalog
+from embark.errors import SpecError
+from embark.lint.check import lint_texts
+from embark.lint.rendered import refuse_faults
+from embark.plan.serving import replica_bytes, table_bytes
+from embark.render.job import make_job
+from embark.render.render import render
+from embark.render.targets.serve import render_serve
+from embark.serve.deadlines import DRAIN_S
+from embark.spec import load_spec, resolve
+
+VERSION = "1.36"
+STORES = {"aws": ("store.root=s3://bucket/runs",), "gcp": ("store.root=gs://bucket/runs",),
+          "azure": ("store.root=az://container/runs", "place.storage_account=account")}
+OWN = "import torch\n\n\nclass MyModel(torch.nn.Module):\n    pass\n"
+
+
+def files_of(*sets, target="serve", store=STORES["aws"]):
+    files = render(make_job(load_spec("quickstart", [*store, f"place.target={target}", *sets]), load_catalog()))
+    assert refuse_faults(files) == []
+    return {file.path: file.text for file in files}
+
+
+def objects(*sets, target="serve", store=STORES["aws"]):
+    (text,) = [text for path, text in files_of(*sets, target=target, store=store).items() if path.endswith(".yaml")]
+    return {document["kind"]: document for document in yaml.safe_load_all(text)}
+
+
+def container_of(*sets, **where):
+    return objects(*sets, **where)["Deployment"]["spec"]["template"]["spec"]["containers"][0]
+
+
+@pytest.mark.parametrize("sets", [(), ("serve.tables=int8", "serve.machine=m7i.2xlarge"),
+                                  ("place.machine=p5.48xlarge", "place.nodes=4", "train.batch_size=7")], ids=str)
+@pytest.mark.parametrize("cloud", STORES)
+def test_the_api_server_s_schemas_take_every_object(cloud, sets):
+    if cloud != "aws" and "place.machine=p5.48xlarge" in sets:
+        sets = (f"place.cloud={cloud}",)
+    found = objects(*sets, store=STORES[cloud])
+    assert set(found) == {"Namespace", "ServiceAccount", "Deployment", "Service", "HorizontalPodAutoscaler",
+                          "PodDisruptionBudget"}
+    for document in found.values():
+        kubernetes_validate.validate(document, VERSION, strict=True)
+
+
+def test_the_probes_ask_routes_that_the_server_has():
+    from embark.serve.app import ModelServer
+
+    routes = ModelServer.app.__code__.co_consts
+    container = container_of()
+    for probe in ("startupProbe", "readinessProbe", "livenessProbe"):
+        asked = container[probe]["httpGet"]
+        assert any(asked["path"] in str(const) for const in routes)
+        assert asked["port"] == container["ports"][0]["name"]
+    assert container["command"][-4:] == ["--host", "0.0.0.0", "--port", str(container["ports"][0]["containerPort"])]
+
+
+def test_the_grace_period_has_room_for_the_wait_and_the_drain():
+    pod = objects()["Deployment"]["spec"]["template"]["spec"]
+    slept = pod["containers"][0]["lifecycle"]["preStop"]["sleep"]["seconds"]
+    assert pod["terminationGracePeriodSeconds"] > slept + DRAIN_S
+
+
+@pytest.mark.parametrize("tables", ["fp32", "int4"])
+def test_memory_disk_and_start_follow_from_the_tables(tables):
+    sets = ("model.rows_per_table=4000000", f"serve.tables={tables}")
+    spec = load_spec("quickstart", [*sets])
+    container = container_of(*sets)
+    num_bytes = table_bytes(spec, tables)
+    for kind in ("requests", "limits"):
+        memory = int(container["resources"][kind]["memory"].removesuffix("Gi")) * 2**30
+        assert 0 <= memory - replica_bytes(spec, tables) < 2**30
+        assert int(container["resources"][kind]["ephemeral-storage"].removesuffix("Gi")) * 2**30 > 1.1 * num_bytes
+    probe = container["startupProbe"]
+    assert probe["periodSeconds"] * probe["failureThreshold"] >= num_bytes / 50e6 + 60
+    assert container_of(*sets, "serve.memory_gib=300")["resources"]["limits"]["memory"] == "300Gi"
+
+
+def test_the_autoscaler_is_one_of_two_and_asks_for_a_metric_that_the_server_has():
+    from pathlib import Path
+
+    import embark.serve.app
+
+    name = "embark_serve_requests_in_flight"
+    assert f'"{name}"' in Path(embark.serve.app.__file__).read_text()
+    sets = ("serve.min_replicas=3", "serve.max_replicas=9", "serve.requests_in_flight=5")
+    scaler = objects(*sets)["HorizontalPodAutoscaler"]["spec"]
+    assert (scaler["minReplicas"], scaler["maxReplicas"]) == (3, 9)
+    assert scaler["metrics"][0]["pods"] == {"metric": {"name": name},
+                                            "target": {"type": "AverageValue", "averageValue": "5"}}
+    found = objects(*sets, "serve.autoscaler=keda")
+    assert "HorizontalPodAutoscaler" not in found
+    keda = found["ScaledObject"]["spec"]
+    assert keda["scaleTargetRef"]["name"] == found["Deployment"]["metadata"]["name"]
+    assert (keda["minReplicaCount"], keda["maxReplicaCount"]) == (3, 9)
+    trigger = keda["triggers"][0]["metadata"]
+    assert trigger["query"].startswith(f"sum({name}{{")
+    assert trigger["threshold"] == "5"
+
+
+def test_names_and_labels_meet():
+    found = objects()
+    deployment, labels = found["Deployment"], found["Service"]["spec"]["selector"]
+    assert labels == deployment["spec"]["selector"]["matchLabels"] == found["PodDisruptionBudget"]["spec"]["selector"][
+        "matchLabels"]
+    assert labels.items() <= deployment["spec"]["template"]["metadata"]["labels"].items()
+    assert found["HorizontalPodAutoscaler"]["spec"]["scaleTargetRef"]["name"] == deployment["metadata"]["name"]
+    assert "replicas" not in deployment["spec"]
+    assert found["PodDisruptionBudget"]["spec"]["maxUnavailable"] == 1
+
+
+def test_kserve_has_the_same_server():
+    service = objects(target="kserve")["InferenceService"]["spec"]["predictor"]
+    mine, plain = service["containers"][0], container_of()
+    for field in ("command", "env", "resources", "image", "volumeMounts"):
+        assert mine[field] == plain[field]
+    assert mine["name"] == "kserve-container"
+    assert (service["scaleMetric"], service["scaleTarget"], service["timeout"]) == ("concurrency", 2, DRAIN_S)
+
+
+def test_the_image_has_the_server_and_no_cuda():
+    dockerfile = files_of()["Dockerfile"]
+    assert "[cloud,serve]" in dockerfile
+    assert "ARG VARIANT=cpu" in dockerfile
+    assert "cuda13" not in dockerfile
+
+
+def test_an_own_model_travels_with_the_server(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "my_model.py").write_text(OWN)
+    found = objects("model.kind=my_model:MyModel")
+    assert found["ConfigMap"]["data"] == {"my_model.py": OWN}
+    container = found["Deployment"]["spec"]["template"]["spec"]["containers"][0]
+    assert container["command"][-2:] == ["--model-file", "/etc/embark/my_model.py"]
+    assert {"name": "model", "mountPath": "/etc/embark", "readOnly": True} in container["volumeMounts"]
+
+
+@pytest.mark.parametrize("sets", [(), ("serve.autoscaler=keda",)])
+def test_what_is_rendered_would_be_found_if_it_were_wrong(sets):
+    """The rules look at the rendered objects: each of these mistakes is found in them."""
+    files = files_of(*sets)
+    for old, new, code in (
+        ("readinessProbe:", "otherProbe:", "EMB901"),
+        ("terminationGracePeriodSeconds: 45", "dnsPolicy: Default", "EMB902"), ("0.0.0.0", "127.0.0.1", "EMB903"),
+        ("            memory: 2Gi\n            ephemeral-storage: 2Gi\n        security",
+         "            memory: 512Mi\n        security", "EMB904"),
+        ("  strategy:", "  replicas: 2\n  strategy:", "EMB906"), ("maxUnavailable: 1", "minAvailable: 2", "EMB907"),
+    ):
+        text = files["serve.yaml"]
+        assert old in text
+        assert code in {one.code for one in lint_texts({"serve.yaml": text.replace(old, new)})}, code
+    image = files["Dockerfile"].replace("[cloud,serve]", "[cloud]")
+    assert {one.code for one in lint_texts({"serve.yaml": files["serve.yaml"], "Dockerfile": image})} >= {"EMB908"}
+
+
+@pytest.mark.parametrize(("sets", "says"), [
+    (["store.root=runs", "place.cloud=aws"], r"serve\.artifact = runs/quickstart/export\n +is on this machine"),
+    (["store.root=az://c/runs"], r"place\.storage_account"),
+    (["store.root=s3://b/r", "serve.machine=m7i.9xlarge"], "no such machine without accelerators"),
+    (["store.root=s3://b/r", "serve.machine=c7i.xlarge", "model.rows_per_table=4000000"], "a replica needs"),
+    (["store.root=s3://b/r", "serve.min_replicas=20"], r"is more than serve\.max_replicas"),
+], ids=str)
+def test_what_cannot_be_deployed_is_refused(sets, says):
+    with pytest.raises(SpecError, match=says):
+        make_job(load_spec("quickstart", ["place.target=serve", *sets]), load_catalog())
+
+
+def test_without_the_tables_the_memory_must_be_given():
+    raw = {"data": {"kind": "prepared", "path": "s3://b/gone"}, "place": {"target": "serve"},
+           "store": {"root": "s3://b/r"}}
+    with pytest.raises(SpecError, match=r"serve\.memory_gib"):
+        make_job(resolve(raw), load_catalog())
+    for target in ("serve", "kserve"):
+        job = make_job(resolve({**raw, "place": {"target": target}, "serve": {"memory_gib": 8.0}}), load_catalog())
+        text = render_serve(job)[0].text
+        assert "memory: 8Gi" in text
+        assert "table-bytes" not in text
+
+
+def test_the_artifact_may_be_elsewhere():
+    assert container_of("serve.artifact=gs://models/films", store=())["command"][2] == "gs://models/films"
