@@ -11,6 +11,7 @@ import threading
 from exported_runs import COLUMNS, draw_rows
 
 from embark.serve.request_rows import RequestScorer
+from embark.serve.served_model import ServedModel
 from embark.serve.server import Endpoint, Listening, serve_scorer
 from embark.trainers.torch.exported_model import ExportedModel
 
@@ -35,7 +36,13 @@ class Client:
 
 
 def while_serving(artifact, use, *, scorer=None, limits=None, endpoint=None):
-    """What `use` returns, called with a client; SIGTERM ends the server, which then must return."""
+    """What `use` returns, called with a client of a server of one version."""
+    model = ServedModel(scorer or RequestScorer(artifact, ExportedModel(artifact).score))
+    return use_server(lambda on_start: serve_scorer(model, endpoint or Endpoint(port=0), limits, on_start), use)
+
+
+def use_server(serve, use):
+    """What `use` returns, called with a client; SIGTERM ends what `serve` serves, which then must return."""
     found: list[object] = []
 
     def run(listening) -> None:
@@ -48,8 +55,7 @@ def while_serving(artifact, use, *, scorer=None, limits=None, endpoint=None):
                 os.kill(os.getpid(), signal.SIGTERM)
         threading.Thread(target=work, daemon=True).start()
 
-    scorer = scorer or RequestScorer(artifact, ExportedModel(artifact).score)
-    serve_scorer(artifact, scorer, endpoint or Endpoint(port=0), limits, run)
+    serve(run)
     if isinstance(found[0], BaseException):
         raise found[0]
     return found[0]

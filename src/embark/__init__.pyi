@@ -8,6 +8,8 @@ from embark.diagnose.targets import diagnose_targets as diagnose_run
 from embark.doctor.this_machine import plan_this_machine as plan_here
 from embark.errors import EmbarkError
 from embark.export.export_run import export_run, export_weights
+from embark.export.rollback import list_versions
+from embark.export.rollback import rollback as rollback_model
 from embark.lint.check import lint as lint_files
 from embark.lint.rendered import render_spec as render_files
 from embark.plan.plan import PlanRequest
@@ -26,6 +28,7 @@ __version__: str
 __all__ = [
     "EmbarkError", "Endpoint", "PlanRequest", "RunSpec", "ServeRequest", "TuneRequest", "check_data", "diagnose_run",
     "evaluate", "evaluate_slices", "export_run", "export_weights", "feature_importance", "lint_files",
-    "list_checkpoints", "load_spec", "plan_here", "plan_run", "plan_serving", "prepare_data", "read_run",
-    "render_files", "score_file", "serve_model", "train", "tune", "write_embeddings", "write_id_maps",
+    "list_checkpoints", "list_versions", "load_spec", "plan_here", "plan_run", "plan_serving", "prepare_data",
+    "read_run", "render_files", "rollback_model", "score_file", "serve_model", "train", "tune", "write_embeddings",
+    "write_id_maps",
 ]

@@ -22,7 +22,7 @@ def export(
 ) -> None:
     """Export a run's newest checkpoint: weights, id maps and transforms, so that raw rows can be scored anywhere.
 
-    Each export is the next version of its place: complete, or not there. Does not need torch.
+    Each export is the next version of its place: complete, or not there. Servers switch to it. Does not need torch.
 
     Parameters
     ----------

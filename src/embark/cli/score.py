@@ -35,7 +35,7 @@ def score(
     to
         The Parquet file to write.
     version
-        This version of the artifact; default: the newest.
+        This version of the artifact; default: the current one.
     model_file
         The file of a model of your own, as it was trained: an artifact holds no code.
     force

@@ -9,16 +9,19 @@ from cyclopts import Parameter
 from embark.cli.console import Console
 
 if TYPE_CHECKING:
+    from embark.serve.served_model import VersionChange
     from embark.serve.server import Listening
 
 
 def serve(
     artifact: str, /, *, version: Annotated[int | None, Parameter(show_default=False)] = None, model_file: str = "",
-    host: str = "127.0.0.1", port: int = 8000,
+    name: str = "", poll_s: float = 10.0, host: str = "127.0.0.1", port: int = 8000,
     grpc_port: Annotated[int | None, Parameter(show_default=False)] = None, tls_cert: str = "", tls_key: str = "",
     max_wait_ms: float = 1.0, max_queued_rows: int = 65_536, console: Console = Console(),
 ) -> None:
     """Serve an exported model on this machine's CPU: /score for raw rows, Open Inference Protocol v2 by HTTP and gRPC.
+
+    It switches to each new current version without failing a request, unless that is damaged or another model.
 
     SIGTERM or Ctrl-C ends it after every accepted request is answered. EMBARK_SERVE_TOKEN sets a bearer token.
 
@@ -27,9 +30,13 @@ def serve(
     artifact
         Where `embark export` wrote to: a folder or a URI.
     version
-        This version of the artifact; default: the newest.
+        This version of the artifact and no other; default: the current one.
     model_file
         The file of a model of your own, as it was trained: an artifact holds no code.
+    name
+        What clients call the model; default: the name of its run, and versions of runs of another name are refused.
+    poll_s
+        Seconds between two looks for another current version; 0: never.
     host
         The address to listen on; 0.0.0.0 for all.
     port
@@ -48,13 +55,25 @@ def serve(
     from embark.serve.server import Endpoint, serve_limits
     from embark.serve.server import serve as serve_model
 
-    serve_model(artifact, version=version, model_file=model_file,
+    serve_model(artifact, version=version, model_file=model_file, name=name, poll_s=poll_s,
                 endpoint=Endpoint(host=host, port=port, grpc_port=grpc_port, tls_cert=tls_cert, tls_key=tls_key),
                 limits=serve_limits(max_wait_ms=max_wait_ms, max_queued_rows=max_queued_rows),
-                on_start=lambda listening: console.show(listening, _render))
+                on_start=lambda listening: console.show(listening, _render),
+                on_change=lambda change: _report(console, change))
 
 
 def _render(console: Console, listening: Listening) -> None:
     console.result(f"serving {listening.model}, version {listening.version}, on {listening.url}"
                    + (f" and {listening.grpc} (gRPC)" if listening.grpc else "")
                    + (" (with a bearer token)" if listening.needs_token else ""))
+
+
+def _report(console: Console, change: VersionChange) -> None:
+    if console.json:
+        console.show_line(change, repr)
+    elif change.refused:
+        which = "the current version" if change.version is None else f"version {change.version}"
+        console.warning(f"{which} is refused, still serving version {change.previous}: {change.refused}"
+                        + (f"\n  fix: {change.fix}" if change.fix else ""))
+    else:
+        console.result(f"now serving version {change.version} (was {change.previous})")

@@ -4,6 +4,7 @@
     version-000000001/weights.safetensors    the dense network and the tables
     version-000000001/id_maps.safetensors    the key of each value of a column, rising, and its id
     version-000000001/commit.json            the mark: every file with its size and checksum
+    current.json                             the version that is scored and served with
 
 Opening one reads arrays and JSON, so that nothing in it can run code. `FORMAT_VERSION` changes too when the same cell
 becomes another key, as it would with another hash.
@@ -12,8 +13,11 @@ becomes another key, as it would with another hash.
 from __future__ import annotations
 
 import hashlib
+import json
 import os
 import re
+import shutil
+from collections.abc import Collection
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -34,10 +38,13 @@ from embark.spec.model import ModelSpec
 from embark.spec.user_code import file_of
 from embark.store import Checkpoint, CheckpointStore, checkpoint_name, open_store
 from embark.store.checkpoint_store import COMMIT_FILE
+from embark.store.errors import NotFound
 from embark.store.run_dir import SPEC
 
 FORMAT_VERSION = 1
 INFO, WEIGHTS, ID_MAPS = "artifact.json", "weights.safetensors", "id_maps.safetensors"
+CURRENT = "current.json"
+_OTHER = "choose another version with --version or `embark rollback`, or export the run again"
 DENSE = "dense."  # What the names of the dense network's weights begin with.
 
 
@@ -128,28 +135,50 @@ def open_versions(place: str) -> CheckpointStore:
     return CheckpointStore(open_store(place), kind="version")
 
 
+def current_version(versions: CheckpointStore) -> int:
+    """The version that `current.json` names; without this file the newest, or 0 where there is none."""
+    try:
+        number = json.loads(versions.store.read(CURRENT))["version"]
+        if type(number) is not int:
+            raise ValueError
+        return number
+    except NotFound:
+        return max((0, *(one.step for one in versions.committed()), *versions.unreadable()))
+    except (ValueError, TypeError, KeyError, RecursionError):
+        place = versions.store.uri
+        raise DataError(f"{versions.store.where(CURRENT)} is damaged: it names no version",
+                        fix=f"`embark rollback {place} VERSION` writes it again; --list lists the versions") from None
+
+
+def set_current(versions: CheckpointStore, version: int) -> None:
+    """Score and serve with this version from now on; readers see the old one or the new one."""
+    versions.store.write(CURRENT, (json.dumps({"version": version}) + "\n").encode())
+
+
 def open_artifact(place: str, version: int | None = None) -> Artifact:
-    """The newest version at `place`, which must not be damaged, or this one; from an object store through a folder of
-    the user's cache."""
+    """The current version at `place`, which must not be damaged, or this one; from an object store through a folder
+    of the user's cache."""
     place = place.rstrip("/") or place
     versions = open_versions(place)
-    committed = {one.step: one for one in versions.committed()}
-    unreadable = [number for number in versions.unreadable()
-                  if number == version or (version is None and number > max(committed, default=0))]
-    if unreadable:
-        raise DataError(f"{versions.where(unreadable[-1])} is damaged: its {COMMIT_FILE} cannot be read",
-                        fix="choose another version with --version, or export the run again")
-    if not committed:
-        raise UserError(f"{place}: has no exported model", fix=_other_place(place))
-    if version is not None and version not in committed:
-        raise UserError(f"{place}: has no version {version}",
-                        fix="its versions: " + ", ".join(map(str, sorted(committed))))
-    chosen = committed[max(committed) if version is None else version]
+    number = current_version(versions) if version is None else version
+    chosen = versions.find(number)
+    if chosen is None:
+        if number in versions.unreadable():
+            raise DataError(f"{versions.where(number)} is damaged: its {COMMIT_FILE} cannot be read", fix=_OTHER)
+        committed = versions.committed()
+        if not committed:
+            raise no_versions(place)
+        raise UserError(f"{place}: has no version {number}",
+                        fix="its versions: " + ", ".join(str(one.step) for one in committed))
     here, folder = _on_this_machine(place, versions, chosen)
     if damages := here.damages(chosen):
-        raise DataError(f"{versions.where(chosen.step)} is damaged: {damages[0]}",
-                        fix="choose another version with --version, or export the run again")
+        raise DataError(f"{versions.where(chosen.step)} is damaged: {damages[0]}", fix=_OTHER)
     return Artifact(place, chosen.step, folder, _read_info(folder / INFO), chosen.num_bytes)
+
+
+def no_versions(place: str) -> UserError:
+    """Of a place without versions."""
+    return UserError(f"{place}: has no exported model", fix=_other_place(place))
 
 
 def _other_place(place: str) -> str:
@@ -172,13 +201,24 @@ def _on_this_machine(place: str, versions: CheckpointStore, chosen: Checkpoint) 
     """Where its files are here; those of an object store that are not here yet, or are damaged, are fetched."""
     if "://" not in place or place.startswith("file://"):
         return versions, Path(versions.store.uri.removeprefix("file://")) / chosen.name
-    cache = Path(os.environ.get("EMBARK_CACHE", "~/.cache/embark")).expanduser() / "exported"
-    mark = "".join(sorted(checksum.sha256 for checksum in chosen.files.values()))
-    folder = cache / hashlib.sha256((place + mark).encode()).hexdigest()[:16] / chosen.name
+    mark = "".join([chosen.name, *sorted(checksum.sha256 for checksum in chosen.files.values())])
+    folder = _fetched(place) / hashlib.sha256(mark.encode()).hexdigest()[:16] / chosen.name
     here = open_versions(str(folder.parent))
     wanted = [name for name in chosen.files if here.damages(chosen, [name])]
     versions.store.download_many([(f"{chosen.name}/{name}", folder / name) for name in wanted])
     return here, folder
+
+
+def remove_fetched(place: str, keep: Collection[Path]) -> None:
+    """Delete what was fetched of a place in an object store, but for these versions' folders."""
+    for folder in _fetched(place).glob("*/*"):
+        if folder not in keep:
+            shutil.rmtree(folder.parent, ignore_errors=True)
+
+
+def _fetched(place: str) -> Path:
+    cache = Path(os.environ.get("EMBARK_CACHE", "~/.cache/embark")).expanduser() / "exported"
+    return cache / hashlib.sha256(place.encode()).hexdigest()[:16]
 
 
 def _read_info(path: Path) -> ArtifactInfo:

@@ -16,7 +16,17 @@ from embark.data.prepare.schema import Schema, SparseColumn
 from embark.data.prepared import Feature, Layout
 from embark.data.prepared.cache import find_manifest
 from embark.errors import DataError, UserError
-from embark.export.artifact import DENSE, ID_MAPS, INFO, WEIGHTS, ArtifactInfo, RowFormat, code_digest, open_versions
+from embark.export.artifact import (
+    DENSE,
+    ID_MAPS,
+    INFO,
+    WEIGHTS,
+    ArtifactInfo,
+    RowFormat,
+    code_digest,
+    open_versions,
+    set_current,
+)
 from embark.export.quantize import TABLE_DTYPES, TableDtype, quantize_rows, row_format
 from embark.export.safetensors_file import TensorSource, file_of, in_memory
 from embark.formatting import to_finite
@@ -51,7 +61,7 @@ class ExportResult:
 
 def export_run(run: str, to: str = "", *, tables: TableDtype = "fp32", step: int | None = None) -> ExportResult:
     """The newest checkpoint of a run, or that of `step`, as the next version at `to`, a folder or an object store; by
-    default the folder `export` of the run."""
+    default the folder `export` of the run; it becomes the current one."""
     if tables not in TABLE_DTYPES:
         raise UserError(f"--tables {tables}: no such type", fix=f"one of: {', '.join(TABLE_DTYPES)}")
     trained = find_trained(run, step)
@@ -78,7 +88,8 @@ def export_run(run: str, to: str = "", *, tables: TableDtype = "fp32", step: int
         size, pieces = file_of(tensors, about)
         store.write(f"{folder}/{name}", pieces, size)
     files = {path.removeprefix(f"{folder}/"): mark for path, mark in store.marks.items()}
-    versions.commit(number, files, about)
+    versions.commit(number, files, {**about, "eval": info.metrics})
+    set_current(versions, number)
     return _result(trained, place, versions.where(number), number, tables,
                    sum(mark.size_bytes for mark in files.values()))
 

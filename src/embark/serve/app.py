@@ -6,6 +6,7 @@ import asyncio
 import hmac
 import json
 import logging
+import math
 import re
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
@@ -25,7 +26,8 @@ from embark.errors import EmbarkError, Fault
 from embark.export.artifact import Artifact
 from embark.serve.batcher import Batcher, BatchLimits, Overloaded
 from embark.serve.infer_protocol import EXTENSIONS, infer_response, metadata, read_infer, read_score
-from embark.serve.request_rows import RequestColumns, RequestScorer, Scores
+from embark.serve.request_rows import RequestColumns, Scores
+from embark.serve.served_model import ServedModel, VersionChange
 
 Handler = Callable[[Request], Awaitable[Response]]
 _log = logging.getLogger("embark.serve")
@@ -54,22 +56,40 @@ class Refusal(Exception):
 class ModelServer:
     """The routes of one model."""
 
-    def __init__(self, artifact: Artifact, scorer: RequestScorer, limits: ServeLimits, token: str = "") -> None:
-        self._artifact, self.limits, self._token = artifact, limits, token
-        self.name = artifact.info.run.rstrip("/").rpartition("/")[2]
-        self._batcher: Batcher[RequestColumns, Scores | EmbarkError] = Batcher(scorer.score, limits.batch)
+    def __init__(self, model: ServedModel, limits: ServeLimits, token: str = "") -> None:
+        self._served, self.limits, self._token = model, limits, token
+        self.name = model.name
+        self._batcher: Batcher[RequestColumns, Scores | EmbarkError] = Batcher(model.score, limits.batch)
         self._num_buffered_bytes = 0
         self._registry = registry = CollectorRegistry()
         self._requests = Counter("embark_serve_requests", "Requests by route and status.", ("route", "status"),
                                  registry=registry)
-        self._rows = Counter("embark_serve_rows", "Rows by whether they have a score.", ("scored",), registry=registry)
+        self._rows = Counter("embark_serve_rows", "Rows by whether they have a score, and the version that answered.",
+                             ("scored", "version"), registry=registry)
         self._seconds = Histogram("embark_serve_request_seconds", "Time from a request's last byte to its answer.",
                                   ("route",), registry=registry, buckets=_BUCKETS_S)
         Gauge("embark_serve_queued_rows", "Rows that wait or are in work.", registry=registry).set_function(
             lambda: self._batcher.num_queued_rows)
         self._in_flight = Gauge("embark_serve_requests_in_flight", "Requests that wait or are in work.",
                                 registry=registry)
-        Gauge("embark_serve_version", "Version of the artifact.", registry=registry).set(artifact.version)
+        Gauge("embark_serve_version", "The version that answers.", registry=registry).set_function(
+            lambda: model.artifact.version)
+        Gauge("embark_serve_current_version", "The version that is current at its place; NaN: it cannot be read.",
+              registry=registry).set_function(lambda: math.nan if model.current is None else model.current)
+        changes = Counter("embark_serve_version_changes", "Versions that became current, by what became of them.",
+                          ("result",), registry=registry)
+        for result in ("switched", "refused"):
+            changes.labels(result)
+
+        def count(change: VersionChange) -> None:
+            changes.labels("refused" if change.refused else "switched").inc()
+
+        model.listeners.append(count)
+
+    @property
+    def _artifact(self) -> Artifact:
+        """The version that answers now; the next request may be answered by another one."""
+        return self._served.artifact
 
     def app(self) -> Starlette:
         """For any ASGI server."""
@@ -141,13 +161,13 @@ class ModelServer:
         if self._token and not hmac.compare_digest(given, f"Bearer {self._token}".encode()):
             raise Refusal(401, "a bearer token is required", {"WWW-Authenticate": "Bearer"})
 
-    def check_model(self, name: str, version: str = "") -> None:
-        """Raises where this server does not have it."""
-        version = version or str(self._artifact.version)
+    def check_model(self, name: str, version: str = "", *, answered_by: int | None = None) -> None:
+        """Raises where this server does not have it, or, after a request, where another version answered."""
+        has = str(self._artifact.version if answered_by is None else answered_by)
         if name != self.name:
             raise Refusal(404, f"no model {name!r}; this server has {self.name!r}")
-        if version != str(self._artifact.version):
-            raise Refusal(404, f"no version {version}; this server has {self._artifact.version}")
+        if version not in ("", has):
+            raise Refusal(404, f"no version {version}; this server has {has}")
 
     async def _healthy(self, _: Request) -> Response:
         return JSONResponse({"live": True, "ready": True})
@@ -161,11 +181,16 @@ class ModelServer:
 
     async def _model(self, request: Request) -> Response:
         self.check_model(**request.path_params)
-        return JSONResponse(self.about_model())
+        artifact, refused = self._artifact, self._served.refused
+        about: dict[str, Any] = {"run": artifact.info.run, "step": artifact.info.step}
+        if refused:
+            about |= {"refused_version": refused.version or 0, "refused_because": refused.refused}
+        return JSONResponse({**self.about_model(), "parameters": about})
 
     def about_model(self) -> dict[str, Any]:
         """Its metadata."""
-        return metadata(self.name, self._artifact.version, self.schema)
+        artifact = self._artifact
+        return metadata(self.name, artifact.version, artifact.info.rows.columns)
 
     @property
     def schema(self) -> Schema:
@@ -189,7 +214,8 @@ class ModelServer:
         with refused_if_malformed():
             asked = read_infer(_json_object(body[:end]), body[end:], self.schema)
         found = await self.scores("infer", asked.columns)
-        header, raw = infer_response(self.name, self._artifact.version, asked, all_scores(found))
+        self.check_model(**request.path_params, answered_by=found.version)
+        header, raw = infer_response(self.name, found.version, asked, all_scores(found))
         if not asked.is_raw:
             return JSONResponse(header)
         text = json.dumps(header).encode()
@@ -201,7 +227,7 @@ class ModelServer:
         with refused_if_malformed():
             columns = read_score(body)
         found = await self.scores("score", columns)
-        return JSONResponse({"version": self._artifact.version, "scores": found.scores,
+        return JSONResponse({"version": found.version, "scores": found.scores,
                              "errors": [{"row": row, "why": why} for row, why in found.errors]})
 
     async def scores(self, route: str, rows: RequestColumns) -> Scores:
@@ -217,8 +243,8 @@ class ModelServer:
             raise _busy("too many rows are waiting") from None
         if isinstance(found, EmbarkError):
             raise Refusal(500 if isinstance(found, Fault) else 400, found.what)
-        self._rows.labels("false").inc(len(found.errors))
-        self._rows.labels("true").inc(len(rows) - len(found.errors))
+        self._rows.labels("false", found.version).inc(len(found.errors))
+        self._rows.labels("true", found.version).inc(len(rows) - len(found.errors))
         self._seconds.labels(route).observe(time.perf_counter() - started)
         return found
 

@@ -119,10 +119,11 @@ class GrpcServer:
         with self._model.holding(request.ByteSize()):
             with refused_if_malformed():
                 columns = self._columns(request)
-            scores = all_scores(await self._model.scores("grpc infer", columns))
-        about = self._model.about_model()
+            found = await self._model.scores("grpc infer", columns)
+        self._model.check_model(request.model_name, request.model_version, answered_by=found.version)
+        scores = all_scores(found)
         tensor = {"name": SCORE, "datatype": "FP32", "shape": [len(scores)]}
-        response = {"model_name": about["name"], "model_version": about["versions"][0], "id": request.id}
+        response = {"model_name": self._model.name, "model_version": str(found.version), "id": request.id}
         if request.raw_input_contents:
             return self._messages["ModelInferResponse"](
                 **response, outputs=[tensor], raw_output_contents=[np.array(scores, "<f4").tobytes()])

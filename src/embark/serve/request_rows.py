@@ -30,6 +30,7 @@ class Scores:
 
     scores: tuple[float | None, ...]  # None of a row that cannot be read.
     errors: tuple[tuple[int, str], ...]  # Such rows, with the reason.
+    version: int  # Of the artifact that gave all of them.
 
 
 class RequestColumns(Protocol):
@@ -93,7 +94,7 @@ class RequestScorer:
     """Reads each request on its own, so that what one contains changes no other, and scores them together."""
 
     def __init__(self, artifact: Artifact, score: Callable[[RawRows], NDArray[np.float32]]) -> None:
-        rows = artifact.info.rows
+        self.artifact, rows = artifact, artifact.info.rows
         self._parser, self._encoder, self._score = RowParser(rows.columns, rows.prepare), artifact.encoder, score
 
     @property
@@ -101,14 +102,19 @@ class RequestScorer:
         """Those that the model takes."""
         return self._parser.columns
 
+    def empty_request(self) -> RequestColumns:
+        """One row without a value."""
+        return JsonColumns([dict.fromkeys(self.columns)])
+
     def score(self, requests: Sequence[RequestColumns]) -> list[Scores | EmbarkError]:
         """Of each request its scores, or why it has none."""
         parsed = [self._parse(rows) for rows in requests]
         read = [found for found in parsed if isinstance(found, RawRows) and len(found)]
         scores = iter(np.split(self._score(RawRows.join(read)), np.cumsum([len(raw) for raw in read])[:-1])
                       if read else ())
+        version = self.artifact.version
         return [found if isinstance(found, EmbarkError) else
-                _scores(len(rows), found, next(scores) if len(found) else np.empty(0, np.float32))
+                _scores(len(rows), found, next(scores) if len(found) else np.empty(0, np.float32), version)
                 for rows, found in zip(requests, parsed, strict=True)]
 
     def _parse(self, rows: RequestColumns) -> RawRows | EmbarkError:
@@ -129,7 +135,7 @@ class RequestScorer:
             return Fault("internal error")
 
 
-def _scores(num_rows: int, raw: RawRows, scores: NDArray[np.float32]) -> Scores:
+def _scores(num_rows: int, raw: RawRows, scores: NDArray[np.float32], version: int) -> Scores:
     found: list[float | None] = [None] * num_rows
     quoted = {bad.line: bad.why for bad in raw.bad}
     for position, score in zip(raw.positions.tolist(), scores.tolist(), strict=True):
@@ -139,4 +145,4 @@ def _scores(num_rows: int, raw: RawRows, scores: NDArray[np.float32]) -> Scores:
             quoted[position] = NOT_FINITE
     unquoted = "; ".join(raw.reasons)
     return Scores(tuple(found), tuple((row, quoted.get(row, unquoted)) for row, score in enumerate(found)
-                                      if score is None))
+                                      if score is None), version)

@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import os
 import signal
 import socket
 import ssl
+import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from embark.errors import MissingPackage, UserError
-from embark.export.artifact import Artifact, open_artifact
+from embark.export.artifact import open_artifact
 
 try:
     import uvicorn
@@ -26,13 +28,16 @@ except ModuleNotFoundError as error:
                          fix="pip install 'embark-rec[serve]'") from None
 from embark.serve.batcher import BatchLimits
 from embark.serve.deadlines import DRAIN_S
-from embark.serve.request_rows import JsonColumns, RequestScorer
+from embark.serve.request_rows import RequestScorer
+from embark.serve.served_model import ServedModel, VersionChange
+from embark.serve.version_follower import VersionFollower
 
 if TYPE_CHECKING:
     from embark.serve.grpc_server import GrpcServer
 
 TOKEN = "EMBARK_SERVE_TOKEN"
 _MAX_CONNECTIONS = 2_048
+_log = logging.getLogger("embark.serve")
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,18 +78,40 @@ class Listening:
     needs_token: bool
 
 
+def log_change(change: VersionChange) -> None:
+    """What becomes of another current version, as a line of the log."""
+    if change.refused:
+        _log.warning("version %s is refused, still serving %d: %s", change.version, change.previous, change.refused)
+    else:
+        _log.info("now serving version %d (was %d)", change.version, change.previous)
+
+
 def serve(
-    place: str, *, version: int | None = None, model_file: str = "", endpoint: Endpoint | None = None,
-    limits: ServeLimits | None = None, on_start: Callable[[Listening], None] = lambda _: None,
+    place: str, *, version: int | None = None, model_file: str = "", name: str = "", poll_s: float = 10.0,
+    endpoint: Endpoint | None = None, limits: ServeLimits | None = None,
+    on_start: Callable[[Listening], None] = lambda _: None, on_change: Callable[[VersionChange], None] = log_change,
 ) -> None:
-    """Serve an exported model until SIGTERM or Ctrl-C; then every accepted request is answered first. With the
-    environment variable `EMBARK_SERVE_TOKEN`, requests need this bearer token."""
+    """Serve an exported model until SIGTERM or Ctrl-C; then every accepted request is answered first. Every `poll_s`
+    seconds it looks for another current version, and switches to it; 0, or a `version`: never. With the environment
+    variable `EMBARK_SERVE_TOKEN`, requests need this bearer token."""
+    if not 0 <= poll_s <= threading.TIMEOUT_MAX:
+        raise UserError(f"--poll-s {poll_s:g}: out of range", fix="seconds, such as 10; 0: never")
+    model = ServedModel(load_scorer(place, version, model_file), name)
+    model.record_empty_request()
+    model.listeners.append(on_change)
+    follower = VersionFollower(place, model, lambda number: load_scorer(place, number, model_file), poll_s)
+    with follower.running() if poll_s and version is None else nullcontext():
+        serve_scorer(model, endpoint, limits, on_start)
+
+
+def load_scorer(place: str, version: int | None, model_file: str = "") -> RequestScorer:
+    """A version that is ready: what libraries load on first use is loaded."""
     from embark.trainers.torch.exported_model import ExportedModel
 
     artifact = open_artifact(place, version)
     scorer = RequestScorer(artifact, ExportedModel(artifact, model_file).score)
-    scorer.score([JsonColumns([dict.fromkeys(scorer.columns)])])  # loads what libraries load on first use
-    serve_scorer(artifact, scorer, endpoint, limits, on_start)
+    scorer.score([scorer.empty_request()])
+    return scorer
 
 
 def serve_limits(*, max_wait_ms: float, max_queued_rows: int) -> ServeLimits:
@@ -96,15 +123,15 @@ def serve_limits(*, max_wait_ms: float, max_queued_rows: int) -> ServeLimits:
 
 
 def serve_scorer(
-    artifact: Artifact, scorer: RequestScorer, endpoint: Endpoint | None = None, limits: ServeLimits | None = None,
+    served: ServedModel, endpoint: Endpoint | None = None, limits: ServeLimits | None = None,
     on_start: Callable[[Listening], None] = lambda _: None,
 ) -> None:
-    """The same with any scorer."""
+    """The same with any scorer, and with the versions that others switch it to."""
     endpoint, token = endpoint or Endpoint(), _token()
-    model, certificate = ModelServer(artifact, scorer, limits or ServeLimits(), token), endpoint.certificate
+    model, certificate = ModelServer(served, limits or ServeLimits(), token), endpoint.certificate
     with _listener(endpoint.host, endpoint.port) as listener:
-        asyncio.run(_serve(model, endpoint, certificate, listener, lambda url, grpc: on_start(
-            Listening(url=url, grpc=grpc, model=model.name, version=artifact.version, needs_token=bool(token)))))
+        asyncio.run(_serve(model, endpoint, certificate, listener, lambda url, grpc: on_start(Listening(
+            url=url, grpc=grpc, model=model.name, version=served.artifact.version, needs_token=bool(token)))))
 
 
 async def _serve(model: ModelServer, endpoint: Endpoint, certificate: tuple[Path, Path] | None,

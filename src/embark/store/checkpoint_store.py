@@ -75,6 +75,10 @@ class CheckpointStore:
         """Steps that were committed, but whose mark cannot be read, or whose folder is a link to nothing."""
         return sorted(_step_of(name) for name in self._marked() if not self._read(name))
 
+    def find(self, step: int) -> Checkpoint | None:
+        """That of a step, if it was committed and its mark can be read."""
+        return self._read(self._name(step))
+
     def begin(self, step: int) -> None:
         """Clear what an unfinished save left. Its mark goes first, so that it is none while the rest goes."""
         self.remove(step)

@@ -24,6 +24,7 @@ from embark.errors import UserError
 from embark.serve.app import ServeLimits
 from embark.serve.batcher import BatchLimits
 from embark.serve.grpc_messages import SERVICE, message_classes
+from embark.serve.served_model import ServedModel
 from embark.serve.server import TOKEN, Endpoint, serve_scorer
 
 INFER = "/v2/models/clicks/infer"
@@ -284,13 +285,13 @@ def test_certificates_that_cannot_be_used_are_refused(artifact, certificate, tmp
     for cert, key in ((tmp_path / "absent.pem", ""), (tmp_path / "none.pem", ""), (certificate, tmp_path / "none.pem"),
                       ("", certificate)):
         with pytest.raises(UserError, match="--tls-"):
-            serve_scorer(artifact, BlockedScorer(artifact), Endpoint(port=0, tls_cert=str(cert), tls_key=str(key)))
+            serve_scorer(ServedModel(BlockedScorer(artifact)), Endpoint(port=0, tls_cert=str(cert), tls_key=str(key)))
 
 
 def test_a_grpc_port_in_use_is_refused(artifact):
     def use(client):
         port = int(client.grpc.rpartition(":")[2])
         with pytest.raises(UserError, match="cannot listen there for gRPC"):
-            serve_scorer(artifact, BlockedScorer(artifact), Endpoint(port=0, grpc_port=port))
+            serve_scorer(ServedModel(BlockedScorer(artifact)), Endpoint(port=0, grpc_port=port))
 
     while_serving(artifact, use, endpoint=GRPC)

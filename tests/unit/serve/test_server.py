@@ -20,6 +20,7 @@ from embark.serve.app import ServeLimits
 from embark.serve.batcher import BatchLimits
 from embark.serve.request_rows import JsonColumns, RequestScorer, Scores
 from embark.serve.score_file import NOT_FINITE
+from embark.serve.served_model import ServedModel
 from embark.serve.server import TOKEN, Endpoint, serve_limits, serve_scorer
 from embark.trainers.torch.exported_model import ExportedModel
 
@@ -64,7 +65,7 @@ def test_health_metadata_and_metrics(artifact):
     assert {one["name"]: (one["datatype"], one["shape"]) for one in about["inputs"]} == {
         "price": ("FP32", [-1]), "word": ("BYTES", [-1]), "number": ("INT64", [-1]), "tags": ("BYTES", [-1, -1]),
         "seen at": ("BYTES", [-1]), "bought at": ("BYTES", [-1])}
-    assert 'embark_serve_rows_total{scored="true"} 3.0' in found["/metrics"][1]
+    assert 'embark_serve_rows_total{scored="true",version="1"} 3.0' in found["/metrics"][1]
     assert 'embark_serve_requests_total{route="/score",status="200"} 1.0' in found["/metrics"][1]
 
 
@@ -139,7 +140,7 @@ def test_a_request_that_cannot_be_read_fails_alone(artifact, monkeypatch):
 def test_a_score_that_is_not_finite_is_none(artifact):
     scorer = RequestScorer(artifact, lambda raw: np.where(raw.dense[:, 0] > 1, np.nan, 0.25).astype(np.float32))
     found, = scorer.score([JsonColumns([{**ROWS[0], "price": "0"}, {**ROWS[0], "price": "9"}])])
-    assert found == Scores((0.25, None), ((1, NOT_FINITE),))
+    assert found == Scores((0.25, None), ((1, NOT_FINITE),), 1)
 
 
 def test_a_body_that_does_not_arrive_is_given_up(artifact):
@@ -245,12 +246,12 @@ def test_without_the_token_only_health_is_answered(artifact, monkeypatch):
 def test_a_token_that_is_empty_or_has_whitespace_around_it_is_refused(artifact, monkeypatch, token):
     monkeypatch.setenv(TOKEN, token)
     with pytest.raises(UserError, match="EMBARK_SERVE_TOKEN: is set, but"):
-        serve_scorer(artifact, BlockedScorer(artifact), Endpoint(port=0))
+        serve_scorer(ServedModel(BlockedScorer(artifact)), Endpoint(port=0))
 
 
 def test_an_empty_host_is_refused(artifact):
     with pytest.raises(UserError, match="--host: is empty"):
-        serve_scorer(artifact, BlockedScorer(artifact), Endpoint(host="", port=0))
+        serve_scorer(ServedModel(BlockedScorer(artifact)), Endpoint(host="", port=0))
 
 
 def test_sigterm_answers_what_was_accepted(artifact):
@@ -292,7 +293,7 @@ def test_a_port_in_use_and_limits_out_of_range_are_refused(artifact):
     def use(client):
         host, port = client.address.split(":")
         with pytest.raises(UserError, match="cannot listen there"):
-            serve_scorer(artifact, RequestScorer(artifact, ExportedModel(artifact).score),
+            serve_scorer(ServedModel(RequestScorer(artifact, ExportedModel(artifact).score)),
                          Endpoint(host=host, port=int(port)))
 
     while_serving(artifact, use)

@@ -1,0 +1,86 @@
+"""`embark rollback`: the versions of an exported model, and which of them is current."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from embark.errors import DataError, UserError
+from embark.export.artifact import current_version, no_versions, open_versions, set_current
+from embark.formatting import to_finite
+from embark.store import Checkpoint, CheckpointStore
+
+
+@dataclass(frozen=True, slots=True)
+class ExportedVersion:
+    """One that was committed."""
+
+    version: int
+    run: str
+    step: int | None
+    tables: str
+    auc: float | None  # Of the run's last evaluation before the checkpoint.
+    num_bytes: int
+    time_s: float | None  # Unix time of its export.
+    is_current: bool
+
+
+@dataclass(frozen=True, slots=True)
+class VersionList:
+    """All of a place, oldest first."""
+
+    place: str
+    versions: tuple[ExportedVersion, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Rollback:
+    """What is current now."""
+
+    place: str
+    version: int
+    previous: int  # 0 where `current.json` could not be read.
+
+
+def list_versions(place: str) -> VersionList:
+    """Of an exported model, with the current one."""
+    versions, committed = _committed(place)
+    current = current_version(versions)
+    return VersionList(place, tuple(_described(one, is_current=one.step == current) for one in committed))
+
+
+def rollback(place: str, version: int | None = None) -> Rollback:
+    """Make this version current, by default the newest before the one that is. No file of a version changes, and
+    servers that follow `place` switch to it."""
+    versions, committed = _committed(place)
+    numbers = [one.step for one in committed]
+    every = "its versions: " + ", ".join(map(str, numbers))
+    try:
+        previous = current_version(versions)
+    except DataError:
+        if version is None:
+            raise
+        previous = 0
+    chosen = version if version is not None else max((one for one in numbers if one < previous), default=0)
+    if chosen not in numbers:
+        raise UserError(f"{place}: has no version {version}" if version is not None else
+                        f"{place}: has no version before {previous}, which is current", fix=every)
+    set_current(versions, chosen)
+    return Rollback(place, chosen, previous)
+
+
+def _committed(place: str) -> tuple[CheckpointStore, list[Checkpoint]]:
+    versions = open_versions(place.rstrip("/") or place)
+    committed = versions.committed()
+    if not committed:
+        raise no_versions(place)
+    return versions, committed
+
+
+def _described(one: Checkpoint, *, is_current: bool) -> ExportedVersion:
+    values = one.values
+    step, evaluated = str(values.get("step", "")), values.get("eval")
+    auc = to_finite(evaluated.get("auc")) if isinstance(evaluated, dict) else None
+    return ExportedVersion(
+        version=one.step, run=str(values.get("run", "")), step=int(step) if step.isdigit() else None,
+        tables=str(values.get("tables", "")), auc=auc,
+        num_bytes=one.num_bytes, time_s=to_finite(values.get("time_s")), is_current=is_current)

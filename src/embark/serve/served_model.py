@@ -1,0 +1,105 @@
+"""The version that answers, and what another one must show before it takes over."""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from embark.errors import DataError, EmbarkError
+from embark.export.artifact import Artifact
+from embark.formatting import pluralize
+from embark.serve.infer_protocol import metadata
+from embark.serve.request_rows import RequestColumns, RequestScorer, Scores
+
+NUM_RECORDED, MAX_RECORDED_ROWS, RECORD_EVERY_S = 16, 1_024, 1.0  # Of requests in memory; rows of each.
+
+
+@dataclass(frozen=True, slots=True)
+class VersionChange:
+    """Another version that is current: it answers now, or it is refused."""
+
+    version: int | None  # None where it cannot be read which one is current.
+    previous: int  # It goes on answering where the other is refused.
+    refused: str = ""  # Why.
+    fix: str = ""
+
+
+class ServedModel:
+    """Scores requests with one version, until `switch`. Keeps a sample of them in memory."""
+
+    def __init__(self, scorer: RequestScorer, name: str = "") -> None:
+        """`name`: what clients call the model; by default the name of its run."""
+        self._scorer, self._is_named = scorer, bool(name)
+        self.name = name or _run_name(scorer.artifact)
+        self.current: int | None = scorer.artifact.version  # What `current` of its place names, where it is followed.
+        self.refused: VersionChange | None = None
+        self.listeners: list[Callable[[VersionChange], None]] = []
+        self._recorded: deque[tuple[RequestColumns, Scores]] = deque(maxlen=NUM_RECORDED)
+        self._record_from_s = 0.0
+
+    @property
+    def artifact(self) -> Artifact:
+        """The version that answers."""
+        return self._scorer.artifact
+
+    def score(self, requests: Sequence[RequestColumns]) -> list[Scores | EmbarkError]:
+        """Of each request its scores, all by the same version, or why it has none."""
+        scorer = self._scorer  # read once: `switch` is called from another thread
+        found = scorer.score(requests)
+        if time.monotonic() >= self._record_from_s:
+            for rows, scores in zip(requests, found, strict=True):
+                if isinstance(scores, Scores) and len(rows) <= MAX_RECORDED_ROWS:
+                    self._recorded.append((rows, scores))
+                    self._record_from_s = time.monotonic() + RECORD_EVERY_S
+                    break
+        return found
+
+    def record_empty_request(self) -> None:
+        """As the first, so that there is always one."""
+        self.score([self._scorer.empty_request()])
+
+    def check(self, scorer: RequestScorer) -> None:
+        """Raise unless it is another version of the same model: it has the name, the inputs and the outputs, and a
+        finite score for each recorded row that has one."""
+        answering, other = self.artifact, scorer.artifact
+        if not self._is_named and _run_name(other) != self.name:
+            raise DataError(f"its run is called {_run_name(other)!r}, and the model that is served {self.name!r}",
+                            fix=f"embark serve --name {self.name} serves versions of runs of any name")
+        if _signature(other) != _signature(answering):
+            differing = [tensor["name"] for tensor in _signature(other) + _signature(answering)
+                         if tensor not in _signature(other) or tensor not in _signature(answering)]
+            raise DataError(f"it takes other columns than version {answering.version}, beginning with {differing[0]!r}",
+                            fix="export a model of the same columns, or serve this one at a place of its own")
+        recorded = list(self._recorded.copy())
+        answers = scorer.score([rows for rows, _ in recorded])
+        num_lost, why = 0, ""
+        for (rows, before), after in zip(recorded, answers, strict=True):
+            lost = [after.what] * len(rows) if isinstance(after, EmbarkError) else \
+                [reason for row, reason in after.errors if before.scores[row] is not None]
+            num_lost, why = num_lost + len(lost), next(iter(lost), why)
+        if num_lost:
+            raise DataError(f"{pluralize(num_lost, 'recorded row')} that version {answering.version} gave a score got "
+                            f"none: {why}", fix="score rows with it by `embark score --version`, and export another")
+
+    def switch(self, scorer: RequestScorer) -> None:
+        """Answer with it from the next batch on."""
+        change = VersionChange(scorer.artifact.version, self.artifact.version)
+        self._scorer, self.refused = scorer, None
+        self.report(change)
+
+    def report(self, change: VersionChange) -> None:
+        """To who listens."""
+        for listener in self.listeners:
+            listener(change)
+
+
+def _run_name(artifact: Artifact) -> str:
+    return artifact.info.run.rstrip("/").rpartition("/")[2]
+
+
+def _signature(artifact: Artifact) -> list[dict[str, object]]:
+    """What clients send: the order of columns is none of it."""
+    tensors: list[dict[str, object]] = metadata("", 0, artifact.info.rows.columns)["inputs"]
+    return sorted(tensors, key=lambda tensor: str(tensor["name"]))

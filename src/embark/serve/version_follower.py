@@ -1,0 +1,93 @@
+"""Follows `current` of an exported model's place: loads what it names beside the version that answers, and switches."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+from embark.errors import EmbarkError, Fault
+from embark.export.artifact import current_version, open_versions, remove_fetched
+from embark.serve.request_rows import RequestScorer
+from embark.serve.served_model import ServedModel, VersionChange
+
+MAX_RETRY_S = 300.0
+_STOP_S = 5.0  # After the last answer; what is being loaded is given up.
+_log = logging.getLogger("embark.serve")
+
+
+class VersionFollower:
+    """Keeps `model` at the version that is current. One that is refused is tried again, at growing intervals."""
+
+    def __init__(self, place: str, model: ServedModel, load: Callable[[int], RequestScorer], poll_s: float) -> None:
+        """`load` opens a version and scores something with it."""
+        self._place, self._model, self._load, self._poll_s = place.rstrip("/") or place, model, load, poll_s
+        self._versions = open_versions(self._place)
+        self._stopping = threading.Event()
+        self._retry_s, self._retry_from_s = poll_s, 0.0
+
+    @contextmanager
+    def running(self) -> Iterator[None]:
+        """Follows in a thread of its own while the block runs."""
+        thread = threading.Thread(target=self._run, name="embark-follow", daemon=True)
+        thread.start()
+        try:
+            yield
+        finally:
+            self._stopping.set()
+            thread.join(_STOP_S)
+
+    def _run(self) -> None:
+        while not self._stopping.wait(self._poll_s):
+            self.look()
+
+    def look(self) -> None:
+        """Switch to what is current, unless it answers already or is refused."""
+        wanted = None
+        try:
+            while (wanted := self._current()) != self._model.artifact.version:
+                refused = self._model.refused
+                if refused and refused.version == wanted and time.monotonic() < self._retry_from_s:
+                    return
+                self._try(wanted)
+                if self._stopping.is_set():
+                    return
+            self._model.refused = None
+        except Exception as error:
+            if not isinstance(error, EmbarkError):
+                _log.exception("version %s cannot be loaded", wanted)
+            self._refuse(wanted, error)
+
+    def _current(self) -> int:
+        try:
+            self._model.current = current_version(self._versions)
+        except Exception:
+            self._model.current = None
+            raise
+        return self._model.current
+
+    def _try(self, wanted: int) -> None:
+        scorer = self._load(wanted)
+        self._model.check(scorer)
+        if self._current() == wanted and not self._stopping.is_set():  # it may have changed again meanwhile
+            self._switch(scorer)
+
+    def _switch(self, scorer: RequestScorer) -> None:
+        before = self._model.artifact.folder
+        self._model.switch(scorer)
+        self._retry_s = self._poll_s
+        remove_fetched(self._place, {before, scorer.artifact.folder})  # a rollback needs the one before
+
+    def _refuse(self, wanted: int | None, error: Exception) -> None:
+        """Of the same version for the same reason it is reported once."""
+        before = self._model.refused
+        known = error if isinstance(error, EmbarkError) else Fault("internal error", fix="see the log")
+        change = VersionChange(wanted, self._model.artifact.version, known.what, known.fix)
+        is_retry = before is not None and before.version == wanted
+        self._retry_s = min(2 * self._retry_s, MAX_RETRY_S) if is_retry else self._poll_s
+        self._retry_from_s = time.monotonic() + self._retry_s
+        self._model.refused = change
+        if change != before:
+            self._model.report(change)

@@ -1,0 +1,336 @@
+"""A server follows `current`: it switches without failing or mixing an answer, and refuses a version that is bad."""
+
+from __future__ import annotations
+
+import threading
+import time
+import weakref
+from pathlib import Path
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+from exported_runs import COLUMNS, draw_rows, prepared_spec, save_run, write_csv
+from served_models import ROWS, use_server
+
+from embark import export_run, serve_model
+from embark.errors import Fault, UserError
+from embark.export.artifact import WEIGHTS, open_versions, set_current
+from embark.export.rollback import rollback
+from embark.serve import served_model, version_follower
+from embark.serve.app import ServeLimits
+from embark.serve.batcher import BatchLimits
+from embark.serve.request_rows import JsonColumns, RequestScorer
+from embark.serve.served_model import ServedModel
+from embark.serve.server import Endpoint, load_scorer
+from embark.serve.version_follower import VersionFollower
+from embark.spec import resolve
+
+WAIT_S = 60
+HERE = Endpoint(port=0)
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory):
+    """Of one model: two runs with other weights; one of another name; one that takes other columns."""
+    folder = tmp_path_factory.mktemp("runs")
+    train, later = (write_csv(folder / f"{name}.csv", draw_rows(num, num)) for name, num in
+                    (("train", 300), ("later", 20)))
+    spec = prepared_spec(folder, train, later)
+    found = {name: save_run(spec.model_copy(update={"store": spec.store.model_copy(
+        update={"root": str(folder / name)})}), seed).uri for name, seed in (("first", 0), ("second", 1))}
+    found["renamed"] = save_run(spec.model_copy(update={"name": "views"}), 2).uri
+    found["columns"] = save_run(resolve({
+        "name": "clicks", "model": {"num_tables": 2, "rows_per_table": 9, "embedding_dim": 4},
+        "store": {"root": str(folder / "columns")}})).uri
+    return found
+
+
+class Followed:
+    """A place whose version 1 is served, and what was reported."""
+
+    def __init__(self, place: str, run: str) -> None:
+        export_run(run, place)
+        self.place, self.changes, self.num_loaded = place, [], 0
+        self.model = ServedModel(load_scorer(place, None))
+        self.model.listeners.append(self.changes.append)
+        self.load = lambda version: load_scorer(place, version)
+        self.follower = VersionFollower(place, self.model, self._load, 10.0)
+
+    def _load(self, version: int) -> RequestScorer:
+        self.num_loaded += 1
+        return self.load(version)
+
+    def look(self) -> int:
+        """The version that answers after a look, and gives a score."""
+        self.follower.look()
+        scores, = self.model.score([JsonColumns(ROWS[:1])])
+        assert scores.scores[0] is not None
+        assert scores.version == self.model.artifact.version
+        return scores.version
+
+
+@pytest.fixture
+def followed(runs, tmp_path, monkeypatch):
+    monkeypatch.setattr(served_model, "RECORD_EVERY_S", 0.0)
+    return Followed(str(tmp_path / "models"), runs["first"])
+
+
+def wait_until(is_true) -> None:
+    end = time.monotonic() + WAIT_S
+    while not is_true():
+        assert time.monotonic() < end
+        time.sleep(0.005)
+
+
+def test_swaps_under_load_fail_no_request_and_mix_no_answer(runs, tmp_path):
+    place, answers, failures, stop = str(tmp_path / "models"), [], [], threading.Event()
+    export_run(runs["first"], place)
+
+    def load(client, first: int) -> None:
+        """Requests of many sizes, one after the other."""
+        try:
+            while not stop.is_set():
+                for num in (1, 7, 40 - first):
+                    answers.append((first, num, client("POST", "/score", {"rows": ROWS[first : first + num]})))
+        except Exception as error:
+            failures.append(error)
+
+    def use(client):
+        clients = [threading.Thread(target=load, args=(client, first), daemon=True) for first in (0, 3)]
+        for one in clients:
+            one.start()
+        for act, version in ((lambda: export_run(runs["second"], place), 2), (lambda: rollback(place), 1),
+                             (lambda: rollback(place, 2), 2)):
+            act()
+            wait_until(lambda wanted=version: answers and answers[-1][2][1].get("version") == wanted)
+        stop.set()
+        for one in clients:
+            one.join(WAIT_S)
+        wait_until(lambda: f"{place}/version-000000001/" not in Path("/proc/self/maps").read_text())
+        return client("GET", "/metrics")[1]
+
+    limits = ServeLimits(batch=BatchLimits(max_batch_rows=1))  # each request as it would be scored alone
+    metrics = use_server(
+        lambda on_start: serve_model(place, endpoint=HERE, poll_s=0.01, limits=limits, on_start=on_start), use)
+    scorers = {version: load_scorer(place, version) for version in (1, 2)}
+    seen = []
+    assert failures == []
+    for first, num, (status, answer, _) in answers:
+        assert status == 200, answer
+        expected, = scorers[answer["version"]].score([JsonColumns(ROWS[first : first + num])])
+        assert answer["scores"] == list(expected.scores)
+        seen.append(answer["version"])
+    assert {1, 2} == set(seen)
+    assert scorers[1].score([JsonColumns(ROWS)])[0].scores != scorers[2].score([JsonColumns(ROWS)])[0].scores
+    assert 'embark_serve_version_changes_total{result="switched"} 3.0' in metrics
+    assert "embark_serve_version 2.0\n" in metrics
+    assert "embark_serve_current_version 2.0\n" in metrics
+    num_rows = sum(num for _, num, (_, answer, _) in answers if answer["version"] == 1)
+    assert f'embark_serve_rows_total{{scored="true",version="1"}} {float(num_rows)}' in metrics
+
+
+def test_all_requests_of_a_batch_are_scored_by_one_version(runs, followed):
+    """Which switches while the batch is being scored."""
+    export_run(runs["second"], followed.place)
+    other, answering = load_scorer(followed.place, 2), followed.model._scorer
+    score = answering.score
+
+    def switching(requests):
+        followed.model.switch(other)
+        return score(requests)
+
+    expected = [scores.scores for scores in score([JsonColumns(ROWS[:3]), JsonColumns(ROWS[3:40])])]
+    answering.score = switching
+    found = followed.model.score([JsonColumns(ROWS[:3]), JsonColumns(ROWS[3:40])])
+    assert [(one.version, one.scores) for one in found] == [(1, scores) for scores in expected]
+    assert [one.version for one in followed.model.score([JsonColumns(ROWS[:3])])] == [2]
+
+
+def damage(path: Path) -> None:
+    data = bytearray(path.read_bytes())
+    data[len(data) // 2] ^= 1
+    path.write_bytes(data)
+
+
+BAD = {
+    "corrupt": ("second", lambda folder: damage(folder / WEIGHTS), "weights.safetensors: its bytes changed"),
+    "truncated": ("second", lambda folder: (folder / WEIGHTS).write_bytes((folder / WEIGHTS).read_bytes()[:-9]),
+                  "bytes instead of"),
+    "incomplete": ("second", lambda folder: (folder / WEIGHTS).unlink(), "there is no"),
+    "without a readable mark": ("second", lambda folder: (folder / "commit.json").write_text("{"), "cannot be read"),
+    "removed": ("second", lambda folder: (folder / "commit.json").unlink(), "has no version 2"),
+    "of another run": ("renamed", lambda folder: None, "its run is called 'views', and the model that is served"),
+    "of other columns": ("columns", lambda folder: None, "it takes other columns than version 1, beginning with"),
+    "not named": ("second", lambda folder: (folder.parent / "current.json").write_text('{"version": "2"}'),
+                  "current.json is damaged: it names no version"),
+}
+
+
+@pytest.mark.parametrize("kind", BAD)
+def test_a_bad_version_is_refused_and_reported_once_and_the_old_one_goes_on(runs, followed, kind):
+    run, spoil, why = BAD[kind]
+    assert followed.look() == 1
+    spoil(Path(export_run(runs[run], followed.place).path))
+    for _ in range(3):
+        assert followed.look() == 1
+    change, = followed.changes
+    assert (change.version, change.previous) == (None if kind == "not named" else 2, 1)
+    assert why in change.refused
+    assert change == followed.model.refused
+    assert export_run(runs["second"], followed.place).version == 3  # which is good
+    assert followed.look() == 3
+    assert followed.model.refused is None
+    assert [one.refused for one in followed.changes[1:]] == [""]
+
+
+def test_a_refused_version_is_in_metadata_and_metrics(runs, tmp_path):
+    place = str(tmp_path / "models")
+    export_run(runs["first"], place)
+    changes = []
+
+    def use(client):
+        (tmp_path / "models" / "current.json").write_text("7")
+        wait_until(lambda: changes)
+        unread = client("GET", "/metrics")[1]
+        export_run(runs["renamed"], place)
+        wait_until(lambda: len(changes) == 2)
+        return unread, client("GET", "/v2/models/clicks")[1], client("GET", "/metrics")[1], client(
+            "POST", "/v2/models/clicks/versions/1/infer", {"inputs": [
+                {"name": name, "shape": [2], "datatype": "BYTES", "data": [row[name] for row in ROWS[:2]]}
+                for name in COLUMNS]})
+
+    unread, about, metrics, answer = use_server(lambda on_start: serve_model(
+        place, endpoint=HERE, poll_s=0.01, on_start=on_start, on_change=changes.append), use)
+    assert "embark_serve_current_version NaN" in unread
+    assert about["versions"] == ["1"]
+    assert about["parameters"] == {"run": runs["first"], "step": 3, "refused_version": 2,
+                                   "refused_because": changes[1].refused}
+    assert 'embark_serve_version_changes_total{result="refused"} 2.0' in metrics
+    assert "embark_serve_version 1.0\n" in metrics
+    assert "embark_serve_current_version 2.0\n" in metrics
+    assert (answer[0], answer[1]["model_version"]) == (200, "1")
+
+
+def test_an_unreachable_store_is_reported_and_followed_again_when_it_answers(runs, followed, monkeypatch):
+    export_run(runs["second"], followed.place)
+    store = followed.follower._versions.store
+    with monkeypatch.context() as broken:
+        broken.setattr(store, "read", lambda path: (_ for _ in ()).throw(Fault("the store does not answer")))
+        assert [followed.look(), followed.look()] == [1, 1]
+        assert followed.model.current is None
+    assert [change.refused for change in followed.changes] == ["the store does not answer"]
+    assert followed.look() == 2
+    Path(followed.place).rename(f"{followed.place}-away")
+    assert followed.look() == 2
+    assert "has no exported model" in followed.changes[-1].refused
+
+
+def test_a_version_that_gives_recorded_rows_no_finite_score_is_refused(runs, followed):
+    export_run(runs["second"], followed.place)
+    followed.look()
+    export_run(runs["first"], followed.place)
+    followed.load = lambda version: RequestScorer(
+        load_scorer(followed.place, version).artifact, lambda raw: np.full(len(raw), np.nan, np.float32))
+    assert followed.look() == 2
+    assert "1 recorded row that version 2 gave a score got none" in followed.changes[-1].refused
+    assert followed.model.refused.version == 3
+
+
+def test_rows_that_had_no_score_before_need_none_now(runs, followed):
+    cheap = {**ROWS[0], "price": "cheap"}
+    scored, = followed.model.score([JsonColumns([ROWS[0], cheap])])
+    assert scored.scores[1] is None
+    export_run(runs["second"], followed.place)
+    assert followed.look() == 2
+
+
+def test_any_error_of_loading_refuses_the_version(runs, followed):
+    export_run(runs["second"], followed.place)
+    followed.load = lambda version: 1 / 0
+    assert followed.look() == 1
+    assert (followed.changes[0].refused, followed.changes[0].fix) == ("internal error", "see the log")
+
+
+def test_a_named_model_takes_versions_of_runs_of_any_name(runs, followed):
+    followed.model._is_named = ServedModel(followed.model._scorer, "ranker")._is_named
+    export_run(runs["renamed"], followed.place)
+    assert followed.look() == 2
+    assert ServedModel(followed.model._scorer, "ranker").name == "ranker"
+
+
+def test_what_becomes_current_while_another_version_is_loaded_is_served_instead(runs, followed):
+    versions, load = open_versions(followed.place), followed.load
+    for _ in range(2):
+        export_run(runs["second"], followed.place)
+    set_current(versions, 2)
+    pointed_at = iter([3, 2, 3])  # during the loads of 2, 3 and 2
+
+    def changing(version: int) -> RequestScorer:
+        if (number := next(pointed_at, None)) is not None:
+            set_current(versions, number)
+        return load(version)
+
+    followed.load = changing
+    assert followed.look() == 3
+    assert [change.version for change in followed.changes] == [3]
+    assert followed.num_loaded == 4
+
+
+def test_a_rollback_while_the_version_is_loaded_is_heeded(runs, followed):
+    export_run(runs["second"], followed.place)
+    load = followed.load
+    followed.load = lambda version: (rollback(followed.place), load(version))[1]
+    assert followed.look() == 1
+    assert followed.changes == []
+    assert followed.num_loaded == 1
+
+
+def test_a_refused_version_is_loaded_again_at_growing_intervals(runs, followed, monkeypatch):
+    clock = [0.0]
+    monkeypatch.setattr(version_follower, "time", SimpleNamespace(monotonic=lambda: clock[0]))
+    damage(Path(export_run(runs["second"], followed.place).path) / WEIGHTS)
+    loaded_at = []
+    for second in range(0, 200, 10):
+        clock[0], before = float(second), followed.num_loaded
+        assert followed.look() == 1
+        if followed.num_loaded > before:
+            loaded_at.append(second)
+    assert loaded_at == [0, 10, 30, 70, 150]
+    assert len(followed.changes) == 1
+    export_run(runs["second"], followed.place)
+    assert followed.look() == 3  # another one is not waited for
+
+
+def test_memory_and_mapped_files_of_the_old_version_are_released(runs, followed):
+    def mapped() -> set[int]:
+        return {number for number in (1, 2) if f"{followed.place}/version-00000000{number}/" in
+                Path("/proc/self/maps").read_text()}
+
+    old = weakref.ref(followed.model._scorer)
+    assert mapped() == {1}
+    export_run(runs["second"], followed.place)
+    assert followed.look() == 2
+    assert old() is None
+    assert mapped() == {2}
+
+
+def test_of_an_object_store_the_present_version_and_the_one_before_are_kept_on_disk(runs, tmp_path, monkeypatch):
+    monkeypatch.setenv("EMBARK_CACHE", str(tmp_path))
+    followed = Followed(f"memory://models-{tmp_path.name}", runs["first"])
+    for version in (2, 3, 4):
+        export_run(runs["second"], followed.place)
+        assert followed.look() == version
+    assert sorted(path.name for path in tmp_path.glob("exported/*/*/*")) == ["version-000000003", "version-000000004"]
+    rollback(followed.place, 1)
+    assert followed.look() == 1
+
+
+@pytest.mark.parametrize("settings", [{"version": 1}, {"poll_s": 0.0}])
+def test_a_server_of_one_version_follows_nothing(runs, tmp_path, monkeypatch, settings):
+    place = export_run(runs["first"], str(tmp_path / "models")).place
+    monkeypatch.setattr(VersionFollower, "running", lambda self: pytest.fail("it follows"))
+    assert use_server(lambda on_start: serve_model(place, endpoint=HERE, on_start=on_start, **settings),
+                      lambda client: client("GET", "/v2/health/ready")[0]) == 200
+    with pytest.raises(UserError, match="--poll-s -1: out of range"):
+        serve_model(place, poll_s=-1)
