@@ -1,0 +1,273 @@
+"""`embark serve` under load, beside the same network in plain PyTorch behind FastAPI; the client is on the same cores.
+
+    embark train quickstart --set train.precision=fp32 && embark export quickstart --tables int8
+    pip install fastapi mlcommons-loadgen
+    python bench/serve.py runs/quickstart/export
+
+Requests of `--candidates` rows as raw tensors. In turn: both servers with a few clients that wait for their answer;
+MLPerf's LoadGen, Server scenario, at `--rate`; five times the measured rate, for goodput and memory; 10,000 idle
+connections.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import queue
+import resource
+import socket
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+import urllib.request
+from collections import Counter
+from dataclasses import dataclass
+from http.client import HTTPConnection
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import psutil
+
+from embark.export.artifact import open_artifact
+
+NUM_REQUESTS = 64  # Different ones, sent in turn.
+NUM_CLIENTS = 2
+NUM_IDLE = 10_000
+
+
+@dataclass(frozen=True)
+class Server:
+    """A process that answers at a port."""
+
+    name: str
+    path: str
+    port: int
+    process: psutil.Popen
+    requests: list[tuple[bytes, dict[str, str]]]
+
+    def rss_mb(self) -> float:
+        return self.process.memory_info().rss / 1e6
+
+    def head(self, number: int) -> bytes:
+        """A whole request, as it is sent."""
+        body, headers = self.requests[number % len(self.requests)]
+        lines = {"Host": "x", "Content-Length": str(len(body)), **headers}
+        return f"POST {self.path} HTTP/1.1\r\n".encode() + b"".join(
+            f"{key}: {value}\r\n".encode() for key, value in lines.items()) + b"\r\n" + body
+
+
+def peer_app(artifact: str) -> Any:
+    """Plain PyTorch behind FastAPI, at its best: float32 tables, numpy bodies, no checks."""
+    import torch
+    from fastapi import FastAPI, Request, Response
+
+    from embark.trainers.torch.exported_model import ExportedModel
+
+    opened = open_artifact(artifact)
+    model, layout = ExportedModel(opened), opened.info.rows.layout
+    tables = [torch.cat([look_up(ids, None) for ids in torch.arange(feature.rows).split(8_192)])
+              for feature, (_, look_up) in zip(layout.features, model._lookups, strict=True)]
+    network, app, num_dense = model._dense, FastAPI(), len(layout.dense)
+    torch.set_num_threads(1)
+
+    async def score(request: Request) -> Response:
+        body = await request.body()
+        num_rows = len(body) // (4 * num_dense + 8 * len(tables))
+        dense = torch.from_numpy(np.frombuffer(body, "<f4", num_rows * num_dense).reshape(num_rows, num_dense).copy())
+        ids = torch.from_numpy(np.frombuffer(body, "<i8", offset=4 * dense.numel()).reshape(-1, num_rows).copy())
+        with torch.inference_mode():
+            pooled = torch.cat([table.index_select(0, own) for table, own in zip(tables, ids, strict=True)], dim=1)
+            scores = network(dense, pooled).sigmoid()
+        return Response(scores.numpy().tobytes(), media_type="application/octet-stream")
+
+    app.add_route("/score", score, ["POST"])
+    return app
+
+
+def make_requests(artifact: str, num_rows: int) -> tuple[list[Any], list[Any], str]:
+    """The same rows for both servers, and the model's name."""
+    opened, rng = open_artifact(artifact), np.random.default_rng(0)
+    layout = opened.info.rows.layout
+    ours, peers = [], []
+    for _ in range(NUM_REQUESTS):
+        dense = rng.normal(size=(num_rows, len(layout.dense))).astype("<f4")
+        ids = [rng.integers(feature.rows, size=num_rows, dtype=np.int64) for feature in layout.features]
+        columns = [*zip(layout.dense, ["FP32"] * len(layout.dense), dense.T, strict=True),
+                   *zip((feature.name for feature in layout.features), ["INT64"] * len(ids), ids, strict=True)]
+        header = json.dumps({"parameters": {"binary_data_output": True}, "inputs": [
+            {"name": name, "datatype": datatype, "shape": [num_rows],
+             "parameters": {"binary_data_size": values.nbytes}} for name, datatype, values in columns]}).encode()
+        ours.append((header + b"".join(values.tobytes() for _, _, values in columns),
+                     {"Inference-Header-Content-Length": str(len(header))}))
+        peers.append((dense.tobytes() + np.stack(ids).tobytes(), {}))
+    return ours, peers, opened.info.run.rstrip("/").rpartition("/")[2]
+
+
+def start(name: str, command: list[str], port: int, path: str, requests: list[Any]) -> Server:
+    server = Server(name, path, port, psutil.Popen(command, stdout=subprocess.DEVNULL), requests)
+    for _ in range(600):
+        try:
+            socket.create_connection(("127.0.0.1", port), timeout=1).close()
+            return server
+        except OSError:
+            time.sleep(0.1)
+    raise SystemExit(f"{name} does not start")
+
+
+async def send(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, request: bytes) -> int:
+    """The status of the answer."""
+    writer.write(request)
+    head = await reader.readuntil(b"\r\n\r\n")
+    lines = head.lower().split(b"\r\n")
+    await reader.readexactly(next(int(line.split(b":")[1]) for line in lines if line.startswith(b"content-length:")))
+    return int(head.split(b" ", 2)[1])
+
+
+async def closed_loop(server: Server, seconds: float, num_rows: int) -> float:
+    """Candidates a second, with clients that each wait for their answer."""
+    latencies: list[float] = []
+    end = time.perf_counter() + seconds
+
+    async def client(first: int) -> None:
+        reader, writer = await asyncio.open_connection("127.0.0.1", server.port)
+        number = first
+        while time.perf_counter() < end:
+            started = time.perf_counter()
+            assert await send(reader, writer, server.head(number)) == 200
+            latencies.append(time.perf_counter() - started)
+            number += NUM_CLIENTS
+        writer.close()
+
+    await asyncio.gather(*(client(number) for number in range(NUM_CLIENTS)))
+    rate = len(latencies) * num_rows / seconds
+    p50, p99 = np.percentile(latencies, [50, 99]) * 1e3
+    print(f"{server.name}: {NUM_CLIENTS} clients, {rate:,.0f} candidates/s, p50 {p50:.1f} ms, p99 {p99:.1f} ms")
+    return rate
+
+
+async def overload(server: Server, rate: float, seconds: float, num_rows: int) -> None:
+    """Requests at a rate that does not wait for answers: goodput, and the server's memory."""
+    statuses: Counter[int] = Counter()
+    free: list[tuple[Any, Any]] = []
+    before, most = server.rss_mb(), 0.0
+    started = time.perf_counter()
+
+    async def one(number: int) -> None:
+        try:
+            reader, writer = free.pop() if free else await asyncio.open_connection("127.0.0.1", server.port)
+            status = await send(reader, writer, server.head(number))
+            statuses[status if time.perf_counter() - started <= seconds else 0] += 1
+            free.append((reader, writer))
+        except (OSError, asyncio.IncompleteReadError):
+            statuses[-1] += 1
+
+    tasks = set()
+    number = 0
+    while (now := time.perf_counter() - started) < seconds:
+        while number < now * rate / num_rows:
+            task = asyncio.create_task(one(number))
+            tasks.add(task)
+            task.add_done_callback(tasks.discard)
+            number += 1
+        most = max(most, server.rss_mb())
+        await asyncio.sleep(0.01)
+    await asyncio.gather(*tasks)
+    print(f"{server.name}: sent {number * num_rows / seconds:,.0f} candidates/s, goodput "
+          f"{statuses[200] * num_rows / seconds:,.0f}; 429: {statuses[429]}, 503: {statuses[503]}, answered later: "
+          f"{statuses[0]}, closed: {statuses[-1]}; memory {before:.0f} to {most:.0f} MB")
+
+
+def loadgen(server: Server, rate: float, seconds: float, num_rows: int) -> None:
+    """MLPerf's Server scenario: Poisson arrivals, 99 % within 10 ms."""
+    import mlperf_loadgen as lg
+
+    waiting: queue.SimpleQueue[Any] = queue.SimpleQueue()
+
+    def work() -> None:
+        connection = HTTPConnection("127.0.0.1", server.port)
+        while (sample := waiting.get()) is not None:
+            body, headers = server.requests[sample.index]
+            connection.request("POST", server.path, body, headers)
+            response = connection.getresponse()
+            response.read()
+            assert response.status == 200
+            lg.QuerySamplesComplete([lg.QuerySampleResponse(sample.id, 0, 0)])
+
+    threads = [threading.Thread(target=work, daemon=True) for _ in range(16)]
+    for thread in threads:
+        thread.start()
+    settings = lg.TestSettings()
+    settings.scenario, settings.mode = lg.TestScenario.Server, lg.TestMode.PerformanceOnly
+    settings.server_target_qps, settings.server_target_latency_ns = rate / num_rows, 10_000_000
+    settings.min_duration_ms, settings.min_query_count = int(seconds * 1000), 100
+    with tempfile.TemporaryDirectory() as folder:
+        logs = lg.LogSettings()
+        logs.log_output.outdir = folder
+        sut = lg.ConstructSUT(lambda samples: [waiting.put(sample) for sample in samples], lambda: None)
+        samples = lg.ConstructQSL(NUM_REQUESTS, NUM_REQUESTS, lambda _: None, lambda _: None)
+        lg.StartTestWithLogSettings(sut, samples, settings, logs)
+        lg.DestroyQSL(samples)
+        lg.DestroySUT(sut)
+        summary = (Path(folder) / "mlperf_log_summary.txt").read_text()
+    for _ in threads:
+        waiting.put(None)
+    wanted = ("Result is", "Completed samples per second", "50.00 percentile", "99.00 percentile")
+    print(f"{server.name}, LoadGen at {rate:,.0f} candidates/s: " + "; ".join(
+        " ".join(line.split()) for line in summary.splitlines() if any(text in line for text in wanted)))
+
+
+def idle_connections(server: Server) -> None:
+    """Held open by clients that send nothing."""
+    limit = min(NUM_IDLE, resource.getrlimit(resource.RLIMIT_NOFILE)[1] - 500)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (limit + 500, resource.getrlimit(resource.RLIMIT_NOFILE)[1]))
+    before, opened = server.rss_mb(), []
+    for _ in range(limit):
+        opened.append(socket.create_connection(("127.0.0.1", server.port), timeout=60))
+    after = server.rss_mb()
+    for one in opened:
+        one.close()
+    with urllib.request.urlopen(f"http://127.0.0.1:{server.port}/v2/health/ready", timeout=60) as answer:
+        print(f"{server.name}: {limit:,} idle connections, memory {before:.0f} to {after:.0f} MB, then status "
+              f"{answer.status}")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("artifact")
+    parser.add_argument("--candidates", type=int, default=128)
+    parser.add_argument("--seconds", type=float, default=5)
+    parser.add_argument("--rate", type=float, default=40_000, help="candidates a second for LoadGen")
+    parser.add_argument("--peer-port", type=int, help=argparse.SUPPRESS)
+    args = parser.parse_args()
+    if args.peer_port:
+        import uvicorn
+
+        uvicorn.run(peer_app(args.artifact), port=args.peer_port, log_level="warning")
+        return
+    ours, peers, model = make_requests(args.artifact, args.candidates)
+    script = [sys.executable, __file__, args.artifact, "--peer-port", "18711"]
+    embark = start("embark", [sys.executable, "-m", "embark", "serve", args.artifact, "--port", "18710"], 18710,
+                   f"/v2/models/{model}/infer", ours)
+    peer = start("PyTorch and FastAPI", script, 18711, "/score", peers)
+    try:
+        rate = 0.0
+        for _ in range(3):
+            for server in (embark, peer):
+                found = asyncio.run(closed_loop(server, args.seconds, args.candidates))
+                rate = max(rate, found if server is embark else 0)
+        for share in (1.0, 0.5):
+            loadgen(embark, args.rate * share, args.seconds, args.candidates)
+        asyncio.run(overload(embark, 5 * rate, args.seconds, args.candidates))
+        idle_connections(embark)
+    finally:
+        for server in (embark, peer):
+            server.process.terminate()
+            server.process.wait(60)
+
+
+if __name__ == "__main__":
+    main()
