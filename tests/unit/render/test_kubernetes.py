@@ -10,7 +10,7 @@ import kubernetes_validate
 import pytest
 import shell_words
 import yaml
-from render_jobs import MACHINES, job_of
+from render_jobs import MACHINES, documents_of, job_of
 
 from embark.render.job import EXITS
 from embark.render.settings import grace_s
@@ -22,7 +22,7 @@ VERSION = "1.36"
 
 def objects(job) -> dict[str, dict]:
     (file,) = render_job(job)
-    return {document["kind"]: document for document in yaml.safe_load_all(file.text)}
+    return {document["kind"]: document for document in documents_of(file.text)}
 
 
 def pod_of(job) -> dict:

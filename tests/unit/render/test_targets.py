@@ -9,10 +9,9 @@ from pathlib import Path
 
 import kubernetes_validate
 import pytest
-import yaml
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from render_jobs import job_of
+from render_jobs import documents_of, job_of
 
 from embark.catalog import load_catalog
 from embark.errors import SpecError
@@ -55,7 +54,7 @@ PAIR = dict(PAIRS)
 def documents(files) -> list[dict]:
     texts = [file.text for file in files if file.path.endswith(".yaml") and file.path not in
              ("docker-compose.yaml", "vertex_job.yaml")]
-    return [document for text in texts for document in yaml.safe_load_all(text)]
+    return [document for text in texts for document in documents_of(text)]
 
 
 @pytest.mark.parametrize(("target", "machine"), PAIRS)
@@ -204,7 +203,7 @@ def test_hostile_words_are_refused_or_quoted(name, label, root, table, target):
 
 def _reads_back(file, job) -> None:
     if file.path.endswith(".yaml"):
-        for document in yaml.safe_load_all(file.text):
+        for document in documents_of(file.text):
             config = document.get("data", {}) if document.get("kind") == "ConfigMap" else {}
             if config:
                 assert resolve(tomllib.loads(config["spec.toml"])) == job.spec
