@@ -113,18 +113,17 @@ def processes_with(name: str, value: str) -> list[int]:
     return [one.pid for one in psutil.process_iter(["environ"]) if (one.info["environ"] or {}).get(name) == value]
 
 
-def account(cloud: str, folder: str) -> None:
-    """The account's server, whose pods find the client as `python`; its shells find `embark` there too."""
+def account(python: str, cloud: str, folder: str) -> None:
+    """The account's server, whose pods find this as `python`; its shells find `embark` there too."""
     from embark.rehearse import processes
     from embark.rehearse.account import server
 
-    with warm_python(Path(folder)) as python:
-        processes.sys = SimpleNamespace(executable=python)  # type: ignore[assignment]
-        program = Path(folder, "programs", "embark")
-        program.parent.mkdir()
-        program.write_text(f'#!/bin/sh\nexec "{python}" -m embark "$@"\n')
-        program.chmod(0o755)
-        server.main(cloud, folder)
+    processes.sys = SimpleNamespace(executable=python)  # type: ignore[assignment]
+    program = Path(folder, "programs", "embark")
+    program.parent.mkdir()
+    program.write_text(f'#!/bin/sh\nexec "{python}" -m embark "$@"\n')
+    program.chmod(0o755)
+    server.main(cloud, folder)
 
 
 def serve(listener_number: str, ray_listener_number: str, modules: Sequence[str]) -> None:

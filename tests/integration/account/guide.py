@@ -28,9 +28,11 @@ RAY_HAS_TRAINED = re.compile(r"^\[pod/dlrm-submitter-0/ray-job-submitter\] \(Ray
 
 
 class WarmSession(AccountSession):
-    """Its pods are forked from a process that has imported torch and Ray."""
+    """Its pods are forked by `python`, which `warm_ray_python` is."""
 
-    server = (str(REPOSITORY / "tests" / "warm_python.py"),)
+    def __init__(self, cloud: str, folder: Path, python: str) -> None:
+        self.server = (str(REPOSITORY / "tests" / "warm_python.py"), python)
+        super().__init__(cloud, folder)
 
 
 @dataclass(frozen=True)

@@ -15,13 +15,13 @@ SKIPS = {
 }
 
 
-def test_the_guide_of_aws_trains_with_every_scheduler_and_leaves_nothing_that_costs_money(tmp_path):
+def test_the_guide_of_aws_trains_with_every_scheduler_and_leaves_nothing_that_costs_money(tmp_path, warm_ray_python):
     clone, account = tmp_path / "clone", tmp_path / "account"
     account.mkdir()
     folder = copy_of_clone(clone) / "examples" / "cloud_deployment" / "aws"
     criteo_days(folder)
     blocks = read_guide(folder / "README.md")
-    with WarmSession("aws", account) as session:
+    with WarmSession("aws", account, warm_ray_python) as session:
         walked = walk(session, blocks, folder, skips=SKIPS)
     report = walked.report
     assert report is not None

@@ -15,12 +15,12 @@ SKIPS = {
 }
 
 
-def test_the_guide_of_azure_trains_with_every_scheduler_and_leaves_nothing_that_costs_money(tmp_path):
+def test_the_guide_of_azure_trains_with_every_scheduler_and_leaves_nothing_that_costs_money(tmp_path, warm_ray_python):
     clone, account = tmp_path / "clone", tmp_path / "account"
     account.mkdir()
     folder = copy_of_clone(clone) / "examples" / "cloud_deployment" / "azure"
     criteo_days(folder)
-    with WarmSession("azure", account) as session:
+    with WarmSession("azure", account, warm_ray_python) as session:
         walked = walk(session, read_guide(folder / "README.md"), folder, skips=SKIPS)
     report = walked.report
     assert report is not None

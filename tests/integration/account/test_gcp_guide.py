@@ -30,10 +30,10 @@ def write_days(folder: Path) -> None:
 
 
 @pytest.fixture(scope="module")
-def walked(tmp_path_factory: pytest.TempPathFactory) -> Walk:
+def walked(tmp_path_factory: pytest.TempPathFactory, warm_ray_python: str) -> Walk:
     folder = copy_of_clone(tmp_path_factory.mktemp("clone")) / "examples" / "cloud_deployment" / "gcp"
     write_days(folder)
-    with WarmSession("gcp", tmp_path_factory.mktemp("account")) as session:
+    with WarmSession("gcp", tmp_path_factory.mktemp("account"), warm_ray_python) as session:
         return walk(session, read_guide(folder / "README.md"), folder, skips=SKIPS)
 
 

@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 import yaml
 from render_jobs import job_of
-from warm_python import warm_python
 
 from embark.rehearse import processes
 from embark.rehearse.account.account import Account, Call
@@ -186,11 +184,9 @@ def untrained(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture
-def forked(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[None]:
+def forked(monkeypatch: pytest.MonkeyPatch, warm_ray_python: str) -> None:
     """Pods' programs are forked from a process that has imported torch and Ray."""
-    with warm_python(tmp_path) as python:
-        monkeypatch.setattr(processes, "sys", SimpleNamespace(executable=python))
-        yield
+    monkeypatch.setattr(processes, "sys", SimpleNamespace(executable=warm_ray_python))
 
 
 def test_the_rendered_job_is_placed_and_started(account: Account, tmp_path: Path, untrained: None):

@@ -25,14 +25,14 @@ CLUSTERS = {
 
 
 @pytest.mark.parametrize("cloud", CLUSTERS)
-def test_the_quickstart_runs_in_the_cluster_of_a_cloud_s_guide(cloud: str, tmp_path):
+def test_the_quickstart_runs_in_the_cluster_of_a_cloud_s_guide(cloud: str, tmp_path, warm_ray_python):
     clone, account = tmp_path / "clone", tmp_path / "account"
     account.mkdir()
     tree = copy_of_clone(clone) / "examples" / "cloud_deployment"
     script, sections = CLUSTERS[cloud]
     others = {f"embark render run.toml --set place.cloud={other}": "another cloud" for other in CLUSTERS
               if other != cloud}
-    with WarmSession(cloud, account) as session:
+    with WarmSession(cloud, account, warm_ray_python) as session:
         walk(session, read_guide(tree / cloud / "README.md"), tree / cloud, sections=sections,
              skips={"pip install": "the environment under test is there already"})
         for line in ("./storage.sh buckets", f"./{script} up", f"./{script} machines"):
