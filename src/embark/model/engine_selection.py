@@ -35,6 +35,8 @@ def cuda_graph_obstacle(spec: RunSpec, device: str, *, has_tables_on_host: bool)
         return f"{regularized} is not part of the captured step"
     if shared := next((t for t in spec.model.tables if t.shares), None):
         return f"{shared.name} and {shared.shares} share a table, and the captured step has a table for each feature"
+    if apart := next((t for t in spec.model.tables if t.learning_rate is not None), None):
+        return f"table {apart.name} has a learning rate of its own, and the captured step has one for all"
     num_ids = sum(t.multi_hot for t in spec.model.table_list())
     if num_ids > MAX_IDS_PER_SAMPLE:
         return f"up to {num_ids} ids a sample, each with a slot in the graph, are too many"

@@ -141,9 +141,11 @@ def check_supported(spec: RunSpec) -> None:
         section, _, name = field.partition(".")
         mistakes.append(Mistake("", field, str(getattr(getattr(spec, section), name)), "is not supported by the JAX "
                                 "trainer", 'leave it out, or set place.device = "cpu" or "cuda"'))
-    mistakes += [Mistake("", f"model.tables.{index}.shares", table.shares, "is not supported by the JAX trainer",
-                         'give the feature a table of its own, or set place.device = "cpu" or "cuda"')
-                 for index, table in enumerate(spec.model.tables) if table.shares]
+    mistakes += [Mistake("", f"model.tables.{index}.{field}", str(value), "is not supported by the JAX trainer",
+                         'leave it out, or set place.device = "cpu" or "cuda"')
+                 for index, table in enumerate(spec.model.tables)
+                 for field in ("shares", "learning_rate", "init_range")
+                 if (value := getattr(table, field)) not in ("", None)]
     if mistakes:
         raise SpecError(mistakes)
 

@@ -36,8 +36,13 @@ class Table(Section):
     multi_hot: Width = 1
     """Maximum number of ids per sample."""
     shares: str = Field(default="", max_length=128)
-    """Name of another table, whose rows this feature looks up: TorchRec's `feature_names`. `rows`, `dim` and `pooling`
-    are that table's; `multi_hot` is the feature's own."""
+    """Name of another table, whose rows this feature looks up: TorchRec's `feature_names`. All but `name` and
+    `multi_hot` is that table's."""
+
+    learning_rate: float | None = Field(default=None, ge=0)
+    """Of this table, instead of `train.learning_rate`; warm-up and decay apply to it too."""
+    init_range: float | None = Field(default=None, ge=0)
+    """Initial values are uniform in ±`init_range`; defaults to √(1 / rows), as in TorchRec."""
 
     @property
     def weights(self) -> str:
@@ -51,8 +56,8 @@ class Table(Section):
         return {key: value for key, value in values.items() if key not in _LATER or value != _LATER[key]}
 
 
-_LATER: dict[str, Any] = {"shares": ""}
-SHARED = ("rows", "dim", "pooling")
+_LATER: dict[str, Any] = {"shares": "", "learning_rate": None, "init_range": None}
+SHARED = ("rows", "dim", "pooling", "learning_rate", "init_range")
 """Fields of a table that all features share."""
 
 
@@ -64,6 +69,8 @@ class StoredTable:
     rows: int
     dim: int
     pooling: Literal["sum", "mean"]
+    learning_rate: float | None
+    init_range: float | None
     features: tuple[Table, ...]
 
     @property
@@ -105,7 +112,7 @@ class ModelSpec(Section):
     @field_validator("tables", mode="before")
     @classmethod
     def _with_shared(cls, tables: Any) -> Any:
-        """Features that share a table get its rows, width and pooling where they give none."""
+        """Features that share a table get what is that table's where they give none."""
         given = [table for table in tables if isinstance(table, Mapping)] if isinstance(tables, list | tuple) else []
         by_name = {str(table.get("name")): table for table in given}
         if not any(table.get("shares") for table in given):
@@ -130,8 +137,8 @@ class ModelSpec(Section):
         features: dict[str, list[Table]] = {}
         for feature in self.table_list():
             features.setdefault(feature.weights, []).append(feature)
-        return tuple(StoredTable(name, of[0].rows, of[0].dim or 0, of[0].pooling, tuple(of))
-                     for name, of in features.items())
+        return tuple(StoredTable(name, of[0].rows, of[0].dim or 0, of[0].pooling, of[0].learning_rate,
+                                 of[0].init_range, tuple(of)) for name, of in features.items())
 
     @property
     def is_own(self) -> bool:

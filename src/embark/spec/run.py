@@ -126,9 +126,9 @@ def _sharing_mistakes(model: ModelSpec) -> Iterator[Mistake]:
                            nearest(table.shares, owners) if shared is None else f'use "{shared.shares}"')
             continue
         for field in SHARED:
-            if (value := getattr(table, field)) != getattr(shared, field):
-                yield _mistake(f"model.tables.{index}.{field}", value,
-                               f"is that of table {shared.name}, {getattr(shared, field)}", "leave it out")
+            if (value := getattr(table, field)) != (there := getattr(shared, field)):
+                yield _mistake(f"model.tables.{index}.{field}", value, f"is not that of table {shared.name}, which is "
+                               f"{'not given' if there is None else there}", "leave it out, or set it there")
 
 
 def _data_mistakes(spec: RunSpec) -> Iterator[Mistake]:

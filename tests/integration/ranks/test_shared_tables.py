@@ -1,11 +1,13 @@
-"""Features that share a table, on several ranks: the losses of one, however the table is cut, and after a kill."""
+"""Shared tables and tables with settings of their own, on several ranks: the losses of one, however they are cut, and
+after a kill."""
 
 import pytest
 
 pytestmark = pytest.mark.slow
 
 TABLES = """model.tables=[
-    { name = "user", rows = 301 }, { name = "seen", shares = "item", multi_hot = 5 },
+    { name = "user", rows = 301, learning_rate = 0.3, init_range = 0.2 },
+    { name = "seen", shares = "item", multi_hot = 5 },
     { name = "item", rows = 100, pooling = "mean" }, { name = "bought", shares = "item", multi_hot = 3 }]"""
 
 

@@ -25,6 +25,9 @@ def selected(*sets, device="cuda", on_host=False):
     (("train.weight_decay=0.1",), "cuda", False, "pipeline", "train.weight_decay is not part of the captured step"),
     (('model.tables=[{ name = "a", rows = 9 }, { name = "b", shares = "a" }]',), "cuda", False, "pipeline",
      "b and a share a table"),
+    (('model.tables=[{ name = "a", rows = 9, learning_rate = 0.1 }]',), "cuda", False, "pipeline",
+     "table a has a learning rate of its own"),
+    (('model.tables=[{ name = "a", rows = 9, init_range = 0.1 }]',), "cuda", False, "cuda_graph", "one CUDA graph"),
     (("train.embedding_l2=0.1",), "cuda", False, "pipeline", "train.embedding_l2 is not part of the captured step"),
 ])
 def test_selection(sets, device, on_host, engine, why):

@@ -86,7 +86,7 @@ ROWS_PER_BLOCK = 65_536
 
 
 def fill_tables(tables: nn.Module, model: ModelSpec, seed: int) -> None:
-    """Fill the local shards of every table, uniform in ±sqrt(1 / rows) as TorchRec itself does."""
+    """Fill the local shards of every table, uniform in ±`init_range`."""
     by_name = {t.name: t for t in model.stored_tables()}
     with torch.no_grad():
         for name, shard, first_row, first_column in local_shards(tables):
@@ -105,7 +105,7 @@ def local_shards(tables: nn.Module) -> Iterator[tuple[str, Tensor, int, int]]:
 
 def _fill(shard: Tensor, first_row: int, first_column: int, table: StoredTable, seed: int) -> None:
     """Block by block, each from a generator of its own, so that any shard of a block takes the same numbers."""
-    bound = math.sqrt(1 / table.rows)
+    bound = math.sqrt(1 / table.rows) if table.init_range is None else table.init_range
     generator = torch.Generator(device=shard.device)
     end = first_row + shard.shape[0]
     for block in range(first_row // ROWS_PER_BLOCK, -(-end // ROWS_PER_BLOCK)):

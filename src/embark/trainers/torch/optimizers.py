@@ -1,6 +1,6 @@
 """The optimizers of tables and dense layers, and the schedule that moves the rates of both."""
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -8,12 +8,12 @@ import torch
 from torch import nn
 from torchrec.distributed.model_parallel import DistributedModelParallel
 from torchrec.optim.apply_optimizer_in_backward import apply_optimizer_in_backward
-from torchrec.optim.keyed import CombinedOptimizer, KeyedOptimizerWrapper
+from torchrec.optim.keyed import CombinedOptimizer, KeyedOptimizer, KeyedOptimizerWrapper
 from torchrec.optim.optimizers import in_backward_optimizer_filter
 from torchrec.optim.rowwise_adagrad import RowWiseAdagrad
 
 from embark.model.learning_rate import dense_rate, rate_factor
-from embark.spec import TrainSpec
+from embark.spec import RunSpec, TrainSpec
 from embark.trainers.torch.model import WithoutValues
 
 TABLE_OPTIMIZERS: dict[str, type[torch.optim.Optimizer]] = {
@@ -29,11 +29,23 @@ DENSE_OPTIMIZERS: dict[str, type[torch.optim.Optimizer]] = {
 }
 
 
-def fuse_into_backward(tables: nn.Module, train: TrainSpec) -> None:
-    """Give the tables their optimizer. Before sharding: after it, the rate would never reach them."""
-    arguments = _arguments(train.optimizer, train, train.learning_rate)
+def fuse_into_backward(tables: nn.Module, spec: RunSpec) -> None:
+    """Give the tables their optimizer. Before sharding: after it, the rate would never reach them. TorchRec puts
+    tables of different rates into different batches of FBGEMM's."""
+    train, by_rate = spec.train, dict[float, list[nn.Parameter]]()
+    rates = table_rates(spec)
+    for name, weight in tables.named_parameters():
+        by_rate.setdefault(rates[name.split(".")[-2]], []).append(weight)
     with WithoutValues():
-        apply_optimizer_in_backward(TABLE_OPTIMIZERS[train.optimizer], tables.parameters(), arguments)
+        for rate, weights in by_rate.items():
+            arguments = _arguments(train.optimizer, train, rate)
+            apply_optimizer_in_backward(TABLE_OPTIMIZERS[train.optimizer], weights, arguments)
+
+
+def table_rates(spec: RunSpec) -> dict[str, float]:
+    """The full rate of each table."""
+    return {table.name: spec.train.learning_rate if table.learning_rate is None else table.learning_rate
+            for table in spec.model.stored_tables()}
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,22 +54,22 @@ class Optimizers:
 
     both: CombinedOptimizer
     dense: KeyedOptimizerWrapper
-    _table_groups: list[dict[str, Any]]
+    _table_groups: list[tuple[dict[str, Any], float]]  # And the full rate of each.
     _dense_groups: list[dict[str, Any]]
     _train: TrainSpec
     _num_steps: int
 
     def set_rates(self, step: int) -> float:
-        """Set what `step` trains with; returns the tables' rate."""
+        """Set what `step` trains with; returns the rate of tables that have none of their own."""
         factor = rate_factor(self._train, step, self._num_steps)
-        table_rate = self._train.learning_rate * factor
-        _set_rate(self._table_groups, table_rate)
+        for group, full_rate in self._table_groups:
+            group["lr"] = full_rate * factor
         _set_rate(self._dense_groups, dense_rate(self._train) * factor)
-        return table_rate
+        return self._train.learning_rate * factor
 
     def rates(self) -> tuple[float, float]:
         """What was set last: the tables' and the dense layers'."""
-        return self._table_groups[0]["lr"], self._dense_groups[0]["lr"]
+        return self._table_groups[0][0]["lr"], self._dense_groups[0]["lr"]
 
     @property
     def dense_kind(self) -> str:
@@ -83,15 +95,27 @@ class Optimizers:
 
 
 def make_optimizers(
-    sharded: DistributedModelParallel, train: TrainSpec, num_steps: int, device: torch.device
+    sharded: DistributedModelParallel, spec: RunSpec, num_steps: int, device: torch.device
 ) -> Optimizers:
     """The fused optimizer that sharding made, joined with one for the dense layers."""
+    train, rates = spec.train, table_rates(spec)
     dense = KeyedOptimizerWrapper(
         dict(in_backward_optimizer_filter(sharded.named_parameters())), _dense_factory(train, device)
     )
     fused = sharded.fused_optimizer
     both = CombinedOptimizer([("tables", fused), ("dense", dense)])
-    return Optimizers(both, dense, list(fused.param_groups), list(dense.param_groups), train, num_steps)
+    table_groups = [(group, next((rates[name.split(".")[-2]] for name in one.params), train.learning_rate))
+                    for one in _parts(fused) for group in one.param_groups]
+    return Optimizers(both, dense, table_groups, list(dense.param_groups), train, num_steps)
+
+
+def _parts(fused: KeyedOptimizer) -> Iterator[KeyedOptimizer]:
+    """One for each batch of FBGEMM's, whose tables have the same rate."""
+    if not isinstance(fused, CombinedOptimizer):
+        yield fused
+        return
+    for _, inner in fused.optimizers:
+        yield from _parts(inner)
 
 
 def _dense_factory(train: TrainSpec, device: torch.device) -> Callable[[Iterable[Any]], torch.optim.Optimizer]:

@@ -167,7 +167,7 @@ def offline_plan(spec: RunSpec, cluster: Cluster) -> Placement:
     local_size = min(cluster.ranks_per_host, cluster.num_ranks)
     world = World(0, cluster.num_ranks, 0, local_size, torch.device("cpu" if is_cpu else "cuda"))
     tables = tables_without_values(spec.model.stored_tables(), spec.train)
-    fuse_into_backward(tables, spec.train)
+    fuse_into_backward(tables, spec)
     with _quiet_planner():
         topology = topology_of(world, 0 if is_cpu else int(cluster.device_bytes), int(cluster.host_bytes))
         try:

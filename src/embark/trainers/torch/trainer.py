@@ -52,7 +52,7 @@ class TorchTrainer:
         self.precision = precision_on(spec.train, world.device)
         set_matmul_precision(self.precision)
         model = Recommender(spec.model, spec.train, world.device, is_bf16=self.precision == "bf16")
-        fuse_into_backward(model.tables, spec.train)
+        fuse_into_backward(model.tables, spec)
         sharder = make_sharder(spec)
         plan = make_plan(model, sharder, spec, world)
         self.model = DistributedModelParallel(model, device=world.device, plan=plan, sharders=[sharder])
@@ -63,7 +63,7 @@ class TorchTrainer:
         fill_tables(sharded_tables(self.model), spec.model, spec.train.seed)
         if world.device.type == "cpu":
             use_fast_cpu_lookup(self.model)
-        self.optimizers = make_optimizers(self.model, spec.train, num_steps, world.device)
+        self.optimizers = make_optimizers(self.model, spec, num_steps, world.device)
         self.window = MetricWindow(world.device)  # What the engine counts its predictions in.
         self.engine = make_engine(EngineInputs(
             spec=spec, world=world, plan=plan, model=self.model, dense=model.dense, optimizers=self.optimizers,

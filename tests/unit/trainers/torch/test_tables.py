@@ -1,7 +1,8 @@
-"""Features that share a table: one set of rows, which the lookups of all of them train."""
+"""Features that share a table: one set of rows, which the lookups of all of them train. Settings of single tables."""
 
 from __future__ import annotations
 
+import math
 import shutil
 from pathlib import Path
 
@@ -14,6 +15,8 @@ from embark.store.checkpoint_arrays import CheckpointArrays
 
 FIRST = 'model.tables=[{ name = "item", rows = 40 }, { name = "shop", rows = 9 }, { name = "seen", multi_hot = 3, '
 SHARED, APART = FIRST + 'shares = "item" }]', FIRST + "rows = 40 }]"
+TABLES = ('model.tables=[{ name = "a", rows = 9 }, { name = "b", rows = 9%s }, '
+          '{ name = "c", rows = 9, pooling = "mean"%s }]')
 
 
 def weights(trainer) -> dict[str, torch.Tensor]:
@@ -75,3 +78,41 @@ def test_the_rows_are_planned_once_and_looked_up_by_each_feature(built):
     assert [(one["table"], one["rows"], one["bytes"]) for one in trainer.layout["tables"]] == [
         ("item", 40, 40 * 8 * 4), ("shop", 9, 9 * 8 * 4)]
     assert trainer.engine.name == "pipeline"
+
+
+@pytest.mark.parametrize("optimizer", ["sgd", "rowwise_adagrad"])
+def test_a_table_is_trained_with_its_own_rate_and_the_schedule_applies_to_it(built, optimizer):
+    sets = (f"train.optimizer={optimizer}", "train.learning_rate=0.25", "train.dense_learning_rate=0.0",
+            "train.warmup_steps=2")
+    moves = []
+    for tables in (TABLES % ("", ""), TABLES % (", learning_rate = 1.0", ", learning_rate = 0.0")):
+        trainer = built(*sets, tables)
+        before = {name: rows.clone() for name, rows in weights(trainer).items()}
+        with trainer.feed(open_source(trainer.spec), 0, 1) as batches:
+            assert trainer.step(batches, 0) == 0.125  # that of tables without a rate of their own
+        moves.append({name: rows - before[name] for name, rows in weights(trainer).items()})
+    plain, own = moves
+    assert plain["b"].abs().max() > 0
+    assert torch.equal(own["a"], plain["a"])
+    assert torch.allclose(own["b"], 4 * plain["b"], atol=1e-6)
+    assert not own["c"].any()
+
+
+def test_a_table_begins_with_values_of_its_own_range_and_the_others_as_ever(built):
+    plain, own = (weights(built(TABLES % more)) for more in (("", ""), (", init_range = 0.01", ", init_range = 0.0")))
+    assert torch.equal(own["a"], plain["a"])
+    assert plain["b"].abs().max() > 0.9 * math.sqrt(1 / 9)
+    assert 0.009 < own["b"].abs().max() <= 0.01
+    assert not own["c"].any()
+
+
+def test_a_resumed_run_with_settings_of_single_tables_has_the_losses_of_an_undisturbed_one(train_tiny):
+    sets = (TABLES % (", learning_rate = 0.5", ", init_range = 0.2"), "train.num_steps=6", "store.checkpoint_every=3",
+            "store.checkpoint_at_end=true", "store.keep_checkpoints=9", "train.decay=linear")
+    undisturbed = train_tiny(*sets)
+    run_dir = Path(undisturbed.values["run_dir"])
+    shutil.rmtree(run_dir / "checkpoints" / "step-000000006")
+    (run_dir / "events.jsonl").unlink()
+    resumed = train_tiny(*sets, fresh=False)
+    assert resumed.losses() == undisturbed.losses()[3:]
+    assert resumed.values["log_loss"] == undisturbed.values["log_loss"]
