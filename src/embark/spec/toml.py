@@ -7,7 +7,7 @@ from typing import Any, get_args
 import tomli_w
 from pydantic import BaseModel
 
-from embark.spec.model import Table
+from embark.spec.model import ModelSpec, Table
 from embark.spec.presets import ABOUT, PRESETS
 from embark.spec.run import RunSpec
 
@@ -89,7 +89,7 @@ def reference() -> str:
 
 def _inner_sections(section: type[BaseModel]) -> Iterator[tuple[str, type[BaseModel]]]:
     for name, info in section.model_fields.items():
-        if name == "tables":
+        if section is ModelSpec and name == "tables":
             yield name, Table
         elif (inner := section_in(info.annotation)) is not None:
             yield name, inner
