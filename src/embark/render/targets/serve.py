@@ -41,7 +41,7 @@ def render_serve(job: Job) -> list[File]:
         *(note({"name": name, "value": value}, why) for name, value, why in storage_settings(job)),
     ]
     memory = f"{memory_gib(spec)}Gi"
-    disk = f"{math.ceil(1.2 * num_bytes / GIB) + 1}Gi"
+    disk = f"{math.ceil(2.4 * num_bytes / GIB)}Gi"  # a new version is fetched beside the old one
     resources = {"requests": {"cpu": note(str(VCPUS), "a thread reads requests, one scores; a limit would throttle"),
                               "memory": memory, "ephemeral-storage": disk},
                  "limits": {"memory": note(memory, "the tables' pages count, though they are mapped from a file"),
