@@ -89,7 +89,7 @@ _SHIMS = {"python": "", "python3": "", "torchrun": "-m torch.distributed.run", "
           "ray": "-m ray.scripts.scripts"}
 _PORT = re.compile(r"(?P<host>[\w.-]+):(?P<port>\d{2,5})\b")
 _HOST_WORD = re.compile(r"(--master[-_]addr(?:=|\s+))([\w.-]+)")
-_PORT_WORD = re.compile(r"(--[a-z_-]*port(?:=|\s+))([1-9]\d+)")
+_PORT_WORD = re.compile(r"((?:--[a-z_-]*port|\bMASTER_PORT)(?:=|\s+))([1-9]\d+)")
 _PORT_VARIABLES = ("MASTER_PORT", "PET_MASTER_PORT")
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from integration.account.guide import RAY_HAS_TRAINED, Walk, WarmSession, copy_of_clone, read_guide, walk
+from integration.account.guide import RAY_HAS_TRAINED, WarmSession, copy_of_clone, read_guide, walk
 
 pytestmark = pytest.mark.slow
 
@@ -29,30 +29,22 @@ def write_days(folder: Path) -> None:
             file.writelines("\t".join(row) + "\n" for row in rows)
 
 
-@pytest.fixture(scope="module")
-def walked(tmp_path_factory: pytest.TempPathFactory, warm_ray_python: str) -> Walk:
-    folder = copy_of_clone(tmp_path_factory.mktemp("clone")) / "examples" / "cloud_deployment" / "gcp"
+def test_the_guide_of_gcp_trains_with_every_scheduler_and_leaves_nothing_that_costs_money(tmp_path, warm_ray_python):
+    clone, account = tmp_path / "clone", tmp_path / "account"
+    account.mkdir()
+    folder = copy_of_clone(clone) / "examples" / "cloud_deployment" / "gcp"
     write_days(folder)
-    with WarmSession("gcp", tmp_path_factory.mktemp("account"), warm_ray_python) as session:
-        return walk(session, read_guide(folder / "README.md"), folder, skips=SKIPS)
-
-
-def test_the_guide_works_from_a_fresh_clone_and_an_empty_project(walked):
+    with WarmSession("gcp", account, warm_ray_python) as session:
+        walked = walk(session, read_guide(folder / "README.md"), folder, skips=SKIPS)
     assert {block.section for block in walked.ran} >= {
         "Before you begin", "Step 1: names", "Step 2: the image", "Step 3: the cluster", "Step 4: data",
         "Step 5: train", "Vertex AI", "VMs", "TPUs", "Spot machines", "Clean up"}
-    print(walked.coverage())
-
-
-def test_every_way_to_train_has_trained(walked):
+    print(walked.coverage())  # Which commands met a real program, and which a stand-in.
     # Job, JobSet, TrainJob, PyTorchJob, RayJob, four machines, spot.
     assert len(re.findall(r"^done$", walked.output, re.MULTILINE)) >= 7
     assert RAY_HAS_TRAINED.search(walked.output)
     assert re.search(r"^dlrm on 2 x \S+: 16 ranks: succeeded$", walked.output, re.MULTILINE)  # by `embark launch`
     # The others, and Vertex AI, plain machines, TPUs.
     assert walked.output.count("4 steps ·") >= 9
-
-
-def test_after_the_guide_nothing_is_left_that_costs_money(walked):
     assert walked.report is not None
     assert walked.report.paid == ()

@@ -82,8 +82,8 @@ def test_the_command_lists_and_goes_back(place, capsys):
     lines = capsys.readouterr().out.splitlines()
     assert lines[0] == f"{place}: version 2 is now current (was 3)"
     assert lines[1].endswith(f"Undo: embark rollback {place} 3")
-    assert ["yes" in line for line in lines[-3:]] == [False, True, False]
-    assert ("int8" in lines[-2], "0.7500" in lines[-2]) == (True, True)
+    (current,) = [line for line in lines[2:] if " yes " in line]  # a long path of its run may take further lines
+    assert (current.split()[0], "int8" in current, "0.7500" in current) == ("2", True, True)
     assert embark(["rollback", place, "2"]) == 0
     assert "version 2 is current already" in capsys.readouterr().out
     assert embark(["rollback", place, "2", "--list"]) == 64
