@@ -4,7 +4,8 @@ Tests that need containers, emulators, browsers or compilers are slow by what th
 others that take long say so with `@pytest.mark.slow`. `make test` leaves slow tests out, `make test-slow` runs only
 them.
 
-With EMBARK_REQUIRE_ALL=1, as in CI, a skip is a failure unless the test is marked `gpu` or `schemas`.
+With EMBARK_REQUIRE_ALL=1, as in CI, a skip is a failure unless the test is marked `gpu` or `schemas`, or
+`x86_64` on another processor.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from __future__ import annotations
 import atexit
 import gc
 import os
+import platform
 import re
 import signal
 import sys
@@ -35,7 +37,8 @@ if not any(Path("/dev").glob("nvidia[0-9]*")):
     # The GPU kernels then run on the CPU, in Triton's interpreter. Triton reads it as it is first imported.
     os.environ["TRITON_INTERPRET"] = "1"
 
-BY_HAND = {"gpu": "an NVIDIA GPU", "schemas": "the definitions of JobSet, Kueue, KubeRay and eksctl in EMBARK_SCHEMAS"}
+BY_HAND = {"gpu": "an NVIDIA GPU", "schemas": "the definitions of JobSet, Kueue, KubeRay and eksctl in EMBARK_SCHEMAS",
+           "x86_64": "an x86_64 processor, the only one that libtpu and jax-tpu-embedding have wheels for"}
 """What is run by hand, and what it takes."""
 TPU_COMPILER = "make .venv/.dev, which gets the TPU's compiler; or pip install 'jax[tpu]'"
 INTEGRATION = Path(__file__).parent / "integration"
@@ -108,8 +111,10 @@ def _obstacles(item: pytest.Item) -> Iterator[tuple[str, str]]:
         yield "gpu", "needs an NVIDIA GPU"
     if item.get_closest_marker("schemas") and not os.environ.get("EMBARK_SCHEMAS"):
         yield "schemas", BY_HAND["schemas"]
+    if item.get_closest_marker("x86_64") and platform.machine() != "x86_64":
+        yield "x86_64", f"needs {BY_HAND['x86_64']}"
     if item.get_closest_marker("tpu") and not has_tpu_compiler():
-        yield "tpu", TPU_COMPILER
+        yield ("tpu", TPU_COMPILER) if platform.machine() == "x86_64" else ("x86_64", f"needs {BY_HAND['x86_64']}")
     for marker in item.iter_markers("needs"):
         for name in marker.args:
             if name not in TOOLS:
@@ -184,4 +189,4 @@ class NotRun:
             for line in self.others:
                 terminalreporter.line(line)
         if self.is_failure:
-            terminalreporter.line("EMBARK_REQUIRE_ALL=1: only tests marked gpu or schemas may be skipped", red=True)
+            terminalreporter.line(f"EMBARK_REQUIRE_ALL=1: only these may be skipped: {', '.join(BY_HAND)}", red=True)

@@ -63,6 +63,7 @@ TOOLS = {
     "npm": Tool((("npm",),), ("nodejs", "npm")),
     "azurite": Tool((("azurite-blob",),), ("nodejs", "npm"), npm=("azurite@3",)),
     "sshd": Tool((("sshd",), ("ssh",), ("ssh-keygen",)), ("openssh-server", "openssh-client")),
+    "shellcheck": Tool((("shellcheck",),), ("shellcheck",)),
     "strace": Tool((("strace",),), ("strace",)),
     "zsh": Tool((("zsh",),), ("zsh",)),
     "fish": Tool((("fish",),), ("fish",)),

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import importlib
 import os
+import platform
 import socket
 import subprocess
 import sys
@@ -20,8 +22,8 @@ from embark.trainers.jax.sparsecore import layout as sparsecore_layout
 from embark.trainers.jax.sparsecore import programs
 from embark.trainers.jax.sparsecore.layout import Choice, choose_cores, make_stacks
 
-# jax-tpu-embedding is made for x86 alone.
-sparsecores = pytest.importorskip("tests.unit.trainers.jax.sparsecores")
+pytestmark = pytest.mark.x86_64
+sparsecores = importlib.import_module("tests.unit.trainers.jax.sparsecores") if platform.machine() == "x86_64" else None
 ROOT = Path(__file__).parents[4]
 TOLERANCE = 1e-6
 RAGGED = "adagrad, several ids or none, sums and means"
