@@ -85,7 +85,7 @@ def test_require_all_fails_the_session_where_a_tool_is_absent(suite: Path, optio
     done = run_pytest(suite, *options, require_all=True)
     assert done.returncode == 1, done.stdout
     assert "absent-tool: 2 tests; apt-get install -y absent-package" in done.stdout
-    assert "only tests marked gpu or schemas may be skipped" in done.stdout
+    assert "only these may be skipped: gpu, schemas, x86_64" in done.stdout
 
 
 def test_require_all_fails_on_any_other_skip_and_names_it(suite: Path):
