@@ -1,0 +1,179 @@
+"""Random but sensible specs from a seed each: what `embark plan` predicts beside what is measured.
+
+    python bench/random_plan.py measure FILE [--device cuda] [--seeds 0:80] [--seconds 1]   appends to a CSV
+    python bench/random_plan.py compare FILE [--part fitted | unseen]                       computes only
+
+Calibrations may be fitted to the seeds below 40; those from 40 on are only ever predicted. Each is measured in a
+process of its own, from batches in memory; the next processes import torch meanwhile, and wait for the device.
+"""
+
+from __future__ import annotations
+
+import argparse
+import csv
+import fcntl
+import os
+import statistics
+import tempfile
+from collections.abc import Iterator, Sequence
+from concurrent.futures import Future, ProcessPoolExecutor, as_completed
+from multiprocessing import get_context
+from pathlib import Path
+
+import numpy as np
+
+from embark.cli.console import Console
+from embark.plan.calibration import CPU, Calibration, load_calibrations
+from embark.plan.fit import Measurement, fit_calibration
+from embark.spec import ModelSpec, RunSpec, Table, load_spec
+from embark.trainers.torch.bench.calibrate import Comparison, compare, measure
+
+FIRST_UNSEEN = 40
+MAX_TABLE_BYTES = {"cuda": 12e9, "cpu": 0.8e9}
+MAX_IDS = {"cuda": 8e6, "cpu": 1e5}  # Of a batch.
+MAX_VALUES = 4e7  # Of all batches that are drawn before the clock starts.
+COLUMNS = ("seed", "engine", "precision", "step_s", "used_bytes", "reserved_bytes", "allocated_bytes", "resident_bytes")
+
+
+def random_spec(seed: int, device: str) -> RunSpec:
+    """The same for the same seed, everywhere."""
+    draw = np.random.default_rng([seed, 20261116])
+    scale = 1 if device == "cuda" else 16
+    is_dlrm = bool(draw.random() < 0.55)
+    dim = int(draw.choice([16, 32, 48, 64, 96, 128]))
+    num_tables = round(_log_uniform(draw, 3, 60))
+    several = draw.random() < 0.45
+    tables = []
+    for number in range(num_tables):
+        rows = int(_log_uniform(draw, 500, 5e6 / scale))
+        own_dim = dim if is_dlrm or draw.random() < 0.6 else int(draw.choice([16, 32, 64, 128]))
+        ids = int(_log_uniform(draw, 2, 30)) if several and draw.random() < 0.4 else 1
+        pooling = "mean" if ids > 1 and draw.random() < 0.3 else "sum"
+        tables.append(Table(name=f"t{number}", rows=rows, dim=own_dim, multi_hot=ids, pooling=pooling))
+    while (size := sum(4.0 * t.rows * (t.dim or 0) for t in tables)) > MAX_TABLE_BYTES[device]:
+        factor = 0.9 * MAX_TABLE_BYTES[device] / size
+        tables = [t.model_copy(update={"rows": max(500, int(t.rows * factor))}) for t in tables]
+    widths = [width // (1 if device == "cuda" else 2) for width in (64, 128, 256, 384, 512, 768, 1024)]
+    model = ModelSpec(
+        kind="dlrm" if is_dlrm else "dcnv2", num_dense=int(draw.choice([0, 4, 13, 13, 13, 40, 200])),
+        embedding_dim=dim, tables=tuple(tables), bottom_mlp=_layers(draw, widths, 1, 3),
+        top_mlp=_layers(draw, widths, 1, 4),
+        num_cross_layers=int(draw.integers(1, 5)), cross_rank=int(draw.choice([32, 64, 128, 256, 512])),
+    )
+    batch = 2 ** int(draw.integers(9, 18)) // scale
+    ids = sum(t.multi_hot for t in tables)
+    while batch * ids > MAX_IDS[device]:
+        batch //= 2
+    optimizer = str(draw.choice(["rowwise_adagrad", "adagrad", "sgd", "adam"], p=[0.5, 0.2, 0.15, 0.15]))
+    if device == "cpu" and optimizer == "adam":  # FBGEMM has none there
+        optimizer = "adagrad"
+    dense_optimizer = str(draw.choice(["adagrad", "sgd", "adam"]))
+    engine = "cuda_graph" if draw.random() < 0.65 and optimizer != "adam" and device == "cuda" else "pipeline"
+    num_batches = int(np.clip(MAX_VALUES / batch / (ids + model.num_dense + 1), 2, 16))
+    spec = load_spec("quickstart", [
+        f"place.device={device}", f"train.batch_size={batch}", f"train.engine={engine}", "data.num_eval_samples=0",
+        f"data.num_train_samples={num_batches * batch}", f"data.zipf_exponent={draw.choice([0.0, 0.0, 1.05])}",
+        f"train.optimizer={optimizer}", f"train.dense_optimizer={dense_optimizer}",
+    ])
+    return spec.model_copy(update={"name": f"seed {seed}", "model": model})
+
+
+def measure_all(path: Path, device: str, seeds: Sequence[int], seconds: float) -> None:
+    """In the order in which they are finished, so that nothing measured is lost when the rest is stopped."""
+    ahead = 6 if device == "cuda" and (os.cpu_count() or 1) >= 8 else 1
+    lock = Path(tempfile.mkdtemp()) / "device"
+    is_new = not path.exists()
+    with (path.open("a", newline="") as file,
+          ProcessPoolExecutor(ahead, mp_context=get_context("spawn"), max_tasks_per_child=1) as pool):
+        rows = csv.writer(file, lineterminator="\n")
+        if is_new:
+            rows.writerow(COLUMNS)
+        waiting: dict[Future[Measurement], int] = {
+            pool.submit(_measure_alone, random_spec(seed, device), seconds, str(lock)): seed for seed in seeds}
+        for done in as_completed(waiting):
+            seed = waiting[done]
+            if error := done.exception():
+                print(f"seed {seed}: {type(error).__name__}: {error}", flush=True)
+                continue
+            found = done.result()
+            rows.writerow([seed, found.engine, found.precision, f"{found.step_s:.4g}",
+                           *(round(float(getattr(found, name))) for name in COLUMNS[4:])])
+            file.flush()
+            print(f"seed {seed}: measured", flush=True)
+
+
+def compare_all(path: Path, device: str, part: str) -> None:
+    fitted, unseen = _recorded(path, device)
+    shipped = load_calibrations()[CPU if device == "cpu" else "H200"]
+    _print(shipped, unseen if part == "unseen" else fitted)
+    if part == "fitted":
+        fit = fit_calibration(shipped, fitted)
+        print("fitted to these:", fit.engines, fit.memory, sep="\n")
+        _print(fit, fitted)
+
+
+def _measure_alone(spec: RunSpec, seconds: float, lock: str) -> Measurement:
+    import embark.trainers.torch.bench.contenders  # noqa: F401  what takes long, before the device is asked for
+
+    # Held until the process ends: what it had of the device's memory is free by then.
+    fcntl.flock(os.open(lock, os.O_CREAT | os.O_RDWR), fcntl.LOCK_EX)
+    return measure(spec, seconds)
+
+
+def _recorded(path: Path, device: str) -> tuple[list[Measurement], list[Measurement]]:
+    fitted, unseen = [], []
+    with path.open() as file:
+        for row in csv.DictReader(file):
+            sizes = (float(row[name]) for name in COLUMNS[3:])
+            found = Measurement(random_spec(int(row["seed"]), device), row["engine"], row["precision"], *sizes)
+            (fitted if int(row["seed"]) < FIRST_UNSEEN else unseen).append(found)
+    return fitted, unseen
+
+
+def _print(calibration: Calibration, measured: Sequence[Measurement]) -> None:
+    compared = [compare(calibration, one) for one in sorted(measured, key=lambda one: int(one.spec.name.split()[1]))]
+    Console().table([_row(one) for one in compared])
+    for name, errors in (("step time", [abs(c.predicted_s / c.step_s - 1) for c in compared]),
+                         ("memory", [abs(c.predicted_bytes / c.used_bytes - 1) for c in compared])):
+        within = ", ".join(f"{sum(e <= bound for e in errors)} within {bound:.0%}" for bound in (0.05, 0.15, 0.2, 0.25))
+        print(f"{name}: {within} of {len(errors)}; median {statistics.median(errors):.1%}, largest {max(errors):.1%}")
+
+
+def _row(one: Comparison) -> dict[str, object]:
+    return {"spec": one.model, "engine": one.engine, "batch": one.batch, "ms/step": f"{one.step_s * 1e3:.3f}",
+            "predicted": f"{one.predicted_s * 1e3:.3f}", "off by": f"{one.predicted_s / one.step_s - 1:+.1%}",
+            "GB": f"{one.used_bytes / 1e9:.2f}", "predicted ": f"{one.predicted_bytes / 1e9:.2f}",
+            "off by ": f"{one.predicted_bytes / one.used_bytes - 1:+.1%}"}
+
+
+def _layers(draw: np.random.Generator, widths: Sequence[int], least: int, most: int) -> tuple[int, ...]:
+    chosen = draw.choice(widths, size=int(draw.integers(least, most + 1)))
+    return tuple(sorted((int(width) for width in chosen), reverse=True))
+
+
+def _log_uniform(draw: np.random.Generator, low: float, high: float) -> float:
+    return float(np.exp(draw.uniform(np.log(low), np.log(high))))
+
+
+def _numbers(text: str) -> Iterator[int]:
+    first, _, last = text.partition(":")
+    yield from range(int(first), int(last) if last else int(first) + 1)
+
+
+def main() -> None:
+    arguments = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    arguments.add_argument("action", choices=("measure", "compare"))
+    arguments.add_argument("file", type=Path)
+    arguments.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
+    arguments.add_argument("--seeds", default="0:80")
+    arguments.add_argument("--seconds", type=float, default=1.0)
+    arguments.add_argument("--part", choices=("fitted", "unseen"), default="fitted")
+    asked = arguments.parse_args()
+    if asked.action == "measure":
+        measure_all(asked.file, asked.device, list(_numbers(asked.seeds)), asked.seconds)
+    else:
+        compare_all(asked.file, asked.device, asked.part)
+
+
+if __name__ == "__main__":
+    main()
