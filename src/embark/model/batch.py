@@ -39,6 +39,5 @@ def num_together(num_samples: int) -> int:
     return max(1, min(MOST_TOGETHER, TOGETHER_ROWS // max(1, num_samples)))
 
 
-DRAWN_TOGETHER = 1 << 21
-"""Values of synthetic samples that a device draws at a time."""
-DRAWING_BYTES = 60  # The most memory that drawing a value takes meanwhile.
+EVAL_SAMPLES = 8_192
+"""Held-out samples that a GPU evaluates at a time."""

@@ -3,7 +3,7 @@ known, measured where they are a library's."""
 
 from dataclasses import dataclass
 
-from embark.model.batch import DRAWING_BYTES, DRAWN_TOGETHER, num_together
+from embark.model.batch import EVAL_SAMPLES, num_together
 from embark.model.placement import DENSE_STATES, Placement, shard_bytes, table_value_bytes, value_bytes, wire_bytes
 from embark.model.sharding import CACHED_SHARE
 from embark.model.work import Layers, dense_work_of, layers_of, lookups_of, padded
@@ -62,16 +62,15 @@ def device_parts(
 
 def with_own_input(parts: dict[str, float], spec: RunSpec, engine: str, num_ranks: int) -> dict[str, float]:
     """`device_parts` of a run that is fed by its own data: its buffers hold as many batches as are made together, and
-    synthetic samples are drawn by the device."""
-    if engine != "cuda_graph" or spec.data.kind == "columns":
+    its evaluation, which the captured step has no part in, takes memory of its own."""
+    if engine != "cuda_graph":
         return parts
-    samples = spec.train.batch_size // num_ranks
-    together = num_together(samples)
-    parts = parts | {"input buffers": together * parts["input buffers"]}
-    if spec.data.kind == "synthetic":
-        values = max(sum(t.multi_hot for t in spec.model.table_list()), spec.model.num_dense)
-        parts["drawing samples"] = DRAWING_BYTES * min(DRAWN_TOGETHER, together * samples * values)
-    return parts
+    pooled, layers = sum(t.dim or 0 for t in spec.model.table_list()), dense_work_of(spec.model)
+    if spec.data.num_eval_samples:
+        parts = parts | {"evaluation": EVAL_SAMPLES * (8.0 * pooled + value_bytes("bf16") * layers.output_width)}
+    if spec.data.kind == "columns":
+        return parts
+    return parts | {"input buffers": num_together(spec.train.batch_size // num_ranks) * parts["input buffers"]}
 
 
 def fullest_rank(spec: RunSpec, placement: Placement) -> int:

@@ -44,7 +44,7 @@ class MemoryUse:
 
     device: dict[str, float]
     """`tables`, `optimizer state`, `dense layers`, `activations`, `input buffers`, `exchange`, `fragmentation`,
-    `CUDA and libraries`, `NCCL`, `drawing samples`: in this order, those that are there. On a TPU `tables`,
+    `CUDA and libraries`, `NCCL`, `evaluation`: in this order, those that are there. On a TPU `tables`,
     `optimizer state`, `dense layers`, `batches`, `exchange and activations`, `tables copied`, `program`."""
     device_limit: float  # What the accelerator has, as its driver shows it.
     host: dict[str, float]  # Of one host: `tables`, `processes`, `loader`, `checkpoint copy`.

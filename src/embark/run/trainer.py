@@ -78,6 +78,9 @@ class Evaluator(Protocol):
     def eval_source(self, source: SampleSource) -> SampleSource:
         """`source`, or one with the same held-out samples that makes them where the model is."""
 
+    def batch_size(self, of_training: int) -> int:
+        """Samples to add at a time, over all ranks."""
+
     def add(self, batch: Batch) -> None: ...
 
     def metrics(self) -> dict[str, float]:

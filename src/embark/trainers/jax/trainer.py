@@ -158,6 +158,9 @@ class Evaluator:
     def eval_source(self, source: SampleSource) -> SampleSource:
         return source
 
+    def batch_size(self, of_training: int) -> int:
+        return of_training
+
     def add(self, batch: Batch) -> None:
         trainer = self._trainer
         placed = to_devices(batch, trainer.spec, trainer.places, trainer.world, is_eval=True)

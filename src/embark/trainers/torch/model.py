@@ -47,7 +47,9 @@ def ordered_values(pooled: KeyedTensor, names: list[str]) -> Tensor:
     """[B, sum of widths] in the order of `names`: a sharded collection has an order of its own."""
     if pooled.keys() == names:
         return pooled.values()
-    return torch.cat([pooled[name] for name in names], dim=1)
+    # The gradient of a split is one concatenation; that of `pooled[name]` is a sum of the full width for each table.
+    parts = dict(zip(pooled.keys(), pooled.values().split(pooled.length_per_key(), dim=1), strict=True))
+    return torch.cat([parts[name] for name in names], dim=1)
 
 
 def tables_without_values(tables: Iterable[StoredTable], train: TrainSpec) -> EmbeddingBagCollection:

@@ -17,6 +17,7 @@ from embark.data import Batch, SampleSource
 from embark.data.prepared.source import PreparedSource
 from embark.data.synthetic import SyntheticSource
 from embark.errors import EmbarkError
+from embark.model.batch import EVAL_SAMPLES
 from embark.model.engine_selection import cuda_graph_obstacle, select_engine
 from embark.model.precision import choose_precision, cpu_has_matrix_bf16, gpu_has_matrix_bf16
 from embark.model.work import TRACED
@@ -131,6 +132,10 @@ class Evaluator:
             return source
         return DeviceDrawnSource(source, self._world.device)
 
+    def batch_size(self, of_training: int) -> int:
+        """On a GPU as many as keep it busy and take little of its memory, whatever a step trains on."""
+        return EVAL_SAMPLES * self._world.world_size if self._world.device.type == "cuda" else of_training
+
     def add(self, batch: Batch) -> None:
         _, (_, logits, label) = self._model(self._to_device(batch).to(self._world.device, non_blocking=True))
         self._held_out.add(logits[: batch.num_samples], label[: batch.num_samples])
@@ -198,11 +203,12 @@ def make_engine(inputs: EngineInputs, source: SampleSource) -> Engine:
 
 def _batch_layout(spec: RunSpec, source: SampleSource, num_samples: int, world: World) -> BatchLayout:
     """Raw bytes where the source has blocks of one shape, for the very tables of the model; synthetic samples by the
-    device; else packed."""
+    GPU; else packed."""
     tables = spec.model.table_list()
     if isinstance(source, PreparedSource) and source.layout.is_fixed:
         stored = {f.name: f.multi_hot for f in source.layout.features}
         if all(stored.get(t.name) == t.multi_hot for t in tables):
             return RawLayout(source.layout, [t.name for t in tables], num_samples, world.device)
     packed = PackedLayout(num_samples, spec.model.num_dense, tuple(t.multi_hot for t in tables))
-    return DrawnLayout(source, packed, world.device) if isinstance(source, SyntheticSource) else packed
+    is_drawn = isinstance(source, SyntheticSource) and world.device.type == "cuda"
+    return DrawnLayout(source, packed, world.device) if is_drawn else packed

@@ -1,4 +1,4 @@
-"""Samples drawn by torch are, bit for bit, those that numpy draws."""
+"""Samples drawn by the kernel are, bit for bit, those that numpy draws."""
 
 from __future__ import annotations
 
@@ -14,7 +14,6 @@ from mixed_tables import MIXED
 from embark.data.hashing import hash_counters, uniform
 from embark.data.loader import Batch, Share
 from embark.data.synthetic import EVAL, TRAIN, SyntheticSource
-from embark.model.batch import DRAWING_BYTES
 from embark.spec import DataSpec, ModelSpec, Table
 from embark.trainers.torch import device_samples
 from embark.trainers.torch.device_samples import DeviceDrawnSource
@@ -62,11 +61,9 @@ def test_held_out_samples_of_any_spec_are_those_of_the_host(source: SyntheticSou
 
 
 @pytest.mark.parametrize("name", SPECS)
-@pytest.mark.parametrize(("batch_size", "world_size", "at_a_time"), [
-    (64, 1, 1 << 21), (600, 3, 1_000), (4_096, 2, 1 << 21)])
-def test_every_ranks_batches_are_those_of_the_host(monkeypatch, name, batch_size, world_size, at_a_time):
-    """In blocks of several, over the end of an epoch, in one chunk and in many."""
-    monkeypatch.setattr(device_samples, "DRAWN_TOGETHER", at_a_time)
+@pytest.mark.parametrize(("batch_size", "world_size"), [(64, 1), (600, 3), (4_096, 2)])
+def test_every_ranks_batches_are_those_of_the_host(name, batch_size, world_size):
+    """In blocks of several, over the end of an epoch."""
     source = source_of(name)
     for rank in {0, world_size - 1}:
         per_epoch = source.num_train_samples // batch_size
@@ -132,22 +129,7 @@ def test_a_wrong_value_of_an_uncertain_sample_never_reaches_a_batch(monkeypatch)
     assert label.numpy().tobytes() == wanted.label.tobytes()
 
 
-@pytest.mark.parametrize("name", SPECS)
-def test_drawing_takes_the_memory_that_a_plan_counts(name):
-    source = source_of(name)
-    layout = DrawnLayout(source, PackedLayout(2_000, source.num_dense, tuple(source.multi_hot)), CPU)
-    slot = torch.zeros(layout.size_bytes, dtype=torch.uint8)
-    with layout.feed(source, Part(2_000, 0, 1, 0, 1), CPU) as fed, torch.profiler.profile(profile_memory=True) as found:
-        next(fed).write(slot)
-    changes = [event for event in found.profiler.kineto_results.events() if event.name() == "[memory]"]
-    held = np.cumsum([event.nbytes() for event in sorted(changes, key=lambda event: event.start_ns())])
-    num_values = 2_000 * max(source.num_dense, sum(source.multi_hot))
-    assert held.max() < DRAWING_BYTES * num_values
-    if name == "quickstart":  # of one group, whose ids are all drawn together
-        assert held.max() > 0.9 * DRAWING_BYTES * num_values
-
-
-def test_the_tolerances_hold_what_numpy_and_torch_differ_by():
+def test_the_tolerances_hold_what_numpy_and_the_kernel_differ_by():
     logits = np.linspace(-30, 30, 400_001, dtype=np.float32)
     exact = 1 / (1 + np.exp(-logits.astype(np.longdouble)))
     error = np.abs(source_of("mixed").teacher.probability_of(logits) - exact) / exact
@@ -156,5 +138,5 @@ def test_the_tolerances_hold_what_numpy_and_torch_differ_by():
     for exponent in (1 / -0.2, 1 / 0.3, 1e6, -1e6, 1.0):
         base = u if abs(exponent) < 10 else 1 + u * 1e-6
         exact = np.power(base.astype(np.longdouble), np.longdouble(exponent))
-        for found in (np.power(base, exponent), torch.from_numpy(base).pow(exponent).numpy()):
+        for found in (np.power(base, exponent), np.exp(np.log(base) * exponent)):
             assert (np.abs(found - exact) / exact).max() < device_samples.ID_TOLERANCE / 2

@@ -7,7 +7,6 @@ import gc
 import pytest
 import torch
 
-from embark.model.batch import num_together
 from embark.plan.fit import one_rank_placement
 from embark.plan.memory import cuda_graph_bytes
 
@@ -26,7 +25,7 @@ def test_layers_and_activations_are_counted_to_the_byte(built, tiny, sets):
     flat, network = engine._flat, engine._network
     of_dense = [flat.master, flat.places, flat.grads, flat.shadow, flat.sums, flat.state, flat.second_state]
     assert counted.dense == pytest.approx(_bytes(of_dense), rel=0.02)
-    assert num_together(512) * counted.inputs == pytest.approx(_bytes(engine._slots), rel=0.02)  # drawn together
+    assert counted.inputs == pytest.approx(_bytes(engine._slots), rel=0.02)
     # On a CPU no ids are sorted by kernels: what the plan counts for that is taken out.
     keys = 512 * sum(t.multi_hot for t in spec.model.table_list())
     dim = spec.model.embedding_dim
