@@ -20,7 +20,7 @@ _LOCATIONS = {
     "diagnose_run": "diagnose.targets:diagnose_targets",
     "evaluate": "trainers:evaluate",
     "evaluate_slices": "trainers:evaluate_slices",
-    "export_run": "export.export_run:export_run",
+    "export_run": "trainers:export_run",
     "export_weights": "export.export_run:export_weights",
     "feature_importance": "trainers:feature_importance",
     "lint_files": "lint.check:lint",

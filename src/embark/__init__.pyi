@@ -7,7 +7,7 @@ from embark.data.prepare.prepare import prepare_from_spec as prepare_data
 from embark.diagnose.targets import diagnose_targets as diagnose_run
 from embark.doctor.this_machine import plan_this_machine as plan_here
 from embark.errors import EmbarkError
-from embark.export.export_run import export_run, export_weights
+from embark.export.export_run import export_weights
 from embark.export.rollback import list_versions
 from embark.export.rollback import rollback as rollback_model
 from embark.lint.check import lint as lint_files
@@ -21,7 +21,7 @@ from embark.serve.server import Endpoint
 from embark.serve.server import serve as serve_model
 from embark.spec import RunSpec, load_spec
 from embark.store.checkpoint_inspect import list_checkpoints
-from embark.trainers import evaluate, evaluate_slices, feature_importance, train
+from embark.trainers import evaluate, evaluate_slices, export_run, feature_importance, train
 from embark.tuning.tune import TuneRequest, tune
 
 __version__: str

@@ -88,6 +88,13 @@ def evaluate(
 def _render(console: Console, result: EvaluationResult) -> None:
     for note in result.notes:
         console.warning(note)
+    if result.ranking is not None:
+        k = int(result.ranking["k"])
+        ranking = {f"{label}@{k}": result.ranking[name] for label, name in
+                   (("Recall", "recall_at_k"), ("NDCG", "ndcg_at_k"), ("Hit", "hit_at_k"))}
+        console.result(f"{result.run}, step {result.step:,}, on {result.device}\n{result.rows}")
+        console.table([{**ranking, "users": int(result.ranking["num_users"]), "rows": result.num_samples}])
+        return
     metrics = {"AUC": result.auc, "normalized entropy": result.normalized_entropy, "log loss": result.log_loss,
                "calibration": result.calibration, "rows": result.num_samples}
     console.result(f"{result.run}, step {result.step:,}, on {result.device}\n{result.rows}")

@@ -39,7 +39,8 @@ def export(
     force
         Replace an existing file; with --weights-only.
     """
-    from embark.export.export_run import export_run, export_weights
+    from embark.export.export_run import export_weights
+    from embark.trainers import export_run
 
     if weights_only and tables:
         raise UserError("--tables needs an artifact, and --weights-only writes float32", fix="leave one of them out")
@@ -58,6 +59,9 @@ def _render(console: Console, result: ExportResult) -> None:
     if result.tables != "fp32":
         console.text(f"Its {result.tables} tables take {format_bytes(result.table_bytes)}, in fp32 they take "
                      f"{format_bytes(result.fp32_table_bytes)}.")
+    if found := result.item_index:
+        console.text(f"Its index of {found.num_items:,} items ({found.kind}) finds {100 * found.recall:.1f} % of an "
+                     f"exact search's first {found.k}.")
     if result.version is not None:
         console.text(f"Score rows with: embark score {result.place} ROWS.csv --to scores.parquet"
                      + (f" --model-file {result.model_file}" if result.model_file else ""))

@@ -46,7 +46,7 @@ class ColumnsSource:
                             "the model the answer", fix="remove it from data.dense_columns and from the tables")
         rows = _read(data, tables)
         self._seed = data.seed
-        self._label, self._dense = rows.label, rows.dense
+        self._label, self._dense = rows.label if data.label else np.ones_like(rows.label), rows.dense
         for name, values in zip(data.dense_columns, rows.dense.T, strict=True):
             _refuse(data.path, name, np.isnan(values), "is empty", "drop those rows, or fill in the values")
         self._features, self.notes = _checked_ids(data.path, tables, rows, must_clip=data.on_bad_id == "clip")

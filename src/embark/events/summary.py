@@ -33,6 +33,7 @@ from embark.formatting import (
 PACE_S = 30.0  # The time left is estimated from the steps of the last so many seconds.
 MAX_WIDTH = 100
 HELD_OUT = ("auc", "normalized_entropy", "log_loss", "calibration")
+RANKING = ("recall_at_k", "ndcg_at_k", "hit_at_k")  # Of two towers, in their place.
 CEILING = {"auc": "best_auc", "log_loss": "best_log_loss"}  # What the true probabilities of synthetic data would score.
 _SIDE_BY_SIDE = 56
 _WITH_MEANING = 92
@@ -187,14 +188,27 @@ def metrics(history: History, width: int, encode: Encode) -> RenderableType | No
     headings = ["", "held out", *(["ceiling"] if has_ceiling else []), "train", *([""] if has_meaning else [])]
     for heading in headings:
         table.add_column(heading, justify="right" if heading else "left", no_wrap=bool(heading))
-    for name in HELD_OUT:
-        cells = [Text(metric(name).label), Text(encode(format_float(history.eval.get(name))), "bold")]
+    for name in RANKING if RANKING[0] in history.eval else HELD_OUT:
+        cells = [Text(metric_label(name, history.eval)), Text(encode(format_float(history.eval.get(name))), "bold")]
         if has_ceiling:
             cells.append(Text(encode(format_float(history.eval.get(CEILING[name]))) if name in CEILING else ""))
         trained = format_auc(history.step) if name == "auc" else format_float(history.step.get(name))
         cells.append(Text(encode(trained)))
         table.add_row(*cells, *([Text(metric(name).meaning, "dim")] if has_meaning else []))
     return Padding(table, (0, 0, 0, 2))
+
+
+def metric_label(name: str, evaluated: Mapping[str, Any]) -> str:
+    """With the K of the evaluation: `Recall@20`."""
+    k = to_finite(evaluated.get("k"))
+    return metric(name).label.replace("@K", f"@{k:.0f}" if k else "@K")
+
+
+def ranking_text(evaluated: Mapping[str, Any]) -> str:
+    """`Recall@20 0.2513 · NDCG@20 0.1034 · Hit@20 0.2513`; empty of an evaluation without them."""
+    if RANKING[0] not in evaluated:
+        return ""
+    return " · ".join(f"{metric_label(name, evaluated)} {format_float(evaluated.get(name))}" for name in RANKING)
 
 
 def paths(history: History) -> Iterator[tuple[str, str]]:
@@ -232,6 +246,8 @@ def _result(run: NewestEvents) -> str:
     if not run.eval:
         return (f"Trained to step {format_count(run.steps_done)}: training loss {format_float(loss)}; "
                 "no samples were held out.")
+    if ranking := ranking_text(run.eval):
+        return f"Held-out {ranking}, of {format_count(run.eval.get('num_users'))} users."
     auc, best = to_finite(run.eval.get("auc")), to_finite(run.eval.get("best_auc"))
     at = run.eval.get("step")
     when = f" at step {format_count(at)}" if to_finite(at) not in (None, run.steps_done) else ""

@@ -3,6 +3,7 @@
     version-000000001/artifact.json          what it is, and how a raw row becomes ids
     version-000000001/weights.safetensors    the dense network and the tables
     version-000000001/id_maps.safetensors    the key of each value of a column, rising, and its id
+    version-000000001/items.safetensors      of a retrieval model: its items, their values, the index that searches them
     version-000000001/commit.json            the mark: every file with its size and checksum
     current.json                             the version that is scored and served with
 
@@ -42,7 +43,7 @@ from embark.store.errors import NotFound
 from embark.store.run_dir import SPEC
 
 FORMAT_VERSION = 1
-INFO, WEIGHTS, ID_MAPS = "artifact.json", "weights.safetensors", "id_maps.safetensors"
+INFO, WEIGHTS, ID_MAPS, ITEMS = "artifact.json", "weights.safetensors", "id_maps.safetensors", "items.safetensors"
 CURRENT = "current.json"
 _OTHER = "choose another version with --version or `embark rollback`, or export the run again"
 DENSE = "dense."  # What the names of the dense network's weights begin with.
@@ -62,6 +63,16 @@ class RowFormat(_Section):
     plain_ids: Literal["refuse", "clip"] | None = None  # The rows hold ids; what becomes of those no table has.
 
 
+class ItemIndexInfo(_Section):
+    """The index of a retrieval model's items."""
+
+    num_items: int
+    kind: str  # `exact`, or `hnsw` with its width of search.
+    k: int
+    recall: float  # The share of an exact search's first `k` items that it finds, a mean over the queries.
+    num_queries: int  # Users of held-out samples.
+
+
 class ArtifactInfo(_Section):
     """What a version is."""
 
@@ -74,6 +85,7 @@ class ArtifactInfo(_Section):
     model: ModelSpec
     code_sha256: str = ""  # Of the file of a model of the user's own; its text is no part of an artifact.
     rows: RowFormat
+    item_index: ItemIndexInfo | None = None
     metrics: dict[str, float] = {}  # Of the run's last evaluation before the checkpoint.
 
 
@@ -96,6 +108,11 @@ class Artifact:
     def weights(self) -> dict[str, Array]:
         """By name, mapped."""
         return map_file(self.folder / WEIGHTS)
+
+    @cached_property
+    def items(self) -> dict[str, Array]:
+        """Of a retrieval model: by name, mapped."""
+        return map_file(self.folder / ITEMS)
 
     def model_with_code(self, model_file: str) -> ModelSpec:
         """The model; one of the user's own with the code of a file that the operator names, which must be the file it

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -20,8 +20,10 @@ from embark.export.artifact import (
     DENSE,
     ID_MAPS,
     INFO,
+    ITEMS,
     WEIGHTS,
     ArtifactInfo,
+    ItemIndexInfo,
     RowFormat,
     code_digest,
     open_versions,
@@ -57,11 +59,19 @@ class ExportResult:
     fp32_table_bytes: int
     model_file: str  # Of a model of the user's own: what scoring and serving are to be given.
     best_step: int | None  # Of the run's early stopping.
+    item_index: ItemIndexInfo | None = None  # Of a retrieval model.
 
 
-def export_run(run: str, to: str = "", *, tables: TableDtype = "fp32", step: int | None = None) -> ExportResult:
+BuildIndex = Callable[[TrainedRun, CheckpointArrays], tuple[ItemIndexInfo, list[TensorSource]]]
+
+
+def export_run(
+    run: str, to: str = "", *, tables: TableDtype = "fp32", step: int | None = None,
+    build_index: BuildIndex | None = None,
+) -> ExportResult:
     """The newest checkpoint of a run, or that of `step`, as the next version at `to`, a folder or an object store; by
-    default the folder `export` of the run; it becomes the current one."""
+    default the folder `export` of the run; it becomes the current one. `build_index` makes the index of a retrieval
+    model's items."""
     if tables not in TABLE_DTYPES:
         raise UserError(f"--tables {tables}: no such type", fix=f"one of: {', '.join(TABLE_DTYPES)}")
     trained = find_trained(run, step)
@@ -70,10 +80,11 @@ def export_run(run: str, to: str = "", *, tables: TableDtype = "fp32", step: int
     versions = open_versions(place)
     evaluated = trained.checkpoint.values.get("eval")
     model = trained.spec.model
+    item_index, items = build_index(trained, arrays) if build_index and model.kind == "two_tower" else (None, [])
     info = ArtifactInfo(
         embark=__version__, run=trained.run_dir.uri, step=trained.checkpoint.step, tables=tables,
         model=model.model_copy(update={"tables": model.table_list(), "code": ""}), rows=rows,
-        code_sha256=code_digest(model.code) if model.is_own else "",
+        code_sha256=code_digest(model.code) if model.is_own else "", item_index=item_index,
         metrics={key: number for key, value in evaluated.items() if (number := to_finite(value)) is not None}
         if isinstance(evaluated, dict) else {})
     text = info.model_dump_json(indent=1).encode() + b"\n"
@@ -84,14 +95,15 @@ def export_run(run: str, to: str = "", *, tables: TableDtype = "fp32", step: int
     store.write(f"{folder}/{INFO}", text)
     about = {"run": info.run, "step": str(info.step), "tables": tables}
     weights = _weights(arrays, model.stored_tables(), tables)
-    for name, tensors in ((ID_MAPS, maps), (WEIGHTS, weights)):
+    for name, tensors in ((ID_MAPS, maps), (WEIGHTS, weights), *([(ITEMS, items)] if item_index else [])):
         size, pieces = file_of(tensors, about)
         store.write(f"{folder}/{name}", pieces, size)
     files = {path.removeprefix(f"{folder}/"): mark for path, mark in store.marks.items()}
     versions.commit(number, files, {**about, "eval": info.metrics})
     set_current(versions, number)
-    return _result(trained, place, versions.where(number), number, tables,
-                   sum(mark.size_bytes for mark in files.values()))
+    written = _result(trained, place, versions.where(number), number, tables,
+                      sum(mark.size_bytes for mark in files.values()))
+    return replace(written, item_index=item_index)
 
 
 def export_weights(run: str, to: str, *, step: int | None = None, force: bool = False) -> ExportResult:

@@ -29,6 +29,8 @@ def cuda_graph_obstacle(spec: RunSpec, device: str, *, has_tables_on_host: bool)
     """Why the step cannot be captured, by what is known before the run; empty where nothing is in the way."""
     if spec.model.is_own:
         return f"a network of your own ({spec.model.kind}) is not captured in a CUDA graph"
+    if spec.model.kind == "two_tower":
+        return "two towers are not captured in a CUDA graph"
     if spec.train.optimizer == "adam":
         return "fused Adam counts its steps on the host"
     if regularized := regularization_of(spec):

@@ -6,6 +6,7 @@ from functools import lru_cache
 
 from embark.model.placement import STATE_BYTES, Placement, Shard, table_value_bytes
 from embark.spec import ModelSpec, RunSpec
+from embark.spec.two_tower import is_item_table
 
 PADDING = 8  # The captured step rounds widths up to this: tensor cores want rows of 16 bytes.
 DENSE_STATES: dict[str, tuple[str, ...]] = {"sgd": (), "adagrad": ("sum",), "adam": ("exp_avg", "exp_avg_sq")}
@@ -74,7 +75,7 @@ class Layers:
 
 @dataclass(frozen=True, slots=True)
 class DenseWork:
-    """The same of a network of the user's own, as its trace counts it."""
+    """The same of two towers, or of a network of the user's own, as its trace counts it."""
 
     num_values: int = 0
     flops_per_sample: float = 0.0
@@ -87,9 +88,31 @@ TRACED: dict[ModelSpec, DenseWork] = {}
 """Networks of the user's own whose code a command has run. Commands that only read run none."""
 
 
-def dense_work_of(model: ModelSpec) -> Layers | DenseWork:
-    """Of any kind."""
+def dense_work_of(model: ModelSpec, batch_size: int = 0) -> Layers | DenseWork:
+    """Of any kind. `batch_size`: of a training step; two towers compare each sample with the items of all."""
+    if model.kind == "two_tower":
+        return _two_tower_work(model, batch_size)
     return TRACED.get(model, DenseWork()) if model.is_own else layers_of(model)
+
+
+def _two_tower_work(model: ModelSpec, batch_size: int) -> DenseWork:
+    """Sampled negatives go through the item tower too. Logits, their softmax and the mask have a value for each pair of
+    a sample and a candidate."""
+    two = model.two_tower
+    num_dense = {"user": model.num_dense - two.num_item_dense, "item": two.num_item_dense}
+    layers = {tower: _mlp(num_dense[tower] + sum(t.dim or 0 for t in model.table_list()
+                                                 if is_item_table(model, t.name) == (tower == "item")), sizes)
+              for tower, sizes in (("user", two.user_layers), ("item", two.item_layers))}
+    width = two.item_layers[-1] if two.item_layers else model.table_list()[0].dim or 0
+    per_sample = {"user": 1.0, "item": 1 + two.num_sampled_negatives / batch_size if batch_size else 1.0}
+    num_candidates = batch_size + two.num_sampled_negatives if batch_size else 1
+    every = [layer for one in layers.values() for layer in one]
+    flops = sum(per_sample[tower] * layer.num_weights for tower, one in layers.items() for layer in one)
+    outputs = sum(per_sample[tower] * (width + sum(layer.num_out for layer in one)) for tower, one in layers.items())
+    num_biases = width * sum(not one for one in layers.values())  # of towers without layers
+    return DenseWork(num_values=sum(layer.num_values for layer in every) + num_biases,
+                     flops_per_sample=6.0 * (flops + width * num_candidates),
+                     output_width=outputs + 3 * num_candidates, num_layers=len(every) + 1, note="")
 
 
 def layers_of(model: ModelSpec) -> Layers:
@@ -131,7 +154,10 @@ def lookups_of(spec: RunSpec, placement: Placement, rank: int, value_bytes: int)
     ids = read = pooled = grads = updates = host = 0.0
     for shard in placement.of_rank(rank):
         table = tables[shard.table]
-        of_shard = spec.train.batch_size * table.multi_hot * (shard.num_rows / table.rows)
+        num_ids = spec.train.batch_size * table.multi_hot + sum(
+            spec.model.two_tower.num_sampled_negatives * feature.multi_hot for feature in table.features
+            if is_item_table(spec.model, feature.name))
+        of_shard = num_ids * (shard.num_rows / table.rows)
         touched = distinct(round(of_shard), shard.num_rows, spec.data.zipf_exponent)
         row_bytes = shard.num_columns * table_value_bytes(spec)
         ids += of_shard

@@ -117,7 +117,7 @@ def cuda_graph_bytes(spec: RunSpec, placement: Placement, rank: int, precision: 
 def pipeline_bytes(spec: RunSpec, placement: Placement, rank: int, precision: str) -> ByteCounts:
     """What autograd keeps and makes for TorchRec's pipeline: each pooled vector and its gradient in fp32, both again in
     the layers' precision, each layer's output and its gradient. How much of it lives at once is measured."""
-    layers, model = dense_work_of(spec.model), spec.model
+    layers, model = dense_work_of(spec.model, spec.train.batch_size), spec.model
     size = value_bytes(precision)
     samples = spec.train.batch_size / placement.num_ranks
     tables = model.table_list()

@@ -18,7 +18,7 @@ def step_time(
     """Of the slowest rank. `draws_samples`: they are drawn as it goes, which a plan for real data leaves out; by the
     device itself in the captured engine, else by the loader."""
     fit = calibration.engines[engine]
-    layers = dense_work_of(spec.model)
+    layers = dense_work_of(spec.model, spec.train.batch_size)
     samples = spec.train.batch_size / placement.num_ranks
     size = value_bytes(precision)
     rank, looked_up = _busiest(spec, placement, size)
@@ -59,7 +59,7 @@ def step_time(
 
 def features(spec: RunSpec, placement: Placement, precision: str, calibration: Calibration) -> tuple[float, ...]:
     """What a fit multiplies: 1, layers, and the seconds that tables', activations' bytes and arithmetic alone take."""
-    layers, samples = dense_work_of(spec.model), spec.train.batch_size / placement.num_ranks
+    layers, samples = dense_work_of(spec.model, spec.train.batch_size), spec.train.batch_size / placement.num_ranks
     size = value_bytes(precision)
     _, looked_up = _busiest(spec, placement, size)
     rates = calibration.rates

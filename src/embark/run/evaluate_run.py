@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+import math
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from tempfile import TemporaryDirectory
 
+from embark.data import open_source
 from embark.data.evaluation_rows import EvaluationRows, open_rows
-from embark.errors import EmbarkError
+from embark.errors import EmbarkError, UserError
 from embark.run.evaluation import Evaluation
 from embark.run.loop import check_against
 from embark.run.trainer import Trainer, TrainerBackend, World
 from embark.spec import RunSpec
+from embark.spec.two_tower import RANKING_METRICS
 from embark.store import RunDir
 from embark.store.trained_run import TrainedRun
 
@@ -32,6 +35,7 @@ class EvaluationResult:
     normalized_entropy: float
     log_loss: float
     calibration: float
+    ranking: Mapping[str, float] | None = None  # Of two towers, which have no other metrics.
     notes: tuple[str, ...] = ()
 
 
@@ -44,6 +48,13 @@ class LoadedRun:
     step: int
 
 
+def refuse_two_towers(trained: TrainedRun, option: str) -> None:
+    """Of what is measured by predicted probabilities."""
+    if trained.spec.model.kind == "two_tower":
+        raise UserError(f"{option}: needs predicted probabilities, and {trained.run_dir.uri} is a retrieval model",
+                        fix="leave it out: Recall@K, NDCG@K and Hit@K are measured without it")
+
+
 @contextmanager
 def loaded(trained: TrainedRun, backend: TrainerBackend, rows: EvaluationRows) -> Iterator[LoadedRun]:
     """The model on this machine. What libraries cache goes into a folder of its own, and none of it into the run's."""
@@ -54,7 +65,10 @@ def loaded(trained: TrainedRun, backend: TrainerBackend, rows: EvaluationRows) -
         check_against(spec, world)
         step = trained.checkpoint.step
         try:
-            trainer = backend.build(spec, world, max(1, step), rows.source, RunDir(cache))
+            source = rows.source
+            if spec.model.kind == "two_tower" and rows.path not in ("", trained.spec.data.path):
+                source = open_source(trained.spec)  # which has the items, and what users have seen
+            trainer = backend.build(spec, world, max(1, step), source, RunDir(cache))
             with closing(trainer.checkpointer(trained.run_dir)) as checkpointer:
                 checkpointer.load(trained.checkpoint)
                 yield LoadedRun(trainer, world, step)
@@ -76,7 +90,8 @@ def evaluate_run(
             model.trainer, model.step, lambda: False)
         return EvaluationResult(
             run=trained.run_dir.uri, step=model.step, data=rows.path, split=rows.split, rows=rows.description,
-            device=model.world.device_name, num_samples=int(found["num_samples"]), auc=found["auc"],
-            normalized_entropy=found["normalized_entropy"], log_loss=found["log_loss"],
-            calibration=found["calibration"], notes=(*rows.notes, *rows.source.notes),
+            device=model.world.device_name, num_samples=int(found["num_samples"]),
+            **{name: found.get(name, math.nan) for name in ("auc", "normalized_entropy", "log_loss", "calibration")},
+            ranking={name: found[name] for name in (*RANKING_METRICS, "k", "num_users")} if "k" in found else None,
+            notes=(*rows.notes, *rows.source.notes),
         )

@@ -35,6 +35,8 @@ class Evaluation:
                     best.append((batch.best_probability[: batch.num_samples].astype(np.float64),
                                  batch.label[: batch.num_samples] > 0.5))
             metrics = evaluator.metrics()
+        if "auc" not in metrics:  # as of two towers
+            return {**metrics, "eval_s": time.perf_counter() - started}
         if self._best is None:
             reachable = _of_probabilities(world, best)
             self._best = {f"best_{k}": reachable[k] for k in ("auc", "log_loss") if not math.isnan(reachable[k])}
@@ -45,7 +47,7 @@ def leak_warning(source: SampleSource, spec: RunSpec, held: Mapping[str, float])
     """Which columns give the label away, where the model predicts it so well that one may; empty else."""
     from embark.data.leaks import LEAK_AUC, column_scores, leak_note
 
-    if "best_auc" in held or not held["auc"] >= LEAK_AUC:
+    if "best_auc" in held or not held.get("auc", math.nan) >= LEAK_AUC:
         return ""
     return leak_note(column_scores(source, spec))
 

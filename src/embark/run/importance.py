@@ -20,7 +20,7 @@ from embark.data import SampleSource
 from embark.data.evaluation_rows import EvaluationRows, open_rows
 from embark.data.permuted_rows import RowsInMemory
 from embark.errors import DataError, UserError
-from embark.run.evaluate_run import LoadedRun, loaded
+from embark.run.evaluate_run import LoadedRun, loaded, refuse_two_towers
 from embark.run.evaluation import Evaluation
 from embark.run.trainer import TrainerBackend
 from embark.spec import RunSpec
@@ -96,6 +96,7 @@ def measure_importance(
     split: str = "", on_progress: Callable[[int, int], None] | None = None,
 ) -> ImportanceResult:
     """Of every feature, on rows as `evaluate_run` takes them."""
+    refuse_two_towers(trained, "--importance")
     with open_rows(trained.spec, trained.fingerprint, data, split) as rows:
         parts = RowsInMemory.folds(rows.source, sampling.rows, sampling.repeats)
         if any(not 0 < part.batch.label.sum() < len(part.batch.label) for part in parts) or not parts:

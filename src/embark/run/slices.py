@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from embark.data.evaluation_rows import EvaluationRows, open_rows
 from embark.data.permuted_rows import RowsInMemory
 from embark.errors import DataError, UserError, nearest
-from embark.run.evaluate_run import LoadedRun, loaded
+from embark.run.evaluate_run import LoadedRun, loaded, refuse_two_towers
 from embark.run.importance import Estimate, Sampling, estimate, feature_names, metrics_on
 from embark.run.trainer import TrainerBackend
 from embark.spec import RunSpec
@@ -63,6 +63,7 @@ def measure_slices(
     top: int = 20, data: str = "", split: str = "", on_progress: Callable[[int, int], None] | None = None,
 ) -> SliceResult:
     """By `feature`, a column of the data or a table, on rows as `evaluate_run` takes them."""
+    refuse_two_towers(trained, "--by")
     if top < 1:
         raise UserError(f"--top {top}: must be positive", fix="--top 20 is the default")
     with open_rows(trained.spec, trained.fingerprint, data, split) as rows:

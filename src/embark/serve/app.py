@@ -9,10 +9,10 @@ import logging
 import math
 import re
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sized
 from contextlib import asynccontextmanager, contextmanager, suppress
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeVar
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 from starlette.applications import Starlette
@@ -27,9 +27,12 @@ from embark.export.artifact import Artifact
 from embark.serve.batcher import Batcher, BatchLimits, Overloaded
 from embark.serve.infer_protocol import EXTENSIONS, infer_response, metadata, read_infer, read_score
 from embark.serve.request_rows import RequestColumns, Scores
+from embark.serve.retrieve import Retrieved, RetrieveRequest, read_retrieve
 from embark.serve.served_model import ServedModel, VersionChange
 
 Handler = Callable[[Request], Awaitable[Response]]
+Asked = TypeVar("Asked", bound=Sized)
+Found = TypeVar("Found")
 _log = logging.getLogger("embark.serve")
 _BUCKETS_S = (0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 5.0)
 
@@ -60,6 +63,7 @@ class ModelServer:
         self._served, self.limits, self._token = model, limits, token
         self.name = model.name
         self._batcher: Batcher[RequestColumns, Scores | EmbarkError] = Batcher(model.score, limits.batch)
+        self._retrievals: Batcher[RetrieveRequest, Retrieved | EmbarkError] = Batcher(model.retrieve, limits.batch)
         self._num_buffered_bytes = 0
         self._registry = registry = CollectorRegistry()
         self._requests = Counter("embark_serve_requests", "Requests by route and status.", ("route", "status"),
@@ -101,7 +105,8 @@ class ModelServer:
             ("GET", f"{model}/versions/{{version}}", self._model, True),
             ("GET", f"{model}/versions/{{version}}/ready", self._model_ready, True),
             ("POST", f"{model}/versions/{{version}}/infer", self._infer, True),
-            ("POST", "/score", self._score, True), ("GET", "/metrics", self._metrics, True),
+            ("POST", "/score", self._score, True), ("POST", "/retrieve", self._retrieve, True),
+            ("GET", "/metrics", self._metrics, True),
         ]
         return Starlette(routes=[Route(path, self._answered(path, handler, is_private), methods=[method])
                                  for method, path, handler, is_private in routes],
@@ -110,13 +115,14 @@ class ModelServer:
     @asynccontextmanager
     async def scoring(self) -> AsyncIterator[None]:
         """While it is entered, requests are answered."""
-        batches = asyncio.create_task(self._batcher.run())
+        tasks = [asyncio.create_task(batcher.run()) for batcher in (self._batcher, self._retrievals)]
         try:
             yield
         finally:
-            batches.cancel()
-            with suppress(asyncio.CancelledError):
-                await batches
+            for task in tasks:
+                task.cancel()
+                with suppress(asyncio.CancelledError):
+                    await task
 
     def _answered(self, route: str, handler: Handler, is_private: bool) -> Handler:
         """Every error is JSON in one line; what went wrong inside is in the log alone."""
@@ -230,21 +236,36 @@ class ModelServer:
         return JSONResponse({"version": found.version, "scores": found.scores,
                              "errors": [{"row": row, "why": why} for row, why in found.errors]})
 
+    async def _retrieve(self, request: Request) -> Response:
+        if not self._served.has_items:
+            raise Refusal(404, "this model scores rows and retrieves no items; model.kind = \"two_tower\" does")
+        body = _json_object(await self._body(request))
+        with refused_if_malformed():
+            asked = read_retrieve(body)
+        found = await self._answer("retrieve", self._retrievals, asked)
+        return JSONResponse({"version": found.version, "results": found.results,
+                             "errors": [{"row": row, "why": why} for row, why in found.errors]})
+
     async def scores(self, route: str, rows: RequestColumns) -> Scores:
-        """By the next batch; raises where there are too many rows, in this request or in those that wait."""
+        """By the next batch."""
+        found = await self._answer(route, self._batcher, rows)
+        self._rows.labels("false", found.version).inc(len(found.errors))
+        self._rows.labels("true", found.version).inc(len(rows) - len(found.errors))
+        return found
+
+    async def _answer(self, route: str, batcher: Batcher[Asked, Found | EmbarkError], rows: Asked) -> Found:
+        """Raises where there are too many rows, in this request or in those that wait."""
         started = time.perf_counter()
         if not 0 < len(rows) <= self.limits.max_request_rows:
             raise Refusal(413 if len(rows) else 400, f"{len(rows):,} rows; a request has 1 to "
                                                 f"{self.limits.max_request_rows:,}")
         try:
             with self._in_flight.track_inprogress():
-                found = await self._batcher.submit(rows, len(rows))
+                found = await batcher.submit(rows, len(rows))
         except Overloaded:
             raise _busy("too many rows are waiting") from None
         if isinstance(found, EmbarkError):
             raise Refusal(500 if isinstance(found, Fault) else 400, found.what)
-        self._rows.labels("false", found.version).inc(len(found.errors))
-        self._rows.labels("true", found.version).inc(len(rows) - len(found.errors))
         self._seconds.labels(route).observe(time.perf_counter() - started)
         return found
 

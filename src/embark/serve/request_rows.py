@@ -6,7 +6,7 @@ import logging
 import math
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 import pyarrow as pa
@@ -18,6 +18,9 @@ from embark.data.prepare.rows import RawRows
 from embark.errors import DataError, EmbarkError, Fault, nearest
 from embark.export.artifact import Artifact
 from embark.serve.score_file import NOT_FINITE
+
+if TYPE_CHECKING:
+    from embark.serve.retrieve import Retriever
 
 JsonRow = Mapping[str, Any]
 _MAX_SHARED_BYTES = 64 << 20
@@ -96,6 +99,7 @@ class RequestScorer:
     def __init__(self, artifact: Artifact, score: Callable[[RawRows], NDArray[np.float32]]) -> None:
         self.artifact, rows = artifact, artifact.info.rows
         self._parser, self._encoder, self._score = RowParser(rows.columns, rows.prepare), artifact.encoder, score
+        self.retriever: Retriever | None = None  # Of a retrieval model.
 
     @property
     def columns(self) -> list[str]:
@@ -108,7 +112,7 @@ class RequestScorer:
 
     def score(self, requests: Sequence[RequestColumns]) -> list[Scores | EmbarkError]:
         """Of each request its scores, or why it has none."""
-        parsed = [self._parse(rows) for rows in requests]
+        parsed = [self.parse(rows) for rows in requests]
         read = [found for found in parsed if isinstance(found, RawRows) and len(found)]
         scores = iter(np.split(self._score(RawRows.join(read)), np.cumsum([len(raw) for raw in read])[:-1])
                       if read else ())
@@ -117,7 +121,8 @@ class RequestScorer:
                 _scores(len(rows), found, next(scores) if len(found) else np.empty(0, np.float32), version)
                 for rows, found in zip(requests, parsed, strict=True)]
 
-    def _parse(self, rows: RequestColumns) -> RawRows | EmbarkError:
+    def parse(self, rows: RequestColumns) -> RawRows | EmbarkError:
+        """Its readable rows, or why there are none."""
         given = rows.names
         if lacking := [name for name in self.columns if name not in given]:
             return DataError(f"no row has column {lacking[0]!r}, which the model takes",

@@ -12,6 +12,7 @@ from embark.export.artifact import Artifact
 from embark.formatting import pluralize
 from embark.serve.infer_protocol import metadata
 from embark.serve.request_rows import RequestColumns, RequestScorer, Scores
+from embark.serve.retrieve import Retrieved, RetrieveRequest
 
 NUM_RECORDED, MAX_RECORDED_ROWS, RECORD_EVERY_S = 16, 1_024, 1.0  # Of requests in memory; rows of each.
 
@@ -56,6 +57,17 @@ class ServedModel:
                     break
         return found
 
+    @property
+    def has_items(self) -> bool:
+        """Whether it retrieves."""
+        return self._scorer.retriever is not None
+
+    def retrieve(self, requests: Sequence[RetrieveRequest]) -> list[Retrieved | EmbarkError]:
+        """Of each request its items, by the towers and the index of one version."""
+        retriever = self._scorer.retriever  # read once: `switch` is called from another thread
+        assert retriever is not None
+        return retriever.retrieve(requests)
+
     def record_empty_request(self) -> None:
         """As the first, so that there is always one."""
         self.score([self._scorer.empty_request()])
@@ -72,6 +84,9 @@ class ServedModel:
                          if tensor not in _signature(other) or tensor not in _signature(answering)]
             raise DataError(f"it takes other columns than version {answering.version}, beginning with {differing[0]!r}",
                             fix="export a model of the same columns, or serve this one at a place of its own")
+        if (answering.info.item_index is None) != (other.info.item_index is None):
+            raise DataError(f"it is {'no' if other.info.item_index is None else 'a'} retrieval model, unlike version "
+                            f"{answering.version}", fix="serve this one at a place of its own")
         recorded = list(self._recorded.copy())
         answers = scorer.score([rows for rows, _ in recorded])
         num_lost, why = 0, ""
@@ -84,7 +99,7 @@ class ServedModel:
                             f"none: {why}", fix="score rows with it by `embark score --version`, and export another")
 
     def switch(self, scorer: RequestScorer) -> None:
-        """Answer with it from the next batch on."""
+        """Answer with it from the next batch on; its towers and its item index together."""
         change = VersionChange(scorer.artifact.version, self.artifact.version)
         self._scorer, self.refused = scorer, None
         self.report(change)

@@ -29,6 +29,7 @@ except ModuleNotFoundError as error:
 from embark.serve.batcher import BatchLimits
 from embark.serve.deadlines import DRAIN_S
 from embark.serve.request_rows import RequestScorer
+from embark.serve.retrieve import open_retriever
 from embark.serve.served_model import ServedModel, VersionChange
 from embark.serve.version_follower import VersionFollower
 
@@ -109,8 +110,10 @@ def load_scorer(place: str, version: int | None, model_file: str = "") -> Reques
     from embark.trainers.torch.exported_model import ExportedModel
 
     artifact = open_artifact(place, version)
-    scorer = RequestScorer(artifact, ExportedModel(artifact, model_file).score)
+    model = ExportedModel(artifact, model_file)
+    scorer = RequestScorer(artifact, model.score)
     scorer.score([scorer.empty_request()])
+    scorer.retriever = open_retriever(scorer, model.user_vectors)
     return scorer
 
 

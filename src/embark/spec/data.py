@@ -141,7 +141,8 @@ class DataSpec(Section):
     For your own code: what it makes of it, or nothing. A relative path goes by the spec's own folder; given with
     `--set`, by the current directory."""
     label: str = "label"
-    """`columns` and `[data.prepare]`: the column that holds 0 or 1."""
+    """`columns` and `[data.prepare]`: the column that holds 0 or 1. `columns` and `model.kind = "two_tower"`: may be
+    empty, every row is a positive then."""
     dense_columns: Names = ()
     """`columns` and `[data.prepare]`: the dense columns, `model.num_dense` of them."""
     time_column: str = ""

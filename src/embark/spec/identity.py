@@ -6,7 +6,7 @@ how a run is trained, not what.
 
 LEARNING_FIELDS = frozenset({
     "model.kind", "model.code", "model.num_dense", "model.embedding_dim", "model.bottom_mlp", "model.top_mlp",
-    "model.dropout", "model.num_cross_layers", "model.cross_rank", "model.tables",
+    "model.dropout", "model.num_cross_layers", "model.cross_rank", "model.tables", "model.two_tower",
     "data.kind", "data.code", "data.label", "data.dense_columns", "data.time_column", "data.eval_fraction",
     "data.eval_split", "data.shuffle", "data.on_bad_id", "data.num_train_samples", "data.num_eval_samples",
     "data.zipf_exponent", "data.signal", "data.ragged", "data.seed",

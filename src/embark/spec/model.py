@@ -14,6 +14,7 @@ from pydantic import (
 )
 
 from embark.spec.section import Section
+from embark.spec.two_tower import TwoTowerSpec
 from embark.spec.user_code import OWN_KIND, is_own
 
 Rows = Annotated[int, Field(gt=0, le=2**31 - 1)]  # ids are 32 bits wide
@@ -80,11 +81,12 @@ class StoredTable:
 
 
 class ModelSpec(Section):
-    """The model: DLRM, DLRM-DCNv2 or one of your own, over any list of tables."""
+    """The model: DLRM, DLRM-DCNv2, two towers or one of your own, over any list of tables."""
 
-    kind: Literal["dlrm", "dcnv2"] | Annotated[str, Field(pattern=OWN_KIND, max_length=200)] = "dlrm"
-    """`dlrm`: all pairwise dot products. `dcnv2`: low-rank cross layers. `my_model:MyModel`: the class `MyModel` of
-    `my_model.py` beside the spec, whose code is run (docs/own-model.md)."""
+    kind: Literal["dlrm", "dcnv2", "two_tower"] | Annotated[str, Field(pattern=OWN_KIND, max_length=200)] = "dlrm"
+    """`dlrm`: all pairwise dot products. `dcnv2`: low-rank cross layers. `two_tower`: retrieval
+    (docs/retrieval.md). `my_model:MyModel`: the class `MyModel` of `my_model.py` beside the spec, whose code is run
+    (docs/own-model.md)."""
     code: str = Field(default="", max_length=1_000_000)
     """The text of that file, which travels with the spec; read from the file if empty."""
     num_dense: NonNegativeInt = Field(default=13, le=2**20)
@@ -108,6 +110,7 @@ class ModelSpec(Section):
     """Rows per table: one number for all, or a list of `num_tables` numbers."""
     tables: Annotated[tuple[Table, ...], Field(strict=False, max_length=MAX_TABLES)] = ()
     """The tables, one `[[model.tables]]` each; replaces `num_tables` and `rows_per_table`."""
+    two_tower: TwoTowerSpec = TwoTowerSpec()
 
     @field_validator("tables", mode="before")
     @classmethod

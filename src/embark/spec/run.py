@@ -14,6 +14,7 @@ from embark.spec.place import ELASTIC_TARGETS, PlaceSpec
 from embark.spec.section import Section
 from embark.spec.serve import ServeSpec
 from embark.spec.train import TrainSpec
+from embark.spec.two_tower import two_tower_mistakes
 from embark.spec.watch import WatchSpec
 
 
@@ -37,7 +38,7 @@ class StoreSpec(Section):
     """Also keep every checkpoint whose step is a multiple of this, permanently."""
     keep_best: NonNegativeInt = 0
     """Also keep this many checkpoints with the best held-out `best_by`."""
-    best_by: Literal["auc", "log_loss", "normalized_entropy"] = "auc"
+    best_by: Literal["auc", "log_loss", "normalized_entropy", "recall_at_k", "ndcg_at_k", "hit_at_k"] = "auc"
     """The metric that ranks checkpoints for `keep_best`."""
     verify: Literal["checksums", "sizes"] = "checksums"
     """What is verified before a checkpoint is loaded."""
@@ -61,6 +62,7 @@ class RunSpec(Section):
     def mistakes(self) -> Iterator[Mistake]:
         """Conflicts between fields that are each valid alone."""
         yield from _model_mistakes(self.model)
+        yield from two_tower_mistakes(self)
         yield from _data_mistakes(self)
         yield from _train_mistakes(self)
         yield from _elastic_mistakes(self)

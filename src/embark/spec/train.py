@@ -63,7 +63,8 @@ class TrainSpec(Section):
     early_stopping_patience: NonNegativeInt = 0
     """Stop after this many evaluations in a row without an improvement; 0: never. Needs `eval_every`. The checkpoint of
     the best evaluation is saved and kept; `RUN@best` names it."""
-    early_stopping_metric: Literal["auc", "log_loss", "normalized_entropy"] = "auc"
+    early_stopping_metric: Literal[
+        "auc", "log_loss", "normalized_entropy", "recall_at_k", "ndcg_at_k", "hit_at_k"] = "auc"
     """The held-out metric that must improve."""
     early_stopping_min_delta: float = Field(default=0.0, ge=0)
     """A change of the metric by no more than this is no improvement."""

@@ -12,6 +12,7 @@ from embark.spec import StoreSpec, resolve
 from embark.store.checkpoint_store import (
     CHECKPOINT_NAME,
     COMMIT_FILE,
+    LOWER_IS_BETTER,
     Checkpoint,
     Reason,
     best_step_of,
@@ -84,7 +85,7 @@ class CheckpointList:
             raise UserError(f"{self.run}: no checkpoint was evaluated, so none is the best",
                             fix="train it with train.early_stopping_patience, or name a step; `embark checkpoints RUN` "
                                 "lists them")
-        return self.committed((max if self.best_by == "auc" else min)(measured)[1])
+        return self.committed((min if self.best_by in LOWER_IS_BETTER else max)(measured)[1])
 
 
 @dataclass(frozen=True, slots=True)

@@ -208,6 +208,7 @@ def _numbered(kind: str) -> re.Pattern[str]:
 
 
 CHECKPOINT_NAME = _numbered("step")
+LOWER_IS_BETTER = ("log_loss", "normalized_entropy")  # Of the metrics that `store.best_by` may name.
 
 
 def _step_of(name: str) -> int:
@@ -218,7 +219,8 @@ def reasons_by_spec(store: StoreSpec, checkpoints: Sequence[Checkpoint]) -> dict
     """Why `[store]` and early stopping keep each; one without a reason goes."""
     reasons = reasons_to_keep(
         {c.step: metric_of(store, c) for c in checkpoints}, keep_last=store.keep_checkpoints,
-        keep_every=store.keep_every, keep_best=store.keep_best, better="up" if store.best_by == "auc" else "down",
+        keep_every=store.keep_every, keep_best=store.keep_best,
+        better="down" if store.best_by in LOWER_IS_BETTER else "up",
     )
     # That of each newest one: a run may resume from any of them, should those after it be damaged.
     best = {best_step_of(c) for c in checkpoints if "newest" in reasons[c.step]}

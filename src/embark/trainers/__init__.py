@@ -14,12 +14,18 @@ from embark.spec.run import accepting
 
 if TYPE_CHECKING:
     from embark.events import Sink
+    from embark.export.artifact import ItemIndexInfo
+    from embark.export.export_run import ExportResult
+    from embark.export.quantize import TableDtype
+    from embark.export.safetensors_file import TensorSource
     from embark.run.evaluate_run import EvaluationResult
     from embark.run.importance import ImportanceResult
     from embark.run.signals import StopSignals
     from embark.run.slices import SliceResult
     from embark.run.trainer import TrainerBackend
     from embark.spec import RunSpec
+    from embark.store.checkpoint_arrays import CheckpointArrays
+    from embark.store.trained_run import TrainedRun
 
 DEVICES = ("jax", "tpu")
 
@@ -59,6 +65,18 @@ def evaluate(run: str, *, data: str = "", split: str = "", step: int | None = No
     from embark.store.trained_run import find_trained
 
     return evaluate_run(find_trained(run, step), open_backend, data=data, split=split)
+
+
+def export_run(run: str, to: str = "", *, tables: TableDtype = "fp32", step: int | None = None) -> ExportResult:
+    """A checkpoint as an artifact; see `export.export_run`. Needs torch for a retrieval model's item index alone."""
+    from embark.export.export_run import export_run as write_artifact
+
+    def build_index(trained: TrainedRun, arrays: CheckpointArrays) -> tuple[ItemIndexInfo, list[TensorSource]]:
+        from embark.trainers.torch.item_index import build_item_index
+
+        return build_item_index(trained, arrays)
+
+    return write_artifact(run, to, tables=tables, step=step, build_index=build_index)
 
 
 def feature_importance(

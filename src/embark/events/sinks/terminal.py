@@ -142,9 +142,12 @@ class TerminalView:
         self._print(Text(""))
 
     def _eval(self, values: Mapping[str, Any]) -> None:
-        parts = [f"{metric(name).label} {format_float(values.get(name))}" for name in ("auc", "log_loss")]
-        parts.append(f"NE {format_float(values.get('normalized_entropy'))}")
-        parts.append(f"calibration {format_float(values.get('calibration'), 3)}")
+        if ranking := summary.ranking_text(values):
+            parts = [ranking]
+        else:
+            parts = [f"{metric(name).label} {format_float(values.get(name))}" for name in ("auc", "log_loss")]
+            parts.append(f"NE {format_float(values.get('normalized_entropy'))}")
+            parts.append(f"calibration {format_float(values.get('calibration'), 3)}")
         parts.append(f"{format_si(values.get('num_samples'))} samples in {format_duration(values.get('eval_s'))}")
         self._say_parts("held out", [self._at(values), *parts], "magenta")
 

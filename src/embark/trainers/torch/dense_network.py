@@ -9,12 +9,15 @@ from torch import Tensor, nn
 from embark.spec.model import ModelSpec
 from embark.trainers.torch.dropout import ReLUWithDropout
 from embark.trainers.torch.own_model import OwnNetwork
+from embark.trainers.torch.two_tower_network import TwoTowerNetwork
 
 
 def dense_network(model: ModelSpec) -> nn.Module:
     """The part that every rank holds whole."""
     if model.is_own:
         return OwnNetwork(model)
+    if model.kind == "two_tower":
+        return TwoTowerNetwork(model)
     return CrossNetwork(model) if model.kind == "dcnv2" else DotNetwork(model)
 
 

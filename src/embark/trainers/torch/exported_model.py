@@ -20,6 +20,7 @@ from embark.spec.model import Table
 from embark.spec.user_code import user_error
 from embark.store.checkpoint_arrays import table_weight
 from embark.trainers.torch.dense_network import dense_network
+from embark.trainers.torch.two_tower_network import TwoTowerNetwork
 
 Lookup = Callable[[Tensor, Tensor | None], Tensor]  # Ids, and the offsets of the bags where not each has one.
 
@@ -60,6 +61,18 @@ class ExportedModel:
         """[n]"""
         if not len(rows):
             return torch.zeros(0)
+        logits: Tensor = self._dense(*self._inputs(rows))
+        return logits
+
+    @torch.inference_mode()
+    def user_vectors(self, raw: RawRows) -> NDArray[np.float32]:
+        """Of a retrieval model: [n, width], for at least one row."""
+        assert isinstance(self._dense, TwoTowerNetwork)
+        vectors: NDArray[np.float32] = self._dense.user_vectors(*self._inputs(self._encoder.encode(raw))).numpy()
+        return vectors
+
+    def _inputs(self, rows: Rows) -> tuple[Tensor, Tensor]:
+        """Dense values, and the pooled rows of all tables."""
         pooled = []
         for position, look_up in self._lookups:
             ids = torch.from_numpy(rows.ids[position].reshape(-1).astype(np.int64))
@@ -70,8 +83,7 @@ class ExportedModel:
             counts = np.full(len(rows), len(ids) // len(rows)) if lengths is None else lengths.astype(np.int64)
             pooled.append(look_up(ids, torch.from_numpy(np.concatenate([[0], np.cumsum(counts)]))))
         dense = torch.from_numpy(np.require(rows.dense, np.float32, ("C", "W")))  # torch warns of what it cannot write
-        logits: Tensor = self._dense(dense, torch.cat(pooled, dim=1))
-        return logits
+        return dense, torch.cat(pooled, dim=1)
 
 
 def _lookup(artifact: Artifact, table: Table) -> Lookup:

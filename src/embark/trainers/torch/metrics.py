@@ -102,7 +102,11 @@ class MetricWindow:
     def take(self, world: World) -> dict[str, float]:
         """The metrics over all ranks; the window starts anew."""
         state = self.state(world).cpu().numpy()
+        self.clear()
+        return metrics_of(state)
+
+    def clear(self) -> None:
+        """Start anew."""
         self._counts.zero_()
         self._sums.zero_()
         self._num_samples = 0
-        return metrics_of(state)

@@ -41,6 +41,7 @@ from embark.trainers.torch.optimizers import fuse_into_backward, make_optimizers
 from embark.trainers.torch.phases import InputWaits, Profiler
 from embark.trainers.torch.sharding import describe, has_tables_on_the_host, make_plan, make_sharder, sharded_tables
 from embark.trainers.torch.trace_network import trace_network
+from embark.trainers.torch.two_tower import RetrievalEvaluator, SoftmaxWindow, TwoTowers, negatives_adder, read_catalog
 from embark.trainers.torch.world import World, explain, join
 
 
@@ -52,7 +53,10 @@ class TorchTrainer:
         torch.manual_seed(spec.train.seed)
         self.precision = precision_on(spec.train, world.device)
         set_matmul_precision(self.precision)
-        model = Recommender(spec.model, spec.train, world.device, is_bf16=self.precision == "bf16")
+        is_bf16, is_retrieval = self.precision == "bf16", spec.model.kind == "two_tower"
+        self.catalog = read_catalog(spec, source, world) if is_retrieval else None
+        model = TwoTowers(spec, world, self.catalog, is_bf16=is_bf16) if self.catalog else \
+            Recommender(spec.model, spec.train, world.device, is_bf16=is_bf16)
         fuse_into_backward(model.tables, spec)
         sharder = make_sharder(spec)
         plan = make_plan(model, sharder, spec, world)
@@ -65,10 +69,11 @@ class TorchTrainer:
         if world.device.type == "cpu":
             use_fast_cpu_lookup(self.model)
         self.optimizers = make_optimizers(self.model, spec, num_steps, world.device)
-        self.window = MetricWindow(world.device)  # What the engine counts its predictions in.
+        self.window = (SoftmaxWindow if self.catalog else MetricWindow)(world.device)  # What the engine counts in.
         self.engine = make_engine(EngineInputs(
             spec=spec, world=world, plan=plan, model=self.model, dense=model.dense, optimizers=self.optimizers,
             precision=self.precision, window=self.window,
+            extend=negatives_adder(spec, self.catalog, world) if self.catalog else None,
         ), source)
         self.layout: dict[str, Any] = describe(plan, spec)
         in_tables = sum(t.rows * t.dim for t in spec.model.stored_tables())
@@ -102,11 +107,11 @@ class TorchTrainer:
         return self.engine.trouble()
 
     @contextmanager
-    def evaluating(self, step: int) -> Iterator[Evaluator]:
+    def evaluating(self, step: int) -> Iterator[Evaluator | RetrievalEvaluator]:
         """The model in evaluation mode. Fused Adam counts its lookups as steps, hence `step`, to be set again."""
         with self.engine.evaluating() as model:
-            yield Evaluator(model, self.world, ToDevice([t.name for t in self.spec.model.table_list()],
-                                                        self.world.device))
+            yield RetrievalEvaluator(model, self.spec, self.world, self.catalog) if self.catalog else Evaluator(
+                model, self.world, ToDevice([t.name for t in self.spec.model.table_list()], self.world.device))
         self.optimizers.set_step(step)
 
     def checkpointer(self, run_dir: RunDir) -> TorchCheckpointer:

@@ -1,7 +1,7 @@
 """What turns batches into steps: TorchRec's own pipeline, and what it shares with the CUDA graph engine."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -12,7 +12,7 @@ from torchrec.distributed.model_parallel import DistributedModelParallel
 from torchrec.distributed.train_pipeline import PrefetchTrainPipelineSparseDist, TrainPipelineSparseDist
 from torchrec.distributed.types import ShardingPlan
 
-from embark.data import Loader, SampleSource
+from embark.data import Batch, Loader, SampleSource
 from embark.run.evaluation import Trouble
 from embark.spec import RunSpec
 from embark.trainers.torch.batch import ToDevice
@@ -44,6 +44,7 @@ class EngineInputs:
     optimizers: Optimizers
     precision: str
     window: MetricWindow
+    extend: Callable[[Batch, int], Batch] | None = None  # What a batch of a step gets behind its own samples.
 
 
 class Engine(ABC):
@@ -90,7 +91,7 @@ class PipelineEngine(Engine):
 
     def __init__(self, inputs: EngineInputs, reason: str, *, must_prefetch: bool = False) -> None:
         super().__init__(inputs, reason)
-        device = inputs.world.device
+        device, self._extend = inputs.world.device, inputs.extend
         self._to_device = ToDevice([t.name for t in inputs.spec.model.table_list()], device)
         kind = PrefetchTrainPipelineSparseDist if must_prefetch else TrainPipelineSparseDist
         self._pipeline = kind(inputs.model, inputs.optimizers.both, device)
@@ -98,7 +99,10 @@ class PipelineEngine(Engine):
     @contextmanager
     def feed(self, source: SampleSource, part: Part) -> Iterator[Iterator[Any]]:
         with Loader(source, **asdict(part)) as loader:
-            yield map(self._to_device, loader)  # the pipeline copies to the device
+            extend = self._extend
+            batches = loader if extend is None else (
+                extend(batch, step) for step, batch in enumerate(loader, part.start_step))
+            yield map(self._to_device, batches)  # the pipeline copies to the device
 
     def step(self, batches: Iterator[Any], step: int) -> None:
         _, logits, label = self._pipeline.progress(batches)

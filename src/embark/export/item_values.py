@@ -1,0 +1,75 @@
+"""The raw values of items, as an artifact has them: whole numbers, or text as one run of bytes with offsets."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from embark.data import LOOK
+from embark.data.prepared.cache import find_manifest
+from embark.errors import DataError
+from embark.store.trained_run import TrainedRun
+
+Array = NDArray[Any]
+NUMBERS, TEXT, OFFSETS = "value_numbers", "value_text", "value_offsets"
+
+
+@dataclass(frozen=True, slots=True)
+class Values:
+    """By id; None where the ids are the values."""
+
+    by_id: Any  # An Arrow array with nulls, or None.
+
+    def is_known(self, ids: Array) -> NDArray[np.bool_]:
+        """Ids of rare and missing values stand for no item."""
+        if self.by_id is None:
+            return np.ones(len(ids), np.bool_)
+        known: NDArray[np.bool_] = np.zeros(len(ids), np.bool_)
+        inside = ids < len(self.by_id)
+        known[inside] = np.asarray(self.by_id.is_valid())[ids[inside]]
+        return known
+
+    def arrays(self, ids: Array) -> dict[str, Array]:
+        """Of these items, for a file."""
+        if self.by_id is None:
+            return {NUMBERS: ids.astype(np.int64)}
+        import pyarrow as pa
+
+        chosen = self.by_id.take(pa.array(ids))
+        if pa.types.is_integer(chosen.type):
+            return {NUMBERS: np.asarray(chosen).astype(np.int64)}
+        text = [str(value).encode() for value in chosen.to_pylist()]
+        return {TEXT: np.frombuffer(b"".join(text), np.uint8), OFFSETS: np.cumsum([0, *map(len, text)], dtype=np.int64)}
+
+
+def item_values(trained: TrainedRun) -> Values:
+    """Of the item table, from the run's data."""
+    data, item = trained.spec.data, trained.spec.model.two_tower.item
+    if data.kind != "prepared":
+        return Values(None)
+    from embark.data.export.id_values import read_values
+
+    manifest, why = find_manifest(data.path, LOOK)
+    if manifest is None or trained.fingerprint not in ("", manifest.fingerprint()):
+        raise DataError(f"{data.path}: the values of the items cannot be read: "
+                        f"{why or 'the data was changed or prepared again since'}",
+                        fix="put the run's data back, or run this where it is")
+    return Values(read_values(data.path, manifest, [item])[item].values)
+
+
+class StoredValues:
+    """Read back from an artifact."""
+
+    def __init__(self, arrays: Mapping[str, Array]) -> None:
+        self._numbers, self._text, self._offsets = (arrays.get(name) for name in (NUMBERS, TEXT, OFFSETS))
+
+    def __getitem__(self, position: int) -> int | str:
+        if self._numbers is not None:
+            return int(self._numbers[position])
+        assert self._text is not None
+        assert self._offsets is not None
+        return bytes(self._text[self._offsets[position] : self._offsets[position + 1]]).decode()

@@ -1,0 +1,36 @@
+"""Recall@K, NDCG@K and Hit@K: their only definition.
+
+A user's relevant items are the held-out ones. Recall@K: the share of them among the first K. NDCG@K: the sum of
+1 / log2(rank + 1) of those among the first K, over the largest such sum. Hit@K: whether any is among the first K. Each
+is a mean over users with at least one relevant item.
+"""
+
+from collections.abc import Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+SUMS = ("recall_at_k", "ndcg_at_k", "hit_at_k", "num_users")
+
+
+def ranking_sums(top: NDArray[np.integer], relevant: Sequence[NDArray[np.integer]]) -> NDArray[np.float64]:
+    """The sums of `SUMS`. `top`: `[users, K]`, the best first and without repeats; −1 where there are fewer."""
+    num_users, k = top.shape
+    sums = np.zeros(len(SUMS))
+    gains = 1 / np.log2(np.arange(k) + 2)
+    best = np.concatenate([[0.0], np.cumsum(gains)])
+    for user in range(num_users):
+        wanted = np.unique(relevant[user])
+        if not len(wanted):
+            continue
+        is_hit = np.isin(top[user], wanted)
+        num_hits = int(is_hit.sum())
+        sums += (num_hits / len(wanted), gains[is_hit].sum() / best[min(k, len(wanted))], num_hits > 0, 1)
+    return sums
+
+
+def ranking_metrics(sums: NDArray[np.float64], k: int) -> dict[str, float]:
+    """Of the sums over all users; NaN without users."""
+    num_users = float(sums[-1])
+    means = sums[:-1] / num_users if num_users else np.full(len(SUMS) - 1, np.nan)
+    return {**dict(zip(SUMS[:-1], means.tolist(), strict=True)), "num_users": num_users, "k": float(k)}
