@@ -185,6 +185,9 @@ class RetrievalEvaluator:
     def eval_source(self, source: SampleSource) -> SampleSource:
         return source
 
+    def batch_size(self, of_training: int) -> int:
+        return of_training
+
     def add(self, batch: Batch) -> None:
         user, _ = self._vectors_of(batch)
         num = batch.num_samples
