@@ -14,7 +14,8 @@ TARGET = Path(__file__).parents[1] / "src/embark/rehearse/account/commands/az.to
 GROUPS = (
     "account", "acr", "ad signed-in-user", "aks", "consumption budget", "deployment group", "deployment sub",
     "extension", "feature", "group", "identity", "identity federated-credential", "monitor account",
-    "monitor action-group", "monitor activity-log", "monitor metrics alert", "netappfiles account", "netappfiles pool",
+    "monitor action-group", "monitor activity-log", "monitor autoscale", "monitor autoscale rule",
+    "monitor metrics alert", "netappfiles account", "netappfiles pool",
     "netappfiles volume", "network nsg", "network nsg rule", "network public-ip", "network vnet",
     "network vnet subnet", "ppg", "provider", "role assignment", "role definition", "storage account",
     "storage account keys", "storage blob", "storage container", "storage container-rm", "vm", "vm availability-set",
@@ -38,7 +39,24 @@ AMLFS = {
     "wait": (["--amlfs-name", "--resource-group"], {"--created": "bool", "--deleted": "bool", "--exists": "bool",
                                                     "--interval": "int", "--timeout": "int", "--custom": "value"}),
 }
-"""An extension, which cannot be installed beside the generator: from its reference."""
+ML = {
+    "online-deployment create": (["--file"], {"--all-traffic": "bool", "--endpoint-name": "value", "--file": "value",
+                                              "--local": "bool", "--name": "value", "--no-wait": "bool"}),
+    "online-deployment delete": (["--endpoint-name", "--name"], {"--endpoint-name": "value", "--name": "value",
+                                                                 "--no-wait": "bool", "--yes": "bool"}),
+    "online-deployment list": (["--endpoint-name"], {"--endpoint-name": "value"}),
+    "online-deployment show": (["--endpoint-name", "--name"], {"--endpoint-name": "value", "--name": "value"}),
+    "online-endpoint create": ([], {"--auth-mode": "value", "--file": "value", "--name": "value", "--no-wait": "bool",
+                                    "--set": "list"}),
+    "online-endpoint delete": (["--name"], {"--name": "value", "--no-wait": "bool", "--yes": "bool"}),
+    "online-endpoint invoke": (["--name"], {"--deployment-name": "value", "--name": "value",
+                                            "--request-file": "value"}),
+    "online-endpoint show": (["--name"], {"--name": "value"}),
+    "online-endpoint update": ([], {"--file": "value", "--name": "value", "--no-wait": "bool", "--set": "list",
+                                    "--traffic": "value"}),
+}
+ML_SOURCE = "https://learn.microsoft.com/cli/azure/ml"
+"""Extensions, which cannot be installed beside the generator: from their reference."""
 AMLFS_SOURCE = "https://learn.microsoft.com/cli/azure/amlfs"
 
 
@@ -60,7 +78,7 @@ def main() -> None:
     lines = [
         "# Written by docs/make_az_commands.py from azure-cli's command table.",
         "[program]", f'version = "{__version__}"',
-        f'source = "azure-cli {__version__} of PyPI, by its own argument parsers; amlfs: {AMLFS_SOURCE}"',
+        f'source = "azure-cli {__version__} of PyPI, by its own argument parsers; {AMLFS_SOURCE}, {ML_SOURCE}"',
         f'date = "{datetime.now(UTC):%Y-%m-%d}"',
         'unknown_flag = "unrecognized arguments: {flag} ({command})"',
         "unknown_command = \"'{words}' is misspelled or not recognized by the system.\"",
@@ -77,6 +95,10 @@ def main() -> None:
         short = {"--name": "--amlfs-name", "-n": "--amlfs-name", "-g": "--resource-group", "-l": "--location",
                  "-y": "--yes"}
         lines += _lines(f"amlfs {name}", required, [], {**common, **flags}, short, AMLFS_SOURCE)
+    for name, (required, flags) in ML.items():
+        common = {"--resource-group": "value", "--workspace-name": "value"}
+        short = {"-f": "--file", "-n": "--name", "-g": "--resource-group", "-w": "--workspace-name", "-y": "--yes"}
+        lines += _lines(f"ml {name}", [*common, *required], [], {**common, **flags}, short, ML_SOURCE)
     TARGET.write_text("\n".join(lines))
 
 

@@ -49,6 +49,9 @@ usage_code = 2
 """
 COMMANDS = """
 ai custom-jobs cancel, ai custom-jobs create, ai custom-jobs describe, ai custom-jobs list, ai custom-jobs stream-logs
+ai endpoints create, ai endpoints delete, ai endpoints deploy-model, ai endpoints describe, ai endpoints list
+ai endpoints predict, ai endpoints undeploy-model, ai endpoints update, ai models delete, ai models describe
+ai models upload
 alpha monitoring policies create, alpha monitoring policies delete, alpha monitoring policies list
 artifacts docker images list, artifacts repositories add-iam-policy-binding, artifacts repositories create
 artifacts repositories delete, artifacts repositories describe, artifacts repositories list

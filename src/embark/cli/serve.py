@@ -14,8 +14,11 @@ if TYPE_CHECKING:
 
 
 def serve(
-    artifact: str, /, *, version: Annotated[int | None, Parameter(show_default=False)] = None, model_file: str = "",
-    name: str = "", poll_s: float = 10.0, host: str = "127.0.0.1", port: int = 8000,
+    artifact: Annotated[str, Parameter(env_var="EMBARK_SERVE_ARTIFACT")], /, *,
+    version: Annotated[int | None, Parameter(show_default=False)] = None,
+    model_file: Annotated[str, Parameter(env_var="EMBARK_SERVE_MODEL_FILE")] = "", name: str = "", poll_s: float = 10.0,
+    host: Annotated[str, Parameter(env_var="EMBARK_SERVE_HOST")] = "127.0.0.1",
+    port: Annotated[int, Parameter(env_var=("EMBARK_SERVE_PORT", "AIP_HTTP_PORT"))] = 8000,
     grpc_port: Annotated[int | None, Parameter(show_default=False)] = None, tls_cert: str = "", tls_key: str = "",
     max_wait_ms: float = 1.0, max_queued_rows: int = 65_536, console: Console = Console(),
 ) -> None:

@@ -18,6 +18,7 @@ from embark.formatting import redact
 from embark.launch.http import API_RETRY, NO_RETRY
 from embark.launch.shell import Notify, Shell
 from embark.render.job import Job
+from embark.render.serving import SERVE_TARGETS, artifact_of
 from embark.render.settings import grace_s
 from embark.spec import RunSpec
 from embark.store import run_uri
@@ -214,16 +215,19 @@ class LaunchBackend(ABC):
 
 
 BACKENDS = {
-    "local": "local:Local", "kubernetes": "kubernetes.backend:Kubernetes", "ray": "ray.backend:Ray",
+    "local": "local:Local", "local-server": "local_server:LocalServer",
+    "kubernetes": "kubernetes.backend:Kubernetes", "kubernetes-server": "kubernetes.server:KubernetesServer",
+    "ray": "ray.backend:Ray",
     "torchx": "torchx:TorchX", "torchx-local": "torchx:TorchXLocal",
     "vertex": "vertex:Vertex", "vm": "vm:Vm", "tpu-vm": "tpu_vm:TpuVm",
 }
 TARGETS = {
     "job": "kubernetes", "jobset": "kubernetes", "trainjob": "kubernetes", "pytorchjob": "kubernetes",
     "ray": "ray", "torchx": "torchx", "vertex": "vertex", "vm": "vm", "tpu-vm": "tpu-vm",
+    "serve": "kubernetes-server", "kserve": "kubernetes-server",
 }
 """By `place.target`, for a machine of a cloud."""
-USES_KUBECTL = ("kubernetes", "torchx")
+USES_KUBECTL = ("kubernetes", "kubernetes-server", "torchx")
 
 
 def backend_for(spec: RunSpec, shell: Shell, notify: Notify, *, context: str = "") -> LaunchBackend:
@@ -262,6 +266,9 @@ def _name_of(spec: RunSpec) -> str:
     """Of the backend; empty where there is none."""
     place = spec.place
     is_here = not place.machine and not place.cloud
+    if place.target in SERVE_TARGETS:
+        is_here = is_here and "://" not in artifact_of(spec)
+        return "local-server" if is_here and place.target == "serve" else TARGETS.get(place.target, "")
     if place.target == "ray":
         from embark.launch.backends.ray.backend import address
 

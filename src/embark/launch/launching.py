@@ -29,6 +29,7 @@ from embark.plan.survey import Estimator
 from embark.plan.verdict import verdict
 from embark.plan.workload import resolve_data, workload_of
 from embark.render.job import make_job
+from embark.render.serving import GIB, SERVE_TARGETS, memory_gib, server_name
 from embark.spec import RunSpec, to_toml
 from embark.store import CheckpointStore, open_store
 
@@ -92,13 +93,18 @@ def prepare_launch(spec: RunSpec, shell: Shell, notify: Notify, *, context: str 
     """Checks everything and creates nothing. Raises where the run does not fit or cannot be launched."""
     try:
         backend = backend_for(spec, shell, notify, context=context)
+        is_serving = spec.place.target in SERVE_TARGETS
         if isinstance(backend, Local):
-            spec = resolve_from_data(spec)
+            spec = spec if is_serving else resolve_from_data(spec)
         else:
             spec, unread = resolve_if_readable(spec)
             if unread:
                 notify(unread)
-        estimate = estimate_launch(spec) if spec.place.machine or spec.place.cloud else None
+        estimate = None
+        if is_serving:
+            estimate = None if isinstance(backend, Local) else estimate_server(spec)
+        elif spec.place.machine or spec.place.cloud:
+            estimate = estimate_launch(spec)
         if estimate is not None and not estimate.fits:
             raise UserError(estimate.verdict, fix="nothing was launched. embark plan shows what fits; embark render "
                                                   "writes the files in spite of it")
@@ -234,6 +240,23 @@ def estimate_launch(spec: RunSpec) -> LaunchEstimate:
         sentence = f"{job.title}; no plan could be made: {error.what}"
     return LaunchEstimate(fits=fits, verdict=sentence, price=price + _stops(spec, total), usd_per_hour=per_hour,
                           total_usd=total)
+
+
+def estimate_server(spec: RunSpec) -> LaunchEstimate:
+    """Of the replicas that always run, on nodes of the cluster that have room for them."""
+    from embark.plan.serving import HOURS_PER_MONTH, ServeRequest, offers_for
+
+    job = make_job(spec, load_catalog())
+    serve, gib = job.spec.serve, memory_gib(job.spec)
+    request = ServeRequest(qps=1, p99_ms=10, cloud=job.cloud, region=job.spec.place.region, machine=serve.machine)
+    best = offers_for(serve.min_replicas, gib * GIB, request)[0]
+    sentence = f"{server_name(spec.name)}: {serve.min_replicas} to {serve.max_replicas} replicas of {gib} GiB each"
+    if best.usd_per_month is None:
+        return LaunchEstimate(True, sentence, f"the catalog has no price of machines for them: {best.why_not}")
+    per_hour = best.usd_per_month / HOURS_PER_MONTH
+    price = (f"{format_usd(best.usd_per_month)} a month on demand in {best.region} for {best.num_machines} x "
+             f"{best.machine}, if the cluster has no such room already")
+    return LaunchEstimate(True, sentence, price, usd_per_hour=per_hour)
 
 
 def _stops(spec: RunSpec, total_usd: float | None) -> str:

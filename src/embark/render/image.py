@@ -9,11 +9,12 @@ import shlex
 from embark.render.folder import File
 from embark.render.job import Job
 from embark.render.pod import SCRATCH, USER_ID
-from embark.render.serving import SERVE_TARGETS
+from embark.render.serving import ENDPOINTS, SERVE_TARGETS
 from embark.render.shell_text import render_template
 from embark.render.targets.tpu_vm import packages as tpu_packages
 from embark.render.wheel import FOLDER as WHEEL_FOLDER
 from embark.render.wheel import wheel_requirement
+from embark.spec.user_code import file_of
 
 RAY_VERSION = "2.60.0"
 CUDA_BASE = "pytorch/pytorch:2.13.0-cuda13.0-cudnn9-runtime"
@@ -43,7 +44,7 @@ def render_tpu_image(job: Job) -> list[File]:
 
 
 def _context_files(job: Job) -> list[File]:
-    return [File(".dockerignore", render_template("dockerignore", files=job.spec.place.image_files)),
+    return [File(".dockerignore", render_template("dockerignore", files=image_files(job))),
             File(f"{WHEEL_FOLDER}/README.md", render_template("dist.md"))]
 
 
@@ -63,8 +64,15 @@ def dockerfile(job: Job) -> str:
     return render_template(
         "Dockerfile.j2", about=about, fabric=fabric, variant="cpu" if is_serving else "cuda",
         base=CPU_BASE if is_serving else CUDA_BASE, packages=packages, user=USER_ID, scratch=SCRATCH,
-        files=job.spec.place.image_files,
+        files=image_files(job), is_serving=is_serving,
         cpu_steps=_pip_steps(triple.pip_arguments("cpu")), cuda_steps=_pip_steps(triple.pip_arguments("cuda")))
+
+
+def image_files(job: Job) -> tuple[str, ...]:
+    """With the model's own code where nothing can be mounted beside the image."""
+    model, place = job.spec.model, job.spec.place
+    own = [file_of(model.kind)] if place.target in ENDPOINTS and model.is_own else []
+    return (*place.image_files, *own)
 
 
 def image_extras(job: Job) -> str:

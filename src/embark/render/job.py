@@ -12,7 +12,7 @@ from embark.catalog import Catalog, Machine, SpecPrice, find_volume, machine_of_
 from embark.catalog.pricing import DEFAULT_MACHINES
 from embark.catalog.regions import place_mistakes
 from embark.errors import ExitCode, Mistake, SpecError, UserError
-from embark.render.serving import SERVE_TARGETS, artifact_of, serve_mistakes, with_cloud
+from embark.render.serving import SERVE_TARGETS, artifact_of, endpoint_mistakes, serve_mistakes, with_cloud
 from embark.spec import RunSpec, to_toml
 from embark.spec.batch import batch_mistakes
 from embark.spec.place import PodTarget
@@ -197,7 +197,8 @@ def make_job(spec: RunSpec, catalog: Catalog) -> Job:
     name = dns_label(spec.name)
     job = Job(spec, machine, name, spec.place.max_nodes, machine.gpus_per_host, to_toml(spec, only_set=True))
     if is_serving:
-        mistakes = [*serve_mistakes(spec, catalog), *_account_mistakes(job, artifact_of(spec)),
+        mistakes = [*serve_mistakes(spec, catalog), *endpoint_mistakes(spec, job.cloud),
+                    *_account_mistakes(job, artifact_of(spec)),
                     *_identity_mistakes(job)]
     else:
         mistakes = [*place_mistakes(catalog, machine, spec.place), *_target_mistakes(job),

@@ -9,7 +9,7 @@ from embark.render.image import render_image, render_tpu_image
 from embark.render.job import POD_TARGETS, Job
 from embark.render.monitoring import render_budget, render_monitoring
 from embark.render.serving import SERVE_TARGETS
-from embark.render.targets import kubernetes
+from embark.render.targets import endpoints, kubernetes
 from embark.render.targets.compose import render_compose
 from embark.render.targets.serve import render_serve
 from embark.render.targets.torchx import render_torchx
@@ -32,6 +32,10 @@ TARGETS: dict[str, Render] = {  # plain machines, `vm` and `tpu-vm`, have no job
     "compose": render_compose,
     "serve": render_serve,
     "kserve": render_serve,
+    "cloud-run": endpoints.render_cloud_run,
+    "vertex-endpoint": endpoints.render_vertex_endpoint,
+    "sagemaker": endpoints.render_sagemaker,
+    "azureml": endpoints.render_azureml,
 }
 
 CLUSTERS: dict[str, Render] = {"aws": aws.render_eks, "azure": azure.render_aks, "gcp": gcp.render_gke}

@@ -12,10 +12,18 @@ from embark.spec.place import ServeTarget
 SERVE_TARGETS: tuple[str, ...] = get_args(ServeTarget)
 GIB = 2**30
 _CLOUDS = {"s3": "aws", "az": "azure", "gs": "gcp"}
+ENDPOINTS = {"cloud-run": "gcp", "vertex-endpoint": "gcp", "sagemaker": "aws", "azureml": "azure"}
+"""Managed endpoints, and whose they are."""
+MAX_CLOUD_RUN_GIB = 32
 
 
 def artifact_of(spec: RunSpec) -> str:
     return spec.serve.artifact or f"{spec.store.root}/{spec.name}/export"
+
+
+def server_name(name: str) -> str:
+    """Of what serves a run's model: on Kubernetes, on an endpoint, in the registry of launches."""
+    return f"{name}-serve"
 
 
 def serve_mistakes(spec: RunSpec, catalog: Catalog) -> Iterator[Mistake]:
@@ -30,12 +38,55 @@ def serve_mistakes(spec: RunSpec, catalog: Catalog) -> Iterator[Mistake]:
     if spec.serve.machine and spec.serve.machine not in catalog.cpu_machines:
         yield Mistake("", "serve.machine", spec.serve.machine, "the catalog has no such machine without accelerators",
                       nearest(spec.serve.machine, catalog.cpu_machines))
-    elif spec.serve.machine:
+    elif spec.serve.machine and spec.place.target != "cloud-run":
         room = catalog.cpu_machines[spec.serve.machine].allocatable_gib
         if memory_gib(spec) > room:
             yield Mistake("", "serve.machine", spec.serve.machine,
                           f"a replica needs {memory_gib(spec)} GiB, and pods have {room:,.1f} of it",
                           "embark plan SPEC --serve shows machines with room")
+
+
+def endpoint_mistakes(spec: RunSpec, cloud: str) -> Iterator[Mistake]:
+    """What a managed endpoint cannot be without. `cloud`: the one that the spec is for."""
+    target, place = spec.place.target, spec.place
+    if target not in ENDPOINTS:
+        return
+    if cloud != ENDPOINTS[target]:
+        yield Mistake("", "place.target", target, f"is of {ENDPOINTS[target]}, and the spec of {cloud}",
+                      f'set place.cloud = "{ENDPOINTS[target]}" and serve.artifact to an object store of it')
+    if target == "sagemaker" and not place.identity:
+        yield Mistake("", "place.identity", "", "SageMaker starts the server as a role, which reads the artifact",
+                      "set it to the role's ARN; SageMaker must be allowed to assume it")
+    if ENDPOINTS[target] == "gcp" and not place.account:
+        yield Mistake("", "place.account", "", "the endpoint needs a Google Cloud project",
+                      "set it to the project's id")
+    if knows_tables(spec) or spec.serve.memory_gib is not None:
+        if target == "cloud-run" and cloud_run_gib(spec) > MAX_CLOUD_RUN_GIB:
+            yield Mistake("", "place.target", target, f"an instance needs {cloud_run_gib(spec)} GiB, and has at most "
+                          f"{MAX_CLOUD_RUN_GIB}: the artifact's files count as its memory, those of a new version too",
+                          'serve.tables = "int8" is smaller; vertex-endpoint and serve have no such limit')
+        elif target != "cloud-run" and cloud == ENDPOINTS[target] and not endpoint_machine(spec, cloud):
+            yield Mistake("", "serve.machine", "", f"no machine of {cloud} has {memory_gib(spec)} GiB for a replica",
+                          'serve.tables = "int8" is smaller')
+
+
+def endpoint_machine(spec: RunSpec, cloud: str) -> str:
+    """Of a managed endpoint: the named one, or the cheapest that has the memory; empty where none has."""
+    from embark.plan.serving import ServeRequest, offers_for
+
+    if spec.serve.machine:
+        return spec.serve.machine
+    offers = offers_for(1, memory_gib(spec) * GIB, ServeRequest(qps=1, p99_ms=10, cloud=cloud))
+    return next((offer.machine for offer in offers if offer.replicas_per_machine), "")
+
+
+def cloud_run_gib(spec: RunSpec) -> int:
+    """Cloud Run's disk is memory, and a new version is fetched beside the old one."""
+    from embark.plan.serving import replica_bytes, table_bytes
+
+    if spec.serve.memory_gib is not None:
+        return math.ceil(spec.serve.memory_gib)
+    return math.ceil((replica_bytes(spec, spec.serve.tables) + 1.2 * table_bytes(spec, spec.serve.tables)) / GIB)
 
 
 def knows_tables(spec: RunSpec) -> bool:
@@ -51,8 +102,8 @@ def memory_gib(spec: RunSpec) -> int:
 
 
 def with_cloud(spec: RunSpec) -> RunSpec:
-    """Without a machine or a cloud of its own, the cloud of the object store that has the artifact."""
-    cloud = _CLOUDS.get(artifact_of(spec).partition("://")[0], "")
+    """Without a machine or a cloud of its own, the cloud of its endpoint, or of the object store with the artifact."""
+    cloud = ENDPOINTS.get(spec.place.target) or _CLOUDS.get(artifact_of(spec).partition("://")[0], "")
     if spec.place.machine or spec.place.cloud or not cloud:
         return spec
     return spec.model_copy(update={"place": spec.place.model_copy(update={"cloud": cloud})})

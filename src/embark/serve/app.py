@@ -7,6 +7,7 @@ import hmac
 import json
 import logging
 import math
+import os
 import re
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sized
@@ -25,7 +26,7 @@ from embark.data.prepare.schema import Schema
 from embark.errors import EmbarkError, Fault
 from embark.export.artifact import Artifact
 from embark.serve.batcher import Batcher, BatchLimits, Overloaded
-from embark.serve.infer_protocol import EXTENSIONS, infer_response, metadata, read_infer, read_score
+from embark.serve.infer_protocol import EXTENSIONS, infer_response, metadata, read_infer, read_score, score_response
 from embark.serve.request_rows import RequestColumns, Scores
 from embark.serve.retrieve import Retrieved, RetrieveRequest, read_retrieve
 from embark.serve.served_model import ServedModel, VersionChange
@@ -107,7 +108,11 @@ class ModelServer:
             ("POST", f"{model}/versions/{{version}}/infer", self._infer, True),
             ("POST", "/score", self._score, True), ("POST", "/retrieve", self._retrieve, True),
             ("GET", "/metrics", self._metrics, True),
+            ("GET", "/ping", self._healthy, False), ("POST", "/invocations", self._score, True),  # SageMaker's
         ]
+        # Vertex AI's.
+        routes += [("GET", path, self._healthy, False) for path in _named("AIP_HEALTH_ROUTE")]
+        routes += [("POST", path, self._score, True) for path in _named("AIP_PREDICT_ROUTE")]
         return Starlette(routes=[Route(path, self._answered(path, handler, is_private), methods=[method])
                                  for method, path, handler, is_private in routes],
                          exception_handlers={HTTPException: _http_error})
@@ -233,8 +238,7 @@ class ModelServer:
         with refused_if_malformed():
             columns = read_score(body)
         found = await self.scores("score", columns)
-        return JSONResponse({"version": found.version, "scores": found.scores,
-                             "errors": [{"row": row, "why": why} for row, why in found.errors]})
+        return JSONResponse(score_response(body, found))
 
     async def _retrieve(self, request: Request) -> Response:
         if not self._served.has_items:
@@ -288,6 +292,11 @@ class ModelServer:
             raise Refusal(408, f"the body did not arrive in {self.limits.body_timeout_s:g} s",
                           {"Connection": "close"}) from None
         return body
+
+
+def _named(variable: str) -> list[str]:
+    """A route that the environment names."""
+    return [path] if (path := os.environ.get(variable, "")).startswith("/") else []
 
 
 def _busy(what: str) -> Refusal:

@@ -10,10 +10,11 @@ from typing import Any
 import numpy as np
 
 from embark.data.prepare.schema import TIME_ROWS, Schema
-from embark.serve.request_rows import JsonColumns, TensorColumns
+from embark.serve.request_rows import JsonColumns, Scores, TensorColumns
 from embark.serve.tensors import read_tensor, tensor_columns
 
 SCORE = "score"
+INSTANCES = "instances"
 EXTENSIONS = ["binary_tensor_data"]
 
 
@@ -85,13 +86,20 @@ def infer_response(name: str, version: int, request: InferRequest, scores: Seque
 
 
 def read_score(body: Mapping[str, Any]) -> JsonColumns:
-    """`rows`; or `candidates`, each with the columns of `user`."""
-    if "rows" in body:
-        return JsonColumns(_listed(body, "rows"))
+    """`rows`, which Vertex AI calls `instances`; or `candidates`, each with the columns of `user`."""
+    for name in ("rows", INSTANCES):
+        if name in body:
+            return JsonColumns(_listed(body, name))
     user = body.get("user", {})
     if "candidates" not in body or not isinstance(user, dict):
         raise ValueError('send {"rows": [{…}, …]}, or {"user": {…}, "candidates": [{…}, …]}')
     return JsonColumns(_listed(body, "candidates"), user)
+
+
+def score_response(body: Mapping[str, Any], found: Scores) -> dict[str, Any]:
+    """The answer to a request with that body."""
+    return {"version": found.version, "predictions" if INSTANCES in body else "scores": found.scores,
+            "errors": [{"row": row, "why": why} for row, why in found.errors]}
 
 
 def _parameters(of: Mapping[str, Any]) -> Mapping[str, Any]:

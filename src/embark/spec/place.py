@@ -7,7 +7,7 @@ from pydantic import Field, PositiveFloat, PositiveInt
 from embark.spec.section import Section
 
 PodTarget = Literal["job", "jobset", "trainjob", "pytorchjob", "ray", "torchx"]
-ServeTarget = Literal["serve", "kserve"]
+ServeTarget = Literal["serve", "kserve", "cloud-run", "vertex-endpoint", "sagemaker", "azureml"]
 Target = Literal[PodTarget, "vertex", "vm", "tpu-vm", "compose", ServeTarget]
 
 _LABEL = r"^[a-z]([a-z0-9-]*[a-z0-9])?$"
@@ -63,8 +63,9 @@ class PlaceSpec(Section):
     """Use spot (preemptible) machines."""
     target: Target = "job"
     """What starts the processes: a Kubernetes `job`, `jobset`, Kubeflow's `trainjob` or `pytorchjob`, `ray`, `torchx`,
-    `vertex`, plain machines (`vm`, `tpu-vm`), or `compose` on one host. `serve` and `kserve` train nothing: they
-    deploy an exported model as `[serve]` says."""
+    `vertex`, plain machines (`vm`, `tpu-vm`), or `compose` on one host. The others train nothing: they deploy an
+    exported model as `[serve]` says, on Kubernetes (`serve`, `kserve`) or as a managed endpoint (`cloud-run`,
+    `vertex-endpoint`, `sagemaker`, `azureml`)."""
     render_targets: Annotated[tuple[PodTarget, ...], Field(strict=False)] = ()
     """Kubernetes targets whose files `embark render` writes besides those of `target`, into the same folder. They need
     the same cluster, so they have no effect if `target` is not one of them."""

@@ -1,4 +1,4 @@
-"""`[serve]`: how an exported model is deployed, for `place.target` `serve` and `kserve`."""
+"""`[serve]`: how an exported model is deployed."""
 
 from typing import Literal
 
@@ -8,7 +8,7 @@ from embark.spec.section import Section
 
 
 class ServeSpec(Section):
-    """`[serve]`: how an exported model is deployed; for `place.target` `serve` and `kserve`."""
+    """`[serve]`: how an exported model is deployed; for a `place.target` that serves."""
 
     artifact: str = Field(default="", max_length=400, pattern=r"^$|^[A-Za-z0-9_./:@-]+$")
     """Where `embark export` wrote to, in an object store; empty: `export` in the run's directory."""
@@ -27,4 +27,5 @@ class ServeSpec(Section):
     memory_gib: PositiveFloat | None = None
     """Memory of a replica; default: the tables, the id maps and the process, as `embark plan --serve` counts them."""
     machine: str = Field(default="", max_length=100, pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$|^$")
-    """A machine without accelerators, such as `m7i.2xlarge`, on which alone replicas run; empty: any node with room."""
+    """A machine without accelerators, such as `m7i.2xlarge`, on which alone replicas run; empty: on Kubernetes any node
+    with room, of a managed endpoint the cheapest with room."""

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import json
 import os
 from collections.abc import Sequence
 from contextlib import suppress
-from datetime import timedelta
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+from urllib.request import Request, urlopen
 
 import obstore
 from obstore.exceptions import AlreadyExistsError, BaseError
@@ -162,7 +164,7 @@ def open_cloud_store(uri: str, retry: RetryPolicy) -> CloudStore:
         elif scheme == "gs":
             store = GCSStore(bucket, **common)
         else:
-            store = AzureStore(bucket, **common)
+            store = AzureStore(bucket, credential_provider=_azureml_token(), **common)
     except (BaseError, ValueError) as error:
         trouble = explain(error, "open", uri)
     else:
@@ -191,6 +193,23 @@ def _retries(retry: RetryPolicy) -> RetryConfig:
             "base": 2,
         },
     }
+
+
+def _azureml_token() -> Any:
+    """Of an Azure ML endpoint's own identity, whose address and header obstore does not know; else None."""
+    endpoint, secret = os.environ.get("MSI_ENDPOINT"), os.environ.get("MSI_SECRET")
+    if not endpoint or not secret or os.environ.get("IDENTITY_ENDPOINT"):
+        return None
+
+    def token() -> dict[str, Any]:
+        request = Request(f"{endpoint}?api-version=2017-09-01&resource=https://storage.azure.com/",
+                          headers={"secret": secret, "Metadata": "true"})
+        with urlopen(request, timeout=30) as response:
+            found = json.load(response)
+        return {"token": found["access_token"],
+                "expires_at": datetime.fromtimestamp(float(found["expires_on"]), UTC)}
+
+    return token
 
 
 def _profile() -> Any:

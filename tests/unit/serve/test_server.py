@@ -86,6 +86,23 @@ WRONG_TENSORS = [
 ]
 
 
+def test_managed_endpoints_find_their_routes(artifact, monkeypatch):
+    """SageMaker's by name, Vertex AI's as its variables say."""
+    predict = "/v1/endpoints/7/deployedModels/8:predict"
+    monkeypatch.setenv("AIP_PREDICT_ROUTE", predict)
+    monkeypatch.setenv("AIP_HEALTH_ROUTE", "/healthy")
+
+    def use(client):
+        scores = client("POST", "/score", {"rows": ROWS[:3]})[1]["scores"]
+        return (scores, client("POST", "/invocations", {"rows": ROWS[:3]}), client("POST", predict, {
+            "instances": ROWS[:3], "parameters": {}}), client("GET", "/ping")[0], client("GET", "/healthy")[0])
+
+    scores, invoked, predicted, *health = while_serving(artifact, use)
+    assert invoked[:2] == (200, {"version": 1, "scores": scores, "errors": []})
+    assert predicted[:2] == (200, {"version": 1, "predictions": scores, "errors": []})
+    assert health == [200, 200]
+
+
 def test_hostile_requests_get_4xx_without_a_traceback_and_the_server_goes_on(artifact):
     limits = ServeLimits(max_body_bytes=1 << 20, max_request_rows=100)
 

@@ -36,6 +36,10 @@ class Local(LaunchBackend):
     """Runs `embark train` here, a rank for each GPU."""
 
     poll_s = 0.5
+    restarts = False  # Of a process that crashed.
+    source = "rank 0"  # Of a line that names no rank.
+    ending = "it saves a last checkpoint"
+    resumed = "embark launch resumes it from the last checkpoint in {}"
 
     def handle_of(self, spec: RunSpec) -> RunHandle:
         # JAX is one process for all of a machine's devices.
@@ -63,7 +67,7 @@ class Local(LaunchBackend):
             return
         write_atomic(folder / SPEC, to_toml(request.spec, only_set=True))
         write_atomic(folder / supervisor.JOB, job_json(
-            command, cwd=str(handle.where["cwd"]), restarts=False,
+            command, cwd=str(handle.where["cwd"]), restarts=self.restarts,
             # Safe path: a file of the user's folder that is named like one of ours must not be imported.
             env={"PYTHONUNBUFFERED": "1", "PYTHONSAFEPATH": "1", "EMBARK_GRACE_S": str(handle.where["grace_s"])}))
         request.record(Resource(f"the processes of {handle.name} on this machine", f"embark cancel {handle.name}"))
@@ -80,8 +84,8 @@ class Local(LaunchBackend):
         status = status_of({0: state}, {0: f"process {state.orphan or state.pid}"}, handle.run_uri)
         if not state.is_lost:
             return status if state.code is None else replace(status, replicas=())
-        return replace(status, state="failed", replicas=(), fix=f"embark launch resumes it from the last checkpoint in "
-                       f"{handle.run_uri}", reason="its process is gone without an exit code: killed, or rebooted")
+        return replace(status, state="failed", replicas=(), fix=self.resumed.format(handle.run_uri),
+                       reason="its process is gone without an exit code: killed, or rebooted")
 
     def logs(self, handle: RunHandle, *, follow: bool = False) -> Iterator[LogLine]:
         path = handle.folder / supervisor.LOG
@@ -95,27 +99,29 @@ class Local(LaunchBackend):
                 while piece := file.read(1 << 20):
                     offset += len(piece)
                     *lines, partial = (partial + piece).split(b"\n")
-                    yield from map(_line, lines)
+                    yield from map(self._line, lines)
             if is_over:
                 if partial:
-                    yield _line(partial)
+                    yield self._line(partial)
                 return
             time.sleep(self.poll_s)
 
     def cancel(self, handle: RunHandle) -> CancelResult:
         """SIGTERM, on which the trainer saves and ends."""
-        remains, state = (handle.checkpoints,), self._state(handle)
+        remains, state = self.remains(handle), self._state(handle)
         if not state.is_alive:
             return CancelResult((), remains)
         grace_s = float(handle.where["grace_s"])
         self._supervise(handle, "stop")
         pid = state.orphan or state.pid
-        self._notify(f"stopping process {pid}; it saves a last checkpoint, within {format_duration(grace_s)}")
+        self._notify(f"stopping process {pid}; {self.ending}, within {format_duration(grace_s)}")
         if not self._wait(handle, lambda: not self._state(handle).is_alive, grace_s):
             self._supervise(handle, "kill")
-            return CancelResult((f"process {pid}, killed after its grace period: its last checkpoint may be "
-                                 "older",), remains)
+            return CancelResult((f"process {pid}, killed after its grace period, before {self.ending}",), remains)
         return CancelResult((f"process {pid}",), remains)
+
+    def remains(self, handle: RunHandle) -> tuple[Resource, ...]:
+        return (handle.checkpoints,)
 
     def _state(self, handle: RunHandle) -> SupervisorState:
         """Read from its files: a command for each look would be slow."""
@@ -132,12 +138,11 @@ class Local(LaunchBackend):
         return [sys.executable, "-m", "embark.torchrun", "--standalone", f"--nproc-per-node={num_ranks}",
                 f"--log-dir={folder / 'ranks'}", "--tee=3", *train]
 
-
-def _line(raw: bytes) -> LogLine:
-    stamp, _, text = raw.decode(errors="replace").partition(" ")
-    match = _RANK.fullmatch(text)
-    source, said = (f"rank {match[1]}", match[2]) if match else ("rank 0", text)
-    return LogLine(time_ns(stamp), source, said, 0)
+    def _line(self, raw: bytes) -> LogLine:
+        stamp, _, text = raw.decode(errors="replace").partition(" ")
+        match = _RANK.fullmatch(text)
+        source, said = (f"rank {match[1]}", match[2]) if match else (self.source, text)
+        return LogLine(time_ns(stamp), source, said, 0)
 
 
 def num_gpus() -> int:

@@ -5,30 +5,32 @@ import math
 from embark.render.folder import File
 from embark.render.job import Job
 from embark.render.pod import IDENTITY_LABEL, SCRATCH, USER_ID, has_identity_label, storage_settings
-from embark.render.serving import GIB, artifact_of, knows_tables, memory_gib
+from embark.render.serving import GIB, artifact_of, knows_tables, memory_gib, server_name
 from embark.render.shell_text import job_text
 from embark.render.targets.kubernetes import IDENTITY_ANNOTATIONS
 from embark.render.yaml_text import note
 from embark.serve.deadlines import DRAIN_S
+from embark.spec import RunSpec
 from embark.spec.user_code import file_of
 
 FILES = {"serve": "serve.yaml", "kserve": "inference_service.yaml"}
 PORT = 8000
+COMPONENT = {"app.kubernetes.io/component": "serve"}  # A label of the pods: those of the training have its others too.
 CONTAINER = {"serve": "server", "kserve": "kserve-container"}  # KServe takes its container by that name.
 MODEL_FOLDER = "/etc/embark"
 PRE_STOP_S = 10  # Until every proxy and load balancer has dropped the pod's address.
 SPARE_S = 5
+GRACE_S = PRE_STOP_S + DRAIN_S + SPARE_S
 FETCH_BYTES_PER_S = 50e6  # Of the artifact from an object store, at least.
 TABLE_BYTES = "embark/table-bytes"  # An annotation of the pods; `embark lint` compares the memory limit with it.
 
 
 def render_serve(job: Job) -> list[File]:
     """One file with all objects."""
-    from embark.plan.serving import MAX_UTILIZATION, VCPUS, table_bytes
+    from embark.plan.serving import MAX_UTILIZATION, VCPUS
 
     spec, target = job.spec, job.spec.place.target
-    artifact, is_known = artifact_of(spec), knows_tables(spec)
-    num_bytes = table_bytes(spec, spec.serve.tables) if is_known else memory_gib(spec) * GIB
+    artifact, is_known, num_bytes = artifact_of(spec), knows_tables(spec), artifact_bytes(spec)
     command = ["embark", "serve", artifact, "--host", "0.0.0.0", "--port", str(PORT)]
     config = {}
     if spec.model.is_own:
@@ -41,18 +43,35 @@ def render_serve(job: Job) -> list[File]:
         *(note({"name": name, "value": value}, why) for name, value, why in storage_settings(job)),
     ]
     memory = f"{memory_gib(spec)}Gi"
-    disk = f"{math.ceil(2.4 * num_bytes / GIB)}Gi"  # a new version is fetched beside the old one
+    disk = f"{disk_gib(num_bytes)}Gi"
     resources = {"requests": {"cpu": note(str(VCPUS), "a thread reads requests, one scores; a limit would throttle"),
                               "memory": memory, "ephemeral-storage": disk},
                  "limits": {"memory": note(memory, "the tables' pages count, though they are mapped from a file"),
                             "ephemeral-storage": disk}}
     return [File(FILES[target], job_text(
-        f"kubernetes/{FILES[target]}.j2", job, server=f"{job.name}-serve", serve=spec.serve, artifact=artifact,
-        labels={**job.labels, "app.kubernetes.io/component": "serve"}, command=command, config=config, env=environment,
+        f"kubernetes/{FILES[target]}.j2", job, server=server_name(job.name), serve=spec.serve, artifact=artifact,
+        labels={**job.labels, **COMPONENT}, command=command, config=config, env=environment,
         resources=resources, port=PORT, container=CONTAINER[target], pre_stop_s=PRE_STOP_S, drain_s=DRAIN_S,
-        grace_s=PRE_STOP_S + DRAIN_S + SPARE_S, start_s=max(120, math.ceil(num_bytes / FETCH_BYTES_PER_S) + 60),
+        grace_s=GRACE_S, start_s=start_s(num_bytes),
         cpu_percent=round(100 * MAX_UTILIZATION / VCPUS),
         annotations={TABLE_BYTES: str(round(num_bytes))} if is_known else {},
         identity_annotation=IDENTITY_ANNOTATIONS[job.cloud],
         identity_label=IDENTITY_LABEL if has_identity_label(job) else {}, user=USER_ID, scratch=SCRATCH,
         model_folder=MODEL_FOLDER))]
+
+
+def artifact_bytes(spec: RunSpec) -> float:
+    """Of its tables, which are nearly all of it."""
+    from embark.plan.serving import table_bytes
+
+    return table_bytes(spec, spec.serve.tables) if knows_tables(spec) else memory_gib(spec) * GIB
+
+
+def disk_gib(num_bytes: float) -> int:
+    """A new version is fetched beside the old one."""
+    return math.ceil(2.4 * num_bytes / GIB)
+
+
+def start_s(num_bytes: float) -> int:
+    """Until a server that fetches its artifact is ready, at most."""
+    return max(120, math.ceil(num_bytes / FETCH_BYTES_PER_S) + 60)

@@ -24,7 +24,7 @@ from embark.launch.backends.kubernetes.status import INSTANCE, KINDS, RunKind, e
 from embark.launch.log_follower import LogSource, follow_logs, read_logs
 from embark.launch.shell import CommandResult, LineStream
 from embark.lint.rendered import render_spec
-from embark.render.job import make_job
+from embark.render.job import Job, make_job
 from embark.render.location import location_of
 from embark.render.targets.kubernetes import MANIFESTS
 from embark.spec import RunSpec
@@ -39,16 +39,20 @@ class Kubernetes(LaunchBackend):
 
     def handle_of(self, spec: RunSpec) -> RunHandle:
         job = make_job(spec, load_catalog())
-        kubeconfig = _absolute(os.environ.get("KUBECONFIG", ""))
         where: dict[str, str | int] = {
-            "context": self._context or Cluster(kubeconfig=kubeconfig).current_context(self._shell),
-            "kubeconfig": kubeconfig, "namespace": job.namespace, "object": job.name, "target": spec.place.target,
-            "cloud": job.cloud, "num_nodes": job.num_pods,
+            **self._cluster_of(job), "object": job.name, "target": spec.place.target, "num_nodes": job.num_pods,
             "min_nodes": job.min_nodes * job.machine.num_hosts, "queue": spec.place.queue,
             "claim": job.claim_name if spec.place.volume else "", "config": job.config_name,
-            "pool": location_of(job).pool, "service_account": spec.place.service_account,
+            "pool": location_of(job).pool,
         }
         return RunHandle.of(job, self.name, where)
+
+    def _cluster_of(self, job: Job) -> dict[str, str | int]:
+        """How the run's cluster and namespace are found again."""
+        kubeconfig = _absolute(os.environ.get("KUBECONFIG", ""))
+        return {"context": self._context or Cluster(kubeconfig=kubeconfig).current_context(self._shell),
+                "kubeconfig": kubeconfig, "namespace": job.namespace, "cloud": job.cloud,
+                "service_account": job.spec.place.service_account}
 
     def check(self, request: LaunchRequest) -> None:
         place, handle = request.spec.place, request.handle
@@ -69,7 +73,7 @@ class Kubernetes(LaunchBackend):
     def submit(self, request: LaunchRequest) -> None:
         """The server validates everything first, so that a mistake is refused before anything is created."""
         handle, kubectl = request.handle, self._kubectl(request.handle)
-        path = MANIFESTS[request.spec.place.target][0]
+        path = self._manifest(request.spec)
         manifest = next(file for file in render_spec(request.spec) if file.path == path)
         namespace, text = kubectl.cluster.namespace, manifest.text
         # A server-side dry run knows no namespace that does not exist.
@@ -124,6 +128,10 @@ class Kubernetes(LaunchBackend):
             removed.append(f"{kind}/{name}")
         removed += [small for small in self._small_objects(handle) if kubectl.delete(*small.split("/"))]
         return CancelResult(tuple(removed), self._remains(handle))
+
+    def _manifest(self, spec: RunSpec) -> str:
+        """The file that is applied."""
+        return MANIFESTS[spec.place.target][0]
 
     def _make_namespace(self, request: LaunchRequest, kubectl: Kubectl) -> bool:
         """Where it is missing. False: it must exist already, since even reading namespaces is forbidden."""
@@ -204,9 +212,9 @@ class Kubernetes(LaunchBackend):
         """Of the machines that train."""
         kind = self._kind(handle)
         found = self._kubectl(handle).items("pods", f"{INSTANCE}={self._object(handle)}")
-        # The head of a Ray cluster trains nothing.
+        # The head of a Ray cluster trains nothing, nor do servers of the exported model.
         return [Pod.of(one, kind.container) for one in found
-                if one["metadata"].get("labels", {}).get("app.kubernetes.io/component") != "head"]
+                if one["metadata"].get("labels", {}).get("app.kubernetes.io/component") not in ("head", "serve")]
 
     def _log_pods(self, handle: RunHandle) -> list[Pod]:
         kind = self._kind(handle)

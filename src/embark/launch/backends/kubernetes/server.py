@@ -1,0 +1,116 @@
+"""Kubernetes, through kubectl: an exported model's Deployment or InferenceService, from the file that is rendered."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from embark.catalog import load_catalog
+from embark.formatting import pluralize
+from embark.launch.backend import CancelResult, LaunchRequest, Reason, Replica, Resource, RunEvent, RunHandle, Status
+from embark.launch.backend import time_s as to_time_s
+from embark.launch.backends.kubernetes.backend import Kubernetes, require_image
+from embark.launch.backends.kubernetes.pods import Pod, condition_of
+from embark.launch.backends.kubernetes.status import INSTANCE, RunKind
+from embark.launch.backends.local_server import artifact_remains
+from embark.render.job import make_job
+from embark.render.serving import artifact_of, server_name
+from embark.render.targets.serve import COMPONENT, CONTAINER, FILES, GRACE_S
+from embark.spec import RunSpec
+
+KINDS = {"serve": RunKind("deployment.apps", CONTAINER["serve"]),
+         "kserve": RunKind("inferenceservice.serving.kserve.io", CONTAINER["kserve"])}
+SCALERS = {"hpa": "horizontalpodautoscaler.autoscaling", "keda": "scaledobject.keda.sh"}
+
+
+class KubernetesServer(Kubernetes):
+    """Launching again applies the file again: Kubernetes replaces the replicas one by one."""
+
+    name = "kubernetes-server"
+
+    def handle_of(self, spec: RunSpec) -> RunHandle:
+        job = make_job(spec, load_catalog())
+        name, serve = server_name(spec.name), job.spec.serve
+        where = {**self._cluster_of(job), "object": server_name(job.name), "instance": job.name,
+                 "target": spec.place.target, "min_replicas": serve.min_replicas, "autoscaler": serve.autoscaler,
+                 "config": server_name(job.name) if spec.model.is_own else "", "grace_s": GRACE_S}
+        return RunHandle(name=name, backend=self.name, where=where, run_uri=artifact_of(spec),
+                         title=f"{name}: {serve.min_replicas} to {pluralize(serve.max_replicas, 'replica')}")
+
+    def check(self, request: LaunchRequest) -> None:
+        require_image(request.spec)
+        self._kubectl(request.handle).get(self._kind(request.handle).name, self._object(request.handle))
+
+    def status(self, handle: RunHandle) -> Status:
+        found = self._kubectl(handle).get(self._kind(handle).name, self._object(handle))
+        if found is None:
+            return Status(state="gone", reason=f"{self._kind(handle).name}/{self._object(handle)} is not in namespace "
+                          f"{handle.where['namespace']}", fix="embark launch starts it")
+        return server_status(found, self._pods(handle), self.events(handle), least=int(handle.where["min_replicas"]))
+
+    def cancel(self, handle: RunHandle) -> CancelResult:
+        kubectl, name, target = self._kubectl(handle), self._object(handle), str(handle.where["target"])
+        # The autoscaler first, which would otherwise look for what it scales.
+        beside = [SCALERS[str(handle.where["autoscaler"])], "poddisruptionbudget.policy", "service"]
+        kinds = [*(beside if target == "serve" else []), self._kind(handle).name,
+                 *(["configmap"] if handle.where["config"] else [])]
+        removed = [f"{kind}/{name}" for kind in kinds if kubectl.delete(kind, name)]
+        if removed and not self._wait(handle, lambda: not self._pods(handle), GRACE_S + 30.0):
+            return CancelResult(tuple(removed), self._remains(handle), is_complete=False)
+        return CancelResult(tuple(removed), self._remains(handle))
+
+    def _manifest(self, spec: RunSpec) -> str:
+        return FILES[spec.place.target]
+
+    def _remains(self, handle: RunHandle) -> tuple[Resource, ...]:
+        cluster, namespace = self._cluster(handle), str(handle.where["namespace"])
+        return (Resource(f"namespace {namespace} with its service account {handle.where['service_account']}",
+                         cluster.line("delete", "namespace", namespace) + ", if nothing else is in it"),
+                artifact_remains(handle))
+
+    def _pods(self, handle: RunHandle) -> list[Pod]:
+        (label, value), = COMPONENT.items()
+        found = self._kubectl(handle).items("pods", f"{INSTANCE}={handle.where['instance']},{label}={value}")
+        return [Pod.of(one, self._kind(handle).container) for one in found]
+
+    def _kind(self, handle: RunHandle) -> RunKind:
+        return KINDS[str(handle.where["target"])]
+
+
+def server_status(found: Mapping[str, Any], pods: Sequence[Pod], events: Sequence[RunEvent], *, least: int) -> Status:
+    """Of a Deployment or an InferenceService that is there."""
+    status, metadata = found.get("status") or {}, found["metadata"]
+    replicas = tuple(Replica(pod.name, None, "ending" if pod.is_leaving else pod.phase.lower(), pod.why.text,
+                             pod.since_s) for pod in sorted(pods, key=lambda pod: pod.name))
+    num_restarts = sum(pod.num_container_starts for pod in pods)
+    is_deployment = found.get("kind") == "Deployment"
+    num_wanted = int((found.get("spec") or {}).get("replicas") or least) if is_deployment else least
+    num_ready = int(status.get("readyReplicas") or 0) if is_deployment else (
+        num_wanted if condition_of(status, "Ready") else 0)
+
+    def make(state: Any, reason: Reason) -> Status:
+        return Status(state=state, reason=reason.text, fix=reason.fix, replicas=replicas, num_restarts=num_restarts,
+                      since_s=to_time_s(metadata.get("creationTimestamp", "")))
+
+    restarted = f"restarted {pluralize(num_restarts, 'time')}" if num_restarts else ""
+    if num_ready >= num_wanted:
+        return make("running", Reason(restarted))
+    waits = _why(pods, events)
+    sentence = f"{num_ready} of {pluralize(num_wanted, 'replica')} ready"
+    ready = Reason(f"{sentence}; {waits.text}" if waits.text else sentence, waits.fix)
+    if num_ready:
+        return make("running", ready)
+    stuck = next((one for one in status.get("conditions") or () if one.get("type") == "Progressing"
+                  and one.get("reason") == "ProgressDeadlineExceeded"), None)
+    if stuck is not None:
+        return make("failed", Reason(ready.text, waits.fix or "embark logs says why; embark launch again, once it is "
+                                                             "corrected"))
+    return make("restarting" if num_restarts else "pending", ready)
+
+
+def _why(pods: Sequence[Pod], events: Sequence[RunEvent]) -> Reason:
+    """A replica is not ready."""
+    waiting = [pod for pod in pods if not pod.is_leaving and (pod.phase == "Pending" or pod.why.text)]
+    if not waiting:
+        return Reason("" if pods else "no pod created yet")
+    first = next((pod for pod in waiting if pod.why.fix), waiting[0])
+    why = first.waits_for(events) if first.phase == "Pending" else first.why
+    return Reason(f"{first.name}: {why.text}", why.fix)

@@ -1,0 +1,202 @@
+"""Managed endpoints: their files are what the clouds' APIs take, and the image starts the server that they look for."""
+
+from __future__ import annotations
+
+import re
+import shutil
+from functools import cache
+
+import botocore.session
+import kubernetes_validate
+import pytest
+import yaml
+from botocore.validate import ParamValidator
+from recorded_commands import STUB, run_script
+
+from embark.catalog import load_catalog
+from embark.errors import SpecError
+from embark.lint.rendered import refuse_faults
+from embark.plan.serving import replica_bytes, table_bytes
+from embark.rehearse.account.grammar import load_grammar
+from embark.render.job import make_job
+from embark.render.render import render
+from embark.render.serving import ENDPOINTS
+from embark.render.targets.endpoints import PORT
+from embark.spec import load_spec
+
+ROLE = "arn:aws:iam::123456789012:role/serve"
+SETS = {
+    "sagemaker": ("store.root=s3://bucket/runs", f"place.identity={ROLE}",
+                  "place.image=123456789012.dkr.ecr.us-east-2.amazonaws.com/embark:1"),
+    "azureml": ("store.root=az://container/runs", "place.storage_account=account",
+                "place.image=registry.azurecr.io/embark:1"),
+    "vertex-endpoint": ("store.root=gs://bucket/runs", "place.account=my-project",
+                        "place.identity=server@my-project.iam.gserviceaccount.com"),
+    "cloud-run": ("store.root=gs://bucket/runs", "place.account=my-project"),
+}
+VERBS = {"sagemaker.sh": (["deploy"], ["rollback"], ["rollback", "old"], ["request", "r.json"], ["delete"]),
+         "azureml.sh": (["deploy"], ["status"], ["rollback", "v1"], ["undeploy", "v1"], ["request", "r"], ["delete"]),
+         "vertex_endpoint.sh": (["deploy"], ["status"], ["rollback", "1"], ["undeploy", "1"], ["request", "r"],
+                                ["delete"])}
+
+
+@cache
+def files_of(target, *sets):
+    files = render(make_job(load_spec("quickstart", [*SETS[target], f"place.target={target}", *sets]), load_catalog()))
+    assert refuse_faults(files) == []
+    return {file.path: file for file in files}
+
+
+def document(target, path, *sets):
+    return yaml.safe_load(files_of(target, *sets)[path].text)
+
+
+def calls(target, folder):
+    """What its script calls, over all its commands."""
+    files = list(files_of(target).values())
+    (name,) = set(files_of(target)) & set(VERBS)
+    return [call for words in VERBS[name]
+            for call in run_script(files, name, words, folder, {"WORKSPACE": "w"}).commands]
+
+
+def operation(service, name):
+    return botocore.session.get_session().get_service_model(service).operation_model(name).input_shape
+
+
+def test_sagemaker_takes_the_model_the_configuration_and_the_scaling():
+    for path, service, name in (("sagemaker_model.json", "sagemaker", "CreateModel"),
+                                ("sagemaker_endpoint_config.json", "sagemaker", "CreateEndpointConfig")):
+        report = ParamValidator().validate(document("sagemaker", path), operation(service, name))
+        assert not report.has_errors(), report.generate_report()
+    variant = document("sagemaker", "sagemaker_endpoint_config.json")["ProductionVariants"][0]
+    shape = operation("sagemaker", "CreateEndpointConfig").members["ProductionVariants"].member
+    assert variant["InstanceType"] in shape.members["InstanceType"].enum
+    assert variant["RoutingConfig"]["RoutingStrategy"] in shape.members["RoutingConfig"].members[
+        "RoutingStrategy"].enum
+    scaling = document("sagemaker", "sagemaker_scaling.json")
+    shape = operation("application-autoscaling", "PutScalingPolicy").members["TargetTrackingScalingPolicyConfiguration"]
+    assert not ParamValidator().validate(scaling, shape).has_errors()
+    metric = shape.members["PredefinedMetricSpecification"].members["PredefinedMetricType"]
+    assert scaling["PredefinedMetricSpecification"]["PredefinedMetricType"] in metric.enum
+
+
+def test_aws_has_every_call_and_parameter_of_the_script(tmp_path):
+    without_endpoint = STUB.replace("case $words in", 'case $words in\n  *" describe-endpoint "*) exit 1 ;;', 1)
+    files = list(files_of("sagemaker").values())
+    first = run_script(files, "sagemaker.sh", ["deploy"], tmp_path, stub=without_endpoint)
+    seen = set()
+    for call in [*first.commands, *calls("sagemaker", tmp_path)]:
+        service, command = call[1], call[2]
+        if command == "wait":
+            continue
+        model = botocore.session.get_session().get_service_model(service)
+        name = "".join(word.capitalize() for word in command.split("-"))
+        known = {re.sub(r"(?<!^)(?=[A-Z])", "-", member).lower() for member in model.operation_model(
+            name).input_shape.members}
+        given = {word[2:] for word in call if word.startswith("--")} - {"region", "query", "output", "cli-input-json"}
+        assert given <= known, (command, given - known)
+        seen.add(command)
+    assert seen >= {"create-model", "create-endpoint-config", "create-endpoint", "update-endpoint", "delete-endpoint",
+                    "invoke-endpoint", "register-scalable-target", "put-scaling-policy"}
+
+
+@pytest.mark.parametrize(("target", "program"), [("vertex-endpoint", "gcloud"), ("azureml", "az")])
+def test_the_cloud_s_program_knows_every_command_and_flag(target, program, tmp_path):
+    grammar = load_grammar(program)
+    seen = {grammar.parse(call[1:]).name for call in calls(target, tmp_path) if call[0] == program}
+    assert len(seen) >= 8
+
+
+def test_cloud_run_s_container_is_one_that_kubernetes_takes_and_has_room_for_two_versions():
+    sets = ("model.rows_per_table=2000000", "serve.tables=int8")
+    service = document("cloud-run", "cloud_run.yaml", *sets)
+    assert (service["apiVersion"], service["kind"]) == ("serving.knative.dev/v1", "Service")
+    revision = service["spec"]["template"]["spec"]
+    assert set(revision) <= {"containerConcurrency", "timeoutSeconds", "serviceAccountName", "containers"}
+    (container,) = revision["containers"]
+    kubernetes_validate.validate({"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "p"},
+                                  "spec": {"containers": [{"name": "c", **container}]}}, "1.36", strict=True)
+    probe = container["startupProbe"]
+    assert probe["periodSeconds"] * probe["failureThreshold"] <= 240  # Cloud Run refuses more
+    assert container["ports"] == [{"name": "http1", "containerPort": PORT}]
+    spec = load_spec("quickstart", list(sets))
+    memory = int(container["resources"]["limits"]["memory"].removesuffix("Gi")) * 2**30
+    assert memory >= replica_bytes(spec, "int8") + table_bytes(spec, "int8")
+    scale = service["spec"]["template"]["metadata"]["annotations"]
+    assert (scale["autoscaling.knative.dev/minScale"], scale["autoscaling.knative.dev/maxScale"]) == ("2", "10")
+
+
+@pytest.mark.schemas
+def test_azure_ml_s_own_reader_takes_the_endpoint_and_the_deployment(tmp_path):
+    """By hand, with azure-ai-ml, whose packages do not go together with those of AWS's program."""
+    from azure.ai.ml import load_online_deployment, load_online_endpoint
+
+    for path, load in (("azureml_endpoint.yaml", load_online_endpoint),
+                       ("azureml_deployment.yaml", load_online_deployment)):
+        (tmp_path / path).write_text(files_of("azureml")[path].text)
+        assert load(tmp_path / path).name
+
+
+def test_azure_ml_s_deployment_belongs_to_the_endpoint_and_asks_routes_that_the_server_has():
+    deployment = document("azureml", "azureml_deployment.yaml")
+    assert deployment["endpoint_name"] == document("azureml", "azureml_endpoint.yaml")["name"]
+    routes = deployment["environment"]["inference_config"]
+    assert {name: route["path"] for name, route in routes.items()} == {
+        "liveness_route": "/v2/health/live", "readiness_route": "/v2/health/ready", "scoring_route": "/score"}
+    assert {route["port"] for route in routes.values()} == {PORT}
+    assert deployment["environment_variables"]["EMBARK_SERVE_PORT"] == str(PORT)
+    assert deployment["request_settings"]["max_concurrent_requests_per_instance"] > 1
+    large = document("azureml", "azureml_deployment.yaml", "serve.memory_gib=60")
+    assert large["instance_type"] == "Standard_E16s_v3"  # the catalog's E16s_v5 is not offered there
+
+
+def test_what_is_deployed_changes_its_name_with_its_content():
+    names = {document("sagemaker", "sagemaker_model.json", *sets)["ModelName"]
+             for sets in ((), ("serve.tables=int8",), ("place.image=ghcr.io/me/embark:2",))}
+    assert len(names) == 3
+    model, config = (document("sagemaker", f"sagemaker_{name}.json") for name in ("model", "endpoint_config"))
+    assert config["ProductionVariants"][0]["ModelName"] == model["ModelName"]
+
+
+@pytest.mark.parametrize("target", ENDPOINTS)
+def test_the_image_serves_by_its_environment_and_has_an_own_model(target, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "my_model.py").write_text("import torch\n\n\nclass MyModel(torch.nn.Module):\n    pass\n")
+    files = files_of.__wrapped__(target, "model.kind=my_model:MyModel")
+    texts = "\n".join(file.text for path, file in files.items() if path.endswith((".json", ".yaml", ".sh")))
+    assert "my_model.py" in texts
+    assert 'CMD ["serve"]' in files["Dockerfile"].text
+    assert 'COPY ["my_model.py", "./my_model.py"]' in files["Dockerfile"].text
+    assert "!my_model.py" in files[".dockerignore"].text
+
+
+@pytest.mark.parametrize("target", set(ENDPOINTS) - {"cloud-run"})
+@pytest.mark.needs("shellcheck")
+def test_shellcheck_finds_nothing(target, tmp_path):
+    import subprocess
+
+    (name,) = set(files_of(target)) & set(VERBS)
+    (tmp_path / name).write_text(files_of(target)[name].text)
+    program = shutil.which("shellcheck")
+    assert program is not None
+    done = subprocess.run([program, str(tmp_path / name)], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout
+
+
+@pytest.mark.parametrize(("target", "sets", "says"), [
+    ("sagemaker", ("place.identity=",), r"place\.identity"),
+    ("vertex-endpoint", ("place.account=",), r"place\.account"),
+    ("sagemaker", ("place.cloud=gcp",), "is of aws, and the spec of gcp"),
+    ("cloud-run", ("model.rows_per_table=9000000",), "has at most 32"),
+    ("azureml", ("serve.memory_gib=900",), "no machine of azure has 900 GiB"),
+], ids=str)
+def test_what_an_endpoint_cannot_do_is_refused(target, sets, says):
+    with pytest.raises(SpecError, match=says):
+        make_job(load_spec("quickstart", [*SETS[target], f"place.target={target}", *sets]), load_catalog())
+
+
+def test_the_server_is_named_by_the_environment_alone():
+    """As SageMaker starts it: with the one argument `serve`."""
+    env = document("sagemaker", "sagemaker_model.json")["PrimaryContainer"]["Environment"]
+    assert env["EMBARK_SERVE_ARTIFACT"] == "s3://bucket/runs/quickstart/export"
+    assert (env["EMBARK_SERVE_HOST"], env["EMBARK_SERVE_PORT"]) == ("0.0.0.0", "8080")
