@@ -1,6 +1,7 @@
 """`embark rehearse`: its flags and its output."""
 
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import Annotated
 
@@ -12,8 +13,10 @@ from embark.errors import ExitCode, UserError
 from embark.formatting import pluralize, to_one_line
 from embark.rehearse.controller import Observer, read_duration
 from embark.rehearse.downscale import Change
+from embark.rehearse.manifest import read_texts
 from embark.rehearse.rehearsal import EngineName, RehearsalOptions, RehearsalReport, load_manifests, prepare
 from embark.rehearse.rehearsal import rehearse as run_rehearsal
+from embark.rehearse.server import PreparedServer, ServerReport, find_server, prepare_server, rehearse_server
 
 Times = Annotated[tuple[str, ...], Parameter(negative="", show_default=False)]
 
@@ -22,7 +25,7 @@ def rehearse(
     spec: str, /, *, set_: Settings = (), nodes: int | None = None, processes: int = 2, files: Path | None = None,
     preempt: Times = (), kill: Times = (), lose: Times = (), pause: Times = (), cut: Times = (),
     engine: EngineName = "auto", image: str = "", steps: int = 100, limit: str = "10m", keep: Flag = False,
-    account: Flag = False, console: Console = Console(),
+    account: Flag = False, artifact: str = "", console: Console = Console(),
 ) -> int:
     """Run the rendered job, pods and all, on this machine before paying for GPUs.
 
@@ -30,10 +33,13 @@ def rehearse(
 
     Exit code 1 unless all ranks connected, trained, saved and, after a fault, resumed.
 
+    Of a server two replicas run, and one is killed under load: exit code 1 if a request fails or it does not come back.
+
     Parameters
     ----------
     spec
-        A spec, a folder from embark render, or a manifest with a Job, JobSet, TrainJob, PyTorchJob or Pod.
+        A spec, a folder from embark render, or a manifest with a Job, JobSet, TrainJob, PyTorchJob or Pod, or with a
+        Deployment of embark serve.
     nodes
         Number of pods; place.nodes by default.
     processes
@@ -60,6 +66,8 @@ def rehearse(
         Time limit: 10m, 90s.
     keep
         Keep containers and folders, and print where they are.
+    artifact
+        Of a server: the exported model to serve in place of the manifest's, such as runs/RUN/export.
     account
         Instead run the rendered scripts, from an empty account to the job and back, against a stand-in of the cloud.
     """
@@ -70,7 +78,19 @@ def rehearse(
     options = RehearsalOptions(
         num_processes=processes, num_steps=steps, engine=engine, image=image, limit_s=read_duration(limit, "--limit"),
         faults=(("preempt", preempt), ("kill", kill), ("lose", lose), ("pause", pause), ("cut", cut)), keep=keep)
-    prepared = prepare(*load_manifests(spec, set_, nodes, files), options)
+    texts, where = load_manifests(spec, set_, nodes, files)
+    observer = Observer(
+        lambda pod, rank, text: console.text(f"{pod}{f' [{rank}]' if rank else ''} | {text}"),
+        lambda text: console.text(f"== {text}", style="cyan"),
+    )
+    if find_server(objects := read_texts(texts)) is not None:
+        if engine not in ("auto", "processes") or any(words for _, words in options.faults):
+            raise UserError("a server is rehearsed by processes, one of which is killed",
+                            fix="leave --engine, --kill and other faults out")
+        return _rehearse_server(prepare_server(texts, objects, artifact), options, observer, console)
+    if artifact:
+        raise UserError("--artifact is of a server, and this is a run that trains", fix="leave it out")
+    prepared = prepare(texts, where, options)
     for one in prepared.lint:
         console.text(f"{one.path}:{one.line}: {one.code} {one.what}", style="yellow")
     if prepared.run is not None and prepared.run.unread:
@@ -79,19 +99,26 @@ def rehearse(
     console.text(f"{workload.kind} {workload.name}: {pluralize(len(workload.pods), 'pod')} of "
                  f"{processes} {'process' if processes == 1 else 'processes'}", style="bold")
 
-    def on_start(changes: Sequence[Change], engine: str) -> None:
-        console.text("Differences from the cluster:")
-        for change in changes:
-            console.text(f"  {change}", style="dim")
-        console.text(engine)
-
-    observer = Observer(
-        lambda pod, rank, text: console.text(f"{pod}{f' [{rank}]' if rank else ''} | {text}"),
-        lambda text: console.text(f"== {text}", style="cyan"),
-    )
-    report = run_rehearsal(prepared, options, observer, on_start=on_start)
+    report = run_rehearsal(prepared, options, observer, on_start=partial(_show_start, console))
     console.show(report, _render)
     return ExitCode.DONE if report.verdict.is_ok else ExitCode.OTHER
+
+
+def _rehearse_server(prepared: PreparedServer, options: RehearsalOptions, observer: Observer, console: Console) -> int:
+    for one in prepared.lint:
+        console.text(f"{one.path}:{one.line}: {one.code} {one.what}", style="yellow")
+    console.text(f"Deployment {prepared.name}: {pluralize(len(prepared.pods), 'replica')}", style="bold")
+    report = rehearse_server(prepared, observer, limit_s=options.limit_s, keep=options.keep,
+                             on_start=partial(_show_start, console))
+    console.show(report, _render)
+    return ExitCode.DONE if report.verdict.is_ok else ExitCode.OTHER
+
+
+def _show_start(console: Console, changes: Sequence[Change], engine: str) -> None:
+    console.text("Differences from the cluster:")
+    for change in changes:
+        console.text(f"  {change}", style="dim")
+    console.text(engine)
 
 
 def _rehearse_account(spec: str, settings: Settings, console: Console) -> int:
@@ -125,7 +152,7 @@ def _rehearse_account(spec: str, settings: Settings, console: Console) -> int:
     return ExitCode.DONE if result.is_ok else ExitCode.OTHER
 
 
-def _render(console: Console, report: RehearsalReport) -> None:
+def _render(console: Console, report: RehearsalReport | ServerReport) -> None:
     verdict = report.verdict
     if verdict.checks:
         console.table([{"": "ok" if check.is_ok else "NO", "check": check.name, "result": check.text}

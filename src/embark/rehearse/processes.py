@@ -18,6 +18,7 @@ import psutil
 from embark.errors import UserError
 from embark.launch.shell import LineStream
 from embark.rehearse.downscale import Change
+from embark.rehearse.load import LOOPBACK
 from embark.rehearse.manifest import POD_IP
 from embark.rehearse.pods import Mount, Names, Pod
 from embark.render.command import SPEC_VARIABLE
@@ -81,7 +82,6 @@ class Folders:
         return path
 
 
-LOOPBACK = "127.0.0.1"
 _MARK = "EMBARK_REHEARSAL_POD"
 _INHERITED = ("PATH", "LANG", "LC_ALL", "TMPDIR", "PYTHONPATH", "LD_LIBRARY_PATH", "SSL_CERT_FILE")
 """What a process needs of this machine; of an image it would have its own."""
