@@ -44,11 +44,11 @@ warning, "not among the files given", since the object may exist elsewhere. The 
 of AWS.
 
 It reads Kubernetes objects (Job, CronJob, JobSet, Pod, Deployment, PyTorchJob, TrainJob, RayJob, RayCluster, Kueue,
-Service, InferenceService, autoscalers, disruption budgets, volumes, NicClusterPolicy), eksctl's cluster files,
-CloudFormation's FSx file systems, Vertex AI jobs in YAML and Python, Dockerfiles, shell scripts with the manifests
-inside their here-documents, TorchX components, training code and requirements files. Nothing is executed, no YAML tag
-is followed, and no network is used. Files above 2 MB, binary files, text that is not UTF-8, and YAML with too much
-nesting or too many aliases are one finding each.
+Service, InferenceService, Cloud Run, Azure ML, autoscalers, disruption budgets, volumes, NicClusterPolicy), eksctl's
+cluster files, CloudFormation's FSx file systems, Vertex AI jobs in YAML and Python, Dockerfiles, shell scripts with
+the manifests inside their here-documents, TorchX components, training code and requirements files. Nothing is
+executed, no YAML tag is followed, and no network is used. Files above 2 MB, binary files, text that is not UTF-8, and
+YAML with too much nesting or too many aliases are one finding each.
 
 To accept a finding, add a comment on its line or directly above: `# embark-lint: ignore EMB129`, with the reason.
 

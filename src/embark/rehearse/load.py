@@ -140,12 +140,11 @@ class Clients:
 def _pump(one: socket.socket, other: socket.socket) -> None:
     """Bytes both ways until either end closes."""
     with selectors.DefaultSelector() as selector:
-        for here, there in ((one, other), (other, one)):
-            selector.register(here, selectors.EVENT_READ, there)
+        for ends in ((one, other), (other, one)):
+            selector.register(ends[0], selectors.EVENT_READ, ends)
         while True:
             for key, _ in selector.select():
-                here, there = key.fileobj, key.data
-                assert isinstance(here, socket.socket)
+                here, there = key.data
                 if not (data := here.recv(1 << 16)):
                     return
                 there.sendall(data)

@@ -15,6 +15,7 @@ from recorded_commands import STUB, run_script
 
 from embark.catalog import load_catalog
 from embark.errors import SpecError
+from embark.lint.check import lint_texts
 from embark.lint.rendered import refuse_faults
 from embark.plan.serving import replica_bytes, table_bytes
 from embark.rehearse.account.grammar import load_grammar
@@ -148,6 +149,21 @@ def test_azure_ml_s_deployment_belongs_to_the_endpoint_and_asks_routes_that_the_
     assert deployment["request_settings"]["max_concurrent_requests_per_instance"] > 1
     large = document("azureml", "azureml_deployment.yaml", "serve.memory_gib=60")
     assert large["instance_type"] == "Standard_E16s_v3"  # the catalog's E16s_v5 is not offered there
+
+
+@pytest.mark.parametrize(("target", "path", "old", "new", "code"), [
+    ("cloud-run", "cloud_run.yaml", 'minScale: "2"', 'minScale: "0"', "EMB909"),
+    ("cloud-run", "cloud_run.yaml", "cpu-throttling: 'false'", "cpu-throttling: 'true'", "EMB910"),
+    ("cloud-run", "cloud_run.yaml", "memory: 2Gi", "memory: 512Mi", "EMB911"),
+    ("azureml", "azureml_deployment.yaml", "max_concurrent_requests_per_instance: 8",
+     "max_queue_wait_ms: 500", "EMB912"),
+    ("azureml", "azureml_deployment.yaml", "port: 8080", "port: 5001", "EMB913"),
+    ("cloud-run", "cloud_run.yaml", "containerPort: 8080", "containerPort: 80", "EMB913"),
+])
+def test_what_is_rendered_would_be_found_if_it_were_wrong(target, path, old, new, code):
+    text = files_of(target)[path].text
+    assert old in text
+    assert code in {one.code for one in lint_texts({path: text.replace(old, new)})}
 
 
 def test_what_is_deployed_changes_its_name_with_its_content():

@@ -7,8 +7,9 @@ from embark.lint.pods import Container, Pod, quantity
 from embark.lint.read import Document
 from embark.lint.rule import Hit, Manifests
 from embark.lint.rules.jobs import DEFAULT_GRACE_S, GRACE_FIELD
-from embark.lint.source import Node, remove_key, set_key
-from embark.render.targets.serve import TABLE_BYTES
+from embark.lint.source import NOTHING, Node, remove_key, set_key
+from embark.render.targets.endpoints import ARTIFACT
+from embark.render.targets.serve import PORT, TABLE_BYTES
 from embark.serve.deadlines import DRAIN_S
 
 SCALERS = ("HorizontalPodAutoscaler", "ScaledObject")
@@ -98,6 +99,67 @@ def image_without_server(manifests: Manifests) -> Iterator[Hit]:
         for word in command.words:
             if (found := _EMBARK.search(word.text)) and "serve" not in re.split(r"[,\s]+", found["extras"] or ""):
                 yield Hit(word.place)
+
+
+def cloud_run_to_zero(document: Document) -> Iterator[Hit]:
+    container, annotations = _cloud_run(document)
+    least = annotations["autoscaling.knative.dev/minScale"] or document.root.at(
+        "metadata.annotations")["run.googleapis.com/minScale"]
+    if container and least.text in ("", "0"):
+        yield Hit(least.place or document.place)
+
+
+def cloud_run_throttled(document: Document) -> Iterator[Hit]:
+    container, annotations = _cloud_run(document)
+    throttled = annotations["run.googleapis.com/cpu-throttling"]
+    if container and throttled.text.lower() != "false":
+        yield Hit(throttled.place or document.place)
+
+
+def cloud_run_memory(document: Document) -> Iterator[Hit]:
+    """The files of the artifact are in memory there, and its tables are mapped from them."""
+    container, annotations = _cloud_run(document)
+    limit, need = container.at("resources.limits.memory"), quantity(annotations[TABLE_BYTES].text)
+    have = quantity(limit.text or "512Mi")
+    if container and have is not None and need is not None and have < need:
+        yield Hit(limit.place or document.place,
+                  f"the memory is {limit.text or '512Mi by default'}, and the tables take {need / 2**30:.1f} GiB of it")
+
+
+def one_request_at_a_time(document: Document) -> Iterator[Hit]:
+    if _azureml(document):
+        most = document.root.at("request_settings.max_concurrent_requests_per_instance")
+        if most.integer in (None, 1):
+            yield Hit(most.place or document.root["environment_variables"].place or document.place)
+
+
+def endpoint_on_another_port(document: Document) -> Iterator[Hit]:
+    """The endpoint looks for the server where it does not listen."""
+    asked = [document.root.at(f"environment.inference_config.{name}_route.port")
+             for name in ("liveness", "readiness", "scoring")] if _azureml(document) else [
+        port["containerPort"] for port in _cloud_run(document)[0]["ports"]]
+    container = _cloud_run(document)[0]
+    variables = document.root["environment_variables"] if _azureml(document) else NOTHING
+    own = variables["EMBARK_SERVE_PORT"].text or next(
+        (row["value"].text for row in container["env"] if row["name"].text == "EMBARK_SERVE_PORT"), "") or str(PORT)
+    for node in asked:
+        if node.integer is not None and str(node.integer) != own and node.place is not None:
+            yield Hit(node.place, f"it is asked on port {node.integer}, and embark serve listens on {own}")
+
+
+def _cloud_run(document: Document) -> tuple[Node, Node]:
+    """The container of `embark serve` in a Knative Service, and the annotations of its revisions."""
+    template = document.root.at("spec.template")
+    if document.kind == "Service" and document.api.startswith("serving.knative.dev/"):
+        for container in template.at("spec.containers"):
+            if any(row["name"].text == ARTIFACT for row in container["env"]):
+                return container, template.at("metadata.annotations")
+    return NOTHING, NOTHING
+
+
+def _azureml(document: Document) -> bool:
+    """A deployment of Azure ML that runs `embark serve`."""
+    return bool(document.root["endpoint_name"]) and bool(document.root["environment_variables"][ARTIFACT])
 
 
 def _target(scaler: Document) -> tuple[str, str, str]:

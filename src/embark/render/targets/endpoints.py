@@ -21,6 +21,7 @@ from embark.serve.deadlines import DRAIN_S
 from embark.spec.user_code import file_of
 
 PORT = 8080  # The only one on which SageMaker and, by default, Vertex AI and Cloud Run look for a server.
+ARTIFACT = "EMBARK_SERVE_ARTIFACT"
 READY, LIVE, SCORE = "/v2/health/ready", "/v2/health/live", "/score"
 MAX_START_S = 3600  # Of SageMaker, Vertex AI and Azure ML; Cloud Run waits for 240.
 _CLOUD_RUN_CPUS = ((4, 1), (8, 2), (16, 4), (24, 6), (32, 8))  # GiB at most, and the CPUs that these need at least.
@@ -132,7 +133,7 @@ def environment(job: Job) -> dict[str, str]:
     """By which the image's server starts, and finds what it serves."""
     model = job.spec.model
     own = {"EMBARK_SERVE_MODEL_FILE": file_of(model.kind)} if model.is_own else {}
-    return {"EMBARK_SERVE_ARTIFACT": artifact_of(job.spec), "EMBARK_SERVE_HOST": "0.0.0.0",
+    return {ARTIFACT: artifact_of(job.spec), "EMBARK_SERVE_HOST": "0.0.0.0",
             "EMBARK_SERVE_PORT": str(PORT), "OMP_NUM_THREADS": "1", **own,
             **{name: value for name, value, _ in storage_settings(job)}}
 
