@@ -25,6 +25,7 @@ from embark.render.job import POD_TARGETS, Job, default_image, make_job
 from embark.render.location import data_source, location_of, volume_of
 from embark.render.monitoring import DASHBOARD, OBJECTS, budget_usd
 from embark.render.quotas import needed_units, quota_of
+from embark.render.serving import memory_gib
 from embark.render.settings import grace_s, settings_of
 from embark.render.targets.kubernetes import CLUSTER_SCRIPTS, NAMES, PLACEHOLDER_REGISTRY
 from embark.render.targets.tpu_vm import RUNTIME_VERSIONS
@@ -46,6 +47,7 @@ PLACES = {
 }
 ROOTS = {"aws": "s3://embark-example/runs", "azure": "az://embark-example/runs", "gcp": "gs://embark-example/runs"}
 TITLES = {"aws": ("AWS", "EKS"), "azure": ("Azure", "AKS"), "gcp": ("Google Cloud", "GKE")}
+SERVERS = {"aws": "r7i.2xlarge", "azure": "Standard_E8s_v5", "gcp": "n2-highmem-8"}
 METRICS_PORT = 9464
 """The default of OpenTelemetry's exporters for Prometheus."""
 SHOWN = {
@@ -125,9 +127,31 @@ def cloud_guide(job: Job) -> str:
         budget_usd=budget_usd(job), data_source=data_source(job), data_target=data_target(job), grace_s=grace_s(job),
         cost_table=cost_table(job), pool_name=pool_name(job), runtime_versions=RUNTIME_VERSIONS,
         network_operator_version=NETWORK_OPERATOR_VERSION, gpu_operator_version=GPU_OPERATOR_VERSION,
-        metrics_file=OBJECTS, dashboard_file=DASHBOARD,
+        metrics_file=OBJECTS, dashboard_file=DASHBOARD, **serving(job),
         runs={"aws": "s3://$BUCKET/runs", "gcp": "gs://$BUCKET/runs"}.get(job.cloud, job.spec.store.root),
         settings_table=table(["Setting", "Why"], [[f"`{s.name}={s.value}`", s.why] for s in settings_of(job)]))
+
+
+def serving(job: Job) -> dict[str, Any]:
+    """Of the chapter on serving: machines without accelerators with room for a replica, as a pool of the cluster."""
+    location, machine = location_of(job), SERVERS[job.cloud]
+    where = {"aws": f"--cluster {location.cluster} --region {location.region} --name serve",
+             "azure": f"--resource-group {location.cluster} --cluster-name {location.cluster} --name serve",
+             "gcp": f"serve --cluster={location.cluster} --location={location.region}"}[job.cloud]
+    create, delete = {
+        "aws": (f"eksctl create nodegroup {where} \\\n  --node-type {machine} --nodes 2 --node-private-networking",
+                f"eksctl delete nodegroup {where} --wait"),
+        "azure": (f"az aks nodepool add {where} \\\n  --node-vm-size {machine} --node-count 2",
+                  f"az aks nodepool delete {where}"),
+        "gcp": (f"gcloud container node-pools create {where} \\\n  --node-locations={location.zone} "
+                f"--machine-type={machine} --num-nodes=2 --workload-metadata=GKE_METADATA",
+                f"gcloud container node-pools delete {where} --quiet"),
+    }[job.cloud]
+    spec = job.spec.model_copy(update={"serve": job.spec.serve.model_copy(update={"tables": "int8"})})
+    image = {"azure": "$REGISTRY.azurecr.io/embark:serve", "aws": "$REGISTRY/embark:serve",
+             "gcp": '"$REGISTRY/embark:serve"'}[job.cloud]
+    return {"serve_machine": machine, "serve_gib": memory_gib(spec), "serve_image": image, "serve_pool": create,
+            "serve_pool_deletion": delete}
 
 
 def guide(name: str, **values: Any) -> str:

@@ -66,36 +66,49 @@ class ServerReport:
 
 def find_server(objects: Objects) -> K8sObject | None:
     """A Deployment whose container runs `embark serve`."""
-    return next((one for one in objects.of_kind("Deployment")
-                 if _serve_words(main_container(at(one, "spec.template.spec") or {}))), None)
+    return next((one for one in objects.of_kind("Deployment") if served_artifact(one)), None)
+
+
+def served_artifact(deployment: K8sObject) -> str:
+    """What its container serves; empty where it serves nothing."""
+    return next(iter(_serve_words(main_container(at(deployment, "spec.template.spec") or {}))), "")
+
+
+def server_pods(deployment: K8sObject, objects: Objects) -> tuple[Pod, ...]:
+    """As many as always run."""
+    name, scaler = name_of(deployment), _scaler(deployment, objects)
+    least = int(at(scaler, "spec.minReplicas") or at(scaler, "spec.minReplicaCount") or
+                at(deployment, "spec.replicas") or 1)
+    return tuple(make_pod(at(deployment, "spec.template") or {}, PodIdentity(
+        name=f"{name}-{index}", namespace=namespace_of(deployment), index=index, group=name), objects)
+        for index in range(least))
+
+
+def _scaler(deployment: K8sObject, objects: Objects) -> K8sObject:
+    return next((one for one in objects.of_kind("HorizontalPodAutoscaler", "ScaledObject")
+                 if at(one, "spec.scaleTargetRef.name") == name_of(deployment)), {})
 
 
 def prepare_server(texts: Mapping[str, str], objects: Objects, artifact: str = "") -> PreparedServer:
     """`artifact`: served in place of the manifest's."""
     deployment = find_server(objects)
     assert deployment is not None
-    name, template = name_of(deployment), at(deployment, "spec.template") or {}
-    container = main_container(template.get("spec") or {})
-    scaler = next((one for one in objects.of_kind("HorizontalPodAutoscaler", "ScaledObject")
-                   if at(one, "spec.scaleTargetRef.name") == name), {})
-    least = int(at(scaler, "spec.minReplicas") or at(scaler, "spec.minReplicaCount") or
-                at(deployment, "spec.replicas") or 1)
-    num = min(MAX_REPLICAS, least)
-    pods = [make_pod(template, PodIdentity(name=f"{name}-{index}", namespace=namespace_of(deployment), index=index,
-                                           group=name), objects) for index in range(num)]
-    there = _serve_words(container)[0]
+    name, container = name_of(deployment), main_container(at(deployment, "spec.template.spec") or {})
+    pods = list(server_pods(deployment, objects))
+    least, num = len(pods), min(MAX_REPLICAS, len(pods))
+    there = served_artifact(deployment)
     place = str(Path(artifact).expanduser().absolute()) if artifact and "://" not in artifact else artifact or there
     changes = [Change("replicas", f"at least {least}", str(num)),
                Change("the Service", "kube-proxy", f"connections to {LOOPBACK} go to the ready replicas in turn"),
                Change("probes", "by the manifest's periods", "several times a second"),
                Change("restart delay", "10 s, doubled each time", f"{RESTART_S:g} s"),
                *([Change("artifact", there, place)] if place != there else [])]
-    ports = tuple(_free_port() for _ in pods)
-    pods = [_here(pod, there, place, port) for pod, port in zip(pods, ports, strict=True)]
+    ports = tuple(_free_port() for _ in range(num))
+    pods = [_here(pod, there, place, port) for pod, port in zip(pods, ports, strict=False)]
     return PreparedServer(
-        name, tuple(pods), ports, str(at(container, "readinessProbe.httpGet.path") or ""), _metric(scaler),
-        _request(place), _check_service(objects, pods[0], container), tuple(changes),
-        tuple(one for one in lint_texts(dict(texts)) if one.level == "error"))
+        name, tuple(pods), ports, str(at(container, "readinessProbe.httpGet.path") or ""),
+        _metric(_scaler(deployment, objects)), _request(place), _check_service(objects, pods[0], container),
+        tuple(changes), tuple(one for one in lint_texts(dict(texts)) if one.level == "error"))
 
 
 def rehearse_server(

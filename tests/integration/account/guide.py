@@ -11,6 +11,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from exported_runs import draw_rows, prepared_spec, save_run, write_csv
+
 from embark.rehearse.account.account import AccountReport
 from embark.rehearse.account.session import AccountSession
 
@@ -103,14 +105,31 @@ def criteo_days(folder: Path) -> None:
         (folder / day).write_bytes(gzip.compress(("\n".join(rows) + "\n").encode()))
 
 
+SERVE_SKIPS = {
+    "kubectl port-forward": "pods of the stand-in have no network: tests/unit/rehearse/test_server.py sends requests",
+    "curl": "the same",
+}
+
+
+def trained_run(folder: Path) -> Path:
+    """The directory of a small run, with a checkpoint: what a rehearsed training leaves is not in the bucket."""
+    folder.mkdir()
+    rows = [write_csv(folder / name, draw_rows(num, num)) for name, num in (("a.csv", 100), ("b.csv", 20))]
+    return Path(save_run(prepared_spec(folder, *rows, name="dlrm")).uri.removeprefix("file://"))
+
+
 def walk(session: AccountSession, blocks: Sequence[Block], folder: Path, *, skips: Mapping[str, str],
-         sections: Sequence[str] = ()) -> Walk:
-    """Run the blocks in order. `skips`: the beginning of a command that cannot run here, and why; each must occur."""
+         sections: Sequence[str] = (), before: Mapping[str, str] | None = None) -> Walk:
+    """Run the blocks in order. `skips`: the beginning of a command that cannot run here, and why; each must occur.
+    `before`: what the stand-in lacks, by the section that needs it."""
     walked = Walk()
-    unused = dict(skips)
+    unused, prepare = dict(skips), dict(before or {})
     for block in blocks:
         if sections and block.section not in sections:
             continue
+        if command := prepare.pop(block.section, ""):
+            done = session.bash(command, folder)
+            assert done.returncode == 0, done.stdout[-6000:]
         kept = []
         for command in _commands(block.text):
             prefix = next((one for one in skips if command.startswith(one)), None)

@@ -5,13 +5,23 @@ from __future__ import annotations
 import re
 
 import pytest
-from integration.account.guide import RAY_HAS_TRAINED, WarmSession, copy_of_clone, criteo_days, read_guide, walk
+from integration.account.guide import (
+    RAY_HAS_TRAINED,
+    SERVE_SKIPS,
+    WarmSession,
+    copy_of_clone,
+    criteo_days,
+    read_guide,
+    trained_run,
+    walk,
+)
 
 pytestmark = pytest.mark.slow
 
 SKIPS = {
     "pip install": "the package under test is installed already",
     "embark data copy s3://$BUCKET/runs": "the rehearsal's curves are not in the bucket, and TensorBoard does not end",
+    **SERVE_SKIPS,
 }
 
 
@@ -22,7 +32,8 @@ def test_the_guide_of_aws_trains_with_every_scheduler_and_leaves_nothing_that_co
     criteo_days(folder)
     blocks = read_guide(folder / "README.md")
     with WarmSession("aws", account, warm_ray_python) as session:
-        walked = walk(session, blocks, folder, skips=SKIPS)
+        copy = f"embark data copy {trained_run(tmp_path / 'run')} s3://$BUCKET/runs/dlrm"
+        walked = walk(session, blocks, folder, skips=SKIPS, before={"Serve": copy})
     report = walked.report
     assert report is not None
     assert report.paid == ()
@@ -31,5 +42,6 @@ def test_the_guide_of_aws_trains_with_every_scheduler_and_leaves_nothing_that_co
     assert len(re.findall(r"^done$", walked.output, re.MULTILINE)) >= 7
     assert RAY_HAS_TRAINED.search(walked.output)
     assert re.search(r"^dlrm on 2 x \S+: 16 ranks: succeeded$", walked.output, re.MULTILINE)  # by `embark launch`
+    assert re.search(r"^dlrm-serve: 2 to 10 replicas: running$", walked.output, re.MULTILINE)
     assert re.search(r"^training in \d{12}\.dkr\.ecr\.us-west-2\.amazonaws\.com/embark", walked.output, re.MULTILINE)
     assert {one.program for one in report.records if one.answered_by == "real"} >= {"aws"}

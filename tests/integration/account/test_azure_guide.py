@@ -5,13 +5,23 @@ from __future__ import annotations
 import re
 
 import pytest
-from integration.account.guide import RAY_HAS_TRAINED, WarmSession, copy_of_clone, criteo_days, read_guide, walk
+from integration.account.guide import (
+    RAY_HAS_TRAINED,
+    SERVE_SKIPS,
+    WarmSession,
+    copy_of_clone,
+    criteo_days,
+    read_guide,
+    trained_run,
+    walk,
+)
 
 pytestmark = pytest.mark.slow
 
 SKIPS = {
     "pip install": "the package under test is installed already",
     "embark data copy az://embark-example/runs": "the rehearsal's curves are not in the container",
+    **SERVE_SKIPS,
 }
 
 
@@ -21,7 +31,8 @@ def test_the_guide_of_azure_trains_with_every_scheduler_and_leaves_nothing_that_
     folder = copy_of_clone(clone) / "examples" / "cloud_deployment" / "azure"
     criteo_days(folder)
     with WarmSession("azure", account, warm_ray_python) as session:
-        walked = walk(session, read_guide(folder / "README.md"), folder, skips=SKIPS)
+        copy = f"embark data copy {trained_run(tmp_path / 'run')} az://embark-example/runs/dlrm"
+        walked = walk(session, read_guide(folder / "README.md"), folder, skips=SKIPS, before={"Serve": copy})
     report = walked.report
     assert report is not None
     assert report.paid == ()
@@ -30,4 +41,5 @@ def test_the_guide_of_azure_trains_with_every_scheduler_and_leaves_nothing_that_
     assert len(re.findall(r"^done$", walked.output, re.MULTILINE)) >= 7
     assert RAY_HAS_TRAINED.search(walked.output)
     assert re.search(r"^dlrm on 2 x \S+: 16 ranks: succeeded$", walked.output, re.MULTILINE)  # by `embark launch`
+    assert re.search(r"^dlrm-serve: 2 to 10 replicas: running$", walked.output, re.MULTILINE)
     assert "rank 0: the image is there, az://embark-example/runs can be written: training" in walked.output

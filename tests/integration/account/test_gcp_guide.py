@@ -8,13 +8,22 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from integration.account.guide import RAY_HAS_TRAINED, WarmSession, copy_of_clone, read_guide, walk
+from integration.account.guide import (
+    RAY_HAS_TRAINED,
+    SERVE_SKIPS,
+    WarmSession,
+    copy_of_clone,
+    read_guide,
+    trained_run,
+    walk,
+)
 
 pytestmark = pytest.mark.slow
 
 SKIPS = {
     "pip install": "the package under test is installed already",
     "embark data copy gs://$BUCKET/runs": "the rehearsal's curves are not in the bucket, and TensorBoard does not end",
+    **SERVE_SKIPS,
 }
 NUM_ROWS = 64
 
@@ -35,15 +44,17 @@ def test_the_guide_of_gcp_trains_with_every_scheduler_and_leaves_nothing_that_co
     folder = copy_of_clone(clone) / "examples" / "cloud_deployment" / "gcp"
     write_days(folder)
     with WarmSession("gcp", account, warm_ray_python) as session:
-        walked = walk(session, read_guide(folder / "README.md"), folder, skips=SKIPS)
+        copy = f"embark data copy {trained_run(tmp_path / 'run')} gs://$BUCKET/runs/dlrm"
+        walked = walk(session, read_guide(folder / "README.md"), folder, skips=SKIPS, before={"Serve": copy})
     assert {block.section for block in walked.ran} >= {
         "Before you begin", "Step 1: names", "Step 2: the image", "Step 3: the cluster", "Step 4: data",
-        "Step 5: train", "Vertex AI", "VMs", "TPUs", "Spot machines", "Clean up"}
+        "Step 5: train", "Vertex AI", "VMs", "TPUs", "Spot machines", "Serve", "Clean up"}
     print(walked.coverage())  # Which commands met a real program, and which a stand-in.
     # Job, JobSet, TrainJob, PyTorchJob, RayJob, four machines, spot.
     assert len(re.findall(r"^done$", walked.output, re.MULTILINE)) >= 7
     assert RAY_HAS_TRAINED.search(walked.output)
     assert re.search(r"^dlrm on 2 x \S+: 16 ranks: succeeded$", walked.output, re.MULTILINE)  # by `embark launch`
+    assert re.search(r"^dlrm-serve: 2 to 10 replicas: running$", walked.output, re.MULTILINE)
     # The others, and Vertex AI, plain machines, TPUs.
     assert walked.output.count("4 steps ·") >= 9
     assert walked.report is not None

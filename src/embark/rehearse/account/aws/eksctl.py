@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from embark.rehearse.account.account import AnsweredBy, Call
 from embark.rehearse.account.aws.account import HOME_REGION, NUMBER, facts
 from embark.rehearse.account.aws.cluster_config import ClusterConfig, read_config
+from embark.rehearse.account.aws.ec2 import machine_type
 from embark.rehearse.account.aws.eks import GPU_PLUGIN, EksCloud, node_pool
 from embark.rehearse.account.aws.network import (
     Network,
@@ -122,7 +123,7 @@ class Eksctl:
         return f'EKS cluster "{config.name}" in "{config.region}" region is ready\n'
 
     def _create_group(self, call: Call, given: ParsedCommand) -> str:
-        config = self._config(call, given)
+        config = self._config(call, given) if given["--config-file"] else self._flags_config(call, given)
         key, cluster = self._cluster(config.region, config.name)
         wanted = given.text("--include").split(",") if given["--include"] else []
         found = [one for one in config.groups if not wanted or one["name"] in wanted]
@@ -134,6 +135,19 @@ class Eksctl:
             self._add_group(key, cluster, config, group)
         self.account.clock.advance(GROUP_S if new else 0.0)
         return f'created {len(new)} managed nodegroup(s) in cluster "{config.name}"\n'
+
+    def _flags_config(self, call: Call, given: ParsedCommand) -> ClusterConfig:
+        """The node group that flags describe, in all zones of the cluster."""
+        _, cluster = self._named(call, given)
+        kind, num = given.text("--node-type", "m5.large"), int(given.text("--nodes", "2"))
+        if machine_type(kind) is None:
+            raise Refused(f"Error: InvalidInstanceType: The following supplied instance types do not exist: [{kind}]")
+        group = {"name": given.text("--name") or given.positionals.get("NAME"), "instanceTypes": [kind],
+                 "desiredCapacity": num, "minSize": num, "maxSize": num,
+                 "privateNetworking": bool(given["--node-private-networking"])}
+        zones = sorted({zone for _, zone in _cloud(cluster).network.subnets})
+        return ClusterConfig(cluster.name, self._region(call, given), cluster.version,
+                             {"availabilityZones": zones, "managedNodeGroups": [group]})
 
     def _add_group(self, key: str, cluster: Cluster, config: ClusterConfig, group: dict[str, Any]) -> None:
         zones = group.get("availabilityZones") or config.zones

@@ -1,17 +1,19 @@
 """From jobs to pods to an end: claims bind, queues admit, pods are placed and run, all by the clock."""
 
+import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 from embark.lint.pods import quantity
 from embark.rehearse.account.kubernetes.cluster import Cluster, Object, ObjectKey
-from embark.rehearse.account.kubernetes.kubelet import start_trouble
+from embark.rehearse.account.kubernetes.kubelet import path_trouble, start_trouble
 from embark.rehearse.account.kubernetes.programs import Outcome, run_program
 from embark.rehearse.account.kubernetes.scheduler import choose_node, pool_that_fits, requests
 from embark.rehearse.manifest import K8sObject, Objects, PodIdentity, at, name_of, namespace_of, rows
 from embark.rehearse.pods import Pod, make_pod
 from embark.rehearse.ray_job import CLUSTER, ray_pods
+from embark.rehearse.server import served_artifact, server_pods
 from embark.rehearse.workload import make_workload
 
 PODS_KINDS = ("Job", "JobSet", "TrainJob", "PyTorchJob", "RayJob", "RayCluster", "VolcanoJob")
@@ -40,6 +42,8 @@ def reconcile(cluster: Cluster) -> None:
     for key, job in list(cluster.objects.items()):
         if key[0] in PODS_KINDS and not _is_over(job) and job.get("spec", {}).get("suspend") is not True:
             _reconcile_job(cluster, key, job)
+        elif key[0] == "Deployment" and served_artifact(job):
+            _reconcile_server(cluster, key, job)
 
 
 def pods_of(cluster: Cluster, job: K8sObject, kind: str) -> tuple[Pod, ...]:
@@ -47,6 +51,8 @@ def pods_of(cluster: Cluster, job: K8sObject, kind: str) -> tuple[Pod, ...]:
     objects = Objects(tuple(cluster.objects.values()))
     if kind == "RayCluster":
         return ray_pods(job, objects)
+    if kind == "Deployment":
+        return server_pods(job, objects)
     return make_workload(job, objects)[0].pods
 
 
@@ -80,6 +86,34 @@ def _reconcile_job(cluster: Cluster, key: ObjectKey, job: Object) -> None:
         run.ends_at = cluster.clock.now + RUN_S
         job["status"] = {"active": len(stored), "conditions": []} if key[0] != "RayJob" else \
             {"jobDeploymentStatus": "Running", "jobStatus": "RUNNING"}
+
+
+def _reconcile_server(cluster: Cluster, key: ObjectKey, deployment: Object) -> None:
+    """Its replicas are ready once they run and may read the artifact; the server itself is not started."""
+    run = cluster.runs.setdefault(key, JobRun())
+    template = json.dumps(at(deployment, "spec.template"), sort_keys=True)
+    if run.pods and run.logs.get("") != template:  # replaced, one by one
+        for pod in run.pods:
+            cluster.objects.pop(("Pod", key[1], pod.name), None)
+        run.pods = ()
+    if not run.pods and not _create_pods(cluster, key, deployment, run):
+        return
+    run.logs[""] = template
+    num_ready = 0
+    for pod in run.pods:
+        stored = cluster.objects[("Pod", key[1], pod.name)]
+        _place(cluster, pod, stored)
+        if at(stored, "status.phase") != "Running":
+            continue
+        pool = next(cluster.pools[node.pool] for node in cluster.nodes if node.name == stored["spec"]["nodeName"])
+        trouble = path_trouble(cluster, stored, served_artifact(deployment), pool, write=False)
+        run.logs[pod.name] = f"error: {trouble}\n" if trouble else f"serving {served_artifact(deployment)}\n"
+        if trouble:
+            waits = {"waiting": {"reason": "CrashLoopBackOff", "message": trouble}}
+            stored["status"]["containerStatuses"] = [{"name": pod.container, "ready": False, "restartCount": 3,
+                                                      "state": waits}]
+        num_ready += not trouble
+    deployment["status"] = {"replicas": len(run.pods), "readyReplicas": num_ready}
 
 
 def _create_pods(cluster: Cluster, key: ObjectKey, job: Object, run: JobRun) -> bool:

@@ -14,6 +14,7 @@ from embark.rehearse.account.kubernetes.json_path import find
 from embark.rehearse.account.programs.kubectl_names import find_objects, named, need, not_found
 from embark.rehearse.account.programs.kubectl_output import is_selected, show
 from embark.rehearse.account.state import Refused
+from embark.rehearse.manifest import at
 
 STEP_S = 15.0  # How often `kubectl wait` and `logs --follow` look.
 
@@ -245,6 +246,13 @@ class Kubectl:
             need(cluster, kind, space, name)
             ready = cluster.ready_at.get((kind.key, space, name), 0.0)
             cluster.advance(max(0.0, ready - cluster.clock.now))
+            found = need(cluster, kind, space, name)
+            until = cluster.clock.now + float(at(found, "spec.progressDeadlineSeconds") or 600)
+            while "readyReplicas" in (status := found.get("status") or {}) and \
+                    status["readyReplicas"] < status["replicas"]:
+                if cluster.clock.now > until:
+                    raise Refused(f'error: deployment "{name}" exceeded its progress deadline')
+                cluster.advance(STEP_S)
         return "successfully rolled out\n"
 
     def _logs(self, command: ParsedCommand, call: Call) -> str:
