@@ -9,6 +9,7 @@ from cyclopts import Parameter
 from embark.cli.console import Console
 from embark.cli.options import Flag
 from embark.errors import UserError
+from embark.events.task_rows import task_rows
 from embark.formatting import format_float
 
 if TYPE_CHECKING:
@@ -99,6 +100,10 @@ def _render(console: Console, result: EvaluationResult) -> None:
                "calibration": result.calibration, "rows": result.num_samples}
     console.result(f"{result.run}, step {result.step:,}, on {result.device}\n{result.rows}")
     console.table([metrics])
+    if rows := task_rows({"tasks": result.tasks}, {}):
+        console.table([{"task": row.task, "metric": row.metric, "value": row.held_out, "ceiling": row.ceiling}
+                       for row in rows], title="Tasks; the figures above are the first binary task's, and the weighted "
+                                               "sum of the losses")
     if result.split == "train":
         console.text("The model was trained on these rows: held-out rows show how it does on new ones.")
 

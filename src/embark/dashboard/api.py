@@ -3,6 +3,7 @@
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import asdict
 from typing import Any
 
 import numpy as np
@@ -13,6 +14,7 @@ from embark.events.events import Event, parse_event
 from embark.events.sinks.prometheus import exposition
 from embark.events.spending import losses_sentence
 from embark.events.summary import HELD_OUT, best_checkpoint
+from embark.events.task_rows import task_rows
 from embark.formatting import (
     format_auc,
     format_bytes,
@@ -85,6 +87,7 @@ def detail(run: WatchedRun, now_s: float) -> dict[str, Any]:
                       for event in record.of_kind("note")[-MAX_NOTES:]],
             "evals": {name: to_finite(record.eval.get(name))
                       for name in ("step", "num_samples", *HELD_OUT, "best_auc", "best_log_loss")},
+            "tasks": [asdict(row) for row in task_rows(record.eval, record.step)],
             "spec": redact(strip_control_chars(run.spec_text)),
             "tuning": run.tune.shown,
         }

@@ -202,6 +202,8 @@ def _block(manifest: Manifest, data: NDArray[np.uint8], num_rows: int) -> Block 
 def _check_values(block: Block, first: int, faults: _Faults) -> None:
     layout = block.layout
     faults.add("label", "labels that are neither 0 nor 1", block.label > 1, first)
+    for i, name in enumerate(layout.labels):
+        faults.add(name, "labels that are infinite", np.isinf(block.labels[:, i]), first)
     if layout.dense and not np.isfinite(block.dense).all():
         for i, name in enumerate(layout.dense):
             faults.add(name, "values that are not finite", ~np.isfinite(block.dense[:, i]), first)
@@ -226,7 +228,7 @@ def _hints(statistics: dict[str, Any], scores: dict[str, ColumnScore]) -> Iterat
     if rate is None:
         yield Problem("train", "has no rows, so there is nothing to learn")
         return
-    if rate in (0, 1):
+    if rate in (0, 1) and "labels" not in statistics:
         yield Problem("label", f"is {rate:g} in every training row, so there is nothing to learn")
     for name, column in statistics["dense"].items():
         if column.get("min") is not None and column["min"] == column["max"]:

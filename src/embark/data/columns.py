@@ -18,11 +18,13 @@ from embark.data.prepare.guess import find_times
 from embark.data.prepare.inputs import InputFile, Inputs
 from embark.data.prepare.rows import RawRows, Reader
 from embark.data.prepare.sampling import Column, take_sample
-from embark.data.prepare.schema import Schema, SparseColumn, TimeColumn
+from embark.data.prepare.schema import LabelColumn, Schema, SparseColumn, TimeColumn
 from embark.data.prepare.time_format import moment_text
+from embark.data.task_labels import task_labels
 from embark.errors import DataError, nearest
 from embark.spec.data import DataSpec, PrepareSpec
 from embark.spec.model import ModelSpec, Table
+from embark.spec.tasks import label_columns
 from embark.store.errors import explain_data
 
 DELIMITERS = {".csv": ",", ".tsv": "\t"}
@@ -41,12 +43,15 @@ class ColumnsSource:
 
     def __init__(self, model: ModelSpec, data: DataSpec) -> None:
         tables = model.table_list()
-        if data.label in (*data.dense_columns, *(table.name for table in tables)):
+        labels = label_columns(model.tasks)
+        if not labels and data.label in (*data.dense_columns, *(table.name for table in tables)):
             raise DataError(f"{data.path}: column {data.label!r} is data.label and also a feature, which would show "
                             "the model the answer", fix="remove it from data.dense_columns and from the tables")
-        rows = _read(data, tables)
+        rows = _read(data, tables, LabelColumn.of(model.tasks))
         self._seed = data.seed
         self._label, self._dense = rows.label if data.label else np.ones_like(rows.label), rows.dense
+        if labels:
+            self._label = task_labels(rows.label[:, 1:], labels, model.tasks)
         for name, values in zip(data.dense_columns, rows.dense.T, strict=True):
             _refuse(data.path, name, np.isnan(values), "is empty", "drop those rows, or fill in the values")
         self._features, self.notes = _checked_ids(data.path, tables, rows, must_clip=data.on_bad_id == "clip")
@@ -127,21 +132,22 @@ def _digest(array: NDArray[Any] | None) -> str:
     return f"{array.dtype.str}{array.shape}{hashlib.sha256(np.ascontiguousarray(array).data).hexdigest()};"
 
 
-def _read(data: DataSpec, tables: Sequence[Table]) -> RawRows:
+def _read(data: DataSpec, tables: Sequence[Table], labels: tuple[LabelColumn, ...]) -> RawRows:
     """All rows of the file, or of all files of a folder or a glob; the first that cannot be read is an error."""
     inputs = Inputs()
     files = inputs.find(data.path)
     # Every column of ids is read as lists, so that an error can say how many ids a cell has.
     sparse = tuple(SparseColumn(table.name, "integer", is_list=True, max_ids=1 << 31) for table in tables)
     portions, times = [], _times(inputs, files, data) if data.time_column else ()
+    roles = _Roles(data, sparse, times, labels)
     for file in files:
         if not file.size_bytes:
             raise DataError(f"{file.uri}: the file is empty", fix="leave it out of data.path, or write it again")
         suffix = _suffix(file)
         if suffix == ".npz":
-            found: Iterator[RawRows] = iter([_read_npz(inputs, file, data, sparse, times)])
+            found: Iterator[RawRows] = iter([_read_npz(inputs, file, roles)])
         else:
-            reader = _reader(inputs, file, suffix, data, sparse, times)
+            reader = _reader(inputs, file, suffix, roles)
             found = (rows for segment in reader.segments(file, 1 << 62) for rows in reader.read(segment, 64 << 20))
         for rows in found:
             if rows.bad:
@@ -185,20 +191,30 @@ def _is_newest(data: DataSpec, time: NDArray[np.int64]) -> NDArray[np.bool_]:
     return is_newest
 
 
-def _schema(
-    format: Literal["csv", "parquet"], data: DataSpec, sparse: tuple[SparseColumn, ...], times: tuple[TimeColumn, ...],
-    delimiter: str = "",
-) -> Schema:
-    return Schema(format, data.label, data.dense_columns, sparse, (), delimiter=delimiter, has_header=format == "csv",
-                  times=times, time_column=data.time_column, is_split_by_time=bool(times))
+@dataclass(frozen=True, slots=True)
+class _Roles:
+    """What the columns are."""
+
+    data: DataSpec
+    sparse: tuple[SparseColumn, ...]
+    times: tuple[TimeColumn, ...]
+    labels: tuple[LabelColumn, ...]
+
+    @property
+    def label(self) -> str:
+        return self.labels[0].name if self.labels else self.data.label
+
+    def schema(self, format: Literal["csv", "parquet"], delimiter: str = "") -> Schema:
+        return Schema(format, self.label, self.data.dense_columns, self.sparse, (), delimiter=delimiter,
+                      has_header=format == "csv", times=self.times, time_column=self.data.time_column,
+                      is_split_by_time=bool(self.times), labels=self.labels)
 
 
-def _reader(inputs: Inputs, file: InputFile, suffix: str, data: DataSpec, sparse: tuple[SparseColumn, ...],
-            times: tuple[TimeColumn, ...]) -> Reader:
+def _reader(inputs: Inputs, file: InputFile, suffix: str, roles: _Roles) -> Reader:
     if suffix in PARQUET_SUFFIXES:
-        return ParquetReader(_schema("parquet", data, sparse, times), _STRICT, inputs)
+        return ParquetReader(roles.schema("parquet"), _STRICT, inputs)
     if suffix in DELIMITERS:
-        return CsvReader(_schema("csv", data, sparse, times, DELIMITERS[suffix]), _STRICT, inputs)
+        return CsvReader(roles.schema("csv", DELIMITERS[suffix]), _STRICT, inputs)
     raise DataError(f"{file.uri}: files that end in {suffix!r} are not read",
                     fix="one of: " + ", ".join((*DELIMITERS, *PARQUET_SUFFIXES, ".npz")))
 
@@ -222,15 +238,14 @@ def _load_npz(inputs: Inputs, file: InputFile, names: Sequence[str]) -> dict[str
                         fix="write it with numpy.savez, without objects") from error
 
 
-def _read_npz(inputs: Inputs, file: InputFile, data: DataSpec, sparse: tuple[SparseColumn, ...],
-              times: tuple[TimeColumn, ...]) -> RawRows:
-    parser = RowParser(_schema("parquet", data, sparse, times), _STRICT)
+def _read_npz(inputs: Inputs, file: InputFile, roles: _Roles) -> RawRows:
+    parser = RowParser(roles.schema("parquet"), _STRICT)
     loaded = _load_npz(inputs, file, parser.columns)
     if len({len(array) for array in loaded.values()}) > 1:
         sizes = ", ".join(f"{name} {len(array)}" for name, array in loaded.items())
         raise DataError(f"{file.uri}: the columns differ in their number of rows: {sizes}",
                         fix="write arrays of the same length")
-    ids = {column.name for column in sparse}
+    ids = {column.name for column in roles.sparse}
     for name, array in loaded.items():
         if array.ndim != 1 and not (array.ndim == 2 and name in ids):
             wanted = "1 or 2 dimensions (rows, ids)" if name in ids else "1 dimension"
@@ -244,7 +259,7 @@ def _read_npz(inputs: Inputs, file: InputFile, data: DataSpec, sparse: tuple[Spa
         values = pyarrow.array(array.reshape(-1))
         return values if array.ndim == 1 else pyarrow.FixedSizeListArray.from_arrays(values, array.shape[1])
 
-    rows = np.arange(len(loaded[data.label]))
+    rows = np.arange(len(loaded[roles.label]))
     return parser.parse(column, Location(rows, rows, len(rows)), file.uri)
 
 

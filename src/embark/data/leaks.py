@@ -12,6 +12,7 @@ from embark.data import open_source
 from embark.data.loader import Batch, SampleSource
 from embark.data.prepared.source import PreparedSource
 from embark.data.statistics import PRIOR_WEIGHT, auc
+from embark.data.task_labels import main_label
 from embark.spec import RunSpec
 
 LEAK_AUC = 0.9
@@ -29,7 +30,8 @@ def column_scores(source: SampleSource, spec: RunSpec) -> dict[str, float]:
     held = [source.eval_rows(*ends) for ends in _pieces(source.num_eval_samples, num_rows)]
     if not trained or not held:
         return {}
-    label, held_label = (np.concatenate([one.label for one in some]) for some in (trained, held))
+    label, held_label = (main_label(np.concatenate([one.label for one in some]), spec.model.tasks)
+                         for some in (trained, held))
     dense = np.concatenate([one.dense for one in held]).astype(np.float64)
     names = source.layout.dense if isinstance(source, PreparedSource) else spec.data.dense_columns
     if spec.data.is_own:

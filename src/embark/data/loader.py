@@ -195,14 +195,18 @@ def _filled_up(batch: Batch, size: int) -> Batch:
         last = batch.ids[end - int(lengths[-1]) : end]
         ids += [batch.ids[start:end], np.tile(last, num_copies)]
     probability = batch.best_probability
+
+    def repeated(values: NDArray[np.float32]) -> NDArray[np.float32]:
+        return np.pad(values, ((0, num_copies), *((0, 0),) * (values.ndim - 1)), mode="edge")
+
     return replace(
         batch,
         dense=np.pad(batch.dense, ((0, num_copies), (0, 0)), mode="edge") if batch.dense.size else
         np.empty((size, batch.dense.shape[1]), np.float32),
         ids=np.concatenate(ids),
         lengths=np.pad(batch.lengths, ((0, 0), (0, num_copies)), mode="edge"),
-        label=np.pad(batch.label, (0, num_copies), mode="edge"),
-        best_probability=None if probability is None else np.pad(probability, (0, num_copies), mode="edge"),
+        label=repeated(batch.label),
+        best_probability=None if probability is None else repeated(probability),
     )
 
 
@@ -213,12 +217,13 @@ class Batch:
     dense: NDArray[np.float32]  # [B, num_dense]
     ids: NDArray[np.int32]  # All ids of feature 0, sample by sample, then all of feature 1, …
     lengths: NDArray[np.int32]  # [F, B]: how many ids each sample has in each feature.
-    label: NDArray[np.float32]  # [B]: 0 or 1.
+    label: NDArray[np.float32]  # [B]: 0 or 1; of `model.tasks` [B, tasks], NaN where a sample has none.
     is_fixed: bool = True
     """Every sample has the same number of ids in a feature, the same in every batch of this source."""
     num_valid: int = -1  # Samples that count; those behind them only fill the batch up. −1: all.
     best_probability: NDArray[np.float32] | None = None
-    """[B]: the probability the label was drawn with, where the source knows it."""
+    """[B]: the probability the label was drawn with, where the source knows it; of tasks [B, outputs], the best that a
+    network could give."""
 
     @property
     def num_samples(self) -> int:

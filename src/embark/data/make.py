@@ -15,10 +15,12 @@ from embark.data.prepared import BLOCK_ROWS, MANIFEST, SPLITS, Feature, Layout, 
 from embark.data.prepared.parts import PART_BYTES
 from embark.data.statistics import write_manifest
 from embark.data.synthetic import SyntheticSource
+from embark.data.task_labels import main_label
 from embark.data.workers import OnProgress, ProgressReporter, each_result, num_cores
 from embark.errors import UserError
 from embark.formatting import format_bytes
 from embark.spec.run import RunSpec
+from embark.spec.tasks import Task, label_columns
 
 MIN_ROWS_TO_SHARE = 1_000_000  # Below this, one process is done before another has started.
 
@@ -114,7 +116,7 @@ def _layout(spec: RunSpec) -> Layout:
         for table in spec.model.table_list()
     )
     dense = tuple(f"dense_{i}" for i in range(spec.model.num_dense))
-    return Layout(dense, features, spec.data.prepare.dense_bits)
+    return Layout(dense, features, spec.data.prepare.dense_bits, label_columns(spec.model.tasks))
 
 
 def _most_ids(layout: Layout) -> list[int]:
@@ -126,6 +128,7 @@ def _settings(spec: RunSpec) -> dict[str, Any]:
     return {
         "made": "synthetic", "seed": data.seed, "zipf_exponent": data.zipf_exponent, "signal": data.signal,
         "ragged": data.ragged, "dense_bits": data.prepare.dense_bits,
+        **({"task_conflict": data.task_conflict} if spec.model.tasks else {}),
     }
 
 
@@ -135,7 +138,7 @@ def _write(task: _Task) -> Part:
     for start in range(task.start, task.stop, BLOCK_ROWS):
         stop = min(start + BLOCK_ROWS, task.stop)
         batch = source.train_rows(0, start, stop) if task.split == "train" else source.eval_rows(start, stop)
-        writer.add(rows_of(layout, batch))
+        writer.add(rows_of(layout, batch, task.spec.model.tasks))
     (part,) = writer.close()
     return part
 
@@ -145,11 +148,12 @@ def _source(spec: RunSpec) -> SyntheticSource:
     return SyntheticSource(spec.model, spec.data)
 
 
-def rows_of(layout: Layout, batch: Batch) -> Rows:
-    """A batch as rows of prepared data."""
+def rows_of(layout: Layout, batch: Batch, tasks: tuple[Task, ...] = ()) -> Rows:
+    """A batch as rows of prepared data. Of tasks each has a column of its own."""
+    label = np.column_stack([main_label(batch.label, tasks), batch.label]) if tasks else batch.label
     ends = np.cumsum(batch.lengths.sum(axis=1, dtype=np.int64))
     ids = tuple(np.split(batch.ids, ends[:-1]))
     if not layout.is_fixed:
-        return Rows(batch.label, batch.dense, ids, tuple(batch.lengths))
+        return Rows(label, batch.dense, ids, tuple(batch.lengths))
     shaped = tuple(values.reshape(-1, f.multi_hot) for values, f in zip(ids, layout.features, strict=True))
-    return Rows(batch.label, batch.dense, shaped, (None,) * len(ids))
+    return Rows(label, batch.dense, shaped, (None,) * len(ids))

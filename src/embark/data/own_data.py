@@ -13,8 +13,10 @@ from numpy.typing import NDArray
 from embark.data.loader import Batch
 from embark.data.prepared.manifest import BLOCK_ROWS
 from embark.data.prepared.order import EpochOrder, row_order
+from embark.data.task_labels import bad_labels, meaning_of, task_labels
 from embark.errors import DataError, UserError
 from embark.spec import DataSpec, ModelSpec, Table
+from embark.spec.tasks import label_columns
 from embark.spec.user_code import file_of, load_user_class, place_of, user_call, user_errors
 
 Positions = NDArray[np.int64]
@@ -29,6 +31,7 @@ class OwnSource:
 
     def __init__(self, model: ModelSpec, data: DataSpec) -> None:
         self._tables, self._num_dense, self._seed = model.table_list(), model.num_dense, data.seed
+        self._tasks = model.tasks
         self._lock = threading.Lock()  # training's thread reads ahead while an evaluation reads
         with user_errors():
             kind = load_user_class(data.kind, data.code)
@@ -77,8 +80,11 @@ class OwnSource:
         if not isinstance(ids, dict) or (missing := [t.name for t in self._tables if t.name not in ids]):
             what = f"ids without table {missing[0]}" if isinstance(ids, dict) else f"{type(ids).__name__} for ids"
             raise self._wrong(f"returned {what}", "ids is a dictionary from the name of each table to its ids")
-        label = self._floats("label", label, (len(positions),))
-        self._refuse(split, positions, (label != 0) & (label != 1), "label", label, "labels are 0 or 1")
+        if self._tasks:
+            label = self._task_labels(split, positions, label)
+        else:
+            label = self._floats("label", label, (len(positions),))
+            self._refuse(split, positions, (label != 0) & (label != 1), "label", label, "labels are 0 or 1")
         dense = self._floats("dense", np.empty((len(positions), 0)) if dense is None and not self._num_dense else dense,
                              (len(positions), self._num_dense))
         is_bad = np.logical_or.reduce(~np.isfinite(dense), axis=1)
@@ -86,6 +92,19 @@ class OwnSource:
         taken = [self._ids(split, positions, table, ids[table.name]) for table in self._tables]
         return Batch(dense=dense, ids=np.concatenate([one for one, _ in taken]), label=label, is_fixed=False,
                      lengths=np.stack([lengths for _, lengths in taken]))
+
+    def _task_labels(self, split: str, positions: Positions, label: Any) -> NDArray[np.float32]:
+        columns = label_columns(self._tasks)
+        if not isinstance(label, dict) or (missing := [name for name in columns if name not in label]):
+            what = f"label without {missing[0]}" if isinstance(label, dict) else f"{type(label).__name__} for label"
+            raise self._wrong(f"returned {what}", "with [[model.tasks]] label is a dictionary from each label to "
+                              f"[{len(positions)}], NaN where a sample has none")
+        values = np.stack([self._floats(f"label {name}", label[name], (len(positions),)) for name in columns], axis=1)
+        found = task_labels(values, columns, self._tasks)
+        for position, task in enumerate(self._tasks):
+            self._refuse(split, positions, bad_labels(found[:, position], task), f"label {task.column}",
+                         found[:, position], f"labels of task {task.name} are {meaning_of(task)}")
+        return found
 
     def _ids(
         self, split: str, positions: Positions, table: Table, value: Any

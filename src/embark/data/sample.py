@@ -17,6 +17,7 @@ from embark.data.statistics import write_manifest
 from embark.data.workers import ProgressReporter
 from embark.errors import EmbarkError
 from embark.spec.run import RunSpec
+from embark.spec.tasks import label_columns
 from embark.store import open_store
 
 _MEMORY_BYTES = 256 << 20
@@ -47,7 +48,13 @@ def take_sample(spec: RunSpec, *, num_train: int, num_eval: int) -> tuple[Sample
     batches: dict[Split, Batch] = {"train": source.train_rows(0, 0, min(num_train, source.num_train_samples))}
     if source.num_eval_samples:
         batches["validation"] = source.eval_rows(0, min(num_eval, source.num_eval_samples))
-    return Sample(spec, batches), ""
+    return Sample(_with_own_columns(spec), batches), ""
+
+
+def _with_own_columns(spec: RunSpec) -> RunSpec:
+    """Tasks whose labels are columns of their own, as a sample has them."""
+    tasks = tuple(task.model_copy(update={"label": "", "above": None}) for task in spec.model.tasks)
+    return spec.model_copy(update={"model": spec.model.model_copy(update={"tasks": tasks})}) if tasks else spec
 
 
 def write_sample(sample: Sample, out: Path, *, max_rows: int) -> None:
@@ -57,13 +64,14 @@ def write_sample(sample: Sample, out: Path, *, max_rows: int) -> None:
     is_ragged = any((batch.lengths != widths).any() for batch in sample.batches.values())
     layout = Layout(tuple(f"dense_{i}" for i in range(sample.spec.model.num_dense)),
                     tuple(Feature(table.name, min(table.rows, max_rows), table.multi_hot, is_ragged=is_ragged)
-                          for table in tables))
+                          for table in tables), labels=label_columns(sample.spec.model.tasks))
     parts: dict[Split, tuple[Part, ...]] = {}
     for split, batch in sample.batches.items():
         per_feature = batch.lengths.sum(axis=1, dtype=np.int64)
         sizes = np.asarray([feature.rows for feature in layout.features], np.int32)
         writer = PartWriter(out, f"{split}/000000", layout)
-        writer.add(rows_of(layout, replace(batch, ids=batch.ids % np.repeat(sizes, per_feature))))
+        writer.add(rows_of(layout, replace(batch, ids=batch.ids % np.repeat(sizes, per_feature)),
+                           sample.spec.model.tasks))
         parts[split] = tuple(writer.close())
     manifest = Manifest(layout, {"train": (), "validation": (), "test": (), **parts}, label=sample.spec.data.label,
                         settings={"made": "sample"})

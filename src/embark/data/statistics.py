@@ -176,8 +176,8 @@ def _scorers(task: _Task) -> dict[int, SparseScorer]:
 
 
 def _general(task: _Task) -> dict[str, Any]:
-    names = task.manifest.layout.dense
-    dense = DenseSummary(len(names))
+    names, labels = task.manifest.layout.dense, task.manifest.layout.labels
+    dense, of_tasks = DenseSummary(len(names)), LabelSummary(len(labels))
     rates: dict[str, float | None] = {}
     for split in SPLITS:
         num_positive = 0
@@ -185,9 +185,30 @@ def _general(task: _Task) -> dict[str, Any]:
             num_positive += int(block.label.sum(dtype="i8"))
             if split == "train" and names:
                 dense.add(block.dense)
+            if split == "train":
+                of_tasks.add(block.labels)
         num_rows = task.manifest.num_rows(split)
         rates[split] = num_positive / num_rows if num_rows else None
-    return {"label_rate": rates, "dense": {name: dense.summary(i) for i, name in enumerate(names)}}
+    return {"label_rate": rates, "dense": {name: dense.summary(i) for i, name in enumerate(names)},
+            **({"labels": {name: of_tasks.summary(i) for i, name in enumerate(labels)}} if labels else {})}
+
+
+class LabelSummary:
+    """Labels of several tasks: how many rows have one, and their mean."""
+
+    def __init__(self, num_labels: int) -> None:
+        self._num_rows = 0
+        self._num, self._sum = np.zeros(num_labels, np.int64), np.zeros(num_labels)
+
+    def add(self, labels: NDArray[np.float32]) -> None:
+        self._num_rows += len(labels)
+        self._num += (~np.isnan(labels)).sum(axis=0)
+        self._sum += np.nansum(labels, axis=0, dtype=np.float64)
+
+    def summary(self, label: int) -> dict[str, float | None]:
+        num = int(self._num[label])
+        return {"missing_share": 1 - num / self._num_rows if self._num_rows else None,
+                "mean": float(self._sum[label]) / num if num else None}
 
 
 def held_out(manifest: Manifest) -> Split | None:

@@ -10,14 +10,20 @@ from numpy.typing import NDArray
 
 from embark.data.hashing import Hashes, bell, hash_counters, quarter, stream_key, stream_keys, uniform
 from embark.data.loader import Batch
+from embark.data.synthetic_tasks import Mixture, best_outputs, draw_labels, seed_of
 from embark.spec.data import DataSpec
 from embark.spec.model import ModelSpec, Table
+from embark.spec.tasks import Task
 
 TRAIN, EVAL, CALIBRATION = range(3)
 IDS, LENGTHS, DENSE, LABEL = range(4)
 _CALIBRATION_SAMPLES = 16_384
 LOW = 0.5  # Where the integral of the ids begins.
 _VALUES_AT_A_TIME = 131_072  # Ids drawn together: their hashes stay in the second-level cache.
+
+Floats = NDArray[np.float32]
+Ids = list[NDArray[np.int32]]
+Lengths = list[NDArray[np.int32] | None]
 
 
 class SyntheticSource:
@@ -40,14 +46,19 @@ class SyntheticSource:
         values_per_sample = max(sum(self.multi_hot), self.num_dense)
         self._samples_at_a_time = max(1, _VALUES_AT_A_TIME // values_per_sample)
         self.teacher = TeacherModel(tables, model.num_dense, seed=data.seed, signal=data.signal)
-        chunks = [self._draw(CALIBRATION, span)[-1] for span in self._spans(0, _CALIBRATION_SAMPLES)]
-        self.scales = self.teacher.fit_scales(
-            Parts(
-                np.concatenate([c.dense for c in chunks]),
-                np.concatenate([c.tables for c in chunks], axis=1),
-                np.concatenate([c.pairs for c in chunks], axis=1),
-            )
-        )
+        self.tasks = model.tasks
+        own = [TeacherModel(tables, model.num_dense, seed=seed_of(data.seed, task), signal=data.signal)
+               for task in model.tasks]
+        samples: list[list[Parts]] = [[] for _ in (self.teacher, *own)]
+        for span in self._spans(0, _CALIBRATION_SAMPLES):
+            dense, ids, lengths, common = self._draw(CALIBRATION, span)
+            of_own = [teacher.parts(dense, ids, lengths, self._positions) for teacher in own]
+            for found, parts in zip(samples, (common, *of_own), strict=True):
+                found.append(parts)
+        sample, *own_samples = (Parts.join(parts) for parts in samples)
+        self.scales = self.teacher.fit_scales(sample)
+        self._own = [(teacher, *self._fit_task(task, teacher, sample, own_sample))
+                     for task, teacher, own_sample in zip(model.tasks, own, own_samples, strict=True)]
 
     @property
     def num_train_samples(self) -> int:
@@ -80,10 +91,14 @@ class SyntheticSource:
         lengths = np.empty((len(self.multi_hot), n), np.int32)
         ids = [np.empty((n, multi_hot), np.int32) for multi_hot in self.multi_hot]
         probability = np.empty(n, np.float32)
+        scores = np.empty((len(self.tasks), n), np.float32)
         for span in self._spans(start, stop):
             at = slice(span.start - start, span.stop - start)
             dense[at], group_ids, group_lengths, parts = self._draw(split, span)
-            probability[at] = self.teacher.probability(parts, self.scales)
+            if self.tasks:
+                scores[:, at] = self._scores(dense[at], group_ids, group_lengths, parts)
+            else:
+                probability[at] = self.teacher.probability(parts, self.scales)
             for group, values, counts in zip(self.groups, group_ids, group_lengths, strict=True):
                 lengths[group.tables, at] = group.multi_hot if counts is None else counts
                 for table, table_values in zip(group.tables, values, strict=True):
@@ -92,19 +107,45 @@ class SyntheticSource:
             chosen = [v[np.arange(v.shape[1]) < count[:, None]] for v, count in zip(ids, lengths, strict=True)]
         else:
             chosen = [v.reshape(-1) for v in ids]
-        coin = uniform(hash_counters(self.key(split, LABEL), np.arange(start, stop)))
+        if self.tasks:
+            best = [best_outputs(task, score) for task, score in zip(self.tasks, scores, strict=True)]
+            label = np.stack([draw_labels(task, one, self.key(split, LABEL), start)
+                              for task, one in zip(self.tasks, best, strict=True)], axis=1)
+            probability = np.concatenate(best, axis=1)
+        else:
+            coin = uniform(hash_counters(self.key(split, LABEL), np.arange(start, stop)))
+            label = (coin < probability).astype(np.float32)
         return Batch(
-            dense=dense, ids=np.concatenate(chosen), lengths=lengths, label=(coin < probability).astype(np.float32),
+            dense=dense, ids=np.concatenate(chosen), lengths=lengths, label=label,
             is_fixed=not self.is_ragged, best_probability=probability,
         )
+
+    def _fit_task(self, task: Task, teacher: TeacherModel, common: Parts, own: Parts) -> tuple[Scales, Mixture]:
+        """How a task's own hidden model is scaled, and how much of each model its score has."""
+        scales = teacher.fit_scales(own)
+        return scales, Mixture.fit(
+            self.teacher.score(common, self.scales), teacher.score(own, scales), self._data.task_conflict,
+            LOGIT_STD * self._data.signal,
+            lambda scores: _bias_for(scores, CLICK_RATE) if task.loss == "binary" else -float(scores.mean()))
+
+    def _scores(self, dense: Floats, ids: Ids, lengths: Lengths, parts: Parts) -> Floats:
+        """[tasks, n]"""
+        common = self.teacher.score(parts, self.scales)
+        if not self._data.task_conflict:
+            return np.stack([mixture.score(common, np.zeros_like(common)) for *_, mixture in self._own])
+        own = [teacher.score(teacher.parts(dense, ids, lengths, self._positions), scales)
+               for teacher, scales, _ in self._own]
+        return np.stack([mixture.score(common, score) for (*_, mixture), score in zip(self._own, own, strict=True)])
+
+    @property
+    def _positions(self) -> list[list[int]]:
+        return [group.tables for group in self.groups]
 
     def _spans(self, start: int, stop: int) -> Iterator[range]:
         for first in range(start, stop, self._samples_at_a_time):
             yield range(first, min(first + self._samples_at_a_time, stop))
 
-    def _draw(
-        self, split: int, span: range
-    ) -> tuple[NDArray[np.float32], list[NDArray[np.int32]], list[NDArray[np.int32] | None], Parts]:
+    def _draw(self, split: int, span: range) -> Drawn:
         """Dense features [n, num_dense]; for each group its ids [G, n, multi_hot] and lengths; what they bring."""
         counters = np.arange(span.start * self.num_dense, span.stop * self.num_dense)
         dense = bell(hash_counters(self.key(split, DENSE), counters)).reshape(len(span), self.num_dense)
@@ -113,7 +154,7 @@ class SyntheticSource:
             group.draw_lengths(self.table_keys[split, LENGTHS], span) if self.is_ragged else None
             for group in self.groups
         ]
-        parts = self.teacher.parts(dense, ids, lengths, [group.tables for group in self.groups])
+        parts = self.teacher.parts(dense, ids, lengths, self._positions)
         return dense, ids, lengths, parts
 
     def key(self, split: int, what: int) -> int:
@@ -197,8 +238,6 @@ interaction, which no sum of effects can stand for."""
 CURVATURE = 0.3  # How much of a dense feature's square goes with the feature.
 _STREAM = 0x1DDE
 
-Floats = NDArray[np.float32]
-
 
 @dataclass(frozen=True, slots=True)
 class Parts:
@@ -207,6 +246,13 @@ class Parts:
     dense: Floats  # [n]
     tables: Floats  # [F, n]: pooled effects of each table's ids.
     pairs: Floats  # [pairs, n]: dot products of the pooled latent vectors.
+
+    @staticmethod
+    def join(several: Sequence[Parts]) -> Parts:
+        """Of all their samples."""
+        return Parts(np.concatenate([one.dense for one in several]),
+                     np.concatenate([one.tables for one in several], axis=1),
+                     np.concatenate([one.pairs for one in several], axis=1))
 
 
 @dataclass(frozen=True, slots=True)
@@ -217,6 +263,9 @@ class Scales:
     tables: Floats
     pairs: Floats
     bias: np.float32
+
+
+Drawn = tuple[Floats, Ids, Lengths, Parts]
 
 
 class TeacherModel:
@@ -255,7 +304,7 @@ class TeacherModel:
         tables = _per_row_scale(sample.tables, IDS_SHARE)
         pairs = _per_row_scale(sample.pairs, PAIRS_SHARE)
         dense = _per_row_scale(sample.dense[None, :], DENSE_SHARE)[0]
-        total = self._score(sample, Scales(dense, tables, pairs, np.float32(0))).astype(np.float64)
+        total = self.score(sample, Scales(dense, tables, pairs, np.float32(0))).astype(np.float64)
         spread = float(total.std())
         to_wanted = self._signal * LOGIT_STD / spread if spread > 1e-6 else 0.0
         factor = np.float32(to_wanted)
@@ -264,7 +313,7 @@ class TeacherModel:
 
     def probability(self, parts: Parts, scales: Scales) -> Floats:
         """[n]"""
-        return self.probability_of(self._score(parts, scales))
+        return self.probability_of(self.score(parts, scales))
 
     def probability_of(self, logits: Floats) -> Floats:
         """[n]"""
@@ -274,7 +323,8 @@ class TeacherModel:
         logit += np.float32(1)
         return np.reciprocal(logit, out=logit)
 
-    def _score(self, parts: Parts, scales: Scales) -> Floats:
+    def score(self, parts: Parts, scales: Scales) -> Floats:
+        """The logit: [n]"""
         # One row after another: sum(axis=0) adds in another order for one sample than for many.
         score = parts.dense * scales.dense
         score += scales.bias

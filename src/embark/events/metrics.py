@@ -48,10 +48,11 @@ class Metric:
         return {path.partition(".")[0] for path in self.paths} >= {"step", "eval"}
 
 
-LEARNING, PACE, STEP, MACHINE, GPU, SAFETY, RUN = (
-    "Learning", "Pace", "Where a step's time goes", "Machines", "GPUs", "Checkpoints and interruptions", "The run",
+LEARNING, TASKS, PACE, STEP, MACHINE, GPU, SAFETY, RUN = (
+    "Learning", "Tasks", "Pace", "Where a step's time goes", "Machines", "GPUs", "Checkpoints and interruptions",
+    "The run",
 )
-GROUPS = (LEARNING, PACE, STEP, MACHINE, GPU, SAFETY, RUN)
+GROUPS = (LEARNING, TASKS, PACE, STEP, MACHINE, GPU, SAFETY, RUN)
 
 _TABLE = tomllib.loads(files("embark.events").joinpath("metrics.toml").read_text(encoding="utf-8"))
 METRICS = tuple(Metric(**{**row, "paths": tuple(row["paths"])}) for row in _TABLE["metric"])
@@ -86,7 +87,7 @@ def readings(event: Event, *, null_is_nan: bool = False) -> Iterator[Reading]:
     whole = int(step) if step is not None and math.isfinite(step) else None
     for metric, parts, first in _PATHS.get(event.kind, ()):
         for labels, found in _values(event.values, parts, first):
-            value = math.nan if found is None and null_is_nan and metric.group == LEARNING else to_float(found)
+            value = math.nan if found is None and null_is_nan and metric.group in (LEARNING, TASKS) else to_float(found)
             if value is not None:
                 yield Reading(metric, labels, value, event.time_s, whole)
 

@@ -157,6 +157,8 @@ class Quality:
 
 def _num_clicks(held: Mapping[str, Any]) -> float:
     """Clicks, or the others where these are fewer: normalized entropy is log loss over the entropy of their share."""
+    if isinstance(tasks := held.get("tasks"), Mapping):  # the run's calibration is the first binary task's
+        held = next((one for one in tasks.values() if isinstance(one, Mapping) and "calibration" in one), {})
     loss, ne = to_finite(held.get("log_loss")), to_finite(held.get("normalized_entropy"))
     if loss is None or not ne:
         return 0.0

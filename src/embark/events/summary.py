@@ -16,6 +16,7 @@ from embark.events.events import Event, NewestEvents
 from embark.events.metrics import find, metric
 from embark.events.plotting import MARK, Chart, Point, Series, draw
 from embark.events.quality import Quality
+from embark.events.task_rows import task_rows
 from embark.formatting import (
     format_auc,
     format_bytes,
@@ -209,6 +210,20 @@ def ranking_text(evaluated: Mapping[str, Any]) -> str:
     if RANKING[0] not in evaluated:
         return ""
     return " · ".join(f"{metric_label(name, evaluated)} {format_float(evaluated.get(name))}" for name in RANKING)
+
+
+def tasks(history: History, encode: Encode) -> RenderableType | None:
+    """The metrics of each task, where there are several."""
+    rows = task_rows(history.eval, history.step)
+    if not rows:
+        return None
+    table = Table(box=None, padding=(0, 2, 0, 0), header_style="dim", pad_edge=False)
+    for heading in ("task", "metric", "held out", "ceiling", "train"):
+        table.add_column(heading, justify="left" if heading in ("task", "metric") else "right", no_wrap=True)
+    for before, row in zip(("", *(row.task for row in rows)), rows, strict=False):
+        table.add_row(*map(encode, ("" if row.task == before else row.task, row.metric, row.held_out, row.ceiling,
+                                    row.train)))
+    return Padding(table, (0, 0, 0, 2))
 
 
 def paths(history: History) -> Iterator[tuple[str, str]]:

@@ -22,9 +22,9 @@ from collections.abc import Collection
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import BaseModel, ConfigDict, SerializerFunctionWrapHandler, ValidationError, model_serializer
 
 from embark.data.id_maps import IdMap, RowEncoder
 from embark.data.prepare.rows import dense_transform
@@ -61,6 +61,14 @@ class RowFormat(_Section):
     layout: Layout
     hashed_rows: dict[str, int]  # By table: the modulus of values without an entry in the map; 0: they have id 0.
     plain_ids: Literal["refuse", "clip"] | None = None  # The rows hold ids; what becomes of those no table has.
+
+    @model_serializer(mode="wrap")
+    def _without_labels(self, dump: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        """Rows to score have none; the file stays what it was before there were several."""
+        values: dict[str, Any] = dump(self)
+        for part in ("columns", "layout"):
+            values[part] = {key: value for key, value in values[part].items() if key != "labels"}
+        return values
 
 
 class ItemIndexInfo(_Section):

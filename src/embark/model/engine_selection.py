@@ -13,7 +13,7 @@ def select_engine(spec: RunSpec, device: str, obstacle: str) -> tuple[str, str]:
     if requested == "pipeline":
         return "pipeline", "requested"
     if requested == "cuda_graph":
-        if obstacle and spec.model.is_own:
+        if obstacle and (spec.model.is_own or spec.model.tasks):
             return "pipeline", obstacle
         if obstacle:
             raise UserError(f'train.engine = "cuda_graph" cannot be used: {obstacle}',
@@ -31,6 +31,8 @@ def cuda_graph_obstacle(spec: RunSpec, device: str, *, has_tables_on_host: bool)
         return f"a network of your own ({spec.model.kind}) is not captured in a CUDA graph"
     if spec.model.kind == "two_tower":
         return "two towers are not captured in a CUDA graph"
+    if spec.model.tasks:
+        return "several tasks are not part of the captured step"
     if spec.train.optimizer == "adam":
         return "fused Adam counts its steps on the host"
     if regularized := regularization_of(spec):

@@ -141,6 +141,10 @@ def check_supported(spec: RunSpec) -> None:
         section, _, name = field.partition(".")
         mistakes.append(Mistake("", field, str(getattr(getattr(spec, section), name)), "is not supported by the JAX "
                                 "trainer", 'leave it out, or set place.device = "cpu" or "cuda"'))
+    if spec.model.tasks:
+        names = ", ".join(task.name for task in spec.model.tasks)
+        mistakes.append(Mistake("", "model.tasks", names, "several tasks are not supported by the JAX trainer",
+                                'set place.device = "cpu" or "cuda"'))
     mistakes += [Mistake("", f"model.tables.{index}.{field}", str(value), "is not supported by the JAX trainer",
                          'leave it out, or set place.device = "cpu" or "cuda"')
                  for index, table in enumerate(spec.model.tables)

@@ -1,10 +1,11 @@
 """What one step of a model does, counted: layers, weights, arithmetic, bytes. No machine is in it yet."""
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 
 from embark.model.placement import STATE_BYTES, Placement, Shard, table_value_bytes
+from embark.model.task_layers import task_layers_of
 from embark.spec import ModelSpec, RunSpec
 from embark.spec.two_tower import is_item_table
 
@@ -40,10 +41,13 @@ class Layers:
     top: tuple[Linear, ...]
     num_vectors: int  # `dlrm`: vectors whose dots are taken; `dcnv2`: 0.
     dim: int
+    head: tuple[Linear, ...] = ()  # Of several tasks, in place of `top`.
+    head_width: int = 0  # What the head begins with.
+    mixed_width: int = 0  # What its gates weight, for each sample.
 
     @property
     def all(self) -> tuple[Linear, ...]:
-        return (*self.bottom, *self.down, *self.up, *self.top)
+        return (*self.bottom, *self.down, *self.up, *self.top, *self.head)
 
     @property
     def num_values(self) -> int:
@@ -56,20 +60,20 @@ class Layers:
     @property
     def middle_width(self) -> int:
         """What the top layers begin with."""
-        return self.top[0].num_in
+        return self.head_width or self.top[0].num_in
 
     @property
     def flops_per_sample(self) -> float:
         """There and back: a multiplication and an addition for each weight, three times; the dots likewise."""
         dots = self.num_vectors**2 * self.dim
-        return 6.0 * (sum(layer.num_weights for layer in self.all) + dots)
+        return 6.0 * (sum(layer.num_weights for layer in self.all) + dots + self.mixed_width)
 
     @property
     def output_width(self) -> int:
         """Of all layers and of what stands between them: the values that go through memory for each sample."""
         crossed = 2 * len(self.up) * self.middle_width  # the raised and the crossed vector
         narrow = sum(layer.num_out for layer in self.down)
-        mlps = sum(layer.num_out for layer in (*self.bottom, *self.top))
+        mlps = sum(layer.num_out for layer in (*self.bottom, *self.top, *self.head)) + self.mixed_width
         return mlps + crossed + narrow + self.middle_width
 
 
@@ -124,11 +128,20 @@ def layers_of(model: ModelSpec) -> Layers:
         rank = min(model.cross_rank, width)
         down = tuple(Linear(width, rank, has_bias=False) for _ in range(model.num_cross_layers))
         up = tuple(Linear(rank, width) for _ in range(model.num_cross_layers))
-        return Layers(bottom, down, up, _mlp(width, (*model.top_mlp, 1)), 0, model.embedding_dim)
+        return _with_top(Layers(bottom, down, up, (), 0, model.embedding_dim), model, width)
     vectors = len(tables) + bool(bottom)
     passed_on = model.embedding_dim * (1 if bottom else vectors)
-    top = _mlp(passed_on + vectors * (vectors - 1) // 2, (*model.top_mlp, 1))
-    return Layers(bottom, (), (), top, vectors, model.embedding_dim)
+    return _with_top(Layers(bottom, (), (), (), vectors, model.embedding_dim), model,
+                     passed_on + vectors * (vectors - 1) // 2)
+
+
+def _with_top(layers: Layers, model: ModelSpec, width: int) -> Layers:
+    """What lies over an interaction of `width`."""
+    if not model.tasks:
+        return replace(layers, top=_mlp(width, (*model.top_mlp, 1)))
+    head = task_layers_of(model, width)
+    return replace(layers, head=tuple(Linear(*sizes) for sizes in head.sizes), head_width=width,
+                   mixed_width=head.mixed_width)
 
 
 @dataclass(frozen=True, slots=True)

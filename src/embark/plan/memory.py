@@ -130,7 +130,7 @@ def pipeline_bytes(spec: RunSpec, placement: Placement, rank: int, precision: st
     return ByteCounts(
         on_device, state, layers.num_values * (4 * (2 + states) + (2 if size == 2 else 0)),
         samples * pooled * (4 + size), samples * layers.output_width * size, 48 * looked_up.num_ids,
-        3 * samples * (4 * (1 + model.num_dense) + (8 + 8) * num_ids), exchange,
+        3 * samples * (4 * (max(1, len(model.tasks)) + model.num_dense) + (8 + 8) * num_ids), exchange,
     )
 
 
@@ -143,7 +143,7 @@ def host_parts(
     tables = spec.model.table_list()
     num_ids = sum(t.multi_hot for t in tables)
     samples = spec.train.batch_size / placement.num_ranks
-    batch = samples * 4 * (1 + spec.model.num_dense + 2 * num_ids)
+    batch = samples * 4 * (max(1, len(spec.model.tasks)) + spec.model.num_dense + 2 * num_ids)
     ranks = range(min(ranks_per_host, placement.num_ranks))
     on_host = sum(shard_bytes(s, spec) for r in ranks for s in placement.of_rank(r) if is_cpu or s.memory == "host")
     on_device = sum(shard_bytes(s, spec) for r in ranks for s in placement.of_rank(r))

@@ -71,8 +71,9 @@ def features(spec: RunSpec, placement: Placement, precision: str, calibration: C
 
 
 def sample_bytes(spec: RunSpec) -> float:
-    """Label, dense features and ids, four bytes each."""
-    return 4.0 * (1 + spec.model.num_dense + sum(t.multi_hot for t in spec.model.table_list()))
+    """Labels, dense features and ids, four bytes each."""
+    model = spec.model
+    return 4.0 * (max(1, len(model.tasks)) + model.num_dense + sum(t.multi_hot for t in model.table_list()))
 
 
 def activation_bytes(layers: Layers | DenseWork, spec: RunSpec, samples: float, size: int) -> float:

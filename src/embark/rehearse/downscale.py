@@ -274,6 +274,9 @@ def downscale_spec(spec: RunSpec, world_size: int, num_steps: int, sample: Sampl
         data |= {"kind": "prepared", "code": "", "path": SAMPLE, "eval_split": "validation"}
     elif data["kind"] != "synthetic":
         data |= {"kind": "synthetic", "code": "", "path": "", "dense_columns": []}
+        tasks = [{key: value for key, value in task.items() if key not in ("label", "above")}
+                 for task in model.get("tasks", ())]
+        model |= {"tasks": tasks} if tasks else {}
     most = min(train["batch_size"], sample.num_train if sample else train["batch_size"])
     train["batch_size"] = min(most // world_size or 1, SAMPLES_PER_RANK) * world_size
     data["num_train_samples"] = train["batch_size"] * num_steps

@@ -12,6 +12,7 @@ from embark.events.changes import shown_value
 from embark.events.events import Event
 from embark.events.metrics import find, metric
 from embark.events.summary import CEILING, HELD_OUT, best_checkpoint
+from embark.events.task_rows import task_rows
 from embark.formatting import (
     MISSING,
     format_auc,
@@ -168,6 +169,10 @@ def _held_out(record: Record) -> Iterator[Block]:
         columns, rows = (*columns[:3], *columns[4:]), [(*row[:3], *row[4:]) for row in rows]
     yield Words(f"Evaluated on {format_count(held.get('num_samples'))} held-out samples.", is_small=True)
     yield Table(columns, tuple(rows), frozenset(range(1, len(columns) - 1)))
+    if of_tasks := task_rows(held, record.step):
+        yield Table(("task", "metric", "held out", "ceiling", "training"),
+                    tuple((row.task, row.metric, row.held_out, row.ceiling, row.train) for row in of_tasks),
+                    frozenset({2, 3, 4}))
     if best := best_checkpoint(record.end):
         yield Words(f"Best checkpoint by early stopping: {best}.")
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import closing, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from tempfile import TemporaryDirectory
 
 from embark.data import open_source
@@ -36,6 +36,7 @@ class EvaluationResult:
     log_loss: float
     calibration: float
     ranking: Mapping[str, float] | None = None  # Of two towers, which have no other metrics.
+    tasks: Mapping[str, Mapping[str, float]] = field(default_factory=dict)  # Of `model.tasks`, by name.
     notes: tuple[str, ...] = ()
 
 
@@ -86,12 +87,13 @@ def evaluate_run(
         open_rows(trained.spec, trained.fingerprint, data, split) as rows,
         loaded(trained, open_backend(trained.spec), rows) as model,
     ):
-        found = Evaluation(rows.source, rows.spec.train.batch_size, model.world).run(
+        found = Evaluation(rows.source, rows.spec.train.batch_size, model.world, rows.spec.model.tasks).run(
             model.trainer, model.step, lambda: False)
         return EvaluationResult(
             run=trained.run_dir.uri, step=model.step, data=rows.path, split=rows.split, rows=rows.description,
             device=model.world.device_name, num_samples=int(found["num_samples"]),
             **{name: found.get(name, math.nan) for name in ("auc", "normalized_entropy", "log_loss", "calibration")},
             ranking={name: found[name] for name in (*RANKING_METRICS, "k", "num_users")} if "k" in found else None,
+            tasks=found.get("tasks", {}),
             notes=(*rows.notes, *rows.source.notes),
         )

@@ -3,6 +3,7 @@
 import math
 import time
 from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -11,20 +12,22 @@ from embark.data import Batch, SampleSource, eval_batches
 from embark.errors import DataError, Diverged
 from embark.run.auc import exact_auc, halves_counter
 from embark.run.trainer import Ranks, Trainer
-from embark.spec import RunSpec
+from embark.spec import RunSpec, Task
+
+F64 = NDArray[np.float64]
 
 
 class Evaluation:
     """The held-out samples, and the best any model could do on them where the source knows it."""
 
-    def __init__(self, source: SampleSource, batch_size: int, world: Ranks) -> None:
-        self._source, self._batch_size, self._world = source, batch_size, world
-        self._best: dict[str, float] | None = None
+    def __init__(self, source: SampleSource, batch_size: int, world: Ranks, tasks: tuple[Task, ...] = ()) -> None:
+        self._source, self._batch_size, self._world, self._tasks = source, batch_size, world, tasks
+        self._best: dict[str, Any] | None = None
 
-    def run(self, trainer: Trainer, step: int, is_stopping: Callable[[], bool]) -> dict[str, float]:
+    def run(self, trainer: Trainer, step: int, is_stopping: Callable[[], bool]) -> dict[str, Any]:
         """Metrics over all ranks; every rank must call it. Empty where the run was asked to stop meanwhile."""
         started, world = time.perf_counter(), self._world
-        best: list[tuple[F64, NDArray[np.bool_]]] = []  # The true probabilities, and the clicks.
+        best: list[tuple[F64, NDArray[np.float32]]] = []  # The true probabilities, and the labels.
         with trainer.evaluating(step) as evaluator:
             for batch in eval_batches(evaluator.eval_source(self._source), rank=world.rank, world_size=world.world_size,
                                       batch_size=evaluator.batch_size(self._batch_size)):
@@ -33,14 +36,30 @@ class Evaluation:
                 evaluator.add(batch)
                 if self._best is None and batch.best_probability is not None:
                     best.append((batch.best_probability[: batch.num_samples].astype(np.float64),
-                                 batch.label[: batch.num_samples] > 0.5))
+                                 batch.label[: batch.num_samples]))
             metrics = evaluator.metrics()
         if "auc" not in metrics:  # as of two towers
             return {**metrics, "eval_s": time.perf_counter() - started}
+        if self._tasks:
+            return {**self._with_best_of_tasks(metrics, best), "eval_s": time.perf_counter() - started}
         if self._best is None:
-            reachable = _of_probabilities(world, best)
+            reachable = of_probabilities(world, [(p, label > 0.5) for p, label in best])
             self._best = {f"best_{k}": reachable[k] for k in ("auc", "log_loss") if not math.isnan(reachable[k])}
         return {**metrics, **(self._best or {}), "eval_s": time.perf_counter() - started}
+
+    def _with_best_of_tasks(
+        self, metrics: dict[str, Any], found: Sequence[tuple[F64, NDArray[np.float32]]]
+    ) -> dict[str, Any]:
+        from embark.run.task_metrics import best_of, with_best
+
+        if self._best is None and not any(self._world.gathered(bool(found))):
+            self._best = {}
+        if self._best is None:
+            num_outputs = sum(task.num_outputs for task in self._tasks)
+            outputs = [np.empty((0, num_outputs)), *(best for best, _ in found)]
+            labels = [np.empty((0, len(self._tasks))), *(label.astype(np.float64) for _, label in found)]
+            self._best = best_of(self._world, self._tasks, np.concatenate(outputs), np.concatenate(labels))
+        return with_best(self._tasks, metrics, self._best)
 
 
 def leak_warning(source: SampleSource, spec: RunSpec, held: Mapping[str, float]) -> str:
@@ -52,7 +71,6 @@ def leak_warning(source: SampleSource, spec: RunSpec, held: Mapping[str, float])
     return leak_note(column_scores(source, spec))
 
 
-F64 = NDArray[np.float64]
 NUM_BINS = 16_384
 LARGEST_LOGIT = 12.0
 STATE_SIZE = 2 * NUM_BINS + 4
@@ -64,22 +82,22 @@ def metrics_of(state: F64) -> dict[str, float]:
     so the exact AUC lies at most half their share away."""
     loss, predicted, clicks, samples = state[2 * NUM_BINS :].tolist()
     negatives, positives = state[:NUM_BINS], state[NUM_BINS : 2 * NUM_BINS]
-    error = _ratio(float((negatives * positives).sum()) / 2, float(negatives.sum() * positives.sum()))
+    error = ratio(float((negatives * positives).sum()) / 2, float(negatives.sum() * positives.sum()))
     return metrics_from((loss, predicted, clicks), _auc(negatives, positives), samples) | {"auc_error": error}
 
 
 def metrics_from(sums: Sequence[float], auc: float | None, samples: float) -> dict[str, float]:
     """`sums`: log loss, predicted clicks and clicks of all samples."""
     loss, predicted, clicks = sums
-    log_loss = _ratio(loss, samples)
+    log_loss = ratio(loss, samples)
     return {
         "auc": math.nan if auc is None else auc, "log_loss": log_loss,
-        "normalized_entropy": _ratio(log_loss, _entropy(_ratio(clicks, samples))),
-        "calibration": _ratio(predicted, clicks), "num_samples": samples,
+        "normalized_entropy": ratio(log_loss, _entropy(ratio(clicks, samples))),
+        "calibration": ratio(predicted, clicks), "num_samples": samples,
     }
 
 
-def _of_probabilities(world: Ranks, found: Sequence[tuple[F64, NDArray[np.bool_]]]) -> dict[str, float]:
+def of_probabilities(world: Ranks, found: Sequence[tuple[F64, NDArray[np.bool_]]]) -> dict[str, float]:
     """The metrics of the true probabilities over all ranks."""
     p = np.concatenate([p for p, _ in found] or [np.empty(0)])
     is_click = np.concatenate([is_click for _, is_click in found] or [np.empty(0, bool)])
@@ -93,7 +111,7 @@ def _auc(negatives: F64, positives: F64) -> float:
     """Share of (click, no click) pairs in the right order; a tie is half right."""
     below = negatives.cumsum() - negatives
     right = float((positives * (below + negatives / 2)).sum())
-    return _ratio(right, float(positives.sum() * negatives.sum()))
+    return ratio(right, float(positives.sum() * negatives.sum()))
 
 
 def _entropy(rate: float) -> float:
@@ -102,7 +120,8 @@ def _entropy(rate: float) -> float:
     return -(rate * math.log(rate) + (1 - rate) * math.log(1 - rate))
 
 
-def _ratio(numerator: float, denominator: float) -> float:
+def ratio(numerator: float, denominator: float) -> float:
+    """NaN where there is nothing to divide by."""
     return numerator / denominator if denominator else math.nan
 
 

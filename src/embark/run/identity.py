@@ -31,7 +31,14 @@ def identity_of(spec: RunSpec, source: SampleSource, num_steps: int, world: Rank
 
 def _learning_fields(spec: RunSpec, num_steps: int) -> dict[str, Any]:
     values = spec.model_dump(mode="json")
-    found = {field: values[field.partition(".")[0]][field.partition(".")[2]] for field in sorted(LEARNING_FIELDS)
+
+    def value_of(field: str) -> Any:
+        section, _, name = field.partition(".")
+        # Some that are not used are not written.
+        default = type(getattr(spec, section)).model_fields[name].default
+        return values[section].get(name, list(default) if isinstance(default, tuple) else default)
+
+    found = {field: value_of(field) for field in sorted(LEARNING_FIELDS)
              if KIND_OF_FIELD.get(field, spec.data.kind) == spec.data.kind}
     for field in ("model.code", "data.code"):
         found[field] = sha256(found[field].encode()).hexdigest() if found[field] else ""

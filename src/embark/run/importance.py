@@ -13,12 +13,14 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from statistics import NormalDist, fmean, stdev
+from typing import Any
 
 import numpy as np
 
 from embark.data import SampleSource
 from embark.data.evaluation_rows import EvaluationRows, open_rows
 from embark.data.permuted_rows import RowsInMemory
+from embark.data.task_labels import main_label
 from embark.errors import DataError, UserError
 from embark.run.evaluate_run import LoadedRun, loaded, refuse_two_towers
 from embark.run.evaluation import Evaluation
@@ -99,7 +101,7 @@ def measure_importance(
     refuse_two_towers(trained, "--importance")
     with open_rows(trained.spec, trained.fingerprint, data, split) as rows:
         parts = RowsInMemory.folds(rows.source, sampling.rows, sampling.repeats)
-        if any(not 0 < part.batch.label.sum() < len(part.batch.label) for part in parts) or not parts:
+        if any(not 0 < clicks_in(part, rows) < part.num_eval_samples for part in parts) or not parts:
             raise DataError(f"{rows.description}: too few rows for {sampling.repeats} parts that each have both labels",
                             fix="more --rows, fewer --repeats, or data with more rows")
         names = feature_names(rows)
@@ -141,11 +143,16 @@ def _t_quantile(df: int) -> float:
             + (3 * z**7 + 19 * z**5 + 17 * z**3 - 15 * z) / (384 * df**3))
 
 
-def metrics_on(part: SampleSource, rows: EvaluationRows, model: LoadedRun) -> dict[str, float]:
+def clicks_in(part: RowsInMemory, rows: EvaluationRows) -> float:
+    """Of several tasks those of the first binary one."""
+    return float(main_label(part.batch.label, rows.spec.model.tasks).sum())
+
+
+def metrics_on(part: SampleSource, rows: EvaluationRows, model: LoadedRun) -> dict[str, Any]:
     """The model's metrics on some of the rows."""
     size = min(rows.spec.train.batch_size, -(-part.num_eval_samples // model.world.num_devices)
                * model.world.num_devices)
-    return Evaluation(part, size, model.world).run(model.trainer, model.step, lambda: False)
+    return Evaluation(part, size, model.world, rows.spec.model.tasks).run(model.trainer, model.step, lambda: False)
 
 
 def _metrics(part: SampleSource, rows: EvaluationRows, model: LoadedRun) -> tuple[float, float]:

@@ -113,7 +113,7 @@ def train_steps(run: TrainingRun) -> dict[str, Any]:
     """Step, log, evaluate and save until the last step or until any rank is asked to stop."""
     spec, trainer, logger, step, early_stopping = run.spec, run.trainer, run.logger, run.first_step, run.early_stopping
     clock = Clock(spec.train.batch_size, trainer.input_waits())
-    evaluation = Evaluation(run.source, spec.train.batch_size, run.world)
+    evaluation = Evaluation(run.source, spec.train.batch_size, run.world, spec.model.tasks)
     evaluated: dict[str, Any] = {}
     if step < run.num_steps and early_stopping.has_missed(step) and (
             evaluated := evaluate(run, evaluation, clock, step)):

@@ -16,7 +16,7 @@ from embark.data.evaluation_rows import EvaluationRows, open_rows
 from embark.data.permuted_rows import RowsInMemory
 from embark.errors import DataError, UserError, nearest
 from embark.run.evaluate_run import LoadedRun, loaded, refuse_two_towers
-from embark.run.importance import Estimate, Sampling, estimate, feature_names, metrics_on
+from embark.run.importance import Estimate, Sampling, clicks_in, estimate, feature_names, metrics_on
 from embark.run.trainer import TrainerBackend
 from embark.spec import RunSpec
 from embark.store.trained_run import TrainedRun
@@ -155,12 +155,11 @@ def _words(rows: EvaluationRows, table: str, parts: list[_Part]) -> tuple[list[s
 
 
 def _measured(value: str, part: RowsInMemory, rows: EvaluationRows, model: LoadedRun, sampling: Sampling) -> Slice:
-    found, label = metrics_on(part, rows, model), part.batch.label
-    clicks, num = float(label.sum()), len(label)
+    found, clicks, num = metrics_on(part, rows, model), clicks_in(part, rows), part.num_eval_samples
     order = np.random.default_rng(sampling.seed).permutation(num)
     folds = [part.taken(order[start :: sampling.repeats]) for start in range(sampling.repeats)] \
         if num >= 2 * sampling.repeats else []
-    has_both = [0 < fold.batch.label.sum() < len(fold.batch.label) for fold in folds]
+    has_both = [0 < clicks_in(fold, rows) < fold.num_eval_samples for fold in folds]
     auc = calibration = None
     if folds and all(has_both):
         by_fold = [metrics_on(fold, rows, model) for fold in folds]

@@ -83,8 +83,9 @@ class Evaluator(Protocol):
 
     def add(self, batch: Batch) -> None: ...
 
-    def metrics(self) -> dict[str, float]:
-        """Over all ranks, as `run.evaluation.metrics_from` makes them, with the exact AUC."""
+    def metrics(self) -> dict[str, Any]:
+        """Over all ranks, as `run.evaluation.metrics_from` makes them, with the exact AUC; of several tasks as
+        `run.task_metrics.combine` does."""
 
 
 class Trainer(Protocol):
@@ -113,7 +114,7 @@ class Trainer(Protocol):
     def step(self, batches: Iterator[Any], step: int) -> float:
         """Train on the next batch; returns the learning rate."""
 
-    def window_metrics(self) -> dict[str, float]:
+    def window_metrics(self) -> dict[str, Any]:
         """Metrics over all ranks since the last call."""
 
     def trouble(self) -> Trouble | None:

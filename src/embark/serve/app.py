@@ -27,9 +27,11 @@ from embark.errors import EmbarkError, Fault
 from embark.export.artifact import Artifact
 from embark.serve.batcher import Batcher, BatchLimits, Overloaded
 from embark.serve.infer_protocol import EXTENSIONS, infer_response, metadata, read_infer, read_score, score_response
+from embark.serve.outputs import Row
 from embark.serve.request_rows import RequestColumns, Scores
 from embark.serve.retrieve import Retrieved, RetrieveRequest, read_retrieve
 from embark.serve.served_model import ServedModel, VersionChange
+from embark.spec.model import ModelSpec
 
 Handler = Callable[[Request], Awaitable[Response]]
 Asked = TypeVar("Asked", bound=Sized)
@@ -201,12 +203,17 @@ class ModelServer:
     def about_model(self) -> dict[str, Any]:
         """Its metadata."""
         artifact = self._artifact
-        return metadata(self.name, artifact.version, artifact.info.rows.columns)
+        return metadata(self.name, artifact.version, artifact.info.rows.columns, artifact.info.model)
 
     @property
     def schema(self) -> Schema:
         """The columns of the model."""
         return self._artifact.info.rows.columns
+
+    @property
+    def model_spec(self) -> ModelSpec:
+        """What it predicts."""
+        return self._artifact.info.model
 
     async def _model_ready(self, request: Request) -> Response:
         self.check_model(**request.path_params)
@@ -223,7 +230,7 @@ class ModelServer:
             raise Refusal(400, f"Inference-Header-Content-Length: is not a number of bytes up to {len(body):,}")
         end = len(body) if length is None else int(length)
         with refused_if_malformed():
-            asked = read_infer(_json_object(body[:end]), body[end:], self.schema)
+            asked = read_infer(_json_object(body[:end]), body[end:], self.schema, self.model_spec)
         found = await self.scores("infer", asked.columns)
         self.check_model(**request.path_params, answered_by=found.version)
         header, raw = infer_response(self.name, found.version, asked, all_scores(found))
@@ -238,7 +245,7 @@ class ModelServer:
         with refused_if_malformed():
             columns = read_score(body)
         found = await self.scores("score", columns)
-        return JSONResponse(score_response(body, found))
+        return JSONResponse(score_response(body, found, self.model_spec))
 
     async def _retrieve(self, request: Request) -> Response:
         if not self._served.has_items:
@@ -303,7 +310,7 @@ def _busy(what: str) -> Refusal:
     return Refusal(429, what, {"Retry-After": "1"})
 
 
-def all_scores(found: Scores) -> list[float]:
+def all_scores(found: Scores) -> list[Row]:
     """Of a request by tensors, which have no room for a reason: one row without a score refuses it."""
     if found.errors:
         row, why = found.errors[0]

@@ -6,12 +6,12 @@ import logging
 from collections.abc import Awaitable, Callable
 from typing import Any
 
-import numpy as np
 import pyarrow as pa
 
 from embark.errors import MissingPackage, UserError
 from embark.serve.app import ModelServer, Refusal, all_scores, refused_if_malformed
-from embark.serve.infer_protocol import SCORE, check_outputs
+from embark.serve.infer_protocol import chosen_outputs
+from embark.serve.outputs import tensors_of
 from embark.serve.request_rows import TensorColumns
 from embark.serve.tensors import BYTES, DTYPES, read_tensor, tensor_columns
 
@@ -119,22 +119,22 @@ class GrpcServer:
         with self._model.holding(request.ByteSize()):
             with refused_if_malformed():
                 columns = self._columns(request)
+                outputs = chosen_outputs([output.name for output in request.outputs], self._model.model_spec)
             found = await self._model.scores("grpc infer", columns)
         self._model.check_model(request.model_name, request.model_version, answered_by=found.version)
-        scores = all_scores(found)
-        tensor = {"name": SCORE, "datatype": "FP32", "shape": [len(scores)]}
+        tensors = list(tensors_of(outputs, all_scores(found)))
         response = {"model_name": self._model.name, "model_version": str(found.version), "id": request.id}
         if request.raw_input_contents:
             return self._messages["ModelInferResponse"](
-                **response, outputs=[tensor], raw_output_contents=[np.array(scores, "<f4").tobytes()])
-        return self._messages["ModelInferResponse"](
-            **response, outputs=[{**tensor, "contents": {"fp32_contents": scores}}])
+                **response, outputs=[tensor for tensor, _ in tensors],
+                raw_output_contents=[values.tobytes() for _, values in tensors])
+        return self._messages["ModelInferResponse"](**response, outputs=[
+            {**tensor, "contents": {"fp32_contents": values.reshape(-1).tolist()}} for tensor, values in tensors])
 
     def _columns(self, request: Any) -> TensorColumns:
         raw = request.raw_input_contents
         if raw and (len(raw) != len(request.inputs) or any(one.HasField("contents") for one in request.inputs)):
             raise ValueError("raw_input_contents has all inputs, in their order, or none")
-        check_outputs([output.name for output in request.outputs])
         return tensor_columns([
             read_tensor(one.name, one.datatype, list(one.shape), raw[i] if raw else _contents(one))
             for i, one in enumerate(request.inputs)], self._model.schema)

@@ -7,18 +7,17 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
-
 from embark.data.prepare.schema import TIME_ROWS, Schema
+from embark.serve.outputs import Output, Row, answer_of, outputs_of, tensors_of
 from embark.serve.request_rows import JsonColumns, Scores, TensorColumns
 from embark.serve.tensors import read_tensor, tensor_columns
+from embark.spec.model import ModelSpec
 
-SCORE = "score"
 INSTANCES = "instances"
 EXTENSIONS = ["binary_tensor_data"]
 
 
-def metadata(name: str, version: int, columns: Schema) -> dict[str, Any]:
+def metadata(name: str, version: int, columns: Schema, model: ModelSpec) -> dict[str, Any]:
     """Of a model: a tensor for each column; a list is a second dimension."""
     inputs = {column: _tensor(column, "FP32") for column in columns.dense}
     for column in columns.sparse:
@@ -28,7 +27,7 @@ def metadata(name: str, version: int, columns: Schema) -> dict[str, Any]:
     for time in columns.times:
         inputs.setdefault(time.name, _tensor(time.name, "INT64" if time.format in ("s", "ms") else "BYTES"))
     return {"name": name, "versions": [str(version)], "platform": "embark", "inputs": list(inputs.values()),
-            "outputs": [_tensor(SCORE, "FP32")]}
+            "outputs": [{**_tensor(output.name, "FP32"), "shape": output.shape} for output in outputs_of(model)]}
 
 
 def _tensor(name: str, datatype: str, *, is_list: bool = False) -> dict[str, Any]:
@@ -41,10 +40,15 @@ class InferRequest:
 
     id: str
     columns: TensorColumns
-    is_raw: bool  # Whether the scores are to be raw bytes.
+    raw_outputs: frozenset[str]  # Those that are to be raw bytes.
+    outputs: tuple[Output, ...]  # Those that are asked for.
+
+    @property
+    def is_raw(self) -> bool:
+        return bool(self.raw_outputs)
 
 
-def read_infer(header: Mapping[str, Any], raw: memoryview, schema: Schema) -> InferRequest:
+def read_infer(header: Mapping[str, Any], raw: memoryview, schema: Schema, model: ModelSpec) -> InferRequest:
     """A request over HTTP: its JSON, and the bytes after it, which are the binary tensors' one after the other."""
     request_id, tensors, at = header.get("id", ""), [], 0
     if not isinstance(request_id, str):
@@ -61,28 +65,37 @@ def read_infer(header: Mapping[str, Any], raw: memoryview, schema: Schema) -> In
         tensors.append(read_tensor(name, tensor.get("datatype"), tensor.get("shape"), data))
     if at != len(raw):
         raise ValueError(f"{len(raw) - at} bytes after the header belong to no input")
-    outputs = _listed(header, "outputs", [])
-    check_outputs([output.get("name") for output in outputs])
+    asked = _listed(header, "outputs", [])
+    outputs = chosen_outputs([output.get("name") for output in asked], model)
     is_raw = _parameters(header).get("binary_data_output", False)
-    for output in outputs:
-        is_raw = _parameters(output).get("binary_data", is_raw)
-    return InferRequest(request_id, tensor_columns(tensors, schema), is_raw is True)
+    raw_by_name = {output.name: is_raw for output in outputs}
+    raw_by_name |= {output["name"]: _parameters(output).get("binary_data", is_raw) for output in asked}
+    raw_outputs = frozenset(name for name, wanted in raw_by_name.items() if wanted is True)
+    return InferRequest(request_id, tensor_columns(tensors, schema), raw_outputs, outputs)
 
 
-def check_outputs(names: Sequence[Any]) -> None:
-    """Refuse what the model does not have."""
-    if unknown := [name for name in names if name != SCORE]:
-        raise ValueError(f"no output {unknown[0]!r}; the model has {SCORE!r}")
+def chosen_outputs(names: Sequence[Any], model: ModelSpec) -> tuple[Output, ...]:
+    """Those of the names, or all; refuses what the model does not have."""
+    has = outputs_of(model)
+    known = [output.name for output in has]
+    if unknown := [name for name in names if name not in known]:
+        raise ValueError(f"no output {unknown[0]!r}; the model has {', '.join(map(repr, known))}")
+    return tuple(output for output in has if not names or output.name in names)
 
 
-def infer_response(name: str, version: int, request: InferRequest, scores: Sequence[float]) -> \
+def infer_response(name: str, version: int, request: InferRequest, scores: Sequence[Row]) -> \
         tuple[dict[str, Any], bytes]:
     """The answer to an inference request: its JSON, and the bytes after it."""
     echoed = {"id": request.id} if request.id else {}
-    raw = np.array(scores, "<f4").tobytes() if request.is_raw else b""
-    data: dict[str, Any] = {"parameters": {"binary_data_size": len(raw)}} if request.is_raw else {"data": list(scores)}
-    return {"model_name": name, "model_version": str(version), **echoed,
-            "outputs": [{**_tensor(SCORE, "FP32"), "shape": [len(scores)], **data}]}, raw
+    outputs, after = [], []
+    for tensor, values in tensors_of(request.outputs, scores):
+        if tensor["name"] in request.raw_outputs:
+            after.append(values.tobytes())
+            outputs.append({**tensor, "parameters": {"binary_data_size": len(after[-1])}})
+        else:
+            data = values.reshape(-1).tolist() if isinstance(scores[0], tuple) else list(scores)
+            outputs.append({**tensor, "data": data})
+    return {"model_name": name, "model_version": str(version), **echoed, "outputs": outputs}, b"".join(after)
 
 
 def read_score(body: Mapping[str, Any]) -> JsonColumns:
@@ -96,9 +109,11 @@ def read_score(body: Mapping[str, Any]) -> JsonColumns:
     return JsonColumns(_listed(body, "candidates"), user)
 
 
-def score_response(body: Mapping[str, Any], found: Scores) -> dict[str, Any]:
-    """The answer to a request with that body."""
-    return {"version": found.version, "predictions" if INSTANCES in body else "scores": found.scores,
+def score_response(body: Mapping[str, Any], found: Scores, model: ModelSpec) -> dict[str, Any]:
+    """The answer to a request with that body. Vertex AI wants one prediction for each instance."""
+    is_by_row = INSTANCES in body
+    return {"version": found.version,
+            "predictions" if is_by_row else "scores": answer_of(model, found.scores, is_by_row=is_by_row),
             "errors": [{"row": row, "why": why} for row, why in found.errors]}
 
 

@@ -17,6 +17,7 @@ from embark.data.prepare.arrow.row_parser import Location, RowParser
 from embark.data.prepare.rows import RawRows
 from embark.errors import DataError, EmbarkError, Fault, nearest
 from embark.export.artifact import Artifact
+from embark.serve.outputs import Row
 from embark.serve.score_file import NOT_FINITE
 
 if TYPE_CHECKING:
@@ -31,7 +32,7 @@ _log = logging.getLogger("embark.serve")
 class Scores:
     """Of the rows of a request."""
 
-    scores: tuple[float | None, ...]  # None of a row that cannot be read.
+    scores: tuple[Row | None, ...]  # None of a row that cannot be read.
     errors: tuple[tuple[int, str], ...]  # Such rows, with the reason.
     version: int  # Of the artifact that gave all of them.
 
@@ -141,10 +142,12 @@ class RequestScorer:
 
 
 def _scores(num_rows: int, raw: RawRows, scores: NDArray[np.float32], version: int) -> Scores:
-    found: list[float | None] = [None] * num_rows
+    found: list[Row | None] = [None] * num_rows
     quoted = {bad.line: bad.why for bad in raw.bad}
     for position, score in zip(raw.positions.tolist(), scores.tolist(), strict=True):
-        if math.isfinite(score):
+        if isinstance(score, list):
+            score = tuple(score)
+        if all(map(math.isfinite, score)) if isinstance(score, tuple) else math.isfinite(score):
             found[position] = score
         else:
             quoted[position] = NOT_FINITE

@@ -23,9 +23,9 @@ from embark.data.prepare.schema import Schema
 from embark.data.prepare.tasks import open_reader
 from embark.errors import DataError, UserError, nearest
 from embark.export.artifact import Artifact, RowFormat, open_artifact
+from embark.serve.outputs import outputs_of
 from embark.spec.data import PrepareSpec
 
-SCORE = "score"
 NOT_FINITE = "the score is not finite: a dense value is too large"
 _CHUNK_BYTES = 8 << 20
 
@@ -50,16 +50,16 @@ def score_file(
     model_file: str = "", force: bool = False,
 ) -> ScoreResult:
     """The scores of the raw rows at `rows` (a CSV, JSON Lines or Parquet file, a folder or a glob), into the Parquet
-    file `to`: column `score`, and before it the columns of the input that `keep` names. A row that cannot be read has
-    no score. `model_file` is the code of a model of your own."""
+    file `to`: column `score`, or one of each task, and before it the columns of the input that `keep` names. A row that
+    cannot be read has no score. `model_file` is the code of a model of your own."""
     target = Path(to)
     if target.is_dir():
         raise UserError(f"{target}: is a folder", fix="name the Parquet file to write")
     if target.exists() and not force:
         raise UserError(f"{target}: exists", fix="--force replaces it, or name another file")
-    if SCORE in keep:
-        raise UserError(f"--keep {SCORE}: is what the scores are called", fix="rename the column of the input")
     opened, (inputs, files) = open_artifact(artifact, version), open_inputs(rows)
+    if taken := [output.name for output in outputs_of(opened.info.model) if output.name in keep]:
+        raise UserError(f"--keep {taken[0]}: is what the scores are called", fix="rename the column of the input")
     if any((path := inputs.local_path(file.uri)) and target.exists() and target.samefile(path) for file in files):
         raise UserError(f"{target}: is one of the files to score", fix="name another file with --to")
     from embark.trainers.torch.exported_model import ExportedModel
@@ -102,18 +102,21 @@ class _Scoring:
                     yield self._batch(encoder.readable(raw), parser)
 
     def _batch(self, raw: RawRows, parser: _NumberingParser) -> pa.RecordBatch:
-        scores, is_there = np.zeros(parser.num_rows, np.float32), np.zeros(parser.num_rows, np.bool_)
         found = self.score(raw)
-        is_finite = np.isfinite(found)
-        scores[raw.positions] = np.where(is_finite, found, 0)
+        is_finite = np.isfinite(found) if found.ndim == 1 else np.isfinite(found).all(axis=1)
+        scores = np.zeros((parser.num_rows, *found.shape[1:]), np.float32)
+        is_there = np.zeros(parser.num_rows, np.bool_)
+        scores[raw.positions[is_finite]] = found[is_finite]
         is_there[raw.positions] = is_finite
         self.num_rows += parser.num_rows
         self.num_scored += int(is_finite.sum())
-        self.total += float(scores.sum(dtype=np.float64))
+        outputs = outputs_of(self.artifact.info.model)
+        self.total += float(outputs[0].of(scores).sum(dtype=np.float64))
         self.reasons.update(raw.reasons)
         if not is_finite.all():
             self.reasons[NOT_FINITE] += int((~is_finite).sum())
-        return pa.RecordBatch.from_pydict({**parser.kept, SCORE: pa.array(scores, mask=~is_there)})
+        return pa.RecordBatch.from_pydict({**parser.kept, **{
+            output.name: _column(output.of(scores), is_there) for output in outputs}})
 
 
 class _NumberingParser(RowParser):
@@ -152,6 +155,13 @@ def _schema_of_files(rows: RowFormat, inputs: Inputs, files: Sequence[InputFile]
         raise DataError(f"{files[0].uri}: its first line does not have Criteo's {len(names)} fields between tabs, or "
                         f"{len(names) - 1} without the label", fix="write the rows in the format of the training data")
     return replace(rows.columns, format="csv", delimiter="\t", has_header=False, columns=names)
+
+
+def _column(values: NDArray[np.float32], is_there: NDArray[np.bool_]) -> Any:
+    if values.ndim == 1:
+        return pa.array(values, mask=~is_there)
+    flat = pa.array(np.ascontiguousarray(values).reshape(-1))
+    return pa.FixedSizeListArray.from_arrays(flat, values.shape[1], mask=pa.array(~is_there))
 
 
 def _kept(array: Any) -> Any:

@@ -11,6 +11,7 @@ from embark.errors import DataError, EmbarkError
 from embark.export.artifact import Artifact
 from embark.formatting import pluralize
 from embark.serve.infer_protocol import metadata
+from embark.serve.outputs import outputs_of
 from embark.serve.request_rows import RequestColumns, RequestScorer, Scores
 from embark.serve.retrieve import Retrieved, RetrieveRequest
 
@@ -80,9 +81,11 @@ class ServedModel:
             raise DataError(f"its run is called {_run_name(other)!r}, and the model that is served {self.name!r}",
                             fix=f"embark serve --name {self.name} serves versions of runs of any name")
         if _signature(other) != _signature(answering):
-            differing = [tensor["name"] for tensor in _signature(other) + _signature(answering)
+            differing = [str(tensor["name"]) for tensor in _signature(other) + _signature(answering)
                          if tensor not in _signature(other) or tensor not in _signature(answering)]
-            raise DataError(f"it takes other columns than version {answering.version}, beginning with {differing[0]!r}",
+            outputs = [one.name for model in (other, answering) for one in outputs_of(model.info.model)]
+            has = "has other outputs" if differing[0] in outputs else "takes other columns"
+            raise DataError(f"it {has} than version {answering.version}, beginning with {differing[0]!r}",
                             fix="export a model of the same columns, or serve this one at a place of its own")
         if (answering.info.item_index is None) != (other.info.item_index is None):
             raise DataError(f"it is {'no' if other.info.item_index is None else 'a'} retrieval model, unlike version "
@@ -115,6 +118,7 @@ def _run_name(artifact: Artifact) -> str:
 
 
 def _signature(artifact: Artifact) -> list[dict[str, object]]:
-    """What clients send: the order of columns is none of it."""
-    tensors: list[dict[str, object]] = metadata("", 0, artifact.info.rows.columns)["inputs"]
-    return sorted(tensors, key=lambda tensor: str(tensor["name"]))
+    """What clients send and get: the order of columns is none of it."""
+    about = metadata("", 0, artifact.info.rows.columns, artifact.info.model)
+    tensors: list[dict[str, object]] = sorted(about["inputs"], key=lambda tensor: str(tensor["name"]))
+    return [*tensors, *about["outputs"]]

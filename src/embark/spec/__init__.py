@@ -7,11 +7,12 @@ from embark.spec.model import ModelSpec, StoredTable, Table
 from embark.spec.place import PlaceSpec
 from embark.spec.presets import PRESETS
 from embark.spec.run import RunSpec, StoreSpec
+from embark.spec.tasks import Task
 from embark.spec.toml import to_toml
 from embark.spec.train import TrainSpec
 from embark.spec.watch import WatchSpec
 
 __all__ = [
-    "PRESETS", "DataSpec", "ModelSpec", "PlaceSpec", "RunSpec", "StoreSpec", "StoredTable", "Table", "TrainSpec",
-    "WatchSpec", "load_spec", "parse_spec", "resolve", "to_toml",
+    "PRESETS", "DataSpec", "ModelSpec", "PlaceSpec", "RunSpec", "StoreSpec", "StoredTable", "Table", "Task",
+    "TrainSpec", "WatchSpec", "load_spec", "parse_spec", "resolve", "to_toml",
 ]

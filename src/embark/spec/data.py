@@ -1,7 +1,7 @@
 """`[data]`: the training samples; `[data.prepare]`: how raw files become prepared data."""
 
 from datetime import UTC, date, datetime
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import (
     AfterValidator,
@@ -11,6 +11,8 @@ from pydantic import (
     NonNegativeInt,
     PositiveFloat,
     PositiveInt,
+    SerializerFunctionWrapHandler,
+    model_serializer,
 )
 
 from embark.spec.section import Section
@@ -170,11 +172,20 @@ class DataSpec(Section):
     """`synthetic` only: skew of the ids; 0 makes all equally likely."""
     signal: float = Field(default=1.0, ge=0, le=10)
     """`synthetic` only: strength of the teacher model; 0 makes the labels coin flips."""
+    task_conflict: float = Field(default=0.0, ge=0, le=1)
+    """`synthetic` only, with `[[model.tasks]]`: how little the tasks have in common. 0: one teacher model for all; 1:
+    one for each. The logits of two tasks have a correlation of about 1 − `task_conflict`."""
     ragged: bool = False
     """`synthetic` only: draw 0 to `multi_hot` ids per sample instead of exactly `multi_hot`."""
     seed: NonNegativeInt = 1
     """The same seed gives the same samples in the same order, at any number of ranks."""
     prepare: PrepareSpec = PrepareSpec()
+
+    @model_serializer(mode="wrap")
+    def _without_unused(self, dump: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        """Without a later field that is not used: what is stored of a run stays what it was."""
+        values: dict[str, Any] = dump(self)
+        return {key: value for key, value in values.items() if key != "task_conflict" or value}
 
     @property
     def is_own(self) -> bool:

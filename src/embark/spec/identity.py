@@ -7,9 +7,11 @@ how a run is trained, not what.
 LEARNING_FIELDS = frozenset({
     "model.kind", "model.code", "model.num_dense", "model.embedding_dim", "model.bottom_mlp", "model.top_mlp",
     "model.dropout", "model.num_cross_layers", "model.cross_rank", "model.tables", "model.two_tower",
+    "model.tasks", "model.task_head", "model.num_experts", "model.num_task_experts", "model.num_extraction_layers",
+    "model.tower_mlp",
     "data.kind", "data.code", "data.label", "data.dense_columns", "data.time_column", "data.eval_fraction",
     "data.eval_split", "data.shuffle", "data.on_bad_id", "data.num_train_samples", "data.num_eval_samples",
-    "data.zipf_exponent", "data.signal", "data.ragged", "data.seed",
+    "data.zipf_exponent", "data.signal", "data.task_conflict", "data.ragged", "data.seed",
     "train.batch_size", "train.learning_rate", "train.dense_learning_rate", "train.optimizer", "train.dense_optimizer",
     "train.eps", "train.weight_decay", "train.embedding_l2", "train.warmup_steps",
     "train.decay", "train.decay_start_step", "train.decay_steps", "train.final_rate",
@@ -29,7 +31,7 @@ KIND_OF_FIELD = {
                     "columns"),
     **dict.fromkeys(("data.eval_split", "data.shuffle"), "prepared"),
     **dict.fromkeys(("data.num_train_samples", "data.num_eval_samples", "data.zipf_exponent", "data.signal",
-                     "data.ragged"), "synthetic"),
+                     "data.task_conflict", "data.ragged"), "synthetic"),
 }
 """Fields that have an effect with one `data.kind` only."""
 

@@ -14,6 +14,7 @@ from pydantic import (
 )
 
 from embark.spec.section import Section
+from embark.spec.tasks import HEAD_FIELDS, TaskHead, Tasks
 from embark.spec.two_tower import TwoTowerSpec
 from embark.spec.user_code import OWN_KIND, is_own
 
@@ -111,6 +112,26 @@ class ModelSpec(Section):
     tables: Annotated[tuple[Table, ...], Field(strict=False, max_length=MAX_TABLES)] = ()
     """The tables, one `[[model.tables]]` each; replaces `num_tables` and `rows_per_table`."""
     two_tower: TwoTowerSpec = TwoTowerSpec()
+    tasks: Tasks = ()
+    """Several labels to predict, one `[[model.tasks]]` each, in place of `data.label` (docs/tasks.md)."""
+    task_head: TaskHead = "shared_bottom"
+    """What lies between the interaction and the tasks. `shared_bottom`: one `top_mlp` for all. `mmoe`: `num_experts` of
+    them, weighted for each task by a gate. `ple`: besides, experts of each task's own, in several layers."""
+    num_experts: PositiveInt = Field(default=4, le=1000)
+    """`mmoe` and `ple`: experts that all tasks share, each with the layers of `top_mlp`."""
+    num_task_experts: PositiveInt = Field(default=2, le=1000)
+    """`ple` only: experts of each task's own."""
+    num_extraction_layers: PositiveInt = Field(default=2, le=100)
+    """`ple` only: layers of experts, one over the other."""
+    tower_mlp: LayerSizes = (64,)
+    """Hidden layers of each task's own, over the head; an output layer is appended."""
+
+    @model_serializer(mode="wrap")
+    def _without_unused(self, dump: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        """Without the fields of tasks where there are none: what is stored of a run stays what it was."""
+        values: dict[str, Any] = dump(self)
+        return values if self.tasks else {key: value for key, value in values.items()
+                                          if key not in ("tasks", *HEAD_FIELDS)}
 
     @field_validator("tables", mode="before")
     @classmethod

@@ -13,6 +13,7 @@ from embark.spec.model import SHARED, ModelSpec
 from embark.spec.place import ELASTIC_TARGETS, PlaceSpec
 from embark.spec.section import Section
 from embark.spec.serve import ServeSpec
+from embark.spec.tasks import task_mistakes
 from embark.spec.train import TrainSpec
 from embark.spec.two_tower import two_tower_mistakes
 from embark.spec.watch import WatchSpec
@@ -64,6 +65,7 @@ class RunSpec(Section):
         yield from _model_mistakes(self.model)
         yield from two_tower_mistakes(self)
         yield from _data_mistakes(self)
+        yield from task_mistakes(self)
         yield from _train_mistakes(self)
         yield from _elastic_mistakes(self)
         if self.serve.min_replicas > self.serve.max_replicas:

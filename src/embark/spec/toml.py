@@ -10,6 +10,7 @@ from pydantic import BaseModel
 from embark.spec.model import ModelSpec, Table
 from embark.spec.presets import ABOUT, PRESETS
 from embark.spec.run import RunSpec
+from embark.spec.tasks import Task
 
 _ARRAY = re.compile(r"^(\S+ = )\[\n((?:    .*,\n)+)\]$", re.MULTILINE)
 _HEADER = re.compile(r"^\s*(\[{1,2})\s*([^\[\]]+?)\s*\]{1,2}\s*(#.*)?$")
@@ -79,7 +80,7 @@ def reference() -> str:
         if isinstance(section, type) and issubclass(section, BaseModel):
             lines += [f"## `[{name}]`", "", (section.__doc__ or "").strip().splitlines()[0], "", *_table(section), ""]
             for inner, kind in _inner_sections(section):
-                brackets = ("[[", "]]") if kind is Table else ("[", "]")
+                brackets = ("[[", "]]") if kind in (Table, Task) else ("[", "]")
                 lines += [f"### `{brackets[0]}{name}.{inner}{brackets[1]}`", "", (kind.__doc__ or "").strip(), "",
                           *_table(kind), ""]
         else:

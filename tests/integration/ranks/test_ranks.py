@@ -20,6 +20,16 @@ def test_four_ranks_give_the_losses_of_one(torchrun, one):
     assert four.last_eval()["num_samples"] == one.last_eval()["num_samples"] == 515
 
 
+def test_two_ranks_give_the_losses_of_one_in_every_task(ranks):
+    sets = ("model.tasks=[{name='click'}, {name='stars', loss='regression'}, {name='kind', loss='softmax', "
+            "num_classes=3}]", "model.task_head=ple", "data.task_conflict=0.5")
+    alone, two = ranks(1, *sets, name="alone"), ranks(2, *sets, name="two")
+    assert (alone.code, two.code) == (0, 0), alone.output + two.output
+    assert two.losses() == pytest.approx(alone.losses(), rel=2e-5)
+    for task, metrics in alone.last_eval()["tasks"].items():
+        assert two.last_eval()["tasks"][task] == pytest.approx(metrics, rel=1e-3), task
+
+
 @pytest.mark.parametrize("sharding", ["row_wise", "column_wise", "table_row_wise", "table_column_wise"])
 def test_every_sharding_gives_the_same_losses(ranks, one, sharding):
     sharded = ranks(2, f"train.sharding={sharding}", name="sharded")

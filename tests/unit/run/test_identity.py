@@ -22,6 +22,7 @@ from embark.run.signals import StopSignals
 from embark.spec import RunSpec, resolve
 from embark.spec.identity import KEY, KIND_OF_FIELD, LEARNING_FIELDS, OTHER_FIELDS, OTHER_SECTIONS
 from embark.spec.run import accepting
+from embark.spec.tasks import HEAD_FIELDS
 from embark.store import ChecksumWriter, RunDir, checkpoint_name
 from embark.trainers import train
 
@@ -30,11 +31,13 @@ OTHER_VALUES = {
     "model.kind": "dcnv2", "model.code": "x = 1", "model.num_dense": 4, "model.embedding_dim": 12,
     "model.bottom_mlp": "[8]", "model.top_mlp": "[8]", "model.dropout": 0.1, "model.num_cross_layers": 2,
     "model.cross_rank": 7, "model.tables": "[{name='a', rows=9}]",
+    "model.tasks": "[{name='click'}]", "model.task_head": "ple", "model.num_experts": 2, "model.num_task_experts": 3,
+    "model.num_extraction_layers": 3, "model.tower_mlp": "[8]",
     "data.kind": "prepared", "data.code": "x = 1", "data.label": "y",
     "data.dense_columns": "['b', 'c', 'd']", "data.time_column": "t",
     "data.eval_fraction": 0.2, "data.eval_split": "test", "data.shuffle": "none", "data.on_bad_id": "clip",
     "data.num_train_samples": 4097, "data.num_eval_samples": 301, "data.zipf_exponent": 1.3, "data.signal": 2.0,
-    "data.ragged": "true", "data.seed": 7,
+    "data.task_conflict": 0.5, "data.ragged": "true", "data.seed": 7,
     "train.batch_size": 256, "train.learning_rate": 0.1, "train.dense_learning_rate": 0.01, "train.optimizer": "sgd",
     "train.dense_optimizer": "sgd", "train.eps": 1e-6, "train.weight_decay": 0.01,
     "train.embedding_l2": 1e-5, "train.warmup_steps": 5, "train.decay": "linear",
@@ -89,7 +92,9 @@ def test_every_field_of_a_spec_is_known_to_decide_what_is_learned_or_not():
 def test_resuming_with_another_value_is_refused_with_both_values_and_both_ways_on(field, open_tiny, saved, tmp_path):
     decay = {"train.decay_steps": ("train.decay=cosine",),
              "train.decay_start_step": ("train.decay=cosine", "train.decay_steps=9")}.get(field, ())
-    base = (*BASES[KIND_OF_FIELD.get(field, "synthetic")], *decay)
+    tasks = {"model.task_head": ("model.tasks=[{name='a'}]",), "data.task_conflict": ("model.tasks=[{name='a'}]",),
+             **{f"model.{name}": ("model.tasks=[{name='a'}]", "model.task_head=ple") for name in HEAD_FIELDS[1:]}}
+    base = (*BASES[KIND_OF_FIELD.get(field, "synthetic")], *decay, *tasks.get(field, ()))
     changed = (*base, *(("data.path=some",) if field == "data.kind" else ()), f"{field}={OTHER_VALUES[field]}")
     saved(70, *base)
     with pytest.raises(UserError) as raised:

@@ -11,6 +11,7 @@ import { planPanel } from "./plan_panel.js";
 import { runsPanel } from "./runs_panel.js";
 import { choices, choose, focused, isShown, server, view } from "./state.js";
 import { phasesPanel, ranksPanel } from "./step_panel.js";
+import { tasksPanel } from "./tasks_panel.js";
 import { timelinePanel } from "./timeline_panel.js";
 import { toolbar } from "./toolbar.js";
 import { tuningPanel } from "./tuning_panel.js";
@@ -33,6 +34,7 @@ const drawTools = toolbar(at("tools"), {
 });
 const ofDetail = [
   tuningPanel(at("tuning")),
+  tasksPanel(at("tasks")),
   timelinePanel(at("timeline")),
   phasesPanel(at("phases")),
   ranksPanel(at("ranks")),

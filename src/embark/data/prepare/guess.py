@@ -20,12 +20,13 @@ from embark.data.prepare.sampling import (
     list_delimiter_of,
     take_sample,
 )
-from embark.data.prepare.schema import KINDS, TIME_ROWS, Schema, SparseColumn, TimeColumn
+from embark.data.prepare.schema import KINDS, TIME_ROWS, LabelColumn, Schema, SparseColumn, TimeColumn
 from embark.data.prepare.time_format import MEANINGS, time_formats
 from embark.errors import DataError, nearest
 from embark.spec.data import DataSpec
 from embark.spec.model import Table
 from embark.spec.run import RunSpec
+from embark.spec.tasks import label_columns
 
 _MAX_NAME = 128
 _MAX_SHOWN = 12
@@ -33,13 +34,18 @@ _MAX_SHOWN = 12
 
 def guess_schema(spec: RunSpec, inputs: Inputs, files: Sequence[InputFile]) -> Schema:
     """From a sample of the first file and some others. What cannot be guessed is an error with the lines to add."""
-    names = {spec.data.label, *(name for _, name in _named_columns(spec))}
+    names = {*_labels(spec), *(name for _, name in _named_columns(spec))}
     sample, where = take_sample(spec.data.prepare, names, inputs, files), files[0].uri
     if sample.format == "criteo":
         return _criteo(spec, sample)
     _refuse_unknown(spec, sample, where)
-    _check_label(spec, sample, where)
+    if not spec.model.tasks:
+        _check_label(spec, sample, where)
     return _schema(spec, sample, where)
+
+
+def _labels(spec: RunSpec) -> tuple[str, ...]:
+    return label_columns(spec.model.tasks) or (spec.data.label,)
 
 
 def table_name(column: str) -> str:
@@ -63,7 +69,7 @@ def _schema(spec: RunSpec, sample: Sample, where: str) -> Schema:
     tables = {_column_of(table.name, columns): table for table in spec.model.tables}
     lists = {*spec.data.prepare.list_columns, *(name for name, table in tables.items() if table.multi_hot > 1)}
     delimiter = spec.data.prepare.list_delimiter or list_delimiter_of(
-        [column for column in sample.columns if column.name != spec.data.label], lists)
+        [column for column in sample.columns if column.name not in _labels(spec)], lists)
     choice = _choose(spec, sample, tables, delimiter)
     if not choice.sparse:
         reasons = "; ".join(f"{name} {choice.why[name]}" for name in columns if name in choice.why)
@@ -79,10 +85,11 @@ def _schema(spec: RunSpec, sample: Sample, where: str) -> Schema:
     _refuse_without_table(made.values(), sparse, where)
     _refuse_mixed(spec, sparse, where)
     examples = {column.name: _examples(column) for column in sample.columns}
-    schema = Schema(sample.format, spec.data.label, tuple(spec.data.dense_columns) or tuple(choice.dense), sparse,
+    schema = Schema(sample.format, _labels(spec)[0], tuple(spec.data.dense_columns) or tuple(choice.dense), sparse,
                     tuple(columns), tuple(choice.ignored), sample.delimiter, sample.has_header,
                     spec.data.prepare.split_column, choice.why, examples, list_delimiter=delimiter, times=times,
-                    time_column=spec.data.time_column, is_split_by_time=spec.data.prepare.split == "time")
+                    time_column=spec.data.time_column, is_split_by_time=spec.data.prepare.split == "time",
+                    labels=LabelColumn.of(spec.model.tasks))
     num_dense = len(schema.dense_names)
     if "num_dense" in spec.model.model_fields_set and spec.model.num_dense != num_dense:
         found = ", ".join(schema.dense_names) or "none"
@@ -150,7 +157,10 @@ def _choose(spec: RunSpec, sample: Sample, tables: dict[str, Table], list_delimi
     for column in sample.columns:
         name, said = column.name, ""
         guessed = judge(column, list_delimiter)
-        if name == data.label:
+        if spec.model.tasks and name in _labels(spec):
+            named = [task.name for task in spec.model.tasks if task.column == name]
+            said = f"is the label of {', '.join(named)}"
+        elif name == data.label and not spec.model.tasks:
             above = prepare.label_above
             said = "is data.label" + ("" if above is None else f", 1 where it is above {above:g}")
         elif prepare.split_column == name:
@@ -245,6 +255,9 @@ def _unique(sparse: Sequence[SparseColumn]) -> Iterator[SparseColumn]:
 def _criteo(spec: RunSpec, sample: Sample) -> Schema:
     dense, names = CRITEO_COLUMNS[1:14], CRITEO_COLUMNS[14:]
     prepare = spec.data.prepare
+    if label_columns(spec.model.tasks) not in ((), ("label",)):
+        raise DataError("the input is Criteo's, which has one label, called label",
+                        fix='give one task with label = "label", or leave [[model.tasks]] out')
     is_own = spec.data.dense_columns not in ((), dense) or prepare.sparse_columns not in ((), names)
     if is_own or prepare.list_columns or prepare.ignored_columns or prepare.time_columns or spec.data.time_column:
         raise DataError("the input is Criteo's, whose columns are all taken: int_0 to int_12 and cat_0 to cat_25",
@@ -280,6 +293,7 @@ def _named_columns(spec: RunSpec) -> Iterator[tuple[str, str]]:
         ("data.prepare.time_columns", tuple(prepare.time_columns)),
         ("data.time_column", (data.time_column,) if data.time_column else ()),
         ("model.tables", tuple(table.name for table in spec.model.tables)),
+        ("model.tasks", label_columns(spec.model.tasks)),
     ):
         yield from ((where, name) for name in names)
 

@@ -41,8 +41,8 @@ def write_later_rows(before: PreparedWith, path: str, out: Path) -> tuple[Manife
 
 def schema_in(known: Schema, prepare: PrepareSpec, inputs: Inputs, files: Sequence[InputFile]) -> Schema:
     """The roles of the columns as they were, in the format that these files have."""
-    wanted = {known.label, *known.dense, *(column.source for column in known.sparse),
-              *(time.name for time in known.times)} - {""}
+    wanted = {known.label, *(label.name for label in known.labels), *known.dense,
+              *(column.source for column in known.sparse), *(time.name for time in known.times)} - {""}
     if known.format == "csv" and known.columns and not known.has_header and not prepare.delimiter:
         prepare = prepare.model_copy(update={"delimiter": known.delimiter})
     sample = take_sample(prepare, wanted, inputs, files)

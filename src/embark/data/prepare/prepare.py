@@ -191,7 +191,8 @@ def settings_of(
     prepare = spec.data.prepare
     options = prepare.model_dump(mode="json", exclude={"input", "format", "memory_gb", "num_workers", "max_bad_share",
                                                        "id_map_from", "new_ids"})
-    roles = {key: value for key, value in asdict(schema).items() if key not in ("why", "examples")}
+    roles = {key: value for key, value in asdict(schema).items()
+             if key not in ("why", "examples") and (key != "labels" or value)}
     methods = {"dense": dense_transform(prepare, schema), "ids": list(_methods(spec, schema, earlier))}
     return json.loads(json.dumps({  # type: ignore[no-any-return]
         "revision": _REVISION,

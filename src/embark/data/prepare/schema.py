@@ -9,6 +9,7 @@ from typing import Any, Literal
 
 from embark.data.prepare.time_format import TimeFormat
 from embark.spec.data import PrepareSpec, TimeFeature
+from embark.spec.tasks import Task, label_columns, main_task
 
 _MAX_LINE = 100
 TIME_ROWS = {"hour": 25, "weekday": 8}
@@ -44,6 +45,29 @@ class TimeColumn:
 
 
 @dataclass(frozen=True, slots=True)
+class LabelColumn:
+    """A column of labels of one or more tasks."""
+
+    name: str
+    is_binary: bool = False  # It holds 0 and 1, true and false, yes and no.
+    num_classes: int = 0  # It holds classes from 0 to `num_classes` − 1; 0: any numbers.
+    main_above: float | None = None  # Of the first binary task's column: its label is 1 above this; None of the others.
+
+    @staticmethod
+    def of(tasks: tuple[Task, ...]) -> tuple[LabelColumn, ...]:
+        """Those that tasks name."""
+        main = tasks[main_task(tasks)] if main_task(tasks) >= 0 else None
+        found = []
+        for name in label_columns(tasks):
+            of_column = [task for task in tasks if task.column == name]
+            is_binary = any(task.loss == "binary" and task.above is None for task in of_column)
+            num_classes = min((task.num_classes for task in of_column if task.num_classes), default=0)
+            above = None if main is None or main not in of_column else 0.5 if main.above is None else main.above
+            found.append(LabelColumn(name, is_binary, num_classes, above))
+        return tuple(found)
+
+
+@dataclass(frozen=True, slots=True)
 class Schema:
     """The roles of the columns of the input."""
 
@@ -62,6 +86,7 @@ class Schema:
     times: tuple[TimeColumn, ...] = ()
     time_column: str = ""  # The one of `times` that is the row's own.
     is_split_by_time: bool = False
+    labels: tuple[LabelColumn, ...] = ()  # Of several tasks, in place of `label`, which is then the first of them.
 
     @property
     def ages(self) -> tuple[str, ...]:
@@ -85,7 +110,7 @@ class Schema:
 
     def unlabelled(self) -> Schema:
         """Just what a row to score has; nothing for people to read."""
-        return replace(self.without_split(), label="", why={}, examples={}, ignored=())
+        return replace(self.without_split(), label="", labels=(), why={}, examples={}, ignored=())
 
     def describe(self) -> list[dict[str, object]]:
         """A row for each column of the input: its role, the reason, and some of its values."""
@@ -95,7 +120,7 @@ class Schema:
 
     def to_toml(self, given: PrepareSpec) -> str:
         """The lines of a spec that leave nothing to guess, with what is `given`."""
-        data: dict[str, Any] = {"label": self.label}
+        data: dict[str, Any] = {} if self.labels else {"label": self.label}
         prepare = given.model_dump(mode="json", exclude_defaults=True) | {"format": self.format}
         if self.format != "criteo":
             data["dense_columns"] = list(self.dense)
@@ -123,7 +148,7 @@ class Schema:
                          for name, section in sections.items())
 
     def _role(self, name: str, column: SparseColumn | None) -> str:
-        if name == self.label:
+        if name in (self.label, *(label.name for label in self.labels)):
             return "label"
         if name in self.dense:
             return "dense"

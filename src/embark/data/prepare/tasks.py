@@ -99,7 +99,8 @@ class Preparation:
         num_rows = rows or [column.rows or 1 for column in self.schema.sparse]
         features = (Feature(column.name, num, column.max_ids if column.is_list else 1, column.is_list)
                     for column, num in zip(self.schema.sparse, num_rows, strict=True))
-        return Layout(self.schema.dense_names, tuple(features), self.spec.data.prepare.dense_bits)
+        return Layout(self.schema.dense_names, tuple(features), self.spec.data.prepare.dense_bits,
+                      tuple(label.name for label in self.schema.labels))
 
     @property
     def numbered(self) -> list[int]:
@@ -164,7 +165,8 @@ class Preparation:
                 ids.append(numbered[i].codes)
             else:
                 ids.append(self._hash(layout, raw, i))
-        writer.add(Rows(raw.label.astype(np.uint8), raw.dense, tuple(ids), raw.lengths), raw.split, numbered)
+        label = raw.label if self.schema.labels else raw.label.astype(np.uint8)
+        writer.add(Rows(label, raw.dense, tuple(ids), raw.lengths), raw.split, numbered)
 
     def _number(self, task: Task, report: Report) -> _Finish:
         """Ids for a column's keys, the known ones first, then the most frequent."""

@@ -4,6 +4,7 @@ A block of n rows holds, each from a multiple of 64 bytes on:
 
     counts    int64 [R]            how many ids each of the R ragged features has in the block
     label     uint8 [n]
+    labels    f4 [n, L]            of several tasks, NaN where a row has none; `label` is then the first binary one
     dense     f4 or f2 [n, D]
     groups    [F, n, multi_hot]    one for all features of the same width and number of ids, narrowest first
     ragged    lengths [n], ids [c] one after the other for each ragged feature
@@ -83,6 +84,7 @@ class Map:
     size_bytes: int
     counts: Field
     label: Field
+    labels: Field
     dense: Field
     groups: tuple[Field, ...]  # As `Layout.groups`.
     ragged: tuple[tuple[Field, Field], ...]  # Lengths and ids of each of `Layout.ragged`.
@@ -95,6 +97,7 @@ class Layout:
     dense: tuple[str, ...]
     features: tuple[Feature, ...]
     dense_bits: Literal[16, 32] = 32
+    labels: tuple[str, ...] = ()  # The columns that `model.tasks` name; empty where there is one label, of 0 and 1.
 
     def __post_init__(self) -> None:
         counts = Counter(feature.name for feature in self.features)
@@ -143,6 +146,7 @@ class Layout:
             num_rows,
             counts=field("<i8", len(self.ragged)),
             label=field("u1", num_rows),
+            labels=field("<f4", num_rows, len(self.labels)),
             dense=field(self.dense_dtype, num_rows, len(self.dense)),
             groups=tuple(field(g.dtype, len(g.members), num_rows, g.multi_hot) for g in self.groups),
             ragged=tuple(
@@ -154,14 +158,15 @@ class Layout:
 
     def to_json(self) -> dict[str, Any]:
         features = [asdict(feature) for feature in self.features]
-        return {"dense": list(self.dense), "dense_bits": self.dense_bits, "features": features}
+        return {"dense": list(self.dense), "dense_bits": self.dense_bits, "features": features,
+                **({"labels": list(self.labels)} if self.labels else {})}
 
 
 @dataclass(frozen=True, slots=True)
 class Rows:
     """Rows on their way into a block."""
 
-    label: NDArray[Any]  # [n]: 0 or 1.
+    label: NDArray[Any]  # [n]: 0 or 1; where the layout has labels [n, 1 + L], these behind it.
     dense: NDArray[np.float32]  # [n, D]
     ids: tuple[NDArray[Any], ...]
     """Of each feature: [n, multi_hot], or, where it is ragged, all ids one after the other."""
@@ -208,6 +213,7 @@ class Block:
 
     layout: Layout
     label: NDArray[np.uint8]
+    labels: NDArray[np.float32]  # [n, L]
     dense: NDArray[Any]
     groups: tuple[NDArray[Any], ...]  # [F, n, multi_hot] of each of `Layout.groups`.
     ragged: tuple[tuple[NDArray[Any], NDArray[Any], NDArray[np.int64]], ...]
@@ -225,7 +231,7 @@ class Block:
             lengths, offsets = lengths_field.of(data), np.zeros(num_rows + 1, np.int64)
             np.cumsum(lengths, out=offsets[1:])
             ragged.append((lengths, ids_field.of(data), offsets))
-        return Block(layout, fields.label.of(data), fields.dense.of(data),
+        return Block(layout, fields.label.of(data), fields.labels.of(data), fields.dense.of(data),
                      tuple(field.of(data) for field in fields.groups), tuple(ragged))
 
     @cached_property
@@ -253,7 +259,9 @@ def fill(layout: Layout, rows: Rows) -> NDArray[np.uint8]:
     where = layout.map(len(rows), counts)
     block = np.zeros(where.size_bytes, np.uint8)
     where.counts.of(block)[:] = counts
-    where.label.of(block)[:] = rows.label
+    where.label.of(block)[:] = rows.label[:, 0] if layout.labels else rows.label
+    if layout.labels:
+        where.labels.of(block)[:] = rows.label[:, 1:]
     where.dense.of(block)[:] = rows.dense
     for group, field in zip(layout.groups, where.groups, strict=True):
         array = field.of(block)

@@ -14,6 +14,7 @@ from embark.data.prepared.layout import Layout
 from embark.errors import DataError, UserError
 from embark.spec.model import ModelSpec, Table
 from embark.spec.run import RunSpec
+from embark.spec.tasks import label_columns
 from embark.store.object_store import normalize_path
 
 MANIFEST = "manifest.json"
@@ -23,6 +24,7 @@ EARLIER = "id_map_from"  # Among the settings: the fingerprint of the data whose
 TIME_SPLIT = "time_split"  # In the settings: the column that rows were split by, and where validation and test begin.
 SHARED = "shared_tables"  # In the settings: features that look up the table of another one.
 VERSION = 1
+TASKS_VERSION = 2  # With labels of several tasks, which earlier versions of Embark cannot read.
 BLOCK_ROWS = 32_768
 Split = Literal["train", "validation", "test"]
 SPLITS: tuple[Split, ...] = ("train", "validation", "test")
@@ -93,7 +95,8 @@ class Manifest:
                          | ({"block_starts": list(p.block_starts)} if p.block_starts else {})
                          for p in self.parts.get(split, ())] for split in SPLITS}
         value = {
-            "format": "embark-prepared", "version": VERSION, "label": self.label, "block_rows": self.block_rows,
+            "format": "embark-prepared", "version": TASKS_VERSION if self.layout.labels else VERSION,
+            "label": self.label, "block_rows": self.block_rows,
             "rows": self.rows_by_split, "layout": self.layout.to_json(),
             "settings": self.settings, "sources": list(self.sources), "bad_rows": self.bad_rows,
             "statistics_sha256": self.statistics_sha256, "parts": parts,
@@ -105,8 +108,9 @@ class Manifest:
         """Read it, or say what it is instead."""
         try:
             head = _Head.model_validate_json(text)
-            if head.version != VERSION:
-                raise DataError(f"{where}: its format is version {head.version}, this Embark reads {VERSION}",
+            if head.version not in (VERSION, TASKS_VERSION):
+                raise DataError(f"{where}: its format is version {head.version}, this Embark reads up to "
+                                f"{TASKS_VERSION}",
                                 fix="prepare the data again, or use the Embark that wrote it")
             file = _File.model_validate_json(text)
         except ValidationError as error:
@@ -163,7 +167,8 @@ def resolve_from_manifest(spec: RunSpec, manifest: Manifest) -> RunSpec:
     if not model.gives_tables:
         changes["tables"] = _tables(spec.data.path, layout)
     model = model.model_copy(update=changes)
-    if differences := [*_differences(model, layout), *_sharing_differences(model, manifest.settings)]:
+    if differences := [*_differences(model, layout), *_sharing_differences(model, manifest.settings),
+                       *_label_differences(model, manifest)]:
         raise DataError(
             "\n  ".join([f"{spec.data.path}: the data is not what [model] says", *differences]),
             fix="change [model] so; or leave tables, num_tables, rows_per_table and num_dense out of it, to take "
@@ -215,6 +220,17 @@ def _sharing_differences(model: ModelSpec, settings: Mapping[str, Any]) -> Itera
                        for name in (feature, table) for about in [maps.get(name, {})])
         if mine != other:
             yield f"{feature}: shares table {table}, and the data has other ids for the same values"
+
+
+def _label_differences(model: ModelSpec, manifest: Manifest) -> Iterator[str]:
+    has = label_columns_of(manifest)
+    if missing := [name for name in label_columns(model.tasks) if name not in has]:
+        yield f"the data has no label {_some(missing)}; it has {_some(list(has))}"
+
+
+def label_columns_of(manifest: Manifest) -> tuple[str, ...]:
+    """The columns that can be labels of tasks."""
+    return manifest.layout.labels or (manifest.label,)
 
 
 def _some(names: list[str]) -> str:

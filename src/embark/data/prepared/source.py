@@ -16,11 +16,13 @@ from numpy.typing import NDArray
 
 from embark.data.loader import Batch
 from embark.data.prepared.layout import REPAIR, Block, Layout
-from embark.data.prepared.manifest import Manifest, Part
+from embark.data.prepared.manifest import Manifest, Part, label_columns_of
 from embark.data.prepared.order import BlockSlice, EpochOrder, Shuffle, row_order
 from embark.data.prepared.parts import Parts
+from embark.data.task_labels import task_labels
 from embark.errors import DataError
 from embark.spec.data import DataSpec
+from embark.spec.tasks import Task
 
 Allocate = Callable[[int], NDArray[np.uint8]]  # So many bytes, the first at a multiple of 16.
 Rows = slice | NDArray[np.int64]  # Rows of a block: consecutive ones, or their numbers.
@@ -53,9 +55,11 @@ class PreparedSource:
     """
 
     def __init__(
-        self, manifest: Manifest, names: Sequence[str], data: DataSpec, parts: Parts, allocate: Allocate | None = None
+        self, manifest: Manifest, names: Sequence[str], data: DataSpec, parts: Parts, allocate: Allocate | None = None,
+        tasks: tuple[Task, ...] = (),
     ) -> None:
         self.layout: Layout = manifest.layout
+        self._tasks, self._label_columns = tasks, label_columns_of(manifest)
         self._fingerprint = manifest.fingerprint()
         self._data, self._parts, self._allocate = data, parts, allocate or partial(np.empty, dtype=np.uint8)
         self._shuffle: Shuffle = data.shuffle if data.shuffle != "auto" else (
@@ -140,7 +144,8 @@ class PreparedSource:
     def _batch(self, epoch: int | None, pieces: list[BlockSlice], num_rows: int) -> Batch:
         selection = self._selection
         dense = self._new(np.float32, num_rows, len(self.layout.dense))
-        label = self._new(np.float32, num_rows)
+        shape = (num_rows, len(self._label_columns)) if self._tasks else (num_rows,)
+        label = self._new(np.float32, *shape)
         if selection.is_fixed:
             lengths, starts = self._fixed_lengths(num_rows), selection.fixed_starts(num_rows)
         else:
@@ -152,7 +157,7 @@ class PreparedSource:
         for piece in pieces:
             end = at + piece.stop - piece.start
             with self._block(epoch, piece) as (block, rows):
-                _copy_rows(label[at:end], block.label, rows)
+                _copy_rows(label[at:end], self._stored_label(block), rows)
                 _copy_rows(dense[at:end], block.dense, rows)
                 for run in selection.runs:
                     target = ids[starts[run.place] : starts[run.place + run.num]]
@@ -163,7 +168,14 @@ class PreparedSource:
                     ids[ragged_at[number] : ragged_at[number] + len(some)] = some
                     ragged_at[number] += len(some)
             at = end
+        if self._tasks:
+            label = task_labels(label, self._label_columns, self._tasks)
         return Batch(dense, ids, lengths, label, is_fixed=selection.is_fixed)
+
+    def _stored_label(self, block: Block) -> NDArray[Any]:
+        if not self._tasks:
+            return block.label
+        return block.labels if self.layout.labels else block.label[:, None]
 
     def _ragged_lengths(self, epoch: int | None, pieces: list[BlockSlice], num_rows: int) -> NDArray[np.int32]:
         lengths = self._selection.fixed_lengths(num_rows)

@@ -17,6 +17,7 @@ from embark.events.events import Event
 from embark.events.metrics import metric
 from embark.events.sharding import plan_rows, rank_line
 from embark.events.summary import History
+from embark.events.task_rows import task_lines
 from embark.formatting import (
     format_auc,
     format_bytes,
@@ -150,6 +151,8 @@ class TerminalView:
             parts.append(f"calibration {format_float(values.get('calibration'), 3)}")
         parts.append(f"{format_si(values.get('num_samples'))} samples in {format_duration(values.get('eval_s'))}")
         self._say_parts("held out", [self._at(values), *parts], "magenta")
+        for name, figures in task_lines(values):
+            self._say_parts("", [name, *figures], "magenta")
 
     def _summarize(self) -> None:
         history, has_failed = self._history, self._history.end.get("outcome") == "failed"
@@ -158,7 +161,7 @@ class TerminalView:
             self._print(sentence)
             return
         for part in (summary.curves(history, self._width, self._encode, ascii_only=self._ascii_only),
-                     summary.metrics(history, self._width, self._encode)):
+                     summary.metrics(history, self._width, self._encode), summary.tasks(history, self._encode)):
             if part is not None:
                 self._print(Text(""))
                 self._print(part)

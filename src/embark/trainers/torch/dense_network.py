@@ -7,8 +7,9 @@ import torch.fx
 from torch import Tensor, nn
 
 from embark.spec.model import ModelSpec
-from embark.trainers.torch.dropout import ReLUWithDropout
+from embark.trainers.torch.mlp import mlp
 from embark.trainers.torch.own_model import OwnNetwork
+from embark.trainers.torch.task_heads import task_head
 from embark.trainers.torch.two_tower_network import TwoTowerNetwork
 
 
@@ -33,7 +34,7 @@ class DotNetwork(nn.Module):
         num_dots = self.num_vectors * (self.num_vectors - 1) // 2
         # Without dense features the vectors themselves stand where the bottom MLP's output would.
         passed_on = self.dim if self.bottom is not None else self.dim * self.num_vectors
-        self.top = _mlp(passed_on + num_dots, (*model.top_mlp, 1), model.dropout, ends_linear=True)
+        self.top, self.has_tasks = _top(model, passed_on + num_dots), bool(model.tasks)
 
     def forward(self, dense: Tensor, pooled: Tensor) -> Tensor:
         passed_on = pooled
@@ -41,7 +42,8 @@ class DotNetwork(nn.Module):
             passed_on = self.bottom(dense)
             pooled = torch.cat([passed_on, pooled.to(passed_on.dtype)], dim=1)
         dots = self.dots(pooled.reshape(-1, self.num_vectors, self.dim))
-        return self.top(torch.cat([passed_on, dots], dim=1)).squeeze(1)
+        outputs = self.top(torch.cat([passed_on, dots], dim=1))
+        return outputs if self.has_tasks else outputs.squeeze(1)
 
 
 class CrossNetwork(nn.Module):
@@ -54,27 +56,24 @@ class CrossNetwork(nn.Module):
         rank = min(model.cross_rank, width)
         self.down = nn.ModuleList(nn.Linear(width, rank, bias=False) for _ in range(model.num_cross_layers))
         self.up = nn.ModuleList(nn.Linear(rank, width) for _ in range(model.num_cross_layers))
-        self.top = _mlp(width, (*model.top_mlp, 1), model.dropout, ends_linear=True)
+        self.top, self.has_tasks = _top(model, width), bool(model.tasks)
 
     def forward(self, dense: Tensor, pooled: Tensor) -> Tensor:
         first = pooled if self.bottom is None else torch.cat([self.bottom(dense), pooled], dim=1)
         crossed = first
         for down, up in zip(self.down, self.up, strict=True):
             crossed = first * up(down(crossed)) + crossed
-        return self.top(crossed).squeeze(1)
+        outputs = self.top(crossed)
+        return outputs if self.has_tasks else outputs.squeeze(1)
 
 
 def _bottom(model: ModelSpec) -> nn.Module | None:
-    return _mlp(model.num_dense, (*model.bottom_mlp, model.embedding_dim), model.dropout) if model.num_dense else None
+    return mlp(model.num_dense, (*model.bottom_mlp, model.embedding_dim), model.dropout) if model.num_dense else None
 
 
-def _mlp(width: int, sizes: tuple[int, ...], dropout: float, *, ends_linear: bool = False) -> nn.Sequential:
-    layers: list[nn.Module] = []
-    for number, size in enumerate(sizes, start=1):
-        is_hidden = number < len(sizes)
-        layers += [nn.Linear(width, size), ReLUWithDropout(dropout) if dropout and is_hidden else nn.ReLU()]
-        width = size
-    return nn.Sequential(*(layers[:-1] if ends_linear else layers))
+def _top(model: ModelSpec, width: int) -> nn.Module:
+    """[samples, 1], or the outputs of all tasks."""
+    return task_head(model, width) if model.tasks else mlp(width, (*model.top_mlp, 1), model.dropout, ends_linear=True)
 
 
 class PairwiseDots(nn.Module):

@@ -20,6 +20,7 @@ from embark.spec.model import Table
 from embark.spec.user_code import user_error
 from embark.store.checkpoint_arrays import table_weight
 from embark.trainers.torch.dense_network import dense_network
+from embark.trainers.torch.task_heads import scores_of
 from embark.trainers.torch.two_tower_network import TwoTowerNetwork
 
 Lookup = Callable[[Tensor, Tensor | None], Tensor]  # Ids, and the offsets of the bags where not each has one.
@@ -31,6 +32,7 @@ class ExportedModel:
     def __init__(self, artifact: Artifact, model_file: str = "") -> None:
         """`model_file` is the code of a model of the user's own."""
         info = artifact.info
+        self._tasks = info.model.tasks
         self._encoder = artifact.encoder
         model = artifact.model_with_code(model_file)
         try:
@@ -52,15 +54,16 @@ class ExportedModel:
         return self.score_encoded(self._encoder.encode(raw))
 
     def score_encoded(self, rows: Rows) -> NDArray[np.float32]:
-        """Of rows with ids."""
-        scores: NDArray[np.float32] = self.logits(rows).sigmoid().numpy()
+        """Of rows with ids; of several tasks [rows, outputs of all]."""
+        logits = self.logits(rows)
+        scores: NDArray[np.float32] = (scores_of(self._tasks, logits) if self._tasks else logits.sigmoid()).numpy()
         return scores
 
     @torch.inference_mode()
     def logits(self, rows: Rows) -> Tensor:
-        """[n]"""
+        """[n], or of several tasks [n, outputs of all]"""
         if not len(rows):
-            return torch.zeros(0)
+            return torch.zeros((0, sum(task.num_outputs for task in self._tasks)) if self._tasks else 0)
         logits: Tensor = self._dense(*self._inputs(rows))
         return logits
 

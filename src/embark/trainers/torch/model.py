@@ -16,6 +16,7 @@ from torchrec.sparse.jagged_tensor import KeyedTensor
 from embark.spec import ModelSpec, StoredTable, TrainSpec
 from embark.trainers.torch.batch import DeviceBatch
 from embark.trainers.torch.dense_network import dense_network
+from embark.trainers.torch.task_metrics import TaskLoss
 
 
 class Recommender(nn.Module):
@@ -28,7 +29,7 @@ class Recommender(nn.Module):
         self.dense = dense_network(model).to(device)
         self.is_bf16 = is_bf16
         self.device_type = device.type
-        self.loss = nn.BCEWithLogitsLoss()
+        self.loss = TaskLoss(model.tasks) if model.tasks else nn.BCEWithLogitsLoss()
         self.embedding_l2 = train.embedding_l2
 
     def forward(self, batch: DeviceBatch) -> tuple[Tensor, tuple[Tensor, Tensor, Tensor]]:

@@ -10,7 +10,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from embark.errors import UserError
-from embark.spec import ModelSpec
+from embark.spec import ModelSpec, Task
 from embark.spec.user_code import file_of, load_user_class, place_of, user_call, user_error
 
 
@@ -22,12 +22,13 @@ class OwnNetwork(nn.Module):
         tables = model.table_list()
         self.names, self.widths = [t.name for t in tables], [t.dim or 0 for t in tables]
         self.own = load_network(model)
+        self._tasks = model.tasks
         self._is_checked = False
 
     def forward(self, dense: Tensor, pooled: Tensor) -> Tensor:
         self._share_buffers()
         by_name = dict(zip(self.names, pooled.split(self.widths, dim=1), strict=True))
-        logits = logits_of(self.own, dense, by_name)
+        logits = logits_of(self.own, dense, by_name, self._tasks)
         # On a GPU each look would wait for the device, so there only the first answer is looked at.
         if self.training and (logits.is_cpu or not self._is_checked) and not logits.isfinite().all():
             self._explain_nan(dense, by_name)
@@ -76,19 +77,46 @@ def load_network(model: ModelSpec) -> nn.Module:
     return network
 
 
-def logits_of(network: nn.Module, dense: Tensor, pooled: dict[str, Tensor]) -> Tensor:
-    """[samples]; refuses anything but one logit for each sample, with a way back to the weights."""
+def logits_of(
+    network: nn.Module, dense: Tensor, pooled: dict[str, Tensor], tasks: tuple[Task, ...] = ()
+) -> Tensor:
+    """[samples], or of tasks [samples, outputs of all]; refuses anything but one logit for each sample, or those of
+    each task, with a way back to the weights."""
     with user_call(place_of(type(network).forward), "forward(self, dense, pooled)"):
         logits = network(dense, pooled)
     num_samples = len(dense)
+    if tasks:
+        return _logits_of_tasks(network, logits, num_samples, tasks)
     if not isinstance(logits, Tensor) or logits.shape not in ((num_samples,), (num_samples, 1)):
         found = list(logits.shape) if isinstance(logits, Tensor) else type(logits).__name__
         raise UserError(f"{place_of(type(network).forward)}: forward returned {found} for {num_samples} samples",
                         fix=f"return one logit for each sample, [{num_samples}] or [{num_samples}, 1]")
+    _refuse_without_gradient(network, logits)
+    return logits.reshape(-1)
+
+
+def _logits_of_tasks(network: nn.Module, logits: Any, num_samples: int, tasks: tuple[Task, ...]) -> Tensor:
+    where, names = place_of(type(network).forward), [task.name for task in tasks]
+    if not isinstance(logits, dict) or set(logits) != set(names):
+        found = f"logits of {', '.join(map(str, logits))}" if isinstance(logits, dict) else type(logits).__name__
+        raise UserError(f"{where}: forward returned {found}, and the tasks are {', '.join(names)}",
+                        fix="return a dictionary from the name of each task to its logits")
+    parts = []
+    for task in tasks:
+        value, shape = logits[task.name], (num_samples, task.num_outputs)
+        if not isinstance(value, Tensor) or (value.shape != shape and (value.shape != shape[:1] or shape[1] > 1)):
+            shown = list(value.shape) if isinstance(value, Tensor) else type(value).__name__
+            raise UserError(f"{where}: forward returned {shown} for task {task.name} and {num_samples} samples",
+                            fix=f"return {list(shape)}" + (f" or [{num_samples}]" if shape[1] == 1 else ""))
+        _refuse_without_gradient(network, value)
+        parts.append(value.reshape(shape))
+    return torch.cat(parts, dim=1)
+
+
+def _refuse_without_gradient(network: nn.Module, logits: Tensor) -> None:
     if torch.is_grad_enabled() and not logits.requires_grad:
         raise UserError(f"{place_of(type(network).forward)}: the logits that forward returned depend on no parameter",
                         fix="compute them without detach(), no_grad() and integers")
-    return logits.reshape(-1)
 
 
 class _NanError(Exception):

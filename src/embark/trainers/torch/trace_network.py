@@ -46,7 +46,7 @@ def _traced(model: ModelSpec) -> DenseWork:
         pooled = {t.name: torch.empty(NUM_SAMPLES, t.dim or 0, requires_grad=True) for t in model.table_list()}
         given = {value.untyped_storage()._cdata for value in (dense, *pooled.values(), *network.parameters())}
         with _Counter() as forward, torch.autograd.graph.saved_tensors_hooks(keep, lambda value: value):
-            logits = logits_of(network, dense, pooled)
+            logits = logits_of(network, dense, pooled, model.tasks)
         with _Counter() as backward:
             logits.sum().backward()
     kept = sum(value.numel() for key, value in saved.items() if key not in given)

@@ -23,7 +23,7 @@ from embark.model.precision import choose_precision, cpu_has_matrix_bf16, gpu_ha
 from embark.model.work import TRACED
 from embark.run.evaluation import Trouble
 from embark.run.host_memory import peak_resident_bytes
-from embark.spec import PlaceSpec, RunSpec, TrainSpec
+from embark.spec import PlaceSpec, RunSpec, Task, TrainSpec
 from embark.store import RunDir
 from embark.store.user_cache import compiled_code_folder
 from embark.trainers.torch.batch import ToDevice, pinned
@@ -40,6 +40,7 @@ from embark.trainers.torch.model import Recommender, fill_tables
 from embark.trainers.torch.optimizers import fuse_into_backward, make_optimizers
 from embark.trainers.torch.phases import InputWaits, Profiler
 from embark.trainers.torch.sharding import describe, has_tables_on_the_host, make_plan, make_sharder, sharded_tables
+from embark.trainers.torch.task_metrics import TaskHeldOut, TaskWindow
 from embark.trainers.torch.trace_network import trace_network
 from embark.trainers.torch.two_tower import RetrievalEvaluator, SoftmaxWindow, TwoTowers, negatives_adder, read_catalog
 from embark.trainers.torch.world import World, explain, join
@@ -69,7 +70,9 @@ class TorchTrainer:
         if world.device.type == "cpu":
             use_fast_cpu_lookup(self.model)
         self.optimizers = make_optimizers(self.model, spec, num_steps, world.device)
-        self.window = (SoftmaxWindow if self.catalog else MetricWindow)(world.device)  # What the engine counts in.
+        # What the engine counts its predictions in.
+        self.window = TaskWindow(spec.model.tasks, world.device) if spec.model.tasks else \
+            (SoftmaxWindow if self.catalog else MetricWindow)(world.device)
         self.engine = make_engine(EngineInputs(
             spec=spec, world=world, plan=plan, model=self.model, dense=model.dense, optimizers=self.optimizers,
             precision=self.precision, window=self.window,
@@ -100,7 +103,7 @@ class TorchTrainer:
         self.engine.step(batches, step)
         return rate
 
-    def window_metrics(self) -> dict[str, float]:
+    def window_metrics(self) -> dict[str, Any]:
         return self.window.take(self.world)
 
     def trouble(self) -> Trouble | None:
@@ -111,7 +114,8 @@ class TorchTrainer:
         """The model in evaluation mode. Fused Adam counts its lookups as steps, hence `step`, to be set again."""
         with self.engine.evaluating() as model:
             yield RetrievalEvaluator(model, self.spec, self.world, self.catalog) if self.catalog else Evaluator(
-                model, self.world, ToDevice([t.name for t in self.spec.model.table_list()], self.world.device))
+                model, self.world, ToDevice([t.name for t in self.spec.model.table_list()], self.world.device),
+                self.spec.model.tasks)
         self.optimizers.set_step(step)
 
     def checkpointer(self, run_dir: RunDir) -> TorchCheckpointer:
@@ -128,12 +132,14 @@ class TorchTrainer:
 class Evaluator:
     """Counts the model's predictions on held-out batches."""
 
-    def __init__(self, model: DistributedModelParallel, world: World, to_device: ToDevice) -> None:
-        self._model, self._world, self._to_device = model, world, to_device
-        self._held_out = HeldOut(world)
+    def __init__(
+        self, model: DistributedModelParallel, world: World, to_device: ToDevice, tasks: tuple[Task, ...] = ()
+    ) -> None:
+        self._model, self._world, self._to_device, self._tasks = model, world, to_device, tasks
+        self._held_out = TaskHeldOut(tasks, world) if tasks else HeldOut(world)
 
     def eval_source(self, source: SampleSource) -> SampleSource:
-        if self._world.device.type != "cuda" or not isinstance(source, SyntheticSource):
+        if self._world.device.type != "cuda" or not isinstance(source, SyntheticSource) or self._tasks:
             return source
         return DeviceDrawnSource(source, self._world.device)
 
@@ -145,7 +151,7 @@ class Evaluator:
         _, (_, logits, label) = self._model(self._to_device(batch).to(self._world.device, non_blocking=True))
         self._held_out.add(logits[: batch.num_samples], label[: batch.num_samples])
 
-    def metrics(self) -> dict[str, float]:
+    def metrics(self) -> dict[str, Any]:
         return self._held_out.metrics()
 
 
@@ -215,5 +221,6 @@ def _batch_layout(spec: RunSpec, source: SampleSource, num_samples: int, world: 
         if all(stored.get(t.name) == t.multi_hot for t in tables):
             return RawLayout(source.layout, [t.name for t in tables], num_samples, world.device)
     packed = PackedLayout(num_samples, spec.model.num_dense, tuple(t.multi_hot for t in tables))
-    is_drawn = isinstance(source, SyntheticSource) and world.device.type == "cuda"
-    return DrawnLayout(source, packed, world.device) if is_drawn else packed
+    if isinstance(source, SyntheticSource) and world.device.type == "cuda":
+        return DrawnLayout(source, packed, world.device)
+    return packed

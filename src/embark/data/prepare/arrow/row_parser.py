@@ -65,8 +65,8 @@ class RowParser:
     @property
     def columns(self) -> list[str]:
         """Those of the input that are needed."""
-        wanted = [self._schema.label, *self._schema.dense, *(s.source for s in self._schema.sparse),
-                  *(time.name for time in self._schema.times)]
+        wanted = [self._schema.label, *(label.name for label in self._schema.labels), *self._schema.dense,
+                  *(s.source for s in self._schema.sparse), *(time.name for time in self._schema.times)]
         return [name for name in dict.fromkeys([*wanted, self._schema.split_column]) if name]
 
     def parse(self, column: Callable[[str], Any], location: Location, where: str) -> RawRows:
@@ -74,7 +74,10 @@ class RowParser:
         schema, num_rows = self._schema, len(location.lines)
         cells = {name: normalize_array(column(name)) for name in self.columns}
         bad = _Bad(np.zeros(num_rows, np.bool_))
-        label = self._label(cells[schema.label], bad, where) if schema.label else np.zeros(num_rows, np.float32)
+        if schema.labels:
+            label = self._labels(cells, bad, where)
+        else:
+            label = self._label(cells[schema.label], bad, where) if schema.label else np.zeros(num_rows, np.float32)
         times = self._times(cells, bad, where)
         dense = np.empty((num_rows, len(schema.dense_names)), np.float32)
         for position, name in enumerate(schema.dense):
@@ -117,6 +120,27 @@ class RowParser:
                 return (values > above).astype(np.float32)
         bad.add((values != 0) & (values != 1), name, array, "is neither 0 nor 1; the label must be 0 or 1")
         return values.astype(np.float32)
+
+    def _labels(self, cells: Mapping[str, Any], bad: _Bad, where: str) -> NDArray[np.float32]:
+        """[n, 1 + labels]: the first binary task's, and all of them; NaN where a cell is empty."""
+        main = np.zeros(len(bad.mask), np.float32)
+        columns = [main]
+        for label in self._schema.labels:
+            array = cells[label.name]
+            with _in_column(where, label.name):
+                values, is_bad = self._cells.numbers(array, may_be_text=label.is_binary)
+            bad.add(is_bad, label.name, array, "is not a number; the label must be a number")
+            with np.errstate(invalid="ignore"):
+                if label.is_binary:
+                    bad.add((values != 0) & (values != 1) & ~np.isnan(values), label.name, array,
+                            "is neither 0 nor 1; the label must be 0 or 1")
+                if label.num_classes:
+                    bad.add((values < 0) | (values >= label.num_classes) | (values % 1 > 0), label.name, array,
+                            f"is no class from 0 to {label.num_classes - 1}")
+                if label.main_above is not None:
+                    main[:] = values > label.main_above
+            columns.append(values.astype(np.float32))
+        return np.column_stack(columns)
 
     def _times(self, cells: Mapping[str, Any], bad: _Bad, where: str) -> dict[str, Times]:
         schema, found = self._schema, {}

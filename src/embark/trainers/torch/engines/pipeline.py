@@ -18,6 +18,7 @@ from embark.spec import RunSpec
 from embark.trainers.torch.batch import ToDevice
 from embark.trainers.torch.metrics import MetricWindow
 from embark.trainers.torch.optimizers import Optimizers
+from embark.trainers.torch.task_metrics import TaskWindow
 from embark.trainers.torch.world import World
 
 
@@ -43,7 +44,7 @@ class EngineInputs:
     dense: nn.Module  # The model's dense layers, outside of the sharded wrapper.
     optimizers: Optimizers
     precision: str
-    window: MetricWindow
+    window: MetricWindow | TaskWindow
     extend: Callable[[Batch, int], Batch] | None = None  # What a batch of a step gets behind its own samples.
 
 
@@ -55,7 +56,6 @@ class Engine(ABC):
     def __init__(self, inputs: EngineInputs, reason: str) -> None:
         """`reason` says why this engine, for a person."""
         self.model, self.reason = inputs.model, reason
-        self._window = inputs.window
 
     @abstractmethod
     def feed(self, source: SampleSource, part: Part) -> AbstractContextManager[Iterator[Any]]:
@@ -91,7 +91,7 @@ class PipelineEngine(Engine):
 
     def __init__(self, inputs: EngineInputs, reason: str, *, must_prefetch: bool = False) -> None:
         super().__init__(inputs, reason)
-        device, self._extend = inputs.world.device, inputs.extend
+        self._window, device, self._extend = inputs.window, inputs.world.device, inputs.extend
         self._to_device = ToDevice([t.name for t in inputs.spec.model.table_list()], device)
         kind = PrefetchTrainPipelineSparseDist if must_prefetch else TrainPipelineSparseDist
         self._pipeline = kind(inputs.model, inputs.optimizers.both, device)

@@ -29,6 +29,7 @@ from embark.trainers.torch.engines.cuda_graph.lookup import (
 from embark.trainers.torch.engines.cuda_graph.network import Network
 from embark.trainers.torch.engines.cuda_graph.ops import TorchOps, gpu_ops
 from embark.trainers.torch.engines.pipeline import Engine, EngineInputs, Part
+from embark.trainers.torch.metrics import MetricWindow
 
 NO_STEP = torch.iinfo(torch.int64).max
 
@@ -42,6 +43,8 @@ class CudaGraphEngine(Engine):
         self, inputs: EngineInputs, shards: list[Shard], local: list[LocalShard], layout: BatchLayout, reason: str
     ) -> None:
         super().__init__(inputs, reason)
+        assert isinstance(inputs.window, MetricWindow)  # of one task
+        self._window = inputs.window
         self._inputs, self._shards, self._local, self.layout = inputs, shards, local, layout
         self._tables = inputs.spec.model.table_list()
         self._device = inputs.world.device

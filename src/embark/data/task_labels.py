@@ -1,0 +1,50 @@
+"""Labels of several tasks: [rows, tasks] in float32, NaN where a row has no label for a task."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from embark.spec.tasks import Task, main_task
+
+Labels = NDArray[np.float32]
+
+
+def task_labels(values: Labels, columns: Sequence[str], tasks: Sequence[Task]) -> Labels:
+    """Of the data's `columns` [rows, columns]."""
+    found: Labels = np.ascontiguousarray(values[:, [columns.index(task.column) for task in tasks]])
+    for position, task in enumerate(tasks):
+        if task.above is not None:
+            values = found[:, position]
+            found[:, position] = np.where(np.isnan(values), np.nan, values > task.above)
+    return found
+
+
+def main_label(label: Labels, tasks: tuple[Task, ...]) -> Labels:
+    """[rows], 0 or 1: the label, of tasks that of the first binary one, 0 where it is missing or no task is binary."""
+    if label.ndim == 1:
+        return label
+    position = main_task(tasks)
+    main: Labels = (label[:, position] > 0.5).astype(np.float32) if position >= 0 else np.zeros(len(label), np.float32)
+    return main
+
+
+def bad_labels(label: Labels, task: Task) -> NDArray[np.bool_]:
+    """Where a value is not a label of the task; a missing one is."""
+    if task.loss == "binary":
+        is_bad = (label != 0) & (label != 1)
+    elif task.loss == "softmax":
+        is_bad = (label < 0) | (label >= task.num_classes) | (label != np.floor(label))
+    else:
+        is_bad = ~np.isfinite(label)
+    found: NDArray[np.bool_] = is_bad & ~np.isnan(label)
+    return found
+
+
+def meaning_of(task: Task) -> str:
+    """What its labels are, for a person."""
+    if task.loss == "softmax":
+        return f"a class from 0 to {task.num_classes - 1}"
+    return "0 or 1" if task.loss == "binary" else "a number"

@@ -1,0 +1,92 @@
+"""Metrics of several tasks: of each by its loss, and those of the run. No torch, no jax."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from embark.run.evaluation import STATE_SIZE, metrics_of, of_probabilities, ratio
+from embark.run.trainer import Ranks
+from embark.spec.tasks import Task, main_task
+
+F64 = NDArray[np.float64]
+LOSSES = {"binary": "log_loss", "regression": "mse", "softmax": "cross_entropy"}
+"""What the metric is called that a task's loss is."""
+OF_MAIN = ("auc", "normalized_entropy", "calibration", "auc_error", "best_auc")
+TASKS = "tasks"
+
+
+def state_size(task: Task) -> int:
+    """Numbers that a training window holds of a task."""
+    return {"binary": STATE_SIZE, "regression": 5, "softmax": 3}[task.loss]
+
+
+def metrics_of_task(task: Task, state: F64) -> dict[str, float]:
+    """Of its sums over samples that have a label; undefined ones are NaN. Of a regression: the squared and the absolute
+    errors, the labels, their squares and the number of samples. Of classes: the losses, how many are right, and the
+    number."""
+    if task.loss == "binary":
+        return metrics_of(state)
+    if task.loss == "softmax":
+        loss, right, num = state.tolist()
+        return {"cross_entropy": ratio(loss, num), "accuracy": ratio(right, num), "num_samples": num}
+    squared, apart, total, squares, num = state.tolist()
+    around_mean = squares - ratio(total * total, num)
+    return {"mse": ratio(squared, num), "mae": ratio(apart, num), "r_squared": 1 - ratio(squared, around_mean),
+            "num_samples": num}
+
+
+def combine(tasks: Sequence[Task], found: Mapping[str, Mapping[str, float]]) -> dict[str, Any]:
+    """The metrics of a run: `log_loss` is the weighted sum of the losses of the tasks that have samples; AUC,
+    normalized entropy and calibration are those of the first binary task. `tasks` has those of each."""
+    position = main_task(tuple(tasks))
+    main = found[tasks[position].name] if position >= 0 else {}
+    names = [name for name in OF_MAIN if name in main or name in ("auc", "normalized_entropy", "calibration")]
+    return {**{name: main.get(name, math.nan) for name in names}, "log_loss": _weighted(tasks, found, ""),
+            "num_samples": max(of_task["num_samples"] for of_task in found.values()),
+            TASKS: {name: dict(of_task) for name, of_task in found.items()}}
+
+
+def with_best(
+    tasks: Sequence[Task], metrics: dict[str, Any], best: Mapping[str, Mapping[str, float]]
+) -> dict[str, Any]:
+    """`metrics` of a run with what the best possible model would reach."""
+    found = {name: {**of_task, **best.get(name, {})} for name, of_task in metrics[TASKS].items()}
+    loss = _weighted(tasks, found, "best_")
+    return {**metrics, **combine(tasks, found), **({} if math.isnan(loss) or not best else {"best_log_loss": loss})}
+
+
+def best_of(world: Ranks, tasks: Sequence[Task], outputs: F64, labels: F64) -> dict[str, dict[str, float]]:
+    """What the best outputs [n, outputs] reach, by task, over all ranks."""
+    found: dict[str, dict[str, float]] = {}
+    ends = np.cumsum([task.num_outputs for task in tasks])
+    for task, output, label in zip(tasks, np.split(outputs, ends[:-1], axis=1), labels.T, strict=True):
+        output, label = output[~np.isnan(label)], label[~np.isnan(label)]
+        if task.loss == "binary":
+            reached = of_probabilities(world, [(output[:, 0], label > 0.5)])
+            names = ("auc", "log_loss")
+        elif task.loss == "softmax":
+            chance = np.take_along_axis(output, label.astype(np.int64)[:, None], axis=1)
+            sums = [-float(np.log(chance).sum()), float((output.argmax(axis=1) == label).sum()), float(len(label))]
+            reached, names = metrics_of_task(task, _summed(world, sums)), ("cross_entropy", "accuracy")
+        else:
+            apart = output[:, 0] - label
+            sums = [float(apart @ apart), float(np.abs(apart).sum()), float(label.sum()), float(label @ label),
+                    float(len(label))]
+            reached, names = metrics_of_task(task, _summed(world, sums)), ("mse", "mae")
+        found[task.name] = {f"best_{name}": reached[name] for name in names if not math.isnan(reached[name])}
+    return found
+
+
+def _weighted(tasks: Sequence[Task], found: Mapping[str, Mapping[str, float]], prefix: str) -> float:
+    terms = [task.weight * found[task.name].get(prefix + LOSSES[task.loss], math.nan) for task in tasks
+             if task.weight and found[task.name]["num_samples"]]
+    return math.fsum(terms) if terms else math.nan
+
+
+def _summed(world: Ranks, sums: list[float]) -> F64:
+    return np.asarray(np.sum(world.gathered(sums), axis=0), np.float64)

@@ -1,0 +1,135 @@
+"""The loss and the metrics of several tasks, counted on the device; a sample without a label counts in no sum of it."""
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import torch
+import torch.fx
+from torch import Tensor, nn
+from torch.nn.functional import binary_cross_entropy_with_logits, cross_entropy
+
+from embark.run.evaluation import LARGEST_LOGIT, NUM_BINS
+from embark.run.task_metrics import combine, metrics_of_task, state_size
+from embark.spec import Task
+from embark.trainers.torch.metrics import HeldOut
+from embark.trainers.torch.world import World
+
+
+class TaskLoss(nn.Module):
+    """The weighted sum of the tasks' losses. Each is a sum over the samples that have the label, by the number of all
+    samples: so it is the same on any number of ranks."""
+
+    def __init__(self, tasks: Sequence[Task]) -> None:
+        super().__init__()
+        self.tasks = list(tasks)
+
+    def forward(self, outputs: Tensor, labels: Tensor) -> Tensor:
+        return weighted_loss(outputs, labels, self.tasks)
+
+
+@torch.fx.wrap  # the train pipeline traces the model; which samples have a label is known only when it runs
+def weighted_loss(outputs: Tensor, labels: Tensor, tasks: list[Task]) -> Tensor:
+    total = outputs.new_zeros(())
+    for task, output, label, is_there in _by_task(tasks, outputs, labels):
+        losses = torch.where(is_there, _losses(task, output, label), 0.0)
+        total = total + task.weight * losses.sum() / len(labels)
+    return total
+
+
+def _by_task(tasks: Sequence[Task], outputs: Tensor, labels: Tensor) -> Iterator[tuple[Task, Tensor, Tensor, Tensor]]:
+    """Of each task its outputs [B] or [B, classes], its labels [B], 0 where there is none, and where there is one."""
+    for task, output, label in zip(tasks, outputs.split([task.num_outputs for task in tasks], dim=1),
+                                   labels.unbind(1), strict=True):
+        is_there = ~label.isnan()
+        yield task, output if task.loss == "softmax" else output.squeeze(1), label.nan_to_num(nan=0.0), is_there
+
+
+def _losses(task: Task, output: Tensor, label: Tensor) -> Tensor:
+    """[B]"""
+    if task.loss == "binary":
+        return binary_cross_entropy_with_logits(output, label, reduction="none")
+    if task.loss == "softmax":
+        return cross_entropy(output, label.long(), reduction="none")
+    return (output - label).square()
+
+
+class TaskWindow:
+    """What was predicted of each task and what happened since the last `take`: one row of sums for all tasks."""
+
+    def __init__(self, tasks: Sequence[Task], device: torch.device) -> None:
+        self._tasks = tuple(tasks)
+        self._sums = torch.zeros(sum(map(state_size, self._tasks)), dtype=torch.float64, device=device)
+
+    @torch.no_grad()
+    def add(self, outputs: Tensor, labels: Tensor) -> None:
+        """Count a batch. Nothing comes back to the host."""
+        parts = self._sums.split([state_size(task) for task in self._tasks])
+        for part, (task, output, label, is_there) in zip(parts, _by_task(self._tasks, outputs, labels), strict=True):
+            if task.loss == "binary":
+                within = output.nan_to_num(nan=0.0).clamp(-LARGEST_LOGIT, LARGEST_LOGIT)  # the loss keeps its NaN
+                bins = ((within + LARGEST_LOGIT) * (NUM_BINS / (2 * LARGEST_LOGIT))).long().clamp_(max=NUM_BINS - 1)
+                part.index_add_(0, bins + label.long() * NUM_BINS, is_there.double())
+                part = part[2 * NUM_BINS :]
+            part += _task_sums(task, output, label, is_there)
+
+    def state(self, world: World) -> Tensor:
+        """The window of all ranks together, for a checkpoint."""
+        return world.sum_over_ranks(self._sums.clone())
+
+    def empty_state(self) -> Tensor:
+        """Where a checkpoint's window is read into."""
+        return torch.zeros_like(self._sums)
+
+    def set_state(self, state: Tensor, world: World) -> None:
+        """Resume from a checkpoint: rank 0 holds it for all, however many there were."""
+        if world.is_first:
+            self._sums.copy_(state)
+
+    def take(self, world: World) -> dict[str, Any]:
+        """The metrics over all ranks; the window starts anew."""
+        state = self.state(world).cpu().numpy()
+        self._sums.zero_()
+        found, start = {}, 0
+        for task in self._tasks:
+            found[task.name] = metrics_of_task(task, state[start : start + state_size(task)])
+            start += state_size(task)
+        return combine(self._tasks, found)
+
+
+class TaskHeldOut:
+    """Predictions of held-out samples of each task."""
+
+    def __init__(self, tasks: Sequence[Task], world: World) -> None:
+        self._tasks, self._world = tuple(tasks), world
+        self._binary = {task.name: HeldOut(world) for task in self._tasks if task.loss == "binary"}
+        self._others = [task for task in self._tasks if task.loss != "binary"]
+        self._sums = {task.name: torch.zeros(state_size(task), dtype=torch.float64, device=world.device)
+                      for task in self._others}
+
+    @torch.no_grad()
+    def add(self, outputs: Tensor, labels: Tensor) -> None:
+        for task, output, label, is_there in _by_task(self._tasks, outputs, labels):
+            if task.loss == "binary":
+                self._binary[task.name].add(output[is_there], label[is_there])
+            else:
+                self._sums[task.name] += _task_sums(task, output, label, is_there)
+
+    @torch.no_grad()
+    def metrics(self) -> dict[str, Any]:
+        """Over all ranks, which must all call it."""
+        found = {task.name: self._binary[task.name].metrics() if task.loss == "binary" else
+                 metrics_of_task(task, self._world.sum_over_ranks(self._sums[task.name]).cpu().numpy())
+                 for task in self._tasks}
+        return combine(self._tasks, found)
+
+
+def _task_sums(task: Task, output: Tensor, label: Tensor, is_there: Tensor) -> Tensor:
+    """Of the samples with a label, as `run.task_metrics.metrics_of_task` has them."""
+    values = [torch.where(is_there, _losses(task, output.float(), label), 0.0)]
+    if task.loss == "binary":
+        values += [output.sigmoid() * is_there, label]
+    elif task.loss == "softmax":
+        values.append((output.argmax(dim=1) == label.long()) & is_there)
+    else:
+        values += [torch.where(is_there, (output - label).abs(), 0.0), label, label.double().square()]
+    return torch.stack([value.sum(dtype=torch.float64) for value in (*values, is_there)])
