@@ -148,7 +148,7 @@ def factorizations(quick: bool) -> Iterator[tuple[str, dict[str, float], Any]]:
     from implicit.als import AlternatingLeastSquares
     from implicit.bpr import BayesianPersonalizedRanking
 
-    als = [(16, 1.0, 20.0)] if quick else itertools.product((4, 8, 16), (1.0, 30.0, 100.0), (3.0, 10.0))
+    als = [(16, 1.0, 20.0)] if quick else itertools.product((8, 16, 32), (30.0, 100.0, 300.0), (3.0, 10.0, 30.0))
     for factors, regularization, alpha in als:
         yield "ALS", {"factors": factors, "regularization": regularization, "alpha": alpha}, AlternatingLeastSquares(
             factors=factors, regularization=regularization, alpha=alpha, iterations=15, random_state=1, num_threads=1)
