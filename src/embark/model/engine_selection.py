@@ -33,26 +33,16 @@ def cuda_graph_obstacle(spec: RunSpec, device: str, *, has_tables_on_host: bool)
         return "two towers are not captured in a CUDA graph"
     if spec.model.tasks:
         return "several tasks are not part of the captured step"
-    if spec.train.optimizer == "adam":
-        return "fused Adam counts its steps on the host"
-    if regularized := regularization_of(spec):
-        return f"{regularized} is not part of the captured step"
-    if shared := next((t for t in spec.model.tables if t.shares), None):
-        return f"{shared.name} and {shared.shares} share a table, and the captured step has a table for each feature"
-    if apart := next((t for t in spec.model.tables if t.learning_rate is not None), None):
-        return f"table {apart.name} has a learning rate of its own, and the captured step has one for all"
     num_ids = sum(t.multi_hot for t in spec.model.table_list())
     if num_ids > MAX_IDS_PER_SAMPLE:
         return f"up to {num_ids} ids a sample, each with a slot in the graph, are too many"
     if device == "cuda" and has_tables_on_host:
         return "some tables live in the host's memory"
-    if device == "cuda" and spec.train.table_dtype != "fp32":
-        return "fp16 tables are rounded stochastically, which FBGEMM does"
     return ""
 
 
 def regularization_of(spec: RunSpec) -> str:
-    """The first field set that only the pipeline engine of the torch trainer implements; empty where none is."""
+    """The first field set that only the torch trainer implements; empty where none is."""
     values = {"model.dropout": spec.model.dropout, "train.weight_decay": spec.train.weight_decay,
-              "train.embedding_l2": spec.train.embedding_l2}
+              "train.embedding_l2": spec.train.embedding_l2, "train.max_gradient_norm": spec.train.max_gradient_norm}
     return next((field for field, value in values.items() if value), "")

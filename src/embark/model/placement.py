@@ -6,7 +6,7 @@ from typing import Literal, Protocol
 from embark.spec import RunSpec
 
 Memory = Literal["device", "host"]
-STATE_BYTES = {"sgd": (0, 0), "rowwise_adagrad": (4, 0), "adagrad": (0, 4), "adam": (0, 8)}
+STATE_BYTES = {"sgd": (0, 0), "rowwise_adagrad": (4, 0), "adagrad": (0, 4), "adam": (0, 8), "rowwise_adam": (4, 4)}
 """What an optimizer keeps beside a table: bytes for each row, and for each value."""
 DENSE_STATES = {"sgd": 0, "adagrad": 1, "adam": 2}  # Values that the dense optimizer stores for each weight.
 

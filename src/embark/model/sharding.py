@@ -17,7 +17,7 @@ NUM_STRIDES = {"part": 4, "sum": 12}
 """Of a shortened search, by what an option is judged by: its slowest part, or the sum of all."""
 MAX_GRID = 1_000  # Combinations that are all tried, where so few are possible.
 SMALL_PART = 1 / 16  # Of a rank's memory for tables: parts that pack well enough without being cut further.
-STATE_FACTORS = {"sgd": 0.0, "adagrad": 1.0, "adam": 2.0}
+STATE_FACTORS = {"sgd": 0.0, "adagrad": 1.0, "adam": 2.0, "rowwise_adam": 1.0}
 """Bytes of optimizer state for a byte of the table. TorchRec's planner counts the state as wide as the values."""
 GIB = 2**30
 DEVICE_BYTES_PER_S = {"cuda": 897 * GIB, "tpu": 897 * GIB, "cpu": 51 * GIB}

@@ -175,12 +175,14 @@ def _table_bytes(spec: RunSpec, placement: Placement, rank: int) -> tuple[float,
 
 
 def _flat_dense_bytes(spec: RunSpec, layers: Layers, size: int, samples: float) -> float:
-    """Master, places, two states, gradients, the copy that is computed with, and sums over portions of the batch."""
+    """Master, places, two states, gradients, the copy that is computed with, and sums over portions of the batch; what
+    each value decays by, if any does."""
     head, before = layers.top[-1], (*layers.bottom, *layers.down, *layers.up, *layers.top[:-1])
     weights = sum(padded(layer.num_out) * padded(layer.num_in) for layer in before)
     in_all = padded(weights + sum(padded(layer.num_out) for layer in before if layer.has_bias) + head.num_in + 1)
     portions = min(1024, max(128, samples // 64)) if size == 2 else 1
-    return layers.num_values * (4 + 8 + 4 + 4) + in_all * (4 + size) + 4 * portions * (in_all - weights)
+    values = layers.num_values * (4 + 8 + 4 + 4 + 4 * bool(spec.train.weight_decay))
+    return values + in_all * (4 + size) + 4 * portions * (in_all - weights)
 
 
 def _power_of_2(value: int) -> int:

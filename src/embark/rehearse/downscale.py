@@ -286,7 +286,7 @@ def downscale_spec(spec: RunSpec, world_size: int, num_steps: int, sample: Sampl
     train |= {"eval_every": 0, "early_stopping_patience": 0, "early_stopping_metric": "auc",
               "early_stopping_min_delta": 0.0}
     train["warm_start"] = ""  # its tables are larger
-    if train["optimizer"] == "adam":
+    if "adam" in train["optimizer"]:
         train["optimizer"] = "rowwise_adagrad"
     if train["engine"] == "cuda_graph":
         train["engine"] = "auto"

@@ -13,7 +13,7 @@ LEARNING_FIELDS = frozenset({
     "data.eval_split", "data.shuffle", "data.on_bad_id", "data.num_train_samples", "data.num_eval_samples",
     "data.zipf_exponent", "data.signal", "data.task_conflict", "data.ragged", "data.seed",
     "train.batch_size", "train.learning_rate", "train.dense_learning_rate", "train.optimizer", "train.dense_optimizer",
-    "train.eps", "train.weight_decay", "train.embedding_l2", "train.warmup_steps",
+    "train.eps", "train.weight_decay", "train.embedding_l2", "train.max_gradient_norm", "train.warmup_steps",
     "train.decay", "train.decay_start_step", "train.decay_steps", "train.final_rate",
     "train.precision", "train.table_dtype", "train.comms_dtype", "train.seed", "train.warm_start",
 })

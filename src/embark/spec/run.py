@@ -203,7 +203,7 @@ def _time_mistakes(data: DataSpec) -> Iterator[Mistake]:
 
 def _train_mistakes(spec: RunSpec) -> Iterator[Mistake]:
     train, device = spec.train, spec.place.device
-    if train.optimizer == "adam" and device == "cpu":
+    if "adam" in train.optimizer and device == "cpu":
         yield _mistake("train.optimizer", train.optimizer, "FBGEMM has no fused Adam on the CPU",
                        'use "rowwise_adagrad", "adagrad" or "sgd", or a GPU')
     if train.sparsecore == "on" and device in ("cpu", "cuda"):

@@ -20,8 +20,9 @@ class TrainSpec(Section):
     """Of the tables, and of the dense layers unless `dense_learning_rate` is given."""
     dense_learning_rate: float | None = Field(default=None, ge=0)
     """Of the dense layers."""
-    optimizer: Literal["sgd", "adagrad", "rowwise_adagrad", "adam"] = "rowwise_adagrad"
-    """Of the tables, fused into the backward pass. Adam needs a GPU."""
+    optimizer: Literal["sgd", "adagrad", "rowwise_adagrad", "adam", "rowwise_adam"] = "rowwise_adagrad"
+    """Of the tables, fused into the backward pass. Adam needs a GPU. `rowwise_adam`: with one second moment for a row,
+    the mean over its values."""
     dense_optimizer: Literal["sgd", "adagrad", "adam"] = "adagrad"
     """Of the dense layers."""
     eps: float = Field(default=1e-8, gt=0)
@@ -32,6 +33,9 @@ class TrainSpec(Section):
     embedding_l2: float = Field(default=0.0, ge=0)
     """L2 penalty on looked-up rows: `embedding_l2` / 2 × the squared norm of the rows of a sample, a mean over the
     batch, added to the loss that is minimized, not to the one that is shown. Rows that no sample has do not shrink."""
+    max_gradient_norm: float = Field(default=0.0, ge=0)
+    """The gradient of the dense layers, all together, is scaled down to this L2 norm where it is larger; 0: never.
+    Gradients of tables are not clipped."""
     warmup_steps: NonNegativeInt = 0
     """Steps of linear warm-up from zero; applies to the tables too."""
     decay: Literal["none", "linear", "polynomial", "cosine"] = "none"

@@ -17,18 +17,15 @@ def selected(*sets, device="cuda", on_host=False):
     ((), "cpu", False, "pipeline", "no GPU"),
     (("train.engine=pipeline",), "cuda", False, "pipeline", "requested"),
     (("train.engine=cuda_graph",), "cpu", False, "cuda_graph", "one operation at a time"),
-    (("train.optimizer=adam",), "cuda", False, "pipeline", "fused Adam"),
+    (("train.optimizer=adam",), "cuda", False, "cuda_graph", "one CUDA graph"),
+    (("train.optimizer=rowwise_adam",), "cuda", False, "cuda_graph", "one CUDA graph"),
     (("model.num_tables=1025",), "cuda", False, "pipeline", "up to 1025 ids a sample"),
-    (("train.table_dtype=fp16",), "cuda", False, "pipeline", "fp16 tables"),
+    (("train.table_dtype=fp16",), "cuda", False, "cuda_graph", "one CUDA graph"),
     ((), "cuda", True, "pipeline", "the host's memory"),
-    (("model.dropout=0.1",), "cuda", False, "pipeline", "model.dropout is not part of the captured step"),
-    (("train.weight_decay=0.1",), "cuda", False, "pipeline", "train.weight_decay is not part of the captured step"),
-    (('model.tables=[{ name = "a", rows = 9 }, { name = "b", shares = "a" }]',), "cuda", False, "pipeline",
-     "b and a share a table"),
-    (('model.tables=[{ name = "a", rows = 9, learning_rate = 0.1 }]',), "cuda", False, "pipeline",
-     "table a has a learning rate of its own"),
-    (('model.tables=[{ name = "a", rows = 9, init_range = 0.1 }]',), "cuda", False, "cuda_graph", "one CUDA graph"),
-    (("train.embedding_l2=0.1",), "cuda", False, "pipeline", "train.embedding_l2 is not part of the captured step"),
+    (("model.dropout=0.1", "train.weight_decay=0.1", "train.embedding_l2=0.1", "train.max_gradient_norm=1"), "cuda",
+     False, "cuda_graph", "one CUDA graph"),
+    (('model.tables=[{ name = "a", rows = 9, learning_rate = 0.1, init_range = 0.1 }, { name = "b", shares = "a" }]',),
+     "cuda", False, "cuda_graph", "one CUDA graph"),
 ])
 def test_selection(sets, device, on_host, engine, why):
     found, reason = selected(*sets, device=device, on_host=on_host)
@@ -37,5 +34,5 @@ def test_selection(sets, device, on_host, engine, why):
 
 
 def test_an_engine_that_cannot_be_used_is_refused_with_the_reason():
-    with pytest.raises(UserError, match=r'train\.engine = "cuda_graph" cannot be used: fused Adam'):
-        selected("train.engine=cuda_graph", "train.optimizer=adam")
+    with pytest.raises(UserError, match=r'train\.engine = "cuda_graph" cannot be used: up to 1025 ids'):
+        selected("train.engine=cuda_graph", "model.num_tables=1025")

@@ -62,13 +62,27 @@ def test_cards_without_bf16_compute_in_fp32():
 
 
 @pytest.mark.parametrize(("sets", "why"), [
-    (["train.optimizer=adam"], "Adam"), (["train.table_dtype=fp16"], "fp16"), (["train.engine=pipeline"], "requested"),
+    (["train.engine=pipeline"], "requested"),
     (["model.tables=[{name='a', rows=1000, multi_hot=2000}]"], "too many"),
 ])
 def test_the_engine_is_the_one_that_the_trainer_will_choose(sets, why):
     found = predicted("quickstart", "p5en.48xlarge", 1, *sets)
     assert found.engine == "pipeline"
     assert why in found.engine_why
+
+
+def test_memory_and_step_follow_the_tables_dtype_and_their_optimizer():
+    def of(*sets):
+        found = predicted("quickstart", "p5.4xlarge", 1, "train.engine=cuda_graph", *sets)
+        return found.memory.device, found.step.parts_s["lookup and update"]
+
+    values, rows = 26 * 100_000 * 64, 26 * 100_000
+    (plain, plain_s), (adam, adam_s), (rowwise, rowwise_s) = (
+        of(), of("train.table_dtype=fp16", "train.optimizer=adam"), of("train.optimizer=rowwise_adam"))
+    assert (plain["tables"], plain["optimizer state"]) == (4 * values, 4 * rows)
+    assert (adam["tables"], adam["optimizer state"]) == (2 * values, 8 * values)
+    assert (rowwise["tables"], rowwise["optimizer state"]) == (4 * values, 4 * values + 4 * rows)
+    assert plain_s < min(adam_s, rowwise_s)
 
 
 def test_tables_on_the_host_take_the_pipeline():

@@ -40,7 +40,7 @@ OTHER_VALUES = {
     "data.task_conflict": 0.5, "data.ragged": "true", "data.seed": 7,
     "train.batch_size": 256, "train.learning_rate": 0.1, "train.dense_learning_rate": 0.01, "train.optimizer": "sgd",
     "train.dense_optimizer": "sgd", "train.eps": 1e-6, "train.weight_decay": 0.01,
-    "train.embedding_l2": 1e-5, "train.warmup_steps": 5, "train.decay": "linear",
+    "train.embedding_l2": 1e-5, "train.max_gradient_norm": 1.0, "train.warmup_steps": 5, "train.decay": "linear",
     "train.decay_start_step": 3, "train.decay_steps": 9, "train.final_rate": 0.1, "train.precision": "bf16",
     "train.table_dtype": "fp16", "train.comms_dtype": "bf16", "train.seed": 3, "train.warm_start": "runs/other",
 }

@@ -29,7 +29,7 @@ def seed_dropout(model: nn.Module, seed: int, step: int, first_sample: int) -> N
 
 
 @torch.fx.wrap  # the train pipeline traces the model; the size of a batch is known only when it runs
-def drop(values: Tensor, dropout: float, key: int, first_sample: int) -> Tensor:
+def drop(values: Tensor, dropout: float, key: int | Tensor, first_sample: int) -> Tensor:
     """`[samples, units]` with a share `dropout` of them zero and the others scaled up."""
     num_samples, num_units = values.shape
     samples = torch.arange(first_sample, first_sample + num_samples, device=values.device)

@@ -9,7 +9,7 @@ from torch import nn
 from torchrec.distributed.model_parallel import DistributedModelParallel
 from torchrec.optim.apply_optimizer_in_backward import apply_optimizer_in_backward
 from torchrec.optim.keyed import CombinedOptimizer, KeyedOptimizer, KeyedOptimizerWrapper
-from torchrec.optim.optimizers import in_backward_optimizer_filter
+from torchrec.optim.optimizers import PartialRowWiseAdam, in_backward_optimizer_filter
 from torchrec.optim.rowwise_adagrad import RowWiseAdagrad
 
 from embark.model.learning_rate import dense_rate, rate_factor
@@ -21,6 +21,7 @@ TABLE_OPTIMIZERS: dict[str, type[torch.optim.Optimizer]] = {
     "adagrad": torch.optim.Adagrad,
     "rowwise_adagrad": RowWiseAdagrad,
     "adam": torch.optim.Adam,
+    "rowwise_adam": PartialRowWiseAdam,
 }
 DENSE_OPTIMIZERS: dict[str, type[torch.optim.Optimizer]] = {
     "sgd": torch.optim.SGD,
@@ -67,9 +68,9 @@ class Optimizers:
         _set_rate(self._dense_groups, dense_rate(self._train) * factor)
         return self._train.learning_rate * factor
 
-    def rates(self) -> tuple[float, float]:
-        """What was set last: the tables' and the dense layers'."""
-        return self._table_groups[0][0]["lr"], self._dense_groups[0]["lr"]
+    def rates(self) -> tuple[dict[float, float], float]:
+        """What was set last: for each full rate of this rank's tables, and for the dense layers."""
+        return {full_rate: group["lr"] for group, full_rate in self._table_groups}, self._dense_groups[0]["lr"]
 
     @property
     def dense_kind(self) -> str:
@@ -126,11 +127,17 @@ def _dense_factory(train: TrainSpec, device: torch.device) -> Callable[[Iterable
 
     def make(parameters: Iterable[Any]) -> torch.optim.Optimizer:
         optimizer = kind(parameters, **arguments, fused=is_fused or None)
+        if train.max_gradient_norm:
+            optimizer.register_step_pre_hook(lambda made, *_: _clip_gradients(made.param_groups, train))
         if train.weight_decay:
             optimizer.register_step_pre_hook(lambda made, *_: _decay_weights(made.param_groups, train.weight_decay))
         return optimizer
 
     return make
+
+
+def _clip_gradients(groups: list[dict[str, Any]], train: TrainSpec) -> None:
+    nn.utils.clip_grad_norm_([p for group in groups for p in group["params"]], train.max_gradient_norm)
 
 
 @torch.no_grad()

@@ -190,8 +190,7 @@ def make_engine(inputs: EngineInputs, source: SampleSource) -> Engine:
     """The engine that `train.engine` asks for, or the one that `auto` chooses."""
     spec, world = inputs.spec, inputs.world
     tables = spec.model.table_list()
-    names = [t.name for t in spec.model.stored_tables()]
-    mine = local_shards(sharded_tables(inputs.model), names, world.rank)
+    mine = local_shards(sharded_tables(inputs.model), tables, world.rank)
     device, on_host = world.device.type, has_tables_on_the_host(inputs.plan)
     obstacle = cuda_graph_obstacle(spec, device, has_tables_on_host=on_host) or (
         why_not_by_kernels(mine) if device == "cuda" else "")

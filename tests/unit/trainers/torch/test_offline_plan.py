@@ -73,8 +73,8 @@ def test_the_closed_form_agrees_on_the_other_presets(preset, gpu, num_ranks, exp
 
 
 @pytest.mark.parametrize("train", [
-    {"table_dtype": "fp16", "optimizer": "adam"}, {"comms_dtype": "fp16"}, {"sharding": "table_row_wise"},
-    {"sharding": "table_column_wise", "optimizer": "sgd"}, {"memory_reserve": 0.6},
+    {"table_dtype": "fp16", "optimizer": "adam"}, {"comms_dtype": "fp16", "optimizer": "rowwise_adam"},
+    {"sharding": "table_row_wise"}, {"sharding": "table_column_wise", "optimizer": "sgd"}, {"memory_reserve": 0.6},
 ], ids=str)
 def test_the_closed_form_agrees_whatever_train_says(train):
     spec = CRITEO.model_copy(update={"train": CRITEO.train.model_copy(update=train)})

@@ -103,23 +103,24 @@ def test_cross_layers_and_their_way_back(kernels, dtype):
 
 
 @pytest.mark.parametrize("optimizer", ["sgd", "adagrad", "adam"])
-@pytest.mark.parametrize("rate", [0.05, 0.0])
-def test_the_dense_optimizers_are_those_of_torch(kernels, optimizer, rate):
+@pytest.mark.parametrize(("rate", "decay"), [(0.05, 0.0), (0.05, 0.4), (0.0, 0.4)])
+def test_the_dense_optimizers_are_those_of_torch(kernels, optimizer, rate, decay):
     """One step from a state that has seen gradients: by Triton, by plain torch, and by torch's own optimizer."""
     num_values, num_places = 3000, 4000
     values, grads = normal(num_values), normal(num_places)
     places = torch.randperm(num_places, generator=torch.Generator().manual_seed(3))[:num_values]
     state, second = normal(num_values + 1)[1:].abs(), normal(num_values + 2)[2:].abs()
+    decays = torch.where(torch.arange(num_values) % 3 > 0, decay, 0.0) if decay else None
     found = []
     for ops in (PLAIN, kernels[1]):
         master, shadow, one, two = values.clone(), torch.zeros(num_places), state.clone(), second.clone()
-        ops.optimizer_step(master, places, grads, shadow, one, two, torch.tensor([9.0, rate]), torch.tensor([7]),
-                 optimizer=optimizer, eps=1e-8)
+        ops.optimizer_step(master, places, grads, shadow, one, two, torch.tensor([rate]), torch.tensor([7]), decays,
+                           optimizer=optimizer, eps=1e-8)
         assert torch.equal(shadow[places], master)
         found.append([master, one, two])
     for plain, mine in zip(*found, strict=True):
         torch.testing.assert_close(mine, plain, rtol=1e-5, atol=1e-6)
-    parameter = torch.nn.Parameter(values.clone())
+    parameter = torch.nn.Parameter(values * (1 - rate * (decays if decay else 0)))
     kind = {"sgd": torch.optim.SGD, "adagrad": torch.optim.Adagrad, "adam": torch.optim.Adam}[optimizer]
     own = kind([parameter], lr=rate, **({} if optimizer == "sgd" else {"eps": 1e-8}))
     count = torch.tensor(7.0)

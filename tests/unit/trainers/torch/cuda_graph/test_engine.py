@@ -12,13 +12,18 @@ from embark.trainers.torch.engines.cuda_graph.batch_layout import PackedLayout
 
 RAGGED = ("data.ragged=true", "model.tables=[{name='a', rows=9, multi_hot=4, pooling='mean'}, "
           "{name='b', rows=60, multi_hot=3}, {name='c', rows=5}]")
+SHARED = ("data.ragged=true", "model.tables=[{name='item', rows=40}, {name='shop', rows=9, pooling='mean', "
+          "multi_hot=2}, {name='seen', multi_hot=3, shares='item'}, {name='last', shares='shop'}]")
+RATES = ("model.tables=[{name='a', rows=9, learning_rate=0.2}, {name='b', rows=60}, {name='c', rows=5, "
+         "learning_rate=0.0}, {name='d', rows=50, init_range=0.5}]", "train.warmup_steps=5")
 
 
 @pytest.mark.parametrize("sets", [
     (), ("model.kind=dcnv2",), ("model.num_dense=0",), ("model.num_dense=0", "model.kind=dcnv2"), RAGGED,
     ("model.top_mlp=[]", "model.bottom_mlp=[]"), ("model.embedding_dim=12",), ("model.num_tables=1",),
     ("train.optimizer=adagrad", "train.dense_optimizer=adam"), ("train.optimizer=sgd", "train.dense_optimizer=sgd"),
-    ("train.warmup_steps=5", "train.decay=cosine"),
+    ("train.warmup_steps=5", "train.decay=cosine"), SHARED, RATES, ("train.max_gradient_norm=0.02",),
+    ("train.weight_decay=0.5", "train.embedding_l2=0.5", "model.dropout=0.3", "model.top_mlp=[16, 8]"),
 ], ids=str)
 def test_the_losses_are_those_of_the_pipeline(train_tiny, sets):
     sets = (*sets, "train.num_steps=8")

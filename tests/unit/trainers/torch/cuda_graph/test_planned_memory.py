@@ -11,7 +11,7 @@ from embark.plan.fit import one_rank_placement
 from embark.plan.memory import cuda_graph_bytes
 
 SHAPES = [(), ("model.kind=dcnv2", "model.cross_rank=8"), ("model.num_dense=0",), ("model.top_mlp=[32, 24]",),
-          ("train.dense_optimizer=adam", "model.embedding_dim=16")]
+          ("train.dense_optimizer=adam", "model.embedding_dim=16", "train.weight_decay=0.1")]
 
 
 @pytest.mark.parametrize("sets", SHAPES, ids=str)
@@ -24,6 +24,7 @@ def test_layers_and_activations_are_counted_to_the_byte(built, tiny, sets):
     counted = cuda_graph_bytes(spec, one_rank_placement(spec), 0, "fp32")
     flat, network = engine._flat, engine._network
     of_dense = [flat.master, flat.places, flat.grads, flat.shadow, flat.sums, flat.state, flat.second_state]
+    of_dense += [] if flat.decays is None else [flat.decays]
     assert counted.dense == pytest.approx(_bytes(of_dense), rel=0.02)
     assert counted.inputs == pytest.approx(_bytes(engine._slots), rel=0.02)
     # On a CPU no ids are sorted by kernels: what the plan counts for that is taken out.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 import pytest
@@ -36,7 +37,7 @@ class Case:
         at = [sum(counts[:shard]) for shard in range(len(counts))]
         return torch.tensor([
             [at[s], self.num_ids[s], self.first_rows[s], rows, rows + self.first_rows[s], self.starts[s] * DIM, DIM,
-             s * DIM, self.starts[s], at[s]]
+             s * DIM, self.starts[s], at[s], 10 + s]
             for s, rows in enumerate(self.rows)
         ])
 
@@ -71,8 +72,15 @@ def rows_of(case: Case, shard: int) -> tuple[torch.Tensor, torch.Tensor]:
     return (local.clamp(0, case.rows[shard] - 1) + case.starts[shard]).long(), is_mine
 
 
+def keys_of(case: Case) -> torch.Tensor:
+    """What the lookup gives to the sort: the row of each id, or a number behind all."""
+    shards = [rows_of(case, shard) for shard in range(3)]
+    return torch.cat([torch.where(is_mine, rows, 2**31 - 1).reshape(-1) for rows, is_mine in shards]).int()
+
+
 def test_rows_are_summed_and_those_of_others_left_out(kernels, case):
-    out, _, error = looked_up(kernels, case)
+    out, keys, error = looked_up(kernels, case)
+    assert torch.equal(keys, keys_of(case))
     matrix = case.weights.view(-1, DIM)
     for shard in range(3):
         rows, is_mine = rows_of(case, shard)
@@ -85,48 +93,133 @@ def test_rows_are_summed_and_those_of_others_left_out(kernels, case):
 def test_an_id_of_no_row_is_noted_with_its_step_and_shard_and_looks_nothing_up(kernels, case, shard, bad):
     case.ids[shard][11, 0] = bad
     out, _, error = looked_up(kernels, case)
-    assert (int(error) >> 20, int(error) & 0xFFFFF) == (7, shard)
+    assert (int(error) >> 20, int(error) & 0xFFFFF) == (7, 10 + shard)
     assert out.isfinite().all()
 
 
-@pytest.mark.parametrize("optimizer", ["rowwise_adagrad", "adagrad", "sgd"])
-@pytest.mark.parametrize("rate", [0.1, 0.0])
-def test_every_touched_row_moves_once_by_the_sum_of_its_gradients(kernels, case, optimizer, rate):
+SHIFTS = torch.tensor([3, 50, 90])  # the row-wise state of each shard lies elsewhere than its rows
+ORIGINS = torch.tensor([[1000, 0], [2000, 0], [1000, 32]])  # the third shard is other columns of the first one's table
+SEED = torch.tensor([12345])
+EPS = 1e-6
+
+
+def updated(kernels, case: Case, grads, *, optimizer="sgd", rate=0.1, l2=0.0, step=7, state=None, second_state=None):
+    """The rows of `case` after one step."""
     table_kernels, _ = kernels
-    _, keys, _ = looked_up(kernels, case)
+    keys = keys_of(case)
     ordered, order = torch.sort(keys, stable=True)
-    grads = torch.randn(case.num_samples, 3 * DIM)
     samples = torch.arange(case.num_samples)
     places = torch.cat([(samples * 3 * DIM + s * DIM).repeat_interleave(n) for s, n in enumerate(case.num_ids)])
     shard_of = torch.cat([torch.full((case.num_samples * n,), s) for s, n in enumerate(case.num_ids)]).short()
-    shifts = torch.tensor([3, 50, 90])  # the state of each shard lies elsewhere than its rows
-    state = torch.rand(case.weights.numel() if optimizer == "adagrad" else 500)
-    weights, before = case.weights.clone(), state.clone()
+    weights = case.weights.clone()
     partial = torch.zeros(table_kernels.partial_shape(keys.numel(), DIM))
-    table_kernels.update(ordered, order, places, grads, weights, state, shifts, shard_of, partial,
-                         torch.tensor([rate, 9.0]), dim=DIM, eps=1e-6, optimizer=optimizer)
-    sums = torch.zeros(sum(case.rows), DIM)
-    shift = torch.zeros(sum(case.rows), dtype=torch.long)
+    rows = table_kernels.Rows(weights, state, second_state, SHIFTS, shard_of, DIM, optimizer, EPS, l2)
+    rounding = None if weights.dtype == torch.float32 else table_kernels.Rounding(SEED, ORIGINS)
+    table_kernels.update(ordered, order, places, grads, partial, torch.tensor([rate]), torch.tensor([step]), rows,
+                         rounding)
+    return weights.view(-1, DIM)
+
+
+def gradients_of_rows(case: Case, grads) -> tuple[torch.Tensor, torch.Tensor]:
+    """The sum of each row's gradients, and how many ids it has."""
+    sums, counts = torch.zeros(sum(case.rows), DIM), torch.zeros(sum(case.rows))
     for shard in range(3):
         rows, is_mine = rows_of(case, shard)
-        shift[case.starts[shard] : case.starts[shard] + case.rows[shard]] = shifts[shard]
         for which in range(case.num_ids[shard]):
             taken = is_mine[:, which]
             sums.index_add_(0, rows[taken, which], grads[taken, shard * DIM : (shard + 1) * DIM])
-    touched = (sums != 0).any(1)
-    expected = case.weights.clone().view(-1, DIM)
+            counts += torch.bincount(rows[taken, which], minlength=sum(case.rows))
+    return sums, counts
+
+
+@pytest.mark.parametrize(("optimizer", "rate", "l2"), [
+    ("rowwise_adagrad", 0.1, 0.0), ("rowwise_adagrad", 0.0, 0.3), ("adagrad", 0.1, 0.3), ("adagrad", 0.0, 0.0),
+    ("sgd", 0.1, 0.0), ("sgd", 0.0, 0.0), ("adam", 0.1, 0.3), ("adam", 0.0, 0.0), ("rowwise_adam", 0.1, 0.3),
+])
+def test_every_touched_row_moves_once_by_the_sum_of_its_gradients(kernels, case, optimizer, rate, l2):
+    grads = torch.randn(case.num_samples, 3 * DIM)
+    of_values, others, of_rows = torch.rand(case.weights.numel()), torch.rand(case.weights.numel()), torch.rand(500)
+    first, second = {"rowwise_adagrad": (of_rows, None), "adagrad": (of_values, None), "sgd": (None, None),
+                     "adam": (of_values, others), "rowwise_adam": (of_values, of_rows)}[optimizer]
+    before = [None if one is None else one.clone() for one in (first, second)]
+    weights = updated(kernels, case, grads, optimizer=optimizer, rate=rate, l2=l2, state=first, second_state=second)
+    sums, counts = gradients_of_rows(case, grads)
+    start = case.weights.view(-1, DIM)
+    sums += l2 * counts[:, None] * start
+    touched = counts > 0
+    at = torch.arange(sum(case.rows)) + SHIFTS.repeat_interleave(torch.tensor(case.rows))
     if optimizer == "rowwise_adagrad":
-        at = torch.arange(sum(case.rows)) + shift
-        squares = before[at] + sums.square().mean(1)
-        torch.testing.assert_close(state[at[touched]], squares[touched], rtol=1e-5, atol=1e-5)
-        change = sums / (squares.sqrt() + 1e-6)[:, None]
+        squares = before[0][at] + sums.square().mean(1)
+        torch.testing.assert_close(first[at[touched]], squares[touched], rtol=1e-5, atol=1e-5)
+        change = sums / (squares.sqrt() + EPS)[:, None]
     elif optimizer == "adagrad":
-        squares = before.view(-1, DIM) + sums.square()
-        change = sums / (squares.sqrt() + 1e-6)
-    else:
+        change = sums / ((before[0].view(-1, DIM) + sums.square()).sqrt() + EPS)
+    elif optimizer == "sgd":
         change = sums
+    else:
+        mean = 0.9 * before[0].view(-1, DIM) + 0.1 * sums
+        torch.testing.assert_close(first.view(-1, DIM)[touched], mean[touched], rtol=1e-5, atol=1e-5)
+        if optimizer == "adam":
+            squares = 0.999 * before[1].view(-1, DIM) + 0.001 * sums.square()
+            torch.testing.assert_close(second.view(-1, DIM)[touched], squares[touched], rtol=1e-5, atol=1e-5)
+        else:
+            of_row = 0.999 * before[1][at] + 0.001 * sums.square().mean(1)
+            torch.testing.assert_close(second[at[touched]], of_row[touched], rtol=1e-5, atol=1e-5)
+            squares = of_row[:, None]
+        change = mean / (1 - 0.9**8) / ((squares / (1 - 0.999**8)).sqrt() + EPS)
+    expected = start.clone()
     expected[touched] -= rate * change[touched]
-    torch.testing.assert_close(weights.view(-1, DIM), expected, rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(weights, expected, rtol=1e-5, atol=1e-5)
     if rate == 0:
-        assert torch.equal(weights, case.weights)
-    assert torch.equal(weights.view(-1, DIM)[~touched], case.weights.view(-1, DIM)[~touched])
+        assert torch.equal(weights, start)
+    assert torch.equal(weights[~touched], start[~touched])
+    assert touched.any()
+
+
+@pytest.mark.parametrize("scale", [1.0, 2e-5], ids=["normal", "subnormal"])
+def test_rows_in_fp16_are_rounded_up_or_down_by_how_near_they_are_and_differently_each_step(kernels, case, scale):
+    case.weights = (case.weights * scale).half()
+    case.ids[1] = torch.arange(300, dtype=torch.int32).view(100, 3)
+    grads = torch.randn(case.num_samples, 3 * DIM, generator=torch.Generator().manual_seed(2)) * scale * 1e-2
+    exact = (case.weights.view(-1, DIM).float() - 0.1 * gradients_of_rows(case, grads)[0]).double()
+    half = exact.half().double()
+    towards = torch.where(half < exact, math.inf, -math.inf).half()
+    other = torch.nextafter(exact.half(), towards).double()  # the neighbour behind `exact`, as the nearest sees it
+    low, high = torch.minimum(half, other), torch.maximum(half, other)
+    chance = (exact - low) / (high - low)
+    is_between = (chance > 1e-3) & (chance < 1 - 1e-3)  # nearer to a neighbour, the order of sums decides which side
+    chance = chance[is_between]
+    assert chance.numel() > 2000
+    first, second = (updated(kernels, case, grads, step=step).double() for step in (6, 7))
+    for rounded in (first, second):
+        is_up = (rounded == high)[is_between]
+        assert (is_up | (rounded == low)[is_between]).all()
+        for part in (chance < 0.3, (chance >= 0.3) & (chance < 0.7), chance >= 0.7):  # within four standard deviations
+            assert abs((is_up.double() - chance)[part].mean()) < 4 * 0.5 / math.sqrt(int(part.sum()))
+    assert (first != second)[is_between].float().mean() > 0.2
+    assert torch.equal(updated(kernels, case, grads, rate=0.0), case.weights.view(-1, DIM))
+
+
+def test_random_bits_are_those_of_the_table_the_row_and_the_column(kernels, case):
+    """Of no other: equal values in different places are rounded independently."""
+    case.ids = [torch.zeros_like(case.ids[0]), torch.arange(300, dtype=torch.int32).view(100, 3),
+                torch.full_like(case.ids[2], 25)]
+    case.weights = torch.ones_like(case.weights).half()
+    grads = torch.zeros(case.num_samples, 3 * DIM)
+    grads[0, :DIM] = grads[:, DIM : 2 * DIM] = grads[0, 2 * DIM :] = 10 * 2**-12  # half a step of fp16 below 1
+    is_down = updated(kernels, case, grads) < 1
+    of_table = is_down[2:302]
+    assert of_table.float().mean().item() == pytest.approx(0.5, abs=0.05)
+    assert of_table.float().mean(0).std() < 0.1
+    assert of_table.float().mean(1).std() < 0.25
+    assert not torch.equal(is_down[0], is_down[302])
+
+
+def test_what_is_no_number_stays_none_and_what_is_too_large_becomes_infinite(kernels, case):
+    case.weights = case.weights.half()
+    grads = torch.zeros(case.num_samples, 3 * DIM)
+    grads[:, 0] = torch.nan
+    grads[:, 1] = -1e7
+    weights = updated(kernels, case, grads)
+    assert weights[:2, 0].isnan().all()
+    assert weights[:2, 1].eq(torch.inf).all()

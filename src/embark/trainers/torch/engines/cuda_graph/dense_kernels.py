@@ -95,13 +95,14 @@ def cross_backward(
 
 def optimizer_step(
     master: Tensor, places: Tensor, grads: Tensor, shadow: Tensor, state: Tensor, second_state: Tensor, rates: Tensor,
-    step: Tensor, *, optimizer: str, eps: float,
+    step: Tensor, decays: Tensor | None, *, optimizer: str, eps: float,
 ) -> None:
-    """One step of the dense optimizer over all parameters, and their rounded copy that the next step computes with."""
+    """One step of the dense optimizer over all parameters, and their rounded copy that the next step computes with.
+    `decays`: the weight decay of each value."""
     kind = {"sgd": SGD, "adagrad": ADAGRAD, "adam": ADAM}[optimizer].value
     _optimizer_step[(triton.cdiv(master.numel(), 1024),)](
-        master, places, grads, shadow, state, second_state, rates, step, master.numel(), eps, KIND=kind, BLOCK=1024,
-        num_warps=4,
+        master, places, grads, shadow, state, second_state, rates, step, decays, master.numel(), eps, KIND=kind,
+        BLOCK=1024, num_warps=4,
     )
 
 
@@ -279,7 +280,7 @@ def _cross_backward(
 
 @triton.jit
 def _optimizer_step(
-    master, places, grads, shadow, state, second_state, rates, step, num_values, eps, KIND: tl.constexpr,
+    master, places, grads, shadow, state, second_state, rates, step, decays, num_values, eps, KIND: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
     at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
@@ -287,7 +288,10 @@ def _optimizer_step(
     place = tl.load(places + at, mask=is_value, other=0)
     grad = tl.load(grads + place, mask=is_value, other=0.0)
     value = tl.load(master + at, mask=is_value, other=0.0)
-    rate = tl.load(rates + 1)
+    rate = tl.load(rates)
+    kept = value
+    if decays is not None:
+        kept = value * (1.0 - rate * tl.load(decays + at, mask=is_value, other=0.0))
     if KIND == ADAGRAD:
         squares = tl.load(state + at, mask=is_value, other=0.0) + grad * grad
         tl.store(state + at, squares, mask=is_value)
@@ -303,6 +307,6 @@ def _optimizer_step(
         change = rate * (mean / first_share) / (tl.sqrt(squares / second_share) + eps)
     else:
         change = rate * grad
-    value = tl.where(rate == 0.0, value, value - change)
+    value = tl.where(rate == 0.0, value, kept - change)
     tl.store(master + at, value, mask=is_value)
     tl.store(shadow + place, value.to(shadow.dtype.element_ty), mask=is_value)

@@ -3,8 +3,10 @@
 On a CPU, or over gloo, the same step runs operation by operation, so its numbers can be checked without a GPU.
 """
 
+import zlib
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
+from itertools import accumulate
 from typing import Any
 
 import torch
@@ -19,6 +21,7 @@ from embark.trainers.torch.engines.cuda_graph.batch_layout import BatchBuffer, B
 from embark.trainers.torch.engines.cuda_graph.exchange import Exchange, Sizes
 from embark.trainers.torch.engines.cuda_graph.geometry import FlatDense
 from embark.trainers.torch.engines.cuda_graph.lookup import (
+    Device,
     FbgemmLookup,
     KernelLookup,
     LocalShard,
@@ -30,6 +33,7 @@ from embark.trainers.torch.engines.cuda_graph.network import Network
 from embark.trainers.torch.engines.cuda_graph.ops import TorchOps, gpu_ops
 from embark.trainers.torch.engines.pipeline import Engine, EngineInputs, Part
 from embark.trainers.torch.metrics import MetricWindow
+from embark.trainers.torch.optimizers import table_rates
 
 NO_STEP = torch.iinfo(torch.int64).max
 
@@ -49,7 +53,11 @@ class CudaGraphEngine(Engine):
         self._tables = inputs.spec.model.table_list()
         self._device = inputs.world.device
         self._is_gpu = self._device.type == "cuda"
-        self._rates = torch.zeros(2, device=self._device)
+        full_rates = table_rates(inputs.spec)
+        self._full_rates = sorted(set(full_rates.values()))
+        self._rate_of = {name: self._full_rates.index(rate) for name, rate in full_rates.items()}
+        self._dense_rate = torch.zeros(1, device=self._device)
+        self._table_rates = torch.zeros(len(self._full_rates), device=self._device)
         self._step = torch.zeros(1, dtype=torch.int64, device=self._device)
         self._bad_id, self._bad_loss = (torch.full_like(self._step, NO_STEP) for _ in range(2))
         self._slots = [torch.zeros(layout.size_bytes, dtype=torch.uint8, device=self._device) for _ in range(2)]
@@ -69,8 +77,7 @@ class CudaGraphEngine(Engine):
         """Train on the next batch, and count it in the window."""
         if not self._is_built:
             self._build(step)
-        table_rate, dense_rate = self._inputs.optimizers.rates()
-        self._set_rates(table_rate, dense_rate)
+        self._set_values()
         self._next_batch(batches)
         if self._streams is None:
             self._body(self._slot, self._number)
@@ -129,10 +136,15 @@ class CudaGraphEngine(Engine):
             event.record(streams.copy)
         filled.release(event)
 
-    def _set_rates(self, table_rate: float, dense_rate: float) -> None:
-        self._rates[0].fill_(table_rate)
-        self._rates[1].fill_(dense_rate)
-        self._lookup.set_rate(table_rate)
+    def _set_values(self) -> None:
+        """What a graph cannot know when it is captured: rates, and what is dropped."""
+        by_full, dense_rate = self._inputs.optimizers.rates()
+        rates = [by_full.get(full, 0.0) for full in self._full_rates]  # 0: of tables that only other ranks have
+        for at, rate in enumerate(rates):
+            self._table_rates[at].fill_(rate)
+        self._dense_rate.fill_(dense_rate)
+        self._network.set_keys()
+        self._lookup.set_rates(rates)
 
     def _build(self, step: int) -> None:
         """Lay everything out, and capture it; the parameters are as a checkpoint may have left them."""
@@ -142,7 +154,8 @@ class CudaGraphEngine(Engine):
         self._ops = gpu_ops() if self._is_gpu and dtype == torch.bfloat16 else TorchOps()
         if DENSE_STATES[inputs.optimizers.dense_kind] and not inputs.optimizers.dense.state:
             inputs.optimizers.init_state()
-        self._flat = FlatDense(inputs.dense, inputs.optimizers, dtype, self._ops.num_portions(self._num_samples))
+        self._flat = FlatDense(inputs.dense, inputs.optimizers, dtype, self._ops.num_portions(self._num_samples),
+                               spec.train)
         self._flat.adopt()
         self._network = Network(inputs.dense, self._flat, self._ops, self._num_samples, spec.train.batch_size,
                                 self._beside("weights"))
@@ -164,21 +177,31 @@ class CudaGraphEngine(Engine):
         self._is_built = True
 
     def _make_lookup(self, sizes: Sizes) -> FbgemmLookup | KernelLookup:
-        exchange = self._exchange
-        plans, column = [], 0
+        exchange, spec = self._exchange, self._inputs.spec
+        stored = spec.model.stored_tables()
+        ends = accumulate(table.rows for table in stored)
+        first_numbers = {table.name: end - table.rows for table, end in zip(stored, ends, strict=True)}
+        plans: list[LookupPlan] = []
+        column = 0
         for one in self._local:
             feature = one.shard.feature
+            table = self._tables[feature]
             at = exchange.id_starts[feature] if exchange else sizes.id_starts[feature]
             to = column if exchange else sizes.columns[feature] + one.shard.first_column
-            plans.append(LookupPlan(one, at, sizes.num_ids[feature], self._tables[feature].rows, to))
+            plans.append(LookupPlan(
+                one, at, sizes.num_ids[feature], table.rows, to, number=len(plans),
+                rate=self._rate_of[table.weights], first_number=first_numbers[table.weights],
+            ))
             column += one.shard.num_columns
         self._plans = plans
         num_samples = exchange.num_global if exchange else sizes.num_samples
         if not self._is_gpu:
             return FbgemmLookup(plans, num_samples)
         grads = exchange.grads if exchange else self._network.grad_pooled
-        return KernelLookup(plans, num_samples, grads.stride(0), self._rates, self._bad_id, self._step,
-                            self._inputs.spec.train.eps)
+        seed = torch.tensor([rounding_seed(spec)], device=self._device)
+        return KernelLookup(plans, num_samples, grads.stride(0),
+                            Device(self._table_rates, self._step, self._bad_id, seed),
+                            spec.train.eps, spec.train.embedding_l2 / spec.train.batch_size)
 
     def _must_divide(self, feature: int) -> bool:
         """FBGEMM divides whole tables itself, on a CPU; but a rank without the table has nobody to ask, and those
@@ -245,6 +268,8 @@ class CudaGraphEngine(Engine):
             self._window.accumulate(network.logits, label)
             self._note_bad_loss(network.logits)
         self._divide(ids, network.grad_pooled)
+        if train.embedding_l2 and not self._is_gpu:  # there the update adds it, before anything is rounded
+            network.grad_pooled.add_(network.pooled, alpha=train.embedding_l2 / train.batch_size)
         grads = network.grad_pooled
         if exchange:
             exchange.send_grads(grads)
@@ -257,8 +282,10 @@ class CudaGraphEngine(Engine):
         flat.add_up()
         if exchange:
             dist.all_reduce(flat.grads)
+        flat.clip()
         self._ops.optimizer_step(flat.master, flat.places, flat.grads, flat.shadow, flat.state, flat.second_state,
-                                 self._rates, self._step, optimizer=train.dense_optimizer, eps=train.eps)
+                                 self._dense_rate, self._step, flat.decays, optimizer=train.dense_optimizer,
+                                 eps=train.eps)
         self._join("tables")
         self._join("metrics")
         self._step += 1
@@ -300,6 +327,11 @@ class _Streams:
         stream.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(stream):
             yield
+
+
+def rounding_seed(spec: RunSpec) -> int:
+    """Of the bits that round rows in fp16."""
+    return zlib.crc32(f"{spec.train.seed}/rounding".encode())
 
 
 def _wire_dtype(spec: RunSpec, shards: list[Shard], dtype: torch.dtype) -> torch.dtype:

@@ -6,6 +6,7 @@ import torch
 from torch import Tensor, nn
 
 from embark.model.work import DENSE_STATES, padded
+from embark.spec import TrainSpec
 from embark.trainers.torch.dense_network import CrossNetwork, DotNetwork
 from embark.trainers.torch.optimizers import Optimizers
 
@@ -37,7 +38,9 @@ class FlatDense:
     The module's parameters and its optimizer's state become views, so that a checkpoint sees what was trained.
     """
 
-    def __init__(self, network: nn.Module, optimizers: Optimizers, dtype: torch.dtype, num_portions: int) -> None:
+    def __init__(
+        self, network: nn.Module, optimizers: Optimizers, dtype: torch.dtype, num_portions: int, train: TrainSpec
+    ) -> None:
         assert isinstance(network, DotNetwork | CrossNetwork)
         self._network = network
         self._optimizers = optimizers
@@ -66,6 +69,13 @@ class FlatDense:
         self.shadow = torch.zeros(size, device=device, dtype=dtype)
         self.sums = torch.zeros(num_portions, size - self._sums_start, device=device)
         self.state, self.second_state = (torch.zeros(num_values, device=device) for _ in range(2))
+        self._max_norm = train.max_gradient_norm
+        self.decays: Tensor | None = None
+        """The weight decay of each value; None: there is none."""
+        if train.weight_decay:
+            self.decays = torch.cat([
+                torch.full((p.numel(),), train.weight_decay if p.ndim > 1 else 0.0) for p in self._parameters
+            ]).to(device)
         self.layers = {id(linear): self._layer(linear, starts) for linear in linears if linear is not last}
         begin = starts[id(last.weight)]
         width = last.in_features
@@ -94,6 +104,12 @@ class FlatDense:
     def add_up(self) -> None:
         """Bring the gradients that were kept by portions of the batch together."""
         torch.sum(self.sums, 0, out=self.grads[self._sums_start :])
+
+    def clip(self) -> None:
+        """Scale the gradients down to the norm that they may have, as `torch.nn.utils.clip_grad_norm_` does."""
+        if self._max_norm:
+            norm = torch.linalg.vector_norm(self.grads[self.places])
+            self.grads.mul_((self._max_norm / (norm + 1e-6)).clamp(max=1.0))
 
     def set_count(self, num_steps: int) -> None:
         """Adagrad and Adam count their steps in each parameter's state."""

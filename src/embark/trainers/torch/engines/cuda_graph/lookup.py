@@ -19,15 +19,19 @@ OPTIMIZERS = {
     EmbOptimType.EXACT_ROWWISE_ADAGRAD: "rowwise_adagrad",
     EmbOptimType.EXACT_ADAGRAD: "adagrad",
     EmbOptimType.EXACT_SGD: "sgd",
+    EmbOptimType.ADAM: "adam",
+    EmbOptimType.PARTIAL_ROWWISE_ADAM: "rowwise_adam",
 }
+ROWWISE = {"rowwise_adagrad": "momentum1", "rowwise_adam": "momentum2"}
+"""Which of its states, by FBGEMM's names, has a number for each row."""
 
 
 @dataclass(frozen=True, slots=True, order=True)
 class Shard:
-    """A rectangle of a table, on one rank."""
+    """A rectangle of a table, on one rank, as one of its features sees it."""
 
     rank: int
-    feature: int  # Position of the table among the model's.
+    feature: int  # Position of the feature among the model's.
     first_row: int
     first_column: int
     num_rows: int
@@ -40,12 +44,11 @@ class LocalShard:
 
     shard: Shard
     batch: SplitTableBatchedEmbeddingBagsCodegen
-    position: int  # Among the tables of the batch.
+    position: int  # Of the feature, among those of the batch.
 
 
-def planned(plan: ShardingPlan, tables: tuple[Table, ...]) -> list[Shard]:
-    """Every shard of every table, in the order in which all ranks count them."""
-    positions = {table.name: position for position, table in enumerate(tables)}
+def planned(plan: ShardingPlan, features: tuple[Table, ...]) -> list[Shard]:
+    """Every shard of every table, once for each of its features, in the order in which all ranks count them."""
     found = []
     for parameters in plan.plan.values():
         for name, parameter in parameters.items():
@@ -54,22 +57,26 @@ def planned(plan: ShardingPlan, tables: tuple[Table, ...]) -> list[Shard]:
                 if rows and columns:
                     first_row, first_column = part.shard_offsets
                     rank = part.placement.rank()
-                    found.append(Shard(rank, positions[name], first_row, first_column, rows, columns))
+                    found += [Shard(rank, at, first_row, first_column, rows, columns)
+                              for at, feature in enumerate(features) if feature.weights == name]
     return sorted(found)
 
 
-def local_shards(tables: ShardedEmbeddingBagCollection, names: list[str], rank: int) -> list[LocalShard]:
+def local_shards(tables: ShardedEmbeddingBagCollection, features: tuple[Table, ...], rank: int) -> list[LocalShard]:
     """This rank's shards, in the same order."""
+    names = [feature.name for feature in features]
     found = []
     for lookup in tables._lookups:
         for kernel in getattr(lookup, "module", lookup)._emb_modules:
-            for position, table in enumerate(kernel._config.embedding_tables):
+            position = 0
+            for table in kernel._config.embedding_tables:
                 part = table.local_metadata
-                rows, columns = part.shard_sizes
-                if rows and columns:
-                    first_row, first_column = part.shard_offsets
-                    shard = Shard(rank, names.index(table.name), first_row, first_column, rows, columns)
-                    found.append(LocalShard(shard, kernel.emb_module, position))
+                (rows, columns), (first_row, first_column) = part.shard_sizes, part.shard_offsets
+                for name in table.feature_names:
+                    if rows and columns:
+                        shard = Shard(rank, names.index(name), first_row, first_column, rows, columns)
+                        found.append(LocalShard(shard, kernel.emb_module, position))
+                    position += 1
     return sorted(found, key=lambda one: one.shard)
 
 
@@ -82,6 +89,9 @@ class LookupPlan:
     num_ids: int
     table_rows: int
     column: int  # Where its vector begins in the output.
+    number: int  # Among the plans of this rank.
+    rate: int  # Which of the learning rates is its table's.
+    first_number: int  # Of its table's rows among those of all tables.
 
 
 class FbgemmLookup:
@@ -96,9 +106,9 @@ class FbgemmLookup:
         ]
         self._outputs: list[Tensor] = []
 
-    def set_rate(self, rate: float) -> None:
-        for batch, _ in self._batches:
-            batch.set_learning_rate(rate)
+    def set_rates(self, rates: Sequence[float]) -> None:
+        for batch, plans in self._batches:
+            batch.set_learning_rate(rates[plans[0].rate])
 
     def forward(self, ids: Tensor, out: Tensor) -> None:
         self._outputs = []
@@ -127,7 +137,7 @@ class FbgemmLookup:
         """Indices and offsets of the ids that fall into each shard's rows."""
         indices, counts = [], []
         by_position = {p.local.position: p for p in plans}
-        for position in range(len(batch.embedding_specs)):
+        for position in range(len(batch.weights_offsets)):  # of each feature, whichever table it has
             one = by_position.get(position)
             if one is None:
                 counts.append(torch.zeros(self._num_samples, dtype=torch.int64, device=ids.device))
@@ -143,20 +153,29 @@ class FbgemmLookup:
         return torch.cat(indices), offsets
 
 
+@dataclass(frozen=True, slots=True)
+class Device:
+    """What the kernels read where it stands, at every step."""
+
+    rates: Tensor
+    step: Tensor
+    trouble: Tensor
+    seed: Tensor  # Of stochastic rounding.
+
+
 class KernelLookup:
     """Triton's kernels over FBGEMM's storage: ids in fixed places, nothing decided on the host."""
 
     def __init__(
-        self, plans: Sequence[LookupPlan], num_samples: int, grad_stride: int, rates: Tensor, trouble: Tensor,
-        step: Tensor, eps: float,
+        self, plans: Sequence[LookupPlan], num_samples: int, grad_stride: int, device: Device, eps: float, l2: float
     ) -> None:
+        """`l2`: of the penalty on looked-up rows, divided by the batch size."""
         self._groups = [
-            _Group(batch, of_batch, num_samples, grad_stride, rates, trouble, step, eps)
-            for batch, of_batch in _by_width(plans)
+            _Group(batch, of_batch, num_samples, grad_stride, device, eps, l2) for batch, of_batch in _by_width(plans)
         ]
 
-    def set_rate(self, rate: float) -> None:
-        """The kernels read it on the device."""
+    def set_rates(self, rates: Sequence[float]) -> None:
+        """The kernels read them on the device."""
 
     def forward(self, ids: Tensor, out: Tensor) -> None:
         for group in self._groups:
@@ -175,43 +194,52 @@ class _Group:
     """Shards of one width in one batch of FBGEMM's: their rows are one matrix, and a row of it is a key."""
 
     def __init__(
-        self, batch: Any, plans: Sequence[LookupPlan], num_samples: int, grad_stride: int, rates: Tensor,
-        trouble: Tensor, step: Tensor, eps: float,
+        self, batch: Any, plans: Sequence[LookupPlan], num_samples: int, grad_stride: int, on_device: Device,
+        eps: float, l2: float,
     ) -> None:
-        device = rates.device
-        self._batch, self._num_samples = batch, num_samples
-        self._rates, self._trouble, self._step, self._eps = rates, trouble, step, eps
-        self._dim = plans[0].local.shard.num_columns
-        self._optimizer = OPTIMIZERS[batch.optimizer]
+        from embark.trainers.torch.engines.cuda_graph import table_kernels as kernels
+
+        device = on_device.rates.device
+        self._kernels, self._num_samples, self._on_device = kernels, num_samples, on_device
+        self._weights, self._dim = batch.weights_dev, plans[0].local.shard.num_columns
+        self._rates = on_device.rates[plans[0].rate :]
+        optimizer = OPTIMIZERS[batch.optimizer]
         starts = batch.weights_offsets.tolist()
-        states = batch.momentum1_offsets.tolist() if self._optimizer == "rowwise_adagrad" else starts
-        about, shifts, places, shard_of = [], [], [], []
+        states = starts
+        if optimizer in ROWWISE:
+            states = getattr(batch, f"{ROWWISE[optimizer]}_offsets").tolist()
+        about, shifts, origins, places, shard_of = [], [], [], [], []
         key_start = 0
         samples = torch.arange(num_samples)
         for at, one in enumerate(plans):
             shard, position = one.local.shard, one.local.position
             row = starts[position] // self._dim
             about.append([one.id_start, one.num_ids, shard.first_row, shard.num_rows, one.table_rows,
-                          starts[position], self._dim, one.column, row, key_start])
+                          starts[position], self._dim, one.column, row, key_start, one.number])
             shifts.append(states[position] - row)
+            origins.append([one.first_number + shard.first_row - row, shard.first_column])
             places.append((samples * grad_stride + one.column).repeat_interleave(one.num_ids))
             shard_of.append(torch.full((num_samples * one.num_ids,), at, dtype=torch.int16))
             key_start += num_samples * one.num_ids
         self._about = torch.tensor(about, device=device)
-        self._shifts = torch.tensor(shifts if len(set(shifts)) > 1 else shifts[:1], device=device)
         self._places = torch.cat(places).to(device)
-        self._shard_of = torch.cat(shard_of).to(device)
         self._keys = torch.zeros(key_start, dtype=torch.int32, device=device)
         self._sorted = torch.zeros_like(self._keys)
         self._order = torch.zeros(key_start, dtype=torch.int64, device=device)
-        from embark.trainers.torch.engines.cuda_graph import table_kernels as kernels
-
-        self._kernels = kernels
         self._partial = torch.zeros(kernels.partial_shape(key_start, self._dim), device=device)
+        self._rows = kernels.Rows(
+            self._weights, None if optimizer == "sgd" else batch.momentum1_dev,
+            batch.momentum2_dev if "adam" in optimizer else None,
+            torch.tensor(shifts if len(set(shifts)) > 1 else shifts[:1], device=device),
+            torch.cat(shard_of).to(device), self._dim, optimizer, eps, l2,
+        )
+        self._rounding = None
+        if self._weights.dtype != torch.float32:
+            self._rounding = kernels.Rounding(on_device.seed, torch.tensor(origins, device=device))
 
     def forward(self, ids: Tensor, out: Tensor) -> None:
         self._kernels.look_up(
-            ids, self._batch.weights_dev, self._about, out, self._keys, self._trouble, self._step,
+            ids, self._weights, self._about, out, self._keys, self._on_device.trouble, self._on_device.step,
             num_samples=self._num_samples, max_dim=self._dim,
         )
 
@@ -219,11 +247,8 @@ class _Group:
         torch.sort(self._keys, stable=True, out=(self._sorted, self._order))
 
     def backward(self, grads: Tensor) -> None:
-        state = self._batch.weights_dev if self._optimizer == "sgd" else self._batch.momentum1_dev
-        self._kernels.update(
-            self._sorted, self._order, self._places, grads, self._batch.weights_dev, state, self._shifts,
-            self._shard_of, self._partial, self._rates, dim=self._dim, eps=self._eps, optimizer=self._optimizer,
-        )
+        self._kernels.update(self._sorted, self._order, self._places, grads, self._partial, self._rates,
+                             self._on_device.step, self._rows, self._rounding)
 
 
 def why_not_by_kernels(shards: Sequence[LocalShard]) -> str:
@@ -231,7 +256,7 @@ def why_not_by_kernels(shards: Sequence[LocalShard]) -> str:
     for one in shards:
         batch = one.batch
         if batch.optimizer not in OPTIMIZERS:
-            return "its optimizer's rates cannot change inside a graph"
+            return "its optimizer is not one of those whose update the graph has"
         if int(batch.weights_offsets[one.position]) % one.shard.num_columns:
             return "tables of several widths lie unevenly"
         if batch.weights_dev.numel() // one.shard.num_columns >= 2**31 - 1:

@@ -9,11 +9,32 @@ from torch import Tensor, nn
 
 from embark.model.work import padded
 from embark.trainers.torch.dense_network import CrossNetwork, DotNetwork
+from embark.trainers.torch.dropout import ReLUWithDropout, drop
 from embark.trainers.torch.engines.cuda_graph.geometry import FlatDense, Layer
 from embark.trainers.torch.engines.cuda_graph.ops import TorchOps
 
 Beside = Callable[[], AbstractContextManager[Any]]
 """Opens a branch of work that the rest does not wait for: gradients of weights, which nothing reads until the end."""
+
+
+class Dropout:
+    """Of a hidden layer's output, by a key that the host sets before each step."""
+
+    def __init__(self, module: ReLUWithDropout, num_units: int, device: torch.device) -> None:
+        self._module, self._num_units = module, num_units
+        self._key = torch.zeros((), dtype=torch.int64, device=device)
+
+    def set_key(self) -> None:
+        self._key.fill_(self._module.key)
+
+    def forward(self, values: Tensor) -> None:
+        units = values[:, : self._num_units]  # without what it is padded with
+        units.copy_(drop(units, self._module.dropout, self._key, self._module.first_sample))
+
+    def backward(self, *grads: Tensor) -> None:
+        """What was dropped is zero, as what a ReLU holds back, and its way back is the ReLU's."""
+        for grad in grads:
+            grad.div_(1 - self._module.dropout)
 
 
 class Network:
@@ -33,6 +54,7 @@ class Network:
         self._bottom = [self._layer(m) for m in bottom]
         top = [m for m in module.top if isinstance(m, nn.Linear)][:-1]
         self._top = [self._layer(m) for m in top]
+        self._bottom_dropouts, self._top_dropouts = (self._dropouts(mlp) for mlp in (module.bottom, module.top))
         self.inputs = self._buffer(padded(bottom[0].in_features)) if bottom else self._buffer(0)
         """[B, num_dense, padded]: filled before `forward`."""
         self._bottom_values = [self._buffer(layer.weight.shape[0]) for layer in self._bottom]
@@ -49,19 +71,27 @@ class Network:
         self.forward_bottom()
         self.forward_rest()
 
+    def set_keys(self) -> None:
+        """Of what the next step drops."""
+        for dropout in (*self._bottom_dropouts.values(), *self._top_dropouts.values()):
+            dropout.set_key()
+
     def forward_bottom(self) -> None:
         """What needs no table."""
-        values = self.inputs
-        for layer, out in zip(self._bottom, self._bottom_values, strict=True):
-            self._ops.linear_relu(values, layer, out)
-            values = out
+        self._forward(self.inputs, self._bottom, self._bottom_values, self._bottom_dropouts)
 
     def forward_rest(self) -> None:
         """From the pooled rows on."""
         self._middle.forward()
-        values = self._middle.out
-        for layer, out in zip(self._top, self._top_values, strict=True):
+        self._forward(self._middle.out, self._top, self._top_values, self._top_dropouts)
+
+    def _forward(
+        self, values: Tensor, layers: list[Layer], outs: list[Tensor], dropouts: dict[int, Dropout]
+    ) -> None:
+        for at, (layer, out) in enumerate(zip(layers, outs, strict=True)):
             self._ops.linear_relu(values, layer, out)
+            if at in dropouts:
+                dropouts[at].forward(out)
             values = out
 
     def backward_to_pooled(self, label: Tensor) -> None:
@@ -71,12 +101,16 @@ class Network:
         sums = _sums(self._top[-1]) if self._top else self._no_sums
         self._ops.head(values[-1], self._flat.head, label, self.logits, grads[-1], sums,
                        num_global=self._num_global, has_relu=bool(self._top))
+        if self._top_dropouts:
+            self._top_dropouts[len(self._top) - 1].backward(grads[-1], sums)
         for at in range(len(self._top) - 1, -1, -1):
             layer = self._top[at]
             with self._beside():
                 self._ops.grad_weight(grads[at + 1], values[at], layer)
             self._ops.grad_input(grads[at + 1], layer, grads[at])
             if at:
+                if self._top_dropouts:
+                    self._top_dropouts[at - 1].backward(grads[at])
                 self._ops.relu_backward(grads[at], values[at], _sums(self._top[at - 1]))
         self._middle.backward()
 
@@ -85,6 +119,8 @@ class Network:
         values = [self.inputs, *self._bottom_values]
         for at in range(len(self._bottom) - 1, -1, -1):
             layer, grad = self._bottom[at], self._bottom_grads[at]
+            if at in self._bottom_dropouts:
+                self._bottom_dropouts[at].backward(grad)
             self._ops.relu_backward(grad, values[at + 1], _sums(layer))
             with self._beside():
                 self._ops.grad_weight(grad, values[at], layer)
@@ -101,6 +137,12 @@ class Network:
 
     def _layer(self, linear: nn.Linear) -> Layer:
         return self._flat.layers[id(linear)]
+
+    def _dropouts(self, mlp: nn.Module | None) -> dict[int, Dropout]:
+        """By the place of the layer whose output they thin out: every hidden one's, or none's."""
+        layers: list[Any] = [m for m in mlp.children() if isinstance(m, nn.Linear)] if mlp is not None else []
+        found = [m for m in mlp.children() if isinstance(m, ReLUWithDropout)] if mlp is not None else []
+        return {at: Dropout(one, layers[at].out_features, self._device) for at, one in enumerate(found)}
 
     def _buffer(self, width: int) -> Tensor:
         return torch.zeros(self._num_samples, width, device=self._device, dtype=self._dtype)

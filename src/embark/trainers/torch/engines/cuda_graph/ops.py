@@ -98,9 +98,11 @@ class TorchOps:
 
     def optimizer_step(
         self, master: Tensor, places: Tensor, grads: Tensor, shadow: Tensor, state: Tensor, second_state: Tensor,
-        rates: Tensor, step: Tensor, *, optimizer: str, eps: float,
+        rates: Tensor, step: Tensor, decays: Tensor | None, *, optimizer: str, eps: float,
     ) -> None:
-        grad, rate = grads[places], rates[1]
+        """`decays`: the weight decay of each value."""
+        grad, rate = grads[places], rates[0]
+        kept = master if decays is None else master * (1 - rate * decays)
         if optimizer == "adagrad":
             state.addcmul_(grad, grad)
             change = rate * grad / (state.sqrt() + eps)
@@ -112,7 +114,7 @@ class TorchOps:
             change = rate * (state / first_share) / ((second_state / second_share).sqrt() + eps)
         else:
             change = rate * grad
-        master.copy_(torch.where(rate == 0, master, master - change))
+        master.copy_(torch.where(rate == 0, master, kept - change))
         shadow[places] = master.to(shadow.dtype)
 
 
