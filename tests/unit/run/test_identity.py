@@ -32,7 +32,7 @@ OTHER_VALUES = {
     "model.bottom_mlp": "[8]", "model.top_mlp": "[8]", "model.dropout": 0.1, "model.num_cross_layers": 2,
     "model.cross_rank": 7, "model.tables": "[{name='a', rows=9}]",
     "model.tasks": "[{name='click'}]", "model.task_head": "ple", "model.num_experts": 2, "model.num_task_experts": 3,
-    "model.num_extraction_layers": 3, "model.tower_mlp": "[8]",
+    "model.num_extraction_layers": 3, "model.tower_mlp": "[8]", "model.two_tower": "{item='cat_1', user_layers=[8]}",
     "data.kind": "prepared", "data.code": "x = 1", "data.label": "y",
     "data.dense_columns": "['b', 'c', 'd']", "data.time_column": "t",
     "data.eval_fraction": 0.2, "data.eval_split": "test", "data.shuffle": "none", "data.on_bad_id": "clip",
@@ -92,7 +92,8 @@ def test_every_field_of_a_spec_is_known_to_decide_what_is_learned_or_not():
 def test_resuming_with_another_value_is_refused_with_both_values_and_both_ways_on(field, open_tiny, saved, tmp_path):
     decay = {"train.decay_steps": ("train.decay=cosine",),
              "train.decay_start_step": ("train.decay=cosine", "train.decay_steps=9")}.get(field, ())
-    tasks = {"model.task_head": ("model.tasks=[{name='a'}]",), "data.task_conflict": ("model.tasks=[{name='a'}]",),
+    tasks = {"model.two_tower": ("model.kind=two_tower", "model.two_tower={item='cat_0', user_layers=[8]}"),
+             "model.task_head": ("model.tasks=[{name='a'}]",), "data.task_conflict": ("model.tasks=[{name='a'}]",),
              **{f"model.{name}": ("model.tasks=[{name='a'}]", "model.task_head=ple") for name in HEAD_FIELDS[1:]}}
     base = (*BASES[KIND_OF_FIELD.get(field, "synthetic")], *decay, *tasks.get(field, ()))
     changed = (*base, *(("data.path=some",) if field == "data.kind" else ()), f"{field}={OTHER_VALUES[field]}")
