@@ -24,6 +24,8 @@ PLACES = (
      "`embark.step_s`, `embark.auc`, `embark.gpu_power_w`; run and labels are attributes"),
     ("Weights & Biases, MLflow", '`watch.sinks = ["wandb", "mlflow"]`',
      "`train/step_s`, `train/auc` and `eval/auc`; nothing of single machines"),
+    ("`/metrics` of `embark watch`", "always",
+     "the names of Prometheus; only there: served traffic, of servers that `embark serve --record` records"),
 )
 
 HEAD = """# Metrics, and where to see them

@@ -20,7 +20,7 @@ def serve(
     host: Annotated[str, Parameter(env_var="EMBARK_SERVE_HOST")] = "127.0.0.1",
     port: Annotated[int, Parameter(env_var=("EMBARK_SERVE_PORT", "AIP_HTTP_PORT"))] = 8000,
     grpc_port: Annotated[int | None, Parameter(show_default=False)] = None, tls_cert: str = "", tls_key: str = "",
-    max_wait_ms: float = 1.0, max_queued_rows: int = 65_536, console: Console = Console(),
+    max_wait_ms: float = 1.0, max_queued_rows: int = 65_536, record: str = "", console: Console = Console(),
 ) -> None:
     """Serve an exported model on this machine's CPU: /score for raw rows, Open Inference Protocol v2 by HTTP and gRPC.
 
@@ -54,6 +54,8 @@ def serve(
         How long a request waits for others to be scored with.
     max_queued_rows
         Rows that may wait; further requests get status 429.
+    record
+        A folder to write the traffic to, which `embark watch` shows; one for all replicas.
     """
     from embark.serve.server import Endpoint, serve_limits
     from embark.serve.server import serve as serve_model
@@ -62,7 +64,7 @@ def serve(
                 endpoint=Endpoint(host=host, port=port, grpc_port=grpc_port, tls_cert=tls_cert, tls_key=tls_key),
                 limits=serve_limits(max_wait_ms=max_wait_ms, max_queued_rows=max_queued_rows),
                 on_start=lambda listening: console.show(listening, _render),
-                on_change=lambda change: _report(console, change))
+                on_change=lambda change: _report(console, change), record=record)
 
 
 def _render(console: Console, listening: Listening) -> None:

@@ -15,13 +15,16 @@ from embark.events.sinks.prometheus import exposition
 from embark.events.spending import losses_sentence
 from embark.events.summary import HELD_OUT, best_checkpoint
 from embark.events.task_rows import task_rows
+from embark.events.traffic import TrafficRecord, TrafficView
 from embark.formatting import (
     format_auc,
     format_bytes,
     format_count,
     format_duration,
     format_float,
+    format_si,
     format_step_time,
+    pluralize,
     redact,
     strip_control_chars,
     to_finite,
@@ -63,8 +66,27 @@ def summary(run: WatchedRun, now_s: float) -> dict[str, Any]:
             "samples_per_s": to_finite(step.get("samples_per_s")), "step_s": record.step_s,
             "seconds_left": record.seconds_left if status.state == "running" else None,
             "first_s": record.first_s, "is_sampled": run.is_sampled, "share_read": round(run.share_read, 3),
+            "serving": _serving(record.traffic),
             "is_remote": run.files.is_remote, "num_bad_lines": record.num_bad_lines, "money": _money(run, now_s),
         }
+
+
+def _serving(traffic: TrafficRecord) -> dict[str, Any] | None:
+    """A server in the list, and its figures."""
+    if not traffic:
+        return None
+    view, figures = TrafficView([traffic]), traffic.metrics()
+    p50, p95, p99 = view.latency_s()
+    worst = view.columns[0].drift if view.columns else None
+    calibration = view.calibration
+    return {"text": traffic.sentence(), "figures": [
+        ["Requests", f"{format_si(figures['requests_per_s'])}/s", f"{format_si(figures['rows_per_s'])} rows/s"],
+        ["p99", format_step_time(p99), f"p50 {format_step_time(p50)}, p95 {format_step_time(p95)}"],
+        ["Version", str(traffic.version), to_one_line(traffic.model)],
+        ["Worst column", f"PSI {worst.psi:.2f}" if worst and worst.num else "–",
+         view.columns[0].column.title if worst and worst.num else "no rows counted yet"],
+        ["Predicted / observed", f"{calibration.ratio:.2f}" if calibration and calibration.ratio else "–",
+         pluralize(calibration.num, "label") if calibration else "no labels yet"]]}
 
 
 def detail(run: WatchedRun, now_s: float) -> dict[str, Any]:
@@ -162,6 +184,12 @@ _TEXTS: dict[str, Callable[[Values, str], str]] = {
     "plan": lambda v, _: f"{len(_list(v.get('tables')))} tables placed",
     "predict": lambda v, _: f"predicted {format_duration(v.get('step_s'))} a step and "
                             f"{format_bytes(v.get('peak_bytes'))}",
+    "serve": lambda v, _: f"version {format_count(v.get('version'))} answers",
+    "traffic": lambda v, _: f"version {format_count(v.get('version'))}: {format_count(v.get('rows'))} rows"
+                            + (f", {format_si(v['requests_per_s'])} requests/s" if "requests_per_s" in v else ""),
+    "version_refused": lambda v, _: f"version {format_count(v.get('version'))} is refused: "
+                                    f"{to_one_line(v.get('why', ''))}"[:MAX_TEXT],
+    "serve_end": lambda v, _: "the server ended",
     "ranks": _ranks_text, "phases": _phases_text, "error": _plain_text, "note": _plain_text,
 }
 
@@ -174,7 +202,8 @@ def _newest_events(run: WatchedRun) -> list[Event]:
     with run.lock:
         record = run.record
         systems = [Event("ranks", {"systems": list(record.systems)}, time_s=record.last_s or 0.0)]
-        return [*record.milestones, *(systems if record.systems else [])]
+        served = [Event("traffic", record.traffic.metrics(), time_s=record.last_s or 0.0)]
+        return [*record.milestones, *(systems if record.systems else []), *(served if record.traffic else [])]
 
 
 def _since_start(record: Record, time_s: float) -> float:
@@ -193,7 +222,7 @@ def _money(run: WatchedRun, now_s: float) -> dict[str, Any]:
 
 
 def _about(record: Record, held_by: str) -> list[list[str]]:
-    start = record.start
+    start, served = record.start, record.traffic
     device = to_one_line(start.get("device_name") or start.get("device") or "")
     world = to_finite(start.get("world_size"))
     rows = [
@@ -206,7 +235,8 @@ def _about(record: Record, held_by: str) -> list[list[str]]:
         ("training samples", format_count(start.get("num_train_samples"))),
         ("held-out samples", format_count(start.get("num_eval_samples"))),
         ("best checkpoint", best_checkpoint(record.end)),
-        ("directory", to_one_line(start.get("run_dir", ""))), ("held by", held_by),
+        ("directory", to_one_line(start.get("run_dir", ""))), ("held by", held_by), ("serves", served.model),
+        ("exported model", served.place), ("address", served.url),
     ]
     return [[name, value[:MAX_TEXT]] for name, value in rows if value and value != "–"]
 

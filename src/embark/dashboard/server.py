@@ -25,6 +25,7 @@ from urllib.parse import parse_qs, urlsplit
 from embark.dashboard.api import detail, log_lines, metrics_text, summary
 from embark.dashboard.curves import MAX_POINTS, CurveCache, Window, charts_text, curves_text
 from embark.dashboard.runs import Runs, WatchedRun
+from embark.dashboard.traffic import replicas_of, traffic_of
 from embark.errors import UserError
 from embark.events.events import to_jsonable
 from embark.events.sinks.prometheus import CONTENT_TYPE
@@ -253,6 +254,8 @@ class _Handler(BaseHTTPRequestHandler):
                 return _json(detail(run, now_s))
             case ["charts"]:
                 return charts_text(run, _window(query), self.server.cache, now_s)
+            case ["traffic"]:
+                return _json(traffic_of(replicas_of(self.server.runs.all(), run)))
             case ["diagnosis"]:
                 return _json(self.server.diagnoses.of(run))
             case ["logs"]:

@@ -315,6 +315,8 @@ def _facts(view: View) -> Iterator[tuple[str, str]]:
     rate, step_s = view.samples_per_s, record.median("step_s")
     if rate is not None:
         yield "pace", f"{format_si(rate)} samples/s" + (f" · {format_step_time(step_s)} a step" if step_s else "")
+    if record.traffic:
+        yield "traffic", record.traffic.sentence()
     if record.rank_times_s:
         yield "ranks", _ranks(record.rank_times_s)
     if saves := record.saves:

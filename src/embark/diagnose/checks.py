@@ -201,7 +201,7 @@ class StepTimes:
                 values = {"event": event.kind, "rank": event.rank, **event.values}
                 text = json.dumps({name: values[name] for name in _QUOTED_KEYS if name in values})
                 evidence = Evidence(source.name, number, text, (order, number), rank=event.rank)
-                if event.kind in ("eval", "step") or self._last_figures is None:
+                if event.kind in ("eval", "step", "traffic") or self._last_figures is None:
                     self._last_figures = evidence
                 step = int(to_finite(values.get("step")) or 0)
                 if event.kind == "start":

@@ -4,7 +4,7 @@ import json
 from typing import Any
 
 from embark.events.alerts import HOT_C
-from embark.events.metrics import GROUPS, METRICS, RUN, UNITS, metric
+from embark.events.metrics import METRICS, TRAINING_GROUPS, UNITS, metric
 from embark.events.sinks.prometheus import RUN as RUN_LABEL
 from embark.events.sinks.prometheus import prometheus_name
 
@@ -38,8 +38,8 @@ def _panels() -> list[tuple[str, Any, int, int]]:
     panels: list[tuple[str, Any, int, int]] = [
         ("stat", metric(name), place * STAT_SIZE, 0) for place, name in enumerate(STATS)]
     y = STAT_SIZE
-    for group in GROUPS:
-        shown = [one for one in METRICS if one.group == group and one.name not in LIMITS.values() and group != RUN]
+    for group in TRAINING_GROUPS:
+        shown = [one for one in METRICS if one.group == group and one.name not in LIMITS.values()]
         if shown:
             panels.append(("row", group, 0, y))
             places = [divmod(place * PANEL_SIZE, NUM_COLUMNS) for place in range(len(shown))]

@@ -48,11 +48,12 @@ class Metric:
         return {path.partition(".")[0] for path in self.paths} >= {"step", "eval"}
 
 
-LEARNING, TASKS, PACE, STEP, MACHINE, GPU, SAFETY, RUN = (
+LEARNING, TASKS, PACE, STEP, MACHINE, GPU, SAFETY, RUN, SERVED = (
     "Learning", "Tasks", "Pace", "Where a step's time goes", "Machines", "GPUs", "Checkpoints and interruptions",
-    "The run",
+    "The run", "Served traffic",
 )
-GROUPS = (LEARNING, TASKS, PACE, STEP, MACHINE, GPU, SAFETY, RUN)
+TRAINING_GROUPS = (LEARNING, TASKS, PACE, STEP, MACHINE, GPU, SAFETY)  # What a dashboard of training shows over time.
+GROUPS = (*TRAINING_GROUPS, RUN, SERVED)
 
 _TABLE = tomllib.loads(files("embark.events").joinpath("metrics.toml").read_text(encoding="utf-8"))
 METRICS = tuple(Metric(**{**row, "paths": tuple(row["paths"])}) for row in _TABLE["metric"])

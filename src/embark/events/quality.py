@@ -7,12 +7,14 @@ import math
 import re
 import tomllib
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from typing import Any
 
 from embark.events.events import Event
+from embark.events.traffic import TRAFFIC_KINDS, TrafficRecord, findings
 from embark.formatting import format_count, format_float, to_finite, to_one_line
 
 RULES = Path(__file__).with_name("quality.toml")
@@ -52,9 +54,14 @@ class Quality:
         self._evals: dict[int, Mapping[str, Any]] = {}
         self._notes: dict[str, str] = {}  # By the rule's name.
         self._has_stopped_early = False
+        self.traffic = TrafficRecord()  # Of a server.
 
     def add(self, event: Event) -> None:
         values = event.values
+        if event.kind in TRAFFIC_KINDS:
+            with suppress(ValueError, TypeError, AttributeError, OverflowError):  # a damaged one
+                self.traffic.add(event)
+            return
         step = to_finite(values.get("step"))
         if event.kind == "start" and not to_finite(values.get("first_step")):
             self._train, self._evals, self._notes = {}, {}, {}
@@ -80,6 +87,7 @@ class Quality:
                      for name, rule in quality_rules().items() if name in found)
 
     def _found(self) -> Iterator[tuple[str, Mapping[str, str]]]:
+        yield from findings(self.traffic)
         yield from ((name, {"text": text}) for name, text in self._notes.items())
         last_step, held = max(self._evals.items(), default=(0, {}))
         auc, num = to_finite(held.get("auc")), to_finite(held.get("num_samples")) or 0.0

@@ -4,6 +4,7 @@
     version-000000001/weights.safetensors    the dense network and the tables
     version-000000001/id_maps.safetensors    the key of each value of a column, rising, and its id
     version-000000001/items.safetensors      of a retrieval model: its items, their values, the index that searches them
+    version-000000001/reference.json         what it was evaluated on: bins of each column's values, of the scores
     version-000000001/commit.json            the mark: every file with its size and checksum
     current.json                             the version that is scored and served with
 
@@ -33,6 +34,7 @@ from embark.data.prepared import Layout
 from embark.data.prepared.manifest import MANIFEST
 from embark.errors import DataError, UserError
 from embark.export.quantize import TableDtype
+from embark.export.reference import REFERENCE, Reference
 from embark.export.safetensors_file import Array, map_file
 from embark.spec.data import PrepareSpec
 from embark.spec.model import ModelSpec
@@ -121,6 +123,17 @@ class Artifact:
     def items(self) -> dict[str, Array]:
         """Of a retrieval model: by name, mapped."""
         return map_file(self.folder / ITEMS)
+
+    @cached_property
+    def reference(self) -> Reference:
+        """What its requests are compared with."""
+        path = self.folder / REFERENCE
+        if not path.exists():
+            return Reference(why_none="the artifact was exported by an earlier Embark, which wrote no reference")
+        try:
+            return Reference.model_validate_json(path.read_bytes())
+        except ValidationError:
+            return Reference(why_none="the artifact was exported by a later Embark, whose reference has another form")
 
     def model_with_code(self, model_file: str) -> ModelSpec:
         """The model; one of the user's own with the code of a file that the operator names, which must be the file it

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from embark import __version__
 from embark.data import LOOK
-from embark.data.id_maps import PreparedWith
+from embark.data.id_maps import IdMap, PreparedWith, RowEncoder
 from embark.data.prepare.schema import Schema, SparseColumn
 from embark.data.prepared import Feature, Layout
 from embark.data.prepared.cache import find_manifest
@@ -30,6 +30,7 @@ from embark.export.artifact import (
     set_current,
 )
 from embark.export.quantize import TABLE_DTYPES, TableDtype, quantize_rows, row_format
+from embark.export.reference import REFERENCE, make_reference
 from embark.export.safetensors_file import TensorSource, file_of, in_memory
 from embark.formatting import to_finite
 from embark.spec import user_code
@@ -75,10 +76,11 @@ def export_run(
     if tables not in TABLE_DTYPES:
         raise UserError(f"--tables {tables}: no such type", fix=f"one of: {', '.join(TABLE_DTYPES)}")
     trained = find_trained(run, step)
-    arrays, rows, maps = _checked_arrays(trained), *_row_format(trained)
+    arrays, rows, maps, encoder = _checked_arrays(trained), *_row_format(trained)
     place = (to or f"{trained.run_dir.uri}/export").rstrip("/") or to
     versions = open_versions(place)
     evaluated = trained.checkpoint.values.get("eval")
+    reference = make_reference(trained.spec, encoder, evaluated)
     model = trained.spec.model
     item_index, items = build_index(trained, arrays) if build_index and model.kind == "two_tower" else (None, [])
     info = ArtifactInfo(
@@ -93,6 +95,7 @@ def export_run(
         number += 1  # of two exports at once each has a version of its own
     folder, store = checkpoint_name(number, "version"), ChecksumWriter(versions.store)
     store.write(f"{folder}/{INFO}", text)
+    store.write(f"{folder}/{REFERENCE}", reference.model_dump_json(indent=1).encode() + b"\n")
     about = {"run": info.run, "step": str(info.step), "tables": tables}
     weights = _weights(arrays, model.stored_tables(), tables)
     for name, tensors in ((ID_MAPS, maps), (WEIGHTS, weights), *([(ITEMS, items)] if item_index else [])):
@@ -172,8 +175,8 @@ def _weights(arrays: CheckpointArrays, tables: Sequence[StoredTable], dtype: Tab
     return found
 
 
-def _row_format(trained: TrainedRun) -> tuple[RowFormat, list[TensorSource]]:
-    """What makes ids of raw rows, and the id maps."""
+def _row_format(trained: TrainedRun) -> tuple[RowFormat, list[TensorSource], RowEncoder]:
+    """What makes ids of raw rows, the id maps, and the encoder that both make."""
     data, model = trained.spec.data, trained.spec.model
     manifest = None
     if data.kind == "prepared":
@@ -189,7 +192,7 @@ def _row_format(trained: TrainedRun) -> tuple[RowFormat, list[TensorSource]]:
                        for kind, values in (("keys", one.keys), ("ids", one.ids)) if values is not None]
             return RowFormat(
                 columns=before.schema.unlabelled(), prepare=before.prepare, layout=manifest.layout,
-                hashed_rows={one.feature.name: one.hashed_rows for one in encoder.maps}), tensors
+                hashed_rows={one.feature.name: one.hashed_rows for one in encoder.maps}), tensors, encoder
     tables = model.table_list()
     names = manifest.layout.dense if manifest else data.dense_columns or tuple(
         f"dense_{i}" for i in range(model.num_dense))
@@ -197,6 +200,9 @@ def _row_format(trained: TrainedRun) -> tuple[RowFormat, list[TensorSource]]:
                                  for table in tables), manifest.layout.dense_bits if manifest else 32)
     sparse = tuple(SparseColumn(table.name, "integer", is_list=table.multi_hot > 1, max_ids=_MAX_IDS)
                    for table in tables)
+    maps = tuple(IdMap(column, feature, None, None, feature.rows)
+                 for column, feature in zip(sparse, layout.features, strict=True))
     return RowFormat(
         columns=Schema("csv", "", names, sparse, ()), prepare=PrepareSpec(missing=("",), dense="none"),
-        layout=layout, hashed_rows={table.name: table.rows for table in tables}, plain_ids=data.on_bad_id), []
+        layout=layout, hashed_rows={table.name: table.rows for table in tables}, plain_ids=data.on_bad_id), [], \
+        RowEncoder("none", layout, maps, data.on_bad_id)

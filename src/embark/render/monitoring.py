@@ -4,7 +4,7 @@ import math
 
 from embark.events.alerts import IDLE_MINUTES, IDLE_PERCENT, alert_rules, alerts
 from embark.events.grafana import dashboard_text
-from embark.events.metrics import GROUPS, METRICS, RUN
+from embark.events.metrics import METRICS, TRAINING_GROUPS
 from embark.render.folder import File
 from embark.render.job import POD_TARGETS, Job
 from embark.render.quotas import cloud_quotas, needed_units, quota_name, quota_of
@@ -85,7 +85,7 @@ def render_run_metrics(job: Job) -> list[File]:
                         rules=alert_rules())
         files += [File(OBJECTS, text), File(DASHBOARD, dashboard_text())]
     if sends_to_cloudwatch(job):
-        shown = [one for group in GROUPS if group != RUN for one in METRICS if one.group == group]
+        shown = [one for group in TRAINING_GROUPS for one in METRICS if one.group == group]
         name = "cloudwatch_dashboard.json"
         files.append(File(name, job_text(f"aws/{name}.j2", job, metrics=shown)))
     return files

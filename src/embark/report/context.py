@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
 from embark.catalog.pricing import RunPrice, price_of_run
 from embark.diagnose import Diagnosis
@@ -15,6 +15,7 @@ from embark.diagnose.targets import diagnose_targets
 from embark.errors import EmbarkError, UserError
 from embark.events.spending import Interruption, Spending
 from embark.events.summary import outcome_sentence, resume_hint
+from embark.events.traffic import WINDOW_S
 from embark.formatting import format_count, format_duration, to_one_line
 from embark.report.record import Record, read_record
 from embark.report.run_files import LAUNCH_LOG, RunFiles
@@ -59,6 +60,8 @@ def status_of(
     if silent_s and record.last_s is not None and (tried := record.attempts()):
         own_s = tried[-1].by_its_clock(now_s) - tried[-1].last_s
         silent_s = min(silent_s, own_s) if own_s >= 0 else silent_s
+    if record.traffic and not is_deleted:
+        return _serving(record, last_s, silent_s)
     state: State = "running"
     if is_deleted:
         state = "deleted"
@@ -72,6 +75,18 @@ def status_of(
     elif silent_s > max_silence_s(record, is_remote=is_remote):
         state = "killed"
     return Liveness(state, _sentence(record, state, silent_s, is_remote=is_remote), last_s, silent_s)
+
+
+def _serving(record: Record, last_s: float | None, silent_s: float) -> Liveness:
+    """Of a server, which writes an event every ten seconds."""
+    served, state = record.traffic, "running"
+    sentence = f"Serving {served.model}, {served.sentence()}."
+    if served.has_ended:
+        state, sentence = "stopped", f"The server of {served.model} ended; version {served.version} answered last."
+    elif silent_s > MANY_GAPS * WINDOW_S:
+        state, sentence = "killed", (f"No sign of life for {format_duration(silent_s)}: a server writes an event every "
+                                     f"{WINDOW_S:g} s. Version {served.version} of {served.model} answered last.")
+    return Liveness(cast(State, state), sentence, last_s, silent_s)
 
 
 def max_silence_s(record: Record, *, is_remote: bool) -> float:

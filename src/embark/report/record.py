@@ -15,6 +15,7 @@ from embark.events.changes import Change, changes_of
 from embark.events.events import Event, NewestEvents, parse_event
 from embark.events.quality import Quality
 from embark.events.spending import Attempt, Interruption, Spending, attempts, interruptions, spending
+from embark.events.traffic import TrafficRecord
 from embark.formatting import strip_control_chars, to_finite
 from embark.report.rows import Rows
 from embark.report.run_files import RunFiles, Tail
@@ -103,6 +104,11 @@ class Record(NewestEvents):
                 self.num_bad_lines += 1
         except (ValueError, TypeError, OverflowError, AttributeError):
             self.num_bad_lines += 1
+
+    @property
+    def traffic(self) -> TrafficRecord:
+        """Of a server; false where this is none."""
+        return self.quality.traffic
 
     @property
     def milestones(self) -> list[Event]:

@@ -84,8 +84,9 @@ class Evaluator(Protocol):
     def add(self, batch: Batch) -> None: ...
 
     def metrics(self) -> dict[str, Any]:
-        """Over all ranks, as `run.evaluation.metrics_from` makes them, with the exact AUC; of several tasks as
-        `run.task_metrics.combine` does."""
+        """Over all ranks, as `run.evaluation.metrics_from` makes them, with the exact AUC, and `score_counts`: how many
+        samples have a prediction in each bin of `events.score_bins`; of several tasks as `run.task_metrics.combine`
+        does."""
 
 
 class Trainer(Protocol):

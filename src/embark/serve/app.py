@@ -31,6 +31,7 @@ from embark.serve.outputs import Row
 from embark.serve.request_rows import RequestColumns, Scores
 from embark.serve.retrieve import Retrieved, RetrieveRequest, read_retrieve
 from embark.serve.served_model import ServedModel, VersionChange
+from embark.serve.traffic import Traffic
 from embark.spec.model import ModelSpec
 
 Handler = Callable[[Request], Awaitable[Response]]
@@ -92,6 +93,7 @@ class ModelServer:
             changes.labels("refused" if change.refused else "switched").inc()
 
         model.listeners.append(count)
+        self.traffic = Traffic(model, registry)
 
     @property
     def _artifact(self) -> Artifact:
@@ -109,6 +111,7 @@ class ModelServer:
             ("GET", f"{model}/versions/{{version}}/ready", self._model_ready, True),
             ("POST", f"{model}/versions/{{version}}/infer", self._infer, True),
             ("POST", "/score", self._score, True), ("POST", "/retrieve", self._retrieve, True),
+            ("POST", "/feedback", self._feedback, True),
             ("GET", "/metrics", self._metrics, True),
             ("GET", "/ping", self._healthy, False), ("POST", "/invocations", self._score, True),  # SageMaker's
         ]
@@ -168,6 +171,7 @@ class ModelServer:
     def count(self, route: str, status: str) -> None:
         """A request that was answered."""
         self._requests.labels(route, status).inc()
+        self.traffic.add_status(route, status)
 
     def check_token(self, given: bytes) -> None:
         """Raises where the header of a request has another than the server's."""
@@ -231,7 +235,7 @@ class ModelServer:
         end = len(body) if length is None else int(length)
         with refused_if_malformed():
             asked = read_infer(_json_object(body[:end]), body[end:], self.schema, self.model_spec)
-        found = await self.scores("infer", asked.columns)
+        found = await self.scores("infer", asked.columns, asked.id or _request_id(request))
         self.check_model(**request.path_params, answered_by=found.version)
         header, raw = infer_response(self.name, found.version, asked, all_scores(found))
         if not asked.is_raw:
@@ -244,8 +248,17 @@ class ModelServer:
         body = _json_object(await self._body(request))
         with refused_if_malformed():
             columns = read_score(body)
-        found = await self.scores("score", columns)
+        found = await self.scores("score", columns, _request_id(request, body))
         return JSONResponse(score_response(body, found, self.model_spec))
+
+    async def _feedback(self, request: Request) -> Response:
+        body = _json_object(await self._body(request))
+        with refused_if_malformed():
+            num_rows = self.traffic.feedback.add(body)
+        if not num_rows:
+            raise Refusal(404, "no scores of a request with this id: it is too old, another replica answered it, or it "
+                               "had its labels; send 'scores' and 'version' with the labels")
+        return JSONResponse({"rows": num_rows})
 
     async def _retrieve(self, request: Request) -> Response:
         if not self._served.has_items:
@@ -257,9 +270,11 @@ class ModelServer:
         return JSONResponse({"version": found.version, "results": found.results,
                              "errors": [{"row": row, "why": why} for row, why in found.errors]})
 
-    async def scores(self, route: str, rows: RequestColumns) -> Scores:
-        """By the next batch."""
+    async def scores(self, route: str, rows: RequestColumns, request_id: str = "") -> Scores:
+        """By the next batch; labels can be sent later for a request that has an id."""
+        started = time.perf_counter()
         found = await self._answer(route, self._batcher, rows)
+        self.traffic.add_answer(found, time.perf_counter() - started, request_id)
         self._rows.labels("false", found.version).inc(len(found.errors))
         self._rows.labels("true", found.version).inc(len(rows) - len(found.errors))
         return found
@@ -304,6 +319,14 @@ class ModelServer:
 def _named(variable: str) -> list[str]:
     """A route that the environment names."""
     return [path] if (path := os.environ.get(variable, "")).startswith("/") else []
+
+
+def _request_id(request: Request, body: dict[str, Any] | None = None) -> str:
+    """By which its labels can be sent later."""
+    found = (body or {}).get("id") or request.headers.get("x-request-id", "")
+    if not isinstance(found, str):
+        raise Refusal(400, "'id' is not a string")
+    return found
 
 
 def _busy(what: str) -> Refusal:

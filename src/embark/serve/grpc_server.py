@@ -120,7 +120,7 @@ class GrpcServer:
             with refused_if_malformed():
                 columns = self._columns(request)
                 outputs = chosen_outputs([output.name for output in request.outputs], self._model.model_spec)
-            found = await self._model.scores("grpc infer", columns)
+            found = await self._model.scores("grpc infer", columns, request.id)
         self._model.check_model(request.model_name, request.model_version, answered_by=found.version)
         tensors = list(tensors_of(outputs, all_scores(found)))
         response = {"model_name": self._model.name, "model_version": str(found.version), "id": request.id}

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 
 JsonRow = Mapping[str, Any]
 _MAX_SHARED_BYTES = 64 << 20
+OnRows = Callable[[Artifact, RawRows, Sequence[int]], None]  # Rows of a batch, and how many each request has of them.
 _log = logging.getLogger("embark.serve")
 
 
@@ -99,6 +100,7 @@ class RequestScorer:
 
     def __init__(self, artifact: Artifact, score: Callable[[RawRows], NDArray[np.float32]]) -> None:
         self.artifact, rows = artifact, artifact.info.rows
+        self.on_rows: OnRows | None = None
         self._parser, self._encoder, self._score = RowParser(rows.columns, rows.prepare), artifact.encoder, score
         self.retriever: Retriever | None = None  # Of a retrieval model.
 
@@ -115,12 +117,17 @@ class RequestScorer:
         """Of each request its scores, or why it has none."""
         parsed = [self.parse(rows) for rows in requests]
         read = [found for found in parsed if isinstance(found, RawRows) and len(found)]
-        scores = iter(np.split(self._score(RawRows.join(read)), np.cumsum([len(raw) for raw in read])[:-1])
-                      if read else ())
+        scores = iter(self._split_scores(read) if read else ())
         version = self.artifact.version
         return [found if isinstance(found, EmbarkError) else
                 _scores(len(rows), found, next(scores) if len(found) else np.empty(0, np.float32), version)
                 for rows, found in zip(requests, parsed, strict=True)]
+
+    def _split_scores(self, read: Sequence[RawRows]) -> list[NDArray[np.float32]]:
+        raw, num_rows = RawRows.join(read), [len(one) for one in read]
+        if self.on_rows:
+            self.on_rows(self.artifact, raw, num_rows)  # before the encoder changes the dense values
+        return np.split(self._score(raw), np.cumsum(num_rows)[:-1])
 
     def parse(self, rows: RequestColumns) -> RawRows | EmbarkError:
         """Its readable rows, or why there are none."""

@@ -12,7 +12,7 @@ from embark.export.artifact import Artifact
 from embark.formatting import pluralize
 from embark.serve.infer_protocol import metadata
 from embark.serve.outputs import outputs_of
-from embark.serve.request_rows import RequestColumns, RequestScorer, Scores
+from embark.serve.request_rows import OnRows, RequestColumns, RequestScorer, Scores
 from embark.serve.retrieve import Retrieved, RetrieveRequest
 
 NUM_RECORDED, MAX_RECORDED_ROWS, RECORD_EVERY_S = 16, 1_024, 1.0  # Of requests in memory; rows of each.
@@ -69,6 +69,10 @@ class ServedModel:
         assert retriever is not None
         return retriever.retrieve(requests)
 
+    def observe(self, on_rows: OnRows) -> None:
+        """Called with the rows of each batch from now on, whichever version scores them."""
+        self._scorer.on_rows = on_rows
+
     def record_empty_request(self) -> None:
         """As the first, so that there is always one."""
         self.score([self._scorer.empty_request()])
@@ -104,6 +108,7 @@ class ServedModel:
     def switch(self, scorer: RequestScorer) -> None:
         """Answer with it from the next batch on; its towers and its item index together."""
         change = VersionChange(scorer.artifact.version, self.artifact.version)
+        scorer.on_rows = self._scorer.on_rows
         self._scorer, self.refused = scorer, None
         self.report(change)
 

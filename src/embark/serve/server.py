@@ -91,18 +91,22 @@ def serve(
     place: str, *, version: int | None = None, model_file: str = "", name: str = "", poll_s: float = 10.0,
     endpoint: Endpoint | None = None, limits: ServeLimits | None = None,
     on_start: Callable[[Listening], None] = lambda _: None, on_change: Callable[[VersionChange], None] = log_change,
+    record: str = "",
 ) -> None:
     """Serve an exported model until SIGTERM or Ctrl-C; then every accepted request is answered first. Every `poll_s`
-    seconds it looks for another current version, and switches to it; 0, or a `version`: never. With the environment
+    seconds it looks for another current version, and switches to it; 0, or a `version`: never. `record`: a folder for
+    the traffic, as events in a folder of this server, which `embark watch` shows. With the environment
     variable `EMBARK_SERVE_TOKEN`, requests need this bearer token."""
     if not 0 <= poll_s <= threading.TIMEOUT_MAX:
         raise UserError(f"--poll-s {poll_s:g}: out of range", fix="seconds, such as 10; 0: never")
+    if "://" in record:
+        raise UserError(f"--record {record}: is no folder of this machine", fix="name a folder, or a mounted volume")
     model = ServedModel(load_scorer(place, version, model_file), name)
     model.record_empty_request()
     model.listeners.append(on_change)
     follower = VersionFollower(place, model, lambda number: load_scorer(place, number, model_file), poll_s)
     with follower.running() if poll_s and version is None else nullcontext():
-        serve_scorer(model, endpoint, limits, on_start)
+        serve_scorer(model, endpoint, limits, on_start, record)
 
 
 def load_scorer(place: str, version: int | None, model_file: str = "") -> RequestScorer:
@@ -127,14 +131,17 @@ def serve_limits(*, max_wait_ms: float, max_queued_rows: int) -> ServeLimits:
 
 def serve_scorer(
     served: ServedModel, endpoint: Endpoint | None = None, limits: ServeLimits | None = None,
-    on_start: Callable[[Listening], None] = lambda _: None,
+    on_start: Callable[[Listening], None] = lambda _: None, record: str = "",
 ) -> None:
     """The same with any scorer, and with the versions that others switch it to."""
     endpoint, token = endpoint or Endpoint(), _token()
     model, certificate = ModelServer(served, limits or ServeLimits(), token), endpoint.certificate
     with _listener(endpoint.host, endpoint.port) as listener:
-        asyncio.run(_serve(model, endpoint, certificate, listener, lambda url, grpc: on_start(Listening(
-            url=url, grpc=grpc, model=model.name, version=served.artifact.version, needs_token=bool(token)))))
+        host, port = listener.getsockname()[:2]
+        folder = Path(record).expanduser() / f"{socket.gethostname()}-{port}" if record else None
+        with model.traffic.running(folder, f"{host}:{port}"):
+            asyncio.run(_serve(model, endpoint, certificate, listener, lambda url, grpc: on_start(Listening(
+                url=url, grpc=grpc, model=model.name, version=served.artifact.version, needs_token=bool(token)))))
 
 
 async def _serve(model: ModelServer, endpoint: Endpoint, certificate: tuple[Path, Path] | None,

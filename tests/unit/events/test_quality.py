@@ -3,6 +3,7 @@
 import json
 
 import pytest
+from served_traffic import TROUBLES
 
 from embark.diagnose import DiagnosedFile, diagnose
 from embark.events.events import Event
@@ -36,6 +37,7 @@ CASES = {
     "columns-not-used": [*SOUND, Event("note", {"level": "warning", "text": "columns not used: title, url"})],
     "ids-clipped": [*SOUND, Event("note", {"text": "column 'c': ids outside 0 to 9: 2, the first is 12 in row 3 of the "
                                                    "data; clipped"})],
+    **TROUBLES,
 }
 
 

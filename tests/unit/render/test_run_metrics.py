@@ -14,7 +14,7 @@ from recorded_commands import run_script
 from render_jobs import job_of
 
 from embark.events.alerts import alerts
-from embark.events.metrics import METRICS
+from embark.events.metrics import METRICS, TRAINING_GROUPS
 from embark.lint.check import lint_texts
 from embark.render.clouds.aws import bucket_statements
 from embark.render.image import render_image
@@ -99,7 +99,7 @@ def test_cloudwatch_gets_a_dashboard_of_the_metrics_that_are_sent_to_it(tmp_path
     body = json.loads({file.path: file.text for file in files}["cloudwatch_dashboard.json"])
     searches = [widget["properties"]["metrics"][0][0]["expression"] for widget in body["widgets"]]
     assert "SEARCH('{\"Ads/Embark\",run,host,gpu} MetricName=\"gpu_power_w\" run=\"dlrm\"', 'Average', 60)" in searches
-    assert len(searches) == len([one for one in METRICS if one.group != "The run"])
+    assert len(searches) == len([one for one in METRICS if one.group in TRAINING_GROUPS])
     ran = run_script(files, "monitoring.sh", [], tmp_path, SETTINGS)
     [words] = [words for words in ran.of("aws") if words[2] == "put-dashboard"]
     given = dict(zip(words[3::2], words[4::2], strict=True))

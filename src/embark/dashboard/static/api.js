@@ -22,6 +22,7 @@ export const askRuns = () => ask("/api/runs");
 export const askRun = (id) => ask(`/api/runs/${id}`);
 export const askCharts = (id, part) => ask(`/api/runs/${id}/charts?${windowed(part)}`);
 export const askDiagnosis = (id) => ask(`/api/runs/${id}/diagnosis`);
+export const askTraffic = (id) => ask(`/api/runs/${id}/traffic`);
 export const askLogs = (id, file, words) =>
   ask(`/api/runs/${id}/logs?${new URLSearchParams({ file: String(file), words })}`);
 export const askCurves = (ids, part) => {

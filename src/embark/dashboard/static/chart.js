@@ -221,7 +221,7 @@ export class Chart {
   }
 
   showTip(points, x) {
-    const at = this.by === "time" ? timeLabel(this.hoverX) : `step ${count(points[0].x)}`;
+    const at = this.options.xLabel ? this.options.xLabel(points[0].x) : this.by === "time" ? timeLabel(this.hoverX) : `step ${count(points[0].x)}`;
     const rows = points
       .slice(0, MAX_SHOWN)
       .map(({ line, y }) =>

@@ -29,7 +29,7 @@ export function drawAxes(chart, pen) {
   const places = chart.by === "time" ? timeTicks(...chart.xRange, room) : ticks(...chart.xRange, room);
   pen.textAlign = "center";
   for (const place of places) {
-    const label = chart.by === "time" ? timeLabel(place) : stepLabel(place, chart.xRange[1]);
+    const label = chart.options.xLabel ? chart.options.xLabel(place) : chart.by === "time" ? timeLabel(place) : stepLabel(place, chart.xRange[1]);
     const half = pen.measureText(label).width / 2;
     pen.fillText(
       label,

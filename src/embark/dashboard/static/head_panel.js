@@ -57,6 +57,20 @@ function sentence(run) {
 
 function figures(run, detail) {
   const { money } = run;
+  const rows = run.serving?.figures ?? trainingFigures(run, detail);
+  return rows.map(([name, value, note]) =>
+    h(
+      "div",
+      { title: name === "Spent" ? money.price : null },
+      h("dt", {}, name),
+      h("dd", {}, value),
+      h("dd", { cls: "note" }, note),
+    ),
+  );
+}
+
+function trainingFigures(run, detail) {
+  const { money } = run;
   const rows = [
     [
       "Progress",
@@ -87,15 +101,7 @@ function figures(run, detail) {
           ? `${duration(run.seconds_left)} at this pace`
           : "once it resumes",
     ]);
-  return rows.map(([name, value, note]) =>
-    h(
-      "div",
-      { title: name === "Spent" ? money.price : null },
-      h("dt", {}, name),
-      h("dd", {}, value),
-      h("dd", { cls: "note" }, note),
-    ),
-  );
+  return rows;
 }
 
 function best(detail) {

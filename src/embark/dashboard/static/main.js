@@ -1,6 +1,6 @@
 // The page: asks the server what is new, and hands it to the panels.
 
-import { askCharts, askCurves, askDiagnosis, askRun, askRuns } from "./api.js";
+import { askCharts, askCurves, askDiagnosis, askRun, askRuns, askTraffic } from "./api.js";
 import { curvesPanel } from "./curves_panel.js";
 import { diagnosisPanel } from "./diagnosis_panel.js";
 import { aboutPanel, predictionPanel, moneyPanel } from "./prediction_panel.js";
@@ -14,6 +14,7 @@ import { phasesPanel, ranksPanel } from "./step_panel.js";
 import { tasksPanel } from "./tasks_panel.js";
 import { timelinePanel } from "./timeline_panel.js";
 import { toolbar } from "./toolbar.js";
+import { trafficPanel } from "./traffic_panel.js";
 import { tuningPanel } from "./tuning_panel.js";
 
 const POINTS = 1000;
@@ -25,6 +26,7 @@ const drawDiagnosis = diagnosisPanel(at("diagnosis"));
 const drawCurves = curvesPanel(at("curves"), { onZoom: zoomTo });
 const drawMachines = machinePanel(at("machines"));
 const drawLogs = logsPanel(at("logs"));
+const drawTraffic = trafficPanel(at("traffic"));
 const drawRuns = runsPanel(at("runs"), { onFocus: focusOn, onToggle: toggle });
 const drawTools = toolbar(at("tools"), {
   onChange: redraw,
@@ -55,6 +57,8 @@ function redraw() {
   ofDetail.forEach((draw) => draw(detail));
   drawDiagnosis(server.diagnosis?.id === focused()?.id ? server.diagnosis : null, detail);
   drawLogs(focused());
+  drawTraffic(server.traffic?.id === focused()?.id ? (server.traffic?.shown ?? null) : null);
+  at("main").dataset.kind = focused()?.serving ? "served" : "trained";
   const run = focused();
   document.title = run ? `${run.name} · embark watch` : "embark watch";
 }
@@ -98,8 +102,13 @@ async function lookAtFocus() {
   if (!run) return;
   if (server.detail?.id !== run.id || server.detail.version !== run.version || server.detail.state !== run.state) {
     const by = choices.by;
-    const [detail, charts] = await Promise.all([askRun(run.id), askCharts(run.id, { by, points: 400 })]);
-    if (by === choices.by) Object.assign(server, { detail, charts: { ...charts, id: run.id } });
+    const [detail, charts, traffic] = await Promise.all([
+      askRun(run.id),
+      askCharts(run.id, { by, points: 400 }),
+      run.serving ? askTraffic(run.id) : null,
+    ]);
+    if (by === choices.by)
+      Object.assign(server, { detail, charts: { ...charts, id: run.id }, traffic: { id: run.id, shown: traffic } });
   }
   const isDue = performance.now() - diagnosed.atMs > DIAGNOSE_MS && server.diagnosis?.version !== run.version;
   if (diagnosed.id !== run.id || diagnosed.state !== run.state || isDue) {

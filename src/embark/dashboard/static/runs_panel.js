@@ -98,9 +98,11 @@ export function pill(run) {
 export const share = (run) =>
   run.num_steps ? Math.min(100, (100 * run.step) / run.num_steps) : run.state === "finished" ? 100 : 0;
 const progress = (run) =>
+  run.serving ? run.serving.text :
   run.num_steps ? `${share(run).toFixed(0)} % of ${count(run.num_steps)} steps` : `${count(run.step)} steps`;
 
 function facts(run) {
+  if (run.serving) return run.serving.text;
   const parts = [run.num_steps ? `${count(run.step)} / ${count(run.num_steps)}` : `step ${count(run.step)}`];
   if (run.state === "killed") parts.push(`last ${clock(run.last_s)}`);
   else if (run.state === "running" && run.seconds_left !== null) parts.push(`${duration(run.seconds_left)} left`);

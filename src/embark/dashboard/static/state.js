@@ -24,6 +24,7 @@ export const server = {
   detail: null,
   charts: null,
   diagnosis: null,
+  traffic: null,
 };
 
 export const view = { zoom: null };

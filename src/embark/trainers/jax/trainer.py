@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 
 from embark.data import Batch, SampleSource
 from embark.errors import EmbarkError, Fault, UserError
+from embark.events.score_bins import logit_counts
 from embark.model.jax_layout import LINE_WIDTHS, MAX_IN_FLIGHT, Layout, check_supported, make_layout
 from embark.model.learning_rate import dense_rate, rate_factor
 from embark.model.precision import choose_precision
@@ -171,14 +172,15 @@ class Evaluator:
         if len(self._waiting) > MAX_IN_FLIGHT:
             self._settle()
 
-    def metrics(self) -> dict[str, float]:
+    def metrics(self) -> dict[str, Any]:
         """The devices sum over all processes; each process has the logits of its own samples."""
         while self._waiting:
             self._settle()
         logits, is_click = np.concatenate(self._logits), np.concatenate(self._clicks)
         others = logits[~is_click]
         auc, num_samples = exact_auc(self._trainer.world, logits[is_click], len(others), halves_counter(others))
-        return metrics_from(self._window.sums(), auc, num_samples)
+        counts = np.sum(self._trainer.world.gathered(logit_counts(logits)), axis=0).tolist()
+        return {**metrics_from(self._window.sums(), auc, num_samples), "score_counts": counts}
 
     def _settle(self) -> None:
         """This process's part of the oldest batch, in the order of its samples."""

@@ -6,6 +6,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn.functional import binary_cross_entropy_with_logits
 
+from embark.events.score_bins import LOGITS, NUM_SCORE_BINS
 from embark.run.auc import exact_auc
 from embark.run.evaluation import LARGEST_LOGIT, NUM_BINS, STATE_SIZE, metrics_from, metrics_of
 from embark.trainers.torch.world import World
@@ -45,6 +46,14 @@ class HeldOut:
 
         auc, num_samples = exact_auc(self._world, logits[is_click].cpu().numpy(), len(others), count_halves)
         return metrics_from(self._world.sum_over_ranks(self._sums).tolist(), auc, num_samples)
+
+    @torch.no_grad()
+    def score_counts(self) -> list[int]:
+        """How many predictions lie in each bin of `events.score_bins`, over all ranks, which must all call it."""
+        logits = torch.cat(self._logits)
+        bins = torch.bucketize(logits, torch.from_numpy(LOGITS).to(logits), right=True)
+        counts: list[int] = self._world.sum_over_ranks(torch.bincount(bins, minlength=NUM_SCORE_BINS)).tolist()
+        return counts
 
 
 class MetricWindow:

@@ -152,7 +152,9 @@ class Evaluator:
         self._held_out.add(logits[: batch.num_samples], label[: batch.num_samples])
 
     def metrics(self) -> dict[str, Any]:
-        return self._held_out.metrics()
+        found: dict[str, Any] = dict(self._held_out.metrics())
+        return found if isinstance(self._held_out, TaskHeldOut) else \
+            {**found, "score_counts": self._held_out.score_counts()}
 
 
 def precision_on(train: TrainSpec, device: torch.device) -> str:

@@ -1,0 +1,231 @@
+"""What a model was evaluated on, in an artifact: of each column the bins of its values and how many rows lie in each,
+and the histogram of the scores. A server counts requests in the same bins. No row and no value of text is kept."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Annotated, Any, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+from pydantic import BaseModel, ConfigDict, Field
+
+from embark.data import open_source
+from embark.data.id_maps import RowEncoder
+from embark.data.loader import Batch, SampleSource
+from embark.data.prepare.rows import DenseTransform, transform_dense
+from embark.data.prepared import Rows
+from embark.errors import EmbarkError
+from embark.events.score_bins import NUM_SCORE_BINS
+from embark.formatting import pluralize
+from embark.spec.run import RunSpec
+
+REFERENCE = "reference.json"
+MAX_ROWS = 65_536  # Of the sample.
+_PIECES = 16  # That it is taken in, spread over all rows.
+_LEAST_HELD_OUT = 1_000  # Of fewer the training rows are taken.
+_NUM_QUANTILES = 10
+_NUM_TOP, _ALL_TOP, _NUM_TAIL = 10, 24, 8  # Ids with a bin of their own; all where they are few; bins of the rest.
+_LENGTHS = (0, 1, 2, 4, 8, 16, 32, 64, 128)
+
+Count = Annotated[int, Field(ge=0)]
+
+
+class _Section(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+class ColumnBins(_Section):
+    """The bins of one column, of the values that the model reads."""
+
+    name: str
+    kind: Literal["dense", "ids", "length"]
+    zero: float = 0.0  # `dense`: what a missing value becomes; the first bin.
+    top: tuple[int, ...] = ()  # `ids`: rising; each has a bin, after that of id 0.
+    edges: tuple[float, ...]  # Rising; a value that is one lies in the bin that ends there.
+    labels: tuple[str, ...]
+    counts: tuple[Count, ...]  # Of the reference rows.
+
+    def count(self, values: NDArray[Any]) -> NDArray[np.int64]:
+        """How many of the values lie in each bin."""
+        bins = np.searchsorted(self.edges, values, side="left")
+        if self.kind == "ids":
+            top = np.asarray(self.top, np.int64)
+            place = np.searchsorted(top, values)
+            is_top = top[np.minimum(place, len(top) - 1)] == values if len(top) else np.zeros(len(values), np.bool_)
+            bins = np.where(values == 0, 0, np.where(is_top, 1 + place, 1 + len(top) + bins))
+        elif self.kind == "dense":
+            bins = np.where(values == self.zero, 0, 1 + bins)
+        return np.bincount(bins, minlength=len(self.counts))
+
+
+class Reference(_Section):
+    """Of one version."""
+
+    rows: Literal["held-out", "training"] = "held-out"
+    num_rows: Count = 0
+    label_rate: float | None = None
+    columns: tuple[ColumnBins, ...] = ()
+    why_none: str = ""  # Why there are no columns.
+    scores: tuple[Count, ...] = ()  # Of the run's last evaluation, in the bins of `events.score_bins`; empty: unknown.
+
+    def count(self, rows: Rows, encoder: RowEncoder, rng: np.random.Generator) -> list[NDArray[np.int64]]:
+        """Rows of requests, by column and bin."""
+        found = {(kind, name): values for kind, name, values in _values(_features(rows, encoder), rows.dense,
+                                                                        encoder.layout.dense, rng)}
+        return [column.count(found[column.kind, column.name]) for column in self.columns]
+
+
+def make_reference(spec: RunSpec, encoder: RowEncoder, evaluated: Any) -> Reference:
+    """Of the run's held-out rows, or of training rows where these are few. `evaluated`: its last evaluation."""
+    counts = evaluated.get("score_counts") if isinstance(evaluated, dict) else None
+    is_counted = isinstance(counts, list) and len(counts) == NUM_SCORE_BINS and all(
+        type(one) is int and one >= 0 for one in counts)
+    scores = tuple(counts) if counts and is_counted else ()
+    if spec.data.is_own:
+        return Reference(scores=scores, why_none="the rows of data of your own are not read on export")
+    try:
+        source = open_source(spec)
+        return _of_source(source, spec, encoder).model_copy(update={"scores": scores})
+    except (EmbarkError, OSError) as error:
+        return Reference(scores=scores, why_none=getattr(error, "what", str(error)).partition("\n")[0])
+
+
+def _of_source(source: SampleSource, spec: RunSpec, encoder: RowEncoder) -> Reference:
+    is_held_out = source.num_eval_samples >= min(_LEAST_HELD_OUT, source.num_train_samples)
+    num = source.num_eval_samples if is_held_out else source.num_train_samples
+    batches = [source.eval_rows(start, stop) if is_held_out else source.train_rows(0, start, stop)
+               for start, stop in _pieces(num)]
+    rng, tables = np.random.default_rng(0), [table.name for table in spec.model.table_list()]
+    label = np.concatenate([batch.label for batch in batches])
+    columns: dict[tuple[Kind, str], list[NDArray[Any]]] = {}
+    for batch in batches:
+        for kind, name, values in _values(_features_of_batch(batch, tables, encoder), batch.dense,
+                                          encoder.layout.dense, rng):
+            columns.setdefault((kind, name), []).append(values)
+    return Reference(rows="held-out" if is_held_out else "training", num_rows=len(label),
+                     label_rate=float(label.mean()) if label.ndim == 1 else None, columns=tuple(
+                         _BINS[kind](name, np.concatenate(values), encoder)
+                         for (kind, name), values in columns.items()))
+
+
+def _pieces(num: int) -> Iterator[tuple[int, int]]:
+    if num <= MAX_ROWS:
+        yield 0, num
+        return
+    size = MAX_ROWS // _PIECES
+    yield from ((start, start + size) for start in (i * (num - size) // (_PIECES - 1) for i in range(_PIECES)))
+
+
+Kind = Literal["dense", "ids", "length"]
+
+
+@dataclass(frozen=True, slots=True)
+class _Ids:
+    """Of one feature: of all rows one after the other."""
+
+    name: str
+    ids: NDArray[Any]
+    lengths: NDArray[Any] | None  # None: every row has the same number.
+    num_rows: int
+
+
+def _features(rows: Rows, encoder: RowEncoder) -> Iterator[_Ids]:
+    for feature, ids, lengths in zip(encoder.layout.features, rows.ids, rows.lengths, strict=True):
+        yield _Ids(feature.name, ids.reshape(-1), lengths, len(rows))
+
+
+def _features_of_batch(batch: Batch, tables: Sequence[str], encoder: RowEncoder) -> Iterator[_Ids]:
+    is_ragged = {feature.name: feature.is_ragged for feature in encoder.layout.features}
+    start = 0
+    for name, lengths in zip(tables, batch.lengths, strict=True):
+        stop = start + int(lengths.sum())
+        yield _Ids(name, batch.ids[start:stop], lengths if is_ragged[name] else None, len(batch.label))
+        start = stop
+
+
+def _values(
+    features: Iterator[_Ids], dense: NDArray[np.float32], names: Sequence[str], rng: np.random.Generator
+) -> Iterator[tuple[Kind, str, NDArray[Any]]]:
+    """One value of each row for each column: of a list its length and one of its ids, since those of one row are not
+    independent of each other."""
+    for name, values in zip(names, dense.T, strict=True):
+        yield "dense", name, values
+    for one in features:
+        if one.lengths is not None:
+            yield "length", one.name, one.lengths
+        elif len(one.ids) == one.num_rows:
+            yield "ids", one.name, one.ids.astype(np.int64)
+            continue
+        lengths = np.full(one.num_rows, len(one.ids) // max(1, one.num_rows)) if one.lengths is None else one.lengths
+        lengths = lengths.astype(np.int64)
+        starts = np.cumsum(lengths) - lengths
+        chosen = (starts + (rng.random(len(lengths)) * lengths).astype(np.int64))[lengths > 0]
+        yield "ids", one.name, one.ids[chosen].astype(np.int64)
+
+
+def _with_counts(bins: ColumnBins, values: NDArray[Any]) -> ColumnBins:
+    return bins.model_copy(update={"counts": tuple(bins.count(values).tolist())})
+
+
+def _empty(name: str, kind: Kind, labels: Sequence[str], edges: Sequence[float], **more: Any) -> ColumnBins:
+    return ColumnBins(name=name, kind=kind, edges=tuple(edges), labels=tuple(labels), counts=(0,) * len(labels), **more)
+
+
+def _dense_bins(name: str, values: NDArray[Any], encoder: RowEncoder) -> ColumnBins:
+    zero = np.zeros(1, np.float32)
+    if encoder.plain_ids is None:
+        transform_dense(zero, encoder.dense)
+    if encoder.layout.dense_bits != 32:
+        zero = zero.astype(np.float16).astype(np.float32)
+    others = values[values != zero[0]]
+    inner = np.linspace(0, 1, _NUM_QUANTILES + 1)[1:-1]
+    edges = np.unique(np.quantile(others, inner, method="lower")) if len(others) else np.empty(0)
+    if len(edges) and edges[-1] >= others.max():
+        edges = edges[:-1]
+    shown = [f"{value:.3g}" for value in _untransformed(edges, encoder.dense)]
+    labels = [f"up to {shown[0]}", *(f"{low} to {high}" for low, high in pairwise(shown)),
+              f"above {shown[-1]}"] if shown else ["other"]
+    first = "0" if encoder.plain_ids else "missing or 0"
+    return _with_counts(_empty(name, "dense", [first, *labels], edges.tolist(), zero=float(zero[0])), values)
+
+
+def _untransformed(values: NDArray[Any], method: DenseTransform) -> NDArray[np.float64]:
+    """As the input has them."""
+    wide: NDArray[np.float64] = values.astype(np.float64)
+    if method == "mlperf":
+        return np.exp(wide) - 3
+    return np.copysign(np.expm1(np.abs(wide)), wide) if method == "log" else wide
+
+
+def _id_bins(name: str, values: NDArray[Any], encoder: RowEncoder) -> ColumnBins:
+    ids, nums = np.unique(values[values != 0], return_counts=True)
+    num_top = len(ids) if len(ids) <= _ALL_TOP else _NUM_TOP
+    top = np.sort(ids[np.argsort(-nums, kind="stable")[:num_top]])
+    rest = values[(values != 0) & ~np.isin(values, top)]
+    inner = np.linspace(0, 1, _NUM_TAIL + 1)[1:-1]
+    edges = np.unique(np.quantile(rest, inner, method="lower")) if len(rest) else np.empty(0)
+    if len(edges) and edges[-1] >= rest.max():
+        edges = edges[:-1]
+    shown = [f"{value:.0f}" for value in edges]
+    tail = [f"other ids up to {shown[0]}", *(f"other ids {low} to {high}"
+                                             for low, high in pairwise(shown)),
+            f"other ids above {shown[-1]}"] if shown else ["other ids"]
+    one = next(one for one in encoder.maps if one.feature.name == name)
+    zero = "id 0" if encoder.plain_ids else "missing or unseen" if one.keys is not None and not one.hashed_rows else \
+        "missing or id 0"
+    labels = [zero, *(f"id {value}" for value in top.tolist()), *tail]
+    return _with_counts(_empty(name, "ids", labels, edges.tolist(), top=tuple(top.tolist())), values)
+
+
+def _length_bins(name: str, values: NDArray[Any], encoder: RowEncoder) -> ColumnBins:
+    most = next(feature.multi_hot for feature in encoder.layout.features if feature.name == name)
+    edges = [edge for edge in _LENGTHS if edge < most]
+    labels = ["no ids", *(pluralize(high, "id") if low + 1 == high else f"{low + 1} to {high} ids"
+                          for low, high in pairwise([*edges, most]))]
+    return _with_counts(_empty(name, "length", labels, edges), values)
+
+
+_BINS = {"dense": _dense_bins, "ids": _id_bins, "length": _length_bins}

@@ -1,0 +1,273 @@
+"""What a server is asked and answers, counted in windows of ten seconds: for Prometheus, and as events for `embark
+watch` and `embark diagnose`. Requests leave only references behind; a thread counts them, in a share of the CPU."""
+
+from __future__ import annotations
+
+import logging
+import os
+import threading
+import time
+from bisect import bisect_right
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from random import random
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from prometheus_client import CollectorRegistry
+from prometheus_client.core import GaugeMetricFamily, Metric
+
+from embark.data.prepare.rows import RawRows
+from embark.events.events import Event, EventLog
+from embark.events.score_bins import NUM_SCORE_BINS, score_bins
+from embark.events.traffic import LATENCIES_S, WINDOW_S, TrafficRecord
+from embark.export.artifact import Artifact
+from embark.serve.feedback import Feedback
+from embark.serve.outputs import Row
+from embark.serve.request_rows import Scores
+from embark.serve.served_model import ServedModel, VersionChange
+
+COUNT_EVERY_S = 1.0
+MAX_CPU_SHARE = 0.02  # Of the process: rows beyond it are left out.
+MAX_HELD_ROWS = 32_768  # Of the rows of requests that wait to be counted.
+MAX_HELD_SCORES = 1 << 20
+COLUMNS_EVERY_S, COLUMNS_EVERY_ROWS = 60.0, 2_000  # The larger part of an event is written less often.
+_ROUTES = ("/score", "/infer", "/invocations", "grpc ModelInfer", os.environ.get("AIP_PREDICT_ROUTE") or "/score")
+_EDGES_S = LATENCIES_S.tolist()
+_log = logging.getLogger("embark.serve")
+
+
+@dataclass(slots=True)
+class _Counts:
+    """Of one version since they were last written."""
+
+    latency: Counter[int] = field(default_factory=Counter)
+    num_rows: int = 0
+    num_unscored: int = 0
+    scores: NDArray[np.int64] = field(default_factory=lambda: np.zeros(NUM_SCORE_BINS, np.int64))
+
+
+@dataclass(slots=True)
+class _ColumnCounts:
+    counts: list[NDArray[np.int64]]
+    missing: NDArray[np.int64]
+    since_s: float
+    num_rows: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class _Held:
+    """A row of each request of a batch."""
+
+    artifact: Artifact
+    raw: RawRows
+    chosen: list[int]
+    dense: NDArray[np.float32]  # Of these rows: scoring changes the others in place.
+
+
+class Traffic:
+    """Counts; safe to call from the event loop and from the scoring thread."""
+
+    def __init__(self, model: ServedModel, registry: CollectorRegistry) -> None:
+        self._model, self.feedback, self.record = model, Feedback(), TrafficRecord()
+        self._held_lock, self._stopping = threading.Lock(), threading.Event()
+        self._statuses: Counter[str] = Counter()
+        self._answers: list[tuple[Scores, float]] = []
+        self._num_held_scores = self._num_held_rows = 0
+        self._held: list[_Held] = []
+        self._counts: dict[int, _Counts] = {}
+        self._columns: dict[int, _ColumnCounts] = {}
+        self._rng = np.random.default_rng()
+        self._cpu_s, self._is_late = 0.0, False
+        self._log: EventLog | None = None
+        self._written_s = time.time()
+        self._metrics: dict[str, Any] = {}
+        self._record_lock = threading.RLock()
+        registry.register(self)
+
+    def add_status(self, route: str, status: str) -> None:
+        """A request that was answered; those for scores count."""
+        if route.endswith(_ROUTES):
+            with self._held_lock:
+                self._statuses[status] += 1
+
+    def add_answer(self, found: Scores, seconds: float, request_id: str = "") -> None:
+        """The scores of a request, and how long they took."""
+        if request_id:
+            self.feedback.keep(request_id, found)
+        with self._held_lock:
+            if self._num_held_scores <= MAX_HELD_SCORES:
+                self._answers.append((found, seconds))
+                self._num_held_scores += len(found.scores)
+
+    def add_rows(self, artifact: Artifact, raw: RawRows, num_rows: Sequence[int]) -> None:
+        """A batch before it is scored: one row of each request is kept, since a user's candidates share the user."""
+        if self._is_late or self._num_held_rows + len(raw) > MAX_HELD_ROWS or not artifact.reference.columns:
+            return
+        chosen, start = [], 0  # plain Python: of few requests faster than numpy
+        for num in num_rows:
+            chosen.append(start + int(random() * num))
+            start += num
+        held = _Held(artifact, raw, chosen, raw.dense[chosen])
+        with self._held_lock:
+            self._held.append(held)
+            self._num_held_rows += len(raw)
+
+    @contextmanager
+    def running(self, folder: Path | None, url: str) -> Iterator[None]:
+        """Counts while the block runs; with a folder, events are written to its `events.jsonl`."""
+        self._log = EventLog(folder / "events.jsonl") if folder else None
+        self._add_version(url, is_start=True)
+        self._model.observe(self.add_rows)
+        self._model.listeners.append(lambda change: self._changed(change, url))
+        thread = threading.Thread(target=self._run, name="embark-traffic", daemon=True)
+        thread.start()
+        try:
+            yield
+        finally:
+            self._stopping.set()
+            thread.join(10)
+            self.count()
+            self.write()
+            self._add(Event("serve_end"))
+            if self._log:
+                self._log.close()
+
+    def collect(self) -> Iterator[Metric]:
+        """For Prometheus."""
+        version, metrics = str(self.record.version), self._metrics
+        psi = GaugeMetricFamily("embark_serve_column_psi", "Drift of a column from the model's reference: above 0.1 "
+                                "moderate, above 0.25 large.", labels=("column", "version"))
+        for column, value in metrics.get("psi", {}).items():
+            psi.add_metric((column, version), value)
+        yield psi
+        for name, key, about in (("score_psi", "score_psi", "Drift of the scores from those of the evaluation."),
+                                 ("calibration", "calibration", "Predicted over observed clicks, by /feedback.")):
+            family = GaugeMetricFamily(f"embark_serve_{name}", about, labels=("version",))
+            if key in metrics:
+                family.add_metric((version,), metrics[key])
+            yield family
+
+    def _run(self) -> None:
+        while not self._stopping.wait(COUNT_EVERY_S):
+            try:
+                self.count()
+                if time.time() // WINDOW_S != self._written_s // WINDOW_S:  # the same ends on all replicas
+                    self.write()
+            except Exception:
+                _log.exception("traffic cannot be counted")
+
+    def count(self) -> None:
+        """What requests have left. Further rows are left out until there is CPU time for them again."""
+        started = time.thread_time()
+        with self._held_lock:
+            answers, held = self._answers, self._held
+            self._answers, self._held, self._num_held_scores, self._num_held_rows = [], [], 0, 0
+        self._count_answers(answers)
+        for artifact in {id(one.artifact): one.artifact for one in held}.values():
+            self._count_rows(artifact, [one for one in held if one.artifact is artifact])
+        self._cpu_s += time.thread_time() - started
+        self._is_late = self._cpu_s > MAX_CPU_SHARE * time.process_time()
+
+    def _count_answers(self, answers: Sequence[tuple[Scores, float]]) -> None:
+        by_version: dict[int, list[Sequence[Row | None]]] = {}
+        for found, seconds in answers:
+            counts = self._counts.setdefault(found.version, _Counts())
+            counts.latency[bisect_right(_EDGES_S, seconds)] += 1
+            counts.num_rows += len(found.scores)
+            counts.num_unscored += len(found.errors)
+            by_version.setdefault(found.version, []).append(found.scores)
+        for version, several in by_version.items():
+            scores = np.array([one for scores in several for one in scores if isinstance(one, float)])  # of one task
+            self._counts[version].scores += np.bincount(score_bins(scores), minlength=NUM_SCORE_BINS)
+
+    def _count_rows(self, artifact: Artifact, held: Sequence[_Held]) -> None:
+        reference, encoder = artifact.reference, artifact.encoder
+        raw = RawRows.join([_taken(one) for one in held])
+        features = {feature.name: i for i, feature in enumerate(encoder.layout.features)}
+        dense = {name: i for i, name in enumerate(encoder.layout.dense)}
+        is_nan, is_missing = np.isnan(raw.dense).sum(axis=0), [0 if one is None else int(one.sum())
+                                                               for one in raw.is_missing]
+        missing = [int(is_nan[dense[one.name]]) if one.kind == "dense" else is_missing[features[one.name]]
+                   for one in reference.columns]
+        counts = reference.count(encoder.encode(raw), encoder, self._rng)
+        total = self._columns.setdefault(artifact.version, _ColumnCounts(
+            [np.zeros_like(one) for one in counts], np.zeros(len(missing), np.int64), time.time()))
+        for into, more in zip(total.counts, counts, strict=True):
+            into += more
+        total.missing += np.array(missing, np.int64)
+        total.num_rows += len(raw)
+
+    def write(self) -> None:
+        """The window that ends now, an event for each version that answered in it."""
+        now_s = time.time()
+        with self._held_lock:
+            statuses = dict(self._statuses)
+            self._statuses.clear()
+        counts, self._counts = self._counts, {}
+        seconds, self._written_s = max(1e-3, now_s - self._written_s), now_s
+        due = {version: self._columns.pop(version) for version, of in list(self._columns.items())
+               if of.num_rows >= COLUMNS_EVERY_ROWS or now_s - of.since_s >= COLUMNS_EVERY_S
+               or self._stopping.is_set()}
+        labels, answering = self.feedback.take(), self._model.artifact.version
+        for version in sorted({answering, *counts, *due, *labels}, key=lambda one: (one == answering, one)):
+            of = counts.get(version, _Counts())
+            # what a request without scores was refused by is not known: it counts to the version that answers now
+            own = statuses if version == answering else {}
+            values: dict[str, Any] = {
+                "version": version, "seconds": round(seconds, 3) if version == answering else 0, "statuses": own,
+                "rows": of.num_rows, "unscored": of.num_unscored,
+                "latency": {str(place): num for place, num in sorted(of.latency.items())},
+                "scores": of.scores.tolist() if of.num_rows else []}
+            if version in due:
+                values["columns"] = {"rows": due[version].num_rows, "counts": [one.tolist() for one in
+                                                                               due[version].counts],
+                                     "missing": due[version].missing.tolist()}
+            if version in labels:
+                values["labels"] = labels[version].to_json()
+            self._add(Event("traffic", values), with_metrics=version == answering)
+
+    def _changed(self, change: VersionChange, url: str) -> None:
+        if change.refused:
+            self._add(Event("version_refused", {"version": change.version or 0, "why": change.refused}))
+        else:
+            self._add_version(url, is_start=False)
+
+    def _add_version(self, url: str, *, is_start: bool) -> None:
+        artifact = self._model.artifact
+        reference = artifact.reference
+        columns = [{"name": one.name, "kind": one.kind, "labels": one.labels, "counts": one.counts}
+                   for one in reference.columns]
+        self._add(Event("serve", {
+            "model": self._model.name, "version": artifact.version, "is_start": is_start, "url": url,
+            "place": artifact.place, "run": artifact.info.run, "step": artifact.info.step,
+            "reference": {**reference.model_dump(exclude={"columns"}), "columns": columns}}))
+
+    def _add(self, event: Event, *, with_metrics: bool = False) -> None:
+        """A disk that is full or a folder that was deleted stops no answer."""
+        with self._record_lock:
+            self.record.add(event)
+            if with_metrics:
+                self._metrics = self.record.metrics()
+                event = replace(event, values={**event.values, **self._metrics})
+            try:
+                if self._log:
+                    self._log.emit(event)
+            except Exception as error:
+                _log.warning("traffic is no longer recorded: %s", error)
+                lost, self._log = self._log, None
+                with suppress(Exception):
+                    if lost:
+                        lost.close()
+
+
+def _taken(held: _Held) -> RawRows:
+    if len(held.chosen) == len(held.raw):
+        return replace(held.raw, dense=held.dense)
+    mask = np.zeros(len(held.raw), np.bool_)
+    mask[held.chosen] = True
+    return replace(held.raw.select(mask), dense=held.dense)
