@@ -285,6 +285,8 @@ def _data_path(place: str) -> str | RunSpec:
     spec = load_spec(place)
     if spec.data.kind == "synthetic":
         raise UserError(f"{place}: data.kind is 'synthetic', so there is no data to check", fix=fix)
+    if spec.data.kind == "interactions":
+        raise UserError(f"{place}: an interaction log has no labels to check", fix="`embark train` checks it")
     return spec.data.path if spec.data.kind == "prepared" else spec
 
 

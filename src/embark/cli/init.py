@@ -28,7 +28,7 @@ def init(
     preset: str = "quickstart", /, *, out: Annotated[Path | None, Parameter(allow_leading_hyphen=True)] = None,
     model: Flag = False, force: Flag = False, console: Console = Console(),
 ) -> None:
-    """Write a starter spec: laptop, quickstart, criteo-1tb or mlperf-dcnv2.
+    """Write a starter spec: laptop, quickstart, criteo-1tb, mlperf-dcnv2 or mlperf-hstu.
 
     Parameters
     ----------

@@ -65,6 +65,10 @@ def open_source(spec: RunSpec, *, allocate: Allocate | None = None) -> SampleSou
         from embark.data.columns import ColumnsSource
 
         return ColumnsSource(spec.model, spec.data)
+    if spec.data.kind == "interactions":
+        from embark.data.interactions import InteractionsSource
+
+        return InteractionsSource(spec.model, spec.data)
     if spec.data.is_own:
         from embark.data.own_data import OwnSource
 

@@ -69,11 +69,16 @@ def open_rows(spec: RunSpec, fingerprint: str, data: str = "", split: str = "") 
 
 def _own(spec: RunSpec, fingerprint: str, split: str) -> EvaluationRows:
     is_prepared = spec.data.kind == "prepared"
-    if not is_prepared and split == "test":
+    if spec.data.kind == "interactions":
+        split = split or spec.data.eval_split
+        if split != "train":
+            spec = spec.model_copy(update={"data": spec.data.model_copy(update={"eval_split": split})})
+    elif not is_prepared and split == "test":
         raise UserError(f"data.kind is {spec.data.kind!r}, which has training and held-out rows and no test split",
                         fix="--split train or --split validation")
+    path = spec.data.path if spec.data.kind in ("columns", "interactions") else ""
     rows = _prepared(spec, spec.data.path, split, is_own=True) if is_prepared else \
-        _view(open_source(spec), spec, spec.data.path if spec.data.kind == "columns" else "", split or "validation")
+        _view(open_source(spec), spec, path, split or "validation")
     _refuse_other_data(spec, fingerprint, rows.source.fingerprint())
     return rows
 

@@ -76,6 +76,7 @@ def export_run(
     if tables not in TABLE_DTYPES:
         raise UserError(f"--tables {tables}: no such type", fix=f"one of: {', '.join(TABLE_DTYPES)}")
     trained = find_trained(run, step)
+    _refuse_sequences(trained)
     arrays, rows, maps, encoder = _checked_arrays(trained), *_row_format(trained)
     place = (to or f"{trained.run_dir.uri}/export").rstrip("/") or to
     versions = open_versions(place)
@@ -119,10 +120,17 @@ def export_weights(run: str, to: str, *, step: int | None = None, force: bool = 
     if store.exists(name) and not force:
         raise UserError(f"{to}: exists", fix="--force replaces it, or name another file")
     trained = find_trained(run, step)
+    _refuse_sequences(trained)
     about = {"format": "pt", "run": trained.run_dir.uri, "step": str(trained.checkpoint.step)}
     size, pieces = file_of(_weights(_checked_arrays(trained), trained.spec.model.stored_tables(), "fp32"), about)
     store.write(name, pieces, size)
     return _result(trained, to, to, None, "fp32", size)
+
+
+def _refuse_sequences(trained: TrainedRun) -> None:
+    if name := next((table.name for table in trained.spec.model.tables if table.is_sequence), ""):
+        raise UserError(f"{trained.run_dir.uri}: {name} is a sequence, and models of sequences are not exported",
+                        fix="`embark embeddings` writes the rows of its tables")
 
 
 def _result(

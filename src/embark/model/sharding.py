@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 
 from embark.model.placement import Cluster, Memory, table_value_bytes, wire_bytes
 from embark.spec import RunSpec, StoredTable
+from embark.spec.sequence import EMBEDDING_SHARDINGS
 
 SHARDINGS = ("table_wise", "row_wise", "column_wise", "table_row_wise", "table_column_wise")
 """In the order in which a planner gets them: of equals the first is taken. Never data_parallel: it would take the
@@ -61,8 +62,15 @@ def search_rounds(spec: RunSpec, cluster: Cluster) -> Iterator[SearchRound]:
     tables, allowed = spec.model.stored_tables(), allowed_shardings(spec, cluster.num_ranks, cluster.device)
     for may_spill in (False, True) if cluster.device == "cuda" else (False,):
         is_long = is_long_search(len(tables), 1 + may_spill, allowed, cluster)
+        of_table = {t.name: _allowed_for(t, allowed) for t in tables}
         yield SearchRound(may_spill, is_long, {
-            t.name: narrowed(allowed, t, spec, cluster, may_spill=may_spill) if is_long else allowed for t in tables})
+            t.name: narrowed(of_table[t.name], t, spec, cluster, may_spill=may_spill) if is_long else of_table[t.name]
+            for t in tables})
+
+
+def _allowed_for(table: StoredTable, allowed: list[str]) -> list[str]:
+    """TorchRec shards tables of sequences in fewer ways."""
+    return [kind for kind in allowed if kind in EMBEDDING_SHARDINGS] if table.is_sequence else allowed
 
 
 def column_width(dim: int) -> int:
@@ -207,7 +215,7 @@ def _batch_sizes(
     """Ids that a part looks up in a step, and values that it gives: a part of rows gives a sum for every sample."""
     num_samples = max(1, spec.train.batch_size // cluster.num_ranks) * cluster.num_ranks
     share = {"row_wise": cluster.num_ranks, "table_row_wise": ranks_per_group(cluster)}.get(kind, 1)
-    return num_samples * table.multi_hot / share, num_samples * num_columns * len(table.features)
+    return num_samples * table.mean_ids / share, num_samples * num_columns * table.vectors_per_sample
 
 
 def _narrow_penalty(num_columns: int) -> float:

@@ -5,8 +5,10 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 
 from embark.model.placement import STATE_BYTES, Placement, Shard, table_value_bytes
+from embark.model.sequence_work import count_sequence_model
 from embark.model.task_layers import task_layers_of
 from embark.spec import ModelSpec, RunSpec
+from embark.spec.sequence import SEQUENCE_KINDS
 from embark.spec.two_tower import is_item_table
 
 PADDING = 8  # The captured step rounds widths up to this: tensor cores want rows of 16 bytes.
@@ -79,7 +81,7 @@ class Layers:
 
 @dataclass(frozen=True, slots=True)
 class DenseWork:
-    """The same of two towers, or of a network of the user's own, as its trace counts it."""
+    """The same of two towers, of a network over sequences, or of the user's own, as its trace counts it."""
 
     num_values: int = 0
     flops_per_sample: float = 0.0
@@ -96,6 +98,9 @@ def dense_work_of(model: ModelSpec, batch_size: int = 0) -> Layers | DenseWork:
     """Of any kind. `batch_size`: of a training step; two towers compare each sample with the items of all."""
     if model.kind == "two_tower":
         return _two_tower_work(model, batch_size)
+    if model.kind in SEQUENCE_KINDS:
+        found = count_sequence_model(model)
+        return DenseWork(found.num_values, found.flops_per_sample, found.output_width, found.num_layers, note="")
     return TRACED.get(model, DenseWork()) if model.is_own else layers_of(model)
 
 
@@ -167,7 +172,7 @@ def lookups_of(spec: RunSpec, placement: Placement, rank: int, value_bytes: int)
     ids = read = pooled = grads = updates = host = 0.0
     for shard in placement.of_rank(rank):
         table = tables[shard.table]
-        num_ids = spec.train.batch_size * table.multi_hot + sum(
+        num_ids = spec.train.batch_size * table.mean_ids + sum(
             spec.model.two_tower.num_sampled_negatives * feature.multi_hot for feature in table.features
             if is_item_table(spec.model, feature.name))
         of_shard = num_ids * (shard.num_rows / table.rows)
@@ -175,7 +180,7 @@ def lookups_of(spec: RunSpec, placement: Placement, rank: int, value_bytes: int)
         row_bytes = shard.num_columns * table_value_bytes(spec)
         ids += of_shard
         read += of_shard * row_bytes
-        pooled += spec.train.batch_size * shard.num_columns * len(table.features)
+        pooled += spec.train.batch_size * shard.num_columns * table.vectors_per_sample
         grads += of_shard * shard.num_columns * value_bytes
         updates += 2 * touched * (row_bytes + _state_bytes_per_row(spec, shard))
         if shard.memory == "host":

@@ -46,7 +46,7 @@ def closed_form(spec: RunSpec, cluster: Cluster) -> Placement:
 
 
 def _key(table: StoredTable, shardings: Sequence[str]) -> tuple[object, ...]:
-    return table.rows, table.dim, table.multi_hot, len(table.features), *shardings
+    return table.rows, table.dim, table.mean_ids, table.vectors_per_sample, *shardings
 
 
 class CachedPlanner:

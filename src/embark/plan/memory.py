@@ -121,7 +121,7 @@ def pipeline_bytes(spec: RunSpec, placement: Placement, rank: int, precision: st
     size = value_bytes(precision)
     samples = spec.train.batch_size / placement.num_ranks
     tables = model.table_list()
-    pooled = sum(t.dim or 0 for t in tables)
+    pooled = sum(t.max_width for t in tables)
     looked_up = lookups_of(spec, placement, rank, 4)
     on_device, state = _table_bytes(spec, placement, rank)
     num_ids = sum(t.multi_hot for t in tables)

@@ -73,11 +73,11 @@ def features(spec: RunSpec, placement: Placement, precision: str, calibration: C
 def sample_bytes(spec: RunSpec) -> float:
     """Labels, dense features and ids, four bytes each."""
     model = spec.model
-    return 4.0 * (max(1, len(model.tasks)) + model.num_dense + sum(t.multi_hot for t in model.table_list()))
+    return 4.0 * (max(1, len(model.tasks)) + model.num_dense + sum(t.mean_ids for t in model.table_list()))
 
 
 def activation_bytes(layers: Layers | DenseWork, spec: RunSpec, samples: float, size: int) -> float:
-    pooled = sum(t.dim or 0 for t in spec.model.table_list())
+    pooled = sum(t.mean_width for t in spec.model.table_list())
     return STEP["passes"] * size * samples * (layers.output_width + 2 * pooled)
 
 
@@ -87,7 +87,7 @@ def _table_bytes(looked_up: Lookups, size: int) -> float:
 
 def _busiest(spec: RunSpec, placement: Placement, size: int) -> tuple[int, Lookups]:
     """The rank with the most to look up. Of many ranks, those whose tables promise the most are computed."""
-    hot = {t.name: t.multi_hot / t.rows for t in spec.model.stored_tables()}
+    hot = {t.name: t.mean_ids / t.rows for t in spec.model.stored_tables()}
     promise: dict[int, float] = {}
     for shard in placement.shards:
         promise[shard.rank] = promise.get(shard.rank, 0.0) + hot[shard.table] * shard.num_rows * shard.num_columns
@@ -100,7 +100,7 @@ def _all_to_all_s(spec: RunSpec, placement: Placement, cluster: Cluster, rank: i
     """Ids there; pooled vectors back; their gradients there."""
     wire = wire_bytes(spec, size)
     pooled = _pooled_traffic(spec, placement, cluster, rank, wire)
-    ids = 4.0 * samples * sum(t.multi_hot for t in spec.model.table_list())
+    ids = 4.0 * samples * sum(t.mean_ids for t in spec.model.table_list())
     share = _share_between_hosts(cluster)
     num = cluster.num_ranks
     return (2 * _seconds(*pooled, cluster, num_messages=num)
@@ -112,17 +112,17 @@ def _pooled_traffic(spec: RunSpec, placement: Placement, cluster: Cluster, rank:
     gives a part of each vector on each of its ranks: all parts travel, but those of one host are summed before."""
     batch = spec.train.batch_size
     share = _share_between_hosts(cluster)
-    num_features = {t.name: len(t.features) for t in spec.model.stored_tables()}
+    num_vectors = {t.name: t.vectors_per_sample for t in spec.model.stored_tables()}
     within = between = 0.0
     for shard in placement.of_rank(rank):
-        size = float(batch * shard.num_columns * num_features[shard.table] * wire)
+        size = float(batch * shard.num_columns * num_vectors[shard.table] * wire)
         if placement.shardings.get(shard.table) in ("table_row_wise", "grid_shard"):
             within += size
             between += size / cluster.ranks_per_host * share
         else:
             within += size * (1 - share)
             between += size * share
-    received = batch / placement.num_ranks * wire * sum(t.dim or 0 for t in spec.model.table_list())
+    received = batch / placement.num_ranks * wire * sum(t.mean_width for t in spec.model.table_list())
     return (max(within, received * (1 - share)), max(between, received * share))
 
 

@@ -167,7 +167,7 @@ class Checkpointer(ABC):
     def _load_other(self, other: WarmStart, run: RunDir, checkpoint: Checkpoint) -> WarmStarted:
         changed = other.changed_rows(run, checkpoint)
         arrays = CheckpointArrays(run.checkpoints.store, checkpoint.name)
-        tables = {table_weight(table.name) for table in self._spec.model.stored_tables()}
+        tables = {table_weight(table.name, is_sequence=table.is_sequence) for table in self._spec.model.stored_tables()}
         refuse_other_weights(arrays, self._weight_sizes(), tables)
         self._load_weights(arrays, changed)
         return other.started(run, checkpoint, arrays, changed)

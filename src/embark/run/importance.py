@@ -93,12 +93,20 @@ class ImportanceResult:
     notes: tuple[str, ...] = ()
 
 
+def refuse_next_item(trained: TrainedRun) -> None:
+    """Its features are one sequence, and its rows have no labels."""
+    if trained.spec.model.is_next_item:
+        raise UserError(f"{trained.run_dir.uri}: a model of the next item has one sequence, and no features to compare",
+                        fix="leave out --importance and --by")
+
+
 def measure_importance(
     trained: TrainedRun, open_backend: Callable[[RunSpec], TrainerBackend], sampling: Sampling, *, data: str = "",
     split: str = "", on_progress: Callable[[int, int], None] | None = None,
 ) -> ImportanceResult:
     """Of every feature, on rows as `evaluate_run` takes them."""
     refuse_two_towers(trained, "--importance")
+    refuse_next_item(trained)
     with open_rows(trained.spec, trained.fingerprint, data, split) as rows:
         parts = RowsInMemory.folds(rows.source, sampling.rows, sampling.repeats)
         if any(not 0 < clicks_in(part, rows) < part.num_eval_samples for part in parts) or not parts:

@@ -29,6 +29,19 @@ def ranking_sums(top: NDArray[np.integer], relevant: Sequence[NDArray[np.integer
     return sums
 
 
+def sums_of_ranks(ranks: NDArray[np.integer], k: int) -> NDArray[np.float64]:
+    """The same where each user has one relevant item, and `ranks` [users] other candidates stand before it."""
+    top = ranks[ranks < k]
+    return np.array([len(top), (1 / np.log2(top + 2.0)).sum(), len(top), len(ranks)])
+
+
+def ranks_of_first(scores: NDArray[np.floating]) -> NDArray[np.int64]:
+    """Of candidate 0 of each sample among all, [samples, candidates]. A tie counts against it, and so does NaN: a model
+    that scores everything alike has found nothing."""
+    ranks: NDArray[np.int64] = (~(scores[:, 1:] < scores[:, :1])).sum(axis=1)
+    return ranks
+
+
 def ranking_metrics(sums: NDArray[np.float64], k: int) -> dict[str, float]:
     """Of the sums over all users; NaN without users."""
     num_users = float(sums[-1])

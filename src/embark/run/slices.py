@@ -16,7 +16,15 @@ from embark.data.evaluation_rows import EvaluationRows, open_rows
 from embark.data.permuted_rows import RowsInMemory
 from embark.errors import DataError, UserError, nearest
 from embark.run.evaluate_run import LoadedRun, loaded, refuse_two_towers
-from embark.run.importance import Estimate, Sampling, clicks_in, estimate, feature_names, metrics_on
+from embark.run.importance import (
+    Estimate,
+    Sampling,
+    clicks_in,
+    estimate,
+    feature_names,
+    metrics_on,
+    refuse_next_item,
+)
 from embark.run.trainer import TrainerBackend
 from embark.spec import RunSpec
 from embark.store.trained_run import TrainedRun
@@ -66,6 +74,7 @@ def measure_slices(
     refuse_two_towers(trained, "--by")
     if top < 1:
         raise UserError(f"--top {top}: must be positive", fix="--top 20 is the default")
+    refuse_next_item(trained)
     with open_rows(trained.spec, trained.fingerprint, data, split) as rows:
         names = feature_names(rows)
         found = [i for i, (column, _, table) in enumerate(names) if feature in (column, table) and feature]

@@ -83,13 +83,16 @@ class WarmStart:
                             "would mean another row",
                             fix="prepare this data with data.prepare.id_map_from = the data.path of that run, which "
                                 f"is in {run.uri}/spec.toml; or leave train.warm_start out")
-        return {table_weight(table): rows for table, rows in read_changed_rows(spec.data.path, manifest).items()}
+        of_sequences = {table.name for table in spec.model.stored_tables() if table.is_sequence}
+        return {table_weight(table, is_sequence=table in of_sequences): rows
+                for table, rows in read_changed_rows(spec.data.path, manifest).items()}
 
     def started(
         self, run: RunDir, checkpoint: Checkpoint, arrays: CheckpointArrays, changed: ChangedRows
     ) -> WarmStarted:
         """What was loaded."""
-        rows = {table_weight(table.name): table.rows for table in self.spec.model.stored_tables()}
+        rows = {table_weight(table.name, is_sequence=table.is_sequence): table.rows
+                for table in self.spec.model.stored_tables()}
         num_fresh = sum(num - arrays.entries[name].size[0] + len(changed.get(name, ())) for name, num in rows.items())
         return WarmStarted(run.uri, checkpoint.step, run.checkpoints.where(checkpoint.step), sum(rows.values()),
                            num_fresh)

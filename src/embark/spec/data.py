@@ -15,10 +15,10 @@ from pydantic import (
     model_serializer,
 )
 
+from embark.spec.interactions import InteractionsSpec, Names
 from embark.spec.section import Section
 from embark.spec.user_code import OWN_KIND, is_own
 
-Names = Annotated[tuple[str, ...], Field(strict=False)]
 NewIds = Literal["append", "evict", "hash", "unknown"]
 TimeFeature = Literal["hour", "weekday", "age"]
 
@@ -131,10 +131,11 @@ class PrepareSpec(Section):
 class DataSpec(Section):
     """The training samples. Sparse columns have the names of their tables."""
 
-    kind: Literal["synthetic", "columns", "prepared"] | Annotated[str, Field(pattern=OWN_KIND, max_length=200)] = \
-        "synthetic"
+    kind: Literal["synthetic", "columns", "prepared", "interactions"] | \
+        Annotated[str, Field(pattern=OWN_KIND, max_length=200)] = "synthetic"
     """`synthetic`: drawn from a teacher model. `columns`: a CSV, Parquet or NPZ file, held in memory.
-    `prepared`: the output of `embark data prepare` or `embark data make`. `my_data:Source`: the class `Source` of
+    `prepared`: the output of `embark data prepare` or `embark data make`. `interactions`: a log of users and items,
+    held in memory; a sample is a user's items in order (docs/sequences.md). `my_data:Source`: the class `Source` of
     `my_data.py` beside the spec, whose code is run (docs/own-data.md)."""
     code: str = Field(default="", max_length=1_000_000)
     """The text of that file, which travels with the spec; read from the file if empty."""
@@ -149,12 +150,13 @@ class DataSpec(Section):
     """`columns` and `[data.prepare]`: the dense columns, `model.num_dense` of them."""
     time_column: str = ""
     """The column that holds each row's date or time. `columns`: the newest rows are held out; `[data.prepare]`: if
-    `split = "time"`."""
+    `split = "time"`; `interactions`: the order of a user's rows, instead of the file's."""
     eval_fraction: float = Field(default=0.1, gt=0, lt=1)
     """`columns` and `[data.prepare]`: share of rows held out for evaluation, selected by `data.seed` or by
     `data.time_column`."""
     eval_split: Literal["validation", "test"] = "validation"
-    """`prepared` only: the split to evaluate on."""
+    """`prepared`: the split to evaluate on. `interactions`: `test` is each user's last item, `validation` the one
+    before it; neither is trained on."""
     shuffle: Literal["auto", "rows", "blocks", "none"] = "auto"
     """`prepared` only: shuffle each epoch by file, block of 32,768 rows and row (`rows`), by file and block (`blocks`,
     several times faster), or not at all. `auto`: `rows` up to 4 million rows, then `blocks`."""
@@ -180,6 +182,7 @@ class DataSpec(Section):
     seed: NonNegativeInt = 1
     """The same seed gives the same samples in the same order, at any number of ranks."""
     prepare: PrepareSpec = PrepareSpec()
+    interactions: InteractionsSpec = InteractionsSpec()
 
     @model_serializer(mode="wrap")
     def _without_unused(self, dump: SerializerFunctionWrapHandler) -> dict[str, Any]:

@@ -11,9 +11,11 @@ from pydantic import (
     SerializerFunctionWrapHandler,
     field_validator,
     model_serializer,
+    model_validator,
 )
 
 from embark.spec.section import Section
+from embark.spec.sequence import SequenceSpec
 from embark.spec.tasks import HEAD_FIELDS, TaskHead, Tasks
 from embark.spec.two_tower import TwoTowerSpec
 from embark.spec.user_code import OWN_KIND, is_own
@@ -33,10 +35,17 @@ class Table(Section):
     """Number of rows; ids run from 0 to rows − 1. With `shares`: that table's, and may be left out."""
     dim: Width | None = None
     """Width of a row; defaults to `model.embedding_dim`."""
-    pooling: Literal["sum", "mean"] = "sum"
-    """How the rows of a sample's ids are pooled into one vector."""
+    pooling: Literal["sum", "mean", "none"] = "sum"
+    """How the rows of a sample's ids are pooled into one vector. `none`: they are not; the model gets them one by one,
+    in order, as a sequence (docs/sequences.md)."""
     multi_hot: Width = 1
     """Maximum number of ids per sample."""
+    max_length: Width | None = None
+    """`pooling = "none"`: the longest sequence; it takes the place of `multi_hot`."""
+    mean_length: float | None = Field(default=None, gt=0)
+    """`pooling = "none"`: mean length, by which `embark plan` counts work; defaults to `max_length`."""
+    lookup: bool = True
+    """false: the model gets the numbers themselves, such as the times of a sequence; there are no rows."""
     shares: str = Field(default="", max_length=128)
     """Name of another table, whose rows this feature looks up: TorchRec's `feature_names`. All but `name` and
     `multi_hot` is that table's."""
@@ -51,6 +60,36 @@ class Table(Section):
         """The name of the table whose rows are looked up."""
         return self.shares or self.name
 
+    @property
+    def is_sequence(self) -> bool:
+        """Whether the model gets the rows one by one."""
+        return self.pooling == "none"
+
+    @property
+    def mean_ids(self) -> float:
+        """Ids per sample, in the mean."""
+        return self.mean_length or float(self.multi_hot)
+
+    @property
+    def mean_width(self) -> float:
+        """Of all vectors that a sample gets, in the mean."""
+        return (self.dim or 0) * (self.mean_ids if self.is_sequence else 1) if self.lookup else 0
+
+    @property
+    def max_width(self) -> int:
+        """Of all vectors that a sample gets, at most."""
+        return (self.dim or 0) * (self.multi_hot if self.is_sequence else 1) if self.lookup else 0
+
+    @model_validator(mode="before")
+    @classmethod
+    def _with_length(cls, values: Any) -> Any:
+        """All that counts ids reads `multi_hot`."""
+        if not isinstance(values, Mapping):
+            return values
+        length = values.get("max_length")
+        return {**({"rows": 2**31 - 1} if values.get("lookup") is False else {}),
+                **({"multi_hot": length} if length is not None else {}), **values}
+
     @model_serializer(mode="wrap")
     def _without_unused(self, dump: SerializerFunctionWrapHandler) -> dict[str, Any]:
         """Without later fields that are not used: what is stored of a run, such as its identity, stays what it was."""
@@ -58,7 +97,8 @@ class Table(Section):
         return {key: value for key, value in values.items() if key not in _LATER or value != _LATER[key]}
 
 
-_LATER: dict[str, Any] = {"shares": "", "learning_rate": None, "init_range": None}
+_LATER: dict[str, Any] = {"shares": "", "learning_rate": None, "init_range": None, "max_length": None,
+                          "mean_length": None, "lookup": True}
 SHARED = ("rows", "dim", "pooling", "learning_rate", "init_range")
 """Fields of a table that all features share."""
 
@@ -70,24 +110,40 @@ class StoredTable:
     name: str
     rows: int
     dim: int
-    pooling: Literal["sum", "mean"]
+    pooling: Literal["sum", "mean", "none"]
     learning_rate: float | None
     init_range: float | None
     features: tuple[Table, ...]
+
+    @property
+    def is_sequence(self) -> bool:
+        """Whether some feature is a sequence: all rows of the table are then looked up one by one."""
+        return any(feature.is_sequence for feature in self.features)
 
     @property
     def multi_hot(self) -> int:
         """The most ids per sample, of all features together."""
         return sum(feature.multi_hot for feature in self.features)
 
+    @property
+    def mean_ids(self) -> float:
+        """Ids per sample in the mean, of all features together."""
+        return sum(feature.mean_ids for feature in self.features)
+
+    @property
+    def vectors_per_sample(self) -> float:
+        """That leave the table: one for each feature, or one for each id where they are not pooled."""
+        return self.mean_ids if self.is_sequence else float(len(self.features))
+
 
 class ModelSpec(Section):
     """The model: DLRM, DLRM-DCNv2, two towers or one of your own, over any list of tables."""
 
-    kind: Literal["dlrm", "dcnv2", "two_tower"] | Annotated[str, Field(pattern=OWN_KIND, max_length=200)] = "dlrm"
+    kind: Literal["dlrm", "dcnv2", "two_tower", "din", "sasrec", "hstu"] | \
+        Annotated[str, Field(pattern=OWN_KIND, max_length=200)] = "dlrm"
     """`dlrm`: all pairwise dot products. `dcnv2`: low-rank cross layers. `two_tower`: retrieval
-    (docs/retrieval.md). `my_model:MyModel`: the class `MyModel` of `my_model.py` beside the spec, whose code is run
-    (docs/own-model.md)."""
+    (docs/retrieval.md). `din`, `sasrec`, `hstu`: attention over a sequence (docs/sequences.md). `my_model:MyModel`: the
+    class `MyModel` of `my_model.py` beside the spec, whose code is run (docs/own-model.md)."""
     code: str = Field(default="", max_length=1_000_000)
     """The text of that file, which travels with the spec; read from the file if empty."""
     num_dense: NonNegativeInt = Field(default=13, le=2**20)
@@ -112,6 +168,7 @@ class ModelSpec(Section):
     tables: Annotated[tuple[Table, ...], Field(strict=False, max_length=MAX_TABLES)] = ()
     """The tables, one `[[model.tables]]` each; replaces `num_tables` and `rows_per_table`."""
     two_tower: TwoTowerSpec = TwoTowerSpec()
+    sequence: SequenceSpec = SequenceSpec()
     tasks: Tasks = ()
     """Several labels to predict, one `[[model.tasks]]` each, in place of `data.label` (docs/tasks.md)."""
     task_head: TaskHead = "shared_bottom"
@@ -146,7 +203,7 @@ class ModelSpec(Section):
             shared = by_name.get(str(name))
             if shared is None or shared.get("shares"):
                 return {"rows": 1}  # refused later on, for the name, not for lack of rows
-            return {key: shared[key] for key in SHARED if key in shared}
+            return {key: shared[key] for key in SHARED if key in shared and (key, shared[key]) != ("pooling", "none")}
 
         return [{**of_shared(table["shares"]), **table} if isinstance(table, Mapping) and table.get("shares") else table
                 for table in tables]
@@ -160,9 +217,24 @@ class ModelSpec(Section):
         """Every table once, however many features share it."""
         features: dict[str, list[Table]] = {}
         for feature in self.table_list():
-            features.setdefault(feature.weights, []).append(feature)
+            if feature.lookup:
+                features.setdefault(feature.weights, []).append(feature)
         return tuple(StoredTable(name, of[0].rows, of[0].dim or 0, of[0].pooling, of[0].learning_rate,
                                  of[0].init_range, tuple(of)) for name, of in features.items())
+
+    @property
+    def has_sequences(self) -> bool:
+        """Whether some feature is a sequence."""
+        return any(table.is_sequence for table in self.tables)
+
+    @property
+    def is_next_item(self) -> bool:
+        """Whether the built-in model predicts the next item of a sequence, not a label."""
+        return self.sequence.is_next_item and not self.is_own
+
+    def feature(self, name: str) -> Table:
+        """By its name."""
+        return next(table for table in self.table_list() if table.name == name)
 
     @property
     def is_own(self) -> bool:

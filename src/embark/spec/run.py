@@ -7,11 +7,13 @@ from pydantic import Field, NonNegativeInt, PositiveFloat, PositiveInt
 
 from embark.errors import Mistake, SpecError, nearest
 from embark.spec.batch import batch_mistakes
-from embark.spec.data import DataSpec, Names, moment
+from embark.spec.data import DataSpec, moment
 from embark.spec.identity import ACCEPTABLE
+from embark.spec.interactions import Names, interactions_mistakes
 from embark.spec.model import SHARED, ModelSpec
 from embark.spec.place import ELASTIC_TARGETS, PlaceSpec
 from embark.spec.section import Section
+from embark.spec.sequence import sequence_mistakes
 from embark.spec.serve import ServeSpec
 from embark.spec.tasks import task_mistakes
 from embark.spec.train import TrainSpec
@@ -64,8 +66,10 @@ class RunSpec(Section):
         """Conflicts between fields that are each valid alone."""
         yield from _model_mistakes(self.model)
         yield from two_tower_mistakes(self)
+        yield from sequence_mistakes(self)
         yield from _data_mistakes(self)
         yield from task_mistakes(self)
+        yield from interactions_mistakes(self)
         yield from _train_mistakes(self)
         yield from _elastic_mistakes(self)
         if self.serve.min_replicas > self.serve.max_replicas:
@@ -130,15 +134,16 @@ def _sharing_mistakes(model: ModelSpec) -> Iterator[Mistake]:
                            nearest(table.shares, owners) if shared is None else f'use "{shared.shares}"')
             continue
         for field in SHARED:
-            if (value := getattr(table, field)) != (there := getattr(shared, field)):
+            value, there = getattr(table, field), getattr(shared, field)
+            if value != there and not (field == "pooling" and "none" in (value, there)):
                 yield _mistake(f"model.tables.{index}.{field}", value, f"is not that of table {shared.name}, which is "
                                f"{'not given' if there is None else there}", "leave it out, or set it there")
 
 
 def _data_mistakes(spec: RunSpec) -> Iterator[Mistake]:
     data, model = spec.data, spec.model
-    if data.kind in ("columns", "prepared") and not data.path:
-        what = "file" if data.kind == "columns" else "folder"
+    if data.kind in ("columns", "interactions", "prepared") and not data.path:
+        what = "folder" if data.kind == "prepared" else "file"
         yield _mistake("data.path", "", f'data.kind is "{data.kind}" and no {what} is named', "set data.path")
     if data.kind == "columns" and len(data.dense_columns) != model.num_dense:
         yield _mistake("data.dense_columns", list(data.dense_columns),

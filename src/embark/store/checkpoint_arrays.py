@@ -245,9 +245,9 @@ class CheckpointArrays:
         return mean
 
 
-def table_weight(table: str) -> str:
-    """The name of a table's weights, whichever library trained it."""
-    return f"model.tables.embedding_bags.{table}.weight"
+def table_weight(table: str, *, is_sequence: bool = False) -> str:
+    """The name of a table's weights, whichever library trained it. `is_sequence`: it is looked up row by row."""
+    return f"model.{'sequences.embeddings' if is_sequence else 'tables.embedding_bags'}.{table}.weight"
 
 
 def of_another_model(what: str) -> UserError:

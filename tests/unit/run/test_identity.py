@@ -37,14 +37,19 @@ OTHER_VALUES = {
     "data.dense_columns": "['b', 'c', 'd']", "data.time_column": "t",
     "data.eval_fraction": 0.2, "data.eval_split": "test", "data.shuffle": "none", "data.on_bad_id": "clip",
     "data.num_train_samples": 4097, "data.num_eval_samples": 301, "data.zipf_exponent": 1.3, "data.signal": 2.0,
-    "data.task_conflict": 0.5, "data.ragged": "true", "data.seed": 7,
+    "data.task_conflict": 0.5, "data.ragged": "true", "data.seed": 7, "data.interactions": "{user='who'}",
+    "model.sequence": "{history='seen', candidate='a', num_blocks=3}",
     "train.batch_size": 256, "train.learning_rate": 0.1, "train.dense_learning_rate": 0.01, "train.optimizer": "sgd",
     "train.dense_optimizer": "sgd", "train.eps": 1e-6, "train.weight_decay": 0.01,
     "train.embedding_l2": 1e-5, "train.max_gradient_norm": 1.0, "train.warmup_steps": 5, "train.decay": "linear",
     "train.decay_start_step": 3, "train.decay_steps": 9, "train.final_rate": 0.1, "train.precision": "bf16",
     "train.table_dtype": "fp16", "train.comms_dtype": "bf16", "train.seed": 3, "train.warm_start": "runs/other",
 }
-BASES = {"synthetic": (), "prepared": ("data.kind=prepared", "data.path=some"),
+BASES = {"interactions": ("data.kind=interactions", "data.path=some", "model.kind=sasrec", "model.num_dense=0",
+                          "model.tables=[{name='a', rows=9, pooling='none', max_length=3}, "
+                          "{name='n', shares='a', pooling='none', max_length=2}]",
+                          "model.sequence={history='a', negatives='n'}"),
+         "synthetic": (), "prepared": ("data.kind=prepared", "data.path=some"),
          "columns": ("data.kind=columns", "data.path=some.csv", "data.dense_columns=['b', 'c', 'e']")}
 
 
@@ -92,7 +97,9 @@ def test_every_field_of_a_spec_is_known_to_decide_what_is_learned_or_not():
 def test_resuming_with_another_value_is_refused_with_both_values_and_both_ways_on(field, open_tiny, saved, tmp_path):
     decay = {"train.decay_steps": ("train.decay=cosine",),
              "train.decay_start_step": ("train.decay=cosine", "train.decay_steps=9")}.get(field, ())
-    tasks = {"model.two_tower": ("model.kind=two_tower", "model.two_tower={item='cat_0', user_layers=[8]}"),
+    tasks = {"model.sequence": ("model.kind=hstu", "model.tables=[{name='a', rows=9}, {name='seen', shares='a', "
+                                "pooling='none', max_length=3}]", "model.sequence={history='seen', candidate='a'}"),
+             "model.two_tower": ("model.kind=two_tower", "model.two_tower={item='cat_0', user_layers=[8]}"),
              "model.task_head": ("model.tasks=[{name='a'}]",), "data.task_conflict": ("model.tasks=[{name='a'}]",),
              **{f"model.{name}": ("model.tasks=[{name='a'}]", "model.task_head=ple") for name in HEAD_FIELDS[1:]}}
     base = (*BASES[KIND_OF_FIELD.get(field, "synthetic")], *decay, *tasks.get(field, ()))

@@ -31,20 +31,22 @@ def write_embeddings(
     arrays = CheckpointArrays(checkpoints.store, trained.checkpoint.name)
     values = _values(trained, names)
     found = []
+    weights = {table.name: table_weight(table.name, is_sequence=table.is_sequence)
+               for table in trained.spec.model.stored_tables()}
     for name in names:
-        num_rows = arrays.entry(table_weight(name)).size[0]
-        write_parquet(files[name], _batches(arrays, name, values[name]),
+        num_rows = arrays.entry(weights[name]).size[0]
+        write_parquet(files[name], _batches(arrays, weights[name], values[name]),
                       {"run": trained.run_dir.uri, "step": str(trained.checkpoint.step), "table": name})
         found.append(values[name].file(files[name], num_rows))
     return ParquetFiles(trained.run_dir.uri, tuple(found), trained.checkpoint.step)
 
 
-def _batches(arrays: CheckpointArrays, table: str, values: TableValues) -> Iterator[pa.RecordBatch]:
-    num_rows, dim = arrays.entry(table_weight(table)).size
+def _batches(arrays: CheckpointArrays, weight: str, values: TableValues) -> Iterator[pa.RecordBatch]:
+    num_rows, dim = arrays.entry(weight).size
     at_once = max(1, ROW_GROUP_BYTES // (4 * dim))
     for start in range(0, num_rows, at_once):
         stop = min(start + at_once, num_rows)
-        vectors = arrays.rows(table_weight(table), start, stop).astype(np.float32, copy=False)
+        vectors = arrays.rows(weight, start, stop).astype(np.float32, copy=False)
         ids = np.arange(start, stop)
         columns = {"value": values.take(ids)} if values.values is not None else {}
         yield pa.RecordBatch.from_pydict({
@@ -55,7 +57,7 @@ def _batches(arrays: CheckpointArrays, table: str, values: TableValues) -> Itera
 def _values(trained: TrainedRun, names: Sequence[str]) -> dict[str, TableValues]:
     """What the ids stand for, where the run's data is there and is what it was."""
     data, rows = trained.spec.data, {table.name: table.rows for table in trained.spec.model.stored_tables()}
-    why = {"columns": "they are those of the data itself",
+    why = {"columns": "they are those of the data itself", "interactions": "they are those of the data itself",
            "synthetic": "synthetic ids stand for nothing"}.get(data.kind)
     if why is None:
         manifest, why = find_manifest(data.path, LOOK)

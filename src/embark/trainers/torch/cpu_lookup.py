@@ -60,7 +60,7 @@ def _can_replace(tbe: SplitTableBatchedEmbeddingBagsCodegen) -> bool:
         and tbe.use_cpu
         and tbe.weights_host.device.type == "cpu"
         and tbe.weights_host.numel() > 0
-        and tbe.pooling_mode in (PoolingMode.SUM, PoolingMode.MEAN)
+        and (tbe.pooling_mode in (PoolingMode.SUM, PoolingMode.MEAN) or len(_group_features(tbe)) == 1)
         and tbe.weights_precision in (SparseType.FP32, SparseType.FP16)
         and tbe.optimizer in (EmbOptimType.EXACT_SGD, EmbOptimType.EXACT_ADAGRAD, EmbOptimType.EXACT_ROWWISE_ADAGRAD)
         and (not has_elementwise_state or tbe.momentum1_offsets.equal(tbe.weights_offsets))
@@ -90,6 +90,7 @@ class _FastLookup:
         self.num_features = len(tbe.feature_table_map)
         self.column_starts: list[int] = tbe.D_offsets.tolist()
         self.is_mean: bool = tbe.pooling_mode == PoolingMode.MEAN
+        self.is_pooled: bool = tbe.pooling_mode != PoolingMode.NONE
         self.output_dtype: torch.dtype = SparseType.from_int(tbe.output_dtype).as_dtype()
         self.one_id_offsets = torch.empty(0, dtype=torch.int64)
 
@@ -205,14 +206,18 @@ class _LookupAndUpdate(torch.autograd.Function):
         one_id = lookup.has_one_id_per_bag(indices, offsets)
         lookup.check_bounds(indices, offsets, one_id)
         batch_size = (offsets.numel() - 1) // lookup.num_features
-        ids = [_one_id_rows(group, lookup.num_features, indices, batch_size) if one_id
+        ids = [_one_id_rows(group, lookup.num_features, indices, batch_size) if one_id and lookup.is_pooled
                else _ragged_rows(group, lookup.num_features, indices, offsets, batch_size) for group in lookup.groups]
-        pooled = [_pool(group, group.matrix(weights), batch, lookup.is_mean)
+        if not lookup.is_pooled:  # each id is a bag of its own, and all tables are of one width
+            (group,), (some,) = lookup.groups, ids
+            ids = [_Ids(some.rows, len(some.rows), lengths=None)]
+            values = group.matrix(weights).index_select(0, some.rows).float()
+        pooled = [] if not lookup.is_pooled else [_pool(group, group.matrix(weights), batch, lookup.is_mean)
                   for group, batch in zip(lookup.groups, ids, strict=True)]
         ctx.lookup, ctx.ids = lookup, ids
         # FBGEMM's update takes the rate of the forward pass, not the backward's.
         ctx.learning_rate, ctx.eps = float(lookup.tbe.learning_rate_tensor), lookup.tbe.optimizer_args.eps
-        return _in_feature_order(lookup, pooled).to(lookup.output_dtype)
+        return (_in_feature_order(lookup, pooled) if lookup.is_pooled else values).to(lookup.output_dtype)
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[None, None, None, None]:

@@ -29,7 +29,7 @@ class DotNetwork(nn.Module):
         super().__init__()
         self.dim = model.embedding_dim
         self.num_vectors = len(model.table_list()) + bool(model.num_dense)
-        self.bottom = _bottom(model)
+        self.bottom = bottom_mlp(model)
         self.dots = PairwiseDots(self.num_vectors)
         num_dots = self.num_vectors * (self.num_vectors - 1) // 2
         # Without dense features the vectors themselves stand where the bottom MLP's output would.
@@ -51,7 +51,7 @@ class CrossNetwork(nn.Module):
 
     def __init__(self, model: ModelSpec) -> None:
         super().__init__()
-        self.bottom = _bottom(model)
+        self.bottom = bottom_mlp(model)
         width = sum(t.dim or 0 for t in model.table_list()) + (model.embedding_dim if self.bottom is not None else 0)
         rank = min(model.cross_rank, width)
         self.down = nn.ModuleList(nn.Linear(width, rank, bias=False) for _ in range(model.num_cross_layers))
@@ -67,7 +67,8 @@ class CrossNetwork(nn.Module):
         return outputs if self.has_tasks else outputs.squeeze(1)
 
 
-def _bottom(model: ModelSpec) -> nn.Module | None:
+def bottom_mlp(model: ModelSpec) -> nn.Module | None:
+    """Over the dense features, if there are any."""
     return mlp(model.num_dense, (*model.bottom_mlp, model.embedding_dim), model.dropout) if model.num_dense else None
 
 

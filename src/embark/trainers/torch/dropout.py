@@ -21,9 +21,24 @@ class ReLUWithDropout(nn.Module):
         return drop(values, self.dropout, self.key, self.first_sample) if self.training else values
 
 
+class SequenceDropout(nn.Module):
+    """Over rows of sequences: what is dropped of a row depends on its sample and its place, not on its neighbours."""
+
+    def __init__(self, dropout: float) -> None:
+        super().__init__()
+        self.dropout = dropout
+        self.key, self.first_sample = 0, 0
+
+    def forward(self, values: Tensor, numbers: Tensor, rows_per_sample: int) -> Tensor:
+        """`numbers` [rows]: of each row in the batch, `rows_per_sample` numbers for each sample."""
+        if not self.training or not self.dropout:
+            return values
+        return drop_rows(values, self.dropout, self.key, numbers + self.first_sample * rows_per_sample)
+
+
 def seed_dropout(model: nn.Module, seed: int, step: int, first_sample: int) -> None:
     """What the next forward pass drops."""
-    layers = [layer for layer in model.modules() if isinstance(layer, ReLUWithDropout)]
+    layers = [layer for layer in model.modules() if isinstance(layer, ReLUWithDropout | SequenceDropout)]
     for number, layer in enumerate(layers):
         layer.key, layer.first_sample = zlib.crc32(f"{seed}/{step}/{number}".encode()), first_sample
 
@@ -36,6 +51,15 @@ def drop(values: Tensor, dropout: float, key: int | Tensor, first_sample: int) -
     units = torch.arange(num_units, device=values.device)
     bits = _mix(_mix(_mix(samples) ^ key)[:, None] ^ _mix(units + num_units)[None, :])
     return torch.where(bits >= round(dropout * 2**32), values / (1 - dropout), 0.0)
+
+
+def drop_rows(values: Tensor, dropout: float, key: int, numbers: Tensor) -> Tensor:
+    """The same of rows that have any numbers, by a shorter hash: sequences have many rows."""
+    units = torch.arange(values.shape[1], device=values.device)
+    of_rows, of_units = _mix(_mix(numbers) ^ key).to(torch.int32), _mix(units + 1).to(torch.int32)
+    bits = of_rows[:, None] ^ of_units[None, :]  # products of 32-bit integers wrap around
+    bits.mul_(0x45D9F3B).bitwise_xor_(bits >> 15).mul_(0x45D9F3B)
+    return torch.where(bits >= round(dropout * 2**32) - 2**31, values * (1 / (1 - dropout)), 0.0)
 
 
 def _mix(bits: Tensor) -> Tensor:

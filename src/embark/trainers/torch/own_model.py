@@ -1,5 +1,6 @@
 """A network from the user's own file: what it is given, and what its answer must be."""
 
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -12,6 +13,7 @@ from torch.utils._pytree import tree_leaves
 from embark.errors import UserError
 from embark.spec import ModelSpec, Task
 from embark.spec.user_code import file_of, load_user_class, place_of, user_call, user_error
+from embark.trainers.torch.jagged import JaggedSequence
 
 
 class OwnNetwork(nn.Module):
@@ -19,19 +21,23 @@ class OwnNetwork(nn.Module):
 
     def __init__(self, model: ModelSpec) -> None:
         super().__init__()
-        tables = model.table_list()
+        tables = [t for t in model.table_list() if not t.is_sequence]
         self.names, self.widths = [t.name for t in tables], [t.dim or 0 for t in tables]
         self.own = load_network(model)
         self._tasks = model.tasks
         self._is_checked = False
 
-    def forward(self, dense: Tensor, pooled: Tensor) -> Tensor:
+    def forward(
+        self, dense: Tensor, pooled: Tensor | dict[str, Tensor], sequences: Mapping[str, JaggedSequence] | None = None
+    ) -> Tensor:
         self._share_buffers()
-        by_name = dict(zip(self.names, pooled.split(self.widths, dim=1), strict=True))
-        logits = logits_of(self.own, dense, by_name, self._tasks)
+        by_name = pooled if isinstance(pooled, dict) else \
+            dict(zip(self.names, pooled.split(self.widths, dim=1), strict=True))
+        inputs = (dense, by_name) if sequences is None else (dense, by_name, sequences)
+        logits = logits_of(self.own, *inputs, tasks=self._tasks)
         # On a GPU each look would wait for the device, so there only the first answer is looked at.
         if self.training and (logits.is_cpu or not self._is_checked) and not logits.isfinite().all():
-            self._explain_nan(dense, by_name)
+            self._explain_nan(*inputs)
         self._is_checked = True
         return logits
 
@@ -42,14 +48,15 @@ class OwnNetwork(nn.Module):
             for buffer in self.own.buffers():
                 dist.broadcast(buffer, 0)
 
-    def _explain_nan(self, dense: Tensor, by_name: dict[str, Tensor]) -> None:
+    def _explain_nan(self, *inputs: Any) -> None:
         """Raises where the file makes NaN of finite numbers. The loop reports bad data and diverged weights."""
-        if not all(value.isfinite().all() for value in (dense, *by_name.values(), *self.own.parameters())):
+        given = [value for value in tree_leaves(inputs) if isinstance(value, Tensor)]
+        if not all(value.isfinite().all() for value in (*given, *self.own.parameters())):
             return
         where, what = place_of(type(self.own).forward), ""
         try:
             with _FirstNan():
-                self.own(dense, by_name)
+                self.own(*inputs)
         except _NanError as error:
             found = user_error(error)
             where, what = (found.what.partition(": ")[0] if found else where), f" ({error})"
@@ -77,13 +84,13 @@ def load_network(model: ModelSpec) -> nn.Module:
     return network
 
 
-def logits_of(
-    network: nn.Module, dense: Tensor, pooled: dict[str, Tensor], tasks: tuple[Task, ...] = ()
-) -> Tensor:
+def logits_of(network: nn.Module, dense: Tensor, *inputs: Any, tasks: tuple[Task, ...] = ()) -> Tensor:
     """[samples], or of tasks [samples, outputs of all]; refuses anything but one logit for each sample, or those of
-    each task, with a way back to the weights."""
-    with user_call(place_of(type(network).forward), "forward(self, dense, pooled)"):
-        logits = network(dense, pooled)
+    each task, with a way back to the weights. `inputs`: pooled vectors by name, and sequences by name where there are
+    any."""
+    arguments = "dense, pooled, sequences" if len(inputs) > 1 else "dense, pooled"
+    with user_call(place_of(type(network).forward), f"forward(self, {arguments})"):
+        logits = network(dense, *inputs)
     num_samples = len(dense)
     if tasks:
         return _logits_of_tasks(network, logits, num_samples, tasks)

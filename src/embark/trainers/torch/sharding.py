@@ -10,6 +10,7 @@ from typing import Any, Literal
 import torch
 import torch.distributed as dist
 from torch import nn
+from torchrec.distributed.embedding import EmbeddingCollectionSharder, ShardedEmbeddingCollection
 from torchrec.distributed.embedding_types import EmbeddingComputeKernel
 from torchrec.distributed.embeddingbag import EmbeddingBagCollectionSharder, ShardedEmbeddingBagCollection
 from torchrec.distributed.planner import EmbeddingShardingPlanner, ParameterConstraints, Topology
@@ -32,8 +33,9 @@ from embark.model.sharding import (
 )
 from embark.run.host_memory import host_bytes
 from embark.spec import RunSpec
-from embark.trainers.torch.model import tables_without_values
+from embark.spec.sequence import EMBEDDING_SHARDINGS
 from embark.trainers.torch.optimizers import fuse_into_backward
+from embark.trainers.torch.sequence_model import table_collections
 from embark.trainers.torch.world import World
 
 
@@ -57,11 +59,25 @@ def make_sharder(spec: RunSpec) -> AnywhereSharder:
     return AnywhereSharder(qcomm_codecs_registry=registry)
 
 
-def make_plan(model: nn.Module, sharder: AnywhereSharder, spec: RunSpec, world: World) -> ShardingPlan:
+class SequenceSharder(EmbeddingCollectionSharder):
+    """The same of tables whose rows are not pooled."""
+
+    def sharding_types(self, compute_device_type: str) -> list[str]:
+        return [kind for kind in EMBEDDING_SHARDINGS if kind != "auto"]
+
+
+def make_sharders(spec: RunSpec) -> list[Any]:
+    """For all tables of the model."""
+    pooled = make_sharder(spec)
+    return [pooled, SequenceSharder(qcomm_codecs_registry=pooled.qcomm_codecs_registry)] if spec.model.has_sequences \
+        else [pooled]
+
+
+def make_plan(model: nn.Module, sharders: list[Any], spec: RunSpec, world: World) -> ShardingPlan:
     """TorchRec's planner over this machine's true topology; the same plan on every rank."""
     try:
         return first_plan(
-            spec, true_topology(world), lambda p: p.collective_plan(model, [sharder], dist.group.WORLD)
+            spec, true_topology(world), lambda p: p.collective_plan(model, sharders, dist.group.WORLD)
         )
     except PlannerError as error:
         raise UserError(
@@ -136,8 +152,13 @@ def has_tables_on_the_host(plan: ShardingPlan) -> bool:
     return any(p.compute_kernel == kernel for parameters in plan.plan.values() for p in parameters.values())
 
 
+def sharded_collections(model: nn.Module) -> list[nn.Module]:
+    """All tables inside a sharded model."""
+    return [m for m in model.modules() if isinstance(m, ShardedEmbeddingBagCollection | ShardedEmbeddingCollection)]
+
+
 def sharded_tables(model: nn.Module) -> ShardedEmbeddingBagCollection:
-    """The tables inside a sharded model."""
+    """The tables inside a sharded model that are pooled."""
     return next(m for m in model.modules() if isinstance(m, ShardedEmbeddingBagCollection))
 
 
@@ -166,12 +187,12 @@ def offline_plan(spec: RunSpec, cluster: Cluster) -> Placement:
     is_cpu = cluster.device == "cpu"
     local_size = min(cluster.ranks_per_host, cluster.num_ranks)
     world = World(0, cluster.num_ranks, 0, local_size, torch.device("cpu" if is_cpu else "cuda"))
-    tables = tables_without_values(spec.model.stored_tables(), spec.train)
+    tables = table_collections(spec.model, spec.train)
     fuse_into_backward(tables, spec)
     with _quiet_planner():
         topology = topology_of(world, 0 if is_cpu else int(cluster.device_bytes), int(cluster.host_bytes))
         try:
-            plan = first_plan(spec, topology, lambda planner: planner.plan(tables, [make_sharder(spec)]))
+            plan = first_plan(spec, topology, lambda planner: planner.plan(tables, make_sharders(spec)))
         except PlannerError as error:
             raise TooLarge(f"TorchRec's planner found no placement for the tables: {first_line(error)}") from error
     return _placement(plan, spec, cluster)

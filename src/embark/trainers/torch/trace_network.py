@@ -14,11 +14,13 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 
 from embark.errors import EmbarkError
 from embark.model.work import DenseWork
-from embark.spec import ModelSpec, resolve
+from embark.spec import ModelSpec, Table, resolve
 from embark.spec.user_code import user_error
+from embark.trainers.torch.jagged import JaggedSequence
 from embark.trainers.torch.own_model import load_network, logits_of
 
 NUM_SAMPLES = 64
@@ -43,10 +45,13 @@ def _traced(model: ModelSpec) -> DenseWork:
     with torch.device("meta"), torch.random.fork_rng(devices=[]):
         network = load_network(model).to("meta")
         dense = torch.empty(NUM_SAMPLES, model.num_dense)
-        pooled = {t.name: torch.empty(NUM_SAMPLES, t.dim or 0, requires_grad=True) for t in model.table_list()}
-        given = {value.untyped_storage()._cdata for value in (dense, *pooled.values(), *network.parameters())}
+        pooled = {t.name: torch.empty(NUM_SAMPLES, t.dim or 0, requires_grad=True) for t in model.table_list()
+                  if not t.is_sequence}
+        sequences = {t.name: _mean_sequence(t) for t in model.table_list() if t.is_sequence}
+        inputs = (pooled, sequences) if sequences else (pooled,)
+        given = {value.untyped_storage()._cdata for value in (dense, *tree_leaves(inputs), *network.parameters())}
         with _Counter() as forward, torch.autograd.graph.saved_tensors_hooks(keep, lambda value: value):
-            logits = logits_of(network, dense, pooled, model.tasks)
+            logits = logits_of(network, dense, *inputs, tasks=model.tasks)
         with _Counter() as backward:
             logits.sum().backward()
     kept = sum(value.numel() for key, value in saved.items() if key not in given)
@@ -54,6 +59,14 @@ def _traced(model: ModelSpec) -> DenseWork:
         note="", num_values=sum(p.numel() for p in network.parameters()), output_width=kept / NUM_SAMPLES,
         flops_per_sample=(forward.flops + backward.flops) / NUM_SAMPLES, num_layers=forward.num_products,
     )
+
+
+def _mean_sequence(table: Table) -> JaggedSequence:
+    """Each sample's as long as the mean, in a tensor without values."""
+    total = round(NUM_SAMPLES * table.mean_ids)
+    ids = torch.empty(total, dtype=torch.int32)
+    values = torch.empty(total, table.dim or 0, requires_grad=True) if table.lookup else ids
+    return JaggedSequence(values, torch.empty(NUM_SAMPLES + 1, dtype=torch.int32), ids)
 
 
 class _Counter(TorchDispatchMode):

@@ -23,7 +23,7 @@ from embark.model.precision import choose_precision, cpu_has_matrix_bf16, gpu_ha
 from embark.model.work import TRACED
 from embark.run.evaluation import Trouble
 from embark.run.host_memory import peak_resident_bytes
-from embark.spec import PlaceSpec, RunSpec, Task, TrainSpec
+from embark.spec import ModelSpec, PlaceSpec, RunSpec, TrainSpec
 from embark.store import RunDir
 from embark.store.user_cache import compiled_code_folder
 from embark.trainers.torch.batch import ToDevice, pinned
@@ -35,11 +35,19 @@ from embark.trainers.torch.engines.cuda_graph.batch_layout import BatchLayout, D
 from embark.trainers.torch.engines.cuda_graph.engine import CudaGraphEngine
 from embark.trainers.torch.engines.cuda_graph.lookup import local_shards, planned, why_not_by_kernels
 from embark.trainers.torch.engines.pipeline import Engine, EngineInputs, Part, PipelineEngine
-from embark.trainers.torch.metrics import HeldOut, MetricWindow
+from embark.trainers.torch.metrics import HeldOut, MetricWindow, RankedHeldOut
 from embark.trainers.torch.model import Recommender, fill_tables
 from embark.trainers.torch.optimizers import fuse_into_backward, make_optimizers
 from embark.trainers.torch.phases import InputWaits, Profiler
-from embark.trainers.torch.sharding import describe, has_tables_on_the_host, make_plan, make_sharder, sharded_tables
+from embark.trainers.torch.sequence_model import SequenceRecommender
+from embark.trainers.torch.sharding import (
+    describe,
+    has_tables_on_the_host,
+    make_plan,
+    make_sharders,
+    sharded_collections,
+    sharded_tables,
+)
 from embark.trainers.torch.task_metrics import TaskHeldOut, TaskWindow
 from embark.trainers.torch.trace_network import trace_network
 from embark.trainers.torch.two_tower import RetrievalEvaluator, SoftmaxWindow, TwoTowers, negatives_adder, read_catalog
@@ -56,17 +64,20 @@ class TorchTrainer:
         set_matmul_precision(self.precision)
         is_bf16, is_retrieval = self.precision == "bf16", spec.model.kind == "two_tower"
         self.catalog = read_catalog(spec, source, world) if is_retrieval else None
+        kind = SequenceRecommender if spec.model.has_sequences else Recommender
         model = TwoTowers(spec, world, self.catalog, is_bf16=is_bf16) if self.catalog else \
-            Recommender(spec.model, spec.train, world.device, is_bf16=is_bf16)
-        fuse_into_backward(model.tables, spec)
-        sharder = make_sharder(spec)
-        plan = make_plan(model, sharder, spec, world)
-        self.model = DistributedModelParallel(model, device=world.device, plan=plan, sharders=[sharder])
+            kind(spec.model, spec.train, world.device, is_bf16=is_bf16)
+        for tables in filter(None, (model.tables, getattr(model, "sequences", None))):
+            fuse_into_backward(tables, spec)
+        sharders = make_sharders(spec)
+        plan = make_plan(model, sharders, spec, world)
+        self.model = DistributedModelParallel(model, device=world.device, plan=plan, sharders=sharders)
         if isinstance(self.model._dmp_wrapped_module, DistributedDataParallel):
             # Else it lays its buckets out anew after the first step, and sums over more than two ranks round otherwise
             # from then on: a resumed run would not be, bit for bit, the one that was never interrupted.
             self.model._dmp_wrapped_module.reducer._push_all_rebuilt_params()
-        fill_tables(sharded_tables(self.model), spec.model, spec.train.seed)
+        for tables in sharded_collections(self.model):
+            fill_tables(tables, spec.model, spec.train.seed)
         if world.device.type == "cpu":
             use_fast_cpu_lookup(self.model)
         self.optimizers = make_optimizers(self.model, spec, num_steps, world.device)
@@ -113,9 +124,9 @@ class TorchTrainer:
     def evaluating(self, step: int) -> Iterator[Evaluator | RetrievalEvaluator]:
         """The model in evaluation mode. Fused Adam counts its lookups as steps, hence `step`, to be set again."""
         with self.engine.evaluating() as model:
+            to_device = ToDevice([t.name for t in self.spec.model.table_list()], self.world.device)
             yield RetrievalEvaluator(model, self.spec, self.world, self.catalog) if self.catalog else Evaluator(
-                model, self.world, ToDevice([t.name for t in self.spec.model.table_list()], self.world.device),
-                self.spec.model.tasks)
+                model, self.world, to_device, self.spec.model)
         self.optimizers.set_step(step)
 
     def checkpointer(self, run_dir: RunDir) -> TorchCheckpointer:
@@ -132,11 +143,11 @@ class TorchTrainer:
 class Evaluator:
     """Counts the model's predictions on held-out batches."""
 
-    def __init__(
-        self, model: DistributedModelParallel, world: World, to_device: ToDevice, tasks: tuple[Task, ...] = ()
-    ) -> None:
-        self._model, self._world, self._to_device, self._tasks = model, world, to_device, tasks
-        self._held_out = TaskHeldOut(tasks, world) if tasks else HeldOut(world)
+    def __init__(self, model: DistributedModelParallel, world: World, to_device: ToDevice, spec: ModelSpec) -> None:
+        self._model, self._world, self._to_device, self._tasks = model, world, to_device, spec.tasks
+        self._held_out = TaskHeldOut(spec.tasks, world) if spec.tasks else \
+            RankedHeldOut(world) if spec.is_next_item else HeldOut(world)
+        self._must_be_small = world.device.type != "cuda" or spec.has_sequences  # a long history is a batch by itself
 
     def eval_source(self, source: SampleSource) -> SampleSource:
         if self._world.device.type != "cuda" or not isinstance(source, SyntheticSource) or self._tasks:
@@ -145,7 +156,7 @@ class Evaluator:
 
     def batch_size(self, of_training: int) -> int:
         """On a GPU as many as keep it busy and take little of its memory, whatever a step trains on."""
-        return EVAL_SAMPLES * self._world.world_size if self._world.device.type == "cuda" else of_training
+        return of_training if self._must_be_small else EVAL_SAMPLES * self._world.world_size
 
     def add(self, batch: Batch) -> None:
         _, (_, logits, label) = self._model(self._to_device(batch).to(self._world.device, non_blocking=True))
@@ -192,7 +203,7 @@ def make_engine(inputs: EngineInputs, source: SampleSource) -> Engine:
     """The engine that `train.engine` asks for, or the one that `auto` chooses."""
     spec, world = inputs.spec, inputs.world
     tables = spec.model.table_list()
-    mine = local_shards(sharded_tables(inputs.model), tables, world.rank)
+    mine = [] if spec.model.has_sequences else local_shards(sharded_tables(inputs.model), tables, world.rank)
     device, on_host = world.device.type, has_tables_on_the_host(inputs.plan)
     obstacle = cuda_graph_obstacle(spec, device, has_tables_on_host=on_host) or (
         why_not_by_kernels(mine) if device == "cuda" else "")

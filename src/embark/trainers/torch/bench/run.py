@@ -37,7 +37,7 @@ class Profile:
 
 def bench(spec: RunSpec, *, seconds: float, peers: bool, progress: Callable[[str], None]) -> BenchResult:
     """Samples a second of each, and how Embark's compare; `seconds` is for each contender."""
-    if spec.model.is_own or spec.model.kind == "two_tower" or spec.model.tasks:
+    if spec.model.is_own or spec.model.has_sequences or spec.model.kind == "two_tower" or spec.model.tasks:
         what = "several tasks" if spec.model.tasks else spec.model.kind
         raise UserError(f"embark bench compares DLRM and DLRM-DCNv2 with stock TorchRec, not {what}",
                         fix="embark bench SPEC --profile shows where the time of its step goes")

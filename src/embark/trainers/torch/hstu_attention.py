@@ -1,0 +1,54 @@
+"""HSTU's attention over jagged sequences: SiLU of each score instead of a softmax over all."""
+
+import math
+
+import torch
+from torch import Tensor
+from torch.nn.functional import embedding, silu
+
+from embark.trainers.torch.jagged import Padding
+
+
+def hstu_attention(
+    q: Tensor, k: Tensor, v: Tensor, offsets: Tensor, max_length: int, *, causal: bool = True,
+    position_bias: Tensor | None = None, times: Tensor | None = None, time_bias: Tensor | None = None,
+    padding: Padding | None = None,
+) -> Tensor:
+    """SiLU(q·k / √width + bias) / max_length, times v: [total, heads, width of v].
+
+    `q`, `k`, `v`: [total, heads, width], the rows of all samples one behind the other. `offsets`: [samples + 1].
+    `position_bias`: [2 · max_length − 1], by the place of the query less that of the key, plus max_length − 1.
+    `time_bias`: [buckets], by `time_bucket` of the difference of the two `times` [total]. `padding`: of `offsets`,
+    where it is at hand.
+    """
+    padding = padding or Padding(offsets)
+    of_times = padding.pad(times) if times is not None else [None] * len(padding.groups)
+    found = []
+    for one_q, one_k, one_v, one_times, (_, rows) in zip(
+            padding.pad(q), padding.pad(k), padding.pad(v), of_times, padding.groups, strict=True):
+        scores = torch.einsum("blhd,bmhd->bhlm", one_q, one_k) / math.sqrt(q.shape[-1])
+        length = one_q.shape[1]
+        places = torch.arange(length, device=q.device)
+        apart = places[:, None] - places[None, :]
+        if position_bias is not None:
+            scores = scores + embedding(apart + max_length - 1, position_bias[:, None])[..., 0]
+        if one_times is not None and time_bias is not None:
+            buckets = time_bucket(one_times[:, :, None] - one_times[:, None, :], len(time_bias))
+            scores = scores + embedding(buckets, time_bias[:, None])[:, None, :, :, 0]
+        weights = silu(scores) / max_length
+        # Padding lies behind a sample's last row, where a causal mask hides it from every row that counts.
+        is_seen = apart >= 0 if causal else _is_row(rows)[:, None, None, :]
+        found.append(torch.einsum("bhlm,bmhd->blhd", torch.where(is_seen, weights, 0.0), one_v))
+    return padding.unpad(found)
+
+
+def time_bucket(difference: Tensor, num_buckets: int) -> Tensor:
+    """⌊log₂(1 + |seconds|)⌋, the last bucket for all that is longer."""
+    return torch.log2(1.0 + difference.abs().float()).long().clamp_(max=num_buckets - 1)
+
+
+def _is_row(rows: Tensor) -> Tensor:
+    """Which of a group's places hold a row of their own: behind them the last one is repeated."""
+    is_row = torch.ones_like(rows, dtype=torch.bool)
+    torch.ne(rows[:, 1:], rows[:, :-1], out=is_row[:, 1:])
+    return is_row

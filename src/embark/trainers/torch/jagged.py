@@ -1,0 +1,59 @@
+"""Sequences of different lengths, one behind the other in one tensor; torch alone."""
+
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+
+class JaggedSequence(NamedTuple):
+    """A sequence feature of a batch, as a network gets it."""
+
+    values: Tensor  # [total, dim]: the rows of sample 0, then those of sample 1, …; [total] where nothing is looked up.
+    offsets: Tensor  # [samples + 1]: where each sample's rows begin, and the end.
+    ids: Tensor  # [total]
+
+
+def take(values: Tensor, index: Tensor) -> Tensor:
+    """Rows of `values`. The gradients of rows taken several times are added up in the same order in every run: on a CPU
+    by index_select, on a GPU by indexing; the other way round each adds them as threads happen to come."""
+    return values.index_select(0, index) if values.is_cpu else values[index]
+
+
+def sample_of_each(offsets: Tensor, total: int) -> Tensor:
+    """[total]: which sample each row is of."""
+    return torch.arange(len(offsets) - 1, device=offsets.device).repeat_interleave(offsets.diff(), output_size=total)
+
+
+class Padding:
+    """Samples in groups of similar length, each padded to the longest of its group: most are far shorter than the
+    longest of the batch. Groups are by powers of two, so that less than half of a group is padding."""
+
+    def __init__(self, offsets: Tensor) -> None:
+        def to_device(array: NDArray[np.int64]) -> Tensor:
+            return torch.from_numpy(array).to(offsets.device)
+
+        ends = offsets.cpu().numpy().astype(np.int64)
+        starts, lengths = ends[:-1], np.diff(ends)
+        kinds = np.ceil(np.log2(np.maximum(lengths, 1))).astype(np.int64)
+        slots, num_slots = np.zeros(int(ends[-1]), np.int64), 0
+        self.groups: list[tuple[Tensor, Tensor]] = []  # The samples [b], and the rows [b, longest] they are made of.
+        for kind in np.unique(kinds[lengths > 0]).tolist():
+            samples = np.flatnonzero((kinds == kind) & (lengths > 0))
+            places = np.arange(int(lengths[samples].max()))
+            is_row = places < lengths[samples, None]
+            rows = starts[samples, None] + np.minimum(places, lengths[samples, None] - 1)
+            slots[rows[is_row]] = num_slots + np.flatnonzero(is_row)
+            num_slots += rows.size
+            self.groups.append((to_device(samples), to_device(rows)))
+        self._slots = to_device(slots)
+
+    def pad(self, values: Tensor) -> list[Tensor]:
+        """[total, …] as [b, longest, …] for each group; behind a sample's rows stand copies of its last."""
+        return [take(values, rows.view(-1)).view(*rows.shape, *values.shape[1:]) for _, rows in self.groups]
+
+    def unpad(self, groups: list[Tensor]) -> Tensor:
+        """Back to [total, …]."""
+        return take(torch.cat([group.flatten(0, 1) for group in groups]), self._slots)

@@ -1,0 +1,24 @@
+"""Sequences on two ranks: the losses of one, in training and in an evaluation."""
+
+import pytest
+
+pytestmark = pytest.mark.slow
+
+LOG = "".join(f"{user} {1 + (7 * user + step) % 39}\n" for user in range(256) for step in range(3 + user % 11))
+SETS = ("model.kind=hstu", "model.num_dense=0", 'model.tables=[{ name = "item", rows = 40, pooling = "none", '
+        'max_length = 8 }, { name = "negatives", shares = "item", pooling = "none", max_length = 10 }]',
+        "model.sequence.history=item", "model.sequence.negatives=negatives", "model.dropout=0.2",
+        "data.kind=interactions", 'data.interactions.column_names=["user", "item"]')
+
+
+def test_two_ranks_give_the_losses_and_ranks_of_one(ranks, tmp_path):
+    path = tmp_path / "log.txt"
+    path.write_text(LOG)
+    sets = (*SETS, f"data.path={path}")
+    alone, two = ranks(1, *sets, name="alone"), ranks(2, *sets, name="two")
+    by_rows = ranks(2, *sets, "train.sharding=row_wise", name="rows")
+    assert alone.losses()
+    for other in (two, by_rows):
+        assert other.losses() == pytest.approx(alone.losses(), rel=1e-4)
+        for name in ("hit_at_k", "ndcg_at_k", "log_loss"):
+            assert other.last_eval()[name] == pytest.approx(alone.last_eval()[name], rel=2e-2)
