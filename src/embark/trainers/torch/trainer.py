@@ -163,9 +163,9 @@ class Evaluator:
         self._held_out.add(logits[: batch.num_samples], label[: batch.num_samples])
 
     def metrics(self) -> dict[str, Any]:
-        found: dict[str, Any] = dict(self._held_out.metrics())
-        return found if isinstance(self._held_out, TaskHeldOut) else \
-            {**found, "score_counts": self._held_out.score_counts()}
+        held_out = self._held_out
+        found: dict[str, Any] = dict(held_out.metrics())
+        return {**found, "score_counts": held_out.score_counts()} if isinstance(held_out, HeldOut) else found
 
 
 def precision_on(train: TrainSpec, device: torch.device) -> str:
