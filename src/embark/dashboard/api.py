@@ -202,8 +202,8 @@ def _newest_events(run: WatchedRun) -> list[Event]:
     with run.lock:
         record = run.record
         systems = [Event("ranks", {"systems": list(record.systems)}, time_s=record.last_s or 0.0)]
-        served = [Event("traffic", record.traffic.metrics(), time_s=record.last_s or 0.0)]
-        return [*record.milestones, *(systems if record.systems else []), *(served if record.traffic else [])]
+        served = [Event("traffic", record.traffic.metrics(), time_s=record.last_s or 0.0)] if record.traffic else []
+        return [*record.milestones, *(systems if record.systems else []), *served]
 
 
 def _since_start(record: Record, time_s: float) -> float:

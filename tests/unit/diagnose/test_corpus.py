@@ -135,7 +135,7 @@ def test_a_command_of_embark_s_is_one_of_its_commands():
     texts = "\n".join(f"{rule.command} {rule.fix}" for rule in load_rules())
     assert set(re.findall(r"\bembark ([a-z]+)", texts)) <= {
         "bench", "catalog", "checkpoints", "data", "diagnose", "doctor", "launch", "lint", "logs", "plan", "rehearse",
-        "render", "train"}
+        "render", "rollback", "train", "watch"}
 
 
 def test_no_rule_is_hidden_by_one_that_it_hides():

@@ -140,13 +140,13 @@ def test_from_an_object_store_a_version_is_fetched_once_and_what_was_damaged_her
     assert version == f"{place}/version-000000001"
     first = open_artifact(place)
     assert first.folder.is_relative_to(tmp_path)
-    assert sorted(fetched) == ["artifact.json", "id_maps.safetensors", "weights.safetensors"]
+    assert sorted(fetched) == ["artifact.json", "id_maps.safetensors", "reference.json", "weights.safetensors"]
     (first.folder / WEIGHTS).write_bytes(bytes((first.folder / WEIGHTS).stat().st_size))
     again = open_artifact(place)
-    assert fetched[3:] == [WEIGHTS]
+    assert fetched[4:] == [WEIGHTS]
     assert "dense.top.0.weight" in again.weights
     open_artifact(place)
-    assert len(fetched) == 4
+    assert len(fetched) == 5
 
 
 def test_a_run_whose_data_is_gone_or_changed_is_refused_and_its_weights_are_not(tmp_path):
