@@ -12,7 +12,9 @@ import numpy as np
 
 from embark.data import resolve_from_data
 from embark.data.prepare.prepare import prepare_from_spec
+from embark.data.prepared import Rows
 from embark.data.prepared.cache import read_manifest
+from embark.data.prepared.parts import iter_blocks
 from embark.spec import RunSpec, resolve, to_toml
 from embark.spec.identity import DATA, KEY
 from embark.store import ChecksumWriter, RunDir, checkpoint_name
@@ -63,6 +65,18 @@ def prepared_spec(folder: Path, train: Path, held_out: Path, **changes: Any) -> 
     spec = resolve(raw)
     prepare_from_spec(spec, folder / "prepared")
     return spec
+
+
+def validation_rows(prepared: str) -> Rows:
+    """Of prepared data: all of the split, which may have several blocks."""
+    manifest = read_manifest(prepared)
+    blocks = list(iter_blocks(Path(prepared), manifest, "validation"))
+    positions = range(len(manifest.layout.features))
+    return Rows(
+        np.concatenate([block.label for block in blocks]), np.concatenate([block.dense for block in blocks]),
+        tuple(np.concatenate([block.ids(i) for block in blocks]) for i in positions),
+        tuple(None if blocks[0].lengths(i) is None else np.concatenate([block.lengths(i) for block in blocks])
+              for i in positions))
 
 
 def save_run(spec: RunSpec, seed: int = 0) -> RunDir:

@@ -20,7 +20,7 @@ def serve(
     host: Annotated[str, Parameter(env_var="EMBARK_SERVE_HOST")] = "127.0.0.1",
     port: Annotated[int, Parameter(env_var=("EMBARK_SERVE_PORT", "AIP_HTTP_PORT"))] = 8000,
     grpc_port: Annotated[int | None, Parameter(show_default=False)] = None, tls_cert: str = "", tls_key: str = "",
-    max_wait_ms: float = 1.0, max_queued_rows: int = 65_536, record: str = "", console: Console = Console(),
+    max_wait_ms: float = 0.0, max_queued_rows: int = 65_536, record: str = "", console: Console = Console(),
 ) -> None:
     """Serve an exported model on this machine's CPU: /score for raw rows, Open Inference Protocol v2 by HTTP and gRPC.
 

@@ -114,13 +114,16 @@ class RowEncoder:
         """Only of rows that are `readable`. The dense values of `raw` are changed in place."""
         transform_dense(raw.dense, self.dense)
         dense = raw.dense if self.layout.dense_bits == 32 else raw.dense.astype(np.float16).astype(np.float32)
-        ids = tuple(one.ids_of(keys, is_missing)
-                    for one, keys, is_missing in zip(self.maps, raw.keys, raw.is_missing, strict=True))
+        if self.plain_ids is None:
+            ids = tuple(one.ids_of(keys, is_missing)
+                        for one, keys, is_missing in zip(self.maps, raw.keys, raw.is_missing, strict=True))
+        else:  # readable keys are ids
+            ids = tuple(keys.astype(one.id_dtype) for one, keys in zip(self.layout.features, raw.keys, strict=True))
         return Rows(raw.label, dense, ids, raw.lengths)
 
     def readable(self, raw: RawRows) -> RawRows:
         """Without the rows that data of plain ids may not have: no value, an id that no table has, too many ids."""
-        if self.plain_ids is None:
+        if self.plain_ids is None or self._has_only_ids(raw):
             return raw
         is_bad, reasons = np.zeros(len(raw), np.bool_), Counter(raw.reasons)
 
@@ -147,6 +150,14 @@ class RowEncoder:
                 refuse(is_outside, f"column {feature.name!r}: an id is not in 0 to {feature.rows - 1}")
             keys.append(np.clip(ids, 0, feature.rows - 1).view(np.uint64))
         return replace(raw, keys=tuple(keys), reasons=reasons).select(~is_bad)
+
+    def _has_only_ids(self, raw: RawRows) -> bool:
+        """Whether each cell of plain columns has its value: of all of them at once, in a tenth of the time."""
+        if any(lengths is not None for lengths in raw.lengths) or any(mask is not None for mask in raw.is_missing):
+            return False
+        keys = np.array(raw.keys, np.uint64).reshape(len(self.layout.features), len(raw))  # negative ones are large
+        num_rows = np.array([feature.rows for feature in self.layout.features], np.uint64)
+        return bool((keys < num_rows[:, None]).all() and not np.isnan(raw.dense).any())
 
 
 def _read_array(path: str, name: str) -> tuple[NDArray[Any], bytes]:

@@ -21,12 +21,21 @@ from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
+from starlette.types import ASGIApp, Receive, Scope, Send
 
 from embark.data.prepare.schema import Schema
 from embark.errors import EmbarkError, Fault
 from embark.export.artifact import Artifact
 from embark.serve.batcher import Batcher, BatchLimits, Overloaded
-from embark.serve.infer_protocol import EXTENSIONS, infer_response, metadata, read_infer, read_score, score_response
+from embark.serve.infer_protocol import (
+    EXTENSIONS,
+    InferReader,
+    infer_response,
+    json_object,
+    metadata,
+    read_score,
+    score_response,
+)
 from embark.serve.outputs import Row
 from embark.serve.request_rows import RequestColumns, Scores
 from embark.serve.retrieve import Retrieved, RetrieveRequest, read_retrieve
@@ -49,6 +58,7 @@ class ServeLimits:
     max_request_rows: int = 8_192
     max_buffered_bytes: int = 256 << 20  # Of the bodies of all requests that arrive or wait.
     body_timeout_s: float = 10.0
+    num_threads: int = 1  # That score, each a batch of its own.
     batch: BatchLimits = field(default_factory=BatchLimits)
 
 
@@ -66,8 +76,10 @@ class ModelServer:
     def __init__(self, model: ServedModel, limits: ServeLimits, token: str = "") -> None:
         self._served, self.limits, self._token = model, limits, token
         self.name = model.name
-        self._batcher: Batcher[RequestColumns, Scores | EmbarkError] = Batcher(model.score, limits.batch)
+        self._batcher: Batcher[RequestColumns, Scores | EmbarkError] = Batcher(
+            model.score, limits.batch, limits.num_threads)
         self._retrievals: Batcher[RetrieveRequest, Retrieved | EmbarkError] = Batcher(model.retrieve, limits.batch)
+        self._reader = InferReader()
         self._num_buffered_bytes = 0
         self._registry = registry = CollectorRegistry()
         self._requests = Counter("embark_serve_requests", "Requests by route and status.", ("route", "status"),
@@ -93,6 +105,8 @@ class ModelServer:
             changes.labels("refused" if change.refused else "switched").inc()
 
         model.listeners.append(count)
+        if model.refused:  # by the time the server starts
+            count(model.refused)
         self.traffic = Traffic(model, registry)
 
     @property
@@ -100,8 +114,26 @@ class ModelServer:
         """The version that answers now; the next request may be answered by another one."""
         return self._served.artifact
 
-    def app(self) -> Starlette:
-        """For any ASGI server."""
+    def app(self) -> ASGIApp:
+        """For any ASGI server. A full queue refuses a request before any of its body is read."""
+        app = self._routes()
+
+        async def admit(scope: Scope, receive: Receive, send: Send) -> None:
+            path = scope["path"] if scope["type"] == "http" and scope["method"] == "POST" else ""
+            if path and (self._retrievals if path == "/retrieve" else self._batcher).is_full:
+                self.count(path if path in ("/score", "/retrieve") else "/v2/models/{name}/infer", "429")
+                await _response(_TOO_MANY_ROWS)(scope, receive, send)
+            else:
+                await app(scope, receive, send)
+
+        return admit
+
+    def check_room(self) -> None:
+        """Raises where the queue is full."""
+        if self._batcher.is_full:
+            raise _TOO_MANY_ROWS
+
+    def _routes(self) -> Starlette:
         model = "/v2/models/{name}"
         routes: list[tuple[str, str, Handler, bool]] = [
             ("GET", "/v2/health/live", self._healthy, False), ("GET", "/v2/health/ready", self._healthy, False),
@@ -142,7 +174,7 @@ class ModelServer:
                     self.check_token(request.headers.get("authorization", "").encode("latin-1"))
                 response = await handler(request)
             except Refusal as refusal:
-                response = JSONResponse({"error": refusal.what}, refusal.status, refusal.headers)
+                response = _response(refusal)
             except ClientDisconnect:
                 response = Response(status_code=499)
             except Exception:
@@ -187,7 +219,9 @@ class ModelServer:
             raise Refusal(404, f"no version {version}; this server has {has}")
 
     async def _healthy(self, _: Request) -> Response:
-        return JSONResponse({"live": True, "ready": True})
+        refused = self._served.refused
+        return JSONResponse({"live": True, "ready": True, "version": self._artifact.version,
+                             **({"refused_version": refused.version or 0} if refused else {})})
 
     async def _server(self, _: Request) -> Response:
         return JSONResponse(self.about_server())
@@ -234,7 +268,7 @@ class ModelServer:
             raise Refusal(400, f"Inference-Header-Content-Length: is not a number of bytes up to {len(body):,}")
         end = len(body) if length is None else int(length)
         with refused_if_malformed():
-            asked = read_infer(_json_object(body[:end]), body[end:], self.schema, self.model_spec)
+            asked = self._reader.read(body[:end], body[end:], self.schema, self.model_spec)
         found = await self.scores("infer", asked.columns, asked.id or _request_id(request))
         self.check_model(**request.path_params, answered_by=found.version)
         header, raw = infer_response(self.name, found.version, asked, all_scores(found))
@@ -245,16 +279,17 @@ class ModelServer:
                         media_type="application/octet-stream")
 
     async def _score(self, request: Request) -> Response:
-        body = _json_object(await self._body(request))
+        text = await self._body(request)
         with refused_if_malformed():
+            body = json_object(text)
             columns = read_score(body)
         found = await self.scores("score", columns, _request_id(request, body))
         return JSONResponse(score_response(body, found, self.model_spec))
 
     async def _feedback(self, request: Request) -> Response:
-        body = _json_object(await self._body(request))
+        body = await self._body(request)
         with refused_if_malformed():
-            num_rows = self.traffic.feedback.add(body)
+            num_rows = self.traffic.feedback.add(json_object(body))
         if not num_rows:
             raise Refusal(404, "no scores of a request with this id: it is too old, another replica answered it, or it "
                                "had its labels; send 'scores' and 'version' with the labels")
@@ -263,9 +298,9 @@ class ModelServer:
     async def _retrieve(self, request: Request) -> Response:
         if not self._served.has_items:
             raise Refusal(404, "this model scores rows and retrieves no items; model.kind = \"two_tower\" does")
-        body = _json_object(await self._body(request))
+        body = await self._body(request)
         with refused_if_malformed():
-            asked = read_retrieve(body)
+            asked = read_retrieve(json_object(body))
         found = await self._answer("retrieve", self._retrievals, asked)
         return JSONResponse({"version": found.version, "results": found.results,
                              "errors": [{"row": row, "why": why} for row, why in found.errors]})
@@ -289,7 +324,7 @@ class ModelServer:
             with self._in_flight.track_inprogress():
                 found = await batcher.submit(rows, len(rows))
         except Overloaded:
-            raise _busy("too many rows are waiting") from None
+            raise _TOO_MANY_ROWS from None
         if isinstance(found, EmbarkError):
             raise Refusal(500 if isinstance(found, Fault) else 400, found.what)
         self._seconds.labels(route).observe(time.perf_counter() - started)
@@ -333,6 +368,13 @@ def _busy(what: str) -> Refusal:
     return Refusal(429, what, {"Retry-After": "1"})
 
 
+_TOO_MANY_ROWS = _busy("too many rows are waiting")
+
+
+def _response(refusal: Refusal) -> Response:
+    return JSONResponse({"error": refusal.what}, refusal.status, refusal.headers)
+
+
 def all_scores(found: Scores) -> list[Row]:
     """Of a request by tensors, which have no room for a reason: one row without a score refuses it."""
     if found.errors:
@@ -348,16 +390,6 @@ def refused_if_malformed() -> Iterator[None]:
         yield
     except (ValueError, TypeError, KeyError) as error:
         raise Refusal(400, str(error)) from None
-
-
-def _json_object(text: bytearray | memoryview) -> dict[str, Any]:
-    try:
-        value = json.loads(bytes(text))
-    except (ValueError, RecursionError):
-        raise Refusal(400, "the body is not JSON") from None
-    if not isinstance(value, dict):
-        raise Refusal(400, "the body is not a JSON object")
-    return value
 
 
 async def _http_error(request: Request, error: Exception) -> Response:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Generic, TypeVar
 
@@ -21,24 +22,35 @@ class BatchLimits:
     """How requests are put together."""
 
     max_batch_rows: int = 4_096
-    max_wait_ms: float = 1.0  # How long the first request of a batch waits for others.
+    max_wait_ms: float = 0.0  # How long the first request of a batch waits for others.
     max_queued_rows: int = 65_536  # Rows that may wait or be in work; further requests are refused.
 
 
 class Batcher(Generic[Job, Answer]):
-    """Calls `answer` in a thread of its own, with the jobs of one batch; it must answer each."""
+    """Calls `answer` in threads of its own, each with the jobs of one batch; it must answer each. What arrives while
+    all of them are at work they share."""
 
-    def __init__(self, answer: Callable[[Sequence[Job]], Sequence[Answer]], limits: BatchLimits) -> None:
-        self._answer, self._limits = answer, limits
+    def __init__(self, answer: Callable[[Sequence[Job]], Sequence[Answer]], limits: BatchLimits,
+                 num_threads: int = 1) -> None:
+        self._answer, self._limits, self._num_threads = answer, limits, num_threads
         self._queue: asyncio.Queue[tuple[Job, int, asyncio.Future[Answer]]] = asyncio.Queue()
+        self._num_last_rows = 1
+        self._num_waiting_rows = 0  # Of `num_queued_rows`, those that no thread has taken.
         self.num_queued_rows = 0
+
+    @property
+    def is_full(self) -> bool:
+        """Whether a request as large as the last one would be refused."""
+        return self.num_queued_rows + self._num_last_rows > self._limits.max_queued_rows
 
     async def submit(self, job: Job, num_rows: int) -> Answer:
         """The job's answer; raises `Overloaded` instead of waiting in too long a queue."""
         if self.num_queued_rows + num_rows > self._limits.max_queued_rows:
             raise Overloaded
         answer: asyncio.Future[Answer] = asyncio.get_running_loop().create_future()
+        self._num_last_rows = num_rows
         self.num_queued_rows += num_rows
+        self._num_waiting_rows += num_rows
         try:
             self._queue.put_nowait((job, num_rows, answer))
             return await answer
@@ -47,26 +59,37 @@ class Batcher(Generic[Job, Answer]):
 
     async def run(self) -> None:
         """Until it is cancelled."""
+        with ThreadPoolExecutor(self._num_threads, thread_name_prefix="embark-score") as threads:
+            async with asyncio.TaskGroup() as group:
+                for _ in range(self._num_threads):
+                    group.create_task(self._work(threads))
+
+    async def _work(self, threads: ThreadPoolExecutor) -> None:
         loop = asyncio.get_running_loop()
-        with ThreadPoolExecutor(1, thread_name_prefix="embark-score") as thread:
-            while True:
-                batch = [await self._queue.get()]
-                num_rows, deadline = batch[0][1], loop.time() + self._limits.max_wait_ms / 1000
-                while num_rows < self._limits.max_batch_rows:
-                    try:
-                        async with asyncio.timeout_at(deadline):
-                            batch.append(await self._queue.get())
-                    except TimeoutError:
-                        break
-                    num_rows += batch[-1][1]
-                batch = [one for one in batch if not one[2].done()]  # a client that left has cancelled its own
-                try:
-                    answers = await loop.run_in_executor(thread, self._answer, [job for job, _, _ in batch])
-                except Exception as error:
-                    answers = []
-                    for _, _, waiting in batch:
-                        if not waiting.done():
-                            waiting.set_exception(error)
-                for (_, _, waiting), answer in zip(batch, answers, strict=False):
+        while True:
+            batch = [one for one in await self._batch() if not one[2].done()]  # a client that left cancelled its own
+            try:
+                answers = await loop.run_in_executor(threads, self._answer, [job for job, _, _ in batch])
+            except Exception as error:
+                answers = []
+                for _, _, waiting in batch:
                     if not waiting.done():
-                        waiting.set_result(answer)
+                        waiting.set_exception(error)
+            for (_, _, waiting), answer in zip(batch, answers, strict=False):
+                if not waiting.done():
+                    waiting.set_result(answer)
+
+    async def _batch(self) -> list[tuple[Job, int, asyncio.Future[Answer]]]:
+        batch, limits = [await self._queue.get()], self._limits
+        share = min(limits.max_batch_rows, -(-self._num_waiting_rows // self._num_threads))
+        num_rows = batch[0][1]
+        while num_rows < share and not self._queue.empty():
+            batch.append(self._queue.get_nowait())
+            num_rows += batch[-1][1]
+        with suppress(TimeoutError):
+            async with asyncio.timeout(limits.max_wait_ms / 1000 or None):
+                while limits.max_wait_ms and num_rows < limits.max_batch_rows:
+                    batch.append(await self._queue.get())
+                    num_rows += batch[-1][1]
+        self._num_waiting_rows -= num_rows
+        return batch

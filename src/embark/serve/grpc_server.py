@@ -116,6 +116,7 @@ class GrpcServer:
 
     async def _infer(self, request: Any) -> Any:
         self._model.check_model(request.model_name, request.model_version)
+        self._model.check_room()
         with self._model.holding(request.ByteSize()):
             with refused_if_malformed():
                 columns = self._columns(request)

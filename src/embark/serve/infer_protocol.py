@@ -3,9 +3,12 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
+
+import numpy as np
 
 from embark.data.prepare.schema import TIME_ROWS, Schema
 from embark.serve.outputs import Output, Row, answer_of, outputs_of, tensors_of
@@ -15,6 +18,7 @@ from embark.spec.model import ModelSpec
 
 INSTANCES = "instances"
 EXTENSIONS = ["binary_tensor_data"]
+_MAX_REMEMBERED, _MAX_REMEMBERED_BYTES = 64, 1 << 16  # Headers, and the length of each.
 
 
 def metadata(name: str, version: int, columns: Schema, model: ModelSpec) -> dict[str, Any]:
@@ -74,6 +78,35 @@ def read_infer(header: Mapping[str, Any], raw: memoryview, schema: Schema, model
     return InferRequest(request_id, tensor_columns(tensors, schema), raw_outputs, outputs)
 
 
+class InferReader:
+    """Reads requests. Clients repeat their headers, so what was found of one is remembered: where all tensors are raw
+    numbers, one for each row, only the bytes after the header change."""
+
+    def __init__(self) -> None:
+        self._remembered: dict[bytes, InferRequest] = {}
+
+    def read(self, header: memoryview, raw: memoryview, schema: Schema, model: ModelSpec) -> InferRequest:
+        """`header` is JSON; `schema` and `model` are those of all versions."""
+        text = bytes(header)
+        found = self._remembered.get(text)
+        if found is not None and sum(values.nbytes for values in found.columns.columns.values()) == len(raw):
+            columns, at = {}, 0
+            for name, values in found.columns.columns.items():
+                columns[name] = np.frombuffer(raw, values.dtype, len(values), at)
+                at += values.nbytes
+            return replace(found, columns=replace(found.columns, columns=columns))
+        found = read_infer(json_object(text), raw, schema, model)
+        values = found.columns.columns.values()
+        if len(text) <= _MAX_REMEMBERED_BYTES and all(
+                isinstance(one, np.ndarray) for one in values) and sum(one.nbytes for one in values) == len(raw):
+            if len(self._remembered) >= _MAX_REMEMBERED:
+                self._remembered.clear()
+            # Only types and lengths count; the values are not kept.
+            types = {name: np.broadcast_to(one.dtype.type(), one.shape) for name, one in found.columns.columns.items()}
+            self._remembered[text] = replace(found, columns=replace(found.columns, columns=types))
+        return found
+
+
 def chosen_outputs(names: Sequence[Any], model: ModelSpec) -> tuple[Output, ...]:
     """Those of the names, or all; refuses what the model does not have."""
     has = outputs_of(model)
@@ -115,6 +148,17 @@ def score_response(body: Mapping[str, Any], found: Scores, model: ModelSpec) -> 
     return {"version": found.version,
             "predictions" if is_by_row else "scores": answer_of(model, found.scores, is_by_row=is_by_row),
             "errors": [{"row": row, "why": why} for row, why in found.errors]}
+
+
+def json_object(text: bytes | bytearray) -> dict[str, Any]:
+    """A body, or the part of it that is JSON."""
+    try:
+        value = json.loads(text)
+    except (ValueError, RecursionError):
+        raise ValueError("the body is not JSON") from None
+    if not isinstance(value, dict):
+        raise ValueError("the body is not a JSON object")
+    return value
 
 
 def _parameters(of: Mapping[str, Any]) -> Mapping[str, Any]:

@@ -5,8 +5,9 @@ from __future__ import annotations
 import logging
 import math
 from collections.abc import Callable, Collection, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 import numpy as np
 import pyarrow as pa
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
     from embark.serve.retrieve import Retriever
 
 JsonRow = Mapping[str, Any]
+NumberKind = Literal["number", "integer"]
 _MAX_SHARED_BYTES = 64 << 20
 OnRows = Callable[[Artifact, RawRows, Sequence[int]], None]  # Rows of a batch, and how many each request has of them.
 _log = logging.getLogger("embark.serve")
@@ -48,8 +50,9 @@ class RequestColumns(Protocol):
     def names(self) -> Collection[str]:
         """Columns that a row has."""
 
-    def column(self, name: str) -> Any:
-        """Its cells, as an Arrow array; null where a row has none."""
+    def column(self, name: str, kind: NumberKind | None = None) -> Any:
+        """Its cells, as an Arrow array, null where a row has none; as numpy's where all of them are numbers and the
+        model takes such a `kind`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,6 +61,16 @@ class TensorColumns:
 
     num_rows: int
     columns: Mapping[str, Any]
+    shared: Collection[str] = ()  # Those of one row, which all rows have.
+
+    @staticmethod
+    def of(num_rows: Mapping[str, int], columns: Mapping[str, Any]) -> TensorColumns:
+        """With so many rows of each column: the same, or one that all rows share."""
+        most = max(num_rows.values(), default=0)
+        shared = {name for name, num in num_rows.items() if num != most}
+        if not num_rows or any(num_rows[name] != 1 for name in shared):
+            raise ValueError("the inputs have no rows, or not the same number of rows")
+        return TensorColumns(most, columns, shared)
 
     def __len__(self) -> int:
         return self.num_rows
@@ -66,8 +79,9 @@ class TensorColumns:
     def names(self) -> Collection[str]:
         return self.columns.keys()
 
-    def column(self, name: str) -> Any:
-        return self.columns[name]
+    def column(self, name: str, kind: NumberKind | None = None) -> Any:
+        found = self.columns[name]
+        return _repeated(name, found, self.num_rows) if name in self.shared else found
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,19 +98,58 @@ class JsonColumns:
     def names(self) -> Collection[str]:
         return set(self.user).union(*self.rows)
 
-    def column(self, name: str) -> Any:
+    def column(self, name: str, kind: NumberKind | None = None) -> Any:
         if name not in self.user:
-            return json_array([row.get(name) for row in self.rows])
-        shared = json_array([self.user[name]])
-        if shared.nbytes * len(self.rows) > _MAX_SHARED_BYTES:
-            raise DataError(f"column {name!r} of 'user' is too long for {len(self.rows):,} rows", fix="shorten it")
+            return _cells([row.get(name) for row in self.rows], kind)
+        shared = _repeated(name, _cells([self.user[name]], kind), len(self.rows))
         if any(name in row for row in self.rows):
-            return json_array([row.get(name, self.user[name]) for row in self.rows])
-        return shared.take(pa.array(np.zeros(len(self.rows), np.int32)))
+            return _cells([row.get(name, self.user[name]) for row in self.rows], kind)
+        return shared
+
+
+@dataclass(frozen=True, slots=True)
+class JoinedColumns:
+    """The rows of several requests."""
+
+    requests: Sequence[RequestColumns]
+
+    def __len__(self) -> int:
+        return sum(map(len, self.requests))
+
+    @property
+    def names(self) -> Collection[str]:
+        return self.requests[0].names
+
+    def column(self, name: str, kind: NumberKind | None = None) -> Any:
+        """Raises where the requests have cells of different types: one would be read as another is."""
+        arrays = [request.column(name, kind) for request in self.requests]
+        if isinstance(arrays[0], np.ndarray):
+            if any(not isinstance(array, np.ndarray) or array.dtype != arrays[0].dtype for array in arrays):
+                raise TypeError(name)
+            return np.concatenate(arrays)
+        if any(isinstance(array, np.ndarray) or array.type != arrays[0].type for array in arrays):
+            raise TypeError(name)
+        return pa.concat_arrays(arrays)
+
+
+def _cells(values: Sequence[Any], kind: NumberKind | None) -> Any:
+    """Numbers of JSON as such where the text they stand for would be read as the same."""
+    if kind and set(map(type, values)) <= ({int, float} if kind == "number" else {int}):
+        with suppress(OverflowError):
+            return np.array(values, np.float64 if kind == "number" else np.int64)
+    return json_array(values)
+
+
+def _repeated(name: str, cell: Any, num_rows: int) -> Any:
+    if cell.nbytes * num_rows > _MAX_SHARED_BYTES:
+        raise DataError(f"column {name!r} of 'user' is too long for {num_rows:,} rows", fix="shorten it")
+    return np.repeat(cell, num_rows) if isinstance(cell, np.ndarray) else \
+        cell.take(pa.array(np.zeros(num_rows, np.int32)))
 
 
 class RequestScorer:
-    """Reads each request on its own, so that what one contains changes no other, and scores them together."""
+    """Reads and scores the requests of a batch together. What one contains changes no other: where together they cannot
+    be read, or not all rows of a request, it is read on its own."""
 
     def __init__(self, artifact: Artifact, score: Callable[[RawRows], NDArray[np.float32]]) -> None:
         self.artifact, rows = artifact, artifact.info.rows
@@ -115,30 +168,59 @@ class RequestScorer:
 
     def score(self, requests: Sequence[RequestColumns]) -> list[Scores | EmbarkError]:
         """Of each request its scores, or why it has none."""
-        parsed = [self.parse(rows) for rows in requests]
-        read = [found for found in parsed if isinstance(found, RawRows) and len(found)]
-        scores = iter(self._split_scores(read) if read else ())
-        version = self.artifact.version
-        return [found if isinstance(found, EmbarkError) else
-                _scores(len(rows), found, next(scores) if len(found) else np.empty(0, np.float32), version)
-                for rows, found in zip(requests, parsed, strict=True)]
+        whole, joined = self._parse_together(requests) if len(requests) > 1 else ([], None)
+        alone = {number: self.parse(rows) for number, rows in enumerate(requests) if number not in whole}
+        several = [raw for raw in (joined, *alone.values()) if isinstance(raw, RawRows) and len(raw)]
+        num_rows = [len(requests[number]) for number in whole] + [
+            len(raw) for raw in alone.values() if isinstance(raw, RawRows) and len(raw)]
+        scores, at = self._score_rows(RawRows.join(several), num_rows) if several else np.empty(0, np.float32), 0
+        answers: dict[int, Scores | EmbarkError] = {}
+        for number in (*whole, *alone):
+            raw, rows = alone.get(number), requests[number]
+            if isinstance(raw, EmbarkError):
+                answers[number] = raw
+                continue
+            num = len(rows if raw is None else raw)
+            answers[number] = _scores(len(rows), raw, scores[at : at + num], self.artifact.version)
+            at += num
+        return [answers[number] for number in range(len(requests))]
 
-    def _split_scores(self, read: Sequence[RawRows]) -> list[NDArray[np.float32]]:
-        raw, num_rows = RawRows.join(read), [len(one) for one in read]
+    def _parse_together(self, requests: Sequence[RequestColumns]) -> tuple[list[int], RawRows | None]:
+        """The requests of which all rows can be read, and these rows."""
+        numbers = [number for number, rows in enumerate(requests) if not self._lacking(rows)]
+        try:
+            raw = self._rows(JoinedColumns([requests[number] for number in numbers]))
+        except Exception:  # whose it is turns out when each is read on its own
+            return [], None
+        ends = np.cumsum([len(requests[number]) for number in numbers])
+        if len(raw) == ends[-1]:
+            return numbers, raw
+        nums = np.diff(np.searchsorted(raw.positions, ends), prepend=0)
+        is_whole = nums == np.diff(ends, prepend=0)
+        whole = [number for number, is_read in zip(numbers, is_whole, strict=True) if is_read]
+        return whole, raw.select(np.repeat(is_whole, nums))
+
+    def _rows(self, rows: RequestColumns) -> RawRows:
+        numbers, kinds = np.arange(len(rows)), self._parser.number_columns
+        return self._encoder.readable(self._parser.parse(
+            lambda name: rows.column(name, kinds.get(name)), Location(numbers, numbers, len(rows)), "the request"))
+
+    def _lacking(self, rows: RequestColumns) -> DataError | None:
+        given = rows.names
+        for name in self.columns:
+            if name not in given:
+                return DataError(f"no row has column {name!r}, which the model takes", fix=nearest(name, sorted(given)))
+        return None
+
+    def _score_rows(self, raw: RawRows, num_rows: Sequence[int]) -> NDArray[np.float32]:
         if self.on_rows:
             self.on_rows(self.artifact, raw, num_rows)  # before the encoder changes the dense values
-        return np.split(self._score(raw), np.cumsum(num_rows)[:-1])
+        return self._score(raw)
 
     def parse(self, rows: RequestColumns) -> RawRows | EmbarkError:
         """Its readable rows, or why there are none."""
-        given = rows.names
-        if lacking := [name for name in self.columns if name not in given]:
-            return DataError(f"no row has column {lacking[0]!r}, which the model takes",
-                             fix=nearest(lacking[0], sorted(given)))
-        numbers = np.arange(len(rows))
         try:
-            raw = self._parser.parse(rows.column, Location(numbers, numbers, len(rows)), "the request")
-            return self._encoder.readable(raw)
+            return self._lacking(rows) or self._rows(rows)
         except EmbarkError as error:
             return error
         except UnicodeEncodeError:
@@ -148,16 +230,19 @@ class RequestScorer:
             return Fault("internal error")
 
 
-def _scores(num_rows: int, raw: RawRows, scores: NDArray[np.float32], version: int) -> Scores:
+def _scores(num_rows: int, raw: RawRows | None, scores: NDArray[np.float32], version: int) -> Scores:
+    """`raw`: None where every row was read."""
+    rows: list[Row] = [tuple(score) for score in scores.tolist()] if scores.ndim == 2 else scores.tolist()
+    if len(rows) == num_rows and np.isfinite(scores).all():
+        return Scores(tuple(rows), (), version)
     found: list[Row | None] = [None] * num_rows
-    quoted = {bad.line: bad.why for bad in raw.bad}
-    for position, score in zip(raw.positions.tolist(), scores.tolist(), strict=True):
-        if isinstance(score, list):
-            score = tuple(score)
+    quoted = {bad.line: bad.why for bad in raw.bad} if raw is not None else {}
+    positions = raw.positions.tolist() if raw is not None else range(num_rows)
+    for position, score in zip(positions, rows, strict=True):
         if all(map(math.isfinite, score)) if isinstance(score, tuple) else math.isfinite(score):
             found[position] = score
         else:
             quoted[position] = NOT_FINITE
-    unquoted = "; ".join(raw.reasons)
+    unquoted = "; ".join(raw.reasons) if raw is not None else ""
     return Scores(tuple(found), tuple((row, quoted.get(row, unquoted)) for row, score in enumerate(found)
                                       if score is None), version)

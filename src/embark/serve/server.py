@@ -8,6 +8,7 @@ import os
 import signal
 import socket
 import ssl
+import sys
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
@@ -15,8 +16,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from embark.errors import MissingPackage, UserError
-from embark.export.artifact import open_artifact
+from embark.errors import DataError, MissingPackage, UserError
+from embark.export.artifact import current_version, open_artifact, open_versions
 
 try:
     import uvicorn
@@ -38,6 +39,8 @@ if TYPE_CHECKING:
 
 TOKEN = "EMBARK_SERVE_TOKEN"
 _MAX_CONNECTIONS = 2_048
+_NUM_THREADS = 2  # That score: one computes while the other reads its requests.
+_SWITCH_S = 0.0005  # After which a thread that runs Python lets others: those that score, and the one that answers.
 _log = logging.getLogger("embark.serve")
 
 
@@ -101,12 +104,41 @@ def serve(
         raise UserError(f"--poll-s {poll_s:g}: out of range", fix="seconds, such as 10; 0: never")
     if "://" in record:
         raise UserError(f"--record {record}: is no folder of this machine", fix="name a folder, or a mounted volume")
-    model = ServedModel(load_scorer(place, version, model_file), name)
+    from embark.trainers.torch.exported_model import shared_cores
+
+    limits = limits or ServeLimits(num_threads=_NUM_THREADS)
+    scorer, refused = load_current(place, model_file) if version is None else \
+        (load_scorer(place, version, model_file), None)
+    model = ServedModel(scorer, name)
+    del scorer  # its memory is released when another version takes over
     model.record_empty_request()
     model.listeners.append(on_change)
+    if refused:
+        model.current, model.refused = refused.version, refused
+        model.report(refused)
     follower = VersionFollower(place, model, lambda number: load_scorer(place, number, model_file), poll_s)
-    with follower.running() if poll_s and version is None else nullcontext():
+    with follower.running() if poll_s and version is None else nullcontext(), shared_cores(limits.num_threads):
         serve_scorer(model, endpoint, limits, on_start, record)
+
+
+def load_current(place: str, model_file: str = "") -> tuple[RequestScorer, VersionChange | None]:
+    """The current version; where it is damaged the newest earlier one that is not, and why it is not the current."""
+    try:
+        return load_scorer(place, None, model_file), None
+    except DataError as error:
+        versions = open_versions(place)
+        try:
+            wanted: int | None = current_version(versions)
+        except DataError:  # `current.json` is what is damaged
+            wanted = None
+        for number in sorted((one.step for one in versions.committed()), reverse=True):
+            if wanted is not None and number >= wanted:
+                continue
+            try:
+                return load_scorer(place, number, model_file), VersionChange(wanted, number, error.what, error.fix)
+            except DataError as other:
+                _log.warning("version %d cannot be served either: %s", number, other.what)
+        raise
 
 
 def load_scorer(place: str, version: int | None, model_file: str = "") -> RequestScorer:
@@ -126,7 +158,8 @@ def serve_limits(*, max_wait_ms: float, max_queued_rows: int) -> ServeLimits:
     if not 0 <= max_wait_ms <= 10_000 or max_queued_rows < 1:
         raise UserError(f"--max-wait-ms {max_wait_ms:g}, --max-queued-rows {max_queued_rows}: out of range",
                         fix="0 to 10,000 ms, and at least one row")
-    return ServeLimits(batch=BatchLimits(max_wait_ms=max_wait_ms, max_queued_rows=max_queued_rows))
+    return ServeLimits(batch=BatchLimits(max_wait_ms=max_wait_ms, max_queued_rows=max_queued_rows),
+                       num_threads=_NUM_THREADS)
 
 
 def serve_scorer(
@@ -136,7 +169,7 @@ def serve_scorer(
     """The same with any scorer, and with the versions that others switch it to."""
     endpoint, token = endpoint or Endpoint(), _token()
     model, certificate = ModelServer(served, limits or ServeLimits(), token), endpoint.certificate
-    with _listener(endpoint.host, endpoint.port) as listener:
+    with _listener(endpoint.host, endpoint.port) as listener, _short_switches():
         host, port = listener.getsockname()[:2]
         folder = Path(record).expanduser() / f"{socket.gethostname()}-{port}" if record else None
         with model.traffic.running(folder, f"{host}:{port}"):
@@ -190,6 +223,16 @@ class _Server(uvicorn.Server):
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         await asyncio.gather(super().shutdown(sockets), *([self._grpc.stop(DRAIN_S)] if self._grpc else []))
+
+
+@contextmanager
+def _short_switches() -> Iterator[None]:
+    before = sys.getswitchinterval()
+    sys.setswitchinterval(_SWITCH_S)
+    try:
+        yield
+    finally:
+        sys.setswitchinterval(before)
 
 
 def _token() -> str:

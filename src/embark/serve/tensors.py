@@ -27,7 +27,7 @@ class Tensor:
 
     name: str
     shape: tuple[int, ...]
-    values: Any  # A list of JSON values, or an Arrow array; as many as the shape says.
+    values: Any  # A list of JSON values, or an array, Arrow's or numpy's; as many as the shape says.
 
 
 def read_tensor(name: Any, datatype: Any, shape: Any, data: Any) -> Tensor:
@@ -48,14 +48,12 @@ def read_tensor(name: Any, datatype: Any, shape: Any, data: Any) -> Tensor:
 
 
 def tensor_columns(tensors: Sequence[Tensor], schema: Schema) -> TensorColumns:
-    """The tensors of a request. Columns of one value may come as [rows, 1] too."""
+    """The tensors of a request. Columns of one value may come as [rows, 1] too, and those of one row are all rows'."""
     lists = {column.source for column in schema.sparse if column.is_list}
     columns = {tensor.name: _column(tensor, tensor.name in lists) for tensor in tensors}
     if len(columns) != len(tensors):
         raise ValueError("every input has a name of its own")
-    if len({tensor.shape[0] for tensor in tensors}) != 1:
-        raise ValueError("the inputs have no rows, or not the same number of rows")
-    return TensorColumns(tensors[0].shape[0], columns)
+    return TensorColumns.of({tensor.name: tensor.shape[0] for tensor in tensors}, columns)
 
 
 def _column(tensor: Tensor, is_list: bool) -> Any:
@@ -74,7 +72,8 @@ def _of_bytes(name: str, datatype: Any, data: bytes | memoryview, num_values: in
     dtype = np.dtype(DTYPES[datatype])
     if len(data) != num_values * dtype.itemsize:
         raise ValueError(f"input {name!r}: {len(data)} bytes for {num_values} values of {datatype}")
-    return pa.array(np.frombuffer(data, dtype).astype(np.float32 if dtype == np.float16 else dtype, copy=False))
+    values = np.frombuffer(data, dtype)
+    return values.astype(np.float32) if dtype == np.float16 else values
 
 
 def _texts(name: str, data: bytes, num_values: int) -> list[bytes]:

@@ -48,6 +48,32 @@ def test_what_waits_is_answered_in_one_call_and_in_order():
     assert batcher.num_queued_rows == 0
 
 
+def test_threads_share_what_waits_and_work_at_the_same_time():
+    calls, entered, release = [], threading.Semaphore(0), threading.Event()
+
+    def answer(jobs: Sequence[int]) -> Sequence[int]:
+        calls.append(list(jobs))
+        entered.release()
+        assert release.wait(30)
+        return jobs
+
+    batcher = Batcher(answer, BatchLimits(), num_threads=2)
+
+    async def work():
+        tasks = []
+        for job in (1, 2):
+            tasks.append(asyncio.create_task(batcher.submit(job, 1)))
+            assert await asyncio.to_thread(entered.acquire, True, 30)  # both at the same time
+        tasks += [asyncio.create_task(batcher.submit(job, 1)) for job in (3, 4, 5, 6)]
+        await asyncio.sleep(0)
+        release.set()
+        return await asyncio.gather(*tasks)
+
+    assert asyncio.run(running(batcher, work())) == [1, 2, 3, 4, 5, 6]
+    assert calls[:2] == [[1], [2]]
+    assert calls[2] == [3, 4]  # half of what waits
+
+
 def test_a_full_queue_refuses_at_once_and_accepts_again_when_it_is_empty():
     entered, release = threading.Event(), threading.Event()
 
@@ -61,6 +87,7 @@ def test_a_full_queue_refuses_at_once_and_accepts_again_when_it_is_empty():
     async def work():
         first = asyncio.create_task(batcher.submit("a", 8))
         await asyncio.to_thread(entered.wait, 30)
+        assert batcher.is_full  # for a request as large as the last
         with pytest.raises(Overloaded):
             await batcher.submit("b", 3)
         second = asyncio.create_task(batcher.submit("c", 2))

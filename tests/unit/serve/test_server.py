@@ -144,14 +144,42 @@ def test_a_request_that_cannot_be_read_fails_alone(artifact, monkeypatch):
     parse = scorer._parser.parse
 
     def broken(column, where, name):
-        if len(where.lines) == 1:
+        if "defect" in column("word").to_pylist():
             raise RuntimeError("a defect")
         return parse(column, where, name)
 
     monkeypatch.setattr(scorer._parser, "parse", broken)
-    before, failed, _ = scorer.score([JsonColumns(ROWS[:num]) for num in (2, 1, 2)])
-    assert [before] == alone
+    defect = JsonColumns([{**ROWS[0], "word": "defect"}])
+    before, failed, after = scorer.score([JsonColumns(ROWS[:2]), defect, JsonColumns(ROWS[:2])])
+    assert [before] == [after] == alone
     assert isinstance(failed, Fault)
+
+
+def test_requests_that_are_read_together_have_the_answers_of_each_alone(artifact):
+    scorer = RequestScorer(artifact, ExportedModel(artifact).score)
+    numbers = {"price": 2.5, "number": 7}
+    requests = [
+        JsonColumns(ROWS[:20]), JsonColumns([{**row, **numbers} for row in ROWS[:3]]),
+        JsonColumns([ROWS[0], {**ROWS[0], "price": "cheap"}, ROWS[1]]), JsonColumns([{"word": 1}]),
+        JsonColumns([{**row, "price": float(number), "number": number} for number, row in enumerate(ROWS[:20])]),
+        JsonColumns([{**ROWS[0], "number": 1 << 70}]), JsonColumns([{}] * 4, {**ROWS[3], **numbers}),
+        JsonColumns([{**ROWS[0], "number": 7.0}, {**ROWS[0], "number": True}]),
+        JsonColumns([{**ROWS[0], "tags": ["a|B", None]}, {**ROWS[0], "tags": "a|B"}])]
+    alone = [scorer.score([one])[0] for one in requests]
+    for batch in (range(9), (4, 1), (0, 2), (0, 8), (4, 6, 1), (2, 3, 5)):
+        found = scorer.score([requests[number] for number in batch])
+        for number, one in zip(batch, found, strict=True):
+            expected = alone[number]
+            if not isinstance(one, Scores):
+                assert one.what == expected.what
+                continue
+            assert one.errors == expected.errors
+            assert [score is None for score in one.scores] == [score is None for score in expected.scores]
+            assert one.scores == pytest.approx(expected.scores, abs=1e-6)
+    assert [one.what for one in alone if not isinstance(one, Scores)] == [
+        "no row has column 'price', which the model takes"]
+    assert alone[2].errors == ((1, "column 'price': 'cheap' is not a number"),)
+    assert [row for one in (alone[5], alone[7]) for row, _ in one.errors] == [0, 0]
 
 
 def test_a_score_that_is_not_finite_is_none(artifact):
@@ -243,9 +271,10 @@ def test_a_long_cell_of_the_user_is_not_copied_to_every_row(artifact):
     user = {**ROWS[0], "tags": ["abcdefgh"] * 20_000}
 
     def use(client):
-        return [client("POST", "/score", {"user": user, "candidates": [{}] * num})[0] for num in (1, 5_000)]
+        return [client("POST", "/score", {"user": user, "candidates": [*[{}] * num, {"tags": []}][:most]})[0]
+                for num, most in ((1, 1), (5_000, 5_000), (5_000, 5_001))]
 
-    assert while_serving(artifact, use) == [200, 400]
+    assert while_serving(artifact, use) == [200, 400, 400]
 
 
 def test_without_the_token_only_health_is_answered(artifact, monkeypatch):
@@ -287,6 +316,45 @@ def test_sigterm_answers_what_was_accepted(artifact):
     assert len(answers[0][1]["scores"]) == 2
 
 
+def test_sigterm_under_load_answers_every_request_that_was_accepted(artifact):
+    scorer, answers = BlockedScorer(artifact), {}
+
+    def is_closed(client) -> bool:
+        try:
+            socket.create_connection(client.address.split(":"), timeout=60).close()
+        except OSError:
+            return True
+        return False
+
+    def use(client):
+        def send(number: int) -> None:
+            answers[number] = client("POST", "/score", {"rows": ROWS[number : number + 2]})
+
+        def release() -> None:
+            while not is_closed(client):  # after SIGTERM, which `while_serving` sends when this returns
+                pass
+            scorer.release.set()
+
+        threads = [threading.Thread(target=send, args=(number,), daemon=True) for number in range(12)]
+        for one in threads:
+            one.start()
+        while "embark_serve_requests_in_flight 12.0" not in client("GET", "/metrics")[1]:
+            pass
+        threads.append(threading.Thread(target=release, daemon=True))
+        threads[-1].start()
+        return threads
+
+    limits = ServeLimits(num_threads=2)
+    for one in while_serving(artifact, use, scorer=scorer, limits=limits):
+        one.join(60)
+    alone = RequestScorer(artifact, ExportedModel(artifact).score)
+    for number in range(12):
+        status, answer, _ = answers[number]
+        assert status == 200
+        expected, = alone.score([JsonColumns(ROWS[number : number + 2])])
+        assert answer["scores"] == pytest.approx(expected.scores, abs=1e-6)
+
+
 def test_overload_is_answered_with_429_and_retry_after(artifact):
     scorer = BlockedScorer(artifact)
 
@@ -304,6 +372,30 @@ def test_overload_is_answered_with_429_and_retry_after(artifact):
     first, refused, later = while_serving(artifact, use, scorer=scorer, limits=limits)
     assert (first[0], refused[0], later[0]) == (200, 429, 200)
     assert refused[2]["Retry-After"] == "1"
+
+
+def test_a_full_queue_refuses_a_request_before_its_body_arrives(artifact):
+    scorer = BlockedScorer(artifact)
+
+    def use(client):
+        first: list[object] = []
+        sent = threading.Thread(target=lambda: first.append(client("POST", "/score", {"rows": ROWS[:8]})), daemon=True)
+        sent.start()
+        assert scorer.entered.wait(30)
+        with socket.create_connection(client.address.split(":"), timeout=60) as refused:
+            refused.sendall(b"POST /score HTTP/1.1\r\nHost: x\r\nContent-Length: 1000\r\n\r\n")
+            answer = refused.recv(1 << 16)
+        health = client("GET", "/v2/health/ready")[0]
+        scorer.release.set()
+        sent.join(30)
+        return first[0][0], answer, health, client("GET", "/metrics")[1]
+
+    first, answer, health, metrics = while_serving(
+        artifact, use, scorer=scorer, limits=ServeLimits(batch=BatchLimits(max_queued_rows=15)))
+    assert (first, health) == (200, 200)
+    assert answer.startswith(b"HTTP/1.1 429")
+    assert b"retry-after: 1\r\n" in answer.lower()
+    assert 'embark_serve_requests_total{route="/score",status="429"} 1.0' in metrics
 
 
 def test_a_port_in_use_and_limits_out_of_range_are_refused(artifact):

@@ -14,7 +14,7 @@ from exported_runs import COLUMNS, draw_rows, prepared_spec, save_run, write_csv
 from served_models import ROWS, use_server
 
 from embark import export_run, serve_model
-from embark.errors import Fault, UserError
+from embark.errors import DataError, Fault, UserError
 from embark.export.artifact import WEIGHTS, open_versions, set_current
 from embark.export.rollback import rollback
 from embark.serve import served_model, version_follower
@@ -68,6 +68,38 @@ class Followed:
         assert scores.scores[0] is not None
         assert scores.version == self.model.artifact.version
         return scores.version
+
+
+def test_a_server_that_starts_at_a_damaged_version_serves_the_newest_good_one_before_it(runs, tmp_path):
+    place, changes = str(tmp_path / "models"), []
+    for run in ("first", "second", "second", "second"):
+        export_run(runs[run], place)
+    for version in (3, 4):
+        weights = Path(place) / f"version-{version:09}" / WEIGHTS
+        weights.write_bytes(weights.read_bytes()[:-1])
+
+    def use(client):
+        return {path: client("GET", path)[1] for path in ("/v2/health/ready", "/v2/models/clicks", "/metrics")}, \
+            client("POST", "/score", {"rows": ROWS[:1]})[1]
+
+    def serve(on_start, **options):
+        serve_model(place, endpoint=HERE, on_start=on_start, on_change=changes.append, **options)
+
+    found, scored = use_server(serve, use)
+    assert scored["version"] == 2
+    (change,) = changes
+    assert (change.version, change.previous) == (4, 2)
+    assert "version-000000004 is damaged" in change.refused
+    assert found["/v2/health/ready"] == {"live": True, "ready": True, "version": 2, "refused_version": 4}
+    assert found["/v2/models/clicks"]["parameters"]["refused_because"] == change.refused
+    assert 'embark_serve_version_changes_total{result="refused"} 1.0' in found["/metrics"]
+    assert "embark_serve_current_version 4.0" in found["/metrics"]
+    with pytest.raises(DataError, match="version-000000004 is damaged"):
+        serve(lambda _: None, version=4)
+    (Path(place) / "current.json").write_text("{")
+    changes.clear()
+    assert use_server(serve, use)[1]["version"] == 2
+    assert changes[0].version is None
 
 
 @pytest.fixture

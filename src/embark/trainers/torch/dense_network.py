@@ -2,6 +2,7 @@
 
 from typing import Any
 
+import numpy as np
 import torch
 import torch.fx
 from torch import Tensor, nn
@@ -115,8 +116,20 @@ class PairwiseDots(nn.Module):
         if isinstance(vectors, torch.fx.Proxy):
             # Traced for serving: plain operations, which TorchScript can hold.
             return torch.bmm(vectors, vectors.transpose(1, 2)).flatten(1).index_select(1, self.pair_cells)
-        dots: Tensor = _Dots.apply(_as_autocast(vectors), self.pair_cells, self.cell_pairs)
+        vectors = _as_autocast(vectors)
+        if vectors.device.type == "cpu" and vectors.dtype == torch.float32 and not torch.is_grad_enabled():
+            return _products(vectors).flatten(1).index_select(1, self.pair_cells)
+        dots: Tensor = _Dots.apply(vectors, self.pair_cells, self.cell_pairs)
         return dots
+
+
+def _products(vectors: Tensor) -> Tensor:
+    """[batch, F, F] on a CPU. Without MKL torch's product of batches takes 14 times as long as numpy's, which has the
+    same bits."""
+    if torch.backends.mkl.is_available():
+        return torch.bmm(vectors, vectors.transpose(1, 2))
+    values = vectors.detach().numpy()
+    return torch.from_numpy(np.matmul(values, values.transpose(0, 2, 1)))
 
 
 class _Dots(torch.autograd.Function):

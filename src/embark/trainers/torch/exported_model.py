@@ -3,19 +3,21 @@ rows of a batch are ever read."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn.functional import embedding_bag
 
 from embark.data.prepare.rows import RawRows
 from embark.data.prepared import Rows
 from embark.errors import DataError
 from embark.export.artifact import DENSE, Artifact
-from embark.export.quantize import row_format
+from embark.export.quantize import TableDtype, row_format
 from embark.spec.model import Table
 from embark.spec.user_code import user_error
 from embark.store.checkpoint_arrays import table_weight
@@ -24,6 +26,7 @@ from embark.trainers.torch.task_heads import scores_of
 from embark.trainers.torch.two_tower_network import TwoTowerNetwork
 
 Lookup = Callable[[Tensor, Tensor | None], Tensor]  # Ids, and the offsets of the bags where not each has one.
+_MIN_ROWS = 16  # Products of fewer rows are summed in another order: with them, a score would depend on its batch.
 
 
 class ExportedModel:
@@ -42,9 +45,12 @@ class ExportedModel:
         try:
             self._dense.load_state_dict({name.removeprefix(DENSE): torch.from_numpy(values)
                                          for name, values in artifact.weights.items() if name.startswith(DENSE)})
+            if not model.is_own:
+                _speed_up(self._dense)
             positions = {feature.name: i for i, feature in enumerate(info.rows.layout.features)}
             self._lookups = [(positions[table.name], _lookup(artifact, table))
                              for table in info.model.table_list()]
+            self._one_table = _one_table(artifact)
         except (KeyError, RuntimeError) as error:
             raise DataError(f"{artifact.folder}: its weights are not those of its model: {error}",
                             fix="export the run again") from None
@@ -64,7 +70,8 @@ class ExportedModel:
         """[n], or of several tasks [n, outputs of all]"""
         if not len(rows):
             return torch.zeros((0, sum(task.num_outputs for task in self._tasks)) if self._tasks else 0)
-        logits: Tensor = self._dense(*self._inputs(rows))
+        dense, pooled = self._inputs(rows)
+        logits: Tensor = self._dense(_padded(dense), _padded(pooled))[: len(rows)]
         return logits
 
     @torch.inference_mode()
@@ -76,6 +83,16 @@ class ExportedModel:
 
     def _inputs(self, rows: Rows) -> tuple[Tensor, Tensor]:
         """Dense values, and the pooled rows of all tables."""
+        dense = np.require(rows.dense, np.float32, ("C", "W"))  # torch warns of what it cannot write
+        return torch.from_numpy(dense), self._pooled(rows)
+
+    def _pooled(self, rows: Rows) -> Tensor:
+        """[n, values of all tables]"""
+        if self._one_table is not None and all(
+                lengths is None and ids.size == len(rows) for ids, lengths in zip(rows.ids, rows.lengths, strict=True)):
+            look_up, first_rows = self._one_table
+            ids = np.stack([rows.ids[position].reshape(-1) for position, _ in self._lookups], axis=1) + first_rows
+            return look_up(torch.from_numpy(ids.reshape(-1)), None).reshape(len(rows), -1)
         pooled = []
         for position, look_up in self._lookups:
             ids = torch.from_numpy(rows.ids[position].reshape(-1).astype(np.int64))
@@ -85,15 +102,94 @@ class ExportedModel:
                 continue
             counts = np.full(len(rows), len(ids) // len(rows)) if lengths is None else lengths.astype(np.int64)
             pooled.append(look_up(ids, torch.from_numpy(np.concatenate([[0], np.cumsum(counts)]))))
-        dense = torch.from_numpy(np.require(rows.dense, np.float32, ("C", "W")))  # torch warns of what it cannot write
-        return dense, torch.cat(pooled, dim=1)
+        return torch.cat(pooled, dim=1)
+
+
+def _speed_up(network: nn.Module) -> None:
+    """Replace modules by some that are faster without gradients."""
+    if not torch.backends.mkl.is_available():
+        for module in list(network.modules()):
+            for name, child in module.named_children():
+                if type(child) is nn.Linear and type(module) in (nn.Sequential, nn.ModuleList):  # which only call it
+                    setattr(module, name, _Linear(child))
+    if isinstance(bottom := getattr(network, "bottom", None), nn.Module):
+        network.bottom = _DistinctRows(bottom)
+
+
+class _Linear(nn.Module):
+    """Without MKL, OpenBLAS takes two thirds of oneDNN's time; torch calls it where the weights lie this way."""
+
+    def __init__(self, linear: nn.Linear) -> None:
+        super().__init__()
+        self.transposed, self.bias = linear.weight.detach().t().contiguous(), linear.bias
+
+    def forward(self, values: Tensor) -> Tensor:
+        rows = values.reshape(-1, values.shape[-1])
+        found = torch.mm(rows, self.transposed) if self.bias is None else torch.addmm(self.bias, rows, self.transposed)
+        return found.view(*values.shape[:-1], -1)
+
+
+class _DistinctRows(nn.Module):
+    """A network of which neighbours of the same values, as the candidates of one user have, are one row."""
+
+    def __init__(self, network: nn.Module) -> None:
+        super().__init__()
+        self.network = network
+
+    def forward(self, values: Tensor) -> Tensor:
+        is_first = (values[1:] != values[:-1]).any(dim=1)
+        if 2 * int(is_first.sum()) > len(values):
+            found: Tensor = self.network(values)
+            return found
+        is_first = torch.cat([torch.ones(1, dtype=torch.bool), is_first])
+        return self.network(_padded(values[is_first])).index_select(0, is_first.cumsum(0) - 1)
+
+
+def _padded(values: Tensor) -> Tensor:
+    missing = _MIN_ROWS - len(values)
+    return values if missing <= 0 else torch.cat([values, values.new_zeros(missing, values.shape[1])])
+
+
+def _one_table(artifact: Artifact) -> tuple[Lookup, NDArray[np.int64]] | None:
+    """All tables as one, and the row of it at which each begins: one lookup instead of many. None where their rows are
+    not alike or do not lie one behind the other in the file."""
+    tables = artifact.info.model.table_list()
+    arrays = {array.ctypes.data: array for array in (_weight(artifact, table) for table in tables)}
+    first_rows, num_rows = {}, 0
+    start = min(arrays)
+    for address, array in sorted(arrays.items()):
+        if array.strides != arrays[start].strides or address != start + num_rows * array.strides[0]:
+            return None
+        first_rows[address], num_rows = num_rows, num_rows + len(array)
+    rows = np.lib.stride_tricks.as_strided(arrays[start], (num_rows, arrays[start].shape[1]))
+    return _look_up_in(rows, artifact.info.tables, tables[0]), np.array(
+        [first_rows[_weight(artifact, table).ctypes.data] for table in tables])
+
+
+def _weight(artifact: Artifact, table: Table) -> NDArray[Any]:
+    weight = artifact.weights[table_weight(table.weights).removeprefix("model.")]
+    if weight.shape != (table.rows, row_format(artifact.info.tables, table.dim or 0)[1]):
+        raise KeyError(f"table {table.name} is {list(weight.shape)}")
+    return weight
+
+
+@contextmanager
+def shared_cores(num_callers: int) -> Iterator[None]:
+    """So many threads score at the same time, each on its share of the cores: more threads than cores spin."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(max(1, before // num_callers))
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
 
 
 def _lookup(artifact: Artifact, table: Table) -> Lookup:
-    weight = torch.from_numpy(artifact.weights[table_weight(table.weights).removeprefix("model.")])
-    dtype, dim = artifact.info.tables, table.dim or 0
-    if weight.shape != (table.rows, row_format(dtype, dim)[1]):
-        raise KeyError(f"table {table.name} is {list(weight.shape)}")
+    return _look_up_in(_weight(artifact, table), artifact.info.tables, table)
+
+
+def _look_up_in(values: NDArray[Any], dtype: TableDtype, table: Table) -> Lookup:
+    weight, dim = torch.from_numpy(values), table.dim or 0
 
     def look_up(ids: Tensor, offsets: Tensor | None) -> Tensor:
         rows = weight.index_select(0, ids).float()
@@ -107,6 +203,8 @@ def _lookup(artifact: Artifact, table: Table) -> Lookup:
             quantized.embedding_bag_4bit_rowwise_offsets
         every = torch.arange(len(ids) + 1) if offsets is None else offsets
         sums: Tensor = add(weight, ids, every, include_last_offset=True)[:, :dim]  # an odd number has one more
+        if offsets is None:
+            return sums
         return sums / every.diff().clamp(min=1)[:, None] if table.pooling == "mean" else sums
 
     return look_up if dtype in ("fp32", "fp16") else look_up_quantized

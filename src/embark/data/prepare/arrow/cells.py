@@ -14,7 +14,7 @@ from embark.data.prepare.schema import SparseColumn
 from embark.errors import DataError
 
 Mask = NDArray[np.bool_]
-Numbers = tuple[NDArray[np.float64], Mask | None]
+Numbers = tuple[NDArray[Any], Mask | None]
 """[n] values, NaN where missing or bad; [n] where there is a value that is not a finite 32-bit number."""
 
 _LIST_BYTES = 1 << 20
@@ -25,7 +25,7 @@ _TRUE, _FALSE = ["true", "yes"], ["false", "no"]
 _HEX_DIGITS = np.full(256, 255, np.uint8)
 _HEX_DIGITS[list(b"0123456789abcdef")] = range(16)
 _HEX_DIGITS[list(b"ABCDEF")] = range(10, 16)
-_LARGEST = float(np.finfo(np.float32).max)
+LARGEST = float(np.finfo(np.float32).max)
 _KEY = 0x656D6261726B2D77
 _TRIAL_ROWS = 4_096
 _WORTH_SHARE = 0.5
@@ -51,6 +51,8 @@ class CellParser:
 
     def numbers(self, array: Any, *, may_be_text: bool = False) -> Numbers:
         """A dense column, or a label, which `may_be_text`: true, false, yes or no."""
+        if isinstance(array, np.ndarray):
+            return _finite(array, array)
         array = normalize_array(array)
         kind = array.type
         if types.is_null(kind):
@@ -68,6 +70,8 @@ class CellParser:
 
     def keys(self, array: Any, column: SparseColumn) -> SparseCells:
         """A sparse column: one key a row, or a list of them."""
+        if isinstance(array, np.ndarray):
+            return SparseCells(array.astype(np.uint64 if array.dtype == np.uint64 else np.int64).view(np.uint64))
         array = normalize_array(array)
         if not column.is_list:
             return self._one_key(array, column.kind)
@@ -171,7 +175,9 @@ def _joined(slices: list[SparseCells]) -> SparseCells:
 
 
 def normalize_array(array: Any) -> Any:
-    """One chunk, dictionaries decoded, views and fixed sizes as plain binary."""
+    """One chunk, dictionaries decoded, views and fixed sizes as plain binary; of numpy's as Arrow has them."""
+    if isinstance(array, np.ndarray):
+        return pa.array(array)
     if isinstance(array, pa.ChunkedArray):
         array = array.combine_chunks()
     if types.is_dictionary(array.type):
@@ -209,13 +215,13 @@ def _numbers_of_text(array: Any, may_be_text: bool) -> Numbers:
     return _finite(_floats(pc.replace_substring_regex(numbers, r"^\+", "").cast(pa.float64())), array)
 
 
-def _finite(values: NDArray[np.float64], array: Any) -> Numbers:
+def _finite(values: NDArray[Any], array: Any) -> Numbers:
     """A value that is not a finite 32-bit number is bad; NaN means missing."""
-    is_odd = ~(np.abs(values) <= _LARGEST)
+    is_odd = ~(np.abs(values) <= LARGEST)
     if not is_odd.any():
         return values, None
     is_bad = is_odd & ~np.isnan(values)
-    if is_text(array.type):
+    if not isinstance(array, np.ndarray) and is_text(array.type):
         is_nan = pc.equal(pc.ascii_lower(pc.ascii_trim_whitespace(as_text(array))), "nan").fill_null(True)
         is_bad |= is_odd & ~is_nan.to_numpy(zero_copy_only=False)
     if not is_bad.any():

@@ -4,14 +4,14 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
-from embark.data.prepare.arrow.cells import CellParser, Mask, SparseCells, as_text, is_text, normalize_array
+from embark.data.prepare.arrow.cells import LARGEST, CellParser, Mask, SparseCells, as_text, is_text, normalize_array
 from embark.data.prepare.arrow.times import Times, parse_times
 from embark.data.prepare.rows import MAX_QUOTED, BadRow, RawRows
 from embark.data.prepare.schema import TIME_ROWS, Schema
@@ -62,6 +62,8 @@ class RowParser:
         self._label_above = prepare.label_above
         self._cells = CellParser(prepare.missing, prepare.list_delimiter or schema.list_delimiter)
 
+        self.number_columns = _number_columns(schema)
+
     @property
     def columns(self) -> list[str]:
         """Those of the input that are needed."""
@@ -70,9 +72,9 @@ class RowParser:
         return [name for name in dict.fromkeys([*wanted, self._schema.split_column]) if name]
 
     def parse(self, column: Callable[[str], Any], location: Location, where: str) -> RawRows:
-        """The rows that `column` gives the cells of, by name."""
+        """The rows that `column` gives the cells of, by name; of `number_columns` as numpy's array too."""
         schema, num_rows = self._schema, len(location.lines)
-        cells = {name: normalize_array(column(name)) for name in self.columns}
+        cells = {name: self._cells_of(name, column(name)) for name in self.columns}
         bad = _Bad(np.zeros(num_rows, np.bool_))
         if schema.labels:
             label = self._labels(cells, bad, where)
@@ -80,7 +82,8 @@ class RowParser:
             label = self._label(cells[schema.label], bad, where) if schema.label else np.zeros(num_rows, np.float32)
         times = self._times(cells, bad, where)
         dense = np.empty((num_rows, len(schema.dense_names)), np.float32)
-        for position, name in enumerate(schema.dense):
+        is_read = _fill(dense, [cells[name] for name in schema.dense])
+        for position, name in enumerate(() if is_read else schema.dense):
             array = cells[name]
             with _in_column(where, name):
                 dense[:, position], is_bad = self._cells.numbers(array)
@@ -93,6 +96,9 @@ class RowParser:
                 keys.append(times[sparse.source].keys(sparse.kind))
                 continue
             array = cells[sparse.source]
+            if isinstance(array, np.ndarray):
+                keys.append(self._cells.keys(array, sparse))
+                continue
             with _in_column(where, sparse.source):
                 found = self._cells.keys(array, sparse)
             what = "is not a hexadecimal number" if sparse.kind == "hex" else "is not an integer"
@@ -109,6 +115,12 @@ class RowParser:
             time=times[schema.time_column].micros if schema.is_split_by_time else None,
         )
         return rows.select(~bad.mask) if bad.mask.any() else rows
+
+    def _cells_of(self, name: str, array: Any) -> Any:
+        if isinstance(array, np.ndarray) and name in self.number_columns and (
+                self.number_columns[name] == "number" or array.dtype.kind in "iu"):
+            return array
+        return normalize_array(array)
 
     def _label(self, array: Any, bad: _Bad, where: str) -> NDArray[np.float32]:
         name, above = self._schema.label, self._label_above
@@ -163,6 +175,29 @@ class RowParser:
         return split
 
 
+def _number_columns(schema: Schema) -> dict[str, Literal["number", "integer"]]:
+    """Columns that are nothing but dense, or nothing but integers of one value."""
+    found: dict[str, Literal["number", "integer"]] = dict.fromkeys(schema.dense, "number")
+    other = {schema.label, schema.split_column, *(time.name for time in schema.times)}
+    for column in schema.sparse:
+        if column.kind == "integer" and not column.is_list and column.source not in schema.dense:
+            found[column.source] = "integer"
+        else:
+            other.add(column.source)
+    return {name: kind for name, kind in found.items() if name not in other}
+
+
+def _fill(dense: NDArray[np.float32], arrays: Sequence[Any]) -> bool:
+    """Put columns that are numpy's into the matrix, all at once, unless a value is too large."""
+    if not arrays or not all(isinstance(array, np.ndarray) for array in arrays):
+        return False
+    values = np.stack(arrays, axis=1)
+    if (np.abs(values) > LARGEST).any():
+        return False
+    dense[:, : len(arrays)] = values
+    return True
+
+
 @contextmanager
 def _in_column(where: str, name: str) -> Iterator[None]:
     """What is wrong with a column, with its name and file."""
@@ -175,7 +210,10 @@ def _in_column(where: str, name: str) -> Iterator[None]:
 
 def _why(name: str, cell: Any, what: str) -> str:
     """What is wrong with a cell, which is quoted, or is empty where something must be."""
-    value = cell.as_py() if not hasattr(cell, "as_buffer") else bytes(cell.as_buffer() or b"").decode(errors="replace")
+    if hasattr(cell, "as_buffer"):
+        value = bytes(cell.as_buffer() or b"").decode(errors="replace")
+    else:
+        value = cell.item() if isinstance(cell, np.generic) else cell.as_py()
     if value is None or value == "":
         return f"column {name!r} is empty" + "".join(what.partition(";")[1:])
     text = repr(value)
