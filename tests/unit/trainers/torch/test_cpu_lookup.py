@@ -237,6 +237,19 @@ def test_weighted_call_goes_to_fbgemm():
     assert torch.equal(fast(indices, offsets, weights), stock(indices, offsets, weights))
 
 
+@pytest.mark.parametrize("lengths_kind", ["one id", "ragged", "empty"])
+@pytest.mark.parametrize("optimizer", OPTIMIZERS)
+def test_steps_of_rows_that_are_not_pooled_equal_fbgemm(optimizer, lengths_kind):
+    options = {"optimizer": optimizer, "pooling_mode": PoolingMode.NONE, "eps": 1e-3}
+    stock, fast = make_pair(SAME_WIDTH_TABLES, [0, 1, 2, 2], **options)
+    for step in range(3):
+        batch = make_batch(stock, lengths_kind, seed=step)
+        outputs = [train_step(tbe, *batch, seed=step) for tbe in (stock, fast)]
+        assert outputs[1].shape == (len(batch[0]), 16)
+        torch.testing.assert_close(outputs[1], outputs[0], rtol=0, atol=1e-6)
+        assert_same_state(stock, fast, atol=2e-6)
+
+
 def test_weight_decay_set_later_goes_to_fbgemm():
     stock, fast = make_pair(weight_decay_mode=WeightDecayMode.L2)
     for tbe in (stock, fast):
@@ -249,7 +262,6 @@ def test_weight_decay_set_later_goes_to_fbgemm():
     "options",
     [
         {"weights_precision": SparseType.INT8},
-        {"pooling_mode": PoolingMode.NONE},
         {"weight_decay": 0.1, "weight_decay_mode": WeightDecayMode.L2},
         {"gradient_clipping": True},
     ],
