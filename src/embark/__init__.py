@@ -14,6 +14,7 @@ _LOCATIONS = {
     "Endpoint": "serve.server:Endpoint",
     "PlanRequest": "plan.plan:PlanRequest",
     "RunSpec": "spec:RunSpec",
+    "ScoringDevice": "export.scoring_device:ScoringDevice",
     "ServeRequest": "plan.serving:ServeRequest",
     "TuneRequest": "tuning.tune:TuneRequest",
     "check_data": "data.check:check",

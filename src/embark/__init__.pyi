@@ -10,6 +10,7 @@ from embark.errors import EmbarkError
 from embark.export.export_run import export_weights
 from embark.export.rollback import list_versions
 from embark.export.rollback import rollback as rollback_model
+from embark.export.scoring_device import ScoringDevice
 from embark.lint.check import lint as lint_files
 from embark.lint.rendered import render_spec as render_files
 from embark.plan.plan import PlanRequest
@@ -26,8 +27,8 @@ from embark.tuning.tune import TuneRequest, tune
 
 __version__: str
 __all__ = [
-    "EmbarkError", "Endpoint", "PlanRequest", "RunSpec", "ServeRequest", "TuneRequest", "check_data", "diagnose_run",
-    "evaluate", "evaluate_slices", "export_run", "export_weights", "feature_importance", "lint_files",
+    "EmbarkError", "Endpoint", "PlanRequest", "RunSpec", "ScoringDevice", "ServeRequest", "TuneRequest", "check_data",
+    "diagnose_run", "evaluate", "evaluate_slices", "export_run", "export_weights", "feature_importance", "lint_files",
     "list_checkpoints", "list_versions", "load_spec", "plan_here", "plan_run", "plan_serving", "prepare_data",
     "read_run", "render_files", "rollback_model", "score_file", "serve_model", "train", "tune", "write_embeddings",
     "write_id_maps",

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 from cyclopts import Parameter
 
 from embark.cli.console import Console
+from embark.export.scoring_device import DeviceKind, Precision, ScoringDevice
 
 if TYPE_CHECKING:
     from embark.serve.served_model import VersionChange
@@ -16,13 +17,14 @@ if TYPE_CHECKING:
 def serve(
     artifact: Annotated[str, Parameter(env_var="EMBARK_SERVE_ARTIFACT")], /, *,
     version: Annotated[int | None, Parameter(show_default=False)] = None,
-    model_file: Annotated[str, Parameter(env_var="EMBARK_SERVE_MODEL_FILE")] = "", name: str = "", poll_s: float = 10.0,
+    model_file: Annotated[str, Parameter(env_var="EMBARK_SERVE_MODEL_FILE")] = "", name: str = "",
+    device: DeviceKind = "auto", precision: Precision = "tf32", poll_s: float = 10.0,
     host: Annotated[str, Parameter(env_var="EMBARK_SERVE_HOST")] = "127.0.0.1",
     port: Annotated[int, Parameter(env_var=("EMBARK_SERVE_PORT", "AIP_HTTP_PORT"))] = 8000,
     grpc_port: Annotated[int | None, Parameter(show_default=False)] = None, tls_cert: str = "", tls_key: str = "",
     max_wait_ms: float = 0.0, max_queued_rows: int = 65_536, record: str = "", console: Console = Console(),
 ) -> None:
-    """Serve an exported model on this machine's CPU: /score for raw rows, Open Inference Protocol v2 by HTTP and gRPC.
+    """Serve an exported model from this machine: /score for raw rows, Open Inference Protocol v2 by HTTP and gRPC.
 
     It switches to each new current version without failing a request, unless that is damaged or another model.
 
@@ -38,6 +40,10 @@ def serve(
         The file of a model of your own, as it was trained: an artifact holds no code.
     name
         What clients call the model; default: the name of its run, and versions of runs of another name are refused.
+    device
+        Where it runs; auto: on the GPU where there is one, by CUDA graphs, with its tables in the GPU's memory.
+    precision
+        Of the dense layers on a GPU; on a CPU they are fp32.
     poll_s
         Seconds between two looks for another current version; 0: never.
     host
@@ -61,6 +67,7 @@ def serve(
     from embark.serve.server import serve as serve_model
 
     serve_model(artifact, version=version, model_file=model_file, name=name, poll_s=poll_s,
+                device=ScoringDevice(device, precision),
                 endpoint=Endpoint(host=host, port=port, grpc_port=grpc_port, tls_cert=tls_cert, tls_key=tls_key),
                 limits=serve_limits(max_wait_ms=max_wait_ms, max_queued_rows=max_queued_rows),
                 on_start=lambda listening: console.show(listening, _render),
@@ -70,7 +77,8 @@ def serve(
 def _render(console: Console, listening: Listening) -> None:
     console.result(f"serving {listening.model}, version {listening.version}, on {listening.url}"
                    + (f" and {listening.grpc} (gRPC)" if listening.grpc else "")
-                   + (" (with a bearer token)" if listening.needs_token else ""))
+                   + (" (with a bearer token)" if listening.needs_token else "")
+                   + (f", by {listening.device}" if listening.device != "CPU" else ""))
 
 
 def _report(console: Console, change: VersionChange) -> None:

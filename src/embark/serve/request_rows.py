@@ -151,8 +151,11 @@ class RequestScorer:
     """Reads and scores the requests of a batch together. What one contains changes no other: where together they cannot
     be read, or not all rows of a request, it is read on its own."""
 
-    def __init__(self, artifact: Artifact, score: Callable[[RawRows], NDArray[np.float32]]) -> None:
-        self.artifact, rows = artifact, artifact.info.rows
+    def __init__(
+        self, artifact: Artifact, score: Callable[[RawRows], NDArray[np.float32]], device: str = "CPU"
+    ) -> None:
+        """`device` says where `score` runs."""
+        self.artifact, self.device, rows = artifact, device, artifact.info.rows
         self.on_rows: OnRows | None = None
         self._parser, self._encoder, self._score = RowParser(rows.columns, rows.prepare), artifact.encoder, score
         self.retriever: Retriever | None = None  # Of a retrieval model.

@@ -46,6 +46,11 @@ class ServedModel:
         """The version that answers."""
         return self._scorer.artifact
 
+    @property
+    def device(self) -> str:
+        """Where and how that version runs, for people to read."""
+        return self._scorer.device
+
     def score(self, requests: Sequence[RequestColumns]) -> list[Scores | EmbarkError]:
         """Of each request its scores, all by the same version, or why it has none."""
         scorer = self._scorer  # read once: `switch` is called from another thread

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING
 
 from embark.errors import DataError, MissingPackage, UserError
 from embark.export.artifact import current_version, open_artifact, open_versions
+from embark.export.scoring_device import ScoringDevice
 
 try:
     import uvicorn
@@ -80,6 +81,7 @@ class Listening:
     model: str
     version: int
     needs_token: bool
+    device: str  # Where and how the model runs, for people to read.
 
 
 def log_change(change: VersionChange) -> None:
@@ -92,23 +94,25 @@ def log_change(change: VersionChange) -> None:
 
 def serve(
     place: str, *, version: int | None = None, model_file: str = "", name: str = "", poll_s: float = 10.0,
-    endpoint: Endpoint | None = None, limits: ServeLimits | None = None,
+    device: ScoringDevice | None = None, endpoint: Endpoint | None = None, limits: ServeLimits | None = None,
     on_start: Callable[[Listening], None] = lambda _: None, on_change: Callable[[VersionChange], None] = log_change,
     record: str = "",
 ) -> None:
     """Serve an exported model until SIGTERM or Ctrl-C; then every accepted request is answered first. Every `poll_s`
-    seconds it looks for another current version, and switches to it; 0, or a `version`: never. `record`: a folder for
-    the traffic, as events in a folder of this server, which `embark watch` shows. With the environment
-    variable `EMBARK_SERVE_TOKEN`, requests need this bearer token."""
+    seconds it looks for another current version, and switches to it; 0, or a `version`: never. Without a `device` it
+    runs on the GPU where there is one. `record`: a folder for the traffic, as events in a folder of this server, which
+    `embark watch` shows. With the environment variable `EMBARK_SERVE_TOKEN`, requests need this bearer token."""
     if not 0 <= poll_s <= threading.TIMEOUT_MAX:
         raise UserError(f"--poll-s {poll_s:g}: out of range", fix="seconds, such as 10; 0: never")
     if "://" in record:
         raise UserError(f"--record {record}: is no folder of this machine", fix="name a folder, or a mounted volume")
     from embark.trainers.torch.exported_model import shared_cores
 
+    def load(number: int | None) -> RequestScorer:
+        return load_scorer(place, number, model_file, device)
+
     limits = limits or ServeLimits(num_threads=_NUM_THREADS)
-    scorer, refused = load_current(place, model_file) if version is None else \
-        (load_scorer(place, version, model_file), None)
+    scorer, refused = load_current(place, load) if version is None else (load(version), None)
     model = ServedModel(scorer, name)
     del scorer  # its memory is released when another version takes over
     model.record_empty_request()
@@ -116,15 +120,17 @@ def serve(
     if refused:
         model.current, model.refused = refused.version, refused
         model.report(refused)
-    follower = VersionFollower(place, model, lambda number: load_scorer(place, number, model_file), poll_s)
+    follower = VersionFollower(place, model, load, poll_s)
     with follower.running() if poll_s and version is None else nullcontext(), shared_cores(limits.num_threads):
         serve_scorer(model, endpoint, limits, on_start, record)
 
 
-def load_current(place: str, model_file: str = "") -> tuple[RequestScorer, VersionChange | None]:
+def load_current(
+    place: str, load: Callable[[int | None], RequestScorer],
+) -> tuple[RequestScorer, VersionChange | None]:
     """The current version; where it is damaged the newest earlier one that is not, and why it is not the current."""
     try:
-        return load_scorer(place, None, model_file), None
+        return load(None), None
     except DataError as error:
         versions = open_versions(place)
         try:
@@ -135,19 +141,21 @@ def load_current(place: str, model_file: str = "") -> tuple[RequestScorer, Versi
             if wanted is not None and number >= wanted:
                 continue
             try:
-                return load_scorer(place, number, model_file), VersionChange(wanted, number, error.what, error.fix)
+                return load(number), VersionChange(wanted, number, error.what, error.fix)
             except DataError as other:
                 _log.warning("version %d cannot be served either: %s", number, other.what)
         raise
 
 
-def load_scorer(place: str, version: int | None, model_file: str = "") -> RequestScorer:
+def load_scorer(
+    place: str, version: int | None, model_file: str = "", device: ScoringDevice | None = None,
+) -> RequestScorer:
     """A version that is ready: what libraries load on first use is loaded."""
-    from embark.trainers.torch.exported_model import ExportedModel
+    from embark.trainers.torch.open_exported import open_model
 
     artifact = open_artifact(place, version)
-    model = ExportedModel(artifact, model_file)
-    scorer = RequestScorer(artifact, model.score)
+    model = open_model(artifact, model_file, device or ScoringDevice())
+    scorer = RequestScorer(artifact, model.score, model.device)
     scorer.score([scorer.empty_request()])
     scorer.retriever = open_retriever(scorer, model.user_vectors)
     return scorer
@@ -174,7 +182,8 @@ def serve_scorer(
         folder = Path(record).expanduser() / f"{socket.gethostname()}-{port}" if record else None
         with model.traffic.running(folder, f"{host}:{port}"):
             asyncio.run(_serve(model, endpoint, certificate, listener, lambda url, grpc: on_start(Listening(
-                url=url, grpc=grpc, model=model.name, version=served.artifact.version, needs_token=bool(token)))))
+                url=url, grpc=grpc, model=model.name, version=served.artifact.version, needs_token=bool(token),
+                device=served.device))))
 
 
 async def _serve(model: ModelServer, endpoint: Endpoint, certificate: tuple[Path, Path] | None,

@@ -32,28 +32,23 @@ _MIN_ROWS = 16  # Products of fewer rows are summed in another order: with them,
 class ExportedModel:
     """The network of an artifact, in float32."""
 
+    device = "CPU"
+
     def __init__(self, artifact: Artifact, model_file: str = "") -> None:
         """`model_file` is the code of a model of the user's own."""
         info = artifact.info
         self._tasks = info.model.tasks
         self._encoder = artifact.encoder
-        model = artifact.model_with_code(model_file)
+        self._dense = load_network(artifact, model_file)
         try:
-            self._dense = dense_network(model).eval()
-        except Exception as error:
-            raise user_error(error) or error from None
-        try:
-            self._dense.load_state_dict({name.removeprefix(DENSE): torch.from_numpy(values)
-                                         for name, values in artifact.weights.items() if name.startswith(DENSE)})
-            if not model.is_own:
+            if not info.model.is_own:
                 _speed_up(self._dense)
             positions = {feature.name: i for i, feature in enumerate(info.rows.layout.features)}
             self._lookups = [(positions[table.name], _lookup(artifact, table))
                              for table in info.model.table_list()]
             self._one_table = _one_table(artifact)
-        except (KeyError, RuntimeError) as error:
-            raise DataError(f"{artifact.folder}: its weights are not those of its model: {error}",
-                            fix="export the run again") from None
+        except KeyError as error:
+            raise other_weights(artifact, error) from None
 
     def score(self, raw: RawRows) -> NDArray[np.float32]:
         """The probability of the label of each row; `raw` must be `readable`."""
@@ -182,6 +177,26 @@ def shared_cores(num_callers: int) -> Iterator[None]:
         yield
     finally:
         torch.set_num_threads(before)
+
+
+def load_network(artifact: Artifact, model_file: str) -> nn.Module:
+    """The dense network with its weights; `model_file` is the code of a model of the user's own."""
+    model = artifact.model_with_code(model_file)
+    try:
+        network = dense_network(model).eval()
+    except Exception as error:
+        raise user_error(error) or error from None
+    try:
+        network.load_state_dict({name.removeprefix(DENSE): torch.from_numpy(values)
+                                 for name, values in artifact.weights.items() if name.startswith(DENSE)})
+    except RuntimeError as error:
+        raise other_weights(artifact, error) from None
+    return network
+
+
+def other_weights(artifact: Artifact, why: object) -> DataError:
+    """Of an artifact whose two files do not belong together."""
+    return DataError(f"{artifact.folder}: its weights are not those of its model: {why}", fix="export the run again")
 
 
 def _lookup(artifact: Artifact, table: Table) -> Lookup:

@@ -19,14 +19,16 @@ def num_portions(num_samples: int) -> int:
     return min(1024, max(128, num_samples // 64))
 
 
-def interact(bottom: Tensor | None, pooled: Tensor, out: Tensor, *, num_vectors: int, dim: int) -> None:
+def interact(
+    bottom: Tensor | None, pooled: Tensor, out: Tensor, *, num_vectors: int, dim: int, input_precision: str = "ieee"
+) -> None:
     """The vectors that are passed on, then the dots of all pairs i < j, into the first columns of `out`."""
     grid = (pooled.shape[0],)
     _interact[grid](
         pooled if bottom is None else bottom, pooled, out, 0 if bottom is None else bottom.stride(0), pooled.stride(0),
         out.stride(0), N=num_vectors,
         VECTORS=max(16, triton.next_power_of_2(num_vectors)), D=dim, DIM=max(16, triton.next_power_of_2(dim)),
-        HAS_BOTTOM=bottom is not None, num_warps=1 if dim <= 64 else 2,
+        HAS_BOTTOM=bottom is not None, INPUT_PRECISION=input_precision, num_warps=1 if dim <= 64 else 2,
     )
 
 
@@ -127,11 +129,11 @@ def _vectors(
 @triton.jit
 def _interact(
     bottom, pooled, out, bottom_stride, pooled_stride, out_stride, N: tl.constexpr, VECTORS: tl.constexpr,
-    D: tl.constexpr, DIM: tl.constexpr, HAS_BOTTOM: tl.constexpr,
+    D: tl.constexpr, DIM: tl.constexpr, HAS_BOTTOM: tl.constexpr, INPUT_PRECISION: tl.constexpr,
 ):
     sample = tl.program_id(0).to(tl.int64)
     vectors = _vectors(bottom, pooled, sample, bottom_stride, pooled_stride, N, VECTORS, D, DIM, HAS_BOTTOM)
-    dots = tl.dot(vectors, tl.trans(vectors), input_precision="ieee")
+    dots = tl.dot(vectors, tl.trans(vectors), input_precision=INPUT_PRECISION)
     first = tl.arange(0, VECTORS)[:, None]
     second = tl.arange(0, VECTORS)[None, :]
     columns = tl.arange(0, DIM)

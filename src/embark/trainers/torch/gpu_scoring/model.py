@@ -1,0 +1,215 @@
+"""An exported model on a GPU: one CUDA graph for each size of batch, one copy in and one copy out."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from contextlib import nullcontext, suppress
+from importlib.util import find_spec
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from embark.data.prepare.rows import RawRows
+from embark.data.prepared import Rows
+from embark.export.artifact import Artifact
+from embark.export.scoring_device import Precision
+from embark.formatting import to_one_line
+from embark.trainers.torch.exported_model import load_network
+from embark.trainers.torch.gpu_scoring.network import gpu_forward
+from embark.trainers.torch.gpu_scoring.tables import GpuTables, check_memory
+
+MAX_BATCH_ROWS = 16_384
+MIN_BATCH_ROWS = 16  # Smaller batches take no less time.
+_MAX_INPUT_BYTES = 256 << 20  # Of a batch; long lists make it smaller.
+_NUM_SLOTS = 2  # One is filled while the GPU works on the other.
+_log = logging.getLogger("embark.serve")
+
+
+def buckets(max_batch_rows: int) -> list[int]:
+    """The sizes of batches that have a graph: powers of two up to the first that holds `max_batch_rows`."""
+    found = [MIN_BATCH_ROWS]
+    while found[-1] < max_batch_rows:
+        found.append(2 * found[-1])
+    return found
+
+
+class GpuModel:
+    """The network of an artifact on a GPU. As `ExportedModel` to its callers; any thread may call it."""
+
+    def __init__(self, artifact: Artifact, model_file: str = "", *, precision: Precision = "tf32",
+                 max_batch_rows: int = MAX_BATCH_ROWS, device: str = "cuda") -> None:
+        """`model_file` is the code of a model of the user's own. With `device` "cpu" the same steps run on the CPU,
+        with kernels in Triton's interpreter where `TRITON_INTERPRET` is set."""
+        self._device, self._encoder = torch.device(device), artifact.encoder
+        self._is_gpu = self._device.type == "cuda"
+        network = load_network(artifact, model_file)
+        self.device_name = _device_name(self._device)
+        if self._is_gpu:
+            check_memory(artifact, _free_bytes(), self.device_name)
+        # Triton's interpreter does not multiply bf16.
+        kernels = find_spec("triton") is not None and (self._is_gpu or precision != "bf16")
+        self._tables = GpuTables(artifact, self._device)
+        self._look_up = self._tables.look_up if kernels else self._tables.look_up_by_torch
+        self._matmul_precision = "highest" if precision == "fp32" else "high"
+        self._forward = gpu_forward(network, self._tables.width, self._device, precision, kernels=kernels)
+        layout = artifact.info.rows.layout
+        positions = {feature.name: i for i, feature in enumerate(layout.features)}
+        self._positions = [positions[table.name] for table in artifact.info.model.table_list()]
+        self._num_dense, self._num_cells = len(layout.dense), len(layout.dense) + sum(self._tables.num_ids)
+        self._buckets = buckets(min(max_batch_rows, _MAX_INPUT_BYTES // (4 * self._num_cells)))
+        self._lock = threading.Lock()
+        self._input = torch.zeros(self._buckets[-1] * self._num_cells, dtype=torch.int32, device=self._device)
+        self._output = torch.zeros(self._buckets[-1], device=self._device)
+        self._slots = [_Slot(self) for _ in range(_NUM_SLOTS)]
+        self._graphs: dict[int, torch.cuda.CUDAGraph] = {}
+        self.not_captured = ""
+        """Why the forward pass runs without graphs; empty where it has them."""
+        if self._is_gpu:
+            self._stream = torch.cuda.Stream(self._device)
+            self._stream.wait_stream(torch.cuda.current_stream(self._device))  # which wrote the weights
+            self._capture()
+
+    @property
+    def device(self) -> str:
+        """Where and how it runs, for people to read."""
+        if not self._is_gpu:
+            return self.device_name
+        return f"{self.device_name}, " + (f"without CUDA graphs: {self.not_captured}" if self.not_captured else
+                                          f"CUDA graphs for up to {self._buckets[-1]:,} rows")
+
+    def score(self, raw: RawRows) -> NDArray[np.float32]:
+        """The probability of the label of each row; `raw` must be `readable`."""
+        return self.score_encoded(self._encoder.encode(raw))
+
+    def score_encoded(self, rows: Rows) -> NDArray[np.float32]:
+        """Of rows with ids; more than the largest graph takes are scored in parts."""
+        found, most = np.empty(len(rows), np.float32), self._buckets[-1]
+        with self._lock, torch.inference_mode():
+            for number, start in enumerate(range(0, len(rows), most)):
+                slot, stop = self._slots[number % _NUM_SLOTS], min(start + most, len(rows))
+                slot.finish()
+                bucket = self.fill(slot, rows if len(rows) <= most else rows.cut(start, stop))
+                self.launch(slot, bucket, found[start:stop])
+            for slot in self._slots:
+                slot.finish()
+        return found
+
+    def user_vectors(self, raw: RawRows) -> NDArray[np.float32]:
+        raise NotImplementedError("retrieval models are scored on the CPU")
+
+    def fill(self, slot: _Slot, rows: Rows) -> int:
+        """Write rows into memory that the GPU copies from; returns the size of the batch. What is behind them remains
+        of earlier batches: the scores of that are not read."""
+        num_rows = len(rows)
+        bucket = next(size for size in self._buckets if size >= num_rows)
+        cells, first = slot.cells, bucket * self._num_dense
+        cells[:first].view(np.float32).reshape(bucket, -1)[:num_rows] = rows.dense
+        for position, num_ids in zip(self._positions, self._tables.num_ids, strict=True):
+            to = cells[first : first + bucket * num_ids].reshape(bucket, num_ids)[:num_rows]
+            ids, lengths = rows.ids[position], rows.lengths[position]
+            if lengths is None:
+                own = ids.reshape(num_rows, -1)
+                to[:, : own.shape[1]] = own
+                to[:, own.shape[1] :] = -1
+            else:
+                to[:] = -1
+                to[np.arange(num_ids) < lengths[:, None]] = ids
+            first += bucket * num_ids
+        return bucket
+
+    def launch(self, slot: _Slot, bucket: int, to: NDArray[np.float32]) -> None:
+        """Score a batch; its scores are in `to` once the slot is finished."""
+        num_cells = bucket * self._num_cells
+        with torch.cuda.stream(self._stream) if self._is_gpu else nullcontext():
+            self._input[:num_cells].copy_(slot.input[:num_cells], non_blocking=True)
+            if bucket in self._graphs:
+                self._graphs[bucket].replay()
+            else:
+                self._step(bucket)
+            slot.output[: len(to)].copy_(self._output[: len(to)], non_blocking=True)
+            slot.start(to)
+
+    def _step(self, bucket: int) -> None:
+        first = bucket * self._num_dense
+        dense = self._input[:first].view(torch.float32).view(bucket, self._num_dense)
+        ids = self._input[first : bucket * self._num_cells]
+        before = torch.get_float32_matmul_precision()
+        torch.set_float32_matmul_precision(self._matmul_precision)
+        try:
+            self._output[:bucket] = self._forward(dense, lambda out: self._look_up(ids, out)).sigmoid()
+        finally:
+            torch.set_float32_matmul_precision(before)
+
+    def _capture(self) -> None:
+        """The largest first, so that the others' memory lies in its. Other threads may use the GPU meanwhile: another
+        version answers on it."""
+        graphs, pool = {}, None
+        with torch.inference_mode():
+            for bucket in reversed(self._buckets):
+                with torch.cuda.stream(self._stream):
+                    for _ in range(2):  # Compiles kernels, and gives libraries their memory.
+                        self._step(bucket)
+                self._stream.synchronize()
+                try:
+                    graphs[bucket] = graph = torch.cuda.CUDAGraph()
+                    self._record(graph, bucket, pool)
+                except Exception as error:  # it ran before: so it cannot be captured
+                    self.not_captured = to_one_line(str(error).strip().partition("\n")[0])
+                    _log.warning("the model cannot be captured in a CUDA graph and runs slower without: %s",
+                                 self.not_captured)
+                    self._stream = torch.cuda.Stream(self._device)
+                    return
+                pool = graph.pool()
+        self._graphs = graphs
+
+    def _record(self, graph: torch.cuda.CUDAGraph, bucket: int, pool: Any) -> None:
+        with torch.cuda.stream(self._stream):
+            graph.capture_begin(*([pool] if pool else []), capture_error_mode="thread_local")
+            try:
+                self._step(bucket)
+            except Exception:
+                with suppress(RuntimeError):  # says only that there was an error before
+                    graph.capture_end()
+                raise
+            graph.capture_end()
+
+
+class _Slot:
+    """Memory of the host for a batch and its scores, which the GPU reads and writes by itself."""
+
+    def __init__(self, model: GpuModel) -> None:
+        is_pinned = model._is_gpu
+        self.input = torch.zeros(len(model._input), dtype=torch.int32, pin_memory=is_pinned)
+        self.output = torch.zeros(len(model._output), pin_memory=is_pinned)
+        self.cells: NDArray[np.int32] = self.input.numpy()
+        self._event = torch.cuda.Event() if is_pinned else None
+        self._to: NDArray[np.float32] | None = None
+
+    def start(self, to: NDArray[np.float32]) -> None:
+        """After the work on its batch was queued."""
+        self._to = to
+        if self._event is not None:
+            self._event.record()
+
+    def finish(self) -> None:
+        """Wait for the scores, if it has any, and hand them over."""
+        if self._to is None:
+            return
+        if self._event is not None:
+            self._event.synchronize()
+        self._to[:] = self.output[: len(self._to)].numpy()
+        self._to = None
+
+
+def _device_name(device: torch.device) -> str:
+    return torch.cuda.get_device_name(device) if device.type == "cuda" else "CPU"
+
+
+def _free_bytes() -> int:
+    """With what torch holds of versions that no longer answer."""
+    torch.cuda.empty_cache()
+    free, _ = torch.cuda.mem_get_info()
+    return free + torch.cuda.memory_reserved() - torch.cuda.memory_allocated()

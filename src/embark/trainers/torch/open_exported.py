@@ -1,0 +1,52 @@
+"""An exported model on the device that it is to be scored with."""
+
+from __future__ import annotations
+
+from importlib.util import find_spec
+from typing import Protocol
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from embark.data.prepare.rows import RawRows
+from embark.data.prepared import Rows
+from embark.errors import UserError
+from embark.export.artifact import Artifact
+from embark.export.scoring_device import ScoringDevice
+from embark.trainers.torch.exported_model import ExportedModel
+
+
+class ScoringModel(Protocol):
+    """Scores rows."""
+
+    @property
+    def device(self) -> str:
+        """Where and how it runs, for people to read."""
+
+    def score(self, raw: RawRows) -> NDArray[np.float32]:
+        """The probability of the label of each row."""
+
+    def score_encoded(self, rows: Rows) -> NDArray[np.float32]:
+        """Of rows with ids."""
+
+    def user_vectors(self, raw: RawRows) -> NDArray[np.float32]:
+        """Of a retrieval model: the vector of each row's user."""
+
+
+def open_model(artifact: Artifact, model_file: str, device: ScoringDevice) -> ScoringModel:
+    """`model_file` is the code of a model of the user's own."""
+    has_triton = find_spec("triton") is not None
+    has_gpu = torch.cuda.is_available() and has_triton
+    model = artifact.info.model
+    only_cpu = "several tasks" if model.tasks else "a retrieval model" if model.kind == "two_tower" else ""
+    if device.kind == "cpu" or (device.kind == "auto" and (only_cpu or not has_gpu)):
+        return ExportedModel(artifact, model_file)
+    if only_cpu:
+        raise UserError(f"--device cuda: {only_cpu} is not scored on a GPU yet", fix="--device cpu, or auto")
+    if not has_gpu:
+        raise UserError(f"--device cuda: {'torch finds no GPU' if has_triton else 'Triton is not installed'}",
+                        fix="`embark doctor` examines this machine; --device cpu serves without a GPU")
+    from embark.trainers.torch.gpu_scoring.model import GpuModel
+
+    return GpuModel(artifact, model_file, precision=device.precision)
