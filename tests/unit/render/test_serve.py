@@ -54,7 +54,7 @@ def test_the_api_server_s_schemas_take_every_object(cloud, sets):
 def test_the_probes_ask_routes_that_the_server_has():
     from embark.serve.app import ModelServer
 
-    routes = ModelServer.app.__code__.co_consts
+    routes = ModelServer._routes.__code__.co_consts
     container = container_of()
     for probe in ("startupProbe", "readinessProbe", "livenessProbe"):
         asked = container[probe]["httpGet"]

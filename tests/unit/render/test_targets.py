@@ -19,7 +19,7 @@ from embark.lint.check import lint_texts
 from embark.lint.read import kind_of
 from embark.render.job import make_job
 from embark.render.render import TARGETS, own_files, render
-from embark.render.serving import SERVE_TARGETS
+from embark.render.serving import ENDPOINTS, SERVE_TARGETS
 from embark.render.targets.vm_node import node_program
 from embark.render.wheel import wheel_name
 from embark.spec import load_spec, resolve
@@ -32,9 +32,14 @@ ELSEWHERE = {"EMB505"}
 """Findings that another file of the cluster answers."""
 
 
+IDENTITY = "arn:aws:iam::123456789012:role/server"
+
+
 def place_of(target: str, machine: str, **place) -> dict:
-    if target == "vertex":
+    if target == "vertex" or ENDPOINTS.get(target) == "gcp":
         place["account"] = "my-project"
+    if target == "sagemaker":
+        place["identity"] = IDENTITY
     if target == "compose":
         place["nodes"] = 1
     return {"target": target, **place}
@@ -43,6 +48,9 @@ def place_of(target: str, machine: str, **place) -> dict:
 def fits(target: str, machine: str) -> bool:
     if target == "vertex":
         return machine.startswith(("a2", "a3"))
+    if target in ENDPOINTS:
+        return machine == {"aws": "p5.48xlarge", "azure": "Standard_ND96isr_H100_v5", "gcp": "a3-megagpu-8g"}[
+            ENDPOINTS[target]]
     return target == "job" or machine in ("p5.48xlarge", "Standard_ND96isr_H100_v5", "a3-megagpu-8g")
 
 
@@ -57,7 +65,7 @@ def documents(files) -> list[dict]:
     return [document for text in texts for document in documents_of(text)]
 
 
-@pytest.mark.parametrize(("target", "machine"), PAIRS)
+@pytest.mark.parametrize(("target", "machine"), [pair for pair in PAIRS if pair[0] not in ENDPOINTS])
 def test_every_built_in_object_fits_its_schema(target, machine):
     job = job_of(machine, **place_of(target, machine, spot=True, queue="team", max_hours=2.0))
     found = documents(own_files(job))
@@ -79,11 +87,12 @@ def test_every_file_is_clean(target, machine, nodes):
 @pytest.mark.parametrize("target", [*TARGETS, "vm"])
 @pytest.mark.parametrize("cloud", CLOUDS)
 def test_the_cloud_is_one_setting_and_all_that_is_written_for_it_is_clean(cloud, target):
-    if target == "vertex" and cloud != "gcp":
+    if cloud != ENDPOINTS.get(target, "gcp" if target == "vertex" else cloud):
         return
     root = {"aws": "s3://b/runs", "azure": "az://c/runs", "gcp": "gs://b/runs"}[cloud]
     sets = [f"place.cloud={cloud}", f"place.target={target}", f"store.root={root}", "place.storage_account=account1",
-            "place.account=my-project", f"place.nodes={1 if target == 'compose' else 2}"]
+            "place.account=my-project", f"place.nodes={1 if target == 'compose' else 2}",
+            *([f"place.identity={IDENTITY}"] if target == "sagemaker" else [])]
     files = render(make_job(load_spec("quickstart", sets), load_catalog()))
     texts = {file.path: file.text for file in files if kind_of(Path(file.path), file.text[:200].encode())}
     assert [f"{one.code} {one.path}: {one.what}" for one in lint_texts(texts)] == []
