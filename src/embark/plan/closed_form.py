@@ -116,7 +116,10 @@ def _proposals(options: list[list[Option]], *, is_long: bool) -> Iterator[Choice
     yield from _greedy(options, by_sum=False)
     yield from _greedy(options, by_sum=True)
     for kind in {option.sharding: None for of in options for option in of}:
-        yield tuple(next(i for i in _ordered(of, by_sum=False) if of[i].sharding == kind) for of in options)
+        orders = [_ordered(of, by_sum=False) for of in options]
+        # Not every table has a way of each kind: a sequence's rows stay whole.
+        yield tuple(next((i for i in order if of[i].sharding == kind), order[0])
+                    for of, order in zip(options, orders, strict=True))
 
 
 def _greedy(options: list[list[Option]], *, by_sum: bool, num_strides: int = 0) -> Iterator[Choice]:

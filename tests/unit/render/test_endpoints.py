@@ -186,7 +186,7 @@ def test_the_image_serves_by_its_environment_and_has_an_own_model(target, tmp_pa
     assert "!my_model.py" in files[".dockerignore"].text
 
 
-@pytest.mark.parametrize("target", set(ENDPOINTS) - {"cloud-run"})
+@pytest.mark.parametrize("target", sorted(set(ENDPOINTS) - {"cloud-run"}))
 @pytest.mark.needs("shellcheck")
 def test_shellcheck_finds_nothing(target, tmp_path):
     import subprocess
