@@ -26,7 +26,8 @@ def bench(
 ) -> None:
     """Train a spec's first batches here with Embark and with stock TorchRec, and compare samples per second.
 
-    With place.device=jax, measures only the JAX trainer.
+    Compares Embark's engine with TorchRec's pipeline for a model of your own. With place.device=jax, measures only the
+    JAX trainer.
 
     Parameters
     ----------
@@ -82,7 +83,7 @@ def _render(console: Console, found: BenchResult) -> None:
     for row in found.rows:
         cells = {"": row.name, "samples/s": f"{row.samples_per_s:,.0f}", "ms/step": f"{row.step_ms:.3f}",
                  "first step, s": f"{row.first_step_s:.1f}"}
-        if limit:
+        if limit or len(found.rows) > 1:
             cells["Embark is"] = f"{row.ratio:.2f}×"
         elif row.memory_bytes:
             cells["memory"] = format_bytes(row.memory_bytes)

@@ -1,6 +1,7 @@
 """Which engine of the torch trainer a run gets, and the sentence that says why."""
 
 from embark.errors import UserError
+from embark.model.work import TRACED
 from embark.spec import RunSpec
 
 MAX_IDS_PER_SAMPLE = 1024  # Past this the slots kept for ids that most samples lack cost more than the launches saved.
@@ -27,12 +28,12 @@ def select_engine(spec: RunSpec, device: str, obstacle: str) -> tuple[str, str]:
 
 def cuda_graph_obstacle(spec: RunSpec, device: str, *, has_tables_on_host: bool) -> str:
     """Why the step cannot be captured, by what is known before the run; empty where nothing is in the way."""
-    if spec.model.is_own:
-        return f"a network of your own ({spec.model.kind}) is not captured in a CUDA graph"
     if spec.model.kind == "two_tower":
         return "two towers are not captured in a CUDA graph"
     if spec.model.tasks:
         return "several tasks are not part of the captured step"
+    if note := TRACED[spec.model].note if spec.model in TRACED else "":
+        return f"{spec.model.kind} does not run without values, as a captured step must: {note.partition(': ')[2]}"
     if sequence := next((t for t in spec.model.tables if t.is_sequence), None):
         return f"{sequence.name} is a sequence, and the captured step pools the rows of every feature"
     num_ids = sum(t.multi_hot for t in spec.model.table_list())

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from embark.model.batch import EVAL_SAMPLES, num_together
 from embark.model.placement import DENSE_STATES, Placement, shard_bytes, table_value_bytes, value_bytes, wire_bytes
 from embark.model.sharding import CACHED_SHARE
-from embark.model.work import Layers, dense_work_of, layers_of, lookups_of, padded
+from embark.model.work import dense_work_of, layers_of, lookups_of, padded
 from embark.plan.calibration import Calibration, MemoryFit
 from embark.plan.prediction import ASSUMPTIONS
 from embark.spec import RunSpec
@@ -83,19 +83,10 @@ def fullest_rank(spec: RunSpec, placement: Placement) -> int:
 
 def cuda_graph_bytes(spec: RunSpec, placement: Placement, rank: int, precision: str) -> ByteCounts:
     """The captured engine allocates everything before the first step: this is that list."""
-    layers, model = layers_of(spec.model), spec.model
-    size = value_bytes(precision)
+    model, size = spec.model, value_bytes(precision)
     samples = spec.train.batch_size / placement.num_ranks
     tables = model.table_list()
     num_ids = sum(t.multi_hot for t in tables)
-    widths = padded(model.num_dense) if layers.bottom else 0
-    widths += 2 * sum(padded(layer.num_out) for layer in (*layers.bottom, *layers.top[:-1]))
-    wide = padded(layers.middle_width)
-    if layers.up:
-        cross = len(layers.up)
-        widths += (2 * cross + 5) * wide + 2 * sum(padded(layer.num_out) for layer in layers.down)
-    else:
-        widths += 2 * sum(t.dim or 0 for t in tables) + 2 * wide
     looked_up = lookups_of(spec, placement, rank, size)
     multi_hot = {t.name: t.multi_hot for t in model.stored_tables()}
     num_keys = sum(spec.train.batch_size * multi_hot[s.table] for s in placement.of_rank(rank))
@@ -108,10 +99,9 @@ def cuda_graph_bytes(spec: RunSpec, placement: Placement, rank: int, precision: 
         wire = wire_bytes(spec, size)
         exchange = wire * (2 * looked_up.pooled_values + samples * sum(t.dim or 0 for t in tables))
         exchange += 4 * (3 * looked_up.num_ids + samples * num_ids) + 8 * (looked_up.num_ids + samples * num_ids)
-    return ByteCounts(
-        on_device, state, _flat_dense_bytes(spec, layers, size, samples), 0.0, samples * (widths * size + 4), keys,
-        2 * samples * 4 * (1 + model.num_dense + num_ids), exchange,
-    )
+    dense, per_sample = (_own_network_bytes if model.is_own else _flat_dense_bytes)(spec, size, samples)
+    return ByteCounts(on_device, state, dense, 0.0, samples * (per_sample + 4), keys,
+                      2 * samples * 4 * (1 + model.num_dense + num_ids), exchange)
 
 
 def pipeline_bytes(spec: RunSpec, placement: Placement, rank: int, precision: str) -> ByteCounts:
@@ -174,15 +164,32 @@ def _table_bytes(spec: RunSpec, placement: Placement, rank: int) -> tuple[float,
     return rows, state
 
 
-def _flat_dense_bytes(spec: RunSpec, layers: Layers, size: int, samples: float) -> float:
-    """Master, places, two states, gradients, the copy that is computed with, and sums over portions of the batch; what
-    each value decays by, if any does."""
+def _flat_dense_bytes(spec: RunSpec, size: int, samples: float) -> tuple[float, float]:
+    """Of the weights: master, places, two states, gradients, the copy that is computed with, and sums over portions of
+    the batch; what each value decays by, if any does. And of the buffers between layers, for each sample."""
+    layers, model = layers_of(spec.model), spec.model
     head, before = layers.top[-1], (*layers.bottom, *layers.down, *layers.up, *layers.top[:-1])
     weights = sum(padded(layer.num_out) * padded(layer.num_in) for layer in before)
     in_all = padded(weights + sum(padded(layer.num_out) for layer in before if layer.has_bias) + head.num_in + 1)
     portions = min(1024, max(128, samples // 64)) if size == 2 else 1
     values = layers.num_values * (4 + 8 + 4 + 4 + 4 * bool(spec.train.weight_decay))
-    return values + in_all * (4 + size) + 4 * portions * (in_all - weights)
+    widths = padded(model.num_dense) if layers.bottom else 0
+    widths += 2 * sum(padded(layer.num_out) for layer in (*layers.bottom, *layers.top[:-1]))
+    wide = padded(layers.middle_width)
+    if layers.up:
+        widths += (2 * len(layers.up) + 5) * wide + 2 * sum(padded(layer.num_out) for layer in layers.down)
+    else:
+        widths += 2 * sum(t.dim or 0 for t in model.table_list()) + 2 * wide
+    return values + in_all * (4 + size) + 4 * portions * (in_all - weights), widths * size
+
+
+def _own_network_bytes(spec: RunSpec, size: int, samples: float) -> tuple[float, float]:
+    """The same of the user's own network: of each sample the inputs, pooled rows and their gradients in fp32, what
+    autograd keeps, and its gradient."""
+    work = dense_work_of(spec.model)
+    values = work.num_values * (4 + 8 + 4 + 4 + 4 * bool(spec.train.weight_decay) + 4 + size)
+    pooled = sum(t.dim or 0 for t in spec.model.table_list())
+    return values, 4 * (spec.model.num_dense + 3 * pooled) + 2 * size * work.output_width
 
 
 def _power_of_2(value: int) -> int:

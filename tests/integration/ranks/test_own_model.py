@@ -1,38 +1,20 @@
 """A model of the user's own on several ranks: the losses of one, also after SIGKILL."""
 
-from pathlib import Path
-
 import pytest
-
-import embark
+from own_models import AUTOINT, KIND, STATEFUL
 
 pytestmark = pytest.mark.slow
 
-AUTOINT = (Path(embark.__file__).parent / "trainers" / "torch" / "starter_model.py").read_text()
-STATEFUL = """
-import torch
-from torch import nn
-
-class MyModel(nn.Module):
-    def __init__(self, model):
-        super().__init__()
-        width = model.num_dense + sum(t.dim for t in model.table_list())
-        self.unused = nn.Linear(2, 2)
-        self.layers = nn.Sequential(nn.BatchNorm1d(width), nn.Dropout(0.3), nn.Linear(width, 1))
-
-    def forward(self, dense, pooled):
-        return self.layers(torch.cat([dense, *pooled.values()], dim=1))
-"""
-KIND = "model.kind=my_model:MyModel"
-
-
 def test_two_ranks_give_the_losses_of_one_and_those_of_a_run_that_was_never_killed(ranks, tmp_path):
     (tmp_path / "my_model.py").write_text(AUTOINT)
-    one, two = ranks(1, KIND, name="one"), ranks(2, KIND, name="two")
-    assert (one.code, two.code) == (0, 0), one.output + two.output
-    assert len(one.losses()) == 12
-    assert two.losses() == pytest.approx(one.losses(), rel=2e-5)
-    assert two.last_eval()["auc"] == pytest.approx(one.last_eval()["auc"], rel=1e-3)
+    one = ranks(1, KIND, name="one")
+    assert (one.code, len(one.losses())) == (0, 12), one.output
+    for engine in ("pipeline", "cuda_graph"):
+        two = ranks(2, KIND, f"train.engine={engine}", name=engine)
+        assert two.code == 0, two.output
+        assert two.events("start")[0]["engine"] == engine
+        assert two.losses() == pytest.approx(one.losses(), rel=2e-5)
+        assert two.last_eval()["auc"] == pytest.approx(one.last_eval()["auc"], rel=1e-3)
 
     (tmp_path / "my_model.py").write_text(STATEFUL)
     sets = (KIND, "store.checkpoint_every=5", "train.dense_optimizer=adam", "train.dense_learning_rate=0.01")

@@ -37,6 +37,16 @@ def test_embark_and_stock_torchrec_are_measured_in_one_run(capsys, engine):
         max(limit["bytes_per_step"] / limit["bytes_per_s"], limit["flops_per_step"] / limit["flops_per_s"]))
 
 
+def test_a_model_of_one_s_own_is_measured_in_both_engines(capsys, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert run(["init", "laptop", "--model"]) == 0
+    assert run(["bench", "laptop.toml", *SMALL, "-s", "train.engine=cuda_graph", "-s", "train.precision=fp32"]) == 0
+    shown = capsys.readouterr().out
+    assert "TorchRec's pipeline, fp32" in shown
+    assert "Embark, cuda_graph, fp32, from memory" in shown
+    assert "1.00×" in shown
+
+
 def test_a_person_sees_a_table_and_what_the_device_could_do(capsys):
     assert run(["bench", "laptop", *SMALL, "--no-peers"]) == 0
     shown = capsys.readouterr().out

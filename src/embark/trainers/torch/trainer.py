@@ -34,6 +34,7 @@ from embark.trainers.torch.dropout import seed_dropout
 from embark.trainers.torch.engines.cuda_graph.batch_layout import BatchLayout, DrawnLayout, PackedLayout, RawLayout
 from embark.trainers.torch.engines.cuda_graph.engine import CudaGraphEngine
 from embark.trainers.torch.engines.cuda_graph.lookup import local_shards, planned, why_not_by_kernels
+from embark.trainers.torch.engines.cuda_graph.own_network import why_not_captured
 from embark.trainers.torch.engines.pipeline import Engine, EngineInputs, Part, PipelineEngine
 from embark.trainers.torch.metrics import HeldOut, MetricWindow, RankedHeldOut
 from embark.trainers.torch.model import Recommender, fill_tables
@@ -84,6 +85,8 @@ class TorchTrainer:
         # What the engine counts its predictions in.
         self.window = TaskWindow(spec.model.tasks, world.device) if spec.model.tasks else \
             (SoftmaxWindow if self.catalog else MetricWindow)(world.device)
+        if spec.model.is_own:
+            TRACED[spec.model] = trace_network(spec.model)  # for the engine, and the prediction that the run logs
         self.engine = make_engine(EngineInputs(
             spec=spec, world=world, plan=plan, model=self.model, dense=model.dense, optimizers=self.optimizers,
             precision=self.precision, window=self.window,
@@ -91,8 +94,6 @@ class TorchTrainer:
         ), source)
         self.layout: dict[str, Any] = describe(plan, spec)
         in_tables = sum(t.rows * t.dim for t in spec.model.stored_tables())
-        if spec.model.is_own:
-            TRACED[spec.model] = trace_network(spec.model)  # for the prediction that the run logs
         self.num_parameters = in_tables + sum(p.numel() for p in model.dense.parameters())
 
     def input_waits(self) -> InputWaits:
@@ -207,7 +208,9 @@ def make_engine(inputs: EngineInputs, source: SampleSource) -> Engine:
     device, on_host = world.device.type, has_tables_on_the_host(inputs.plan)
     obstacle = cuda_graph_obstacle(spec, device, has_tables_on_host=on_host) or (
         why_not_by_kernels(mine) if device == "cuda" else "")
-    obstacle = next((of_rank for of_rank in world.gathered(obstacle) if of_rank), "")
+    obstacle = _of_any_rank(world, obstacle)
+    if spec.model.is_own and device == "cuda" and spec.train.engine != "pipeline" and not obstacle:
+        obstacle = _of_any_rank(world, why_not_captured(inputs))
     engine, reason = select_engine(spec, device, obstacle)
     if engine == "pipeline":
         if on_host:
@@ -222,6 +225,10 @@ def make_engine(inputs: EngineInputs, source: SampleSource) -> Engine:
     if not is_fixed and any(t.multi_hot > 1 for t in tables):
         reason += "; a sample with fewer ids than multi_hot is padded"
     return CudaGraphEngine(inputs, planned(inputs.plan, tables), mine, layout, reason)
+
+
+def _of_any_rank(world: World, obstacle: str) -> str:
+    return next((of_rank for of_rank in world.gathered(obstacle) if of_rank), "")
 
 
 def _batch_layout(spec: RunSpec, source: SampleSource, num_samples: int, world: World) -> BatchLayout:

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 import torch
+from own_models import AUTOINT, DLRM, KIND, SIMPLE, STATEFUL
 
-import embark
 from embark.__main__ import run as embark_command
 from embark.errors import SpecError, UserError
 from embark.model.engine_selection import cuda_graph_obstacle, select_engine
@@ -19,44 +19,6 @@ from embark.spec import ModelSpec, resolve, to_toml
 from embark.trainers import evaluate, train
 from embark.trainers.torch.own_model import load_network, logits_of
 from embark.trainers.torch.trace_network import trace_network
-
-AUTOINT = (Path(embark.__file__).parent / "trainers" / "torch" / "starter_model.py").read_text()
-DLRM = """
-import torch
-from embark.trainers.torch.dense_network import DotNetwork
-
-class MyModel(DotNetwork):
-    def forward(self, dense, pooled):
-        return super().forward(dense, torch.cat(list(pooled.values()), dim=1))
-"""
-STATEFUL = """
-import torch
-from torch import nn
-
-class MyModel(nn.Module):
-    def __init__(self, model):
-        super().__init__()
-        width = model.num_dense + sum(t.dim for t in model.table_list())
-        self.unused, self.frozen = nn.Linear(2, 2), nn.Parameter(torch.ones(1), requires_grad=False)
-        self.layers = nn.Sequential(nn.BatchNorm1d(width), nn.Dropout(0.3), nn.Linear(width, 1))
-
-    def forward(self, dense, pooled):
-        return self.layers(torch.cat([dense, *pooled.values()], dim=1)) * self.frozen
-"""
-SIMPLE = """
-import torch
-from torch import nn
-
-class MyModel(nn.Module):
-    def __init__(self, model):
-        super().__init__()
-        self.layer = nn.Linear(model.num_dense, 1)
-
-    def forward(self, dense, pooled):
-        x = self.layer(dense)
-        {line}
-"""
-KIND = "model.kind=my_model:MyModel"
 
 
 @pytest.fixture
@@ -77,28 +39,56 @@ def losses(run_dir: str) -> list[float]:
     return [e.values["loss"] for e in read_events(Path(run_dir, "events.jsonl")) if e.kind == "step"]
 
 
+def start_of(values: dict) -> dict:
+    return json.loads(Path(values["run_dir"], "events.jsonl").read_text().splitlines()[0])
+
+
 def test_dlrm_written_as_a_model_of_one_s_own_gives_the_losses_of_dlrm_bit_for_bit(own, train_tiny):
     values = train(own(DLRM))
     assert losses(values["run_dir"]) == train_tiny("train.num_steps=4", "train.engine=pipeline").losses()
 
 
-def test_the_model_to_start_from_trains_evaluates_and_says_which_engine_and_why(own):
-    spec = own(AUTOINT, "train.num_steps=12", "store.checkpoint_at_end=true", "train.engine=cuda_graph",
-               "train.learning_rate=0.2", "train.dense_learning_rate=0.05")
+def test_the_model_to_start_from_trains_and_evaluates(own):
+    spec = own(AUTOINT, "train.num_steps=12", "store.checkpoint_at_end=true", "train.learning_rate=0.2",
+               "train.dense_learning_rate=0.05")
     values = train(spec)
     found = losses(values["run_dir"])
     assert found[-1] < found[0]
     Path("my_model.py").unlink()  # its text is with the checkpoint
     assert evaluate(values["run_dir"]).auc == values["auc"]
-    start = Path(values["run_dir"], "events.jsonl").read_text().splitlines()[0]
-    assert "a network of your own (my_model:MyModel) is not captured in a CUDA graph" in start
 
 
-def test_a_model_with_statistics_dropout_and_unused_weights_resumes_bit_for_bit(own):
+@pytest.mark.parametrize(("code", "sets"), [
+    (AUTOINT, ()), (AUTOINT, ("train.dense_optimizer=sgd", "train.max_gradient_norm=0.02", "train.warmup_steps=3")),
+    (DLRM, ("data.ragged=true", "train.weight_decay=0.5", "model.tables=[{name='a', rows=9, multi_hot=4, "
+            "pooling='mean'}, {name='b', rows=60, multi_hot=3}, {name='c', rows=5}]")),
+    (STATEFUL, ("train.dense_optimizer=adam", "train.dense_learning_rate=0.01", "train.embedding_l2=0.5")),
+], ids=["autoint", "autoint sgd", "dlrm", "stateful"])
+def test_the_captured_step_trains_what_the_pipeline_trains(own, code, sets):
+    """One operation at a time: dropout, statistics and unused weights among them."""
+    pipeline = train(own(code, *sets, "train.engine=pipeline"))
+    captured = train(own(code, *sets, "train.engine=cuda_graph", "name=captured"))
+    assert start_of(captured)["engine"] == "cuda_graph"
+    assert losses(captured["run_dir"]) == pytest.approx(losses(pipeline["run_dir"]), rel=1e-5)
+    assert captured["auc"] == pytest.approx(pipeline["auc"], abs=1e-4)
+
+
+@pytest.mark.parametrize(("line", "reason"), [
+    ("return x * float(x.sum())", "my_model.py:12: RuntimeError in forward: Tensor.item() cannot be called on meta"),
+    ("return x * x[x > 0].sum()", "my_model.py:12: "),
+])
+def test_a_model_that_looks_at_values_falls_back_to_the_pipeline_with_its_line(own, line, reason):
+    start = start_of(train(own(SIMPLE.format(line=line), "train.engine=cuda_graph")))
+    assert start["engine"] == "pipeline"
+    assert f"my_model:MyModel does not run without values, as a captured step must: {reason}" in start["engine_reason"]
+
+
+@pytest.mark.parametrize("engines", [("pipeline",) * 3, ("cuda_graph",) * 3])
+def test_a_model_with_statistics_dropout_and_unused_weights_resumes_bit_for_bit(own, engines):
     sets = ("store.checkpoint_every=2", "train.dense_optimizer=adam", "train.dense_learning_rate=0.01")
-    whole = train(own(STATEFUL, *sets, "name=whole"))
-    train(own(STATEFUL, *sets, "train.num_steps=2"))
-    resumed = train(own(STATEFUL, *sets))
+    whole = train(own(STATEFUL, *sets, "name=whole", f"train.engine={engines[0]}"))
+    train(own(STATEFUL, *sets, "train.num_steps=2", f"train.engine={engines[1]}"))
+    resumed = train(own(STATEFUL, *sets, f"train.engine={engines[2]}"))
     assert losses(resumed["run_dir"]) == losses(whole["run_dir"])
     assert resumed["log_loss"] == whole["log_loss"]
 
@@ -191,12 +181,12 @@ def test_a_network_that_cannot_be_traced_is_planned_without_its_layers_and_that_
     assert predict_local(spec, here)["step_s"] > 0
 
 
-def test_the_engine_falls_back_with_a_reason_and_jax_refuses():
+def test_auto_takes_the_captured_step_on_a_gpu_and_falls_back_with_a_reason_and_jax_refuses():
     spec = resolve({"model": {"kind": "my_model:MyModel", "code": DLRM}})
-    obstacle = cuda_graph_obstacle(spec, "cuda", has_tables_on_host=False)
-    assert "my_model:MyModel" in obstacle
+    assert cuda_graph_obstacle(spec, "cuda", has_tables_on_host=False) == ""
+    assert select_engine(spec, "cuda", "")[0] == "cuda_graph"
     for engine in ("auto", "cuda_graph"):
         chosen = resolve({"model": {"kind": "my_model:MyModel"}, "train": {"engine": engine}})
-        assert select_engine(chosen, "cuda", obstacle) == ("pipeline", obstacle)
+        assert select_engine(chosen, "cuda", "it waits") == ("pipeline", "it waits")
     with pytest.raises(SpecError, match="is not supported by the JAX trainer"):
         check_supported(spec)

@@ -80,6 +80,14 @@ class Embark(TorchContender):
         super().close()
 
 
+class StockPipeline(Embark):
+    """TorchRec's own pipeline over a model of the user's own: TorchRec has none to compare it with."""
+
+    def __init__(self, spec: RunSpec, world: World, source: SampleSource, num_batches: int) -> None:
+        super().__init__(spec, world, source, num_batches)
+        self.name = f"TorchRec's pipeline, {self.trainer.precision}"
+
+
 class Stock(TorchContender):
     """`DistributedModelParallel` and `TrainPipelineSparseDist` over TorchRec's own DLRM."""
 

@@ -14,7 +14,7 @@ from embark.model.placement import value_bytes
 from embark.model.work import layers_of
 from embark.spec import RunSpec
 from embark.trainers.bench import NUM_BATCHES, BenchResult, Ceiling, Contender, first_batches, time_contender
-from embark.trainers.torch.bench.contenders import Embark, Stock
+from embark.trainers.torch.bench.contenders import Embark, Stock, StockPipeline
 from embark.trainers.torch.trainer import precision_on, set_matmul_precision
 from embark.trainers.torch.world import World, join
 
@@ -37,9 +37,9 @@ class Profile:
 
 def bench(spec: RunSpec, *, seconds: float, peers: bool, progress: Callable[[str], None]) -> BenchResult:
     """Samples a second of each, and how Embark's compare; `seconds` is for each contender."""
-    if spec.model.is_own or spec.model.has_sequences or spec.model.kind == "two_tower" or spec.model.tasks:
-        what = "several tasks" if spec.model.tasks else spec.model.kind
-        raise UserError(f"embark bench compares DLRM and DLRM-DCNv2 with stock TorchRec, not {what}",
+    if spec.model.has_sequences or spec.model.kind == "two_tower" or spec.model.tasks:
+        what = "several tasks" if spec.model.tasks else "sequences" if spec.model.is_own else spec.model.kind
+        raise UserError(f"embark bench measures DLRM, DLRM-DCNv2 and models of your own beside TorchRec, not {what}",
                         fix="embark bench SPEC --profile shows where the time of its step goes")
     with join(spec.place) as world:
         if world.world_size > 1:
@@ -55,7 +55,8 @@ def bench(spec: RunSpec, *, seconds: float, peers: bool, progress: Callable[[str
             progress(rows[-1].name)
         ours = next(row for row in rows if row.name.startswith("Embark"))
         rows = [replace(row, ratio=ours.samples_per_s / row.samples_per_s) for row in rows]
-        ceiling = roofline(spec, batches[:4], precision, world.device, ours.samples_per_s)
+        ceiling = None if spec.model.is_own else \
+            roofline(spec, batches[:4], precision, world.device, ours.samples_per_s)
         return BenchResult(size, world.device_name, f"torch {torch.__version__}", rows, ceiling)
 
 
@@ -81,7 +82,10 @@ def _contenders(
     spec: RunSpec, world: World, source: SampleSource, batches: list[Batch], peers_precision: str
 ) -> Iterator[Callable[[], Contender]]:
     """Without peers, `peers_precision` is empty."""
-    if peers_precision and spec.model.num_dense:
+    if peers_precision and spec.model.is_own:
+        train = spec.train.model_copy(update={"engine": "pipeline"})
+        yield lambda: StockPipeline(spec.model_copy(update={"train": train}), world, source, len(batches))
+    elif peers_precision and spec.model.num_dense:
         yield lambda: Stock(spec, world, batches, is_bf16=False)
         if peers_precision == "bf16":
             yield lambda: Stock(spec, world, batches, is_bf16=True)

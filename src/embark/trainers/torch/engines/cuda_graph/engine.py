@@ -19,7 +19,7 @@ from embark.run.evaluation import Trouble
 from embark.spec import RunSpec
 from embark.trainers.torch.engines.cuda_graph.batch_layout import BatchBuffer, BatchLayout
 from embark.trainers.torch.engines.cuda_graph.exchange import Exchange, Sizes
-from embark.trainers.torch.engines.cuda_graph.geometry import FlatDense
+from embark.trainers.torch.engines.cuda_graph.geometry import FlatDense, FlatParameters
 from embark.trainers.torch.engines.cuda_graph.lookup import (
     Device,
     FbgemmLookup,
@@ -31,9 +31,11 @@ from embark.trainers.torch.engines.cuda_graph.lookup import (
 )
 from embark.trainers.torch.engines.cuda_graph.network import Network
 from embark.trainers.torch.engines.cuda_graph.ops import TorchOps, gpu_ops
+from embark.trainers.torch.engines.cuda_graph.own_network import OwnNetworkStep
 from embark.trainers.torch.engines.pipeline import Engine, EngineInputs, Part
 from embark.trainers.torch.metrics import MetricWindow
 from embark.trainers.torch.optimizers import table_rates
+from embark.trainers.torch.own_model import OwnNetwork
 
 NO_STEP = torch.iinfo(torch.int64).max
 
@@ -75,10 +77,13 @@ class CudaGraphEngine(Engine):
 
     def step(self, batches: Iterator[BatchBuffer], step: int) -> None:
         """Train on the next batch, and count it in the window."""
-        if not self._is_built:
+        is_first = not self._is_built
+        if is_first:
             self._build(step)
         self._set_values()
         self._next_batch(batches)
+        if is_first and self._is_gpu and isinstance(self._network, OwnNetworkStep):
+            self._check_first(self._network)
         if self._streams is None:
             self._body(self._slot, self._number)
         else:
@@ -152,19 +157,13 @@ class CudaGraphEngine(Engine):
         self._num_samples = spec.train.batch_size // world.world_size
         dtype = torch.bfloat16 if inputs.precision == "bf16" else torch.float32
         self._ops = gpu_ops() if self._is_gpu and dtype == torch.bfloat16 else TorchOps()
-        if DENSE_STATES[inputs.optimizers.dense_kind] and not inputs.optimizers.dense.state:
-            inputs.optimizers.init_state()
-        self._flat = FlatDense(inputs.dense, inputs.optimizers, dtype, self._ops.num_portions(self._num_samples),
-                               spec.train)
-        self._flat.adopt()
-        self._network = Network(inputs.dense, self._flat, self._ops, self._num_samples, spec.train.batch_size,
-                                self._beside("weights"))
+        self._make_network(dtype)
         sizes = Sizes(self._num_samples, tuple(t.multi_hot for t in self._tables),
                       tuple(t.dim or 0 for t in self._tables))
         self._exchange: Exchange | None = None
         if world.world_size > 1:
             self._exchange = Exchange(self._shards, sizes, world.rank, world.world_size, self._device,
-                                      _wire_dtype(spec, self._shards, dtype))
+                                      _wire_dtype(spec, self._shards, self._network.pooled.dtype))
         self._lookup = self._make_lookup(sizes)
         self._mean_features = [
             (sizes.id_starts[f], sizes.num_ids[f], sizes.columns[f], sizes.widths[f])
@@ -175,6 +174,36 @@ class CudaGraphEngine(Engine):
         if self._is_gpu:
             self._capture()
         self._is_built = True
+
+    def _make_network(self, dtype: torch.dtype) -> None:
+        inputs, train = self._inputs, self._inputs.spec.train
+        self._network: Network | OwnNetworkStep
+        self._flat: FlatParameters
+        if isinstance(inputs.dense, OwnNetwork):
+            self._network = own = OwnNetworkStep(inputs.dense, inputs.spec, self._num_samples,
+                                                 is_bf16=inputs.precision == "bf16")
+            self._flat = own.flat(inputs, dtype)
+            self._flat.adopt()
+            inputs.dense.checks_values = not self._is_gpu
+            return
+        if DENSE_STATES[inputs.optimizers.dense_kind] and not inputs.optimizers.dense.state:
+            inputs.optimizers.init_state()
+        self._flat = flat = FlatDense(inputs.dense, inputs.optimizers, dtype,
+                                      self._ops.num_portions(self._num_samples), train)
+        flat.adopt()
+        self._network = Network(inputs.dense, flat, self._ops, self._num_samples, train.batch_size,
+                                self._beside("weights"))
+
+    def _check_first(self, network: OwnNetworkStep) -> None:
+        """Look for NaN that the user's file makes, on the batch of the first step, before any weight has it."""
+        dense, ids, _ = self.layout.decode(self._slots[self._slot], self._number)
+        network.inputs.copy_(dense)
+        exchange = self._exchange
+        self._lookup.forward(exchange.ids(ids) if exchange else ids, exchange.looked_up if exchange else network.pooled)
+        if exchange:
+            exchange.pooled(network.pooled)
+        self._divide(ids, network.pooled)
+        network.check_values()
 
     def _make_lookup(self, sizes: Sizes) -> FbgemmLookup | KernelLookup:
         exchange, spec = self._exchange, self._inputs.spec
@@ -216,17 +245,19 @@ class CudaGraphEngine(Engine):
     def _capture(self) -> None:
         """Run once with no id at all, so that kernels are compiled and no table is touched; then record the step."""
         flat, window = self._flat, self._window
-        kept = [t.clone() for t in (flat.master, flat.state, flat.second_state, flat.shadow, self._step)]
+        changed = (flat.master, flat.state, flat.second_state, flat.shadow, self._step)
+        kept = [t.clone() for t in changed]
+        own = self._network if isinstance(self._network, OwnNetworkStep) else None
         window_kept = window.clone_sums()
         streams = self._streams
         assert streams is not None
-        streams.main.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(streams.main):
-            for _ in range(2):
-                self._body(0, 0, has_ids=False)
-        torch.cuda.current_stream().wait_stream(streams.main)
-        for tensor, before in zip((flat.master, flat.state, flat.second_state, flat.shadow, self._step), kept,
-                                  strict=True):
+        with own.undone() if own else nullcontext():
+            streams.main.wait_stream(torch.cuda.current_stream())
+            with torch.cuda.stream(streams.main):
+                for _ in range(2):
+                    self._body(0, 0, has_ids=False)
+            torch.cuda.current_stream().wait_stream(streams.main)
+        for tensor, before in zip(changed, kept, strict=True):
             tensor.copy_(before)
         window.set_sums(window_kept)
         self._bad_loss.fill_(NO_STEP)

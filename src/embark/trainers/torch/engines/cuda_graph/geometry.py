@@ -1,5 +1,6 @@
 """The dense layers in flat memory: one kernel then moves them all, and one all-reduce joins their gradients."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -31,43 +32,25 @@ class Head:
     width: int
 
 
-class FlatDense:
-    """All parameters of a dense network as one tensor, with their gradients, their optimizer's state and the copy of
-    them that a step computes with.
+class FlatParameters:
+    """Parameters as one tensor, with their gradients, their optimizer's state and a copy of them, rounded to what the
+    step computes in.
 
     The module's parameters and its optimizer's state become views, so that a checkpoint sees what was trained.
     """
 
     def __init__(
-        self, network: nn.Module, optimizers: Optimizers, dtype: torch.dtype, num_portions: int, train: TrainSpec
+        self, parameters: Sequence[nn.Parameter], places: Tensor, size: int, optimizers: Optimizers,
+        dtype: torch.dtype, train: TrainSpec,
     ) -> None:
-        assert isinstance(network, DotNetwork | CrossNetwork)
-        self._network = network
-        self._optimizers = optimizers
-        linears = [m for m in network.modules() if isinstance(m, nn.Linear)]
-        last = network.top[-1]
-        self._parameters = list(network.parameters())
+        """`places`: where each value stands in gradients and copy, which have `size` values."""
+        self._parameters, self._optimizers = list(parameters), optimizers
         device = self._parameters[0].device
-        starts: dict[int, int] = {}
-        size = 0
-        for linear in linears:
-            if linear is not last:
-                starts[id(linear.weight)] = size
-                size += padded(linear.out_features) * padded(linear.in_features)
-        self._sums_start = size
-        for linear in linears:
-            if linear is not last and linear.bias is not None:
-                starts[id(linear.bias)] = size
-                size += padded(linear.out_features)
-        starts[id(last.weight)] = size
-        starts[id(last.bias)] = size + last.in_features
-        size = padded(size + last.in_features + 1)
-        num_values = sum(p.numel() for p in self._parameters)
+        num_values = places.numel()
         self.master = torch.empty(num_values, device=device)
-        self.places = torch.cat([_places(p, starts[id(p)]) for p in self._parameters]).to(device)
+        self.places = places.to(device)
         self.grads = torch.zeros(size, device=device)
         self.shadow = torch.zeros(size, device=device, dtype=dtype)
-        self.sums = torch.zeros(num_portions, size - self._sums_start, device=device)
         self.state, self.second_state = (torch.zeros(num_values, device=device) for _ in range(2))
         self._max_norm = train.max_gradient_norm
         self.decays: Tensor | None = None
@@ -76,13 +59,6 @@ class FlatDense:
             self.decays = torch.cat([
                 torch.full((p.numel(),), train.weight_decay if p.ndim > 1 else 0.0) for p in self._parameters
             ]).to(device)
-        self.layers = {id(linear): self._layer(linear, starts) for linear in linears if linear is not last}
-        begin = starts[id(last.weight)]
-        width = last.in_features
-        self.head = Head(
-            self.shadow[begin : begin + width], self.shadow[begin + width : begin + width + 1],
-            self.sums[:, begin - self._sums_start : begin - self._sums_start + width + 1], width,
-        )
 
     def adopt(self) -> None:
         """Take the parameters and their optimizer's state over as they are now, and put views in their place."""
@@ -102,8 +78,7 @@ class FlatDense:
         self.shadow[self.places] = self.master.to(self.shadow.dtype)
 
     def add_up(self) -> None:
-        """Bring the gradients that were kept by portions of the batch together."""
-        torch.sum(self.sums, 0, out=self.grads[self._sums_start :])
+        """Bring gradients that were kept by portions of the batch together."""
 
     def clip(self) -> None:
         """Scale the gradients down to the norm that they may have, as `torch.nn.utils.clip_grad_norm_` does."""
@@ -116,6 +91,45 @@ class FlatDense:
         for held in self._optimizers.dense.state.values():
             if "step" in held:
                 held["step"].fill_(float(num_steps))
+
+
+class FlatDense(FlatParameters):
+    """Of DLRM and DLRM-DCNv2: each layer padded to what tensor cores want."""
+
+    def __init__(
+        self, network: nn.Module, optimizers: Optimizers, dtype: torch.dtype, num_portions: int, train: TrainSpec
+    ) -> None:
+        assert isinstance(network, DotNetwork | CrossNetwork)
+        linears = [m for m in network.modules() if isinstance(m, nn.Linear)]
+        last = network.top[-1]
+        parameters = list(network.parameters())
+        starts: dict[int, int] = {}
+        size = 0
+        for linear in linears:
+            if linear is not last:
+                starts[id(linear.weight)] = size
+                size += padded(linear.out_features) * padded(linear.in_features)
+        self._sums_start = size
+        for linear in linears:
+            if linear is not last and linear.bias is not None:
+                starts[id(linear.bias)] = size
+                size += padded(linear.out_features)
+        starts[id(last.weight)] = size
+        starts[id(last.bias)] = size + last.in_features
+        size = padded(size + last.in_features + 1)
+        places = torch.cat([_places(p, starts[id(p)]) for p in parameters])
+        super().__init__(parameters, places, size, optimizers, dtype, train)
+        self.sums = torch.zeros(num_portions, size - self._sums_start, device=self.master.device)
+        self.layers = {id(linear): self._layer(linear, starts) for linear in linears if linear is not last}
+        begin = starts[id(last.weight)]
+        width = last.in_features
+        self.head = Head(
+            self.shadow[begin : begin + width], self.shadow[begin + width : begin + width + 1],
+            self.sums[:, begin - self._sums_start : begin - self._sums_start + width + 1], width,
+        )
+
+    def add_up(self) -> None:
+        torch.sum(self.sums, 0, out=self.grads[self._sums_start :])
 
     def _layer(self, linear: nn.Linear, starts: dict[int, int]) -> Layer:
         shape = padded(linear.out_features), padded(linear.in_features)
