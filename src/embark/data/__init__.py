@@ -73,6 +73,10 @@ def open_source(spec: RunSpec, *, allocate: Allocate | None = None) -> SampleSou
         from embark.data.own_data import OwnSource
 
         return OwnSource(spec.model, spec.data)
+    if spec.data.drift.is_on:
+        from embark.data.drifting import DriftingSource
+
+        return DriftingSource(spec.model, spec.data)
     from embark.data.synthetic import SyntheticSource
 
     return SyntheticSource(spec.model, spec.data)

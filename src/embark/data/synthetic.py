@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from embark.data.hashing import Hashes, bell, hash_counters, quarter, stream_key, stream_keys, uniform
+from embark.data.hashing import bell, hash_counters, quarter, stream_key, stream_keys, uniform
 from embark.data.loader import Batch
 from embark.data.synthetic_tasks import Mixture, best_outputs, draw_labels, seed_of
+from embark.data.zipf import grouped
 from embark.spec.data import DataSpec
 from embark.spec.model import ModelSpec, Table
 from embark.spec.tasks import Task
@@ -18,7 +20,6 @@ from embark.spec.tasks import Task
 TRAIN, EVAL, CALIBRATION = range(3)
 IDS, LENGTHS, DENSE, LABEL = range(4)
 _CALIBRATION_SAMPLES = 16_384
-LOW = 0.5  # Where the integral of the ids begins.
 _VALUES_AT_A_TIME = 131_072  # Ids drawn together: their hashes stay in the second-level cache.
 
 Floats = NDArray[np.float32]
@@ -30,6 +31,7 @@ class SyntheticSource:
     """As many samples as the spec says; an epoch is the same samples in the same order."""
 
     notes: tuple[str, ...] = ()
+    id_dtype: type[np.signedinteger[Any]] = np.int32
 
     def __init__(self, model: ModelSpec, data: DataSpec) -> None:
         tables = model.table_list()
@@ -42,10 +44,10 @@ class SyntheticSource:
             for split in (TRAIN, EVAL, CALIBRATION)
             for what in (IDS, LENGTHS)
         }
-        self.groups = list(_grouped(tables, data.zipf_exponent))
+        self.groups = list(grouped(self._id_spaces(tables), data.zipf_exponent))
         values_per_sample = max(sum(self.multi_hot), self.num_dense)
         self._samples_at_a_time = max(1, _VALUES_AT_A_TIME // values_per_sample)
-        self.teacher = TeacherModel(tables, model.num_dense, seed=data.seed, signal=data.signal)
+        self.teacher = self._make_teacher(tables)
         self.tasks = model.tasks
         own = [TeacherModel(tables, model.num_dense, seed=seed_of(data.seed, task), signal=data.signal)
                for task in model.tasks]
@@ -83,13 +85,11 @@ class SyntheticSource:
 
     def rows(self, split: int, start: int, stop: int) -> Batch:
         """Samples `start` to `stop` of `TRAIN` or `EVAL`."""
-        num_samples = self.num_train_samples if split == TRAIN else self.num_eval_samples
-        if not 0 <= start <= stop <= num_samples:
-            raise IndexError(f"samples {start} to {stop} of {num_samples}")
+        self._check_range(split, start, stop)
         n = stop - start
         dense = np.empty((n, self.num_dense), np.float32)
         lengths = np.empty((len(self.multi_hot), n), np.int32)
-        ids = [np.empty((n, multi_hot), np.int32) for multi_hot in self.multi_hot]
+        ids = [np.empty((n, multi_hot), self.id_dtype) for multi_hot in self.multi_hot]
         probability = np.empty(n, np.float32)
         scores = np.empty((len(self.tasks), n), np.float32)
         for span in self._spans(start, stop):
@@ -120,6 +120,11 @@ class SyntheticSource:
             is_fixed=not self.is_ragged, best_probability=probability,
         )
 
+    def _check_range(self, split: int, start: int, stop: int) -> None:
+        num_samples = self.num_train_samples if split == TRAIN else self.num_eval_samples
+        if not 0 <= start <= stop <= num_samples:
+            raise IndexError(f"samples {start} to {stop} of {num_samples}")
+
     def _fit_task(self, task: Task, teacher: TeacherModel, common: Parts, own: Parts) -> tuple[Scales, Mixture]:
         """How a task's own hidden model is scaled, and how much of each model its score has."""
         scales = teacher.fit_scales(own)
@@ -136,6 +141,13 @@ class SyntheticSource:
         own = [teacher.score(teacher.parts(dense, ids, lengths, self._positions), scales)
                for teacher, scales, _ in self._own]
         return np.stack([mixture.score(common, score) for (*_, mixture), score in zip(self._own, own, strict=True)])
+
+    def _id_spaces(self, tables: Sequence[Table]) -> Sequence[Table]:
+        """The tables, with as many rows as there are ids to draw."""
+        return tables
+
+    def _make_teacher(self, tables: Sequence[Table]) -> TeacherModel:
+        return TeacherModel(tables, self.num_dense, seed=self._data.seed, signal=self._data.signal)
 
     @property
     def _positions(self) -> list[list[int]]:
@@ -159,70 +171,6 @@ class SyntheticSource:
 
     def key(self, split: int, what: int) -> int:
         return stream_key(self._data.seed, split, what)
-
-
-@dataclass(frozen=True, slots=True)
-class Group:
-    """Tables with the same number of ids a sample, drawn together: an array each would be mostly call overhead."""
-
-    tables: list[int]
-    multi_hot: int
-    zipf: Zipf
-
-    def draw_ids(self, table_keys: Hashes, span: range) -> NDArray[np.int32]:
-        """[G, n, multi_hot]"""
-        counters = np.arange(span.start * self.multi_hot, span.stop * self.multi_hot)
-        bits = hash_counters(table_keys[self.tables][:, None], counters)
-        return self.zipf.ids(uniform(bits)).reshape(len(self.tables), len(span), self.multi_hot)
-
-    def draw_lengths(self, table_keys: Hashes, span: range) -> NDArray[np.int32]:
-        """[G, n]: 0 to `multi_hot`, all equally likely."""
-        bits = hash_counters(table_keys[self.tables][:, None], np.arange(span.start, span.stop))
-        return (uniform(bits) * (self.multi_hot + 1)).astype(np.int32)
-
-
-@dataclass(frozen=True, slots=True)
-class Zipf:
-    """Id k of a table has a chance close to (k + 1)^−s.
-
-    It is the integral of x^−s from k + ½ to k + 1½, which has an inverse in closed form at any number of rows.
-    """
-
-    rows: NDArray[np.int64]  # [G, 1]
-    exponent: float
-
-    @property
-    def power(self) -> float:
-        """What the integral is the power of; 0: it is a logarithm."""
-        power = 1 - self.exponent
-        return power if abs(power) >= 1e-9 else 0.0
-
-    @property
-    def factor(self) -> NDArray[np.float64]:
-        """[G, 1]: the integral over all rows."""
-        high = self.rows + LOW
-        integral: NDArray[np.float64] = high**self.power - LOW**self.power if self.power else np.log(high / LOW)
-        return integral
-
-    def ids(self, u: NDArray[np.float64]) -> NDArray[np.int32]:
-        """[G, n] in 0 to rows − 1 from [G, n] in [0, 1)."""
-        u *= self.factor
-        if self.power:
-            u += LOW**self.power
-            np.power(u, 1 / self.power, out=u)
-        else:
-            np.exp(u, out=u)
-            u *= LOW
-        u -= LOW
-        np.clip(u, 0, self.rows - 1, out=u)
-        return u.astype(np.int32)
-
-
-def _grouped(tables: Sequence[Table], zipf_exponent: float) -> Iterator[Group]:
-    for multi_hot, pooling in sorted({(t.multi_hot, t.pooling) for t in tables}):
-        members = [i for i, t in enumerate(tables) if (t.multi_hot, t.pooling) == (multi_hot, pooling)]
-        rows = np.array([[tables[i].rows] for i in members], np.int64)
-        yield Group(members, multi_hot, Zipf(rows, zipf_exponent))
 
 
 LOGIT_STD = 1.4  # With `signal` = 1 the best AUC is then about 0.80.
@@ -270,6 +218,8 @@ Drawn = tuple[Floats, Ids, Lengths, Parts]
 
 class TeacherModel:
     """Knows, for samples it is shown, the probability of a 1."""
+
+    head = HEAD
 
     def __init__(self, tables: Sequence[Table], num_dense: int, *, seed: int, signal: float) -> None:
         self._signal = signal
@@ -341,22 +291,27 @@ class TeacherModel:
             total += weight * (column + np.float32(CURVATURE) * column * column)
         return total
 
+    def _id_values(self, ids: NDArray[np.int32], tables: list[int]) -> Callable[[int, int], Floats]:
+        """Gives component 0 to `NUM_LATENT` of the ids of the first so many tables."""
+        bits = hash_counters(self.table_keys[tables][:, None, None], ids)
+        return lambda component, num: quarter(bits[:num], component).reshape(ids[:num].shape)
+
     def _pool_group(
         self, ids: NDArray[np.int32], lengths: NDArray[np.int32] | None, tables: list[int], effects: Floats,
         latent: Floats,
     ) -> None:
         num_ids = ids.shape[2]
-        bits = hash_counters(self.table_keys[tables][:, None, None], ids)
-        weight = np.float32(HEAD) / (ids + np.float32(HEAD))
+        values_of = self._id_values(ids, tables)
+        weight = np.float32(self.head) / (ids + np.float32(self.head))
         if lengths is not None:
             weight *= np.arange(num_ids) < lengths[:, :, None]
         if num_ids > 1 and self.is_mean[tables[0]]:
             weight /= np.float32(num_ids) if lengths is None else np.maximum(lengths, 1)[:, :, None].astype(np.float32)
-        effects[tables] = _pool(quarter(bits, 0).reshape(ids.shape) * weight)
+        effects[tables] = _pool(values_of(0, len(tables)) * weight)
         # Tables are in order, so those that interact come first in their group.
         num_paired = sum(table < len(latent) for table in tables)
         for component in range(NUM_LATENT if num_paired else 0):
-            values = quarter(bits[:num_paired], component + 1).reshape(ids[:num_paired].shape) + np.float32(LATENT_MEAN)
+            values = values_of(component + 1, num_paired) + np.float32(LATENT_MEAN)
             latent[tables[:num_paired], component] = _pool(values * weight[:num_paired])
 
 

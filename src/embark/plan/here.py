@@ -123,7 +123,7 @@ def _plan(
         fits, why = memory.fits, explain_fit(spec, cluster, placement, memory)
         if fits and (device == "cpu" or gpu is not None) and engine in calibration.engines:
             step = step_time(spec, placement, cluster, engine, precision, calibration,
-                             draws_samples=spec.data.kind == "synthetic")
+                             draws_samples=spec.data.kind == "synthetic" and not spec.data.drift.is_on)
     plan = LocalPlan(machine, device, num_ranks, engine, precision, workload, memory, step, fits, why, "",
                      (*_notes(machine, device, step), *dense_notes(spec)))
     return _with_sentence(plan, spec)

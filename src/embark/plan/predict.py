@@ -126,7 +126,7 @@ def predict_local(spec: RunSpec, here: dict[str, Any]) -> dict[str, Any] | None:
     except TooLarge:
         return None
     step = step_time(spec, placement, cluster, engine, precision, calibration,
-                     draws_samples=spec.data.kind == "synthetic")
+                     draws_samples=spec.data.kind == "synthetic" and not spec.data.drift.is_on)
     parts = (host_parts(spec, placement, num_ranks, calibration, is_cpu=True, engine=engine, precision=precision)
              if is_cpu else
              with_own_input(device_parts(spec, placement, engine, precision, calibration), spec, engine, num_ranks))

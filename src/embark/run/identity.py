@@ -5,6 +5,8 @@ from collections.abc import Mapping, Sequence
 from hashlib import sha256
 from typing import Any
 
+from pydantic import BaseModel
+
 from embark.data import SampleSource
 from embark.errors import DataError, UserError
 from embark.events.changes import Change, shown_value
@@ -36,6 +38,8 @@ def _learning_fields(spec: RunSpec, num_steps: int) -> dict[str, Any]:
         section, _, name = field.partition(".")
         # Some that are not used are not written.
         default = type(getattr(spec, section)).model_fields[name].default
+        if isinstance(default, BaseModel):
+            default = default.model_dump(mode="json")
         return values[section].get(name, list(default) if isinstance(default, tuple) else default)
 
     found = {field: value_of(field) for field in sorted(LEARNING_FIELDS)

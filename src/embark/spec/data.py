@@ -15,6 +15,7 @@ from pydantic import (
     model_serializer,
 )
 
+from embark.spec.drift import DriftSpec
 from embark.spec.interactions import InteractionsSpec, Names
 from embark.spec.section import Section
 from embark.spec.user_code import OWN_KIND, is_own
@@ -183,12 +184,14 @@ class DataSpec(Section):
     """The same seed gives the same samples in the same order, at any number of ranks."""
     prepare: PrepareSpec = PrepareSpec()
     interactions: InteractionsSpec = InteractionsSpec()
+    drift: DriftSpec = DriftSpec()
 
     @model_serializer(mode="wrap")
     def _without_unused(self, dump: SerializerFunctionWrapHandler) -> dict[str, Any]:
         """Without a later field that is not used: what is stored of a run stays what it was."""
         values: dict[str, Any] = dump(self)
-        return {key: value for key, value in values.items() if key != "task_conflict" or value}
+        return {key: value for key, value in values.items()
+                if (key != "task_conflict" or value) and (key != "drift" or self.drift != DriftSpec())}
 
     @property
     def is_own(self) -> bool:

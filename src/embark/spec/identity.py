@@ -12,6 +12,7 @@ LEARNING_FIELDS = frozenset({
     "data.kind", "data.code", "data.label", "data.dense_columns", "data.time_column", "data.eval_fraction",
     "data.eval_split", "data.shuffle", "data.on_bad_id", "data.num_train_samples", "data.num_eval_samples",
     "data.zipf_exponent", "data.signal", "data.task_conflict", "data.ragged", "data.seed", "data.interactions",
+    "data.drift",
     "train.batch_size", "train.learning_rate", "train.dense_learning_rate", "train.optimizer", "train.dense_optimizer",
     "train.eps", "train.weight_decay", "train.embedding_l2", "train.max_gradient_norm", "train.warmup_steps",
     "train.decay", "train.decay_start_step", "train.decay_steps", "train.final_rate",
@@ -31,7 +32,7 @@ KIND_OF_FIELD = {
                     "columns"),
     **dict.fromkeys(("data.eval_split", "data.shuffle"), "prepared"),
     **dict.fromkeys(("data.num_train_samples", "data.num_eval_samples", "data.zipf_exponent", "data.signal",
-                     "data.task_conflict", "data.ragged"), "synthetic"),
+                     "data.task_conflict", "data.ragged", "data.drift"), "synthetic"),
     "data.interactions": "interactions",
 }
 """Fields that have an effect with one `data.kind` only."""

@@ -8,6 +8,7 @@ from pydantic import Field, NonNegativeInt, PositiveFloat, PositiveInt
 from embark.errors import Mistake, SpecError, nearest
 from embark.spec.batch import batch_mistakes
 from embark.spec.data import DataSpec, moment
+from embark.spec.drift import drift_mistakes
 from embark.spec.identity import ACCEPTABLE
 from embark.spec.interactions import Names, interactions_mistakes
 from embark.spec.model import SHARED, ModelSpec
@@ -70,6 +71,7 @@ class RunSpec(Section):
         yield from _data_mistakes(self)
         yield from task_mistakes(self)
         yield from interactions_mistakes(self)
+        yield from drift_mistakes(self)
         yield from _train_mistakes(self)
         yield from _elastic_mistakes(self)
         if self.serve.min_replicas > self.serve.max_replicas:

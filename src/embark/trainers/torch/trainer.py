@@ -151,7 +151,7 @@ class Evaluator:
         self._must_be_small = world.device.type != "cuda" or spec.has_sequences  # a long history is a batch by itself
 
     def eval_source(self, source: SampleSource) -> SampleSource:
-        if self._world.device.type != "cuda" or not isinstance(source, SyntheticSource) or self._tasks:
+        if self._world.device.type != "cuda" or type(source) is not SyntheticSource or self._tasks:
             return source
         return DeviceDrawnSource(source, self._world.device)
 
@@ -240,6 +240,6 @@ def _batch_layout(spec: RunSpec, source: SampleSource, num_samples: int, world: 
         if all(stored.get(t.name) == t.multi_hot for t in tables):
             return RawLayout(source.layout, [t.name for t in tables], num_samples, world.device)
     packed = PackedLayout(num_samples, spec.model.num_dense, tuple(t.multi_hot for t in tables))
-    if isinstance(source, SyntheticSource) and world.device.type == "cuda":
+    if type(source) is SyntheticSource and world.device.type == "cuda":  # not one that drifts
         return DrawnLayout(source, packed, world.device)
     return packed
