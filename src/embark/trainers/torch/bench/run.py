@@ -18,6 +18,8 @@ from embark.trainers.torch.bench.contenders import Embark, Stock, StockPipeline
 from embark.trainers.torch.trainer import precision_on, set_matmul_precision
 from embark.trainers.torch.world import World, join
 
+SLOW_FLOPS = 5e9  # Below it, a large product would take most of a second.
+
 
 @dataclass(frozen=True, slots=True)
 class ProfileRow:
@@ -148,16 +150,22 @@ def upload_rate(device: torch.device) -> float:
 
 
 def matrix_rate(device: torch.device, precision: str) -> float:
-    """Operations a second of a large matrix product."""
-    size = 8192 if device.type == "cuda" else 1024
+    """Operations a second of a large matrix product; of a small one where a CPU has no instructions for it."""
     dtype = torch.bfloat16 if precision == "bf16" else torch.float32
-    left, right = (torch.randn(size, size, device=device, dtype=dtype) for _ in range(2))
-    return 2.0 * size**3 / _best_s(lambda: left @ right, device)
+
+    def rate(size: int, rounds: int = 10) -> float:
+        left, right = (torch.randn(size, size, device=device, dtype=dtype) for _ in range(2))
+        return 2.0 * size**3 / _best_s(lambda: left @ right, device, rounds)
+
+    if device.type == "cuda":
+        return rate(8192)
+    small = rate(128, rounds=3)
+    return small if small < SLOW_FLOPS else rate(1024)
 
 
-def _best_s(call: Callable[[], object], device: torch.device) -> float:
+def _best_s(call: Callable[[], object], device: torch.device, rounds: int = 10) -> float:
     best = float("inf")
-    for _ in range(10):
+    for _ in range(rounds):
         _wait(device)
         started = time.perf_counter()
         call()
