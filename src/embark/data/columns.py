@@ -113,10 +113,10 @@ class ColumnsSource:
 class _Feature:
     """All ids of a column: [rows, ids of each], or one behind the other with offsets [rows + 1]."""
 
-    ids: NDArray[np.int32]
+    ids: NDArray[Any]  # int64 of a dynamic table, else int32
     offsets: NDArray[np.int64] | None
 
-    def take(self, rows: NDArray[np.int64]) -> tuple[NDArray[np.int32], NDArray[np.int32]]:
+    def take(self, rows: NDArray[np.int64]) -> tuple[NDArray[Any], NDArray[np.int32]]:
         """The rows' ids and how many each has."""
         if self.offsets is None:
             return self.ids[rows].reshape(-1), np.full(len(rows), self.ids.shape[1], np.int32)
@@ -137,7 +137,8 @@ def _read(data: DataSpec, tables: Sequence[Table], labels: tuple[LabelColumn, ..
     inputs = Inputs()
     files = inputs.find(data.path)
     # Every column of ids is read as lists, so that an error can say how many ids a cell has.
-    sparse = tuple(SparseColumn(table.name, "integer", is_list=True, max_ids=1 << 31) for table in tables)
+    sparse = tuple(SparseColumn(table.name, "text" if table.is_dynamic else "integer", is_list=True, max_ids=1 << 31)
+                   for table in tables)
     portions, times = [], _times(inputs, files, data) if data.time_column else ()
     roles = _Roles(data, sparse, times, labels)
     for file in files:
@@ -291,6 +292,8 @@ def _checked_ids(
 
 def _find_bad_ids(table: Table, ids: NDArray[np.int64], lengths: NDArray[np.int64]) -> tuple[str, str] | None:
     """What is wrong with the ids of a column that its table does not hold, and the fix."""
+    if table.is_dynamic:  # the hashes of any values
+        return None
     is_bad = (ids < 0) | (ids >= table.rows)
     if not is_bad.any():
         return None
@@ -303,7 +306,7 @@ def _find_bad_ids(table: Table, ids: NDArray[np.int64], lengths: NDArray[np.int6
 
 
 def _feature(table: Table, ids: NDArray[np.int64], lengths: NDArray[np.int64]) -> _Feature:
-    clipped = np.clip(ids, 0, table.rows - 1).astype(np.int32)
+    clipped: NDArray[Any] = ids if table.is_dynamic else np.clip(ids, 0, table.rows - 1).astype(np.int32)
     if lengths.min() == lengths.max():
         return _Feature(clipped.reshape(len(lengths), int(lengths[0])), None)
     return _Feature(clipped, np.concatenate([[0], np.cumsum(lengths)]))

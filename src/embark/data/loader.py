@@ -6,7 +6,7 @@ import os
 import threading
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Generic, Protocol, Self, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, Protocol, Self, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -215,7 +215,8 @@ class Batch:
     """B samples with F sparse features, feature-major as TorchRec wants them."""
 
     dense: NDArray[np.float32]  # [B, num_dense]
-    ids: NDArray[np.int32]  # All ids of feature 0, sample by sample, then all of feature 1, …
+    ids: NDArray[Any]  # int32: all ids of feature 0, sample by sample, then all of feature 1, …
+    """int64 where a dynamic table has ids that are no rows: any 64 bits but −2⁶³ (`data.dynamic_ids.NO_ID`)."""
     lengths: NDArray[np.int32]  # [F, B]: how many ids each sample has in each feature.
     label: NDArray[np.float32]  # [B]: 0 or 1; of `model.tasks` [B, tasks], NaN where a sample has none.
     is_fixed: bool = True

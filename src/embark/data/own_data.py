@@ -108,7 +108,7 @@ class OwnSource:
 
     def _ids(
         self, split: str, positions: Positions, table: Table, value: Any
-    ) -> tuple[NDArray[np.int32], NDArray[np.int32]]:
+    ) -> tuple[NDArray[Any], NDArray[np.int32]]:
         num, name = len(positions), f"ids of {table.name}"
         has_lengths = isinstance(value, tuple) and len(value) == 2
         try:
@@ -131,6 +131,9 @@ class OwnSource:
         self._refuse(split, positions, lengths > table.multi_hot, f"number of {name}", lengths,
                      f"model.tables: {table.name}.multi_hot is {table.multi_hot}")
         ids = ids.reshape(-1)
+        if table.is_dynamic:
+            bits = ids if ids.dtype == np.uint64 else ids.astype(np.int64)
+            return bits.view(np.int64), lengths.astype(np.int32)
         bad = (ids < 0) | (ids >= table.rows)
         at = np.repeat(np.arange(num), lengths.astype(np.int64))
         self._refuse(split, positions[at], bad, name, ids, f"table {table.name} has ids 0 to {table.rows - 1}")

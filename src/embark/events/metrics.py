@@ -48,11 +48,12 @@ class Metric:
         return {path.partition(".")[0] for path in self.paths} >= {"step", "eval"}
 
 
-LEARNING, TASKS, PACE, STEP, MACHINE, GPU, SAFETY, RUN, SERVED = (
-    "Learning", "Tasks", "Pace", "Where a step's time goes", "Machines", "GPUs", "Checkpoints and interruptions",
-    "The run", "Served traffic",
+LEARNING, TASKS, DYNAMIC, PACE, STEP, MACHINE, GPU, SAFETY, RUN, SERVED = (
+    "Learning", "Tasks", "Dynamic tables", "Pace", "Where a step's time goes", "Machines", "GPUs",
+    "Checkpoints and interruptions", "The run", "Served traffic",
 )
-TRAINING_GROUPS = (LEARNING, TASKS, PACE, STEP, MACHINE, GPU, SAFETY)  # What a dashboard of training shows over time.
+TRAINING_GROUPS = (LEARNING, TASKS, DYNAMIC, PACE, STEP, MACHINE, GPU, SAFETY)
+"""What a dashboard of training shows over time."""
 GROUPS = (*TRAINING_GROUPS, RUN, SERVED)
 
 _TABLE = tomllib.loads(files("embark.events").joinpath("metrics.toml").read_text(encoding="utf-8"))

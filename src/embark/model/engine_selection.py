@@ -36,6 +36,8 @@ def cuda_graph_obstacle(spec: RunSpec, device: str, *, has_tables_on_host: bool)
         return f"{spec.model.kind} does not run without values, as a captured step must: {note.partition(': ')[2]}"
     if sequence := next((t for t in spec.model.tables if t.is_sequence), None):
         return f"{sequence.name} is a sequence, and the captured step pools the rows of every feature"
+    if spec.model.has_dynamic_tables:
+        return "dynamic tables are not part of the captured step"
     num_ids = sum(t.multi_hot for t in spec.model.table_list())
     if num_ids > MAX_IDS_PER_SAMPLE:
         return f"up to {num_ids} ids a sample, each with a slot in the graph, are too many"

@@ -14,6 +14,7 @@ from pydantic import (
     model_validator,
 )
 
+from embark.spec.dynamic import BUCKET_SLOTS, DYNAMIC_FIELDS, num_buckets
 from embark.spec.section import Section
 from embark.spec.sequence import SequenceSpec
 from embark.spec.tasks import HEAD_FIELDS, TaskHead, Tasks
@@ -22,6 +23,7 @@ from embark.spec.user_code import OWN_KIND, is_own
 
 Rows = Annotated[int, Field(gt=0, le=2**31 - 1)]  # ids are 32 bits wide
 Width = Annotated[int, Field(gt=0, le=2**20)]
+Capacity = Annotated[int, Field(gt=0, le=2**31 - 64)]
 LayerSizes = Annotated[tuple[Width, ...], Field(strict=False, max_length=1000)]
 MAX_TABLES = 10_000
 
@@ -32,7 +34,8 @@ class Table(Section):
     name: str = Field(pattern=r"^[A-Za-z_][A-Za-z0-9_]*$", max_length=128)
     """Name of the table and of its column in the data: letters, digits, underscores."""
     rows: Rows
-    """Number of rows; ids run from 0 to rows − 1. With `shares`: that table's, and may be left out."""
+    """Number of rows; ids run from 0 to rows − 1. With `shares`: that table's, and may be left out. With
+    `ids = "dynamic"`: the number of different ids that synthetic data draws, and may be left out."""
     dim: Width | None = None
     """Width of a row; defaults to `model.embedding_dim`."""
     pooling: Literal["sum", "mean", "none"] = "sum"
@@ -54,6 +57,36 @@ class Table(Section):
     """Of this table, instead of `train.learning_rate`; warm-up and decay apply to it too."""
     init_range: float | None = Field(default=None, ge=0)
     """Initial values are uniform in ±`init_range`; defaults to √(1 / rows), as in TorchRec."""
+
+    ids: Literal["rows", "dynamic"] = "rows"
+    """`rows`: an id is the number of its row. `dynamic`: ids are any 64-bit integers or words, and get rows as they
+    come (docs/dynamic_tables.md)."""
+    capacity: Capacity | None = None
+    """`dynamic` only: how many ids have a row of their own, rounded up to a multiple of 32; all others share row 0."""
+    admit: Literal["all", "count", "probability"] = "all"
+    """`dynamic` only: which ids without a row get one. `all`: each. `count`: those seen `admit_count` times.
+    `probability`: in each step where one occurs, with probability `admit_probability`."""
+    admit_count: PositiveInt = Field(default=2, le=2**30)
+    """`admit = "count"` only: how often an id is seen before it gets a row, this time included."""
+    admit_probability: float = Field(default=0.1, gt=0, le=1)
+    """`admit = "probability"` only."""
+    evict: Literal["lru", "lfu", "age"] = "lru"
+    """`dynamic` only: which id loses its row where a new one finds none free. `lru`: the one that was not seen for
+    longest. `lfu`: the one seen least often. `age`: the one that has its row for longest."""
+    half_life: PositiveInt = Field(default=10_000, le=2**30)
+    """Steps after which the counts of `evict = "lfu"` and of `admit = "count"` are halved."""
+    max_new: PositiveInt = Field(default=4096, le=2**24)
+    """`dynamic` only: how many ids without a row a step considers, repetitions counted, in the batch's order."""
+
+    @property
+    def is_dynamic(self) -> bool:
+        """Whether rows are given to ids as they come."""
+        return self.ids == "dynamic"
+
+    @property
+    def stored_rows(self) -> int:
+        """Rows that are stored: of a dynamic table, one that ids without a row share, and one for each that has one."""
+        return 1 + num_buckets(self.capacity or 1) * BUCKET_SLOTS if self.is_dynamic else self.rows
 
     @property
     def weights(self) -> str:
@@ -87,7 +120,8 @@ class Table(Section):
         if not isinstance(values, Mapping):
             return values
         length = values.get("max_length")
-        return {**({"rows": 2**31 - 1} if values.get("lookup") is False else {}),
+        is_any_number = values.get("lookup") is False or values.get("ids") == "dynamic"
+        return {**({"rows": 2**31 - 1} if is_any_number else {}),
                 **({"multi_hot": length} if length is not None else {}), **values}
 
     @model_serializer(mode="wrap")
@@ -98,8 +132,8 @@ class Table(Section):
 
 
 _LATER: dict[str, Any] = {"shares": "", "learning_rate": None, "init_range": None, "max_length": None,
-                          "mean_length": None, "lookup": True}
-SHARED = ("rows", "dim", "pooling", "learning_rate", "init_range")
+                          "mean_length": None, "lookup": True, **DYNAMIC_FIELDS}
+SHARED = ("rows", "dim", "pooling", "learning_rate", "init_range", *DYNAMIC_FIELDS)
 """Fields of a table that all features share."""
 
 
@@ -114,6 +148,11 @@ class StoredTable:
     learning_rate: float | None
     init_range: float | None
     features: tuple[Table, ...]
+
+    @property
+    def is_dynamic(self) -> bool:
+        """Whether rows are given to ids as they come."""
+        return self.features[0].is_dynamic
 
     @property
     def is_sequence(self) -> bool:
@@ -219,13 +258,18 @@ class ModelSpec(Section):
         for feature in self.table_list():
             if feature.lookup:
                 features.setdefault(feature.weights, []).append(feature)
-        return tuple(StoredTable(name, of[0].rows, of[0].dim or 0, of[0].pooling, of[0].learning_rate,
+        return tuple(StoredTable(name, of[0].stored_rows, of[0].dim or 0, of[0].pooling, of[0].learning_rate,
                                  of[0].init_range, tuple(of)) for name, of in features.items())
 
     @property
     def has_sequences(self) -> bool:
         """Whether some feature is a sequence."""
         return any(table.is_sequence for table in self.tables)
+
+    @property
+    def has_dynamic_tables(self) -> bool:
+        """Whether some table gives its rows to ids as they come."""
+        return any(table.is_dynamic for table in self.tables)
 
     @property
     def is_next_item(self) -> bool:

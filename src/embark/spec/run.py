@@ -9,6 +9,7 @@ from embark.errors import Mistake, SpecError, nearest
 from embark.spec.batch import batch_mistakes
 from embark.spec.data import DataSpec, moment
 from embark.spec.drift import drift_mistakes
+from embark.spec.dynamic import dynamic_mistakes
 from embark.spec.identity import ACCEPTABLE
 from embark.spec.interactions import Names, interactions_mistakes
 from embark.spec.model import SHARED, ModelSpec
@@ -68,6 +69,7 @@ class RunSpec(Section):
         yield from _model_mistakes(self.model)
         yield from two_tower_mistakes(self)
         yield from sequence_mistakes(self)
+        yield from dynamic_mistakes(self)
         yield from _data_mistakes(self)
         yield from task_mistakes(self)
         yield from interactions_mistakes(self)

@@ -87,6 +87,7 @@ class TorchCheckpointer(Checkpointer):
             "optimizers": self._trainer.optimizers.both.state_dict()["state"],
             "metrics": self._trainer.window.empty_state() if is_load else self._trainer.window.state(self._world),
             f"random.{self._world.rank}": random_state(self._world.device),
+            **({"dynamic": self._trainer.dynamic.map.state()} if self._trainer.dynamic else {}),
         }
 
 

@@ -163,7 +163,7 @@ def _one_table(artifact: Artifact) -> tuple[Lookup, NDArray[np.int64]] | None:
 
 def _weight(artifact: Artifact, table: Table) -> NDArray[Any]:
     weight = artifact.weights[table_weight(table.weights).removeprefix("model.")]
-    if weight.shape != (table.rows, row_format(artifact.info.tables, table.dim or 0)[1]):
+    if weight.shape != (table.stored_rows, row_format(artifact.info.tables, table.dim or 0)[1]):
         raise KeyError(f"table {table.name} is {list(weight.shape)}")
     return weight
 

@@ -26,11 +26,12 @@ from embark.run.host_memory import peak_resident_bytes
 from embark.spec import ModelSpec, PlaceSpec, RunSpec, TrainSpec
 from embark.store import RunDir
 from embark.store.user_cache import compiled_code_folder
-from embark.trainers.torch.batch import ToDevice, pinned
+from embark.trainers.torch.batch import DeviceBatch, ToDevice, pinned
 from embark.trainers.torch.checkpoint import TorchCheckpointer
 from embark.trainers.torch.cpu_lookup import use_fast_cpu_lookup
 from embark.trainers.torch.device_samples import DeviceDrawnSource
 from embark.trainers.torch.dropout import seed_dropout
+from embark.trainers.torch.dynamic.tables import DynamicTables
 from embark.trainers.torch.engines.cuda_graph.batch_layout import BatchLayout, DrawnLayout, PackedLayout, RawLayout
 from embark.trainers.torch.engines.cuda_graph.engine import CudaGraphEngine
 from embark.trainers.torch.engines.cuda_graph.lookup import local_shards, planned, why_not_by_kernels
@@ -87,10 +88,11 @@ class TorchTrainer:
             (SoftmaxWindow if self.catalog else MetricWindow)(world.device)
         if spec.model.is_own:
             TRACED[spec.model] = trace_network(spec.model)  # for the engine, and the prediction that the run logs
+        self.dynamic = DynamicTables(spec, world, sharded_tables(self.model)) if spec.model.has_dynamic_tables else None
         self.engine = make_engine(EngineInputs(
             spec=spec, world=world, plan=plan, model=self.model, dense=model.dense, optimizers=self.optimizers,
             precision=self.precision, window=self.window,
-            extend=negatives_adder(spec, self.catalog, world) if self.catalog else None,
+            extend=negatives_adder(spec, self.catalog, world) if self.catalog else None, dynamic=self.dynamic,
         ), source)
         self.layout: dict[str, Any] = describe(plan, spec)
         in_tables = sum(t.rows * t.dim for t in spec.model.stored_tables())
@@ -116,7 +118,7 @@ class TorchTrainer:
         return rate
 
     def window_metrics(self) -> dict[str, Any]:
-        return self.window.take(self.world)
+        return {**self.window.take(self.world), **(self.dynamic.metrics() if self.dynamic else {})}
 
     def trouble(self) -> Trouble | None:
         return self.engine.trouble()
@@ -127,8 +129,13 @@ class TorchTrainer:
         with self.engine.evaluating() as model:
             to_device = ToDevice([t.name for t in self.spec.model.table_list()], self.world.device)
             yield RetrievalEvaluator(model, self.spec, self.world, self.catalog) if self.catalog else Evaluator(
-                model, self.world, to_device, self.spec.model)
+                model, self.world, self._by_row(to_device), self.spec.model)
         self.optimizers.set_step(step)
+
+    def _by_row(self, to_device: ToDevice) -> Callable[[Batch], DeviceBatch]:
+        """With rows in place of the ids of dynamic tables."""
+        dynamic = self.dynamic
+        return to_device if dynamic is None else lambda batch: to_device(dynamic.look_up(batch))
 
     def checkpointer(self, run_dir: RunDir) -> TorchCheckpointer:
         return TorchCheckpointer(run_dir, self)
@@ -144,7 +151,8 @@ class TorchTrainer:
 class Evaluator:
     """Counts the model's predictions on held-out batches."""
 
-    def __init__(self, model: DistributedModelParallel, world: World, to_device: ToDevice, spec: ModelSpec) -> None:
+    def __init__(self, model: DistributedModelParallel, world: World, to_device: Callable[[Batch], DeviceBatch],
+                 spec: ModelSpec) -> None:
         self._model, self._world, self._to_device, self._tasks = model, world, to_device, spec.tasks
         self._held_out = TaskHeldOut(spec.tasks, world) if spec.tasks else \
             RankedHeldOut(world) if spec.is_next_item else HeldOut(world)

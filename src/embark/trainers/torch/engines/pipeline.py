@@ -7,15 +7,17 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torchrec.distributed.model_parallel import DistributedModelParallel
 from torchrec.distributed.train_pipeline import PrefetchTrainPipelineSparseDist, TrainPipelineSparseDist
 from torchrec.distributed.types import ShardingPlan
+from torchrec.optim.keyed import CombinedOptimizer
 
 from embark.data import Batch, Loader, SampleSource
 from embark.run.evaluation import Trouble
 from embark.spec import RunSpec
-from embark.trainers.torch.batch import ToDevice
+from embark.trainers.torch.batch import DeviceBatch, ToDevice
+from embark.trainers.torch.dynamic.tables import DynamicTables
 from embark.trainers.torch.metrics import MetricWindow
 from embark.trainers.torch.optimizers import Optimizers
 from embark.trainers.torch.task_metrics import TaskWindow
@@ -46,6 +48,7 @@ class EngineInputs:
     precision: str
     window: MetricWindow | TaskWindow
     extend: Callable[[Batch, int], Batch] | None = None  # What a batch of a step gets behind its own samples.
+    dynamic: DynamicTables | None = None
 
 
 class Engine(ABC):
@@ -83,6 +86,27 @@ class Engine(ABC):
             self.model.train()
 
 
+class OneByOne:
+    """A train pipeline that begins a batch when the one before has trained."""
+
+    def __init__(self, model: DistributedModelParallel, optimizer: CombinedOptimizer, device: torch.device) -> None:
+        self._model, self._optimizer, self._device = model, optimizer, device
+
+    def progress(self, batches: Iterator[DeviceBatch]) -> tuple[Tensor, Tensor, Tensor]:
+        self._optimizer.zero_grad()
+        loss, output = self._model(next(batches).to(self._device, non_blocking=True))
+        loss.backward()
+        self._optimizer.step()
+        found: tuple[Tensor, Tensor, Tensor] = output
+        return found
+
+    def detach(self) -> None:
+        """There are no batches in it."""
+
+    def attach(self) -> None:
+        """There are no batches in it."""
+
+
 class PipelineEngine(Engine):
     """`TrainPipelineSparseDist`: copies batch i + 2 and distributes the ids of batch i + 1 while batch i trains; where
     the host holds tables, it fetches the rows of batch i + 1 besides."""
@@ -93,7 +117,10 @@ class PipelineEngine(Engine):
         super().__init__(inputs, reason)
         self._window, device, self._extend = inputs.window, inputs.world.device, inputs.extend
         self._to_device = ToDevice([t.name for t in inputs.spec.model.table_list()], device)
-        kind = PrefetchTrainPipelineSparseDist if must_prefetch else TrainPipelineSparseDist
+        kind: Any = PrefetchTrainPipelineSparseDist if must_prefetch else TrainPipelineSparseDist
+        self._dynamic = inputs.dynamic
+        if self._dynamic:  # what a batch takes rows from may have them until the batch before has trained
+            kind = OneByOne
         self._pipeline = kind(inputs.model, inputs.optimizers.both, device)
 
     @contextmanager
@@ -102,9 +129,11 @@ class PipelineEngine(Engine):
             extend = self._extend
             batches = loader if extend is None else (
                 extend(batch, step) for step, batch in enumerate(loader, part.start_step))
-            yield map(self._to_device, batches)  # the pipeline copies to the device
+            yield iter(batches) if self._dynamic else map(self._to_device, batches)  # the pipeline copies to the device
 
     def step(self, batches: Iterator[Any], step: int) -> None:
+        if self._dynamic:
+            batches = iter([self._to_device(self._dynamic.assign(next(batches), step))])
         _, logits, label = self._pipeline.progress(batches)
         self._window.add(logits, label)
 

@@ -57,8 +57,8 @@ class GpuTables:
         about, column, first = [], 0, 0
         for table, num_ids in zip(self._tables, self.num_ids, strict=True):
             element, num = row_format(self.dtype, table.dim or 0)
-            about.append([self._stored[table.weights].data_ptr(), table.rows, num * element.itemsize, table.dim or 0,
-                          column, first, num_ids, int(table.pooling == "mean")])
+            about.append([self._stored[table.weights].data_ptr(), table.stored_rows, num * element.itemsize,
+                          table.dim or 0, column, first, num_ids, int(table.pooling == "mean")])
             column, first = column + (table.dim or 0), first + num_ids
         self._about = torch.tensor(about, dtype=torch.int64, device=device)
 

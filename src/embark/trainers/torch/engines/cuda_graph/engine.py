@@ -218,7 +218,7 @@ class CudaGraphEngine(Engine):
             at = exchange.id_starts[feature] if exchange else sizes.id_starts[feature]
             to = column if exchange else sizes.columns[feature] + one.shard.first_column
             plans.append(LookupPlan(
-                one, at, sizes.num_ids[feature], table.rows, to, number=len(plans),
+                one, at, sizes.num_ids[feature], table.stored_rows, to, number=len(plans),
                 rate=self._rate_of[table.weights], first_number=first_numbers[table.weights],
             ))
             column += one.shard.num_columns
@@ -238,7 +238,7 @@ class CudaGraphEngine(Engine):
         if self._is_gpu:
             return True
         shards = [s for s in self._shards if s.feature == feature]
-        is_split = any(s.num_rows < self._tables[feature].rows for s in shards)
+        is_split = any(s.num_rows < self._tables[feature].stored_rows for s in shards)
         mine = [one for one in self._local if one.shard.feature == feature]
         return is_split or any(not divides_itself(one) for one in mine)
 
@@ -370,5 +370,5 @@ def _wire_dtype(spec: RunSpec, shards: list[Shard], dtype: torch.dtype) -> torch
     sums over shards of rows would be of rounded inputs."""
     if spec.train.comms_dtype != "fp32":
         return torch.float16 if spec.train.comms_dtype == "fp16" else torch.bfloat16
-    rows = {f: t.rows for f, t in enumerate(spec.model.table_list())}
+    rows = {f: t.stored_rows for f, t in enumerate(spec.model.table_list())}
     return torch.float32 if any(s.num_rows < rows[s.feature] for s in shards) else dtype

@@ -1,0 +1,1 @@
+"""Dynamic tables: which row an id has, which ids get one and which lose theirs."""

@@ -1,0 +1,47 @@
+"""The ids of a batch on their way to rows, and what the map's numbers mean, on any device."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+FREE = -1  # In the place of the step in which a row was seen last.
+LRU, LFU, AGE = range(3)
+NEVER = 2**62  # A score above all others: of rows that were touched in this step.
+LOOKUPS, HITS, DEFAULTS, ADMISSIONS, EVICTIONS = range(5)
+STATISTICS = ("lookups", "hits", "defaults", "admissions", "evictions")
+"""Ids that were looked up, those that had a row before the step, those that have none after it; rows given, and those
+of them that another id lost."""
+
+
+class IdLayout:
+    """How the ids of a batch lie: table by table, each up to its end."""
+
+    def __init__(self, ends: Sequence[int], device: torch.device, *, is_fixed: bool = False) -> None:
+        """`is_fixed`: the shapes of a step follow from this alone, so that a CUDA graph can hold it."""
+        self.is_fixed, self.size = is_fixed, ends[-1]
+        self.longest = max(end - start for start, end in zip([0, *ends], ends, strict=False))
+        self.starts = torch.tensor([0, *ends], device=device)
+        self.tables = torch.repeat_interleave(torch.arange(len(ends), device=device), self.starts.diff(),
+                                              output_size=self.size)
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """Ids of a batch, looked up."""
+
+    hashes: Tensor
+    slots: Tensor  # −1 where an id has none.
+    is_missing: Tensor  # There is an id, and it has none.
+
+
+@dataclass(frozen=True, slots=True)
+class NewRows:
+    """Rows that ids got in a step."""
+
+    slots: Tensor  # Where in the map; −1 where there is none.
+    hashes: Tensor  # Of the ids.
+    tables: Tensor  # Which table of the map's.

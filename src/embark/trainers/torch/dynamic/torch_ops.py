@@ -1,0 +1,119 @@
+"""What takes the time of a step of the map, on any device: shapes follow from the values."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from embark.data.dynamic_ids import NO_ID, bucket_of, mixed
+from embark.spec.dynamic import BUCKET_SLOTS
+from embark.trainers.torch.dynamic.batch_ids import (
+    ADMISSIONS,
+    AGE,
+    DEFAULTS,
+    EVICTIONS,
+    FREE,
+    HITS,
+    LFU,
+    LOOKUPS,
+    LRU,
+    NEVER,
+    Found,
+    IdLayout,
+    NewRows,
+)
+
+if TYPE_CHECKING:
+    from embark.trainers.torch.dynamic.id_map import IdMap
+
+
+def find(ids: IdMap, raw: Tensor, layout: IdLayout, step: Tensor | None) -> Found:
+    """Which slot each id has; with a step, those are touched."""
+    hashes, is_id = mixed(raw, ids.keys[layout.tables]), raw != NO_ID
+    slots = _slots(ids, hashes, layout.tables, is_id)
+    is_hit = slots >= 0
+    if step is not None:
+        _count(ids, LOOKUPS, is_id, layout)
+        _count(ids, HITS, is_hit, layout)
+        touched = slots[is_hit]
+        ids.seen[touched] = step.int()
+        if ids.has_counts:
+            ids.counts.index_add_(0, touched, (ids.policies[layout.tables[is_hit]] == LFU).int())
+    return Found(hashes, torch.where(is_id, slots, NO_ID), is_id & ~is_hit)
+
+
+def candidates(ids: IdMap, found: Found, layout: IdLayout) -> tuple[Tensor, Tensor]:
+    """[tables, most of any] the hashes of ids without a slot, as they come, and how many of each table."""
+    number = found.is_missing.cumsum(0)
+    until = torch.cat([number.new_zeros(1), number])[layout.starts]
+    nums = torch.minimum(until.diff(), ids.max_new)
+    place = number - 1 - until[layout.tables]
+    is_taken = found.is_missing & (place < ids.max_new[layout.tables])
+    taken = torch.full((len(nums), max(1, int(nums.max()))), 2**63 - 1, device=ids.device)
+    taken[layout.tables[is_taken], place[is_taken]] = found.hashes[is_taken]
+    return taken, nums
+
+
+def choose(
+    ids: IdMap, buckets: Tensor, tables: Tensor, number: Tensor, is_admitted: Tensor, step: Tensor
+) -> Tensor:
+    """The slot of each admitted one: the `number`-th that its bucket can spare; −1 where it has no more."""
+    found = torch.full_like(buckets, -1)
+    places = is_admitted.nonzero()[:, 0]
+    if not len(places):
+        return found
+    buckets, number = buckets[places], number[places]
+    seen = ids.seen.view(-1, BUCKET_SLOTS)[buckets].long()
+    counts = ids.counts.view(-1, BUCKET_SLOTS)[buckets].long()
+    policies = ids.policies[tables[places]][:, None]
+    scores = torch.where(policies == LRU, seen, torch.where(policies == LFU, (counts << 32) + seen, counts))
+    scores = torch.where(seen == FREE, -1, torch.where(seen == step, NEVER, scores))
+    values, order = scores.sort(dim=1, stable=True)
+    within = number[:, None].clamp(max=BUCKET_SLOTS - 1)
+    is_there = (number[:, None] < BUCKET_SLOTS) & (values.gather(1, within) < NEVER)
+    found[places] = torch.where(is_there, buckets[:, None] * BUCKET_SLOTS + order.gather(1, within), -1)[:, 0]
+    return found
+
+
+def place(ids: IdMap, new: NewRows, occurrences: Tensor, counters: Tensor | None, step: Tensor) -> None:
+    """Give the slots to their new ids."""
+    is_placed = new.slots >= 0
+    slots, tables = new.slots[is_placed], new.tables[is_placed]
+    ids.statistics[:, ADMISSIONS].index_add_(0, tables, torch.ones_like(tables))
+    ids.statistics[:, EVICTIONS].index_add_(0, tables, (ids.seen[slots] != FREE).long())
+    ids.hashes[slots] = new.hashes[is_placed]
+    ids.seen[slots] = step.int()
+    policies = ids.policies[tables]
+    born = torch.where(policies == AGE, step, 0).int()
+    ids.counts[slots] = torch.where(policies == LFU, occurrences[is_placed], born)
+    if counters is not None:
+        of_placed = counters[is_placed]
+        ids.counters[of_placed[of_placed >= 0]] = 0
+
+
+def rows(ids: IdMap, found: Found, layout: IdLayout, *, is_counting: bool) -> Tensor:
+    """Of all ids, those without a slot looked up again: 0 where there is none, −1 where there is no id."""
+    slots = torch.where(found.is_missing, _slots(ids, found.hashes, layout.tables, found.is_missing), found.slots)
+    if is_counting:
+        _count(ids, DEFAULTS, slots == -1, layout)
+    own = torch.where(slots >= 0, slots - ids.first_slot[layout.tables] + 1, 0)
+    return torch.where(slots == NO_ID, -1, own).int()
+
+
+def _slots(ids: IdMap, hashes: Tensor, tables: Tensor, is_wanted: Tensor) -> Tensor:
+    found = torch.full_like(hashes, -1)
+    places = is_wanted.nonzero()[:, 0]
+    wanted, tables = hashes[places], tables[places]
+    buckets = bucket_of(wanted, ids.num_buckets[tables]) + ids.first_bucket[tables]
+    is_same = ids.hashes.view(-1, BUCKET_SLOTS)[buckets] == wanted[:, None]
+    which = is_same.byte().argmax(1)  # the first: free slots, whose hashes mean nothing, come behind
+    slots = buckets * BUCKET_SLOTS + which
+    found[places] = torch.where(is_same.any(1) & (ids.seen[slots] != FREE), slots, -1)
+    return found
+
+
+def _count(ids: IdMap, what: int, mask: Tensor, layout: IdLayout) -> None:
+    totals = torch.cat([layout.starts.new_zeros(1), mask.cumsum(0)])
+    ids.statistics[:, what] += totals[layout.starts].diff()
