@@ -79,21 +79,51 @@ def validation_rows(prepared: str) -> Rows:
               for i in positions))
 
 
-def save_run(spec: RunSpec, seed: int = 0) -> RunDir:
-    """A checkpoint of step 3 with drawn weights, as if the run had been trained."""
+def draw_weights(spec: RunSpec, seed: int = 0) -> dict[str, Any]:
+    """By the names of a checkpoint."""
     rng = np.random.default_rng(seed)
+    weights = {f"model.dense.{name}": rng.normal(size=tuple(value.shape)).astype(value.numpy().dtype)
+               for name, value in dense_network(spec.model).state_dict().items()}
+    return weights | {table_weight(table.name): rng.normal(size=(table.rows, table.dim)).astype(np.float32)
+                      for table in spec.model.table_list()}
+
+
+def save_run(spec: RunSpec, seed: int = 0, step: int = 3, weights: dict[str, Any] | None = None) -> RunDir:
+    """A checkpoint with drawn weights, or with these, as if the run had been trained."""
     fingerprint = ""
     if spec.data.kind == "prepared":
         fingerprint, spec = read_manifest(spec.data.path).fingerprint(), resolve_from_data(spec)
-    weights = {f"model.dense.{name}": rng.normal(size=tuple(value.shape)).astype(value.numpy().dtype)
-               for name, value in dense_network(spec.model).state_dict().items()}
-    weights |= {table_weight(table.name): rng.normal(size=(table.rows, table.dim)).astype(np.float32)
-                for table in spec.model.table_list()}
+    weights = weights or draw_weights(spec, seed)
     run_dir = RunDir(f"{spec.store.root}/{spec.name}")
-    store, folder = ChecksumWriter(run_dir.checkpoints.store), checkpoint_name(3)
+    store, folder = ChecksumWriter(run_dir.checkpoints.store), checkpoint_name(step)
     parts = [write_pieces(store, folder, 0, [unsharded(name, values) for name, values in weights.items()])]
     store.write(f"{folder}/{INDEX}", Index(merge_entries(parts)).to_json())
     store.write(f"{folder}/spec.toml", to_toml(spec).encode())
     marks = {path.removeprefix(f"{folder}/"): mark for path, mark in store.marks.items()}
-    run_dir.checkpoints.commit(3, marks, {KEY: {DATA: fingerprint}, "eval": {"auc": 0.75, "log_loss": float("nan")}})
+    run_dir.checkpoints.commit(step, marks, {KEY: {DATA: fingerprint}, "eval": {"auc": 0.75, "log_loss": float("nan")}})
     return run_dir
+
+
+class EditedRun:
+    """A run whose weights are edited instead of trained: each checkpoint changes some rows."""
+
+    def __init__(self, folder: Path, seed: int = 0, rows: int = 400) -> None:
+        self.spec = resolve({"name": "edited", "store": {"root": str(folder / "runs"), "keep_checkpoints": 99},
+                             "model": {"num_dense": 2, "bottom_mlp": [8], "top_mlp": [8], "tables": [
+                                 {"name": "a", "rows": rows}, {"name": "b", "rows": 3}], "embedding_dim": 4}})
+        self.rng, self.step = np.random.default_rng(seed), 0
+        self.weights = draw_weights(self.spec, seed)
+
+    def save(self, num_rows: int = 20) -> str:
+        """The next checkpoint; returns the run."""
+        for name, values in self.weights.items():
+            values = values.copy()
+            if name.startswith("model.dense."):
+                values += self.rng.normal(size=values.shape).astype(np.float32) / 10
+            else:
+                rows = self.rng.integers(len(values), size=self.rng.integers(num_rows + 1))
+                values[rows] = self.rng.normal(size=(len(rows), values.shape[1]))
+                values[self.rng.integers(len(values))] *= -0.0  # equal as numbers to another zero, not in its bits
+            self.weights[name] = values
+        self.step += 1
+        return save_run(self.spec, step=self.step, weights=self.weights).uri

@@ -9,7 +9,7 @@ from cyclopts import Parameter
 from embark.cli.console import Console
 from embark.cli.options import Flag
 from embark.errors import UserError
-from embark.formatting import format_bytes
+from embark.formatting import format_bytes, pluralize
 
 if TYPE_CHECKING:
     from embark.export.export_run import ExportResult
@@ -17,8 +17,8 @@ if TYPE_CHECKING:
 
 def export(
     run: str, /, *, to: str = "", tables: Literal["fp32", "fp16", "int8", "int4"] | None = None,
-    step: Annotated[int | None, Parameter(show_default=False)] = None, weights_only: Flag = False,
-    force: Flag = False, console: Console = Console(),
+    step: Annotated[int | None, Parameter(show_default=False)] = None, delta: Flag = False,
+    weights_only: Flag = False, force: Flag = False, console: Console = Console(),
 ) -> None:
     """Export a run's newest checkpoint: weights, id maps and transforms, so that raw rows can be scored anywhere.
 
@@ -34,6 +34,8 @@ def export(
         Bits of the tables' values (default fp32); int8 and int4 have a scale and an offset for each row.
     step
         The checkpoint of this step.
+    delta
+        Write only the rows and weights that differ from the current version; a full version where these are many.
     weights_only
         Write the weights alone, in float32, to the file --to FILE.safetensors.
     force
@@ -44,16 +46,22 @@ def export(
 
     if weights_only and tables:
         raise UserError("--tables needs an artifact, and --weights-only writes float32", fix="leave one of them out")
+    if delta and weights_only:
+        raise UserError("--delta changes a version, and --weights-only writes a file", fix="leave one of them out")
     if force and not weights_only:
         raise UserError("--force: an artifact is the next version, and replaces nothing", fix="leave it out")
     with console.waiting("reading the checkpoint"):
         result = export_weights(run, to, step=step, force=force) if weights_only else \
-            export_run(run, to, tables=tables or "fp32", step=step)
+            export_run(run, to, tables=tables or "fp32", step=step, delta=delta)
     console.show(result, _render)
 
 
 def _render(console: Console, result: ExportResult) -> None:
     console.result(f"wrote {result.path}: {result.run}, step {result.step:,}, {format_bytes(result.num_bytes)}")
+    if result.parent is not None:
+        console.text(f"It changes {pluralize(result.num_changed_rows, 'row')} of version {result.parent}.")
+    elif result.why_full:
+        console.text(f"It is a full version: {result.why_full}.")
     if result.best_step not in (None, result.step):
         console.text(f"Early stopping found step {result.best_step:,} better: {result.run}@best names it.")
     if result.tables != "fp32":

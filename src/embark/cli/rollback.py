@@ -55,12 +55,13 @@ def _render(console: Console, result: Rollback) -> None:
 
 def _render_list(console: Console, listed: VersionList) -> None:
     headings = {"version": "version", "current": "current", "when": "exported", "run": "run", "step": "step",
-                "tables": "tables", "auc": "AUC", "size": "size"}
+                "tables": "tables", "parent": "delta of", "auc": "AUC", "size": "size"}
     console.table([_row(one) for one in listed.versions], headings, title=listed.place)
 
 
 def _row(one: ExportedVersion) -> dict[str, object]:
     when = datetime.fromtimestamp(one.time_s).strftime("%Y-%m-%d %H:%M:%S") if one.time_s else MISSING
     return {"version": one.version, "current": "yes" if one.is_current else "", "when": when, "run": one.run,
-            "step": one.step, "tables": one.tables, "auc": MISSING if one.auc is None else format_float(one.auc),
+            "step": one.step, "tables": one.tables, "parent": one.parent or "",
+            "auc": MISSING if one.auc is None else format_float(one.auc),
             "size": format_bytes(one.num_bytes)}

@@ -8,6 +8,8 @@
     version-000000001/commit.json            the mark: every file with its size and checksum
     current.json                             the version that is scored and served with
 
+A version may be a delta: instead of weights and id maps it has `delta.safetensors`, what changed since its parent.
+
 Opening one reads arrays and JSON, so that nothing in it can run code. `FORMAT_VERSION` changes too when the same cell
 becomes another key, as it would with another hash.
 """
@@ -19,7 +21,7 @@ import json
 import os
 import re
 import shutil
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -33,13 +35,14 @@ from embark.data.prepare.schema import Schema
 from embark.data.prepared import Layout
 from embark.data.prepared.manifest import MANIFEST
 from embark.errors import DataError, UserError
+from embark.export.delta import DELTA, PARENT, PARENT_WEIGHTS, TENSOR_FILES, apply_delta, tensors_checksum
 from embark.export.quantize import TableDtype
 from embark.export.reference import REFERENCE, Reference
 from embark.export.safetensors_file import Array, map_file
 from embark.spec.data import PrepareSpec
 from embark.spec.model import ModelSpec
 from embark.spec.user_code import file_of
-from embark.store import Checkpoint, CheckpointStore, checkpoint_name, open_store
+from embark.store import Checkpoint, CheckpointStore, FileChecksum, checkpoint_name, open_store
 from embark.store.checkpoint_store import COMMIT_FILE
 from embark.store.errors import NotFound
 from embark.store.run_dir import SPEC
@@ -48,6 +51,7 @@ FORMAT_VERSION = 1
 INFO, WEIGHTS, ID_MAPS, ITEMS = "artifact.json", "weights.safetensors", "id_maps.safetensors", "items.safetensors"
 CURRENT = "current.json"
 _OTHER = "choose another version with --version or `embark rollback`, or export the run again"
+CANDIDATE = "candidate"  # In a commit record: it is current only once `current.json` names it.
 DENSE = "dense."  # What the names of the dense network's weights begin with.
 
 
@@ -113,11 +117,29 @@ class Artifact:
     folder: Path
     info: ArtifactInfo
     num_bytes: int
+    deltas: tuple[Path, ...] = ()  # Folders of the deltas since the full version, its own last.
+    base: Path | None = None  # Of a delta: the folder of the full version.
+
+    @property
+    def folders(self) -> tuple[Path, ...]:
+        """All that its files are in."""
+        return (self.base or self.folder, *self.deltas)
 
     @cached_property
     def weights(self) -> dict[str, Array]:
+        """By name, mapped; changed rows are in memory."""
+        return self._tensors(WEIGHTS)
+
+    @cached_property
+    def id_maps(self) -> dict[str, Array]:
         """By name, mapped."""
-        return map_file(self.folder / WEIGHTS)
+        return self._tensors(ID_MAPS)
+
+    def _tensors(self, file: str) -> dict[str, Array]:
+        found = map_file((self.base or self.folder) / file)
+        for folder in self.deltas:
+            found = apply_delta(file, found, map_file(folder / DELTA), str(folder))
+        return found
 
     @cached_property
     def items(self) -> dict[str, Array]:
@@ -160,7 +182,7 @@ class Artifact:
     @cached_property
     def encoder(self) -> RowEncoder:
         """From raw rows to what the model takes."""
-        rows, arrays = self.info.rows, map_file(self.folder / ID_MAPS)
+        rows, arrays = self.info.rows, self.id_maps
         columns = {column.name: column for column in rows.columns.sparse}
         maps = tuple(IdMap(columns[feature.name], feature, arrays.get(f"{feature.name}.keys"),
                            arrays.get(f"{feature.name}.ids"), rows.hashed_rows[feature.name])
@@ -181,7 +203,8 @@ def current_version(versions: CheckpointStore) -> int:
             raise ValueError
         return number
     except NotFound:
-        return max((0, *(one.step for one in versions.committed()), *versions.unreadable()))
+        return max((0, *(one.step for one in versions.committed() if not one.values.get(CANDIDATE)),
+                    *versions.unreadable()))
     except (ValueError, TypeError, KeyError, RecursionError):
         place = versions.store.uri
         raise DataError(f"{versions.store.where(CURRENT)} is damaged: it names no version",
@@ -193,9 +216,10 @@ def set_current(versions: CheckpointStore, version: int) -> None:
     versions.store.write(CURRENT, (json.dumps({"version": version}) + "\n").encode())
 
 
-def open_artifact(place: str, version: int | None = None) -> Artifact:
+def open_artifact(place: str, version: int | None = None, onto: Artifact | None = None) -> Artifact:
     """The current version at `place`, which must not be damaged, or this one; from an object store through a folder
-    of the user's cache."""
+    of the user's cache. Where it is a delta of `onto`, or of one that is, the deltas between them are written into the
+    arrays of `onto`, which must not be used any more."""
     place = place.rstrip("/") or place
     versions = open_versions(place)
     number = current_version(versions) if version is None else version
@@ -208,10 +232,68 @@ def open_artifact(place: str, version: int | None = None) -> Artifact:
             raise no_versions(place)
         raise UserError(f"{place}: has no version {number}",
                         fix="its versions: " + ", ".join(str(one.step) for one in committed))
-    here, folder = _on_this_machine(place, versions, chosen)
-    if damages := here.damages(chosen):
-        raise DataError(f"{versions.where(chosen.step)} is damaged: {damages[0]}", fix=_OTHER)
-    return Artifact(place, chosen.step, folder, _read_info(folder / INFO), chosen.num_bytes)
+    chain = delta_chain(versions, chosen, until=onto.version if onto and onto.place == place else 0)
+    if onto and chain[0].step == onto.version and len(chain) > 1:
+        return _advanced(place, versions, chain[1:], onto)
+    # Of a delta the weights are checked once they are put together.
+    skipped = WEIGHTS if len(chain) > 1 else ""
+    folders = [_on_this_machine(place, versions, one, skipped=skipped if one is chain[0] else "") for one in chain]
+    found = Artifact(place, chosen.step, folders[-1], _read_info(folders[-1] / INFO), chosen.num_bytes,
+                     deltas=tuple(folders[1:]), base=folders[0] if len(folders) > 1 else None)
+    for file in (WEIGHTS, ID_MAPS) if found.deltas else ():
+        tensors = found.weights if file == WEIGHTS else found.id_maps
+        if tensors_checksum(tensors, file_metadata(found.info)) != _checksum_of(chosen, file):
+            raise DataError(f"{versions.where(chosen.step)} is damaged: {file} put together from version "
+                            f"{chain[0].step} and {len(found.deltas)} deltas has other bytes", fix=_OTHER)
+    return found
+
+
+def _advanced(place: str, versions: CheckpointStore, deltas: Sequence[Checkpoint], onto: Artifact) -> Artifact:
+    folders = [_on_this_machine(place, versions, one) for one in deltas]
+    weights, id_maps = onto.weights, onto.id_maps
+    for folder in folders:
+        delta = map_file(folder / DELTA)
+        weights, id_maps = (apply_delta(file, before, delta, str(folder))
+                            for file, before in ((WEIGHTS, weights), (ID_MAPS, id_maps)))
+    found = Artifact(place, deltas[-1].step, folders[-1], _read_info(folders[-1] / INFO), deltas[-1].num_bytes,
+                     deltas=(*onto.deltas, *folders), base=onto.base or onto.folder)
+    found.__dict__.update(weights=weights, id_maps=id_maps)  # as read already
+    return found
+
+
+def delta_chain(versions: CheckpointStore, chosen: Checkpoint, until: int = 0) -> list[Checkpoint]:
+    """The full version that it goes back to, or version `until` where it is on the way, and the deltas up to it."""
+    chain = [chosen]
+    while DELTA in chain[0].files and chain[0].step != until:
+        number = chain[0].values.get(PARENT)
+        parent = versions.find(number) if isinstance(number, int) else None
+        if parent is None or parent.step >= chain[0].step or \
+                _checksum_of(parent, WEIGHTS).sha256 != chain[0].values.get(PARENT_WEIGHTS):
+            raise DataError(f"{versions.where(chosen.step)} is a delta that needs version {number}, which is "
+                            f"{'gone' if parent is None else 'another one now'}", fix=_OTHER)
+        chain.insert(0, parent)
+    return chain
+
+
+def _checksum_of(version: Checkpoint, file: str) -> FileChecksum:
+    """Of a file of tensors, as a full export has it."""
+    if file in version.files:
+        return version.files[file]
+    try:
+        size, digest = version.values[TENSOR_FILES][file]
+        return FileChecksum(int(size), str(digest))
+    except (KeyError, TypeError, ValueError):
+        return FileChecksum(0, "")
+
+
+def weights_checksum(version: Checkpoint) -> str:
+    """Of its weights, whether it is a delta or not."""
+    return _checksum_of(version, WEIGHTS).sha256
+
+
+def file_metadata(info: ArtifactInfo) -> dict[str, str]:
+    """In the header of each file of tensors."""
+    return {"run": info.run, "step": str(info.step), "tables": info.tables}
 
 
 def no_versions(place: str) -> UserError:
@@ -235,16 +317,19 @@ def _other_place(place: str) -> str:
     return f"`embark export RUN --to {place}` writes one"
 
 
-def _on_this_machine(place: str, versions: CheckpointStore, chosen: Checkpoint) -> tuple[CheckpointStore, Path]:
-    """Where its files are here; those of an object store that are not here yet, or are damaged, are fetched."""
-    if "://" not in place or place.startswith("file://"):
-        return versions, Path(versions.store.uri.removeprefix("file://")) / chosen.name
-    mark = "".join([chosen.name, *sorted(checksum.sha256 for checksum in chosen.files.values())])
-    folder = _fetched(place) / hashlib.sha256(mark.encode()).hexdigest()[:16] / chosen.name
-    here = open_versions(str(folder.parent))
-    wanted = [name for name in chosen.files if here.damages(chosen, [name])]
-    versions.store.download_many([(f"{chosen.name}/{name}", folder / name) for name in wanted])
-    return here, folder
+def _on_this_machine(place: str, versions: CheckpointStore, chosen: Checkpoint, skipped: str = "") -> Path:
+    """Where its files are here, which are what its mark says, but for one that is checked otherwise; those of an object
+    store that are not here yet, or are damaged, are fetched."""
+    here, folder = versions, Path(versions.store.uri.removeprefix("file://")) / chosen.name
+    if "://" in place and not place.startswith("file://"):
+        mark = "".join([chosen.name, *sorted(checksum.sha256 for checksum in chosen.files.values())])
+        folder = _fetched(place) / hashlib.sha256(mark.encode()).hexdigest()[:16] / chosen.name
+        here = open_versions(str(folder.parent))
+        wanted = [name for name in chosen.files if here.damages(chosen, [name])]
+        versions.store.download_many([(f"{chosen.name}/{name}", folder / name) for name in wanted])
+    if damages := here.damages(chosen, [name for name in chosen.files if name != skipped]):
+        raise DataError(f"{versions.where(chosen.step)} is damaged: {damages[0]}", fix=_OTHER)
+    return folder
 
 
 def remove_fetched(place: str, keep: Collection[Path]) -> None:

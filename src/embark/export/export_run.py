@@ -12,16 +12,13 @@ from numpy.typing import NDArray
 from embark import __version__
 from embark.data import LOOK
 from embark.data.id_maps import IdMap, PreparedWith, RowEncoder
+from embark.data.loader import SampleSource
 from embark.data.prepare.schema import Schema, SparseColumn
 from embark.data.prepared import Feature, Layout
 from embark.data.prepared.cache import find_manifest
 from embark.errors import DataError, UserError
 from embark.export.artifact import (
     DENSE,
-    ID_MAPS,
-    INFO,
-    ITEMS,
-    WEIGHTS,
     ArtifactInfo,
     ItemIndexInfo,
     RowFormat,
@@ -30,13 +27,14 @@ from embark.export.artifact import (
     set_current,
 )
 from embark.export.quantize import TABLE_DTYPES, TableDtype, quantize_rows, row_format
-from embark.export.reference import REFERENCE, make_reference
+from embark.export.reference import make_reference
 from embark.export.safetensors_file import TensorSource, file_of, in_memory
+from embark.export.write_version import VersionContents, WrittenVersion, write_version
 from embark.formatting import to_finite
 from embark.spec import user_code
 from embark.spec.data import PrepareSpec
 from embark.spec.model import StoredTable
-from embark.store import ChecksumWriter, checkpoint_name, open_store
+from embark.store import open_store
 from embark.store.checkpoint_arrays import CheckpointArrays, table_weight
 from embark.store.trained_run import TrainedRun, find_trained
 
@@ -61,6 +59,9 @@ class ExportResult:
     model_file: str  # Of a model of the user's own: what scoring and serving are to be given.
     best_step: int | None  # Of the run's early stopping.
     item_index: ItemIndexInfo | None = None  # Of a retrieval model.
+    parent: int | None = None  # Of a delta: the version that it changes.
+    num_changed_rows: int = 0  # Of a delta.
+    why_full: str = ""  # Where a delta was asked for.
 
 
 BuildIndex = Callable[[TrainedRun, CheckpointArrays], tuple[ItemIndexInfo, list[TensorSource]]]
@@ -68,20 +69,35 @@ BuildIndex = Callable[[TrainedRun, CheckpointArrays], tuple[ItemIndexInfo, list[
 
 def export_run(
     run: str, to: str = "", *, tables: TableDtype = "fp32", step: int | None = None,
-    build_index: BuildIndex | None = None,
+    build_index: BuildIndex | None = None, delta: bool = False,
 ) -> ExportResult:
     """The newest checkpoint of a run, or that of `step`, as the next version at `to`, a folder or an object store; by
     default the folder `export` of the run; it becomes the current one. `build_index` makes the index of a retrieval
-    model's items."""
+    model's items. With `delta` only what changed since the current version is written, where that is less."""
+    trained = find_trained(run, step)
+    contents = read_contents(trained, tables, build_index)
+    place = export_place(trained, to)
+    written = write_version(contents, place, delta=delta)
+    set_current(open_versions(place), written.version)
+    return result_of(trained, contents, place, written)
+
+
+def export_place(trained: TrainedRun, to: str) -> str:
+    """Where its versions go."""
+    return (to or f"{trained.run_dir.uri}/export").rstrip("/") or to
+
+
+def read_contents(
+    trained: TrainedRun, tables: TableDtype = "fp32", build_index: BuildIndex | None = None,
+    source: SampleSource | None = None,
+) -> VersionContents:
+    """Of a checkpoint; tables are read when they are written. `source`: rows to make the reference of, where it is not
+    the run's own data."""
     if tables not in TABLE_DTYPES:
         raise UserError(f"--tables {tables}: no such type", fix=f"one of: {', '.join(TABLE_DTYPES)}")
-    trained = find_trained(run, step)
     _refuse_sequences(trained)
     arrays, rows, maps, encoder = _checked_arrays(trained), *_row_format(trained)
-    place = (to or f"{trained.run_dir.uri}/export").rstrip("/") or to
-    versions = open_versions(place)
     evaluated = trained.checkpoint.values.get("eval")
-    reference = make_reference(trained.spec, encoder, evaluated)
     model = trained.spec.model
     item_index, items = build_index(trained, arrays) if build_index and model.kind == "two_tower" else (None, [])
     info = ArtifactInfo(
@@ -90,24 +106,15 @@ def export_run(
         code_sha256=code_digest(model.code) if model.is_own else "", item_index=item_index,
         metrics={key: number for key, value in evaluated.items() if (number := to_finite(value)) is not None}
         if isinstance(evaluated, dict) else {})
-    text = info.model_dump_json(indent=1).encode() + b"\n"
-    number = 1 + max((0, *(one.step for one in versions.committed()), *versions.unfinished(), *versions.unreadable()))
-    while not versions.store.create(f"{checkpoint_name(number, 'version')}/{INFO}", text):
-        number += 1  # of two exports at once each has a version of its own
-    folder, store = checkpoint_name(number, "version"), ChecksumWriter(versions.store)
-    store.write(f"{folder}/{INFO}", text)
-    store.write(f"{folder}/{REFERENCE}", reference.model_dump_json(indent=1).encode() + b"\n")
-    about = {"run": info.run, "step": str(info.step), "tables": tables}
-    weights = _weights(arrays, model.stored_tables(), tables)
-    for name, tensors in ((ID_MAPS, maps), (WEIGHTS, weights), *([(ITEMS, items)] if item_index else [])):
-        size, pieces = file_of(tensors, about)
-        store.write(f"{folder}/{name}", pieces, size)
-    files = {path.removeprefix(f"{folder}/"): mark for path, mark in store.marks.items()}
-    versions.commit(number, files, {**about, "eval": info.metrics})
-    set_current(versions, number)
-    written = _result(trained, place, versions.where(number), number, tables,
-                      sum(mark.size_bytes for mark in files.values()))
-    return replace(written, item_index=item_index)
+    return VersionContents(info, make_reference(trained.spec, encoder, evaluated, source), maps,
+                           _weights(arrays, model.stored_tables(), tables), items)
+
+
+def result_of(trained: TrainedRun, contents: VersionContents, place: str, written: WrittenVersion) -> ExportResult:
+    """Of a version that was written."""
+    found = _result(trained, place, written.path, written.version, contents.info.tables, written.num_bytes)
+    return replace(found, item_index=contents.info.item_index, parent=written.parent,
+                   num_changed_rows=written.num_changed_rows, why_full=written.why_full)
 
 
 def export_weights(run: str, to: str, *, step: int | None = None, force: bool = False) -> ExportResult:

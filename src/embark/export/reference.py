@@ -78,17 +78,19 @@ class Reference(_Section):
         return [column.count(found[column.kind, column.name]) for column in self.columns]
 
 
-def make_reference(spec: RunSpec, encoder: RowEncoder, evaluated: Any) -> Reference:
-    """Of the run's held-out rows, or of training rows where these are few. `evaluated`: its last evaluation."""
+def make_reference(
+    spec: RunSpec, encoder: RowEncoder, evaluated: Any, source: SampleSource | None = None
+) -> Reference:
+    """Of the held-out rows of `source`, by default the run's, or of training rows where these are few. `evaluated`: its
+    last evaluation."""
     counts = evaluated.get("score_counts") if isinstance(evaluated, dict) else None
     is_counted = isinstance(counts, list) and len(counts) == NUM_SCORE_BINS and all(
         type(one) is int and one >= 0 for one in counts)
     scores = tuple(counts) if counts and is_counted else ()
-    if spec.data.is_own:
+    if spec.data.is_own and source is None:
         return Reference(scores=scores, why_none="the rows of data of your own are not read on export")
     try:
-        source = open_source(spec)
-        return _of_source(source, spec, encoder).model_copy(update={"scores": scores})
+        return _of_source(source or open_source(spec), spec, encoder).model_copy(update={"scores": scores})
     except (EmbarkError, OSError) as error:
         return Reference(scores=scores, why_none=getattr(error, "what", str(error)).partition("\n")[0])
 

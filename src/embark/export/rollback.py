@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from embark.errors import DataError, UserError
 from embark.export.artifact import current_version, no_versions, open_versions, set_current
+from embark.export.delta import PARENT
 from embark.formatting import to_finite
 from embark.store import Checkpoint, CheckpointStore
 
@@ -22,6 +23,7 @@ class ExportedVersion:
     num_bytes: int
     time_s: float | None  # Unix time of its export.
     is_current: bool
+    parent: int | None = None  # Of a delta: the version that it changes.
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,7 +82,9 @@ def _described(one: Checkpoint, *, is_current: bool) -> ExportedVersion:
     values = one.values
     step, evaluated = str(values.get("step", "")), values.get("eval")
     auc = to_finite(evaluated.get("auc")) if isinstance(evaluated, dict) else None
+    parent = values.get(PARENT)
     return ExportedVersion(
-        version=one.step, run=str(values.get("run", "")), step=int(step) if step.isdigit() else None,
+        version=one.step, parent=parent if isinstance(parent, int) else None,
+        run=str(values.get("run", "")), step=int(step) if step.isdigit() else None,
         tables=str(values.get("tables", "")), auc=auc,
         num_bytes=one.num_bytes, time_s=to_finite(values.get("time_s")), is_current=is_current)

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import threading
 import time
-from collections import deque
-from collections.abc import Callable, Sequence
+from collections import Counter, deque
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 from embark.errors import DataError, EmbarkError
@@ -40,6 +42,25 @@ class ServedModel:
         self.listeners: list[Callable[[VersionChange], None]] = []
         self._recorded: deque[tuple[RequestColumns, Scores]] = deque(maxlen=NUM_RECORDED)
         self._record_from_s = 0.0
+        self._uses: Counter[int] = Counter()  # Batches in work, by the identity of the artifact.
+        self._lock = threading.Lock()
+
+    @contextmanager
+    def _in_use(self) -> Iterator[RequestScorer]:
+        """What answers now, also if `switch` is called from another thread meanwhile."""
+        with self._lock:
+            scorer = self._scorer
+            self._uses[id(scorer.artifact)] += 1
+        try:
+            yield scorer
+        finally:
+            with self._lock:
+                self._uses[id(scorer.artifact)] -= 1
+
+    def is_in_use(self, artifact: Artifact) -> bool:
+        """Whether it answers, or a batch that began before the switch is not finished yet."""
+        with self._lock:
+            return artifact is self._scorer.artifact or self._uses[id(artifact)] > 0
 
     @property
     def artifact(self) -> Artifact:
@@ -53,8 +74,8 @@ class ServedModel:
 
     def score(self, requests: Sequence[RequestColumns]) -> list[Scores | EmbarkError]:
         """Of each request its scores, all by the same version, or why it has none."""
-        scorer = self._scorer  # read once: `switch` is called from another thread
-        found = scorer.score(requests)
+        with self._in_use() as scorer:
+            found = scorer.score(requests)
         if time.monotonic() >= self._record_from_s:
             for rows, scores in zip(requests, found, strict=True):
                 if isinstance(scores, Scores) and len(rows) <= MAX_RECORDED_ROWS:
@@ -70,9 +91,9 @@ class ServedModel:
 
     def retrieve(self, requests: Sequence[RetrieveRequest]) -> list[Retrieved | EmbarkError]:
         """Of each request its items, by the towers and the index of one version."""
-        retriever = self._scorer.retriever  # read once: `switch` is called from another thread
-        assert retriever is not None
-        return retriever.retrieve(requests)
+        with self._in_use() as scorer:
+            assert scorer.retriever is not None
+            return scorer.retriever.retrieve(requests)
 
     def observe(self, on_rows: OnRows) -> None:
         """Called with the rows of each batch from now on, whichever version scores them."""
@@ -114,7 +135,9 @@ class ServedModel:
         """Answer with it from the next batch on; its towers and its item index together."""
         change = VersionChange(scorer.artifact.version, self.artifact.version)
         scorer.on_rows = self._scorer.on_rows
-        self._scorer, self.refused = scorer, None
+        with self._lock:
+            self._uses += Counter()  # drops zeros: an identity is used again once its artifact is gone
+            self._scorer, self.refused = scorer, None
         self.report(change)
 
     def report(self, change: VersionChange) -> None:

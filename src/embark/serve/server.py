@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from embark.errors import DataError, MissingPackage, UserError
-from embark.export.artifact import current_version, open_artifact, open_versions
+from embark.export.artifact import Artifact, current_version, open_artifact, open_versions
 from embark.export.scoring_device import ScoringDevice
 
 try:
@@ -108,8 +108,8 @@ def serve(
         raise UserError(f"--record {record}: is no folder of this machine", fix="name a folder, or a mounted volume")
     from embark.trainers.torch.exported_model import shared_cores
 
-    def load(number: int | None) -> RequestScorer:
-        return load_scorer(place, number, model_file, device)
+    def load(number: int | None, onto: Artifact | None = None) -> RequestScorer:
+        return load_scorer(place, number, model_file, device, onto)
 
     limits = limits or ServeLimits(num_threads=_NUM_THREADS)
     scorer, refused = load_current(place, load) if version is None else (load(version), None)
@@ -149,11 +149,12 @@ def load_current(
 
 def load_scorer(
     place: str, version: int | None, model_file: str = "", device: ScoringDevice | None = None,
+    onto: Artifact | None = None,
 ) -> RequestScorer:
-    """A version that is ready: what libraries load on first use is loaded."""
+    """A version that is ready: what libraries load on first use is loaded. `onto` is as in `open_artifact`."""
     from embark.trainers.torch.open_exported import open_model
 
-    artifact = open_artifact(place, version)
+    artifact = open_artifact(place, version, onto)
     model = open_model(artifact, model_file, device or ScoringDevice())
     scorer = RequestScorer(artifact, model.score, model.device)
     scorer.score([scorer.empty_request()])

@@ -67,16 +67,20 @@ def evaluate(run: str, *, data: str = "", split: str = "", step: int | None = No
     return evaluate_run(find_trained(run, step), open_backend, data=data, split=split)
 
 
-def export_run(run: str, to: str = "", *, tables: TableDtype = "fp32", step: int | None = None) -> ExportResult:
+def export_run(
+    run: str, to: str = "", *, tables: TableDtype = "fp32", step: int | None = None, delta: bool = False
+) -> ExportResult:
     """A checkpoint as an artifact; see `export.export_run`. Needs torch for a retrieval model's item index alone."""
     from embark.export.export_run import export_run as write_artifact
 
-    def build_index(trained: TrainedRun, arrays: CheckpointArrays) -> tuple[ItemIndexInfo, list[TensorSource]]:
-        from embark.trainers.torch.item_index import build_item_index
+    return write_artifact(run, to, tables=tables, step=step, build_index=build_index, delta=delta)
 
-        return build_item_index(trained, arrays)
 
-    return write_artifact(run, to, tables=tables, step=step, build_index=build_index)
+def build_index(trained: TrainedRun, arrays: CheckpointArrays) -> tuple[ItemIndexInfo, list[TensorSource]]:
+    """Of a retrieval model's items."""
+    from embark.trainers.torch.item_index import build_item_index
+
+    return build_item_index(trained, arrays)
 
 
 def feature_importance(

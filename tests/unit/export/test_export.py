@@ -13,7 +13,7 @@ from exported_runs import draw_rows, prepared_spec, save_run, write_csv
 from embark import EmbarkError, export_run, export_weights
 from embark.__main__ import run as embark
 from embark.errors import DataError, UserError
-from embark.export import export_run as module
+from embark.export import write_version
 from embark.export.artifact import INFO, WEIGHTS, open_artifact, open_versions
 from embark.export.safetensors_file import map_file
 from embark.spec import resolve
@@ -81,15 +81,15 @@ def test_an_export_that_stops_anywhere_is_invisible_and_its_number_is_not_used_a
 
 def test_two_exports_at_once_have_a_version_each(run_dir, tmp_path, monkeypatch):
     """The second begins after the first has chosen its number and before it is committed."""
-    place, weights = str(tmp_path), module._weights
+    place, to_file = str(tmp_path), write_version.file_of
 
     def meanwhile(*args: object) -> object:
-        monkeypatch.setattr(module, "_weights", weights)
+        monkeypatch.setattr(write_version, "file_of", to_file)
         monkeypatch.setattr("embark.store.CheckpointStore.unfinished", lambda self: [])
         assert export_run(run_dir.uri, place, tables="int4").version == 2
-        return weights(*args)
+        return to_file(*args)
 
-    monkeypatch.setattr(module, "_weights", meanwhile)
+    monkeypatch.setattr(write_version, "file_of", meanwhile)
     assert export_run(run_dir.uri, place, tables="int8").version == 1
     assert [open_artifact(place, number).info.tables for number in (1, 2)] == ["int8", "int4"]
 
@@ -121,7 +121,7 @@ def test_a_newest_version_whose_mark_cannot_be_read_is_an_error_and_an_older_one
 
 def test_another_format_version_and_other_json_are_refused(run_dir, tmp_path, monkeypatch):
     folder = Path(export_run(run_dir.uri, str(tmp_path)).path)
-    monkeypatch.setattr("embark.store.CheckpointStore.damages", lambda self, chosen: [])
+    monkeypatch.setattr("embark.store.CheckpointStore.damages", lambda *_: [])
     info = json.loads((folder / INFO).read_text())
     for changed, message in (({**info, "format_version": 9}, "its format is version 9"),
                              ({**info, "extra": 1}, "extra"), ({}, "does not describe an exported model")):

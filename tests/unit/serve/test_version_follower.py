@@ -15,7 +15,7 @@ from served_models import ROWS, use_server
 
 from embark import export_run, serve_model
 from embark.errors import DataError, Fault, UserError
-from embark.export.artifact import WEIGHTS, open_versions, set_current
+from embark.export.artifact import WEIGHTS, Artifact, open_versions, set_current
 from embark.export.rollback import rollback
 from embark.serve import served_model, version_follower
 from embark.serve.app import ServeLimits
@@ -54,12 +54,12 @@ class Followed:
         self.place, self.changes, self.num_loaded = place, [], 0
         self.model = ServedModel(load_scorer(place, None))
         self.model.listeners.append(self.changes.append)
-        self.load = lambda version: load_scorer(place, version)
+        self.load = lambda version, onto=None: load_scorer(place, version, onto=onto)  # tests replace it
         self.follower = VersionFollower(place, self.model, self._load, 10.0)
 
-    def _load(self, version: int) -> RequestScorer:
+    def _load(self, version: int, onto: Artifact | None) -> RequestScorer:
         self.num_loaded += 1
-        return self.load(version)
+        return self.load(version) if onto is None else self.load(version, onto)
 
     def look(self) -> int:
         """The version that answers after a look, and gives a score."""

@@ -1,0 +1,126 @@
+"""Writes the next version of an exported model: all of it, or what changed since the current one."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from embark.errors import DataError, UserError
+from embark.export.artifact import (
+    CANDIDATE,
+    ID_MAPS,
+    INFO,
+    ITEMS,
+    WEIGHTS,
+    Artifact,
+    ArtifactInfo,
+    current_version,
+    delta_chain,
+    file_metadata,
+    open_artifact,
+    open_versions,
+    weights_checksum,
+)
+from embark.export.delta import DELTA, PARENT, PARENT_WEIGHTS, TENSOR_FILES, DeltaSize, TooManyChanges, delta_of
+from embark.export.reference import REFERENCE, Reference
+from embark.export.safetensors_file import TensorSource, file_of
+from embark.store import CheckpointStore, ChecksumWriter, checkpoint_name
+
+MAX_DELTAS = 64  # That a version may consist of; then a full one is written.
+MAX_SHARE = 0.5  # Of the full version's bytes that its deltas may have together.
+MAX_DELTA_BYTES = 1 << 30  # Changed rows are held in memory.
+
+
+@dataclass(frozen=True, slots=True)
+class VersionContents:
+    """What a version is made of."""
+
+    info: ArtifactInfo
+    reference: Reference
+    id_maps: Sequence[TensorSource]
+    weights: Sequence[TensorSource]
+    items: Sequence[TensorSource] = ()  # Of a retrieval model.
+
+
+@dataclass(frozen=True, slots=True)
+class WrittenVersion:
+    """One that is committed."""
+
+    version: int
+    path: str
+    num_bytes: int
+    parent: int | None = None  # Of a delta.
+    num_changed_rows: int = 0
+    why_full: str = ""  # Where a delta was asked for.
+
+
+@dataclass(frozen=True, slots=True)
+class _Delta:
+    parent: int
+    tensors: list[TensorSource]
+    num_rows: int
+    values: dict[str, Any] = field(default_factory=dict)
+
+
+def write_version(contents: VersionContents, place: str, *, delta: bool = False, candidate: bool = False,
+                  ) -> WrittenVersion:
+    """As the next version at `place`. It is not made the current one; a `candidate` is not, either, where the place has
+    no `current.json`."""
+    versions, info = open_versions(place), contents.info
+    changes, why_full = _changes(contents, versions) if delta else (None, "")
+    text = info.model_dump_json(indent=1).encode() + b"\n"
+    number = 1 + max((0, *(one.step for one in versions.committed()), *versions.unfinished(), *versions.unreadable()))
+    while not versions.store.create(f"{checkpoint_name(number, 'version')}/{INFO}", text):
+        number += 1  # of two exports at once each has a version of its own
+    folder, store = checkpoint_name(number, "version"), ChecksumWriter(versions.store)
+    store.write(f"{folder}/{INFO}", text)
+    store.write(f"{folder}/{REFERENCE}", contents.reference.model_dump_json(indent=1).encode() + b"\n")
+    about = file_metadata(info)
+    files = [(DELTA, changes.tensors)] if changes else [
+        (ID_MAPS, contents.id_maps), (WEIGHTS, contents.weights),
+        *([(ITEMS, contents.items)] if info.item_index else [])]
+    for name, tensors in files:
+        size, pieces = file_of(tensors, about)
+        store.write(f"{folder}/{name}", pieces, size)
+    marks = {path.removeprefix(f"{folder}/"): mark for path, mark in store.marks.items()}
+    versions.commit(number, marks, {**about, "eval": info.metrics, **(changes.values if changes else {}),
+                                    **({CANDIDATE: True} if candidate else {})})
+    return WrittenVersion(
+        version=number, path=versions.where(number), num_bytes=sum(mark.size_bytes for mark in marks.values()),
+        parent=changes.parent if changes else None, num_changed_rows=changes.num_rows if changes else 0,
+        why_full=why_full)
+
+
+def _changes(contents: VersionContents, versions: CheckpointStore) -> tuple[_Delta | None, str]:
+    """Since the current version; or why a full version is to be written."""
+    if contents.info.item_index:
+        return None, "a retrieval model has an item index, which is built anew"
+    try:
+        if not (current := versions.find(current_version(versions))):
+            return None, "the place has no current version"
+        chain = delta_chain(versions, current)
+        before = open_artifact(versions.store.uri, current.step)
+    except (DataError, UserError) as error:
+        return None, f"the current version cannot be read: {error.what}"
+    full = sum(mark.size_bytes for name, mark in chain[0].files.items() if name in (WEIGHTS, ID_MAPS))
+    used = sum(one.files[DELTA].size_bytes for one in chain[1:])
+    if len(chain) > MAX_DELTAS:
+        return None, f"version {current.step} consists of {len(chain) - 1} deltas already"
+    size = DeltaSize(min(int(MAX_SHARE * full) - used, MAX_DELTA_BYTES))
+    try:
+        return _compared(contents, before, weights_checksum(current), size), ""
+    except TooManyChanges:
+        return None, f"with the changes since version {chain[0].step} the deltas would be more than " \
+                     f"{MAX_SHARE:.0%} of it, or its tensors are others"
+
+
+def _compared(contents: VersionContents, before: Artifact, checksum: str, size: DeltaSize) -> _Delta:
+    about, tensors, files = file_metadata(contents.info), [], {}
+    for file, now, earlier in ((WEIGHTS, contents.weights, before.weights),
+                               (ID_MAPS, contents.id_maps, before.id_maps)):
+        mark, changed = delta_of(file, now, earlier, about, size)
+        tensors += changed
+        files[file] = [mark.size_bytes, mark.sha256]
+    return _Delta(before.version, tensors, size.num_rows,
+                  {PARENT: before.version, PARENT_WEIGHTS: checksum, TENSOR_FILES: files})

@@ -1,0 +1,138 @@
+"""A server takes deltas: in place, without failing or mixing an answer, and also where it missed some."""
+
+from __future__ import annotations
+
+import threading
+from pathlib import Path
+
+import numpy as np
+from exported_runs import EditedRun
+from served_models import use_server
+
+from embark import export_run, serve_model
+from embark.export.delta import DELTA
+from embark.serve.app import ServeLimits
+from embark.serve.batcher import BatchLimits
+from embark.serve.request_rows import JsonColumns
+from embark.serve.served_model import ServedModel
+from embark.serve.server import Endpoint, load_scorer
+from embark.serve.version_follower import VersionFollower
+
+ROWS = [{"dense_0": i / 9, "dense_1": -i, "a": 9 * i % 400, "b": i % 3} for i in range(40)]
+TABLE = "tables.embedding_bags.a.weight"
+
+
+def scores_of(scorer, num: int = 40):
+    found, = scorer.score([JsonColumns(ROWS[:num])])
+    return found.version, found.scores
+
+
+class Followed:
+    """A place that a server follows."""
+
+    def __init__(self, folder: Path) -> None:
+        self.run, self.place = EditedRun(folder, rows=4_000), str(folder / "at")
+        self.publish()
+        self.model = ServedModel(load_scorer(self.place, None))
+        self.follower = VersionFollower(
+            self.place, self.model, lambda version, onto: load_scorer(self.place, version, onto=onto), 10.0)
+
+    def publish(self, num: int = 1, **settings) -> None:
+        for _ in range(num):
+            export_run(self.run.save(), self.place, **{"delta": True, **settings})
+
+    def look(self) -> int:
+        """The version that answers, with the scores of one that is opened for itself."""
+        self.follower.look()
+        version, scores = scores_of(self.model)
+        assert (version, scores) == scores_of(load_scorer(self.place, version))
+        return version
+
+
+def test_deltas_go_in_turn_into_the_tables_of_two_versions(tmp_path):
+    followed = Followed(tmp_path)
+    tables = []
+    for version in range(2, 6):
+        followed.publish()
+        assert followed.look() == version
+        tables.append(followed.model.artifact.weights[TABLE])
+        assert tables[-1].shape == (4_000, 4)
+    assert np.shares_memory(tables[0], tables[2])
+    assert np.shares_memory(tables[1], tables[3])
+    assert not np.shares_memory(tables[0], tables[1])
+
+
+def test_a_server_that_missed_deltas_catches_up_and_follows_a_rewritten_base(tmp_path):
+    followed = Followed(tmp_path)
+    found = []
+    for num, delta in ((3, True), (1, True), (2, True), (1, False), (3, True), (1, True)):
+        followed.publish(num, delta=delta)
+        found.append(followed.look())
+    assert found == [4, 5, 7, 8, 11, 12]
+
+
+def test_a_broken_chain_is_refused_and_the_full_version_that_follows_it_is_taken(tmp_path):
+    followed = Followed(tmp_path)
+    followed.publish()
+    assert followed.look() == 2
+    followed.publish()
+    damaged = tmp_path / "at" / "version-000000003" / DELTA
+    damaged.write_bytes(damaged.read_bytes()[:-1])
+    assert followed.look() == 2
+    assert "version-000000003 is damaged" in followed.model.refused.refused
+    followed.publish(2)  # of which the first is in full
+    assert followed.look() == 5
+    assert len(followed.model.artifact.deltas) == 1
+
+
+def test_a_version_that_a_batch_still_uses_is_not_written_into(tmp_path):
+    followed = Followed(tmp_path)
+    for _ in range(2):
+        followed.publish()
+        followed.look()
+    previous = followed.follower._previous
+    followed.model._uses[id(previous)] += 1  # as while a batch is scored
+    before = previous.weights[TABLE].copy()
+    followed.publish()
+    assert followed.look() == 4
+    assert (previous.weights[TABLE] == before).all()
+
+
+def test_deltas_under_load_fail_no_request_and_mix_no_answer(tmp_path):
+    run, place, answers, failures = EditedRun(tmp_path), str(tmp_path / "at"), [], []
+    stop, has_answered = threading.Event(), threading.Condition()
+    export_run(run.save(), place)
+
+    def load(client, num: int) -> None:
+        try:
+            while not stop.is_set():
+                status, answer, _ = client("POST", "/score", {"rows": ROWS[:num]})
+                with has_answered:
+                    answers.append((num, status, answer))
+                    has_answered.notify_all()
+        except Exception as error:
+            failures.append(error)
+
+    def use(client) -> None:
+        clients = [threading.Thread(target=load, args=(client, num), daemon=True) for num in (3, 40)]
+        for one in clients:
+            one.start()
+        for version in range(2, 8):
+            export_run(run.save(), place, delta=True)
+            with has_answered:
+                assert has_answered.wait_for(lambda wanted=version: failures or any(
+                    answer.get("version") == wanted for _, _, answer in answers[-9:]), 60)
+        stop.set()
+        for one in clients:
+            one.join(60)
+
+    limits = ServeLimits(batch=BatchLimits(max_batch_rows=1))  # each request as it would be scored alone
+    use_server(lambda on_start: serve_model(
+        place, endpoint=Endpoint(port=0), poll_s=0.01, limits=limits, on_start=on_start), use)
+    assert failures == []
+    expected = {(version, num): list(scores_of(scorer, num)[1]) for version in range(1, 8)
+                for scorer in [load_scorer(place, version)] for num in (3, 40)}
+    for num, status, answer in answers:
+        assert status == 200, answer
+        assert answer["scores"] == expected[answer["version"], num]
+    assert {answer["version"] for _, _, answer in answers} >= set(range(2, 8))
