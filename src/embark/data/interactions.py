@@ -47,9 +47,11 @@ class InteractionsSource:
         self._eval_users = np.flatnonzero(is_held_out)
         self._train_ends, self._eval_ends = train_ends, ends - is_eval_last + 1
         self._all_ends = ends
-        # For «has the user chosen this item?»: all pairs in one sorted array.
+        # For «has the user chosen this item?»: all pairs in one sorted array. Training does not know those held out.
         users = np.repeat(np.arange(len(lengths)), lengths)
-        self._chosen = np.unique(users * self._num_items + self._items)
+        pairs = users * self._num_items + self._items
+        self._chosen = np.unique(pairs)
+        self._trained = np.unique(pairs[np.arange(len(pairs)) < np.repeat(train_ends, lengths)])
         self._first_item = int(self._items.min())
         self._num_eval_negatives = data.interactions.num_eval_negatives
         if not len(self._train_users):
@@ -88,22 +90,24 @@ class InteractionsSource:
             raise IndexError(f"samples {start} to {stop} of {len(order)}")
         users = order[start:stop]
         num = self._negatives.multi_hot if self._negatives else 0
-        return self._batch(users, self._train_ends, stream_key(self._seed, _NEGATIVES, epoch), num)
+        return self._batch(users, self._train_ends, self._trained, stream_key(self._seed, _NEGATIVES, epoch), num)
 
     def eval_rows(self, start: int, stop: int) -> Batch:
         """Held-out users, with the same negatives every time."""
         if not 0 <= start <= stop <= len(self._eval_users):
             raise IndexError(f"samples {start} to {stop} of {len(self._eval_users)}")
         num = self._num_eval_negatives if self._negatives else 0
-        return self._batch(self._eval_users[start:stop], self._eval_ends, stream_key(self._seed, _EVAL_NEGATIVES), num)
+        return self._batch(self._eval_users[start:stop], self._eval_ends, self._chosen,
+                           stream_key(self._seed, _EVAL_NEGATIVES), num)
 
-    def _batch(self, users: I64, ends: I64, key: Any, num_negatives: int) -> Batch:
+    def _batch(self, users: I64, ends: I64, chosen: I64, key: Any, num_negatives: int) -> Batch:
         ends = ends[users]
         lengths = np.minimum(ends - self._starts[users], self._history.multi_hot)
         rows = np.repeat(ends - np.cumsum(lengths), lengths) + np.arange(lengths.sum())
         found: dict[str, tuple[NDArray[np.int32], I64]] = {self._history.name: (self._items[rows], lengths)}
         if self._negatives:
-            found[self._negatives.name] = (self._draw(users, key, num_negatives), np.full(len(users), num_negatives))
+            found[self._negatives.name] = (
+                self._draw(users, chosen, key, num_negatives), np.full(len(users), num_negatives))
         if self._times and self._stamps is not None:
             found[self._times] = (self._stamps[rows], lengths)
         missing = [table.name for table in self._tables if table.name not in found]
@@ -117,8 +121,8 @@ class InteractionsSource:
             label=np.ones(len(users), np.float32), is_fixed=False,
         )
 
-    def _draw(self, users: I64, key: Any, num: int) -> NDArray[np.int32]:
-        """Items that the users did not choose, all equally likely; by user and place alone."""
+    def _draw(self, users: I64, chosen: I64, key: Any, num: int) -> NDArray[np.int32]:
+        """Items that are not among the users' `chosen`, all equally likely; by user and place alone."""
         counters = users[:, None] * num + np.arange(num)
         span = self._num_items - self._first_item
         drawn = np.empty(counters.shape, np.int64)
@@ -127,8 +131,8 @@ class InteractionsSource:
             bits = hash_counters(key, counters[pending] * MAX_REDRAWS + turn)
             drawn[pending] = self._first_item + (uniform(bits) * span).astype(np.int64)
             pairs = np.broadcast_to(users[:, None], counters.shape)[pending] * self._num_items + drawn[pending]
-            at = np.minimum(np.searchsorted(self._chosen, pairs), len(self._chosen) - 1)
-            pending[pending] = self._chosen[at] == pairs
+            at = np.minimum(np.searchsorted(chosen, pairs), len(chosen) - 1)
+            pending[pending] = chosen[at] == pairs
             if not pending.any():
                 break
         return drawn.astype(np.int32).reshape(-1)

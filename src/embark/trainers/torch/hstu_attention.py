@@ -6,22 +6,51 @@ import torch
 from torch import Tensor
 from torch.nn.functional import embedding, silu
 
-from embark.trainers.torch.jagged import Padding
+from embark.trainers.torch.jagged import JaggedLayout, Padding
+
+KERNEL_DTYPES = (torch.float32, torch.bfloat16, torch.float16)
+MAX_KERNEL_WIDTH = 128
 
 
 def hstu_attention(
     q: Tensor, k: Tensor, v: Tensor, offsets: Tensor, max_length: int, *, causal: bool = True,
     position_bias: Tensor | None = None, times: Tensor | None = None, time_bias: Tensor | None = None,
-    padding: Padding | None = None,
+    layout: JaggedLayout | None = None,
 ) -> Tensor:
     """SiLU(q·k / √width + bias) / max_length, times v: [total, heads, width of v].
 
     `q`, `k`, `v`: [total, heads, width], the rows of all samples one behind the other. `offsets`: [samples + 1].
     `position_bias`: [2 · max_length − 1], by the place of the query less that of the key, plus max_length − 1.
-    `time_bias`: [buckets], by `time_bucket` of the difference of the two `times` [total]. `padding`: of `offsets`,
-    where it is at hand.
+    `time_bias`: [buckets], by `time_bucket` of the difference of the two `times` [total]. `layout`: of `offsets`,
+    where it is at hand. On a GPU by Triton's kernels (`uses_kernels`).
     """
-    padding = padding or Padding(offsets)
+    layout = layout or JaggedLayout(offsets, len(q))
+    time_bias = None if times is None else time_bias
+    if not uses_kernels(q, v, causal=causal):
+        return eager_attention(q, k, v, layout.padding, max_length, causal=causal, position_bias=position_bias,
+                               times=times, time_bias=time_bias)
+    from embark.trainers.torch.hstu_triton import TritonAttention
+
+    if torch.is_autocast_enabled(q.device.type):
+        q, k, v = (one.to(torch.get_autocast_dtype(q.device.type)) for one in (q, k, v))
+    biases = [None if bias is None else bias.float() for bias in (position_bias, time_bias)]
+    if biases[0] is not None:
+        biases[0] = biases[0][max_length - 1:].contiguous()  # keys do not come behind their query
+    found: Tensor = TritonAttention.apply(q, k, v, *biases, None if time_bias is None else times, layout, max_length)
+    return found
+
+
+def uses_kernels(q: Tensor, v: Tensor, *, causal: bool) -> bool:
+    """Of causal attention on a GPU, in heads that fit its registers; all else is padded."""
+    return q.is_cuda and causal and len(q) > 0 and q.dtype in KERNEL_DTYPES and max(
+        q.shape[2], v.shape[2]) <= MAX_KERNEL_WIDTH
+
+
+def eager_attention(
+    q: Tensor, k: Tensor, v: Tensor, padding: Padding, max_length: int, *, causal: bool, position_bias: Tensor | None,
+    times: Tensor | None, time_bias: Tensor | None,
+) -> Tensor:
+    """The same by torch's operations, padded."""
     of_times = padding.pad(times) if times is not None else [None] * len(padding.groups)
     found = []
     for one_q, one_k, one_v, one_times, (_, rows) in zip(
@@ -44,7 +73,7 @@ def hstu_attention(
 
 def time_bucket(difference: Tensor, num_buckets: int) -> Tensor:
     """⌊log₂(1 + |seconds|)⌋, the last bucket for all that is longer."""
-    return torch.log2(1.0 + difference.abs().float()).long().clamp_(max=num_buckets - 1)
+    return (torch.frexp(1.0 + difference.abs().float()).exponent.long() - 1).clamp_(max=num_buckets - 1)
 
 
 def _is_row(rows: Tensor) -> Tensor:

@@ -1,5 +1,6 @@
 """Sequences of different lengths, one behind the other in one tensor; torch alone."""
 
+from functools import cached_property
 from typing import NamedTuple
 
 import numpy as np
@@ -57,3 +58,43 @@ class Padding:
     def unpad(self, groups: list[Tensor]) -> Tensor:
         """Back to [total, …]."""
         return take(torch.cat([group.flatten(0, 1) for group in groups]), self._slots)
+
+
+class JaggedLayout:
+    """Of a batch's sequences: what attention needs to know of them, found once for all layers."""
+
+    def __init__(self, offsets: Tensor, total: int) -> None:
+        self.offsets, self.total = offsets, total
+        self._blocks: dict[int, Tensor] = {}
+
+    @cached_property
+    def padding(self) -> Padding:
+        """For layers that take padded tensors; it waits for the device."""
+        return Padding(self.offsets)
+
+    @cached_property
+    def longest_first(self) -> tuple[Tensor, Tensor]:
+        """Samples by falling length, and their lengths."""
+        lengths, order = self.offsets.diff().sort(descending=True, stable=True)
+        return order, lengths
+
+    def blocks(self, size: int) -> Tensor:
+        """[n, 2]: samples and numbers of blocks of `size` rows, those of the longest samples first and of a sample the
+        last one first: what takes longest starts first. Behind them stand samples -1: how many blocks there are is
+        known to the device alone, and here how many there can be."""
+        if size not in self._blocks:
+            order, lengths = self.longest_first
+            ends = ((lengths + (size - 1)) // size).cumsum(0)
+            programs = torch.arange(self.total // size + len(order), device=ends.device)
+            place = torch.searchsorted(ends, programs, right=True).clamp_(max=len(order) - 1)
+            numbers = ends[place] - 1 - programs
+            samples = torch.where(numbers >= 0, order[place], -1)
+            self._blocks[size] = torch.stack([samples, numbers], dim=1).int()
+        return self._blocks[size]
+
+    def bands(self, size: int, num_bands: int) -> tuple[Tensor, Tensor]:
+        """Samples by falling length, and how many of them have blocks of `size` rows that are 0, 1, … blocks off the
+        diagonal."""
+        order, lengths = self.longest_first
+        starts = torch.arange(num_bands, device=lengths.device) * size
+        return order.int(), (lengths > starts[:, None]).sum(1).int()

@@ -14,7 +14,7 @@ from embark.spec.model import ModelSpec
 from embark.trainers.torch.dense_network import bottom_mlp
 from embark.trainers.torch.dropout import SequenceDropout
 from embark.trainers.torch.hstu_attention import hstu_attention, time_bucket
-from embark.trainers.torch.jagged import JaggedSequence, Padding, sample_of_each, take
+from embark.trainers.torch.jagged import JaggedLayout, JaggedSequence, Padding, sample_of_each, take
 from embark.trainers.torch.mlp import mlp
 
 Sequences = Mapping[str, JaggedSequence]
@@ -172,7 +172,8 @@ class Encoder(nn.Module):
     def forward(self, rows: Tensor, offsets: Tensor, times: Tensor | None) -> Tensor:
         samples = sample_of_each(offsets, len(rows))
         from_newest = offsets[1:].long()[samples] - 1 - torch.arange(len(rows), device=rows.device)
-        batch = Rows(offsets, times, Padding(offsets), (samples * self.max_length + from_newest, self.max_length))
+        numbers = samples * self.max_length + from_newest
+        batch = Rows(offsets, times, JaggedLayout(offsets, len(rows)), (numbers, self.max_length))
         values = rows * math.sqrt(self.dim) + embedding(from_newest, self.positions)
         if self.gaps is not None and times is not None:
             before = torch.cat([times[:1], times[:-1]])
@@ -192,7 +193,7 @@ class Rows:
 
     offsets: Tensor
     times: Tensor | None
-    padding: Padding
+    layout: JaggedLayout
     numbers: tuple[Tensor, int]
     """[total]: of each row in the batch, whatever the lengths of others, and how many a sample has; for dropout."""
 
@@ -210,11 +211,11 @@ class SASRecBlock(nn.Module):
 
     def forward(self, values: Tensor, batch: Rows) -> Tensor:
         found = []
-        for group in batch.padding.pad(self.qkv(self.attention_norm(values))):
+        for group in batch.layout.padding.pad(self.qkv(self.attention_norm(values))):
             q, k, v = (one.unflatten(2, (self.num_heads, -1)).transpose(1, 2) for one in group.chunk(3, dim=2))
             # Padding lies behind a sample's last row, where the causal mask hides it.
             found.append(scaled_dot_product_attention(q, k, v, is_causal=True).transpose(1, 2).flatten(2))
-        values = values + self.drop_attention(self.out(batch.padding.unpad(found)), *batch.numbers)
+        values = values + self.drop_attention(self.out(batch.layout.padding.unpad(found)), *batch.numbers)
         wide = self.drop_wide(self.wide(self.layer_norm(values)).relu(), *batch.numbers)
         return values + self.drop_narrow(self.narrow(wide), *batch.numbers)
 
@@ -236,7 +237,7 @@ class HSTUBlock(nn.Module):
         v, q, k = (one.unflatten(1, (self.num_heads, -1)) for one in (v, q, k))
         attended = hstu_attention(
             q, k, v, batch.offsets, self.max_length, position_bias=self.position_bias, times=batch.times,
-            time_bias=self.time_bias, padding=batch.padding)
+            time_bias=self.time_bias, layout=batch.layout)
         gated = u * self.attended_norm(attended.flatten(1))
         return values + self.dropout(self.out(gated), *batch.numbers)
 

@@ -1,0 +1,325 @@
+"""Triton kernels of HSTU's causal attention over jagged sequences, forward and backward.
+
+A program has a block of rows of one sample and one head. It computes only the blocks that the causal mask leaves, and
+no padding. Nothing is added up by atomics and no block size is chosen by timing, so that a run repeats to the bit: the
+gradients of the biases are sums over blocks at one distance from the diagonal, where each place of a block has the same
+difference of positions in all of them.
+"""
+
+import triton
+import triton.language as tl
+
+
+@triton.jit
+def forward(
+    q, k, v, position_bias, times, time_bias, offsets, q_stride, k_stride, v_stride, scale, share,
+    blocks, out, out_stride,
+    HEADS: tl.constexpr, Q_WIDTH: tl.constexpr, V_WIDTH: tl.constexpr, Q_PADDED: tl.constexpr, V_PADDED: tl.constexpr,
+    BUCKETS: tl.constexpr, HAS_POSITIONS: tl.constexpr, IS_FAST: tl.constexpr, PRECISION: tl.constexpr,
+    ROWS: tl.constexpr, COLUMNS: tl.constexpr,
+):  # fmt: skip
+    head = tl.program_id(0) % HEADS
+    sample, block = _block(blocks, HEADS)
+    if sample < 0:
+        return
+    start, length = _sample(offsets, sample)
+    q += start * q_stride + head * Q_WIDTH
+    k += start * k_stride + head * Q_WIDTH
+    v += start * v_stride + head * V_WIDTH
+    first = block * ROWS
+    rows = first + tl.arange(0, ROWS)
+    row_times = _times(times + start, rows, length, BUCKETS)
+    queries = _load(q, rows, q_stride, length, Q_WIDTH, Q_PADDED, True)
+    total = tl.zeros([ROWS, V_PADDED], tl.float32)
+    for column in range(0, first, COLUMNS):
+        total = _forward_step(
+            total, queries, k, v, position_bias, times + start, time_bias, k_stride, v_stride, scale, rows, row_times,
+            column, length, Q_WIDTH, V_WIDTH, Q_PADDED, V_PADDED, BUCKETS, HAS_POSITIONS, IS_FAST, PRECISION, COLUMNS,
+            False)
+    for column in range(first, tl.minimum(first + ROWS, length), COLUMNS):
+        total = _forward_step(
+            total, queries, k, v, position_bias, times + start, time_bias, k_stride, v_stride, scale, rows, row_times,
+            column, length, Q_WIDTH, V_WIDTH, Q_PADDED, V_PADDED, BUCKETS, HAS_POSITIONS, IS_FAST, PRECISION, COLUMNS,
+            True)
+    _store(out + start * out_stride + head * V_WIDTH, total * share, rows, out_stride, length, V_WIDTH, V_PADDED)
+
+
+@triton.jit
+def _forward_step(
+    total, queries, k, v, position_bias, times, time_bias, k_stride, v_stride, scale, rows, row_times, column, length,
+    Q_WIDTH: tl.constexpr, V_WIDTH: tl.constexpr, Q_PADDED: tl.constexpr, V_PADDED: tl.constexpr,
+    BUCKETS: tl.constexpr, HAS_POSITIONS: tl.constexpr, IS_FAST: tl.constexpr, PRECISION: tl.constexpr,
+    COLUMNS: tl.constexpr, IS_CUT: tl.constexpr,
+):  # fmt: skip
+    columns = column + tl.arange(0, COLUMNS)
+    keys = _load(k, columns, k_stride, length, Q_WIDTH, Q_PADDED, IS_CUT)
+    values = _load(v, columns, v_stride, length, V_WIDTH, V_PADDED, IS_CUT)
+    products = tl.dot(queries, tl.trans(keys), input_precision=PRECISION)
+    scores = _scores(
+        products, scale, rows[:, None], columns[None, :], length, position_bias, time_bias, row_times[:, None],
+        _times(times, columns, length, BUCKETS)[None, :], BUCKETS, HAS_POSITIONS)
+    weights = _silu(scores, IS_FAST)
+    if IS_CUT:
+        weights = tl.where(rows[:, None] >= columns[None, :], weights, 0.0)
+    return tl.dot(weights.to(values.dtype), values, total, input_precision=PRECISION)
+
+
+@triton.jit
+def backward_keys(
+    q, k, v, position_bias, times, time_bias, offsets, q_stride, k_stride, v_stride, scale, share,
+    blocks, grad, k_grad, v_grad, grad_stride, k_grad_stride, v_grad_stride,
+    HEADS: tl.constexpr, Q_WIDTH: tl.constexpr, V_WIDTH: tl.constexpr, Q_PADDED: tl.constexpr, V_PADDED: tl.constexpr,
+    BUCKETS: tl.constexpr, HAS_POSITIONS: tl.constexpr, IS_FAST: tl.constexpr, PRECISION: tl.constexpr,
+    ROWS: tl.constexpr, COLUMNS: tl.constexpr,
+):  # fmt: skip
+    """A program has COLUMNS keys and goes through the rows from the diagonal down. Scores stand on their side: keys
+    first, so that they are ready to be multiplied from the left."""
+    head = tl.program_id(0) % HEADS
+    sample, block = _block(blocks, HEADS)
+    if sample < 0:
+        return
+    start, length = _sample(offsets, sample)
+    q += start * q_stride + head * Q_WIDTH
+    k += start * k_stride + head * Q_WIDTH
+    v += start * v_stride + head * V_WIDTH
+    grad += start * grad_stride + head * V_WIDTH
+    first = (tl.cdiv(length, COLUMNS) - 1 - block) * COLUMNS  # the first keys have the most rows
+    columns = first + tl.arange(0, COLUMNS)
+    column_times = _times(times + start, columns, length, BUCKETS)
+    keys = _load(k, columns, k_stride, length, Q_WIDTH, Q_PADDED, True)
+    values = _load(v, columns, v_stride, length, V_WIDTH, V_PADDED, True)
+    k_total = tl.zeros([COLUMNS, Q_PADDED], tl.float32)
+    v_total = tl.zeros([COLUMNS, V_PADDED], tl.float32)
+    cut_end = tl.minimum(first + COLUMNS, length)
+    for row in range(first, cut_end, ROWS):
+        k_total, v_total = _backward_keys_step(
+            k_total, v_total, keys, values, q, grad, position_bias, times + start, time_bias, q_stride, grad_stride,
+            scale, columns, column_times, row, length, Q_WIDTH, V_WIDTH, Q_PADDED, V_PADDED, BUCKETS, HAS_POSITIONS,
+            IS_FAST, PRECISION, ROWS, True)
+    for row in range(first + COLUMNS, length, ROWS):
+        k_total, v_total = _backward_keys_step(
+            k_total, v_total, keys, values, q, grad, position_bias, times + start, time_bias, q_stride, grad_stride,
+            scale, columns, column_times, row, length, Q_WIDTH, V_WIDTH, Q_PADDED, V_PADDED, BUCKETS, HAS_POSITIONS,
+            IS_FAST, PRECISION, ROWS, False)
+    _store(k_grad + start * k_grad_stride + head * Q_WIDTH, k_total * (scale * share), columns, k_grad_stride, length,
+           Q_WIDTH, Q_PADDED)
+    _store(v_grad + start * v_grad_stride + head * V_WIDTH, v_total * share, columns, v_grad_stride, length,
+           V_WIDTH, V_PADDED)
+
+
+@triton.jit
+def _backward_keys_step(
+    k_total, v_total, keys, values, q, grad, position_bias, times, time_bias, q_stride, grad_stride, scale, columns,
+    column_times, row, length,
+    Q_WIDTH: tl.constexpr, V_WIDTH: tl.constexpr, Q_PADDED: tl.constexpr, V_PADDED: tl.constexpr,
+    BUCKETS: tl.constexpr, HAS_POSITIONS: tl.constexpr, IS_FAST: tl.constexpr, PRECISION: tl.constexpr,
+    ROWS: tl.constexpr, IS_CUT: tl.constexpr,
+):  # fmt: skip
+    rows = row + tl.arange(0, ROWS)
+    queries = _load(q, rows, q_stride, length, Q_WIDTH, Q_PADDED, True)
+    grads = _load(grad, rows, grad_stride, length, V_WIDTH, V_PADDED, True)  # zero behind the last row
+    products = tl.dot(keys, tl.trans(queries), input_precision=PRECISION)
+    scores = _scores(
+        products, scale, rows[None, :], columns[:, None], length, position_bias, time_bias,
+        _times(times, rows, length, BUCKETS)[None, :], column_times[:, None], BUCKETS, HAS_POSITIONS)
+    weights, slopes = _silu_and_slope(scores, IS_FAST)
+    if IS_CUT:
+        is_seen = rows[None, :] >= columns[:, None]
+        weights = tl.where(is_seen, weights, 0.0)
+        slopes = tl.where(is_seen, slopes, 0.0)
+    v_total = tl.dot(weights.to(grads.dtype), grads, v_total, input_precision=PRECISION)
+    slopes = slopes * tl.dot(values, tl.trans(grads), input_precision=PRECISION)
+    return tl.dot(slopes.to(queries.dtype), queries, k_total, input_precision=PRECISION), v_total
+
+
+@triton.jit
+def backward_queries(
+    q, k, v, position_bias, times, time_bias, offsets, q_stride, k_stride, v_stride, scale, share,
+    blocks, grad, q_grad, grad_stride, q_grad_stride,
+    HEADS: tl.constexpr, Q_WIDTH: tl.constexpr, V_WIDTH: tl.constexpr, Q_PADDED: tl.constexpr, V_PADDED: tl.constexpr,
+    BUCKETS: tl.constexpr, HAS_POSITIONS: tl.constexpr, IS_FAST: tl.constexpr, PRECISION: tl.constexpr,
+    ROWS: tl.constexpr, COLUMNS: tl.constexpr,
+):  # fmt: skip
+    head = tl.program_id(0) % HEADS
+    sample, block = _block(blocks, HEADS)
+    if sample < 0:
+        return
+    start, length = _sample(offsets, sample)
+    q += start * q_stride + head * Q_WIDTH
+    k += start * k_stride + head * Q_WIDTH
+    v += start * v_stride + head * V_WIDTH
+    grad += start * grad_stride + head * V_WIDTH
+    first = block * ROWS
+    rows = first + tl.arange(0, ROWS)
+    row_times = _times(times + start, rows, length, BUCKETS)
+    queries = _load(q, rows, q_stride, length, Q_WIDTH, Q_PADDED, True)
+    grads = _load(grad, rows, grad_stride, length, V_WIDTH, V_PADDED, True)
+    total = tl.zeros([ROWS, Q_PADDED], tl.float32)
+    for column in range(0, first, COLUMNS):
+        keys, slopes = _slopes(
+            queries, grads, k, v, position_bias, times + start, time_bias, k_stride, v_stride, scale, rows, row_times,
+            column, length, Q_WIDTH, V_WIDTH, Q_PADDED, V_PADDED, BUCKETS, HAS_POSITIONS, IS_FAST, PRECISION, COLUMNS,
+            False)
+        total = tl.dot(slopes.to(keys.dtype), keys, total, input_precision=PRECISION)
+    for column in range(first, tl.minimum(first + ROWS, length), COLUMNS):
+        keys, slopes = _slopes(
+            queries, grads, k, v, position_bias, times + start, time_bias, k_stride, v_stride, scale, rows, row_times,
+            column, length, Q_WIDTH, V_WIDTH, Q_PADDED, V_PADDED, BUCKETS, HAS_POSITIONS, IS_FAST, PRECISION, COLUMNS,
+            True)
+        total = tl.dot(slopes.to(keys.dtype), keys, total, input_precision=PRECISION)
+    _store(q_grad + start * q_grad_stride + head * Q_WIDTH, total * (scale * share), rows, q_grad_stride, length,
+           Q_WIDTH, Q_PADDED)
+
+
+@triton.jit
+def _slopes(
+    queries, grads, k, v, position_bias, times, time_bias, k_stride, v_stride, scale, rows, row_times, column, length,
+    Q_WIDTH: tl.constexpr, V_WIDTH: tl.constexpr, Q_PADDED: tl.constexpr, V_PADDED: tl.constexpr,
+    BUCKETS: tl.constexpr, HAS_POSITIONS: tl.constexpr, IS_FAST: tl.constexpr, PRECISION: tl.constexpr,
+    COLUMNS: tl.constexpr, IS_CUT: tl.constexpr,
+):  # fmt: skip
+    """The keys of a block, and the gradients of its scores times max_length."""
+    columns = column + tl.arange(0, COLUMNS)
+    keys = _load(k, columns, k_stride, length, Q_WIDTH, Q_PADDED, IS_CUT)
+    values = _load(v, columns, v_stride, length, V_WIDTH, V_PADDED, IS_CUT)
+    products = tl.dot(queries, tl.trans(keys), input_precision=PRECISION)
+    scores = _scores(
+        products, scale, rows[:, None], columns[None, :], length, position_bias, time_bias, row_times[:, None],
+        _times(times, columns, length, BUCKETS)[None, :], BUCKETS, HAS_POSITIONS)
+    _, slopes = _silu_and_slope(scores, IS_FAST)
+    if IS_CUT:
+        slopes = tl.where(rows[:, None] >= columns[None, :], slopes, 0.0)
+    return keys, slopes * tl.dot(grads, tl.trans(values), input_precision=PRECISION)
+
+
+@triton.jit
+def backward_biases(
+    q, k, v, position_bias, times, time_bias, offsets, q_stride, k_stride, v_stride, scale, share,
+    order, num_samples, grad, sums, time_sums, grad_stride, num_bands,
+    HEADS: tl.constexpr, Q_WIDTH: tl.constexpr, V_WIDTH: tl.constexpr, Q_PADDED: tl.constexpr, V_PADDED: tl.constexpr,
+    BUCKETS: tl.constexpr, HAS_POSITIONS: tl.constexpr, IS_FAST: tl.constexpr, PRECISION: tl.constexpr,
+    PORTIONS: tl.constexpr, SIZE: tl.constexpr, BUCKETS_PADDED: tl.constexpr,
+):  # fmt: skip
+    """A program has the blocks that are `band` blocks off the diagonal, of a portion of the samples, in all heads."""
+    portion, band = tl.program_id(0), tl.program_id(1)
+    within = tl.arange(0, SIZE)
+    total = tl.zeros([SIZE, SIZE], tl.float32)
+    buckets = tl.arange(0, BUCKETS_PADDED)
+    time_total = tl.zeros([BUCKETS_PADDED], tl.float32)
+    for place in range(portion, tl.load(num_samples + band), PORTIONS):
+        start, length = _sample(offsets, tl.load(order + place))
+        for block in range(band, tl.cdiv(length, SIZE)):
+            rows = block * SIZE + within
+            column = (block - band) * SIZE
+            row_times = _times(times + start, rows, length, BUCKETS)
+            of_block = tl.zeros([SIZE, SIZE], tl.float32)
+            for head in range(HEADS):
+                queries = _load(q + start * q_stride + head * Q_WIDTH, rows, q_stride, length, Q_WIDTH, Q_PADDED, True)
+                grads = _load(grad + start * grad_stride + head * V_WIDTH, rows, grad_stride, length, V_WIDTH,
+                              V_PADDED, True)
+                _, slopes = _slopes(
+                    queries, grads, k + start * k_stride + head * Q_WIDTH, v + start * v_stride + head * V_WIDTH,
+                    position_bias, times + start, time_bias, k_stride, v_stride, scale, rows, row_times, column, length,
+                    Q_WIDTH, V_WIDTH, Q_PADDED, V_PADDED, BUCKETS, HAS_POSITIONS, IS_FAST, PRECISION, SIZE, True)
+                of_block += slopes
+            total += of_block
+            if BUCKETS > 0:
+                column_times = _times(times + start, column + within, length, BUCKETS)
+                found = _buckets(row_times[:, None] - column_times[None, :], BUCKETS)
+                for bucket in range(tl.min(found), tl.max(found) + 1):  # few, but near the diagonal
+                    of_bucket = tl.sum(tl.where(found == bucket, of_block, 0.0))
+                    time_total += tl.where(buckets == bucket, of_bucket, 0.0)
+    at = portion * num_bands + band
+    if HAS_POSITIONS:
+        tl.store(sums + at * SIZE * SIZE + within[:, None] * SIZE + within[None, :], total * share)
+    if BUCKETS > 0:
+        tl.store(time_sums + at * BUCKETS_PADDED + buckets, time_total * share)
+
+
+@triton.jit
+def _block(blocks, HEADS: tl.constexpr):
+    """The sample, or -1, and which of its blocks."""
+    at = blocks + tl.program_id(0) // HEADS * 2
+    return tl.load(at), tl.load(at + 1)
+
+
+@triton.jit
+def _sample(offsets, sample):
+    """Its first row and how many it has."""
+    start = tl.load(offsets + sample).to(tl.int64)
+    return start, (tl.load(offsets + sample + 1).to(tl.int64) - start).to(tl.int32)
+
+
+@triton.jit
+def _load(at, rows, stride, length, WIDTH: tl.constexpr, PADDED: tl.constexpr, IS_CUT: tl.constexpr):
+    """[rows, PADDED]; zeros behind the last row, if rows may lie there, and behind the last column."""
+    columns = tl.arange(0, PADDED)
+    where = at + rows[:, None] * stride + columns[None, :]
+    if IS_CUT and WIDTH != PADDED:
+        return tl.load(where, mask=(rows < length)[:, None] & (columns < WIDTH)[None, :], other=0.0)
+    elif IS_CUT:
+        return tl.load(where, mask=(rows < length)[:, None], other=0.0)
+    elif WIDTH != PADDED:
+        return tl.load(where, mask=(columns < WIDTH)[None, :], other=0.0)
+    else:
+        return tl.load(where)
+
+
+@triton.jit
+def _store(at, values, rows, stride, length, WIDTH: tl.constexpr, PADDED: tl.constexpr):
+    columns = tl.arange(0, PADDED)
+    mask = (rows < length)[:, None] & (columns < WIDTH)[None, :]
+    tl.store(at + rows[:, None] * stride + columns[None, :], values.to(at.dtype.element_ty), mask=mask)
+
+
+@triton.jit
+def _times(times, rows, length, BUCKETS: tl.constexpr):
+    if BUCKETS > 0:
+        return tl.load(times + rows, mask=rows < length, other=0).to(tl.int64)
+    else:
+        return rows
+
+
+@triton.jit
+def _scores(
+    products, scale, rows, columns, length, position_bias, time_bias, row_times, column_times, BUCKETS: tl.constexpr,
+    HAS_POSITIONS: tl.constexpr,
+):
+    scores = products * scale
+    if HAS_POSITIONS:
+        scores += tl.load(position_bias + tl.maximum(tl.minimum(rows, length - 1) - columns, 0))
+    if BUCKETS > 0:
+        scores += tl.load(time_bias + _buckets(row_times - column_times, BUCKETS))
+    return scores
+
+
+@triton.jit
+def _buckets(difference, BUCKETS: tl.constexpr):
+    """As `time_bucket`: the exponent of 1 + |difference|."""
+    bits = (1.0 + tl.abs(difference).to(tl.float32)).to(tl.int32, bitcast=True)
+    return tl.minimum((bits >> 23) - 127, BUCKETS - 1)
+
+
+@triton.jit
+def _silu(x, IS_FAST: tl.constexpr):
+    if IS_FAST:
+        half = 0.5 * x
+        return half + half * _tanh(half)
+    else:
+        return x / (1.0 + tl.exp(-x))
+
+
+@triton.jit
+def _silu_and_slope(x, IS_FAST: tl.constexpr):
+    if IS_FAST:
+        half = 0.5 * x
+        tanh = _tanh(half)
+        return half + half * tanh, 0.5 + 0.5 * (tanh + half * (1.0 - tanh * tanh))
+    else:
+        share = 1.0 / (1.0 + tl.exp(-x))
+        return x * share, share * (1.0 + x * (1.0 - share))
+
+
+@triton.jit
+def _tanh(x):
+    return tl.inline_asm_elementwise("tanh.approx.f32 $0, $1;", "=f,f", [x], dtype=tl.float32, is_pure=True, pack=1)

@@ -1,0 +1,78 @@
+"""HSTU's Triton kernels against the eager attention: interpreted on a CPU, compiled on a GPU."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from embark.trainers.torch.hstu_attention import eager_attention, uses_kernels
+from embark.trainers.torch.jagged import JaggedLayout
+
+NUM_BUCKETS = 8
+
+
+def both_ways(lengths, max_length, heads, widths, *, positions, times, dtype=torch.float32):
+    """By the kernels, and by eager attention with more bits: the output and the gradients of all that has one."""
+    from embark.trainers.torch.hstu_triton import TritonAttention
+
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    generator, total = torch.Generator().manual_seed(7), sum(lengths)
+    draw = lambda *shape: torch.randn(*shape, generator=generator).to(device)  # noqa: E731
+    offsets = torch.tensor([0, *lengths], device=device).cumsum(0).int()
+    # Rows that are parts of wider ones, as the model has them, and seconds that come in order.
+    parts = [heads * widths[0], heads * widths[0], heads * widths[1]]
+    inputs = [one.unflatten(1, (heads, -1)) for one in draw(total, sum(parts)).to(dtype).split(parts, dim=1)]
+    inputs += [draw(2 * max_length - 1)] * positions + [draw(NUM_BUCKETS)] * times
+    stamps = torch.randint(0, 60, (total,), generator=generator).cumsum(0).to(device) if times else None
+    layout, grad = JaggedLayout(offsets, total), draw(total, heads, widths[1]).to(dtype)
+    found = []
+    for is_eager in (False, True):
+        wide = torch.float64 if dtype == torch.float32 else torch.float32
+        own = [(one.to(wide) if is_eager else one).detach().requires_grad_() for one in inputs]
+        position_bias, time_bias = own[3] if positions else None, own[-1] if times else None
+        if is_eager:
+            out = eager_attention(*own[:3], layout.padding, max_length, causal=True, position_bias=position_bias,
+                                  times=stamps, time_bias=time_bias)
+        else:
+            behind = None if position_bias is None else position_bias[max_length - 1:]
+            out = TritonAttention.apply(*own[:3], behind, time_bias, stamps, layout, max_length)
+        found.append([out.detach(), *torch.autograd.grad(out, own, grad.to(out.dtype))])
+    return found
+
+
+CASES = [
+    ((5, 0, 1, 37, 33), 40, 2, (16, 16), True, True),  # no row, one row, more than a block
+    ((70,), 100, 1, (12, 20), True, False),  # widths that are no power of two
+    ((0, 3, 0), 3, 1, (16, 16), False, True),
+    ((33, 1), 33, 1, (16, 16), False, False),
+]
+
+
+@pytest.mark.parametrize(("lengths", "max_length", "heads", "widths", "positions", "times"), CASES)
+def test_values_and_gradients_are_those_of_eager_attention(lengths, max_length, heads, widths, positions, times):
+    kernels, eager = both_ways(lengths, max_length, heads, widths, positions=positions, times=times)
+    for mine, wanted in zip(kernels, eager, strict=True):
+        torch.testing.assert_close(mine, wanted.float(), atol=3e-5, rtol=1e-4)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize(("lengths", "max_length", "heads", "widths", "positions", "times"), [
+    ((300, 4096, 0, 129, 2047, 1), 4096, 4, (128, 128), True, True),
+    ((1000, 64), 1000, 2, (64, 32), True, False),
+    ((700, 128, 128), 1024, 1, (48, 48), False, False)])
+def test_in_bf16_they_are_as_near_as_bf16_is(lengths, max_length, heads, widths, positions, times):
+    kernels, eager = both_ways(lengths, max_length, heads, widths, positions=positions, times=times,
+                               dtype=torch.bfloat16)
+    for mine, wanted in zip(kernels, eager, strict=True):
+        error = (mine.float() - wanted).square().mean().sqrt() / wanted.square().mean().sqrt()
+        assert error < 2**-7
+    again, _ = both_ways(lengths, max_length, heads, widths, positions=positions, times=times, dtype=torch.bfloat16)
+    assert all(map(torch.equal, kernels, again))
+
+
+@pytest.mark.gpu
+def test_a_gpu_takes_the_kernels_and_a_cpu_does_not():
+    q = torch.zeros(3, 1, 16)
+    assert not uses_kernels(q, q, causal=True)
+    assert uses_kernels(q.cuda(), q.cuda(), causal=True)
+    assert not uses_kernels(q.cuda(), q.cuda(), causal=False)
