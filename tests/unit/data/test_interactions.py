@@ -58,6 +58,16 @@ def test_negatives_are_items_that_the_user_did_not_choose_drawn_by_user_and_epoc
     assert ((drawn >= 1) & (drawn < 60)).all()  # no item has number 0
 
 
+def test_training_does_not_learn_from_its_negatives_what_is_held_out(log):
+    source, drawn = open_source(spec(log)), set[int]()
+    for epoch in range(40):
+        batch = source.train_rows(epoch, 0, 3)
+        user = histories(batch).index([7, 8])  # 1 and 2 are held out
+        drawn |= set(batch.ids[batch.lengths[0].sum() :].reshape(3, 5)[user].tolist())
+    assert drawn & {1, 2}
+    assert not drawn & {7, 8}
+
+
 def test_a_time_column_orders_the_rows_and_reaches_the_model(tmp_path):
     path = tmp_path / "log.csv"
     path.write_text("who,what,at\nx,1,300\ny,1,5\nx,2,100\nx,3,200\nx,4,400\n")

@@ -34,7 +34,7 @@ class Tiles:
     bias: Tile
 
 
-BF16 = Tiles(Tile(128, 64, 8, 3), Tile(128, 64, 8, 2), Tile(128, 64, 8, 2), Tile(64, 64, 4, 2))
+BF16 = Tiles(Tile(128, 64, 8, 2), Tile(128, 32, 8, 3), Tile(128, 64, 8, 2), Tile(64, 64, 8, 1))
 FP32 = Tiles(Tile(64, 32, 4, 2), Tile(32, 32, 4, 2), Tile(64, 32, 4, 2), Tile(32, 32, 4, 1))
 
 

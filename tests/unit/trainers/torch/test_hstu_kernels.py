@@ -55,6 +55,13 @@ def test_values_and_gradients_are_those_of_eager_attention(lengths, max_length, 
         torch.testing.assert_close(mine, wanted.float(), atol=3e-5, rtol=1e-4)
 
 
+def test_sixteen_bits_round_no_more_than_their_products():
+    """fp16: the interpreter does not multiply bf16."""
+    kernels, eager = both_ways((5, 17), 20, 1, (16, 16), positions=True, times=False, dtype=torch.float16)
+    for mine, wanted in zip(kernels, eager, strict=True):
+        torch.testing.assert_close(mine.float(), wanted, atol=2e-3, rtol=2e-3)
+
+
 @pytest.mark.gpu
 @pytest.mark.parametrize(("lengths", "max_length", "heads", "widths", "positions", "times"), [
     ((300, 4096, 0, 129, 2047, 1), 4096, 4, (128, 128), True, True),
