@@ -13,7 +13,7 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from embark.data.prepare.arrow.json_lines import json_array
+from embark.data.prepare.arrow.json_lines import SplitCell, json_array
 from embark.data.prepare.arrow.row_parser import Location, RowParser
 from embark.data.prepare.rows import RawRows
 from embark.errors import DataError, EmbarkError, Fault, nearest
@@ -50,9 +50,9 @@ class RequestColumns(Protocol):
     def names(self) -> Collection[str]:
         """Columns that a row has."""
 
-    def column(self, name: str, kind: NumberKind | None = None) -> Any:
+    def column(self, name: str, kind: NumberKind | None = None, split: SplitCell | None = None) -> Any:
         """Its cells, as an Arrow array, null where a row has none; as numpy's where all of them are numbers and the
-        model takes such a `kind`."""
+        model takes such a `kind`. `split`: the values of a text that stands beside arrays."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,7 +79,7 @@ class TensorColumns:
     def names(self) -> Collection[str]:
         return self.columns.keys()
 
-    def column(self, name: str, kind: NumberKind | None = None) -> Any:
+    def column(self, name: str, kind: NumberKind | None = None, split: SplitCell | None = None) -> Any:
         found = self.columns[name]
         return _repeated(name, found, self.num_rows) if name in self.shared else found
 
@@ -98,12 +98,12 @@ class JsonColumns:
     def names(self) -> Collection[str]:
         return set(self.user).union(*self.rows)
 
-    def column(self, name: str, kind: NumberKind | None = None) -> Any:
+    def column(self, name: str, kind: NumberKind | None = None, split: SplitCell | None = None) -> Any:
         if name not in self.user:
-            return _cells([row.get(name) for row in self.rows], kind)
-        shared = _repeated(name, _cells([self.user[name]], kind), len(self.rows))
+            return _cells([row.get(name) for row in self.rows], kind, split)
+        shared = _repeated(name, _cells([self.user[name]], kind, split), len(self.rows))
         if any(name in row for row in self.rows):
-            return _cells([row.get(name, self.user[name]) for row in self.rows], kind)
+            return _cells([row.get(name, self.user[name]) for row in self.rows], kind, split)
         return shared
 
 
@@ -120,9 +120,9 @@ class JoinedColumns:
     def names(self) -> Collection[str]:
         return self.requests[0].names
 
-    def column(self, name: str, kind: NumberKind | None = None) -> Any:
+    def column(self, name: str, kind: NumberKind | None = None, split: SplitCell | None = None) -> Any:
         """Raises where the requests have cells of different types: one would be read as another is."""
-        arrays = [request.column(name, kind) for request in self.requests]
+        arrays = [request.column(name, kind, split) for request in self.requests]
         if isinstance(arrays[0], np.ndarray):
             if any(not isinstance(array, np.ndarray) or array.dtype != arrays[0].dtype for array in arrays):
                 raise TypeError(name)
@@ -132,12 +132,12 @@ class JoinedColumns:
         return pa.concat_arrays(arrays)
 
 
-def _cells(values: Sequence[Any], kind: NumberKind | None) -> Any:
+def _cells(values: Sequence[Any], kind: NumberKind | None, split: SplitCell | None) -> Any:
     """Numbers of JSON as such where the text they stand for would be read as the same."""
     if kind and set(map(type, values)) <= ({int, float} if kind == "number" else {int}):
         with suppress(OverflowError):
             return np.array(values, np.float64 if kind == "number" else np.int64)
-    return json_array(values)
+    return json_array(values, split)
 
 
 def _repeated(name: str, cell: Any, num_rows: int) -> Any:
@@ -204,9 +204,10 @@ class RequestScorer:
         return whole, raw.select(np.repeat(is_whole, nums))
 
     def _rows(self, rows: RequestColumns) -> RawRows:
-        numbers, kinds = np.arange(len(rows)), self._parser.number_columns
+        numbers, kinds, split = np.arange(len(rows)), self._parser.number_columns, self._parser.split_cell
+        location = Location(numbers, numbers, len(rows))
         return self._encoder.readable(self._parser.parse(
-            lambda name: rows.column(name, kinds.get(name)), Location(numbers, numbers, len(rows)), "the request"))
+            lambda name: rows.column(name, kinds.get(name), split), location, "the request"))
 
     def _lacking(self, rows: RequestColumns) -> DataError | None:
         given = rows.names

@@ -22,7 +22,8 @@ from prometheus_client import CollectorRegistry
 from prometheus_client.core import GaugeMetricFamily, Metric
 
 from embark.data.prepare.rows import RawRows
-from embark.events.events import Event, EventLog
+from embark.events.events import Event
+from embark.events.rotating_log import RotatingEventLog
 from embark.events.score_bins import NUM_SCORE_BINS, score_bins
 from embark.events.traffic import LATENCIES_S, WINDOW_S, TrafficRecord
 from embark.export.artifact import Artifact
@@ -83,7 +84,8 @@ class Traffic:
         self._columns: dict[int, _ColumnCounts] = {}
         self._rng = np.random.default_rng()
         self._cpu_s, self._is_late = 0.0, False
-        self._log: EventLog | None = None
+        self._log: RotatingEventLog | None = None
+        self._opening = Event("serve")  # With the version that answers.
         self._written_s = time.time()
         self._metrics: dict[str, Any] = {}
         self._record_lock = threading.RLock()
@@ -120,7 +122,7 @@ class Traffic:
     @contextmanager
     def running(self, folder: Path | None, url: str) -> Iterator[None]:
         """Counts while the block runs; with a folder, events are written to its `events.jsonl`."""
-        self._log = EventLog(folder / "events.jsonl") if folder else None
+        self._log = RotatingEventLog(folder / "events.jsonl") if folder else None
         self._add_version(url, is_start=True)
         self._model.observe(self.add_rows)
         self._model.listeners.append(lambda change: self._changed(change, url))
@@ -251,12 +253,14 @@ class Traffic:
         """A disk that is full or a folder that was deleted stops no answer."""
         with self._record_lock:
             self.record.add(event)
+            if event.kind == "serve":
+                self._opening = event
             if with_metrics:
                 self._metrics = self.record.metrics()
                 event = replace(event, values={**event.values, **self._metrics})
             try:
                 if self._log:
-                    self._log.emit(event)
+                    self._log.emit(event, self._opening)
             except Exception as error:
                 _log.warning("traffic is no longer recorded: %s", error)
                 lost, self._log = self._log, None

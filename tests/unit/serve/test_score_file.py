@@ -44,7 +44,8 @@ def parsed(artifact, rows: list[dict[str, object]]):
     """Encoded as a request's rows are."""
     count = np.arange(len(rows))
     parser = RowParser(artifact.info.rows.columns, artifact.info.rows.prepare)
-    return artifact.encoder.encode(parser.parse(partial(json_column, rows), Location(count, count, len(rows)), "rows"))
+    cells = partial(json_column, rows, split=parser.split_cell)
+    return artifact.encoder.encode(parser.parse(cells, Location(count, count, len(rows)), "rows"))
 
 
 def scores_of(path) -> list[float | None]:
@@ -79,8 +80,11 @@ def test_a_list_and_its_text_give_the_same_ids(exported, rows):
     csv.writer(text, quoting=csv.QUOTE_ALL).writerows([word, "|".join(tags)] for word, tags in rows)
     read = list(csv.reader(io.StringIO(text.getvalue(), newline="")))
     as_text = parsed(artifact, [{**same, "word": word, "tags": tags} for word, tags in read])
-    for ours, theirs in zip(as_lists.ids, as_text.ids, strict=True):
+    mixed = parsed(artifact, [{**same, "word": word, "tags": tags if i % 2 else text[1]}
+                              for i, ((word, tags), text) in enumerate(zip(rows, read, strict=True))])
+    for ours, theirs, of_both in zip(as_lists.ids, as_text.ids, mixed.ids, strict=True):
         assert np.array_equal(ours, theirs)
+        assert np.array_equal(ours, of_both)
 
 
 def test_csv_json_lines_and_parquet_give_the_same_scores_in_the_order_of_the_rows(exported, tmp_path):

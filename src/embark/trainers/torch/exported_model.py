@@ -22,6 +22,7 @@ from embark.spec.model import Table
 from embark.spec.user_code import user_error
 from embark.store.checkpoint_arrays import table_weight
 from embark.trainers.torch.dense_network import dense_network
+from embark.trainers.torch.int8_linear import MIN_WIDTH, Int8Linear, has_int8_products
 from embark.trainers.torch.task_heads import scores_of
 from embark.trainers.torch.two_tower_network import TwoTowerNetwork
 
@@ -30,7 +31,7 @@ _MIN_ROWS = 16  # Products of fewer rows are summed in another order: with them,
 
 
 class ExportedModel:
-    """The network of an artifact, in float32."""
+    """The network of an artifact, in float32; where tables have fewer bits, wide layers are int8 if that is faster."""
 
     device = "CPU"
 
@@ -42,7 +43,7 @@ class ExportedModel:
         self._dense = load_network(artifact, model_file)
         try:
             if not info.model.is_own:
-                _speed_up(self._dense)
+                _speed_up(self._dense, is_int8=info.tables in ("int8", "int4") and has_int8_products())
             positions = {feature.name: i for i, feature in enumerate(info.rows.layout.features)}
             self._lookups = [(positions[table.name], _lookup(artifact, table))
                              for table in info.model.table_list()]
@@ -100,13 +101,14 @@ class ExportedModel:
         return torch.cat(pooled, dim=1)
 
 
-def _speed_up(network: nn.Module) -> None:
+def _speed_up(network: nn.Module, *, is_int8: bool) -> None:
     """Replace modules by some that are faster without gradients."""
     if not torch.backends.mkl.is_available():
         for module in list(network.modules()):
             for name, child in module.named_children():
                 if type(child) is nn.Linear and type(module) in (nn.Sequential, nn.ModuleList):  # which only call it
-                    setattr(module, name, _Linear(child))
+                    is_wide = min(child.in_features, child.out_features) >= MIN_WIDTH
+                    setattr(module, name, Int8Linear(child) if is_int8 and is_wide else _Linear(child))
     if isinstance(bottom := getattr(network, "bottom", None), nn.Module):
         network.bottom = _DistinctRows(bottom)
 
@@ -217,6 +219,10 @@ def _look_up_in(values: NDArray[Any], dtype: TableDtype, table: Table) -> Lookup
         add = quantized.embedding_bag_byte_rowwise_offsets if dtype == "int8" else \
             quantized.embedding_bag_4bit_rowwise_offsets
         every = torch.arange(len(ids) + 1) if offsets is None else offsets
+        if offsets is None and dtype == "int8" and dim % 4 == 0 and not torch.backends.mkl.is_available():
+            rows = weight.index_select(0, ids)  # in half the time of bags of one, where FBGEMM has no kernel for them
+            numbers = rows[:, dim:].view(torch.float32)
+            return rows[:, :dim].float().mul_(numbers[:, :1]).add_(numbers[:, 1:])
         sums: Tensor = add(weight, ids, every, include_last_offset=True)[:, :dim]  # an odd number has one more
         if offsets is None:
             return sums

@@ -1,6 +1,6 @@
 """JSON Lines: one object a line. Numbers are read as the text they stand for, as those of any other text file."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -17,6 +17,7 @@ from embark.data.prepare.schema import Schema
 from embark.data.prepare.text_stream import BOM, Runaway, TextStream, cut_rows
 from embark.spec.data import PrepareSpec
 
+SplitCell = Callable[[str], list[str]]
 _DELIMITER = "\0\0"  # Of fields: a line of JSON has none, and more than one character knows no quotes.
 _WHY = "is not a JSON object"
 
@@ -52,17 +53,19 @@ class JsonLinesReader(CsvReader):
             none = np.zeros(0, np.int64)
             lines, starts = (none, none) if isinstance(cut, Runaway) else (cut.lines[kept], cut.starts[kept])
             location = Location(lines, starts, num_lines, new_bytes, bad)
-            yield self._parser.parse(partial(json_column, found), location, segment.file.uri)
+            cells = partial(json_column, found, split=self._parser.split_cell)
+            yield self._parser.parse(cells, location, segment.file.uri)
 
 
-def json_column(rows: Sequence[Mapping[str, Any]], name: str) -> Any:
+def json_column(rows: Sequence[Mapping[str, Any]], name: str, split: SplitCell | None = None) -> Any:
     """The cells of a column as text, or as lists of text."""
-    return json_array([row.get(name) for row in rows])
+    return json_array([row.get(name) for row in rows], split)
 
 
-def json_array(values: Sequence[Any]) -> Any:
-    """JSON values as text, or as lists of text."""
+def json_array(values: Sequence[Any], split: SplitCell | None = None) -> Any:
+    """JSON values as text, or as lists of text; beside arrays, `split` gives the values of a text."""
     if not any(isinstance(value, list) for value in values):
         return pa.array([json_cell(value) for value in values], pa.string())
-    lists = [value if isinstance(value, list) else [] if value is None else [value] for value in values]
+    lists = [value if isinstance(value, list) else [] if value is None else
+             split(value) if split and isinstance(value, str) else [value] for value in values]
     return pa.array([[json_cell(one) for one in value] for value in lists], pa.list_(pa.string()))

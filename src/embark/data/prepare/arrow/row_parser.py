@@ -1,5 +1,6 @@
 """Rows of Arrow columns: the label, the dense values and the keys, without the rows that cannot be read."""
 
+import re
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -61,7 +62,6 @@ class RowParser:
         self._schema = schema
         self._label_above = prepare.label_above
         self._cells = CellParser(prepare.missing, prepare.list_delimiter or schema.list_delimiter)
-
         self.number_columns = _number_columns(schema)
 
     @property
@@ -115,6 +115,12 @@ class RowParser:
             time=times[schema.time_column].micros if schema.is_split_by_time else None,
         )
         return rows.select(~bad.mask) if bad.mask.any() else rows
+
+    def split_cell(self, text: str) -> list[str]:
+        """The values of a text in a list column, as they are found where all cells are text."""
+        if text.strip() in self._cells.missing:
+            return []
+        return text.split(delimiter) if (delimiter := self._cells.list_delimiter) else re.split("[|;]", text)
 
     def _cells_of(self, name: str, array: Any) -> Any:
         if isinstance(array, np.ndarray) and name in self.number_columns and (
