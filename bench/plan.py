@@ -2,7 +2,8 @@
 
     python bench/plan.py                 on a GPU
     python bench/plan.py --cpu           resident memory and step time of smaller models on this CPU
-    python bench/plan.py --measured FILE computes only: fits the rows of a CSV that are for it, compares the others
+    python bench/plan.py --measured FILE computes only: fits the rows of a CSV that are for it together with the fitted
+                                         ones of bench/h200_random.csv, compares the others
 
 None of these runs is among those that a calibration is fitted to. A pipeline's small steps wait for Python, whose pace
 differs from process to process by up to a third: each is measured in three processes, and the middle one counts.
@@ -15,6 +16,8 @@ import csv
 import statistics
 from dataclasses import replace
 from pathlib import Path
+
+from random_plan import read_measured
 
 from embark.catalog import load_catalog
 from embark.cli.console import Console
@@ -75,15 +78,16 @@ def _row(one: Comparison) -> dict[str, object]:
 
 
 def recorded(path: Path) -> tuple[Calibration, list[Measurement]]:
-    """The shipped H200's rates with the fit of the rows marked `fit`, and the others."""
+    """The shipped H200's rates with the fit of the rows marked `fit` and of random specs, and the others."""
     rows: dict[str, list[Measurement]] = {"fit": [], "compare": []}
     with path.open() as file:
         for row in csv.DictReader(file):
             used_bytes = float(row["used_gib"]) * 2**30
             rows[row["use"]].append(Measurement(_spec_of(row), row["engine"], "bf16", float(row["step_ms"]) / 1e3,
                                              used_bytes, 0.0, 0.0))
+    fitted, _ = read_measured(Path(__file__).with_name("h200_random.csv"), "cuda")
     shipped = load_calibrations()["H200"]
-    return fit_calibration(replace(shipped, engines={}, memory={}), rows["fit"]), rows["compare"]
+    return fit_calibration(replace(shipped, engines={}, memory={}), [*rows["fit"], *fitted]), rows["compare"]
 
 
 def _spec_of(row: dict[str, str]) -> RunSpec:

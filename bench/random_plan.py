@@ -1,10 +1,11 @@
 """Random but sensible specs from a seed each: what `embark plan` predicts beside what is measured.
 
+    python bench/random_plan.py compile FILE [--seeds 0:120]                                 fills Triton's cache
     python bench/random_plan.py measure FILE [--device cuda] [--seeds 0:120] [--seconds 0.4]   appends to a CSV
-    python bench/random_plan.py compare FILE [--part fitted | unseen]                       computes only
+    python bench/random_plan.py compare FILE [--part fitted | unseen]                        computes only
 
 Calibrations may be fitted to the seeds below 80; those from 80 on are only ever predicted. Each is measured in a
-process of its own, from batches in memory; the next processes import torch meanwhile, and wait for the device.
+process of its own, from batches in memory; the next process imports torch meanwhile, and waits for the device.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ import numpy as np
 
 from embark.cli.console import Console
 from embark.plan.calibration import CPU, Calibration, load_calibrations
-from embark.plan.fit import Measurement, fit_calibration
+from embark.plan.fit import Measurement
 from embark.spec import ModelSpec, RunSpec, Table, load_spec
 from embark.trainers.torch.bench.calibrate import Comparison, compare, measure
 
@@ -80,7 +81,7 @@ def random_spec(seed: int, device: str) -> RunSpec:
 
 def measure_all(path: Path, device: str, seeds: Sequence[int], seconds: float) -> None:
     """In the order in which they are finished, so that nothing measured is lost when the rest is stopped."""
-    ahead = 10 if device == "cuda" and (os.cpu_count() or 1) >= 8 else 1
+    ahead = 2 if device == "cuda" and (os.cpu_count() or 1) >= 8 else 1  # more would take the host's time from it
     lock = Path(tempfile.mkdtemp()) / "device"
     is_new = not path.exists()
     with (path.open("a", newline="") as file,
@@ -102,14 +103,17 @@ def measure_all(path: Path, device: str, seeds: Sequence[int], seconds: float) -
             print(f"seed {seed}: measured", flush=True)
 
 
+def compile_all(seeds: Sequence[int]) -> None:
+    """Some at a time. What has its kernels in Triton's cache is measured in half the time."""
+    with ProcessPoolExecutor(6, mp_context=get_context("spawn"), max_tasks_per_child=1) as pool:
+        for done in as_completed([pool.submit(measure, random_spec(seed, "cuda"), 0.01) for seed in seeds]):
+            if error := done.exception():
+                print(f"{type(error).__name__}: {error}", flush=True)
+
+
 def compare_all(path: Path, device: str, part: str) -> None:
-    fitted, unseen = _recorded(path, device)
-    shipped = load_calibrations()[CPU if device == "cpu" else "H200"]
-    _print(shipped, unseen if part == "unseen" else fitted)
-    if part == "fitted":
-        fit = fit_calibration(shipped, fitted)
-        print("fitted to these:", fit.engines, fit.memory, sep="\n")
-        _print(fit, fitted)
+    fitted, unseen = read_measured(path, device)
+    _print(load_calibrations()[CPU if device == "cpu" else "H200"], unseen if part == "unseen" else fitted)
 
 
 def _measure_alone(spec: RunSpec, seconds: float, lock: str) -> Measurement:
@@ -120,7 +124,7 @@ def _measure_alone(spec: RunSpec, seconds: float, lock: str) -> Measurement:
     return measure(spec, seconds)
 
 
-def _recorded(path: Path, device: str) -> tuple[list[Measurement], list[Measurement]]:
+def read_measured(path: Path, device: str) -> tuple[list[Measurement], list[Measurement]]:
     fitted, unseen = [], []
     with path.open() as file:
         for row in csv.DictReader(file):
@@ -156,20 +160,24 @@ def _log_uniform(draw: np.random.Generator, low: float, high: float) -> float:
 
 
 def _numbers(text: str) -> Iterator[int]:
-    first, _, last = text.partition(":")
-    yield from range(int(first), int(last) if last else int(first) + 1)
+    """Of `0:40,43`."""
+    for part in text.split(","):
+        first, _, last = part.partition(":")
+        yield from range(int(first), int(last) if last else int(first) + 1)
 
 
 def main() -> None:
     arguments = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    arguments.add_argument("action", choices=("measure", "compare"))
+    arguments.add_argument("action", choices=("compile", "measure", "compare"))
     arguments.add_argument("file", type=Path)
     arguments.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
     arguments.add_argument("--seeds", default="0:120")
     arguments.add_argument("--seconds", type=float, default=0.4)
     arguments.add_argument("--part", choices=("fitted", "unseen"), default="fitted")
     asked = arguments.parse_args()
-    if asked.action == "measure":
+    if asked.action == "compile":
+        compile_all(list(_numbers(asked.seeds)))
+    elif asked.action == "measure":
         measure_all(asked.file, asked.device, list(_numbers(asked.seeds)), asked.seconds)
     else:
         compare_all(asked.file, asked.device, asked.part)

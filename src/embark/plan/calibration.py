@@ -36,9 +36,15 @@ class EngineFit:
     host_layer_s: float  # … and for each dense layer.
     start_s: float  # Device time of a step whatever its size.
     layer_s: float  # … and for each dense layer.
-    tables: float  # Times the time that the tables' bytes alone would take.
-    activations: float  # Times the time that the dense layers' values alone would take.
-    matmul: float  # Times the time that the arithmetic alone would take.
+    multi_hot_s: float  # … and if a feature has several ids.
+    # Times the time that alone would be taken by …
+    sort: float  # … bringing equal ids together.
+    lookup: float  # … reading the rows of all ids.
+    update: float  # … reading and writing each touched row and its state.
+    matmul: float  # … each layer's arithmetic, or its values and weights where those take longer.
+    activations: float  # … the layers' values.
+    interaction: float  # … DLRM's vectors whose dots are taken.
+    crossing: float  # … the values of DCNv2's cross layers.
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,6 +55,7 @@ class MemoryFit:
     workspace_bytes: float  # Matrix libraries' working memory.
     pooled: float  # Bytes held at the peak for each byte that is counted of the tables' pooled vectors.
     layers: float  # … of the layers' outputs.
+    middle: float  # … of what stands between tables and top layers.
     ids: float  # … of what is kept for each id.
     fragmentation: float  # What the allocator holds besides for each of these bytes.
 

@@ -1,14 +1,15 @@
 """From measured steps to what an engine adds to the floor: least squares with nothing below zero."""
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
-from itertools import combinations
+from dataclasses import astuple, dataclass, replace
 
 from embark.model.placement import Placement, Shard
 from embark.plan.calibration import Calibration, EngineFit, MemoryFit
 from embark.plan.memory import cuda_graph_bytes, pipeline_bytes
 from embark.plan.step_time import features
 from embark.spec import RunSpec
+
+PRIOR_ERROR = 0.05
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,23 +26,31 @@ class Measurement:
     resident_bytes: float = 0.0  # Of the host's memory, what a process takes that trains on a GPU.
 
 
-def fit_calibration(base: Calibration, measured: Sequence[Measurement]) -> Calibration:
+def fit_calibration(
+    base: Calibration, measured: Sequence[Measurement], prior: Calibration | None = None
+) -> Calibration:
     """`base`, whose rates were measured, with fits for every engine that was."""
-    engines = {name: fit_engine(base, [m for m in measured if m.engine == name])
-               for name in dict.fromkeys(m.engine for m in measured)}
+    known = dict(prior.engines) if prior else {}
+    engines: dict[str, EngineFit] = {}
+    for name in sorted({m.engine for m in measured}):
+        # Both engines move the same bytes: what is known of one is a guess at the other.
+        near = known.get(name, engines.get("cuda_graph"))
+        engines[name] = fit_engine(base, [m for m in measured if m.engine == name], near)
     memory = {name: fit_memory([m for m in measured if m.engine == name]) for name in engines}
     resident = sorted(m.resident_bytes for m in measured if m.resident_bytes)
     if resident:
-        memory["host"] = MemoryFit(resident[len(resident) // 2], 0.0, 0.0, 0.0, 0.0, 0.0)
+        memory["host"] = MemoryFit(resident[len(resident) // 2], 0.0, 0.0, 0.0, 0.0, 0.0, 0.0)
     return replace(base, engines=engines, memory=memory)
 
 
-def fit_engine(base: Calibration, measured: Sequence[Measurement]) -> EngineFit:
-    """The device's part alone, or a host beside it that small steps wait for: whichever comes nearer."""
+def fit_engine(base: Calibration, measured: Sequence[Measurement], prior: EngineFit | None = None) -> EngineFit:
+    """The device's part alone, or a host beside it that small steps wait for: whichever comes nearer. What the
+    measurements leave open stays near `prior`, another device's fit."""
     rows = [features(m.spec, one_rank_placement(m.spec), m.precision, base) for m in measured]
     times = [m.step_s for m in measured]
-    alone = EngineFit(0.0, 0.0, *solve_non_negative(rows, times))
-    return min([alone, *_beside_a_host(rows, times)], key=lambda fit: _distance(fit, rows, times))
+    near = None if prior is None else astuple(prior)[2:]
+    alone = EngineFit(0.0, 0.0, *solve_non_negative(rows, times, prior=near))
+    return min([alone, *_beside_a_host(rows, times, near)], key=lambda fit: _distance(fit, rows, times))
 
 
 def fit_memory(measured: Sequence[Measurement]) -> MemoryFit:
@@ -50,21 +59,23 @@ def fit_memory(measured: Sequence[Measurement]) -> MemoryFit:
     for m in measured:
         count = cuda_graph_bytes if m.engine == "cuda_graph" else pipeline_bytes
         counted = count(m.spec, one_rank_placement(m.spec), 0, m.precision)
-        rows.append((1.0, counted.pooled, counted.layers, counted.ids))
+        rows.append((1.0, counted.pooled, counted.layers, counted.middle, counted.ids))
         used.append((counted.fixed, m.used_bytes))
         allocated.append((counted.fixed, m.allocated_bytes or m.used_bytes))
     always, *grows = _over(rows, used)
     _, *kept = _over(rows, allocated)
-    in_all = [sum(row[number] for row in rows) for number in (1, 2, 3)]
+    in_all = [sum(row[number] for row in rows) for number in (1, 2, 3, 4)]
     wanted = sum(k * size for k, size in zip(kept, in_all, strict=True))
     share = max(0.0, sum(g * size for g, size in zip(grows, in_all, strict=True)) / wanted - 1) if wanted else 0.0
     outside = sorted(m.used_bytes - m.reserved_bytes for m in measured if m.reserved_bytes)
     context = min(outside[len(outside) // 2], always) if outside else always
-    pooled, layers, ids = (g / (1 + share) for g in grows)
-    return MemoryFit(context, always - context, pooled, layers, ids, share)
+    pooled, layers, middle, ids = (g / (1 + share) for g in grows)
+    return MemoryFit(context, always - context, pooled, layers, middle, ids, share)
 
 
-def _beside_a_host(rows: Sequence[Sequence[float]], times: Sequence[float]) -> Iterator[EngineFit]:
+def _beside_a_host(
+    rows: Sequence[Sequence[float]], times: Sequence[float], near: Sequence[float] | None
+) -> Iterator[EngineFit]:
     """From each guess at how many of the smallest steps are the host's, on to where the fit itself says the same."""
     by_size = sorted(range(len(rows)), key=lambda i: sum(rows[i][2:]))
     for number in range(2, len(rows) - 2):
@@ -74,7 +85,8 @@ def _beside_a_host(rows: Sequence[Sequence[float]], times: Sequence[float]) -> I
             if len(of_host) < 2 or len(others) < 3:
                 break
             host = solve_non_negative([rows[i][:2] for i in of_host], [times[i] for i in of_host])
-            device = solve_non_negative([rows[i][2:] for i in others], [times[i] for i in others])
+            device = solve_non_negative([rows[i][2:] for i in others], [times[i] for i in others],
+                                        prior=None if near is None else near[2:])
             fit = EngineFit(host[0], host[1], 0.0, 0.0, *device)
             yield fit
             found = {i for i, row in enumerate(rows) if _host_s(fit, row) >= _device_s(fit, row)}
@@ -93,8 +105,7 @@ def _host_s(fit: EngineFit, row: Sequence[float]) -> float:
 
 
 def _device_s(fit: EngineFit, row: Sequence[float]) -> float:
-    factors = (fit.start_s, fit.layer_s, fit.tables, fit.activations, fit.matmul)
-    return sum(factor * value for factor, value in zip(factors, row, strict=True))
+    return sum((factor * value for factor, value in zip(astuple(fit)[2:], row, strict=True)), 0.0)
 
 
 def _over(rows: Sequence[Sequence[float]], sizes: Sequence[tuple[float, float]]) -> list[float]:
@@ -110,27 +121,38 @@ def one_rank_placement(spec: RunSpec) -> Placement:
 
 
 def solve_non_negative(
-    rows: Sequence[Sequence[float]], values: Sequence[float], weights: Sequence[float] | None = None
+    rows: Sequence[Sequence[float]], values: Sequence[float], weights: Sequence[float] | None = None,
+    prior: Sequence[float] | None = None,
 ) -> list[float]:
     """The x ≥ 0 for which rows · x is nearest to `values`, each times its weight; without weights, relatively nearest.
-
-    Where some of x are 0, the others are the least squares of their columns alone: with so few, each choice is tried.
-    """
+    By Lawson and Hanson's active sets. Being twice the `prior`, or none of it, counts like an error of PRIOR_ERROR."""
     import numpy as np
 
     weight = 1 / np.asarray(values, float) if weights is None else np.asarray(weights, float)
     matrix = np.asarray(rows, float) * weight[:, None]
     target = np.asarray(values, float) * weight
-    best, least = np.zeros(matrix.shape[1]), float(target @ target)
-    for number in range(1, matrix.shape[1] + 1):
-        for chosen in combinations(range(matrix.shape[1]), number):
-            columns = matrix[:, chosen]
-            scale = np.abs(columns).max(0)
-            if not scale.all():
-                continue
-            found = np.linalg.lstsq(columns / scale, target, rcond=None)[0] / scale
-            off = target - columns @ found
-            if (found >= 0).all() and float(off @ off) < least:
-                best, least = np.zeros(matrix.shape[1]), float(off @ off)
-                best[list(chosen)] = found
-    return [float(v) for v in best]
+    if prior is not None:
+        known = [(column, value) for column, value in enumerate(prior) if value > 0]
+        near = np.zeros((len(known), matrix.shape[1]))
+        for row, (column, value) in enumerate(known):
+            near[row, column] = PRIOR_ERROR / value
+        matrix, target = np.vstack([matrix, near]), np.concatenate([target, np.full(len(known), PRIOR_ERROR)])
+    scale = np.linalg.norm(matrix, axis=0)
+    scale[scale == 0] = 1.0
+    matrix = matrix / scale
+    found, free = np.zeros(matrix.shape[1]), np.zeros(matrix.shape[1], bool)
+    while True:
+        slope = np.where(free, -np.inf, matrix.T @ (target - matrix @ found))
+        if slope.max() < 1e-10 * max(1.0, float(np.abs(target).max())):
+            return [float(value) for value in found / scale]
+        free[slope.argmax()] = True
+        while True:
+            solved = np.zeros_like(found)
+            solved[free] = np.linalg.lstsq(matrix[:, free], target, rcond=None)[0]
+            if (solved[free] > 0).all():
+                break
+            below = free & (solved <= 0)
+            step = (found[below] / (found[below] - solved[below])).min()
+            found = found + step * (solved - found)
+            free &= found > 1e-14
+        found = solved

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from embark.model.batch import EVAL_SAMPLES, num_together
 from embark.model.placement import DENSE_STATES, Placement, shard_bytes, table_value_bytes, value_bytes, wire_bytes
 from embark.model.sharding import CACHED_SHARE
-from embark.model.work import dense_work_of, layers_of, lookups_of, padded
+from embark.model.work import Layers, dense_work_of, layers_of, lookups_of, padded
 from embark.plan.calibration import Calibration, MemoryFit
 from embark.plan.prediction import ASSUMPTIONS
 from embark.spec import RunSpec
@@ -24,13 +24,14 @@ class ByteCounts:
     dense: float
     pooled: float
     layers: float
+    middle: float
     ids: float
     inputs: float
     exchange: float
 
     @property
     def activations(self) -> float:
-        return self.pooled + self.layers + self.ids
+        return self.pooled + self.layers + self.middle + self.ids
 
     @property
     def fixed(self) -> float:
@@ -100,13 +101,13 @@ def cuda_graph_bytes(spec: RunSpec, placement: Placement, rank: int, precision: 
         exchange = wire * (2 * looked_up.pooled_values + samples * sum(t.dim or 0 for t in tables))
         exchange += 4 * (3 * looked_up.num_ids + samples * num_ids) + 8 * (looked_up.num_ids + samples * num_ids)
     dense, per_sample = (_own_network_bytes if model.is_own else _flat_dense_bytes)(spec, size, samples)
-    return ByteCounts(on_device, state, dense, 0.0, samples * (per_sample + 4), keys,
+    return ByteCounts(on_device, state, dense, 0.0, samples * (per_sample + 4), 0.0, keys,
                       2 * samples * 4 * (1 + model.num_dense + num_ids), exchange)
 
 
 def pipeline_bytes(spec: RunSpec, placement: Placement, rank: int, precision: str) -> ByteCounts:
-    """What autograd keeps and makes for TorchRec's pipeline: each pooled vector and its gradient in fp32, both again in
-    the layers' precision, each layer's output and its gradient. How much of it lives at once is measured."""
+    """What autograd keeps and makes for TorchRec's pipeline: pooled vectors in fp32, and what stands between them and
+    the layers above, in several forms; each layer's output. How much of it lives at once is measured."""
     layers, model = dense_work_of(spec.model, spec.train.batch_size), spec.model
     size = value_bytes(precision)
     samples = spec.train.batch_size / placement.num_ranks
@@ -114,13 +115,15 @@ def pipeline_bytes(spec: RunSpec, placement: Placement, rank: int, precision: st
     pooled = sum(t.max_width for t in tables)
     looked_up = lookups_of(spec, placement, rank, 4)
     on_device, state = _table_bytes(spec, placement, rank)
-    num_ids = sum(t.multi_hot for t in tables)
     exchange = 0.0 if placement.num_ranks == 1 else 4 * 2 * (looked_up.pooled_values + samples * pooled)
     states = DENSE_STATES[spec.train.dense_optimizer]
+    middle = dots = 0
+    if isinstance(layers, Layers):
+        middle, dots = layers.middle_width, layers.num_vectors * (layers.num_vectors + layers.dim)
     return ByteCounts(
         on_device, state, layers.num_values * (4 * (2 + states) + (2 if size == 2 else 0)),
-        samples * pooled * (4 + size), samples * layers.output_width * size, 48 * looked_up.num_ids,
-        3 * samples * (4 * (max(1, len(model.tasks)) + model.num_dense) + (8 + 8) * num_ids), exchange,
+        samples * (4 * pooled + size * dots), samples * (layers.output_width - middle) * size, samples * middle * size,
+        8 * looked_up.num_ids, 4 * samples * 4 * (max(1, len(model.tasks)) + model.num_dense), exchange,
     )
 
 
@@ -150,7 +153,8 @@ def host_parts(
 
 
 def _held(counted: ByteCounts, fit: MemoryFit) -> float:
-    return counted.pooled * fit.pooled + counted.layers * fit.layers + counted.ids * fit.ids
+    return (counted.pooled * fit.pooled + counted.layers * fit.layers + counted.middle * fit.middle
+            + counted.ids * fit.ids)
 
 
 def _table_bytes(spec: RunSpec, placement: Placement, rank: int) -> tuple[float, float]:

@@ -1,34 +1,38 @@
 """Seconds of a step: bytes and arithmetic over measured rates, traffic over links and fabric, input over its roads. The
 slowest of what runs side by side wins, as the engine lets it."""
 
+from dataclasses import fields
+
 from embark.model.placement import Cluster, Placement, value_bytes, wire_bytes
 from embark.model.work import DenseWork, Layers, Lookups, dense_work_of, lookups_of
-from embark.plan.calibration import Calibration
+from embark.plan.calibration import Calibration, EngineFit
 from embark.plan.prediction import ASSUMPTIONS, StepTime
 from embark.spec import RunSpec
 
 STEP = ASSUMPTIONS["step"]
+FEATURES = tuple(field.name for field in fields(EngineFit))[2:]  # Those of the device.
 RANKS_LOOKED_AT = 64  # Of a large cluster, the busiest so many ranks are computed through.
 
 
 def step_time(
     spec: RunSpec, placement: Placement, cluster: Cluster, engine: str, precision: str, calibration: Calibration,
-    *, draws_samples: bool = False,
+    *, draws_samples: bool = False, from_memory: bool = False,
 ) -> StepTime:
     """Of the slowest rank. `draws_samples`: they are drawn as it goes, which a plan for real data leaves out; by the
-    device itself in the captured engine, else by the loader."""
+    device itself in the captured engine, else by the loader. `from_memory`: no loader has to make the batches."""
     fit = calibration.engines[engine]
     layers = dense_work_of(spec.model, spec.train.batch_size)
     samples = spec.train.batch_size / placement.num_ranks
     size = value_bytes(precision)
     rank, looked_up = _busiest(spec, placement, size)
     rates = calibration.rates
-    dense_s = (fit.activations * activation_bytes(layers, spec, samples, size) / rates.copy_bytes
-               + fit.matmul * samples * layers.flops_per_sample / rates.matmul_flops[precision])
+    took = dict(zip(FEATURES, _features(spec, layers, looked_up, samples, precision, calibration), strict=True))
+    took = {name: getattr(fit, name) * value for name, value in took.items()}
+    dense_s = sum(took[name] for name in ("matmul", "activations", "interaction", "crossing"))
     parts = {
-        "lookup and update": fit.tables * _table_bytes(looked_up, size) / rates.copy_bytes,
+        "lookup and update": took["sort"] + took["lookup"] + took["update"],
         "dense layers": dense_s,
-        "launches": fit.start_s + fit.layer_s * layers.num_layers,
+        "launches": took["start_s"] + took["layer_s"] + took["multi_hot_s"],
         "all-to-all": 0.0,
         "all-reduce": 0.0,
         "host memory": looked_up.host_bytes / rates.upload_bytes,
@@ -45,8 +49,9 @@ def step_time(
     batch_bytes = samples * sample_bytes(spec)
     draws_on_device = draws_samples and engine == "cuda_graph"
     if cluster.device != "cpu" and not draws_on_device:
-        beside |= {"copy to the device": batch_bytes / rates.upload_bytes,
-                   "loader": batch_bytes / STEP["loader_bytes_per_s"]}
+        beside["copy to the device"] = batch_bytes / rates.upload_bytes
+        if not from_memory:
+            beside["loader"] = batch_bytes / STEP["loader_bytes_per_s"]
     if draws_samples and not draws_on_device and rates.synthetic_values:
         beside["drawing samples"] = batch_bytes / 4 / rates.synthetic_values
     total_s = max(device_s, *beside.values())
@@ -58,15 +63,34 @@ def step_time(
 
 
 def features(spec: RunSpec, placement: Placement, precision: str, calibration: Calibration) -> tuple[float, ...]:
-    """What a fit multiplies: 1, layers, and the seconds that tables', activations' bytes and arithmetic alone take."""
+    """What a fit multiplies, in the order of FEATURES: counts, and the seconds that bytes and arithmetic alone take."""
     layers, samples = dense_work_of(spec.model, spec.train.batch_size), spec.train.batch_size / placement.num_ranks
-    size = value_bytes(precision)
-    _, looked_up = _busiest(spec, placement, size)
-    rates = calibration.rates
+    _, looked_up = _busiest(spec, placement, value_bytes(precision))
+    return _features(spec, layers, looked_up, samples, precision, calibration)
+
+
+def _features(
+    spec: RunSpec, layers: Layers | DenseWork, looked_up: Lookups, samples: float, precision: str,
+    calibration: Calibration,
+) -> tuple[float, ...]:
+    size, copy_bytes = value_bytes(precision), calibration.rates.copy_bytes
+    flops = calibration.rates.matmul_flops[precision]
+    moved = samples * STEP["passes"] * size / copy_bytes  # For each value of a sample.
+    interaction = crossing = 0.0
+    if isinstance(layers, Layers):
+        crossed = 2 * len(layers.up) * layers.middle_width
+        interaction, crossing = moved * layers.num_vectors * layers.dim, moved * crossed
+        matmul = 3 * sum(max(2 * samples * layer.num_weights / flops,
+                             size * (samples * (layer.num_in + layer.num_out) + layer.num_weights) / copy_bytes)
+                         for layer in layers.all)
+        width: float = sum(layer.num_out for layer in (*layers.bottom, *layers.top, *layers.head)) + layers.mixed_width
+    else:
+        matmul = samples * layers.flops_per_sample / flops
+        width = layers.output_width
     return (
-        1.0, float(layers.num_layers), _table_bytes(looked_up, size) / rates.copy_bytes,
-        activation_bytes(layers, spec, samples, size) / rates.copy_bytes,
-        samples * layers.flops_per_sample / rates.matmul_flops[precision],
+        1.0, float(layers.num_layers), float(any(t.multi_hot > 1 for t in spec.model.table_list())),
+        STEP["sort_bytes"] * looked_up.num_ids / copy_bytes, looked_up.read_bytes / copy_bytes,
+        looked_up.update_bytes / copy_bytes, matmul, moved * width, interaction, crossing,
     )
 
 

@@ -12,7 +12,16 @@ from typing import Any, TypeVar
 from embark.catalog import load_catalog
 from embark.errors import UserError
 from embark.model.placement import Cluster
-from embark.plan.calibration import CPU, Calibration, Rates, calibration_path, clear_cache, read_calibrations, to_toml
+from embark.plan.calibration import (
+    CPU,
+    SHIPPED,
+    Calibration,
+    Rates,
+    calibration_path,
+    clear_cache,
+    read_calibrations,
+    to_toml,
+)
 from embark.plan.fit import Measurement, fit_calibration, one_rank_placement
 from embark.plan.memory import device_parts, host_parts
 from embark.plan.predict import match_gpu
@@ -72,7 +81,8 @@ def calibrate(spec: RunSpec, *, seconds: float, progress: Callable[[str], None])
         measured.append(row)
         progress(f"{number:2} of {len(runs)}: {run.name}, {row.engine}, batch {run.train.batch_size:,}: "
                  f"{row.step_s * 1e3:.3f} ms, {row.used_bytes / 2**30:.2f} GiB")
-    calibration = fit_calibration(base, measured)
+    known = read_calibrations(SHIPPED)
+    calibration = fit_calibration(base, measured, known.get(base.device, known["H200"]))
     _save(calibration)
     return CalibrationResult(str(calibration_path()), calibration.device, [compare(calibration, m) for m in measured])
 
@@ -130,7 +140,8 @@ def compare(calibration: Calibration, measured: Measurement) -> Comparison:
     spec, placement = measured.spec, one_rank_placement(measured.spec)
     is_cpu = calibration.device == CPU
     cluster = Cluster(1, 1, 0.0, 0.0, "cpu" if is_cpu else "cuda")
-    step_s = step_time(spec, placement, cluster, measured.engine, measured.precision, calibration).total_s
+    step_s = step_time(spec, placement, cluster, measured.engine, measured.precision, calibration,
+                       from_memory=True).total_s
     if is_cpu:
         parts = host_parts(spec, placement, 1, calibration, is_cpu=True, engine=measured.engine,
                            precision=measured.precision)

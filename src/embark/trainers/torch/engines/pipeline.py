@@ -1,5 +1,6 @@
 """What turns batches into steps: TorchRec's own pipeline, and what it shares with the CUDA graph engine."""
 
+import os
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
@@ -116,6 +117,9 @@ class PipelineEngine(Engine):
     def __init__(self, inputs: EngineInputs, reason: str, *, must_prefetch: bool = False) -> None:
         super().__init__(inputs, reason)
         self._window, device, self._extend = inputs.window, inputs.world.device, inputs.extend
+        if device.type == "cuda" and not {"PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF"} & set(os.environ):
+            # What autograd keeps comes and goes in other sizes: blocks that do not grow leave up to a third unused.
+            torch._C._accelerator_setAllocatorSettings("expandable_segments:True")
         self._to_device = ToDevice([t.name for t in inputs.spec.model.table_list()], device)
         kind: Any = PrefetchTrainPipelineSparseDist if must_prefetch else TrainPipelineSparseDist
         self._dynamic = inputs.dynamic
