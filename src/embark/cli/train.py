@@ -1,8 +1,13 @@
 """`embark train`: train a spec on this machine."""
 
+from typing import TYPE_CHECKING
+
 from embark.cli.console import Console
 from embark.cli.options import Accepted, Flag, Settings, Spec
 from embark.errors import ExitCode, Interrupted
+
+if TYPE_CHECKING:
+    from embark.spec import RunSpec
 
 
 def train(
@@ -18,11 +23,16 @@ def train(
     fresh
         Start in a new directory (NAME-2, NAME-3, …) even if the run exists.
     """
-    from embark.run.signals import StopSignals
     from embark.spec import load_spec
     from embark.spec.run import accepting
 
-    run = accepting(load_spec(spec, set_), accept_change)
+    return train_here(accepting(load_spec(spec, set_), accept_change), console, fresh=fresh)
+
+
+def train_here(run: "RunSpec", console: Console, *, fresh: bool) -> int:
+    """The process of a run, from its first signal to its exit code."""
+    from embark.run.signals import StopSignals
+
     with StopSignals(is_loading=True) as signals:  # a preemption can come while torch or jax is loaded
         from embark.report.report import ReportAtEnd
         from embark.trainers import finished_run, open_backend, wants_jax

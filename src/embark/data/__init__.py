@@ -14,7 +14,8 @@ if TYPE_CHECKING:
     from embark.data.prepared.source import Allocate
     from embark.spec.run import RunSpec
 
-__all__ = ["Batch", "Loader", "SampleSource", "eval_batches", "open_source", "resolve_from_data", "resolve_if_readable"]
+__all__ = ["Batch", "Loader", "SampleSource", "eval_batches", "open_source", "open_training_source",
+           "resolve_from_data", "resolve_if_readable"]
 LOOK = RetryPolicy(max_retries=1, connect_s=5.0, silence_s=10.0, request_s=20.0, give_up_s=20.0)
 """For commands that read data where they can and do without it where they cannot."""
 
@@ -53,6 +54,15 @@ def resolve_if_readable(spec: RunSpec) -> tuple[RunSpec, str]:
         return spec, ""
     return spec, f"{spec.data.path}: cannot be read from here, so the run takes its tables and dense columns from " \
                  f"the data where it starts ({why})"
+
+
+def open_training_source(spec: RunSpec, *, allocate: Allocate | None = None) -> SampleSource:
+    """What a run trains on: its stream where it has one, else its data, as `open_source`."""
+    if spec.stream.is_on:
+        from embark.data.stream.source import StreamSource
+
+        return StreamSource(spec)
+    return open_source(spec, allocate=allocate)
 
 
 def open_source(spec: RunSpec, *, allocate: Allocate | None = None) -> SampleSource:

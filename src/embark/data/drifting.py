@@ -44,7 +44,7 @@ class DriftingSource(SyntheticSource):
 
     def __init__(self, model: ModelSpec, data: DataSpec) -> None:
         self.drift, self._tables = data.drift, model.table_list()
-        self._is_raw = [getattr(table, "ids", "") == "dynamic" for table in self._tables]
+        self._is_raw = [table.is_dynamic for table in self._tables]
         if any(self._is_raw):
             self.id_dtype = np.int64
         keys = stream_keys(data.seed, _STREAM, _SUCCESSION, columns=len(self._tables))

@@ -14,16 +14,18 @@ from pydantic import TypeAdapter, ValidationError
 
 from embark.data.prepare.id_numbering import look_up
 from embark.data.prepare.rows import DenseTransform, Keys, RawRows, dense_transform, hash_ids, transform_dense
-from embark.data.prepare.schema import Schema, SparseColumn
+from embark.data.prepare.schema import LabelColumn, Schema, SparseColumn
 from embark.data.prepared import Manifest, Rows
 from embark.data.prepared.cache import local_folder
 from embark.data.prepared.layout import REPAIR, Feature, Layout
 from embark.errors import DataError
-from embark.spec.data import PrepareSpec
+from embark.spec.data import DataSpec, PrepareSpec
+from embark.spec.model import ModelSpec
 from embark.store import open_store
 from embark.store.object_store import normalize_path
 
 _SCHEMA = TypeAdapter(Schema)
+_MAX_IDS = 1 << 31
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,6 +111,7 @@ class RowEncoder:
     maps: tuple[IdMap, ...]  # Of the features of the layout.
     plain_ids: Literal["refuse", "clip"] | None = None
     """Of data that has ids instead of values: what becomes of those that no table has."""
+    dynamic: frozenset[str] = frozenset()  # Features of dynamic tables: their keys are the ids, any 64 bits.
 
     def encode(self, raw: RawRows) -> Rows:
         """Only of rows that are `readable`. The dense values of `raw` are changed in place."""
@@ -118,7 +121,8 @@ class RowEncoder:
             ids = tuple(one.ids_of(keys, is_missing)
                         for one, keys, is_missing in zip(self.maps, raw.keys, raw.is_missing, strict=True))
         else:  # readable keys are ids
-            ids = tuple(keys.astype(one.id_dtype) for one, keys in zip(self.layout.features, raw.keys, strict=True))
+            ids = tuple(keys.view(np.int64) if one.name in self.dynamic else keys.astype(one.id_dtype)
+                        for one, keys in zip(self.layout.features, raw.keys, strict=True))
         return Rows(raw.label, dense, ids, raw.lengths)
 
     def readable(self, raw: RawRows) -> RawRows:
@@ -138,7 +142,8 @@ class RowEncoder:
         for feature, own, lengths, is_missing in zip(self.layout.features, raw.keys, raw.lengths, raw.is_missing,
                                                      strict=True):
             ids = own.view(np.int64)
-            is_outside = (ids < 0) | (ids >= feature.rows)
+            is_any = feature.name in self.dynamic
+            is_outside = np.zeros(len(ids), np.bool_) if is_any else (ids < 0) | (ids >= feature.rows)
             if is_missing is not None:
                 refuse(is_missing, f"column {feature.name!r} is empty")
                 is_outside &= ~is_missing
@@ -148,7 +153,7 @@ class RowEncoder:
                 is_outside = np.bincount(owner[is_outside], minlength=len(raw)) > 0
             if self.plain_ids == "refuse":
                 refuse(is_outside, f"column {feature.name!r}: an id is not in 0 to {feature.rows - 1}")
-            keys.append(np.clip(ids, 0, feature.rows - 1).view(np.uint64))
+            keys.append(own if is_any else np.clip(ids, 0, feature.rows - 1).view(np.uint64))
         return replace(raw, keys=tuple(keys), reasons=reasons).select(~is_bad)
 
     def _has_only_ids(self, raw: RawRows) -> bool:
@@ -156,8 +161,25 @@ class RowEncoder:
         if any(lengths is not None for lengths in raw.lengths) or any(mask is not None for mask in raw.is_missing):
             return False
         keys = np.array(raw.keys, np.uint64).reshape(len(self.layout.features), len(raw))  # negative ones are large
-        num_rows = np.array([feature.rows for feature in self.layout.features], np.uint64)
+        num_rows = np.array([2**64 - 1 if feature.name in self.dynamic else feature.rows
+                             for feature in self.layout.features], np.uint64)
         return bool((keys < num_rows[:, None]).all() and not np.isnan(raw.dense).any())
+
+
+def plain_row_format(model: ModelSpec, data: DataSpec, prepared: Layout | None = None) -> \
+        tuple[Schema, PrepareSpec, RowEncoder]:
+    """Of rows that hold ids, as data that was made has them, or a file of `data.kind = "columns"`."""
+    tables = model.table_list()
+    names = prepared.dense if prepared else data.dense_columns or tuple(f"dense_{i}" for i in range(model.num_dense))
+    layout = Layout(names, tuple(Feature(table.name, table.rows, table.multi_hot, table.multi_hot > 1)
+                                 for table in tables), prepared.dense_bits if prepared else 32)
+    sparse = tuple(SparseColumn(table.name, "text" if table.is_dynamic else "integer", is_list=table.multi_hot > 1,
+                                max_ids=_MAX_IDS) for table in tables)
+    maps = tuple(IdMap(column, feature, None, None, feature.rows)
+                 for column, feature in zip(sparse, layout.features, strict=True))
+    return Schema("csv", data.label, names, sparse, (), labels=LabelColumn.of(model.tasks)), \
+        PrepareSpec(missing=("",), dense="none"), RowEncoder(
+            "none", layout, maps, data.on_bad_id, frozenset(table.name for table in tables if table.is_dynamic))
 
 
 def _read_array(path: str, name: str) -> tuple[NDArray[Any], bytes]:

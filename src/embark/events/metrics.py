@@ -48,11 +48,11 @@ class Metric:
         return {path.partition(".")[0] for path in self.paths} >= {"step", "eval"}
 
 
-LEARNING, TASKS, DYNAMIC, PACE, STEP, MACHINE, GPU, SAFETY, RUN, SERVED = (
-    "Learning", "Tasks", "Dynamic tables", "Pace", "Where a step's time goes", "Machines", "GPUs",
+LEARNING, TASKS, DYNAMIC, STREAM, PACE, STEP, MACHINE, GPU, SAFETY, RUN, SERVED = (
+    "Learning", "Tasks", "Dynamic tables", "Stream", "Pace", "Where a step's time goes", "Machines", "GPUs",
     "Checkpoints and interruptions", "The run", "Served traffic",
 )
-TRAINING_GROUPS = (LEARNING, TASKS, DYNAMIC, PACE, STEP, MACHINE, GPU, SAFETY)
+TRAINING_GROUPS = (LEARNING, TASKS, DYNAMIC, STREAM, PACE, STEP, MACHINE, GPU, SAFETY)
 """What a dashboard of training shows over time."""
 GROUPS = (*TRAINING_GROUPS, RUN, SERVED)
 

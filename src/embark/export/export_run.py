@@ -11,10 +11,8 @@ from numpy.typing import NDArray
 
 from embark import __version__
 from embark.data import LOOK
-from embark.data.id_maps import IdMap, PreparedWith, RowEncoder
+from embark.data.id_maps import PreparedWith, RowEncoder, plain_row_format
 from embark.data.loader import SampleSource
-from embark.data.prepare.schema import Schema, SparseColumn
-from embark.data.prepared import Feature, Layout
 from embark.data.prepared.cache import find_manifest
 from embark.errors import DataError, UserError
 from embark.export.artifact import (
@@ -32,7 +30,6 @@ from embark.export.safetensors_file import TensorSource, file_of, in_memory
 from embark.export.write_version import VersionContents, WrittenVersion, write_version
 from embark.formatting import to_finite
 from embark.spec import user_code
-from embark.spec.data import PrepareSpec
 from embark.spec.model import StoredTable
 from embark.store import open_store
 from embark.store.checkpoint_arrays import CheckpointArrays, table_weight
@@ -40,7 +37,6 @@ from embark.store.trained_run import TrainedRun, find_trained
 
 READ_BYTES = 32 << 20
 _MODEL = "model."
-_MAX_IDS = 1 << 31
 
 
 @dataclass(frozen=True, slots=True)
@@ -208,16 +204,7 @@ def _row_format(trained: TrainedRun) -> tuple[RowFormat, list[TensorSource], Row
             return RowFormat(
                 columns=before.schema.unlabelled(), prepare=before.prepare, layout=manifest.layout,
                 hashed_rows={one.feature.name: one.hashed_rows for one in encoder.maps}), tensors, encoder
-    tables = model.table_list()
-    names = manifest.layout.dense if manifest else data.dense_columns or tuple(
-        f"dense_{i}" for i in range(model.num_dense))
-    layout = Layout(names, tuple(Feature(table.name, table.rows, table.multi_hot, table.multi_hot > 1)
-                                 for table in tables), manifest.layout.dense_bits if manifest else 32)
-    sparse = tuple(SparseColumn(table.name, "integer", is_list=table.multi_hot > 1, max_ids=_MAX_IDS)
-                   for table in tables)
-    maps = tuple(IdMap(column, feature, None, None, feature.rows)
-                 for column, feature in zip(sparse, layout.features, strict=True))
+    schema, prepare, encoder = plain_row_format(model, data, manifest.layout if manifest else None)
     return RowFormat(
-        columns=Schema("csv", "", names, sparse, ()), prepare=PrepareSpec(missing=("",), dense="none"),
-        layout=layout, hashed_rows={table.name: table.rows for table in tables}, plain_ids=data.on_bad_id), [], \
-        RowEncoder("none", layout, maps, data.on_bad_id)
+        columns=schema.unlabelled(), prepare=prepare, layout=encoder.layout,
+        hashed_rows={table.name: table.rows for table in model.table_list()}, plain_ids=data.on_bad_id), [], encoder

@@ -5,7 +5,7 @@ What the arrays are is the trainer's to say.
 
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass
@@ -74,13 +74,14 @@ class Checkpointer(ABC):
         self._unfinished: set[int] = set()  # Retention ignores these, and the next commit removes them.
         self._damaged: set[int] = set()  # Retention ignores these too; each stays until its step is saved again.
 
-    def begin(self, step: int, values: dict[str, Any]) -> list[Saved]:
-        """Copy the state and begin to write it; returns what was still being written and is done now."""
+    def begin(self, step: int, values: dict[str, Any], files: Mapping[str, bytes] | None = None) -> list[Saved]:
+        """Copy the state and begin to write it, with these `files` beside it; returns what was still being written and
+        is done now."""
         before = self.wait()
         started = time.perf_counter()
         pieces = self._copied(step)
         pause_s = time.perf_counter() - started
-        self._running = self._thread.submit(self._write, step, pieces, values, started, pause_s)
+        self._running = self._thread.submit(self._write, step, pieces, values, files or {}, (started, pause_s))
         return before
 
     def done(self) -> list[Saved]:
@@ -203,9 +204,11 @@ class Checkpointer(ABC):
         return next((damage for damage in damages if damage), "")
 
     def _write(
-        self, step: int, pieces: list[TensorChunk], values: dict[str, Any], started: float, pause_s: float
+        self, step: int, pieces: list[TensorChunk], values: dict[str, Any], files: Mapping[str, bytes],
+        times_s: tuple[float, float],
     ) -> Saved:
         """In the thread. A failure on one rank is known to all before anything is committed."""
+        started, pause_s = times_s
         folder, store = checkpoint_name(step), ChecksumWriter(self._checkpoints.store)
         error: EmbarkError | None = None
         cleanup_error: EmbarkError | None = None
@@ -214,7 +217,7 @@ class Checkpointer(ABC):
             self._on_all_ranks(lambda: self._checkpoints.begin(step) if self._ranks.is_first else None)
             entries = self._on_all_ranks(
                 lambda: write_pieces(store, folder, self._ranks.rank, pieces, self._run_dir.attempt))
-            marks = self._on_all_ranks(lambda: self._marks(folder, entries, store))
+            marks = self._on_all_ranks(lambda: self._marks(folder, entries, store, files))
             num_bytes = sum(mark.size_bytes for of_rank in marks for mark in of_rank.values())
             self._on_all_ranks(lambda: self._commit(step, marks, values) if self._ranks.is_first else None)
         except EmbarkError as raised:
@@ -232,14 +235,14 @@ class Checkpointer(ABC):
         return Saved(step, pause_s, cost_s, num_bytes, self._checkpoints.where(step), error, cleanup_error)
 
     def _marks(
-        self, folder: str, entries: list[dict[str, TensorEntry]], store: ChecksumWriter
+        self, folder: str, entries: list[dict[str, TensorEntry]], store: ChecksumWriter, files: Mapping[str, bytes]
     ) -> dict[str, FileChecksum]:
         """What this rank wrote; the first rank writes the index and the small files besides."""
         if self._ranks.is_first:
             self._run_dir.check_lease()
             for name, data in ((INDEX, Index(merge_entries(entries)).to_json()),
                                (SPEC, to_toml(self._spec).encode()),
-                               ("plan.txt", plan_text(self._layout).encode())):
+                               ("plan.txt", plan_text(self._layout).encode()), *files.items()):
                 store.write(f"{folder}/{name}", data)
         return {path.removeprefix(f"{folder}/"): mark for path, mark in store.marks.items()}
 
@@ -301,6 +304,8 @@ class CheckpointManager:
         """`values`: what each commit record says besides its evaluation, as of the save."""
         self._checkpointer, self._schedule, self._logger, self._saved_step = checkpointer, schedule, logger, step
         self._values = values
+        self.files: Callable[[int], Mapping[str, bytes]] = lambda _: {}  # Of a step: what its checkpoint has besides.
+        self.on_commit: list[Callable[[int], None]] = []  # Called with the step of each committed checkpoint.
         self._step_s = 0.0
         self._reason = ""
         self._longest_s = 0.0
@@ -315,7 +320,7 @@ class CheckpointManager:
     def begin(self, step: int, evaluated: dict[str, Any], step_s: float) -> None:
         """Copy the state; writing continues in the background."""
         self._step_s = max(step_s, 1e-6)
-        self._log(self._checkpointer.begin(step, {"eval": evaluated, **self._values()}))
+        self._log(self._checkpointer.begin(step, {"eval": evaluated, **self._values()}, self.files(step)))
         self._saved_step = step
         self._schedule.begun(step, self._step_s)
 
@@ -355,6 +360,8 @@ class CheckpointManager:
             self._longest_s = max(self._longest_s, saved.cost_s)
             self._logger.log("save", {"step": saved.step, "path": saved.uri, "bytes": saved.num_bytes,
                                       "save_s": saved.cost_s, "pause_s": saved.pause_s})
+            for call in self.on_commit:
+                call(saved.step)
             if problem := saved.cleanup_error:
                 self._logger.warn(f"step {saved.step} is saved, but {problem.what}. {problem.fix}".strip())
             choice = self._schedule.saved(saved.step, pause_s=saved.pause_s, cost_s=saved.cost_s,

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from embark.data import open_source, resolve_from_data
+from embark.data import open_training_source, resolve_from_data
 from embark.events import Sink
 from embark.events.changes import changes_of
 from embark.model.batch import num_steps_of
@@ -42,7 +42,7 @@ def finished_already(spec: RunSpec, view: Sequence[Sink]) -> dict[str, Any] | No
     if not step or current_holder(run_dir.store) is not None:
         return None
     spec = resolve_from_data(spec)
-    source = open_source(spec)
+    source = open_training_source(spec)
     num_steps = num_steps_of(spec.train, source.num_train_samples)
     identity = identity_of(spec, source, num_steps, OneRank())
     refuse_changes(run_dir, identity, changes_of(events), spec.store.accept_changes, step)

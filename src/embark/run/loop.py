@@ -1,12 +1,13 @@
 """A run from top to bottom: one loop for every library, on a laptop's CPU or many hosts."""
 
 from collections.abc import Sequence
-from contextlib import ExitStack, closing
+from contextlib import ExitStack, closing, nullcontext
 from dataclasses import asdict, dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any, cast
 
-from embark.data import SampleSource, open_source, resolve_from_data
-from embark.errors import RunInUse, SpecError
+from embark.data import SampleSource, open_training_source, resolve_from_data
+from embark.data.stream.records import StreamStopped
+from embark.errors import Mistake, RunInUse, SpecError
 from embark.events import Sink
 from embark.model.batch import num_steps_of, steps_per_epoch
 from embark.run.checkpoint_schedule import CheckpointSchedule
@@ -30,6 +31,9 @@ from embark.spec.identity import KEY
 from embark.spec.run import penalty_mistakes
 from embark.store import RunDir
 
+if TYPE_CHECKING:
+    from embark.data.stream.source import StreamSource
+
 
 @dataclass(frozen=True, slots=True)
 class TrainingRun:
@@ -47,6 +51,12 @@ class TrainingRun:
     first_step: int
     num_steps: int
     steps_per_epoch: int
+    stream: "StreamSource | None" = None  # What it follows, where it has no end of its own.
+
+    @property
+    def of_steps(self) -> str:
+        """How many there are in all, where there is an end."""
+        return "" if self.stream and not self.spec.train.num_steps else f" of {self.num_steps}"
 
 
 def train(
@@ -70,7 +80,8 @@ def train(
     ):
         spec = resolve_from_data(spec)
         check_against(spec, world)
-        source = open_source(spec, allocate=backend.allocator(world))
+        source = open_training_source(spec, allocate=backend.allocator(world))
+        stream = at_end.enter_context(closing(cast("StreamSource", source))) if spec.stream.is_on else None
         per_epoch = steps_per_epoch(source.num_train_samples, spec.train.batch_size)
         num_steps = num_steps_of(spec.train, source.num_train_samples)
         identity = identity_of(spec, source, num_steps, world)
@@ -86,12 +97,18 @@ def train(
                 warm_start = WarmStart(spec) if spec.train.warm_start else None
                 warm_started = None if checkpoint else checkpointer.start(warm_start, logger.warn)
                 step = checkpoint.step if checkpoint else 0
+                if stream and checkpoint:
+                    stream.restore(run_dir.checkpoints, checkpoint)
                 grace_s = spec.place.grace_s or grace_seconds(detect_cloud())
                 early_stopping = EarlyStopping(spec.train, source, world, checkpoint, prune)
                 checkpoints = CheckpointManager(checkpointer, CheckpointSchedule(spec, step, grace_s), logger, step,
                                                 lambda: {KEY: identity, **early_stopping.values()})
-                log_start(logger, spec, world, run_dir, source, trainer,
-                          {"num_steps": num_steps, "first_step": step, "steps_per_epoch": per_epoch})
+                if stream:
+                    checkpoints.files = stream.checkpoint_files
+                    checkpoints.on_commit.append(stream.committed)
+                is_endless = stream is not None and not spec.train.num_steps
+                log_start(logger, spec, world, run_dir, source, trainer, {
+                    "num_steps": 0 if is_endless else num_steps, "first_step": step, "steps_per_epoch": per_epoch})
                 if warm_started:
                     logger.log("warm_start", asdict(warm_started))
                 if checkpoint:
@@ -105,7 +122,7 @@ def train(
                     spec=spec, world=world, run_dir=run_dir, source=source, trainer=trainer, logger=logger,
                     checkpoints=checkpoints, first_step=step, num_steps=num_steps,
                     stop=StopCoordinator(signals, notices, world, guard, run_dir.lease), steps_per_epoch=per_epoch,
-                    early_stopping=early_stopping,
+                    early_stopping=early_stopping, stream=stream,
                 ))
 
 
@@ -122,19 +139,27 @@ def train_steps(run: TrainingRun) -> dict[str, Any]:
     with (
         trainer.feed(run.source, step, run.num_steps) as fed,
         RankReports(spec, run.world, logger, clock, trainer.profiler()) as reports,
+        run.stream.reading(run.stop.is_asked, logger.warn) if run.stream else nullcontext(),
     ):
         batches = clock.timed(fed)
         while step < run.num_steps and not decision.stop and not early_stopping.is_over:
-            with reports.profiling():
-                rate = trainer.step(batches, step)
+            try:
+                with reports.profiling():
+                    rate = trainer.step(batches, step)
+            except StreamStopped:  # while it waited for records
+                decision = run.stop.decide()
+                break
             step += 1
+            if run.stream:
+                run.stream.trained(step)
             clock.step()
             reports.stepped()
             is_last = step == run.num_steps
             if step % spec.watch.every == 0 or is_last:
                 metrics = trainer.window_metrics()
                 logger.log("step", {"step": step, "epoch": (step - 1) // run.steps_per_epoch,
-                                    "loss": metrics["log_loss"], **metrics, "learning_rate": rate, **clock.window()})
+                                    "loss": metrics["log_loss"], **metrics, "learning_rate": rate, **clock.window(),
+                                    **({"stream": run.stream.status(step)} if run.stream else {})})
                 gathered = reports.gather(trainer.trouble())
                 reports.log(step, gathered, is_last=is_last)
                 refuse_trouble(metrics["log_loss"], first_trouble(gathered), run.source, spec, step,
@@ -205,7 +230,7 @@ def end_run(run: TrainingRun, clock: Clock, decision: Decision, evaluated: dict[
         run.logger.log("end", {**end, "outcome": "budget" if is_budget else "interrupted"})
         saved = f"; saved in {run.run_dir.uri}" if step else ""
         by = "the budget" if is_budget else "Ctrl-C" if decision.stop == "SIGINT" else decision.stop
-        what = f"stopped by {by} at step {step} of {run.num_steps}{saved}"
+        what = f"stopped by {by} at step {step}{run.of_steps}{saved}"
         raise stopped_by(decision.stop, what, has_checkpoint=step > 0)
     end |= run.early_stopping.end_values(run.run_dir) if run.world.is_first else {}
     if step < run.num_steps:
@@ -220,5 +245,8 @@ def check_against(spec: RunSpec, world: World) -> None:
     if world.device_type == "cpu" and spec.place.device in ("auto", "cuda"):
         on_cpu = spec.model_copy(update={"place": spec.place.model_copy(update={"device": "cpu"})})
         mistakes += on_cpu.mistakes()
+    if spec.stream.is_on and world.world_size > 1:
+        what = f"this run has {world.world_size} ranks, and one process follows a stream"
+        mistakes.append(Mistake("", "stream.source", spec.stream.source, what, "start one rank; it may have a GPU"))
     if mistakes:
         raise SpecError(mistakes)

@@ -42,14 +42,21 @@ class StopCoordinator:
 
     def decide(self, *, is_save_due: bool = False) -> Decision:
         """Rank 0 says when to save; so does, once, a hint that a machine may be preempted."""
-        is_spent = self._guard is not None and self._guard.is_spent()
-        is_lost = self._lease is not None and self._lease.is_lost()
-        has_notice = self._notices.notice()
-        caught = ("lease" if is_lost else self._signals.look() or ("notice" if has_notice else "")
-                  or ("budget" if is_spent else ""))
+        caught = self._caught()
         wants_save = (is_save_due and self._world.is_first) or self._takes_hint()
         *stops, saves = self._world.sum_of([*(int(name == caught) for name in NAMES), int(wants_save)])
         return Decision(next((name for name, flag in zip(NAMES, stops, strict=True) if flag), ""), bool(saves))
+
+    def is_asked(self) -> bool:
+        """Whether this rank is: asks no other one, and from any thread."""
+        return bool(self._caught())
+
+    def _caught(self) -> str:
+        is_spent = self._guard is not None and self._guard.is_spent()
+        is_lost = self._lease is not None and self._lease.is_lost()
+        has_notice = self._notices.notice()
+        return ("lease" if is_lost else self._signals.look() or ("notice" if has_notice else "")
+                or ("budget" if is_spent else ""))
 
     def new_problem(self) -> str:
         """Why preemption notices cannot be seen, reported once."""

@@ -10,7 +10,7 @@ from typing import Any
 
 from embark.spec.run import RunSpec
 
-FIELDS = ("data.path", "data.prepare.input", "data.prepare.id_map_from")
+FIELDS = ("data.path", "stream.path", "data.prepare.input", "data.prepare.id_map_from")
 _PREPARE_FIELDS = ("input", "id_map_from")
 
 
@@ -33,6 +33,8 @@ def with_absolute_paths(spec: RunSpec) -> RunSpec:
         data = data.model_copy(update={"prepare": data.prepare.model_copy(update=changes)})
     if "data.path" in found:
         data = data.model_copy(update={"path": found["data.path"]})
+    if "stream.path" in found:
+        spec = spec.model_copy(update={"stream": spec.stream.model_copy(update={"path": found["stream.path"]})})
     return spec if data is spec.data else spec.model_copy(update={"data": data})
 
 
@@ -48,7 +50,8 @@ def without_local_input(spec: RunSpec) -> RunSpec:
 
 def _paths_in(spec: RunSpec, change: Callable[[str], str]) -> dict[str, Any]:
     prepare = {name: getattr(spec.data.prepare, name) for name in _PREPARE_FIELDS}
-    return _map_paths({"data": {"path": spec.data.path, "prepare": prepare}}, change)
+    return _map_paths({"data": {"path": spec.data.path, "prepare": prepare}, "stream": {"path": spec.stream.path}},
+                      change)
 
 
 def _map_paths(raw: dict[str, Any], change: Callable[[str], str]) -> dict[str, Any]:

@@ -17,6 +17,7 @@ from embark.spec.place import ELASTIC_TARGETS, PlaceSpec
 from embark.spec.section import Section
 from embark.spec.sequence import sequence_mistakes
 from embark.spec.serve import ServeSpec
+from embark.spec.stream import StreamSpec, stream_mistakes
 from embark.spec.tasks import task_mistakes
 from embark.spec.train import TrainSpec
 from embark.spec.two_tower import two_tower_mistakes
@@ -63,6 +64,7 @@ class RunSpec(Section):
     store: StoreSpec = StoreSpec()
     watch: WatchSpec = WatchSpec()
     serve: ServeSpec = ServeSpec()
+    stream: StreamSpec = StreamSpec()
 
     def mistakes(self) -> Iterator[Mistake]:
         """Conflicts between fields that are each valid alone."""
@@ -74,6 +76,7 @@ class RunSpec(Section):
         yield from task_mistakes(self)
         yield from interactions_mistakes(self)
         yield from drift_mistakes(self)
+        yield from stream_mistakes(self)
         yield from _train_mistakes(self)
         yield from _elastic_mistakes(self)
         if self.serve.min_replicas > self.serve.max_replicas:

@@ -27,7 +27,7 @@ def to_toml(spec: RunSpec, *, only_set: bool = False) -> str:
     # tomli_w writes each element on its own line, and escapes line breaks in strings.
     text = _ARRAY.sub(lambda match: match[1] + "[" + " ".join(line.strip() for line in match[2].split("\n"))[:-2] + "]",
                       tomli_w.dumps(values))
-    for code in filter(None, (spec.model.code, spec.data.code)):  # a person reads it as lines
+    for code in filter(None, (spec.model.code, spec.data.code, spec.stream.code)):  # a person reads it as lines
         text = text.replace(tomli_w.dumps({"code": code}), tomli_w.dumps({"code": code}, multiline_strings=True))
     return text
 

@@ -20,6 +20,8 @@ if TYPE_CHECKING:
     from embark.spec.run import RunSpec
 
 OWN_KIND = r"^[A-Za-z_][A-Za-z0-9_]*:[A-Za-z_][A-Za-z0-9_]*$"
+_OWN_FIELDS = (("model", "kind", "docs/own-model.md"), ("data", "kind", "docs/own-data.md"),
+               ("stream", "source", "docs/follow.md"))
 _loaded: dict[str, str] = {}  # The text of each loaded file, by its name.
 
 
@@ -35,30 +37,31 @@ def with_code(spec: "RunSpec", folder: Path) -> "RunSpec":
     """The spec with the text of the files that its kinds name, in `folder`; from then on it needs no file."""
     found: dict[str, Any] = {}
     mistakes: list[Mistake] = []
-    for name in ("model", "data"):
+    for name, field, guide in _OWN_FIELDS:
         section = getattr(spec, name)
-        if is_own(section.kind) and not section.code:
-            path = folder / file_of(section.kind)
+        kind = getattr(section, field)
+        if is_own(kind) and not section.code:
+            path = folder / file_of(kind)
             try:
                 code = path.read_text(encoding="utf-8-sig")
             except (OSError, UnicodeDecodeError) as error:
                 what = "does not exist" if isinstance(error, FileNotFoundError) else f"cannot be read: {error}"
-                mistakes.append(Mistake("", f"{name}.kind", section.kind, f"{path} {what}",
-                                        f"the file lies beside the spec; docs/own-{name}.md shows one"))
+                mistakes.append(Mistake("", f"{name}.{field}", kind, f"{path} {what}",
+                                        f"the file lies beside the spec; {guide} shows one"))
                 continue
             section = section.model_copy(update={"code": code})
             found[name] = section
-        mistakes += _code_mistakes(name, section.kind, section.code)
+        mistakes += _code_mistakes(name, field, kind, section.code)
     if mistakes:
         raise SpecError(mistakes)
     return spec.model_copy(update=found) if found else spec
 
 
-def _code_mistakes(section: str, kind: str, code: str) -> Iterator[Mistake]:
+def _code_mistakes(section: str, field: str, kind: str, code: str) -> Iterator[Mistake]:
     """What can be checked without running it."""
     if not is_own(kind):
         if code:
-            what = f'has no effect while {section}.kind is "{kind}"'
+            what = f'has no effect while {section}.{field} is "{kind}"'
             yield Mistake("", f"{section}.code", "…", what, "leave it out")
         return
     file, name = file_of(kind), kind.partition(":")[2]
@@ -67,12 +70,13 @@ def _code_mistakes(section: str, kind: str, code: str) -> Iterator[Mistake]:
             tree = ast.parse(code)
     except (SyntaxError, ValueError) as error:
         line = getattr(error, "lineno", None) or 1
-        yield Mistake("", f"{section}.kind", kind, f"{file}:{line}: {getattr(error, 'msg', error)}", "correct the file")
+        what = f"{file}:{line}: {getattr(error, 'msg', error)}"
+        yield Mistake("", f"{section}.{field}", kind, what, "correct the file")
         return
     names = set(_names_in(tree))
     if name not in names and "*" not in names:
         classes = [node.name for node in ast.walk(tree) if isinstance(node, ast.ClassDef)]
-        yield Mistake("", f"{section}.kind", kind, f"{file} has no {name}", nearest(name, classes) if classes else
+        yield Mistake("", f"{section}.{field}", kind, f"{file} has no {name}", nearest(name, classes) if classes else
                       f"write class {name} in it")
 
 

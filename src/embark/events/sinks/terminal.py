@@ -123,8 +123,11 @@ class TerminalView:
         self._say("run", Text(self._encode(to_one_line(start.get("name", ""))), "bold"))
         self._say("on", " · ".join([device, ranks, to_one_line(start.get("precision", ""))]))
         self._say("model", f"{format_si(start.get('num_parameters'))} parameters · {tables}")
-        self._say("data", f"{count['num_train_samples']} samples · {count['num_eval_samples']} held out · "
-                          f"batch {count['batch_size']} · {count['steps_per_epoch']} steps an epoch")
+        if stream := to_one_line(start.get("stream", "")):
+            self._say("stream", f"{stream} · batch {count['batch_size']}, each row scored before it is trained on")
+        else:
+            self._say("data", f"{count['num_train_samples']} samples · {count['num_eval_samples']} held out · "
+                              f"batch {count['batch_size']} · {count['steps_per_epoch']} steps an epoch")
         reason = to_one_line(start.get("engine_reason", ""))
         self._say("engine", Text.assemble(self._encode(to_one_line(start.get("engine", ""))),
                                           (self._encode(f": {reason}" if reason else ""), "dim")))

@@ -1,0 +1,171 @@
+"""The order in which records are trained: by event time within a bound, with labels joined. It is a function of the
+records of each partition alone, and of no clock: two runs over the same records give the same rows."""
+
+from __future__ import annotations
+
+import heapq
+import json
+import math
+from collections import Counter, deque
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from embark.data.stream.records import Message, Offset, Row, event_time_s, row_of
+
+COUNTS = ("num_rows", "num_late", "num_unreadable", "num_labels", "num_labels_joined", "num_labels_unmatched",
+          "num_without_label")
+
+
+@dataclass(frozen=True, slots=True)
+class OrderSettings:
+    """How records are ordered and joined."""
+
+    label: str  # The label's column.
+    time_column: str = ""
+    bound_s: float = 0.0
+    key: str = ""
+    label_window_s: float = 0.0
+
+
+@dataclass(slots=True)
+class OrderState:
+    """All that is between the records that were read and the rows that were given out. Records are never changed, so a
+    copy of the collections is a copy of the state."""
+
+    offsets: dict[str, Offset]
+    newest_s: dict[str, float]  # By partition: the newest event.
+    watermark_s: float = -math.inf  # What is older was given out or dropped.
+    num_added: int = 0  # Settles the order of events of one time.
+    early: list[tuple[float, int, bool, Row]] = field(default_factory=list)
+    """A heap of what is newer than the watermark: time, number, is a label, row."""
+    waiting: deque[tuple[float, Row]] = field(default_factory=deque)  # For their labels.
+    labels: dict[str, tuple[float, Any, bool]] = field(default_factory=dict)  # By key: time, label, was joined.
+    label_ends: deque[tuple[float, str]] = field(default_factory=deque)
+    ready: deque[Row] = field(default_factory=deque)
+    counts: Counter[str] = field(default_factory=Counter)
+
+    def copy(self) -> OrderState:
+        """Of this moment."""
+        return OrderState(dict(self.offsets), dict(self.newest_s), self.watermark_s, self.num_added, list(self.early),
+                          self.waiting.copy(), dict(self.labels), self.label_ends.copy(), self.ready.copy(),
+                          self.counts.copy())
+
+    def to_json(self) -> str:
+        """For a checkpoint."""
+        return json.dumps({
+            "offsets": self.offsets, "newest_s": self.newest_s, "watermark_s": _finite(self.watermark_s),
+            "num_added": self.num_added, "early": self.early, "waiting": list(self.waiting), "labels": self.labels,
+            "label_ends": list(self.label_ends), "ready": list(self.ready), "counts": self.counts,
+        })
+
+    @staticmethod
+    def from_json(text: str | bytes) -> OrderState:
+        """What `to_json` wrote."""
+        found: dict[str, Any] = json.loads(text)
+        watermark_s = found["watermark_s"]
+        return OrderState(
+            found["offsets"], found["newest_s"], -math.inf if watermark_s is None else watermark_s, found["num_added"],
+            [(at, number, is_label, row) for at, number, is_label, row in found["early"]],
+            deque((at, row) for at, row in found["waiting"]),
+            {key: (at, label, is_joined) for key, (at, label, is_joined) in found["labels"].items()},
+            deque((at, key) for at, key in found["label_ends"]), deque(found["ready"]), Counter(found["counts"]))
+
+
+class EventOrder:
+    """Takes records one by one and gives rows out in the order of their events."""
+
+    def __init__(self, settings: OrderSettings, state: OrderState | None = None) -> None:
+        self._settings = settings
+        self.state = state or OrderState({}, {})
+        self._partitions: list[str] = []
+
+    def open(self, partitions: Sequence[str]) -> None:
+        """The partitions that there are."""
+        self._partitions = sorted(partitions)
+
+    def next_partition(self) -> str:
+        """The one that holds the others up: whose newest event is the oldest. Which one it is depends on the records
+        alone, so that the order does, whatever arrives first."""
+        newest = self.state.newest_s
+        return min(self._partitions, key=lambda partition: newest.get(partition, -math.inf))
+
+    def add(self, partition: str, message: Message) -> None:
+        """The next record of `next_partition()`."""
+        state, settings = self.state, self._settings
+        state.offsets[partition] = message.offset
+        row = row_of(message.value)
+        at = None if row is None else self._time_of(row, message)
+        if row is None or at is None or (settings.key and row.get(settings.key) is None):
+            state.counts["num_unreadable"] += 1
+            return
+        is_label = bool(settings.key) and row.get(settings.label) is not None
+        state.counts["num_labels" if is_label else "num_rows"] += 1
+        if at < state.watermark_s:
+            state.counts["num_late"] += 1
+        else:
+            heapq.heappush(state.early, (at, state.num_added, is_label, row))
+            state.num_added += 1
+        state.newest_s[partition] = max(at, state.newest_s.get(partition, -math.inf))
+        self._advance()
+
+    def take(self, num_rows: int) -> list[Row]:
+        """Rows that are ready."""
+        return [self.state.ready.popleft() for _ in range(num_rows)]
+
+    def _time_of(self, row: Row, message: Message) -> float | None:
+        if self._settings.time_column:
+            return event_time_s(row.get(self._settings.time_column))
+        return 0.0 if message.time_s is None else message.time_s
+
+    def _advance(self) -> None:
+        """Give out what no record within the bound can come before."""
+        state, settings = self.state, self._settings
+        newest = [state.newest_s.get(partition, -math.inf) for partition in self._partitions]
+        state.watermark_s = max(state.watermark_s, min(newest) - settings.bound_s)
+        while state.early and state.early[0][0] <= state.watermark_s:
+            at, _, is_label, row = heapq.heappop(state.early)
+            if is_label:
+                self._keep_label(at, row)
+            elif settings.key:
+                state.waiting.append((at, row))
+            else:
+                state.ready.append(row)
+        while state.waiting and state.waiting[0][0] + settings.label_window_s <= state.watermark_s:
+            state.ready.append(self._labelled(*state.waiting.popleft()))
+        self._forget_labels()
+
+    def _keep_label(self, at: float, row: Row) -> None:
+        key = str(row[self._settings.key])
+        before = self.state.labels.get(key)
+        self.state.labels[key] = (at, row[self._settings.label], bool(before and before[2]))
+        self.state.label_ends.append((at, key))
+
+    def _labelled(self, at: float, row: Row) -> Row:
+        settings, key = self._settings, str(row[self._settings.key])
+        label_at, label, _ = self.state.labels.get(key, (-math.inf, 0, False))
+        if abs(label_at - at) > settings.label_window_s:
+            self.state.counts["num_without_label"] += 1
+            return {**row, settings.label: 0}
+        self.state.counts["num_labels_joined"] += 1
+        self.state.labels[key] = (label_at, label, True)
+        return {**row, settings.label: label}
+
+    def _forget_labels(self) -> None:
+        """A label may be older than its row by the window, and the row then waits as long again."""
+        state, kept_s = self.state, 2 * self._settings.label_window_s
+        while state.label_ends and state.label_ends[0][0] + kept_s < state.watermark_s:
+            at, key = state.label_ends.popleft()
+            found = state.labels.get(key)
+            if found and found[0] == at:  # else a newer one replaced it
+                del state.labels[key]
+                state.counts["num_labels_unmatched"] += not found[2]
+
+
+def _finite(value: float) -> float | None:
+    return value if math.isfinite(value) else None
+
+
+def total(counts: Mapping[str, int], names: Iterable[str] = COUNTS) -> dict[str, int]:
+    """All of them, zeros too."""
+    return {name: counts.get(name, 0) for name in names}

@@ -1,0 +1,143 @@
+"""Subjects of NATS JetStream: each is a partition, and the stream's sequence numbers are the offsets."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+import threading
+from collections import deque
+from collections.abc import Coroutine, Mapping, Sequence
+from contextlib import suppress
+from typing import Any, TypeVar
+
+import nats
+from nats.errors import TimeoutError as NoMessage
+from nats.js.api import AckPolicy, ConsumerConfig, DeliverPolicy
+from nats.js.errors import NotFoundError
+
+from embark.data.stream.records import Message, Offset
+from embark.errors import DataError, UserError
+from embark.spec.stream import StreamSpec
+
+T = TypeVar("T")
+AT_A_TIME = 500
+_WAIT_S = 10.0
+_NEVER_AGAIN_S = 30 * 86_400  # Until what is not acknowledged comes again: the checkpoint says what to read, not this.
+
+
+class NatsReader:
+    """A durable consumer for each subject, made anew behind the offset of the checkpoint on each connection, so that
+    nothing depends on what the broker remembers of it."""
+
+    def __init__(self, stream: StreamSpec, name: str, options: Mapping[str, Any]) -> None:
+        self._stream, self._options = stream, options
+        self._name = re.sub(r"[^A-Za-z0-9_-]", "-", f"embark-{name}")
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._loop.run_forever, name="embark-nats", daemon=True)
+        self._client: Any = None
+        self._consumers: dict[str, Any] = {}
+        self._last: dict[str, int] = {}
+        self._delivered: dict[str, deque[tuple[int, Any]]] = {}  # By which a number can be acknowledged.
+        self._problem = ""
+
+    def open(self, offsets: Mapping[str, Offset]) -> Sequence[str]:
+        self._thread.start()
+        for topic in self._stream.topics:
+            last = offsets.get(topic)
+            self._last[topic] = last if isinstance(last, int) else 0
+        return self._stream.topics
+
+    def poll(self, partition: str, timeout_s: float) -> list[Message]:
+        try:
+            return self._call(self._fetch(partition, timeout_s), timeout_s)
+        except NoMessage:
+            return []
+        except (DataError, UserError):
+            raise
+        except Exception as error:  # the broker is away; it is asked again
+            self._problem = f"{', '.join(self._stream.servers)}: {type(error).__name__} {error}".strip()
+            self._consumers.pop(partition, None)
+            threading.Event().wait(timeout_s)
+            return []
+
+    def acknowledge(self, offsets: Mapping[str, Offset]) -> None:
+        """So that streams which keep records until then can drop them; a lost one is made up for by the next."""
+        for topic, offset in offsets.items():
+            newest, delivered = None, self._delivered.get(topic, deque())
+            while delivered and isinstance(offset, int) and delivered[0][0] <= offset:
+                newest = delivered.popleft()[1]
+            if newest is not None:
+                with suppress(Exception):
+                    self._call(newest.ack(), 1.0)
+
+    def problem(self) -> str:
+        return self._problem
+
+    def close(self) -> None:
+        if self._client is not None:
+            with suppress(Exception):
+                self._call(self._client.close(), 2.0)
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join(_WAIT_S)
+
+    def _call(self, work: Coroutine[Any, Any, T], timeout_s: float) -> T:
+        future = asyncio.run_coroutine_threadsafe(work, self._loop)
+        try:
+            return future.result(timeout_s + _WAIT_S)
+        except TimeoutError:
+            future.cancel()
+            raise
+
+    async def _fetch(self, topic: str, timeout_s: float) -> list[Message]:
+        if self._client is None or self._client.is_closed:
+            self._client = await nats.connect(
+                list(self._stream.servers), max_reconnect_attempts=-1, reconnect_time_wait=0.1, connect_timeout=2,
+                error_cb=_ignore, **self._options)
+        if topic not in self._consumers:
+            self._consumers[topic] = await self._consumer(topic)
+            self._delivered[topic] = deque()
+        last = self._last[topic]
+        try:
+            found = [m for m in await self._consumers[topic].fetch(AT_A_TIME, timeout=timeout_s)
+                     if m.metadata.sequence.stream > last]
+        except NoMessage:
+            if not self._client.is_connected:
+                raise ConnectionError("the broker is away") from None
+            await self._consumers[topic].consumer_info()  # a broker that was started again may have forgotten it
+            raise
+        self._problem = ""
+        messages = [Message(m.metadata.sequence.stream, m.data, m.metadata.timestamp.timestamp()) for m in found]
+        if found:
+            self._last[topic] = found[-1].metadata.sequence.stream
+            self._delivered[topic].append((self._last[topic], found[-1]))
+        return messages
+
+    async def _consumer(self, topic: str) -> Any:
+        js, last = self._client.jetstream(timeout=2), self._last[topic]
+        try:
+            stream = await js.find_stream_name_by_subject(topic)
+        except NotFoundError:
+            raise UserError(f"stream.topics: {topic} is in no JetStream stream of {', '.join(self._stream.servers)}",
+                            fix="make the stream, or name one of its subjects") from None
+        state = (await js.stream_info(stream)).state
+        if last and state.first_seq > last + 1:
+            raise DataError(f"NATS stream {stream} no longer has the records {last + 1:,} to {state.first_seq - 1:,}, "
+                            "which the run has not trained on", fix=_LOST)
+        if state.last_seq < last:
+            raise DataError(f"NATS stream {stream} ends at record {state.last_seq:,}, and the run's checkpoint has "
+                            f"record {last:,}: it is another stream", fix=_LOST)
+        name = re.sub(r"[^A-Za-z0-9_-]", "-", f"{self._name}-{topic}")
+        with suppress(NotFoundError):
+            await js.delete_consumer(stream, name)
+        how = DeliverPolicy.ALL if self._stream.start == "earliest" else DeliverPolicy.NEW
+        config = ConsumerConfig(
+            deliver_policy=DeliverPolicy.BY_START_SEQUENCE if last else how, opt_start_seq=last + 1 if last else None,
+            ack_policy=AckPolicy.ALL, ack_wait=_NEVER_AGAIN_S, max_ack_pending=-1)
+        return await js.pull_subscribe(topic, durable=name, stream=stream, config=config)
+
+
+_LOST = "keep records longer than a trainer may be away; --fresh starts a new run at stream.start"
+
+
+async def _ignore(_: Exception) -> None:
+    """`poll` sees them too."""

@@ -1,0 +1,60 @@
+"""A stream of the user's own code."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from embark.data.stream.records import Message, Offset
+from embark.errors import DataError, UserError
+from embark.spec.stream import StreamSpec
+from embark.spec.user_code import file_of, load_user_class, place_of, user_call, user_errors
+
+_CALL = "poll(self, offset, timeout_s)"
+
+
+class OwnReader:
+    """Calls the user's class: `poll(offset, timeout_s)` returns the (offset, row) pairs that follow an offset, the same
+    every time; `acknowledge(offset)`, where it has one, hears what is committed."""
+
+    def __init__(self, stream: StreamSpec) -> None:
+        self._stream = stream
+        self._last: Offset = None
+
+    def open(self, offsets: Mapping[str, Offset]) -> Sequence[str]:
+        self._last = offsets.get("")
+        source = self._stream.source
+        with user_errors():
+            kind = load_user_class(source, self._stream.code)
+            if not callable(getattr(kind, "poll", None)):
+                raise UserError(f"{file_of(source)}: {kind.__name__} has no method {_CALL}",
+                                fix="docs/follow.md shows one")
+            self._where = place_of(kind.poll)
+            with user_call(f"{file_of(source)}: class {kind.__name__}", "__init__(self, stream)"):
+                self._own: Any = kind(self._stream)
+        return [""]
+
+    def poll(self, partition: str, timeout_s: float) -> list[Message]:
+        with user_errors(), user_call(self._where, _CALL):
+            found = self._own.poll(self._last, timeout_s)
+        messages = []
+        for pair in found or ():
+            if not isinstance(pair, tuple) or len(pair) != 2 or not isinstance(pair[1], Mapping | bytes | str):
+                raise DataError(f"{self._where}: poll returned {pair!r:.80}",
+                                fix="return pairs of an offset and a row, a dictionary or JSON text")
+            messages.append(Message(pair[0], pair[1]))
+        if messages:
+            self._last = messages[-1].offset
+        return messages
+
+    def acknowledge(self, offsets: Mapping[str, Offset]) -> None:
+        if hasattr(self._own, "acknowledge"):
+            with user_errors():
+                self._own.acknowledge(offsets[""])
+
+    def problem(self) -> str:
+        return ""
+
+    def close(self) -> None:
+        if hasattr(self._own, "close"):
+            self._own.close()

@@ -1,0 +1,229 @@
+"""Rows without end as a source of batches, whose whole state goes into checkpoints: each record is trained once."""
+
+from __future__ import annotations
+
+import math
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import partial
+from typing import Any
+
+import numpy as np
+
+from embark.data.id_maps import PreparedWith, RowEncoder, plain_row_format
+from embark.data.loader import Batch
+from embark.data.prepare.arrow.json_lines import json_column
+from embark.data.prepare.arrow.row_parser import Location, RowParser
+from embark.data.prepare.rows import RawRows
+from embark.data.prepared.cache import read_manifest
+from embark.data.stream.event_order import EventOrder, OrderSettings, OrderState, total
+from embark.data.stream.open_reader import open_reader
+from embark.data.stream.records import Message, Row, StreamReader, StreamStopped
+from embark.data.task_labels import task_labels
+from embark.errors import DataError, UserError
+from embark.spec.run import RunSpec
+from embark.spec.tasks import label_columns
+from embark.store import Checkpoint, CheckpointStore
+
+STREAM_FILE = "stream.json"  # In a checkpoint.
+ENDLESS_STEPS = 1 << 40
+POLL_S = 0.2
+STALLED_S = 60.0  # Without a record of a partition that the others wait for, someone should know.
+UNREADABLE = "num_unreadable"
+
+
+class StreamSource:
+    """Batches of the rows of a stream, in the order of their events; a batch is closed by its last row, never by a
+    clock. They are made one after the other, and `trained` says which are needed no more."""
+
+    notes: tuple[str, ...] = ()
+    num_eval_samples = 0
+
+    def __init__(self, spec: RunSpec) -> None:
+        self._spec, self._batch_size = spec, spec.train.batch_size
+        self.num_train_samples = ENDLESS_STEPS * self._batch_size
+        self._tables = spec.model.table_list()
+        self._id_dtype = np.int64 if spec.model.has_dynamic_tables else np.int32
+        self._parser, self._encoder, self._fingerprint = _row_reader(spec)
+        label = spec.data.label
+        stream = spec.stream
+        self._settings = OrderSettings(label, stream.time_column, stream.bound_s, stream.key, stream.label_window_s)
+        self._order = EventOrder(self._settings)
+        self._reader: StreamReader | None = None
+        self._records: dict[str, deque[Message]] = {}
+        self._next = 0
+        self._turn = threading.Condition()
+        self._states: dict[int, OrderState] = {}  # By position: as it was behind the batch before it.
+        self._acknowledge: dict[str, Any] | None = None
+        self._saved_offsets: dict[int, dict[str, Any]] = {}
+        self._is_closed = False
+        self._is_stopping: Callable[[], bool] = lambda: False
+        self._warn: Callable[[str], None] = lambda _: None
+
+    def fingerprint(self) -> str:
+        """Of the data that its maps come from."""
+        return self._fingerprint
+
+    def restore(self, checkpoints: CheckpointStore, checkpoint: Checkpoint) -> None:
+        """Continue behind the records that this checkpoint contains."""
+        step = checkpoint.step
+        if STREAM_FILE not in checkpoint.files:
+            raise UserError(f"the checkpoint of step {step} has no state of a stream: the run was trained on its data",
+                            fix="start another run with train.warm_start, which takes its weights")
+        text = checkpoints.store.read(f"{checkpoint.name}/{STREAM_FILE}")
+        self._order = EventOrder(self._settings, OrderState.from_json(text))
+        self._next = step * self._batch_size
+        self._states = {self._next: self._order.state.copy()}
+
+    @contextmanager
+    def reading(self, is_stopping: Callable[[], bool], warn: Callable[[str], None]) -> Iterator[None]:
+        """While it waits for records: when to give up, and whom to tell what holds it up. No one waits behind it."""
+        self._is_stopping, self._warn = is_stopping, warn
+        try:
+            yield
+        finally:
+            self._is_closed = True
+
+    def train_rows(self, epoch: int, start: int, stop: int) -> Batch:
+        """The next rows; waits for its turn, and for the records."""
+        with self._turn:
+            self._turn.wait_for(lambda: start <= self._next or self._next < 0)
+            if self._next < 0:
+                raise StreamStopped
+            if start < self._next:
+                raise DataError(f"rows {start:,} to {stop - 1:,} of the stream are no longer in memory",
+                                fix="the records before the offsets of the next checkpoint have them")
+            try:
+                batch = self._make(stop - start)
+            except BaseException:
+                self._next = -1
+                raise
+            finally:
+                self._turn.notify_all()
+            self._states.setdefault(0, OrderState({}, {}))
+            self._states[stop] = self._order.state.copy()
+            self._next = stop
+            return batch
+
+    def eval_rows(self, start: int, stop: int) -> Batch:
+        """There are none: each row is scored before it is trained on."""
+        raise IndexError(f"samples {start} to {stop} of 0")
+
+    def trained(self, step: int) -> None:
+        """The states before it are needed no more."""
+        position = step * self._batch_size
+        for old in [one for one in list(self._states) if one < position]:
+            del self._states[old]
+
+    def checkpoint_files(self, step: int) -> dict[str, bytes]:
+        """The state behind `step` steps, for their checkpoint."""
+        state = self._states[step * self._batch_size]
+        self._saved_offsets = {step: state.offsets}
+        return {STREAM_FILE: state.to_json().encode()}
+
+    def committed(self, step: int) -> None:
+        """The checkpoint of `step` is committed. The thread that reads tells the broker."""
+        self._acknowledge = self._saved_offsets.pop(step, None) or self._acknowledge
+
+    def status(self, step: int) -> dict[str, Any]:
+        """What was read, what came late and what was joined up to a step, for the run's log."""
+        state = self._states[step * self._batch_size]
+        has_time = bool(self._settings.time_column) and math.isfinite(state.watermark_s)
+        return {**total(state.counts), "num_in_memory": len(state.early) + len(state.waiting) + len(state.ready),
+                **({"event_time_s": state.watermark_s} if has_time else {})}
+
+    def close(self) -> None:
+        """Tell the broker what the last checkpoint has, and leave it."""
+        self._is_closed = True
+        with self._turn:
+            if self._reader is not None:
+                self._acknowledge_now(self._reader)
+                self._reader.close()
+                self._reader = None
+
+    def _make(self, num_rows: int) -> Batch:
+        """So many rows that can be read; those that cannot are counted."""
+        found: list[RawRows] = []
+        missing = num_rows
+        while missing:
+            self._read_until(missing)
+            rows = self._order.take(missing)
+            raw = self._parse(rows)
+            self._order.state.counts[UNREADABLE] += len(rows) - len(raw)
+            if len(raw):
+                found.append(raw)
+            missing -= len(raw)
+        return self._batch(RawRows.join(found))
+
+    def _read_until(self, num_ready: int) -> None:
+        reader, order = self._opened(), self._order
+        while len(order.state.ready) < num_ready:
+            partition = order.next_partition()
+            records = self._records[partition]
+            if not records:
+                records.extend(self._wait_for(reader, partition))
+            order.add(partition, records.popleft())
+
+    def _wait_for(self, reader: StreamReader, partition: str) -> list[Message]:
+        began_s, has_warned = time.monotonic(), False
+        while True:
+            self._acknowledge_now(reader)
+            if found := reader.poll(partition, POLL_S):
+                return found
+            if self._is_closed or self._is_stopping():
+                raise StreamStopped
+            if not has_warned and time.monotonic() - began_s > STALLED_S:
+                has_warned = True
+                why = reader.problem() or "it has none, and others wait: rows are trained in order of their events"
+                self._warn(f"no record of {partition or 'the stream'} for {STALLED_S:.0f} s: {why}")
+
+    def _opened(self) -> StreamReader:
+        if self._reader is None:
+            reader = open_reader(self._spec)
+            partitions = reader.open(self._order.state.offsets)
+            self._order.open(partitions)
+            self._records = {partition: deque() for partition in partitions}
+            self._reader = reader
+        return self._reader
+
+    def _acknowledge_now(self, reader: StreamReader) -> None:
+        offsets, self._acknowledge = self._acknowledge, None
+        if offsets:
+            reader.acknowledge(offsets)
+
+    def _parse(self, rows: list[Row]) -> RawRows:
+        numbers = np.arange(len(rows))
+        return self._encoder.readable(self._parser.parse(
+            partial(json_column, rows), Location(numbers, numbers, len(rows)), "the stream"))
+
+    def _batch(self, raw: RawRows) -> Batch:
+        rows, num_rows = self._encoder.encode(raw), len(raw)
+        names = [feature.name for feature in self._encoder.layout.features]
+        ids, lengths = [], []
+        for table in self._tables:
+            at = names.index(table.name)
+            own, num_ids = rows.ids[at].reshape(-1), rows.lengths[at]
+            ids.append(own)
+            lengths.append(np.full(num_rows, len(own) // num_rows, np.int32) if num_ids is None else num_ids)
+        tasks = self._spec.model.tasks
+        label = task_labels(raw.label[:, 1:], label_columns(tasks), tasks) if tasks else raw.label
+        is_fixed = all(num_ids is None for num_ids in rows.lengths)
+        return Batch(dense=rows.dense, ids=np.concatenate(ids).astype(self._id_dtype), label=label, is_fixed=is_fixed,
+                     lengths=np.stack(lengths).astype(np.int32))
+
+
+def _row_reader(spec: RunSpec) -> tuple[RowParser, RowEncoder, str]:
+    """How a row becomes what the model takes, as in training and in serving; and the checksum of the data that says
+    so."""
+    if spec.data.kind == "prepared":
+        manifest = read_manifest(spec.data.path)
+        if before := PreparedWith.of(spec.data.path, manifest):
+            return RowParser(before.schema.without_split(), before.prepare), before.row_encoder(), \
+                manifest.fingerprint()
+    schema, prepare, encoder = plain_row_format(spec.model, spec.data)
+    return RowParser(schema, prepare), encoder, ""
+
+

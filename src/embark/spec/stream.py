@@ -1,0 +1,104 @@
+"""`[stream]`: the rows without end that `embark follow` trains on."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+from pydantic import Field, NonNegativeFloat, SerializerFunctionWrapHandler, model_serializer
+
+from embark.errors import Mistake
+from embark.spec.interactions import Names
+from embark.spec.section import Section
+from embark.spec.user_code import OWN_KIND, is_own
+
+if TYPE_CHECKING:
+    from embark.spec.run import RunSpec
+
+
+class StreamSpec(Section):
+    """`[stream]`: the records that `embark follow` trains on, one row each, as JSON objects (docs/follow.md). Their
+    columns become ids and dense values as those of `data.path` did."""
+
+    source: Literal["", "files", "kafka", "nats"] | Annotated[str, Field(pattern=OWN_KIND, max_length=200)] = ""
+    """`files`: a folder or an object-store prefix that grows. `kafka`: topics. `nats`: subjects of JetStream.
+    `my_stream:Source`: the class `Source` of `my_stream.py` beside the spec, whose code is run."""
+    code: str = Field(default="", max_length=1_000_000)
+    """The text of that file, which travels with the spec; read from the file if empty."""
+    path: str = ""
+    """`files`: the folder or its URI. JSON Lines, CSV and Parquet files are read in the order of their names; each
+    must appear whole. A relative path goes by the spec's own folder; given with `--set`, by the current directory."""
+    servers: Names = ()
+    """`kafka`: `host:port` of brokers. `nats`: `nats://host:port`. Options of the client, credentials among them, are
+    in the TOML file that `EMBARK_STREAM_OPTIONS` names."""
+    topics: Names = ()
+    """`kafka`: topics, all partitions of each. `nats`: subjects, each in one JetStream stream."""
+    start: Literal["earliest", "latest"] = "earliest"
+    """`kafka` and `nats`: where a run without a checkpoint begins."""
+    time_column: str = ""
+    """Column with the time of the event: ISO 8601, or seconds or milliseconds since 1970. Empty: the broker's time of
+    the record; of `files` and your own code, the order of the records."""
+    bound_s: NonNegativeFloat = 0.0
+    """How far behind the newest event of its partition a record may be. Rows are trained in the order of their events;
+    one that comes later than this is counted and dropped."""
+    key: str = ""
+    """Column that joins labels to rows: a record that has the label's column is a label, any other is a row. Empty:
+    each row has its label."""
+    label_window_s: NonNegativeFloat = 0.0
+    """`key` only: how long, in event time, a row waits for its label. One that has none then gets label 0."""
+
+    @property
+    def is_on(self) -> bool:
+        return bool(self.source)
+
+    @property
+    def is_own(self) -> bool:
+        return is_own(self.source)
+
+    @property
+    def description(self) -> str:
+        """Such as `nats: events.shown at nats://broker:4222`."""
+        if self.is_own:
+            return self.source
+        place = self.path or f"{', '.join(self.topics)} at {', '.join(self.servers)}"
+        return f"{self.source}: {place}"
+
+    @model_serializer(mode="wrap")
+    def _empty_if_unused(self, dump: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        """What is stored of a run that follows no stream stays what it was."""
+        return {} if self == StreamSpec() else dump(self)
+
+
+def stream_mistakes(spec: RunSpec) -> Iterator[Mistake]:
+    """Of `[stream]`."""
+    stream, train = spec.stream, spec.train
+    if not stream.is_on:
+        if stream != StreamSpec():
+            yield _mistake("stream.source", "", "the rest of [stream] has no effect without it", "set it")
+        return
+    needs = {"files": ("path",), "kafka": ("servers", "topics"), "nats": ("servers", "topics")}.get(stream.source, ())
+    for field in ("path", "servers", "topics"):
+        value = getattr(stream, field)
+        if field in needs and not value:
+            yield _mistake(f"stream.{field}", "", f'is needed where stream.source is "{stream.source}"', "set it")
+        elif value and field not in needs and not (field == "path" and stream.is_own):
+            yield _mistake(f"stream.{field}", value, f'has no effect while stream.source is "{stream.source}"',
+                           "leave it out")
+    if bool(stream.key) != bool(stream.label_window_s):
+        missing = "stream.label_window_s" if stream.key else "stream.key"
+        yield _mistake(missing, "", "labels are joined by stream.key within stream.label_window_s", "set both or none")
+    if stream.key and not stream.time_column and stream.source not in ("kafka", "nats"):
+        yield _mistake("stream.time_column", "", "labels are joined within a time, and the records have none", "set it")
+    if stream.key and spec.model.tasks:
+        yield _mistake("stream.key", stream.key, "joins one label, and the model has [[model.tasks]]",
+                       "send rows with their labels")
+    if spec.model.kind == "two_tower" or spec.model.has_sequences:
+        yield _mistake("stream.source", stream.source, f'model.kind = "{spec.model.kind}" cannot follow a stream',
+                       "a model of pooled tables and one score")
+    if train.decay != "none" and not train.decay_steps:
+        yield _mistake("train.decay", train.decay, "ends with the run, and a stream has no end",
+                       "set train.decay_steps, or leave it out")
+
+
+def _mistake(field: str, value: object, what: str, fix: str) -> Mistake:
+    return Mistake(where="", field=field, value=str(value), what=what, fix=fix)

@@ -1,0 +1,109 @@
+"""A run that follows a real broker, both killed at random instants: no record is lost, none is trained on twice."""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+import time
+from collections.abc import Iterator
+
+import pytest
+from integration.faults.conftest import Run
+
+pytest.importorskip("nats")
+from nats_broker import Broker, broker
+
+pytestmark = pytest.mark.slow
+
+NUM_KILLS = int(os.environ.get("EMBARK_FOLLOW_KILLS", 5))
+BATCH, STEPS_PER_KILL = 48, 6
+NUM_STEPS = STEPS_PER_KILL * (NUM_KILLS + 1)
+SUBJECT = "events.shown"
+BOUND_S = 20.0
+
+
+def rows(num: int, seed: int) -> list[dict]:
+    """One a second, up to `BOUND_S` out of order."""
+    chance = random.Random(seed)
+    made = []
+    for second in range(num):
+        user = chance.randrange(301)
+        made.append({
+            "t": 1.7e9 + second - chance.uniform(0, BOUND_S), "label": int(chance.random() < 0.1 + 0.4 * (user % 2)),
+            "user": user, "item": [chance.randrange(100) for _ in range(chance.randrange(4))], "shop": user % 7,
+            **{f"dense_{column}": chance.gauss(0, 1) for column in range(4)}})
+    return made
+
+
+@pytest.fixture(scope="module")
+def nats(tmp_path_factory) -> Iterator[Broker]:
+    with broker(tmp_path_factory.mktemp("nats")) as made:
+        # More than the steps need: what is within the bound of the last waits.
+        made.publish(SUBJECT, rows((NUM_STEPS + 1) * BATCH, seed=3))
+        yield made
+
+
+def settings(nats: Broker) -> tuple[str, ...]:
+    return (f"train.num_steps={NUM_STEPS}", "store.checkpoint_every=2", "stream.source=nats",
+            f"stream.servers=['{nats.url}']", f"stream.topics=['{SUBJECT}']", "stream.time_column=t",
+            f"stream.bound_s={BOUND_S}")
+
+
+def told(run: Run, kind: str, *names: str) -> dict[int, set[tuple[str, ...]]]:
+    """By step: what the run's events of a kind ever said of it."""
+    found: dict[int, set[tuple[str, ...]]] = {}
+    for event in run.events(kind):
+        found.setdefault(event["step"], set()).add(tuple(str(event[name]) for name in names))
+    return found
+
+
+def test_kills_of_trainer_and_broker_change_no_loss_and_lose_no_record(run, zygote, tmp_path_factory, nats):
+    undisturbed = Run(zygote, tmp_path_factory.mktemp("undisturbed"), sets=settings(nats))
+    assert undisturbed.ends(1) == [0], undisturbed.output()
+    run.sets, chance = settings(nats), random.Random(5)
+    for number in range(NUM_KILLS):
+        trainer = run.start(1)
+        wanted = run.last_step() + chance.randrange(STEPS_PER_KILL - 1)
+        if chance.random() < 0.8:
+            trainer.until(lambda wanted=wanted: run.last_step() > wanted)
+        time.sleep(chance.uniform(0, 0.1))
+        if number % 2:
+            nats.kill()
+            time.sleep(chance.uniform(0, 0.3))
+            if chance.random() < 0.5:
+                trainer.kill(signal.SIGKILL)
+            nats.start()
+        else:
+            trainer.kill(signal.SIGKILL)
+        if not trainer.are_up():
+            continue
+        after = run.last_step()
+        if number % 2:  # the trainer survives a broker that comes back
+            trainer.until(lambda after=after: run.last_step() > min(after + 1, NUM_STEPS - 1))
+        trainer.kill(signal.SIGKILL)
+        trainer.codes()
+    assert run.ends(1) == [0], run.output()
+    assert run.events("start")[-1]["first_step"] > 0
+    assert told(run, "step", "loss", "auc") == told(undisturbed, "step", "loss", "auc")
+    assert sorted(run.losses()) == list(range(1, NUM_STEPS + 1))
+    reads = told(run, "step", "stream")
+    assert reads == told(undisturbed, "step", "stream")
+    assert all(len(values) == 1 for values in reads.values())
+
+
+def test_sigterm_while_it_waits_for_records_saves_and_it_resumes_with_the_next_ones(run, nats):
+    subject = "later.shown"
+    some = rows(6 * BATCH, seed=4)
+    nats.publish(subject, some[: 3 * BATCH])
+    run.sets = (*settings(nats), f"stream.topics=['{subject}']", "stream.bound_s=0", "stream.time_column=''",
+                "train.num_steps=6", "store.checkpoint_every=0")
+    trainer = run.start(1)
+    trainer.until(lambda: run.last_step() >= 1)  # the pipeline holds the next two
+    trainer.kill(signal.SIGTERM)
+    assert trainer.codes() == [75], run.output()
+    assert run.committed()
+    nats.publish(subject, some[3 * BATCH :], first=3 * BATCH)
+    assert run.ends(1) == [0], run.output()
+    assert sorted(run.losses()) == list(range(1, 7))
+    assert run.events("step")[-1]["stream"]["num_rows"] == 6 * BATCH
