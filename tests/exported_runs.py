@@ -107,22 +107,23 @@ def save_run(spec: RunSpec, seed: int = 0, step: int = 3, weights: dict[str, Any
 class EditedRun:
     """A run whose weights are edited instead of trained: each checkpoint changes some rows."""
 
-    def __init__(self, folder: Path, seed: int = 0, rows: int = 400) -> None:
+    def __init__(self, folder: Path, seed: int = 0, rows: int = 400, **sections: Any) -> None:
         self.spec = resolve({"name": "edited", "store": {"root": str(folder / "runs"), "keep_checkpoints": 99},
+                             "data": {"num_train_samples": 4_096, "num_eval_samples": 2_000}, **sections,
                              "model": {"num_dense": 2, "bottom_mlp": [8], "top_mlp": [8], "tables": [
                                  {"name": "a", "rows": rows}, {"name": "b", "rows": 3}], "embedding_dim": 4}})
         self.rng, self.step = np.random.default_rng(seed), 0
         self.weights = draw_weights(self.spec, seed)
 
-    def save(self, num_rows: int = 20) -> str:
-        """The next checkpoint; returns the run."""
+    def save(self, num_rows: int = 20, scale: float = 1.0) -> str:
+        """The next checkpoint, in which weights have moved by about `scale`; returns the run."""
         for name, values in self.weights.items():
             values = values.copy()
             if name.startswith("model.dense."):
-                values += self.rng.normal(size=values.shape).astype(np.float32) / 10
+                values += scale * self.rng.normal(size=values.shape).astype(np.float32) / 10
             else:
                 rows = self.rng.integers(len(values), size=self.rng.integers(num_rows + 1))
-                values[rows] = self.rng.normal(size=(len(rows), values.shape[1]))
+                values[rows] = scale * self.rng.normal(size=(len(rows), values.shape[1]))
                 values[self.rng.integers(len(values))] *= -0.0  # equal as numbers to another zero, not in its bits
             self.weights[name] = values
         self.step += 1

@@ -38,8 +38,9 @@ def shell(command: str, directory: Path, env: dict[str, str] = ENVIRONMENT) -> s
     [("own-data.md", "Held-out AUC 0.7"), ("data.md", "Held-out AUC 0.8"), ("ranks.md", "step-000000020"),
      ("checkpoints.md", "none damaged"), ("render.md", "nothing found"), ("tpu.md", "fits one v5litepod-8"),
      ("report.md", "wrote both.html"), ("evaluate.md", "by Student's t"),
-     ("export.md", "1,000 scores by version 1"), ("retrieval.md", "Recall@20"), ("tasks.md", "10 scores by version 1"),
-     ("cost.md", "of its budget of"), ("sequences.md", "Hit@10"), ("follow.md", "Trained to step 120")],
+     ("export.md", "1,000 scores by version 1"), ("publish.md", "passes the gate"), ("retrieval.md", "Recall@20"),
+     ("tasks.md", "10 scores by version 1"), ("cost.md", "of its budget of"), ("sequences.md", "Hit@10"),
+     ("follow.md", "Trained to step 120")],
 )
 def test_a_guide_s_commands_run(tmp_path, embark, guide, expected):
     output = ""

@@ -57,6 +57,9 @@ def _render_list(console: Console, listed: VersionList) -> None:
     headings = {"version": "version", "current": "current", "when": "exported", "run": "run", "step": "step",
                 "tables": "tables", "parent": "delta of", "auc": "AUC", "size": "size"}
     console.table([_row(one) for one in listed.versions], headings, title=listed.place)
+    for one in listed.versions:
+        if one.refused:
+            console.text(f"version {one.version} was refused: {one.refused}")
 
 
 def _row(one: ExportedVersion) -> dict[str, object]:

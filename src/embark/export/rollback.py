@@ -5,8 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from embark.errors import DataError, UserError
-from embark.export.artifact import current_version, no_versions, open_versions, set_current
+from embark.export.artifact import CANDIDATE, current_version, no_versions, open_versions, set_current
 from embark.export.delta import PARENT
+from embark.export.gate_record import read_gate
 from embark.formatting import to_finite
 from embark.store import Checkpoint, CheckpointStore
 
@@ -24,6 +25,7 @@ class ExportedVersion:
     time_s: float | None  # Unix time of its export.
     is_current: bool
     parent: int | None = None  # Of a delta: the version that it changes.
+    refused: str = ""  # Why the gate refused it.
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +49,8 @@ def list_versions(place: str) -> VersionList:
     """Of an exported model, with the current one."""
     versions, committed = _committed(place)
     current = current_version(versions)
-    return VersionList(place, tuple(_described(one, is_current=one.step == current) for one in committed))
+    return VersionList(place, tuple(
+        _described(one, versions, is_current=one.step == current) for one in committed))
 
 
 def rollback(place: str, version: int | None = None) -> Rollback:
@@ -78,13 +81,14 @@ def _committed(place: str) -> tuple[CheckpointStore, list[Checkpoint]]:
     return versions, committed
 
 
-def _described(one: Checkpoint, *, is_current: bool) -> ExportedVersion:
+def _described(one: Checkpoint, versions: CheckpointStore, *, is_current: bool) -> ExportedVersion:
     values = one.values
     step, evaluated = str(values.get("step", "")), values.get("eval")
     auc = to_finite(evaluated.get("auc")) if isinstance(evaluated, dict) else None
-    parent = values.get(PARENT)
+    parent, verdict = values.get(PARENT), read_gate(versions, one.step) if values.get(CANDIDATE) else None
     return ExportedVersion(
         version=one.step, parent=parent if isinstance(parent, int) else None,
+        refused=str((verdict or {}).get("why", "")),
         run=str(values.get("run", "")), step=int(step) if step.isdigit() else None,
         tables=str(values.get("tables", "")), auc=auc,
         num_bytes=one.num_bytes, time_s=to_finite(values.get("time_s")), is_current=is_current)

@@ -7,7 +7,7 @@ dealt into disjoint parts; the spread of their metrics gives the interval, by St
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -81,21 +81,14 @@ def measure_slices(
         if not found:
             raise UserError(f"--by {feature}: the model has no such feature",
                             fix=nearest(feature, [column for column, _, _ in names]))
-        number, (column, kind, table) = found[0], names[found[0]]
+        number, (column, kind, _) = found[0], names[found[0]]
         if not (num := rows.source.num_eval_samples):
             raise DataError(f"{rows.description}: has no rows", fix="name other rows")
         everything = RowsInMemory(rows.source.eval_rows(0, num)) if num <= sampling.rows else \
             RowsInMemory.folds(rows.source, sampling.rows, 1)[0]
-        notes = [*rows.notes, *rows.source.notes]
-        if kind == "dense":
-            parts = list(_ranges(everything.batch.dense[:, number - len(everything.batch.lengths)]))
-            num_values = len(parts)
-        else:
-            parts, num_values = _values(everything, number, top)
+        parts, num_values, note = slices_of(everything, rows, number, top)
         labels = [part.label for part in parts]
-        if kind == "sparse":
-            labels, note = _words(rows, table, parts)
-            notes += [note] if note else []
+        notes = [*rows.notes, *rows.source.notes, *([note] if note else [])]
         with loaded(trained, open_backend(trained.spec), rows) as model:
             slices = []
             for done, (label, part) in enumerate(zip(["all rows", *labels], [None, *parts], strict=True)):
@@ -110,38 +103,51 @@ def measure_slices(
 
 
 @dataclass(frozen=True, slots=True)
-class _Part:
+class RowSlice:
+    """Rows of a slice, by position."""
+
     label: str
     samples: NDArray[np.int64]
     id: int | None = None
 
 
-def _values(rows: RowsInMemory, feature: int, top: int) -> tuple[list[_Part], int]:
+def slices_of(rows: RowsInMemory, opened: EvaluationRows, feature: int, top: int) -> tuple[list[RowSlice], int, str]:
+    """Of a feature, by its position: its slices, the number of its values, and a note where their names are unknown."""
+    _, kind, table = feature_names(opened)[feature]
+    if kind == "dense":
+        parts = list(_ranges(rows.batch.dense[:, feature - len(rows.batch.lengths)]))
+        return parts, len(parts), ""
+    parts, num_values = _values(rows, feature, top)
+    labels, note = _words(opened, table, parts)
+    return [replace(part, label=label) for part, label in zip(parts, labels, strict=True)], num_values, note
+
+
+def _values(rows: RowsInMemory, feature: int, top: int) -> tuple[list[RowSlice], int]:
     """The `top` most frequent ids, then the rows without an id and those that have none of these."""
     ids, samples = rows.ids_of(feature)
     pairs = np.unique(np.stack([ids.astype(np.int64), samples]), axis=1)  # an id counts once in a row
     known, counts = np.unique(pairs[0], return_counts=True)
     frequent = known[np.argsort(-counts, kind="stable")[:top]]
-    parts = [_Part(f"id {one}", pairs[1][pairs[0] == one], int(one)) for one in frequent.tolist()]
+    parts = [RowSlice(f"id {one}", pairs[1][pairs[0] == one], int(one)) for one in frequent.tolist()]
     is_rest = np.ones(rows.num_eval_samples, np.bool_)
     is_rest[pairs[1][np.isin(pairs[0], frequent)]] = False
     is_empty = np.ones(rows.num_eval_samples, np.bool_)
     is_empty[samples] = False
     for label, chosen in (("no value", is_empty), ("other values", is_rest & ~is_empty)):
         if chosen.any():
-            parts.append(_Part(label, np.flatnonzero(chosen)))
+            parts.append(RowSlice(label, np.flatnonzero(chosen)))
     return parts, len(known)
 
 
-def _ranges(values: NDArray[np.float32]) -> Iterator[_Part]:
+def _ranges(values: NDArray[np.float32]) -> Iterator[RowSlice]:
     edges = np.unique(np.quantile(values, np.linspace(0, 1, NUM_RANGES + 1)[1:-1], method="lower"))
     place = np.searchsorted(edges, values, side="left")
     for number in range(len(edges) + 1):
         if len(samples := np.flatnonzero(place == number)):
-            yield _Part(f"{values[samples].min():g} to {values[samples].max():g}", samples)
+            yield RowSlice(f"{values[samples].min():g} to {values[samples].max():g}", samples)
 
 
-def _words(rows: EvaluationRows, table: str, parts: list[_Part]) -> tuple[list[str], str]:
+def _words(rows: EvaluationRows, table: str, parts: list[RowSlice]) -> tuple[list[str], str]:
     """What the ids stand for, as the data has it; and a note where that is not known."""
     labels = [part.label for part in parts]
     if rows.spec.data.kind != "prepared":

@@ -25,7 +25,7 @@ OTHER_FIELDS = frozenset({
     "train.early_stopping_metric", "train.early_stopping_min_delta", "train.sharding", "train.memory_reserve",
     "train.engine", "train.sparsecore",
 })
-OTHER_SECTIONS = frozenset({"name", "place", "store", "watch", "serve", "stream"})
+OTHER_SECTIONS = frozenset({"name", "place", "store", "watch", "publish", "serve", "stream"})
 
 KIND_OF_FIELD = {
     **dict.fromkeys(("data.label", "data.dense_columns", "data.time_column", "data.eval_fraction", "data.on_bad_id"),

@@ -14,6 +14,7 @@ from embark.spec.identity import ACCEPTABLE
 from embark.spec.interactions import Names, interactions_mistakes
 from embark.spec.model import SHARED, ModelSpec
 from embark.spec.place import ELASTIC_TARGETS, PlaceSpec
+from embark.spec.publish import PublishSpec
 from embark.spec.section import Section
 from embark.spec.sequence import sequence_mistakes
 from embark.spec.serve import ServeSpec
@@ -63,6 +64,7 @@ class RunSpec(Section):
     place: PlaceSpec = PlaceSpec()
     store: StoreSpec = StoreSpec()
     watch: WatchSpec = WatchSpec()
+    publish: PublishSpec = PublishSpec()
     serve: ServeSpec = ServeSpec()
     stream: StreamSpec = StreamSpec()
 

@@ -1,0 +1,1 @@
+"""Versions of a model while it trains: the gate and the publisher. May import trainers and below."""

@@ -1,0 +1,276 @@
+"""Whether a version may be published: its predictions on labelled rows against the published version's, on all rows and
+by slice, and the rows themselves against those of the last publication."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from itertools import chain
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from embark.events.drift import Drift, drift
+from embark.formatting import format_count, to_finite
+from embark.publish.statistics import (
+    F64,
+    AucParts,
+    LabelCount,
+    Measured,
+    calibration_shift,
+    critical,
+    log_losses,
+    loss_increase,
+    miscalibration,
+)
+from embark.spec.publish import PublishSpec
+
+ALL_ROWS = "all rows"
+_NUM_SCORE_BINS = 10
+_LEAST_OF_EACH_LABEL = 20  # In a slice whose AUC is tested.
+
+
+@dataclass(frozen=True, slots=True)
+class GateSlice:
+    """Rows that have a value of a feature."""
+
+    name: str
+    rows: NDArray[np.int64]
+
+
+@dataclass(frozen=True, slots=True)
+class ColumnDrift:
+    """Of a column of the rows."""
+
+    column: str
+    drift: Drift
+
+
+@dataclass(frozen=True, slots=True)
+class EarlierGate:
+    """What was measured of the published version when it was published, on the rows of then."""
+
+    auc: Measured | None
+    sums: Mapping[str, tuple[float, float]]  # By slice: of the predictions, of the labels.
+    score_edges: Sequence[float] = ()
+    score_counts: Mapping[str, Sequence[int]] = field(default_factory=dict)  # By slice: scores between the edges.
+
+
+@dataclass(frozen=True)
+class ScoredRows:
+    """Labelled rows and the predictions of two versions for them."""
+
+    label: NDArray[np.bool_]
+    candidate: F64
+    published: F64 | None = None  # None where no version is published yet.
+    slices: Sequence[GateSlice] = ()
+    drifts: Sequence[ColumnDrift] = ()
+    earlier: EarlierGate | None = None
+
+    def of_slice(self, one: GateSlice) -> ScoredRows:
+        """Its rows alone."""
+        published = None if self.published is None else self.published[one.rows]
+        return ScoredRows(self.label[one.rows], self.candidate[one.rows], published)
+
+    @cached_property
+    def auc_parts(self) -> AucParts | None:
+        """None where a label is too rare."""
+        least = min(int(self.label.sum()), int((~self.label).sum()))
+        return AucParts.of(self.label, self.candidate) if least >= _LEAST_OF_EACH_LABEL else None
+
+
+@dataclass(frozen=True, slots=True)
+class GateTest:
+    """A figure that must not exceed its bound."""
+
+    name: str
+    on: str  # All rows, a slice, or a column.
+    value: float
+    bound: float
+    errors: float  # Standard errors that it is beyond the bound; 0 of a test by another statistic.
+    num_samples: int
+    is_passed: bool
+    meaning: str
+
+    @property
+    def sentence(self) -> str:
+        """Why it refuses."""
+        sure = f", {self.errors:.1f} standard errors beyond" if self.errors and math.isfinite(self.errors) else ""
+        return f"{self.on}: {self.meaning} (bound {self.bound:g}{sure}; {format_count(self.num_samples)} rows)"
+
+
+@dataclass(frozen=True, slots=True)
+class GateVerdict:
+    """Of one version."""
+
+    is_passed: bool
+    num_samples: int
+    num_tests: int
+    auc: float | None
+    auc_error: float | None
+    log_loss: float
+    calibration: float | None
+    refusals: tuple[GateTest, ...]  # The furthest beyond its bound first.
+    on_all_rows: tuple[GateTest, ...]
+    sums: Mapping[str, tuple[float, float]]  # By slice: of the predictions, of the labels.
+    score_edges: tuple[float, ...]
+    score_counts: Mapping[str, tuple[int, ...]]  # By slice: scores between the edges.
+    rows: str = ""  # Which they are.
+    notes: tuple[str, ...] = ()
+
+    @property
+    def why(self) -> str:
+        """In a sentence; empty where it passed."""
+        if self.is_passed:
+            return ""
+        more = f"; and {len(self.refusals) - 1} more" if len(self.refusals) > 1 else ""
+        return self.refusals[0].sentence + more
+
+
+def judge(rows: ScoredRows, bounds: PublishSpec) -> GateVerdict:
+    """The tests share `false_alarm_rate`: the more there are, the surer each must be."""
+    tested = [one for one in rows.slices if len(one.rows) >= bounds.min_slice_rows]
+    slices = {one.name: rows.of_slice(one) for one in tested}
+    drawn = list(chain(_tests(rows, bounds, ALL_ROWS, 1.0), _tests_of_time(rows, slices, bounds), *(
+        _tests(part, bounds, name, bounds.slice_factor) for name, part in slices.items()
+        if rows.published is not None)))  # a first version may know a slice badly
+    beyond = critical(bounds.false_alarm_rate, len(drawn))
+    tests = [*(_decided(one, beyond) for one in drawn), *(
+        _drift_test(one, bounds) for one in chain(rows.drifts, _score_drifts(rows, slices)))]
+    refusals = sorted((one for one in tests if not one.is_passed), key=lambda one: (one.on != ALL_ROWS, -one.errors))
+    auc = rows.auc_parts.measured() if rows.auc_parts else None
+    labels, every = float(rows.label.sum()), {ALL_ROWS: rows, **slices}
+    edges = np.unique(np.quantile(rows.candidate, np.linspace(0, 1, _NUM_SCORE_BINS + 1)[1:-1]))
+    return GateVerdict(
+        is_passed=not refusals, num_samples=len(rows.label), num_tests=len(tests),
+        auc=auc.value if auc else None, auc_error=auc.error if auc else None,
+        log_loss=float(log_losses(rows.label, rows.candidate).mean()),
+        sums={name: (float(part.candidate.sum()), float(part.label.sum())) for name, part in every.items()},
+        score_edges=tuple(edges.tolist()),
+        score_counts={name: _counts(part.candidate, edges) for name, part in every.items()},
+        calibration=float(rows.candidate.sum()) / labels if labels else None, refusals=tuple(refusals),
+        on_all_rows=tuple(one for one in tests if one.on == ALL_ROWS))
+
+
+@dataclass(frozen=True, slots=True)
+class _Drawn:
+    """A test before it is known how many there are."""
+
+    name: str
+    on: str
+    figure: Measured | LabelCount
+    bound: float
+    num_samples: int
+    meaning: str
+    is_log: bool = False  # Figure and bound are logarithms of 1 and what is shown.
+
+
+def _decided(one: _Drawn, beyond: float) -> GateTest:
+    errors, value, bound = one.figure.beyond(one.bound), one.figure.value, one.bound
+    if one.is_log:
+        value, bound = math.expm1(value), math.expm1(bound)
+    return GateTest(name=one.name, on=one.on, value=value, bound=bound, errors=errors,
+                    num_samples=one.num_samples, is_passed=not errors > beyond, meaning=one.meaning)
+
+
+def _tests(rows: ScoredRows, bounds: PublishSpec, on: str, factor: float) -> Iterator[_Drawn]:
+    num = len(rows.label)
+    if num < 2:
+        return
+    off, bound = miscalibration(rows.label, rows.candidate), math.log1p(factor * bounds.max_calibration_error)
+    # A slice in which the published version is as far off is no reason to keep that version.
+    if on == ALL_ROWS or rows.published is None or \
+            off.value > miscalibration(rows.label, rows.published).value + bound / 2:
+        predicted, labels = float(rows.candidate.mean()), float(rows.label.mean())
+        yield _Drawn("calibration", on, off, bound, num,
+                     f"the mean prediction is {predicted:.4g} and the mean label {labels:.4g}", is_log=True)
+    if rows.published is None:
+        return
+    increase = loss_increase(log_losses(rows.label, rows.published), log_losses(rows.label, rows.candidate))
+    yield _Drawn("log loss", on, increase, factor * bounds.max_loss_increase, num,
+                 f"the log loss is {100 * increase.value:.2g} % higher than the published version's")
+    if parts := rows.auc_parts:
+        drop = parts.measured(AucParts.of(rows.label, rows.published))
+        yield _Drawn("AUC", on, drop, factor * bounds.max_auc_drop, num,
+                     f"the AUC is {drop.value:.4f} lower than the published version's")
+
+
+def _tests_of_time(rows: ScoredRows, slices: Mapping[str, ScoredRows], bounds: PublishSpec) -> Iterator[_Drawn]:
+    """Of rows whose labels or columns are wrong, a version that learnt from such rows is the better one. What shows it
+    is that the published version does not predict them as it did those of its publication."""
+    if rows.earlier is None or rows.published is None:
+        return
+    if rows.earlier.auc and rows.auc_parts:
+        for whose, parts in (("this version's", rows.auc_parts),
+                             ("the published version's", AucParts.of(rows.label, rows.published))):
+            now, then = parts.measured(), rows.earlier.auc
+            drop = Measured(then.value - now.value, math.hypot(now.error, then.error))
+            yield _Drawn("AUC since publication", ALL_ROWS, drop, bounds.max_auc_shift, len(rows.label),
+                         f"{whose} AUC is {now.value:.4f}, and was {then.value:.4f} at the last publication")
+    for name, part in {ALL_ROWS: rows, **slices}.items():
+        if name in rows.earlier.sums and part.published is not None:
+            shift = calibration_shift(*rows.earlier.sums[name], float(part.published.sum()), float(part.label.sum()))
+            factor = 2.0 if name == ALL_ROWS else bounds.slice_factor
+            yield _Drawn(
+                "calibration since publication", name, shift, math.log1p(factor * bounds.max_calibration_error),
+                len(part.label), "the published version's mean prediction over the mean label was "
+                f"{_ratio(*rows.earlier.sums[name])} at its publication and is now "
+                f"{_ratio(float(part.published.sum()), float(part.label.sum()))}", is_log=True)
+
+
+def _score_drifts(rows: ScoredRows, slices: Mapping[str, ScoredRows]) -> Iterator[ColumnDrift]:
+    """Of rows whose columns are wrong in a slice alone, which is little of any column."""
+    if rows.earlier is None:
+        return
+    for name, part in {ALL_ROWS: rows, **slices}.items():
+        then = rows.earlier.score_counts.get(name)
+        if then is not None and part.published is not None and len(then) == len(rows.earlier.score_edges) + 1:
+            now = _counts(part.published, np.asarray(rows.earlier.score_edges))
+            yield ColumnDrift(f"the published version's scores, {name}", drift(then, now))
+
+
+def _counts(scores: F64, edges: NDArray[np.float64]) -> tuple[int, ...]:
+    return tuple(np.bincount(np.searchsorted(edges, scores), minlength=len(edges) + 1).tolist())
+
+
+def _ratio(predictions: float, labels: float) -> str:
+    return f"{(predictions + 0.5) / (labels + 0.5):.3g}"
+
+
+def _drift_test(one: ColumnDrift, bounds: PublishSpec) -> GateTest:
+    found = one.drift
+    return GateTest(name="drift", on=one.column, value=found.psi, bound=bounds.max_psi, errors=0.0,
+                    num_samples=found.num, is_passed=not (found.level and found.psi > bounds.max_psi),
+                    meaning=f"moved since the last publication, PSI {found.psi:.2f}")
+
+
+def to_record(verdict: GateVerdict) -> dict[str, Any]:
+    """As JSON beside the version."""
+    def test(one: GateTest) -> dict[str, Any]:
+        return {"test": one.name, "on": one.on, "value": one.value, "bound": one.bound, "passed": one.is_passed,
+                "standard_errors_beyond": one.errors if math.isfinite(one.errors) else None,
+                "rows": one.num_samples, "why": one.sentence}
+
+    return {"passed": verdict.is_passed, "why": verdict.why, "rows": verdict.rows, "num_samples": verdict.num_samples,
+            "num_tests": verdict.num_tests, "auc": verdict.auc, "auc_error": verdict.auc_error,
+            "log_loss": verdict.log_loss, "calibration": verdict.calibration, "notes": list(verdict.notes),
+            "sums": {name: list(both) for name, both in verdict.sums.items()},
+            "score_edges": list(verdict.score_edges),
+            "score_counts": {name: list(counts) for name, counts in verdict.score_counts.items()},
+            "refusals": [test(one) for one in verdict.refusals[:50]],
+            "on_all_rows": [test(one) for one in verdict.on_all_rows]}
+
+
+def earlier_gate(record: Mapping[str, Any]) -> EarlierGate | None:
+    """Of the published version's record."""
+    auc, error = to_finite(record.get("auc")), to_finite(record.get("auc_error"))
+    found = EarlierGate(None if auc is None or error is None else Measured(auc, error), {})
+    try:
+        return replace(found, sums={name: (float(one), float(other)) for name, (one, other) in record["sums"].items()},
+                       score_edges=[float(one) for one in record["score_edges"]], score_counts={
+                           name: [int(one) for one in counts] for name, counts in record["score_counts"].items()})
+    except (KeyError, TypeError, ValueError, AttributeError):  # published without a gate, or by another Embark
+        return found

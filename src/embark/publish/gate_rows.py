@@ -1,0 +1,110 @@
+"""The rows of the gate: read once, scored by two artifacts as a server would, cut into slices, counted for drift."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+
+import numpy as np
+from numpy.typing import NDArray
+
+from embark.data.evaluation_rows import EvaluationRows, open_rows
+from embark.data.id_maps import RowEncoder
+from embark.data.permuted_rows import RowsInMemory
+from embark.data.prepared import Layout, Rows
+from embark.data.task_labels import main_label
+from embark.errors import DataError, UserError, nearest
+from embark.events.drift import drift
+from embark.export.artifact import Artifact
+from embark.export.reference import Reference
+from embark.publish.gate import ColumnDrift, EarlierGate, GateSlice, ScoredRows
+from embark.publish.statistics import F64
+from embark.run.importance import feature_names
+from embark.run.slices import slices_of
+from embark.spec.publish import PublishSpec
+from embark.spec.tasks import main_task
+from embark.store.trained_run import TrainedRun
+
+_CHUNK_ROWS = 8_192
+
+
+@dataclass(frozen=True, slots=True)
+class GateRows:
+    """Rows in memory."""
+
+    opened: EvaluationRows
+    rows: RowsInMemory
+
+    def scored(self, candidate: Artifact, published: Artifact | None, bounds: PublishSpec, model_file: str = "",
+               earlier: EarlierGate | None = None) -> ScoredRows:
+        """By both; `model_file` is the code of a model of the user's own."""
+        spec = self.opened.spec
+        label = main_label(self.rows.batch.label, spec.model.tasks) > 0.5
+        return ScoredRows(
+            label=label, candidate=self._scores(candidate, model_file),
+            published=self._scores(published, model_file) if published else None, slices=self.slices(bounds),
+            drifts=self.drifts(published.reference, published.encoder) if published else (), earlier=earlier)
+
+    def _scores(self, artifact: Artifact, model_file: str) -> F64:
+        from embark.trainers.torch.exported_model import ExportedModel
+
+        model, tasks = ExportedModel(artifact, model_file), self.opened.spec.model.tasks
+        found = np.concatenate([model.score_encoded(rows) for rows in self._portions(artifact.encoder.layout)])
+        if found.ndim == 2:
+            position = main_task(tasks)
+            found = found[:, sum(task.num_outputs for task in tasks[:position])]
+        if not np.isfinite(found).all():
+            raise DataError(f"version {artifact.version}: {int((~np.isfinite(found)).sum()):,} scores are not finite",
+                            fix="publish another checkpoint")
+        return found.astype(np.float64)
+
+    def _portions(self, layout: Layout) -> Iterator[Rows]:
+        tables = [table.name for table in self.opened.spec.model.table_list()]
+        for start in range(0, self.rows.num_eval_samples, _CHUNK_ROWS):
+            batch = self.rows.eval_rows(start, min(start + _CHUNK_ROWS, self.rows.num_eval_samples))
+            ends = np.cumsum(batch.lengths.sum(axis=1, dtype=np.int64))
+            ids = dict(zip(tables, np.split(batch.ids, ends[:-1]), strict=True))
+            lengths = dict(zip(tables, batch.lengths, strict=True))
+            features = layout.features
+            yield Rows(batch.label, batch.dense, tuple(ids[one.name] for one in features), tuple(
+                None if (lengths[one.name] == 1).all() else lengths[one.name] for one in features))
+
+    def slices(self, bounds: PublishSpec) -> list[GateSlice]:
+        """By the values of the features that `[publish]` names."""
+        names = feature_names(self.opened)
+        for wanted in bounds.slices:
+            if not any(wanted in (column, table) for column, _, table in names):
+                raise UserError(f"publish.slices: {wanted}: the model has no such feature",
+                                fix=nearest(wanted, [column for column, _, _ in names]))
+        return [GateSlice(f"{column} = {part.label}", part.samples)
+                for number, (column, kind, table) in enumerate(names)
+                if (column in bounds.slices or table in bounds.slices if bounds.slices else kind == "sparse")
+                for part in slices_of(self.rows, self.opened, number, bounds.slice_values)[0]]
+
+    def drifts(self, reference: Reference, encoder: RowEncoder) -> list[ColumnDrift]:
+        """Of every column against the rows of the reference."""
+        rng = np.random.default_rng(0)
+        counts: list[NDArray[np.int64]] = []
+        for rows in self._portions(encoder.layout):
+            ragged = tuple(lengths if feature.is_ragged else None for feature, lengths in zip(
+                encoder.layout.features, rows.lengths, strict=True))
+            found = reference.count(replace(rows, lengths=ragged), encoder, rng)
+            counts = found if not counts else [a + b for a, b in zip(counts, found, strict=True)]
+        return [ColumnDrift(f"column {column.name}" + (" (number of ids)" if column.kind == "length" else ""),
+                            drift(column.counts, now))
+                for column, now in zip(reference.columns, counts, strict=True)]
+
+
+@contextmanager
+def open_gate_rows(trained: TrainedRun, bounds: PublishSpec) -> Iterator[GateRows]:
+    """As `[publish]` says."""
+    model = trained.spec.model
+    if model.kind == "two_tower" or model.is_next_item or (model.tasks and main_task(model.tasks) < 0):
+        raise UserError(f"{trained.run_dir.uri}: the gate needs predicted probabilities, and this model has none",
+                        fix="publish.gate = false publishes without it")
+    with open_rows(trained.spec, trained.fingerprint, bounds.data) as opened:
+        if not (num := opened.source.num_eval_samples):
+            raise DataError(f"{opened.description}: has no rows for the gate", fix="name rows with publish.data")
+        yield GateRows(opened, RowsInMemory(opened.source.eval_rows(0, num)) if num <= bounds.rows else
+                       RowsInMemory.folds(opened.source, bounds.rows, 1)[0])

@@ -1,0 +1,119 @@
+"""Tests of predictions on labelled rows: AUC with its error by DeLong, calibration, log loss against another model's.
+
+Each test says by how many standard errors a figure is beyond its bound: what chance explains refuses nothing.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from statistics import NormalDist
+
+import numpy as np
+from numpy.typing import NDArray
+
+F64 = NDArray[np.float64]
+_LEAST_PROBABILITY = 1e-7
+
+
+@dataclass(frozen=True, slots=True)
+class Measured:
+    """A figure and its standard error."""
+
+    value: float
+    error: float
+
+    def beyond(self, bound: float) -> float:
+        """By how many standard errors the value is more than the bound."""
+        excess = self.value - bound
+        return excess / self.error if self.error > 0 else math.copysign(math.inf, excess) if excess else 0.0
+
+    def interval(self) -> tuple[float, float]:
+        """95 %."""
+        half = NormalDist().inv_cdf(0.975) * self.error
+        return self.value - half, self.value + half
+
+
+def critical(false_alarm_rate: float, num_tests: int) -> float:
+    """Standard errors that chance alone exceeds in any of so many one-sided tests with this probability, at most
+    (Bonferroni)."""
+    return NormalDist().inv_cdf(1 - false_alarm_rate / max(1, num_tests))
+
+
+@dataclass(frozen=True, slots=True)
+class AucParts:
+    """Of each positive the share of negatives below it, and of each negative the share of positives above it: DeLong's
+    structural components, https://doi.org/10.2307/2531595"""
+
+    positives: F64
+    negatives: F64
+
+    @staticmethod
+    def of(label: NDArray[np.bool_], scores: F64) -> AucParts:
+        """Both labels must be there."""
+        own = np.empty(len(scores))
+        own[label], own[~label] = _mid_ranks(scores[label]), _mid_ranks(scores[~label])
+        above = _mid_ranks(scores) - own  # of the other label, below each
+        num = int(label.sum())
+        return AucParts(above[label] / (len(label) - num), 1 - above[~label] / num)
+
+    def measured(self, other: AucParts | None = None) -> Measured:
+        """The AUC; with `other`, of the same rows, how much higher the other's is."""
+        positives = self.positives if other is None else other.positives - self.positives
+        negatives = self.negatives if other is None else other.negatives - self.negatives
+        variance = sum(float(np.var(part, ddof=1)) / len(part) for part in (positives, negatives) if len(part) > 1)
+        return Measured(float(positives.mean()), math.sqrt(variance))
+
+
+def _mid_ranks(values: F64) -> F64:
+    """From 1; of equal values the mean of theirs."""
+    _, place, counts = np.unique(values, return_inverse=True, return_counts=True)
+    ranks: F64 = (np.cumsum(counts) - (counts - 1) / 2)[place]
+    return ranks
+
+
+def log_losses(label: NDArray[np.bool_], scores: F64) -> F64:
+    """Of each row."""
+    clipped = np.clip(scores, _LEAST_PROBABILITY, 1 - _LEAST_PROBABILITY)
+    losses: F64 = -np.log(np.where(label, clipped, 1 - clipped))
+    return losses
+
+
+def loss_increase(before: F64, now: F64) -> Measured:
+    """Of the losses of the same rows: the mean difference, as a share of the mean before."""
+    base = max(float(before.mean()), 1e-12)
+    difference = now - before
+    return Measured(float(difference.mean()) / base, float(difference.std(ddof=1)) / math.sqrt(len(now)) / base)
+
+
+@dataclass(frozen=True, slots=True)
+class LabelCount:
+    """Labels where predictions expect another number of them; its square root is nearly normal, also of few."""
+
+    observed: float
+    expected: float
+    dispersion: float  # Variance over mean.
+
+    @property
+    def value(self) -> float:
+        """|log| of expected over observed; half a label is added to both, so that rows without any have one."""
+        return abs(math.log((self.expected + 0.5) / (self.observed + 0.5)))
+
+    def beyond(self, bound: float) -> float:
+        """By how many standard errors the |log| is more than the bound."""
+        side = 1 if self.observed > self.expected else -1
+        limit, observed = self.expected * math.exp(side * bound), self.observed + (side < 0)  # for continuity
+        return 2 * side * (math.sqrt(observed) - math.sqrt(limit)) / math.sqrt(max(self.dispersion, 1e-12))
+
+
+def miscalibration(label: NDArray[np.bool_], scores: F64) -> LabelCount:
+    """How far the number of labels is from what the predictions expect, where labels are drawn by them."""
+    expected = max(float(scores.sum()), 1e-9)
+    return LabelCount(float(label.sum()), expected, float((scores * (1 - scores)).sum()) / expected)
+
+
+def calibration_shift(predicted_then: float, labels_then: float, predicted: float, labels: float) -> LabelCount:
+    """How far the number of labels is from what the predictions expect, where these are as far off as they were on
+    earlier rows."""
+    expected = max(predicted * (labels_then + 0.5) / (predicted_then + 0.5), 1e-9)
+    return LabelCount(labels, expected, 1 + expected / (labels_then + 0.5))

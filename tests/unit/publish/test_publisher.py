@@ -1,0 +1,147 @@
+"""Versions are published when they pass the gate; one that is refused is kept, explained and never served by itself."""
+
+from __future__ import annotations
+
+import json
+
+import numpy as np
+import pytest
+from exported_runs import EditedRun
+
+from embark.__main__ import run as embark
+from embark.errors import DataError, UserError
+from embark.export.artifact import current_version, open_artifact, open_versions
+from embark.export.export_run import export_run, read_contents
+from embark.export.rollback import list_versions, rollback
+from embark.export.write_version import write_version
+from embark.publish import publisher
+from embark.store.trained_run import find_trained
+
+BOUNDS = {"max_calibration_error": 9.0, "max_auc_drop": 0.2}  # of weights that were drawn
+
+
+class Publishing(EditedRun):
+    """With a place."""
+
+    def __init__(self, folder, **bounds) -> None:
+        self.place = str(folder / "at")
+        super().__init__(folder, rows=4_000, publish={"to": self.place, **BOUNDS, **bounds})
+        self.weights = {name: values / 20 for name, values in self.weights.items()}
+
+    def publish(self, num_rows: int = 20):
+        """The next checkpoint, which differs a little."""
+        self.save(num_rows, scale=0.001)
+        return publisher.publish(self.uri)
+
+    @property
+    def uri(self) -> str:
+        return f"{self.spec.store.root}/{self.spec.name}"
+
+    def spoil(self) -> None:
+        """Predict far too much from now on."""
+        name = max(name for name in self.weights if name.startswith("model.dense.top") and name.endswith("bias"))
+        self.weights[name] = self.weights[name] + np.float32(4)
+
+
+def test_a_version_that_passes_is_current_and_one_that_is_refused_is_kept_with_the_reason(tmp_path, capsys):
+    run = Publishing(tmp_path)
+    first, second = run.publish(), run.publish()
+    assert (first.version, first.parent, first.is_current, first.refused) == (1, None, True, "")
+    assert (second.version, second.parent, second.is_current) == (2, 1, True)
+    run.spoil()
+    run.save(scale=0.001)
+    assert embark(["check", run.uri]) == 1
+    assert "refused: all rows: " in capsys.readouterr().out
+    assert len(list_versions(run.place).versions) == 2  # nothing was written
+    refused = publisher.publish(run.uri)
+    assert (refused.version, refused.is_current) == (3, False)
+    assert "the log loss is" in refused.refused
+    assert current_version(open_versions(run.place)) == 2
+    record = json.loads((tmp_path / "at" / "version-000000003" / "gate.json").read_text())
+    assert (record["passed"], record["why"]) == (False, refused.refused)
+    assert list_versions(run.place).versions[2].refused == refused.refused
+    assert embark(["publish", run.uri]) == 1
+    assert "is version 3 already, refused: " in capsys.readouterr().out
+    run.weights = {name: values + 0 for name, values in find_weights(run, 2).items()}
+    good = run.publish()
+    assert (good.version, good.parent, good.is_current) == (4, 2, True)
+    assert embark(["check", run.uri]) == 0
+    rollback(run.place, 3)  # by hand it can be served
+    assert open_artifact(run.place).version == 3
+
+
+def find_weights(run: Publishing, step: int):
+    from embark.store.checkpoint_arrays import CheckpointArrays
+
+    trained = find_trained(run.uri, step)
+    arrays = CheckpointArrays(trained.run_dir.checkpoints.store, trained.checkpoint.name)
+    return {name: arrays.tensor(name, entry.size) for name, entry in arrays.entries.items()}
+
+
+def test_a_first_version_that_is_refused_is_not_served(tmp_path):
+    run = Publishing(tmp_path, max_calibration_error=0.0001)
+    assert "the mean prediction is" in run.publish().refused
+    assert current_version(open_versions(run.place)) == 0
+    with pytest.raises(UserError, match="has no version 0"):
+        open_artifact(run.place)
+
+
+def test_a_publisher_that_was_killed_goes_on_with_the_version_that_it_had_written(tmp_path, monkeypatch):
+    run = Publishing(tmp_path)
+    run.publish()
+    run.save(scale=0.001)
+    for place in ("_judged", "set_current", "write_gate"):
+        def killed(*_: object) -> None:
+            raise KeyboardInterrupt
+        with monkeypatch.context() as patch:
+            patch.setattr(publisher, place, killed)
+            with pytest.raises(KeyboardInterrupt):
+                publisher.publish(run.uri)
+        assert open_artifact(run.place).version == (2 if place == "write_gate" else 1)
+    result = publisher.publish(run.uri)
+    assert (result.version, result.is_current, result.is_new) == (2, True, True)
+    rollback(run.place, 1)
+    assert not publisher.publish(run.uri).is_new  # which a publisher that starts again does not undo
+    assert current_version(open_versions(run.place)) == 1
+
+
+def test_old_versions_go_but_for_what_the_kept_ones_are_deltas_of_and_what_was_exported(tmp_path):
+    run = Publishing(tmp_path, keep_versions=2, gate=False)
+    export_run(run.save(scale=0.001), run.place)
+    write_version(read_contents(find_trained(run.save(scale=0.001))), run.place, candidate=True)
+    for _ in range(4):
+        run.publish()
+    numbers = [one.version for one in list_versions(run.place).versions]
+    assert numbers == [1, 3, 4, 5, 6]  # 2 is a delta of none
+    for number in numbers:
+        open_artifact(run.place, number)
+
+
+def test_watching_publishes_each_newest_checkpoint_and_reports_an_error_once(tmp_path, monkeypatch):
+    run, results, errors = Publishing(tmp_path, gate=False, every_minutes=1e-9), [], []
+    steps = iter([run.save, lambda: None, lambda: (run.save(), run.save()), lambda: None, lambda: None])
+    publish = publisher.publish
+    broken = iter([False, True, True, False, False, False])
+
+    def publish_or_fail(*args: object, **settings: object) -> object:
+        if next(broken):
+            raise DataError("the store does not answer")
+        return publish(*args, **settings)
+
+    monkeypatch.setattr(publisher, "publish", publish_or_fail)
+    monkeypatch.setattr(publisher.time, "sleep", lambda _: None)
+
+    def is_stopped() -> bool:
+        act = next(steps, None)
+        if act:
+            act()
+        return act is None
+
+    publisher.watch(run.uri, on_result=results.append, on_error=errors.append, is_stopped=is_stopped)
+    assert [(one.version, one.step) for one in results] == [(1, 1), (2, 3)]
+    assert [one.what for one in errors] == ["the store does not answer"]
+
+
+def test_a_column_that_the_model_does_not_have_is_no_slice(tmp_path):
+    with pytest.raises(UserError, match=r"publish\.slices: country: the model has no such feature"):
+        Publishing(tmp_path, slices=["country"]).publish()
