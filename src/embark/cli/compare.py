@@ -12,21 +12,29 @@ from embark.report.compare import Comparison, compare_document, compare_runs
 from embark.report.context import read_run
 from embark.report.document import html_page
 from embark.report.report import write_page
+from embark.report.slices import slice_rows
 
 CURVE_WIDTH = 32
 
 
-def compare(*runs: str, out: Out = "", console: Console = Console()) -> None:
+def compare(*runs: str, by: str = "", out: Out = "", console: Console = Console()) -> None:
     """Compare runs: differences between their specs, results, curves, and which was better.
 
     Parameters
     ----------
     runs
         Two runs or more: directories, names under ./runs, or URIs.
+    by
+        Also evaluate their newest checkpoints by the values of this feature, with 95 % intervals.
     out
         Also write an HTML file with the curves overlaid; - for standard output.
     """
     found = compare_runs([read_run(run, console.warning, is_brief=True) for run in runs])
+    if by:
+        from embark.trainers import evaluate_slices
+
+        with console.waiting("evaluating slices"):
+            found = replace(found, slices=tuple(evaluate_slices(run, by) for run in runs))
     if out == "-":
         console.file(html_page(compare_document(found)))
         return
@@ -58,6 +66,9 @@ def _render_tables(console: Console, found: Comparison) -> None:
                      "better": names[best] if best is not None else ""})
     console.table(rows, ["", *names, "better"], title="Results")
     console.text("")
+    if found.slices:
+        console.table(slice_rows(list(zip(names, found.slices, strict=True))), title=f"By {found.slices[0].feature}")
+        console.text("")
     for metric, label in (("loss", "Training loss by step"), ("auc", "Training AUC by step")):
         curves = [run.context.record.steps.values(metric) for run in found.runs]
         settled = np.concatenate([curve[len(curve) // 20:] for curve in curves])

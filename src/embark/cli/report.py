@@ -18,7 +18,7 @@ Out = Annotated[str, Parameter(allow_leading_hyphen=True, show_default=False)]
 
 
 def report(
-    run: str, /, *, out: Out = "", markdown: Flag = False,
+    run: str, /, *, by: str = "", out: Out = "", markdown: Flag = False,
     open_: Annotated[bool, Parameter(name="--open", negative="", show_default=False)] = False,
     console: Console = Console(),
 ) -> None:
@@ -30,6 +30,8 @@ def report(
     ----------
     run
         A run's directory, its name under ./runs, or its URI.
+    by
+        Also evaluate the newest checkpoint by the values of these features, with 95 % intervals; several: by commas.
     out
         The file or URI to write, by default report.html in the run's directory; - for standard output.
     markdown
@@ -38,7 +40,13 @@ def report(
         Open it in the browser.
     """
     context = read_run(run, console.warning)
-    document = report_of(context)
+    slices = []
+    if by:
+        from embark.trainers import evaluate_slices
+
+        with console.waiting("evaluating slices"):
+            slices = [evaluate_slices(run, feature.strip()) for feature in by.split(",")]
+    document = report_of(context, slices)
     if out == "-":
         console.file(markdown_page(document) if markdown else html_page(document))
         return

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from embark.dashboard.published import published_text
 from embark.dashboard.runs import Runs, WatchedRun
 from embark.events.changes import changes_of, warm_start_text
 from embark.events.events import Event, parse_event
@@ -95,7 +96,7 @@ def detail(run: WatchedRun, now_s: float) -> dict[str, Any]:
         record = run.record
         return {
             **summary(run, now_s),
-            "about": _about(record, run.held_by()),
+            "about": _about(record, run.held_by(), published_text(run.files.uri, run.spec_text)),
             "marks": _marks(record),
             "spans": [[_since_start(record, one.start_s), _since_start(record, one.last_s)]
                       for one in record.attempts()[-MAX_MARKS:]],
@@ -221,7 +222,7 @@ def _money(run: WatchedRun, now_s: float) -> dict[str, Any]:
     }
 
 
-def _about(record: Record, held_by: str) -> list[list[str]]:
+def _about(record: Record, held_by: str, published: str = "") -> list[list[str]]:
     start, served = record.start, record.traffic
     device = to_one_line(start.get("device_name") or start.get("device") or "")
     world = to_finite(start.get("world_size"))
@@ -234,7 +235,7 @@ def _about(record: Record, held_by: str) -> list[list[str]]:
         ("tables", format_bytes(start.get("table_bytes"))),
         ("training samples", format_count(start.get("num_train_samples"))),
         ("held-out samples", format_count(start.get("num_eval_samples"))),
-        ("best checkpoint", best_checkpoint(record.end)),
+        ("best checkpoint", best_checkpoint(record.end)), ("published", published),
         ("directory", to_one_line(start.get("run_dir", ""))), ("held by", held_by), ("serves", served.model),
         ("exported model", served.place), ("address", served.url),
     ]

@@ -24,7 +24,9 @@ from embark.report.context import RunContext, State
 from embark.report.curves import overlaid
 from embark.report.document import Block, Code, Document, Table, Tile, Tone, Words, sections_with_something
 from embark.report.report import TONES
+from embark.report.slices import slice_blocks
 from embark.report.spec_rows import differences, field_of
+from embark.run.slices import SliceResult
 
 SAME_QUALITY = 0.0005  # Less than that is chance: two runs that differ in their seed differ by more.
 SAME_SHARE = 0.03
@@ -96,6 +98,7 @@ class Comparison:
     runs: tuple[ComparedRun, ...]
     spec: tuple[SpecDifference, ...]
     report: str | None = None  # The page, where one was written.
+    slices: tuple[SliceResult, ...] = ()  # By the values of a feature, of each run.
 
     def best_of(self, row: Row) -> int | None:
         """Which run is best in a row; None where it is not known, or all are the same. A low training loss is no merit
@@ -173,6 +176,8 @@ def compare_document(found: Comparison) -> Document:
         sections=sections_with_something([
             ("Curves", [overlaid([run.context.record for run in runs], names)]),
             ("Results", [_results_table(found)]),
+            *([(f"By {found.slices[0].feature}", slice_blocks(list(zip(names, found.slices, strict=True))))]
+              if found.slices else []),
             ("Differences of their specs", [_spec_table(found, names)]),
             ("The runs", [Table(("run", "status", "where"), tuple((run.name, run.sentence, run.uri) for run in runs),
                                 code=frozenset({2}))]),

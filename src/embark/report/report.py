@@ -1,6 +1,6 @@
 """The report of one run, and the files it is written to."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -55,7 +55,9 @@ from embark.report.document import (
 )
 from embark.report.record import Record
 from embark.report.run_files import RunFiles
+from embark.report.slices import slice_blocks
 from embark.report.spec_rows import set_fields
+from embark.run.slices import SliceResult
 from embark.store import RunDir, open_store, write_atomic
 
 TONES: dict[State, Tone] = {
@@ -71,8 +73,8 @@ MAX_QUICK_BYTES = 6_000_000  # Of events: at the end of a run, a report about mo
 _HEAD_BYTES = 4096
 
 
-def report(context: RunContext) -> Document:
-    """What there is to say about a run, whatever its state."""
+def report(context: RunContext, slices: Sequence[SliceResult] = ()) -> Document:
+    """What there is to say about a run, whatever its state; with its metrics by slices, one result for each feature."""
     record, status = context.record, context.status
     return Document(
         kicker="Embark run report",
@@ -84,6 +86,7 @@ def report(context: RunContext) -> Document:
         tiles=_tiles(context),
         sections=sections_with_something([
             ("Training", [timeline(context), learning_curves(context), *_held_out(record)]),
+            *((f"By {one.feature}", slice_blocks([(context.name, one)])) for one in slices),
             ("Changes on resume", list(_changes(record))),
             ("Diagnosis", list(_diagnosis(context))),
             ("Interruptions", faults(context)),
