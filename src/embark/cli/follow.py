@@ -12,8 +12,7 @@ def follow(
 ) -> int:
     """Train on a spec's [stream] until it is stopped: NATS JetStream, Kafka, a folder that grows, your own code.
 
-    Each row is scored before it is trained on. A stopped run resumes behind the last record of its last checkpoint, and
-    no record is trained on twice. With --json: one event per line.
+    A stopped run resumes behind its last checkpoint, no record is trained on twice. With --json: one event per line.
 
     Parameters
     ----------
