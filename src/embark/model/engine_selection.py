@@ -38,6 +38,8 @@ def cuda_graph_obstacle(spec: RunSpec, device: str, *, has_tables_on_host: bool)
         return f"{sequence.name} is a sequence, and the captured step pools the rows of every feature"
     if spec.model.has_dynamic_tables:
         return "dynamic tables are not part of the captured step"
+    if copied := next((t for t in spec.model.tables if t.sharding == "data_parallel"), None):
+        return f"table {copied.name} is data-parallel, and the captured step has no such update"
     num_ids = sum(t.multi_hot for t in spec.model.table_list())
     if num_ids > MAX_IDS_PER_SAMPLE:
         return f"up to {num_ids} ids a sample, each with a slot in the graph, are too many"

@@ -3,7 +3,8 @@
 from dataclasses import dataclass
 from typing import Literal, Protocol
 
-from embark.spec import RunSpec
+from embark.spec import ModelSpec, RunSpec, StoredTable
+from embark.spec.model import TableOptimizer
 
 Memory = Literal["device", "host"]
 STATE_BYTES = {"sgd": (0, 0), "rowwise_adagrad": (4, 0), "adagrad": (0, 4), "adam": (0, 8), "rowwise_adam": (4, 4)}
@@ -65,18 +66,48 @@ class Planner(Protocol):
 
 def shard_bytes(shard: Shard, spec: RunSpec) -> float:
     """Of its rows and its optimizer's state."""
-    a_row, a_value = STATE_BYTES[spec.train.optimizer]
+    table = tables_by_name(spec.model)[shard.table]
+    a_row, a_value = state_bytes(spec, table)
     values = shard.num_rows * shard.num_columns
-    return values * (table_value_bytes(spec) + a_value) + shard.num_rows * a_row
+    return values * (table_value_bytes(spec, table) + a_value) + shard.num_rows * a_row
 
 
-def table_value_bytes(spec: RunSpec) -> int:
-    return 2 if spec.train.table_dtype == "fp16" else 4
+def table_value_bytes(spec: RunSpec, table: StoredTable | None = None) -> int:
+    """Of a value of a table's rows; of a table without a `dtype` of its own, if none is given."""
+    return 2 if ((table and table.dtype) or spec.train.table_dtype) == "fp16" else 4
+
+
+def optimizer_of(spec: RunSpec, table: StoredTable) -> TableOptimizer:
+    """The table's own, or that of all."""
+    return table.optimizer or spec.train.optimizer
+
+
+def state_bytes(spec: RunSpec, table: StoredTable) -> tuple[int, int]:
+    """Of the state of a table's optimizer: for each row, and for each value."""
+    return STATE_BYTES[optimizer_of(spec, table)]
+
+
+_tables: list[tuple[ModelSpec, dict[str, StoredTable]]] = []  # Of the models asked for last: hashing one takes longer.
+
+
+def tables_by_name(model: ModelSpec) -> dict[str, StoredTable]:
+    """Its stored tables."""
+    for known, tables in _tables:
+        if known is model:
+            return tables
+    found = {table.name: table for table in model.stored_tables()}
+    _tables[:] = [(model, found), *_tables[:7]]
+    return found
 
 
 def all_table_bytes(spec: RunSpec) -> float:
     """Of all rows of all tables with their optimizer's state."""
     return sum(shard_bytes(Shard(t.name, 0, t.rows, t.dim), spec) for t in spec.model.stored_tables())
+
+
+def data_parallel_values(spec: RunSpec) -> int:
+    """Of all data-parallel tables: as many gradients are summed over the ranks in a step."""
+    return sum(t.rows * t.dim for t in spec.model.stored_tables() if t.is_data_parallel)
 
 
 def value_bytes(precision: str) -> int:

@@ -5,13 +5,14 @@ import math
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
-from embark.model.placement import Cluster, Memory, table_value_bytes, wire_bytes
+from embark.model.placement import Cluster, Memory, optimizer_of, table_value_bytes, wire_bytes
 from embark.spec import RunSpec, StoredTable
 from embark.spec.sequence import EMBEDDING_SHARDINGS
 
 SHARDINGS = ("table_wise", "row_wise", "column_wise", "table_row_wise", "table_column_wise")
-"""In the order in which a planner gets them: of equals the first is taken. Never data_parallel: it would take the
-dense optimizer and other keys in a checkpoint, so that the same spec on another number of ranks could not resume."""
+"""In the order in which a planner gets them: of equals the first is taken. data_parallel only where a table
+names it: a checkpoint keeps its optimizer's state under other names, so that a choice by the number of ranks could not
+resume on another."""
 MAX_STEPS = 600  # Proposals of a complete search: some hundred tables.
 MAX_SHARDS = 5_000_000  # Shards examined over all its proposals: some 20 s in TorchRec.
 NUM_STRIDES = {"part": 4, "sum": 12}
@@ -33,15 +34,17 @@ CACHE_ROW_BYTES = 4 + 16 * CACHED_SHARE
 MIN_COLUMNS = 32  # Of a part of a table that is cut into columns.
 
 
-def allowed_shardings(spec: RunSpec, num_ranks: int, device: str) -> list[str]:
-    """What `train.sharding` names, or all that keep a run's losses the same on any number of ranks."""
+def allowed_shardings(spec: RunSpec, table: StoredTable, num_ranks: int, device: str) -> list[str]:
+    """What the table or `train.sharding` names, or all that keep a run's losses the same on any number of ranks."""
+    if table.sharding:
+        return [table.sharding]
     if spec.train.sharding != "auto":
         return [spec.train.sharding]
     if num_ranks == 1:
         return ["table_wise"]
     # Row-wise Adagrad keeps one number a row and column shard: cut into columns, a table learns something else, and
     # the losses would depend on the number of ranks.
-    by_column = [] if spec.train.optimizer == "rowwise_adagrad" else ["column_wise", "table_column_wise"]
+    by_column = [] if optimizer_of(spec, table) == "rowwise_adagrad" else ["column_wise", "table_column_wise"]
     if device == "cpu":  # the fastest over gloo; the others when requested
         return ["table_wise", *(by_column or ["row_wise"])]
     return [name for name in SHARDINGS if by_column or "column" not in name]
@@ -59,10 +62,12 @@ class SearchRound:
 def search_rounds(spec: RunSpec, cluster: Cluster) -> Iterator[SearchRound]:
     """All tables in the devices' memory; only if they do not fit, and on CUDA alone, some in the host's: a search over
     both would weigh the two, and rows that come from the host cost more than TorchRec's planner thinks."""
-    tables, allowed = spec.model.stored_tables(), allowed_shardings(spec, cluster.num_ranks, cluster.device)
+    tables = spec.model.stored_tables()
+    allowed = {t.name: allowed_shardings(spec, t, cluster.num_ranks, cluster.device) for t in tables}
+    most = max(allowed.values(), key=len, default=[])
+    of_table = {t.name: _allowed_for(t, allowed[t.name]) for t in tables}
     for may_spill in (False, True) if cluster.device == "cuda" else (False,):
-        is_long = is_long_search(len(tables), 1 + may_spill, allowed, cluster)
-        of_table = {t.name: _allowed_for(t, allowed) for t in tables}
+        is_long = is_long_search(len(tables), 1 + may_spill, most, cluster)
         yield SearchRound(may_spill, is_long, {
             t.name: narrowed(of_table[t.name], t, spec, cluster, may_spill=may_spill) if is_long else of_table[t.name]
             for t in tables})
@@ -91,8 +96,8 @@ def narrowed(
     """For a long search: without what cannot fit, and without cutting a table over all ranks where cutting it over one
     host's ranks will do."""
     capacity = table_capacity(spec, cluster)[cluster.device == "cpu"]
-    num_bytes = float(table.rows * table.dim * table_value_bytes(spec))
-    num_bytes *= 1 + STATE_FACTORS.get(spec.train.optimizer, 0.0)
+    num_bytes = float(table.rows * table.dim * table_value_bytes(spec, table))
+    num_bytes *= 1 + STATE_FACTORS.get(optimizer_of(spec, table), 0.0)
     part_bytes = {kind: num_bytes / _typical_num_parts(kind, cluster) for kind in shardings}
     fitting = [kind for kind in shardings if part_bytes[kind] <= capacity or may_spill] or shardings
     others = [kind for kind in fitting if kind != "row_wise"]
@@ -150,7 +155,7 @@ def options_of(
     table: StoredTable, shardings: list[str], spec: RunSpec, cluster: Cluster, *, may_spill: bool
 ) -> list[Option]:
     """A table cut in each of these ways, the device's memory first."""
-    memories: tuple[Memory, ...] = ("device", "host") if may_spill else ("device",)
+    memories: tuple[Memory, ...] = ("device", "host") if may_spill and not table.is_data_parallel else ("device",)
     return [_option(table, kind, memory, spec, cluster) for memory in memories for kind in shardings]
 
 
@@ -164,6 +169,9 @@ def _option(table: StoredTable, kind: str, memory: Memory, spec: RunSpec, cluste
         width = column_width(num_columns)
         num_slots = num_parts = num_columns // width
         num_columns = width
+    if kind == "data_parallel":
+        num_slots = num_parts = cluster.num_ranks
+        last_rows = num_rows
     device, host = _part_bytes(table, num_rows, num_columns, kind, memory, spec, cluster)
     last_device, last_host = _part_bytes(table, last_rows, num_columns, kind, memory, spec, cluster)
     part_s = _part_s(table, num_columns, kind, spec, cluster)
@@ -175,11 +183,13 @@ def _part_bytes(
     table: StoredTable, num_rows: int, num_columns: int, kind: str, memory: Memory, spec: RunSpec, cluster: Cluster
 ) -> tuple[float, float]:
     """On the device and on the host."""
-    weights = num_rows * num_columns * table_value_bytes(spec)
-    with_state = 1 + STATE_FACTORS.get(spec.train.optimizer, 1 / table.dim)
+    weights = num_rows * num_columns * table_value_bytes(spec, table)
+    with_state = 1 + STATE_FACTORS.get(optimizer_of(spec, table), 1 / table.dim)
+    if kind == "data_parallel":
+        with_state += 1  # a gradient of every value
     rows = weights * with_state
     ids, pooled = _batch_sizes(table, num_columns, kind, spec, cluster)
-    buffers = math.ceil(ids * ID_BYTES) + pooled * table_value_bytes(spec)
+    buffers = math.ceil(ids * ID_BYTES) + pooled * table_value_bytes(spec, table)
     if cluster.device == "cpu":
         return 0.0, rows + buffers
     if memory == "host":
@@ -188,7 +198,7 @@ def _part_bytes(
 
 
 def _part_s(table: StoredTable, num_columns: int, kind: str, spec: RunSpec, cluster: Cluster) -> float:
-    value_bytes = table_value_bytes(spec)
+    value_bytes = table_value_bytes(spec, table)
     wire = wire_bytes(spec, value_bytes)
     rate = DEVICE_BYTES_PER_S[cluster.device]
     intra = cluster.intra_gbyte_per_s * 1e9 or INTRA_BYTES_PER_S
@@ -204,6 +214,8 @@ def _part_s(table: StoredTable, num_columns: int, kind: str, spec: RunSpec, clus
         num_hosts = cluster.num_ranks // ranks_per_group(cluster)
         across = sent / cluster.num_ranks * num_hosts if num_hosts > 1 else 0.0
         wire_s = 2 * (sent / intra + across / inter)
+    elif kind == "data_parallel":
+        wire_s = 2.0 * table.rows * num_columns * value_bytes / over_all if cluster.num_ranks > 1 else 0.0
     else:
         wire_s = 2 * sent / over_all
     return lookup_s + wire_s + (sent * COPY_FACTOR / rate if by_rows else 0.0)
@@ -215,6 +227,8 @@ def _batch_sizes(
     """Ids that a part looks up in a step, and values that it gives: a part of rows gives a sum for every sample."""
     num_samples = max(1, spec.train.batch_size // cluster.num_ranks) * cluster.num_ranks
     share = {"row_wise": cluster.num_ranks, "table_row_wise": ranks_per_group(cluster)}.get(kind, 1)
+    if kind == "data_parallel":
+        num_samples //= cluster.num_ranks
     return num_samples * table.mean_ids / share, num_samples * num_columns * table.vectors_per_sample
 
 

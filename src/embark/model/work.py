@@ -4,10 +4,10 @@ import math
 from dataclasses import dataclass, replace
 from functools import lru_cache
 
-from embark.model.placement import STATE_BYTES, Placement, Shard, table_value_bytes
+from embark.model.placement import Placement, Shard, state_bytes, table_value_bytes
 from embark.model.sequence_work import count_sequence_model
 from embark.model.task_layers import task_layers_of
-from embark.spec import ModelSpec, RunSpec
+from embark.spec import ModelSpec, RunSpec, StoredTable
 from embark.spec.sequence import SEQUENCE_KINDS
 from embark.spec.two_tower import is_item_table
 
@@ -176,15 +176,22 @@ def lookups_of(spec: RunSpec, placement: Placement, rank: int, value_bytes: int)
             spec.model.two_tower.num_sampled_negatives * feature.multi_hot for feature in table.features
             if is_item_table(spec.model, feature.name))
         of_shard = num_ids * (shard.num_rows / table.rows)
+        num_samples = float(spec.train.batch_size)
+        if table.is_data_parallel:  # each rank looks up its own samples
+            of_shard, num_samples = of_shard / placement.num_ranks, num_samples / placement.num_ranks
         touched = distinct(round(of_shard), shard.num_rows, spec.data.zipf_exponent)
-        row_bytes = shard.num_columns * table_value_bytes(spec)
+        row_bytes = shard.num_columns * table_value_bytes(spec, table)
+        of_row = row_bytes + _state_bytes_per_row(spec, table, shard)
         ids += of_shard
         read += of_shard * row_bytes
-        pooled += spec.train.batch_size * shard.num_columns * table.vectors_per_sample
+        pooled += num_samples * shard.num_columns * table.vectors_per_sample
         grads += of_shard * shard.num_columns * value_bytes
-        updates += 2 * touched * (row_bytes + _state_bytes_per_row(spec, shard))
+        if table.is_data_parallel:  # a gradient of all rows, set to zero, added to and read
+            updates += shard.num_rows * (2 * of_row + 3 * row_bytes)
+        else:
+            updates += 2 * touched * of_row
         if shard.memory == "host":
-            host += 2 * touched * (row_bytes + _state_bytes_per_row(spec, shard))
+            host += 2 * touched * of_row
     return Lookups(ids, read, pooled, grads, updates, host)
 
 
@@ -217,8 +224,8 @@ def _integral(start: float, stop: float, exponent: float) -> float:
     return float(stop ** (1 - exponent) - start ** (1 - exponent)) / (1 - exponent)
 
 
-def _state_bytes_per_row(spec: RunSpec, shard: Shard) -> float:
-    a_row, a_value = STATE_BYTES[spec.train.optimizer]
+def _state_bytes_per_row(spec: RunSpec, table: StoredTable, shard: Shard) -> float:
+    a_row, a_value = state_bytes(spec, table)
     return a_row + a_value * shard.num_columns
 
 

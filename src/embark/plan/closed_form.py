@@ -25,6 +25,7 @@ FASTER = 1 - 1e-9
 
 ROUNDING = 1 + 1e-9  # Sums in another order come out a little different.
 
+ON_ALL_RANKS = ("row_wise", "data_parallel")
 Choice = tuple[int, ...]  # Of each table, which of its options.
 
 
@@ -46,7 +47,8 @@ def closed_form(spec: RunSpec, cluster: Cluster) -> Placement:
 
 
 def _key(table: StoredTable, shardings: Sequence[str]) -> tuple[object, ...]:
-    return table.rows, table.dim, table.mean_ids, table.vectors_per_sample, *shardings
+    return (table.rows, table.dim, table.mean_ids, table.vectors_per_sample, table.optimizer, table.dtype,
+            *shardings)
 
 
 class CachedPlanner:
@@ -171,14 +173,14 @@ class _Packing:
     def place(self, options: list[Option]) -> _Found | None:
         """Those on all ranks first, then by size, each to the ranks with the least to do that can hold it."""
         ranks: list[Sequence[int]] = [()] * len(options)
-        on_all = [i for i, option in enumerate(options) if option.sharding == "row_wise"]
+        on_all = [i for i, option in enumerate(options) if option.sharding in ON_ALL_RANKS]
         if not self._on_all_ranks([options[i] for i in on_all]):
             return None
         for index in on_all:
             ranks[index] = range(options[index].num_parts)
         self.queue = [(self.step_s[r], r % self.group, r) for r in range(self.num_ranks)]
         heapq.heapify(self.queue)
-        others = [i for i, option in enumerate(options) if option.sharding != "row_wise"]
+        others = [i for i, option in enumerate(options) if option.sharding not in ON_ALL_RANKS]
         others.sort(key=lambda i: (-options[i].all_device_bytes, -options[i].all_host_bytes))
         for index in others:
             option = options[index]
@@ -298,9 +300,8 @@ def _placement(tables: Sequence[StoredTable], found: _Found, cluster: Cluster) -
 
 def _why(spec: RunSpec, cluster: Cluster) -> str:
     device_room, host_room = (part * cluster.num_ranks for part in table_capacity(spec, cluster))
-    shardings = allowed_shardings(spec, cluster.num_ranks, cluster.device)
-    needs = [options_of(table, shardings, spec, cluster, may_spill=cluster.device == "cuda")
-             for table in spec.model.stored_tables()]
+    needs = [options_of(table, allowed_shardings(spec, table, cluster.num_ranks, cluster.device), spec, cluster,
+                        may_spill=cluster.device == "cuda") for table in spec.model.stored_tables()]
     of_ranks = f"the {cluster.num_ranks:,} ranks'" if cluster.num_ranks > 1 else "one rank's"
     tables = f"tables of {_gib(all_table_bytes(spec))} GiB with their optimizer's state"
     if cluster.device == "cpu":
@@ -312,8 +313,8 @@ def _why(spec: RunSpec, cluster: Cluster) -> str:
     if need <= device_room:
         why += ", split into parts too small for the tables"
     if cluster.device == "cuda":
-        cached = sum(min(o.all_device_bytes for o in of if o.memory == "host") for of in needs)
-        on_host = sum(min(o.all_host_bytes for o in of if o.memory == "host") for of in needs)
+        cached = sum(min(o.all_device_bytes for o in of if o.memory == of[-1].memory) for of in needs)
+        on_host = sum(min(o.all_host_bytes for o in of if o.memory == of[-1].memory) for of in needs)
         why += (f"; with all rows in host memory, {_gib(on_host)} of {_gib(host_room)} GiB there and "
                 f"{_gib(cached)} GiB for caches and buffers on the devices")
     return why

@@ -70,13 +70,14 @@ def checkpoint_bytes(spec: RunSpec) -> float:
 
 
 def save_bytes(prediction: Prediction) -> SaveBytes:
-    """By where the tables are; rank 0 writes the dense layers."""
+    """By where the tables are; rank 0 writes the dense layers and data-parallel tables."""
     placement, setup = prediction.placement, prediction.setup
     if placement is None:
         raise ValueError("what does not fit saves nothing")
     by_rank = [0.0] * placement.num_ranks
     for shard in placement.shards:
-        by_rank[shard.rank] += shard_bytes(shard, setup.spec)
+        if not shard.rank or placement.shardings.get(shard.table) != "data_parallel":
+            by_rank[shard.rank] += shard_bytes(shard, setup.spec)
     by_rank[0] += _dense_bytes(setup.spec)
     each = setup.machine.gpus_per_host
     host = max(sum(by_rank[i : i + each]) for i in range(0, len(by_rank), each))

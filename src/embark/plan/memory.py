@@ -4,7 +4,16 @@ known, measured where they are a library's."""
 from dataclasses import dataclass
 
 from embark.model.batch import EVAL_SAMPLES, num_together
-from embark.model.placement import DENSE_STATES, Placement, shard_bytes, table_value_bytes, value_bytes, wire_bytes
+from embark.model.placement import (
+    DENSE_STATES,
+    Placement,
+    data_parallel_values,
+    shard_bytes,
+    table_value_bytes,
+    tables_by_name,
+    value_bytes,
+    wire_bytes,
+)
 from embark.model.sharding import CACHED_SHARE
 from embark.model.work import Layers, dense_work_of, layers_of, lookups_of, padded
 from embark.plan.calibration import Calibration, MemoryFit
@@ -121,7 +130,8 @@ def pipeline_bytes(spec: RunSpec, placement: Placement, rank: int, precision: st
     if isinstance(layers, Layers):
         middle, dots = layers.middle_width, layers.num_vectors * (layers.num_vectors + layers.dim)
     return ByteCounts(
-        on_device, state, layers.num_values * (4 * (2 + states) + (2 if size == 2 else 0)),
+        on_device, state, layers.num_values * (4 * (2 + states) + (2 if size == 2 else 0))
+        + 4.0 * data_parallel_values(spec),
         samples * (4 * pooled + size * dots), samples * (layers.output_width - middle) * size, samples * middle * size,
         8 * looked_up.num_ids, 4 * samples * 4 * (max(1, len(model.tasks)) + model.num_dense), exchange,
     )
@@ -162,7 +172,7 @@ def _table_bytes(spec: RunSpec, placement: Placement, rank: int) -> tuple[float,
     rows = state = 0.0
     for shard in placement.of_rank(rank):
         share = 1.0 if shard.memory == "device" else CACHED_SHARE
-        values = shard.num_rows * shard.num_columns * table_value_bytes(spec)
+        values = shard.num_rows * shard.num_columns * table_value_bytes(spec, tables_by_name(spec.model)[shard.table])
         rows += share * values
         state += share * (shard_bytes(shard, spec) - values)
     return rows, state

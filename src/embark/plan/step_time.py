@@ -3,7 +3,7 @@ slowest of what runs side by side wins, as the engine lets it."""
 
 from dataclasses import fields
 
-from embark.model.placement import Cluster, Placement, value_bytes, wire_bytes
+from embark.model.placement import Cluster, Placement, data_parallel_values, value_bytes, wire_bytes
 from embark.model.work import DenseWork, Layers, Lookups, dense_work_of, lookups_of
 from embark.plan.calibration import Calibration, EngineFit
 from embark.plan.prediction import ASSUMPTIONS, StepTime
@@ -39,7 +39,7 @@ def step_time(
     }
     if placement.num_ranks > 1:
         parts["all-to-all"] = _all_to_all_s(spec, placement, cluster, rank, samples, size)
-        parts["all-reduce"] = _all_reduce_s(4.0 * layers.num_values, cluster)
+        parts["all-reduce"] = _all_reduce_s(4.0 * (layers.num_values + data_parallel_values(spec)), cluster)
     device_s = sum(parts.values())
     if engine == "pipeline":
         # DDP reduces gradients while the layers before still compute theirs.
@@ -139,6 +139,8 @@ def _pooled_traffic(spec: RunSpec, placement: Placement, cluster: Cluster, rank:
     num_vectors = {t.name: t.vectors_per_sample for t in spec.model.stored_tables()}
     within = between = 0.0
     for shard in placement.of_rank(rank):
+        if placement.shardings.get(shard.table) == "data_parallel":
+            continue
         size = float(batch * shard.num_columns * num_vectors[shard.table] * wire)
         if placement.shardings.get(shard.table) in ("table_row_wise", "grid_shard"):
             within += size
@@ -146,7 +148,8 @@ def _pooled_traffic(spec: RunSpec, placement: Placement, cluster: Cluster, rank:
         else:
             within += size * (1 - share)
             between += size * share
-    received = batch / placement.num_ranks * wire * sum(t.mean_width for t in spec.model.table_list())
+    received = batch / placement.num_ranks * wire * sum(
+        t.mean_width for t in spec.model.table_list() if t.sharding != "data_parallel")
     return (max(within, received * (1 - share)), max(between, received * share))
 
 

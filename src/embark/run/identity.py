@@ -46,7 +46,9 @@ def _learning_fields(spec: RunSpec, num_steps: int) -> dict[str, Any]:
              if KIND_OF_FIELD.get(field, spec.data.kind) == spec.data.kind}
     for field in ("model.code", "data.code"):
         found[field] = sha256(found[field].encode()).hexdigest() if found[field] else ""
-    found["model.tables"] = [table.model_dump(mode="json") for table in spec.model.table_list()]
+    # As train.sharding, a table's counts for nothing; but data-parallel tables have other names in a checkpoint.
+    found["model.tables"] = [{name: value for name, value in table.model_dump(mode="json").items()
+                              if name != "sharding" or value == "data_parallel"} for table in spec.model.table_list()]
     if spec.train.decay == "none":
         del found["train.decay_steps"]
     else:  # one that ends with the run has other rates in a longer run

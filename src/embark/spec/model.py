@@ -26,6 +26,9 @@ Width = Annotated[int, Field(gt=0, le=2**20)]
 Capacity = Annotated[int, Field(gt=0, le=2**31 - 64)]
 LayerSizes = Annotated[tuple[Width, ...], Field(strict=False, max_length=1000)]
 MAX_TABLES = 10_000
+TableOptimizer = Literal["sgd", "adagrad", "rowwise_adagrad", "adam", "rowwise_adam"]
+TableDtype = Literal["fp32", "fp16"]
+TableSharding = Literal["table_wise", "row_wise", "column_wise", "table_row_wise", "table_column_wise"]
 
 
 class Table(Section):
@@ -57,6 +60,13 @@ class Table(Section):
     """Of this table, instead of `train.learning_rate`; warm-up and decay apply to it too."""
     init_range: float | None = Field(default=None, ge=0)
     """Initial values are uniform in ±`init_range`; defaults to √(1 / rows), as in TorchRec."""
+    optimizer: TableOptimizer | None = None
+    """Of this table, instead of `train.optimizer`."""
+    dtype: TableDtype | None = None
+    """Of this table's rows, instead of `train.table_dtype`."""
+    sharding: TableSharding | Literal["data_parallel"] | None = None
+    """Of this table, instead of `train.sharding`. `data_parallel`: every rank holds a copy, and gradients are summed
+    over the ranks at each step; for small tables."""
 
     ids: Literal["rows", "dynamic"] = "rows"
     """`rows`: an id is the number of its row. `dynamic`: ids are any 64-bit integers or words, and get rows as they
@@ -132,8 +142,9 @@ class Table(Section):
 
 
 _LATER: dict[str, Any] = {"shares": "", "learning_rate": None, "init_range": None, "max_length": None,
-                          "mean_length": None, "lookup": True, **DYNAMIC_FIELDS}
-SHARED = ("rows", "dim", "pooling", "learning_rate", "init_range", *DYNAMIC_FIELDS)
+                          "mean_length": None, "lookup": True, "optimizer": None, "dtype": None, "sharding": None,
+                          **DYNAMIC_FIELDS}
+SHARED = ("rows", "dim", "pooling", "learning_rate", "init_range", "optimizer", "dtype", "sharding", *DYNAMIC_FIELDS)
 """Fields of a table that all features share."""
 
 
@@ -148,6 +159,9 @@ class StoredTable:
     learning_rate: float | None
     init_range: float | None
     features: tuple[Table, ...]
+    optimizer: TableOptimizer | None = None
+    dtype: TableDtype | None = None
+    sharding: TableSharding | Literal["data_parallel"] | None = None
 
     @property
     def is_dynamic(self) -> bool:
@@ -158,6 +172,11 @@ class StoredTable:
     def is_sequence(self) -> bool:
         """Whether some feature is a sequence: all rows of the table are then looked up one by one."""
         return any(feature.is_sequence for feature in self.features)
+
+    @property
+    def is_data_parallel(self) -> bool:
+        """Whether every rank holds all rows."""
+        return self.sharding == "data_parallel"
 
     @property
     def multi_hot(self) -> int:
@@ -259,7 +278,8 @@ class ModelSpec(Section):
             if feature.lookup:
                 features.setdefault(feature.weights, []).append(feature)
         return tuple(StoredTable(name, of[0].stored_rows, of[0].dim or 0, of[0].pooling, of[0].learning_rate,
-                                 of[0].init_range, tuple(of)) for name, of in features.items())
+                                 of[0].init_range, tuple(of), optimizer=of[0].optimizer, dtype=of[0].dtype,
+                                 sharding=of[0].sharding) for name, of in features.items())
 
     @property
     def has_sequences(self) -> bool:

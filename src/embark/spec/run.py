@@ -16,7 +16,7 @@ from embark.spec.model import SHARED, ModelSpec
 from embark.spec.place import ELASTIC_TARGETS, PlaceSpec
 from embark.spec.publish import PublishSpec
 from embark.spec.section import Section
-from embark.spec.sequence import sequence_mistakes
+from embark.spec.sequence import EMBEDDING_SHARDINGS, sequence_mistakes
 from embark.spec.serve import ServeSpec
 from embark.spec.stream import StreamSpec, stream_mistakes
 from embark.spec.tasks import task_mistakes
@@ -217,9 +217,13 @@ def _time_mistakes(data: DataSpec) -> Iterator[Mistake]:
 
 def _train_mistakes(spec: RunSpec) -> Iterator[Mistake]:
     train, device = spec.train, spec.place.device
-    if "adam" in train.optimizer and device == "cpu":
-        yield _mistake("train.optimizer", train.optimizer, "FBGEMM has no fused Adam on the CPU",
-                       'use "rowwise_adagrad", "adagrad" or "sgd", or a GPU')
+    chosen = [("train.optimizer", train.optimizer), *((f"model.tables.{index}.optimizer", table.optimizer or "")
+                                                      for index, table in enumerate(spec.model.tables))]
+    for field, optimizer in chosen:
+        if "adam" in optimizer and device == "cpu":
+            yield _mistake(field, optimizer, "FBGEMM has no fused Adam on the CPU",
+                           'use "rowwise_adagrad", "adagrad" or "sgd", or a GPU')
+    yield from _table_mistakes(spec)
     if train.sparsecore == "on" and device in ("cpu", "cuda"):
         yield _mistake("train.sparsecore", train.sparsecore,
                        f'only TPUs have SparseCores, and place.device = "{device}"',
@@ -237,6 +241,29 @@ def _train_mistakes(spec: RunSpec) -> Iterator[Mistake]:
         if train.decay == "none" and getattr(train, field):
             yield _mistake(f"train.{field}", getattr(train, field), 'has no effect while train.decay is "none"',
                            'set train.decay = "linear", "polynomial" or "cosine"')
+
+
+def _table_mistakes(spec: RunSpec) -> Iterator[Mistake]:
+    """Of what a table has instead of `[train]`'s."""
+    for index, table in enumerate(spec.model.tables):
+        where = f"model.tables.{index}"
+        of_sequence = [other.name for other in spec.model.tables
+                       if other.is_sequence and other.weights == table.weights]
+        if table.sharding and of_sequence and table.sharding not in EMBEDDING_SHARDINGS:
+            yield _mistake(f"{where}.sharding", table.sharding, "TorchRec does not shard tables of sequences by it",
+                           f"one of: {', '.join(EMBEDDING_SHARDINGS[1:])}")
+        if table.sharding != "data_parallel" or table.shares:
+            continue
+        optimizer, dtype = table.optimizer or spec.train.optimizer, table.dtype or spec.train.table_dtype
+        if "adam" in optimizer:
+            yield _mistake(f"{where}.sharding", table.sharding, f"{optimizer} of a data-parallel table would move the "
+                           "rows that no sample has, too", 'another optimizer for it, such as "rowwise_adagrad"')
+        if spec.model.has_dynamic_tables:
+            yield _mistake(f"{where}.sharding", table.sharding, "a model with dynamic tables has no data-parallel ones",
+                           "leave it out")
+        if dtype != "fp32":
+            yield _mistake(f"{where}.sharding", table.sharding, "the sum of gradients over the ranks needs fp32",
+                           'dtype = "fp32" for it')
 
 
 def penalty_mistakes(spec: RunSpec) -> Iterator[Mistake]:

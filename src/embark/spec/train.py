@@ -4,6 +4,7 @@ from typing import Literal
 
 from pydantic import Field, NonNegativeInt, PositiveInt
 
+from embark.spec.model import TableDtype, TableOptimizer, TableSharding
 from embark.spec.section import Section
 
 
@@ -20,7 +21,7 @@ class TrainSpec(Section):
     """Of the tables, and of the dense layers unless `dense_learning_rate` is given."""
     dense_learning_rate: float | None = Field(default=None, ge=0)
     """Of the dense layers."""
-    optimizer: Literal["sgd", "adagrad", "rowwise_adagrad", "adam", "rowwise_adam"] = "rowwise_adagrad"
+    optimizer: TableOptimizer = "rowwise_adagrad"
     """Of the tables, fused into the backward pass. Adam needs a GPU. `rowwise_adam`: with one second moment for a row,
     the mean over its values."""
     dense_optimizer: Literal["sgd", "adagrad", "adam"] = "adagrad"
@@ -48,11 +49,11 @@ class TrainSpec(Section):
     """Fraction of the full rate at the end of the decay."""
     precision: Literal["auto", "fp32", "tf32", "bf16"] = "auto"
     """Of the dense layers. `auto`: bf16 if the device has matrix units for it, else fp32."""
-    table_dtype: Literal["fp32", "fp16"] = "fp32"
+    table_dtype: TableDtype = "fp32"
     """Of the tables' rows."""
     comms_dtype: Literal["fp32", "fp16", "bf16"] = "fp32"
     """Of pooled embeddings and their gradients in transfers between ranks."""
-    sharding: Literal["auto", "table_wise", "row_wise", "column_wise", "table_row_wise", "table_column_wise"] = "auto"
+    sharding: Literal["auto"] | TableSharding = "auto"
     """How tables are sharded over ranks; `auto`: TorchRec's planner decides for each."""
     memory_reserve: float = Field(default=0.15, ge=0, lt=1)
     """Share of device memory the planner reserves for activations and buffers."""

@@ -12,7 +12,7 @@ from embark.model.placement import Cluster, TooLarge, shard_bytes
 from embark.model.sharding import allowed_shardings, options_of, table_capacity
 from embark.plan import closed_form as closed_form_module
 from embark.plan.closed_form import closed_form
-from embark.spec import PRESETS, DataSpec, ModelSpec, RunSpec, Table, TrainSpec, load_spec
+from embark.spec import PRESETS, DataSpec, ModelSpec, RunSpec, Table, TrainSpec, load_spec, resolve
 
 GIB = 2**30
 CRITEO = PRESETS["criteo-1tb"]()
@@ -97,6 +97,24 @@ def test_row_wise_adagrad_is_never_cut_into_columns_by_itself():
     assert [s for s in closed_form(changed(CRITEO, optimizer="adagrad"), cluster).shards if s.num_columns == 32]
 
 
+def test_a_table_s_own_optimizer_type_and_sharding_count_in_its_bytes():
+    one, two = ({"name": name, "rows": 1_000, "dim": 64} for name in "ab")
+
+    def held(**settings):
+        spec = resolve({"model": {"kind": "dcnv2", "tables": [one, {**two, **settings}]}})
+        placement = closed_form(spec, Cluster(4, 4, 80e9, 500e9))
+        return placement.shardings["b"], {rank: sum(shard_bytes(s, spec) for s in placement.of_rank(rank)
+                                                    if s.table == "b") for rank in range(4)}
+
+    values, rows = 64_000, 1_000
+    assert sum(held()[1].values()) == 4 * values + 4 * rows
+    assert sum(held(optimizer="sgd")[1].values()) == 4 * values
+    assert sum(held(optimizer="adagrad")[1].values()) == 8 * values
+    assert sum(held(dtype="fp16")[1].values()) == 2 * values + 4 * rows
+    assert held(sharding="row_wise") == ("row_wise", dict.fromkeys(range(4), values + rows))
+    assert held(sharding="data_parallel") == ("data_parallel", dict.fromkeys(range(4), 4 * values + 4 * rows))
+
+
 def test_a_larger_reserve_leaves_less_to_the_tables():
     cluster = Cluster(2, 2, 80 * GIB, 1000 * GIB)
     assert verdict(CRITEO, cluster) == "device"
@@ -149,8 +167,8 @@ def test_every_row_is_held_once_and_no_rank_is_overfull(data):
 @given(data=st.data())
 def test_what_fits_complete_on_every_device_is_never_refused_nor_put_on_the_host(data):
     spec, cluster = data.draw(specs()), data.draw(clusters(devices=("cuda",)))
-    allowed = allowed_shardings(spec, cluster.num_ranks, "cuda")
-    cheapest = [min(options_of(t, allowed, spec, cluster, may_spill=False), key=lambda o: o.all_device_bytes)
+    cheapest = [min(options_of(t, allowed_shardings(spec, t, cluster.num_ranks, "cuda"), spec, cluster,
+                               may_spill=False), key=lambda o: o.all_device_bytes)
                 for t in spec.model.stored_tables()]
     needed = sum(o.all_device_bytes for o in cheapest)
     roomy = Cluster(cluster.num_ranks, cluster.ranks_per_host, 2 * needed / (1 - spec.train.memory_reserve), 0)

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 import torch.fx
 from torch import Tensor, nn
+from torch.distributed._shard.sharded_tensor import ShardedTensor
 from torch.overrides import TorchFunctionMode
 from torchrec.modules.embedding_configs import DataType, EmbeddingBagConfig, PoolingType
 from torchrec.modules.embedding_modules import EmbeddingBagCollection
@@ -81,8 +82,13 @@ def _config(table: StoredTable, train: TrainSpec) -> EmbeddingBagConfig:
         name=table.name, embedding_dim=table.dim, num_embeddings=table.rows,
         feature_names=[feature.name for feature in table.features],
         pooling=PoolingType.MEAN if table.pooling == "mean" else PoolingType.SUM,
-        data_type=DataType.FP16 if train.table_dtype == "fp16" else DataType.FP32,
+        data_type=data_type_of(table, train),
     )
+
+
+def data_type_of(table: StoredTable, train: TrainSpec) -> DataType:
+    """Of a table's rows."""
+    return DataType.FP16 if (table.dtype or train.table_dtype) == "fp16" else DataType.FP32
 
 
 ROWS_PER_BLOCK = 65_536
@@ -101,9 +107,12 @@ def local_shards(tables: nn.Module) -> Iterator[tuple[str, Tensor, int, int]]:
     for name, value in tables.state_dict().items():
         if not name.endswith(".weight"):
             continue
-        for shard in value.local_shards():
-            row, column = shard.metadata.shard_offsets
-            yield name, shard.tensor, row, column
+        if isinstance(value, ShardedTensor):
+            for shard in value.local_shards():
+                row, column = shard.metadata.shard_offsets
+                yield name, shard.tensor, row, column
+        else:  # data-parallel
+            yield name, value, 0, 0
 
 
 def _fill(shard: Tensor, first_row: int, first_column: int, table: StoredTable, seed: int) -> None:

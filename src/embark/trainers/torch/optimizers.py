@@ -13,6 +13,7 @@ from torchrec.optim.optimizers import PartialRowWiseAdam, in_backward_optimizer_
 from torchrec.optim.rowwise_adagrad import RowWiseAdagrad
 
 from embark.model.learning_rate import dense_rate, rate_factor
+from embark.model.placement import optimizer_of, tables_by_name
 from embark.spec import RunSpec, TrainSpec
 from embark.trainers.torch.model import WithoutValues
 
@@ -31,16 +32,21 @@ DENSE_OPTIMIZERS: dict[str, type[torch.optim.Optimizer]] = {
 
 
 def fuse_into_backward(tables: nn.Module, spec: RunSpec) -> None:
-    """Give the tables their optimizer. Before sharding: after it, the rate would never reach them. TorchRec puts
-    tables of different rates into different batches of FBGEMM's."""
-    train, by_rate = spec.train, dict[float, list[nn.Parameter]]()
-    rates = table_rates(spec)
+    """Give the tables their optimizers. Before sharding: after it, the rate would never reach them. TorchRec puts
+    tables of different optimizers or rates into different batches of FBGEMM's. Data-parallel tables get none here."""
+    alike = dict[tuple[str, float], list[nn.Parameter]]()
+    rates, stored = table_rates(spec), tables_by_name(spec.model)
     for name, weight in tables.named_parameters():
-        by_rate.setdefault(rates[name.split(".")[-2]], []).append(weight)
+        table = stored[_table_of(name)]
+        if not table.is_data_parallel:
+            alike.setdefault((optimizer_of(spec, table), rates[table.name]), []).append(weight)
     with WithoutValues():
-        for rate, weights in by_rate.items():
-            arguments = _arguments(train.optimizer, train, rate)
-            apply_optimizer_in_backward(TABLE_OPTIMIZERS[train.optimizer], weights, arguments)
+        for (optimizer, rate), weights in alike.items():
+            apply_optimizer_in_backward(TABLE_OPTIMIZERS[optimizer], weights, _arguments(optimizer, spec.train, rate))
+
+
+def _table_of(parameter: str) -> str:
+    return parameter.split(".")[-2]
 
 
 def table_rates(spec: RunSpec) -> dict[str, float]:
@@ -103,14 +109,31 @@ def make_optimizers(
 ) -> Optimizers:
     """The fused optimizer that sharding made, joined with one for the dense layers."""
     train, rates = spec.train, table_rates(spec)
+    parameters = dict(in_backward_optimizer_filter(sharded.named_parameters()))
+    copied = list(_data_parallel_optimizers(parameters, spec))
     dense = KeyedOptimizerWrapper(
-        dict(in_backward_optimizer_filter(sharded.named_parameters())), _dense_factory(train, device)
-    )
+        {name: value for name, value in parameters.items() if not any(name in one.params for _, one in copied)},
+        _dense_factory(train, device))
     fused = sharded.fused_optimizer
-    both = CombinedOptimizer([("tables", fused), ("dense", dense)])
-    table_groups = [(group, next((rates[name.split(".")[-2]] for name in one.params), train.learning_rate))
-                    for one in _parts(fused) for group in one.param_groups]
+    both = CombinedOptimizer([("tables", fused), ("dense", dense), *copied])
+    table_groups = [(group, next((rates[_table_of(name)] for name in one.params), train.learning_rate))
+                    for one in (*_parts(fused), *(one for _, one in copied)) for group in one.param_groups]
     return Optimizers(both, dense, table_groups, list(dense.param_groups), train, num_steps)
+
+
+def _data_parallel_optimizers(
+    parameters: dict[str, nn.Parameter], spec: RunSpec
+) -> Iterator[tuple[str, KeyedOptimizerWrapper]]:
+    """One for each data-parallel table, with its gradient of all rows: those that no sample has do not move."""
+    rates = table_rates(spec)
+    for table in spec.model.stored_tables():
+        if table.is_data_parallel:
+            name = next(name for name in parameters if name.endswith(f"embedding_bags.{table.name}.weight"))
+            optimizer = optimizer_of(spec, table)
+            arguments = _arguments(optimizer, spec.train, rates[table.name])
+            yield "data_parallel", KeyedOptimizerWrapper(
+                {name: parameters[name]}, lambda of, kind=TABLE_OPTIMIZERS[optimizer], with_=arguments:
+                kind(of, **with_))
 
 
 def _parts(fused: KeyedOptimizer) -> Iterator[KeyedOptimizer]:

@@ -7,14 +7,14 @@ import torch.distributed as dist
 import torch.fx
 from torch import Tensor, nn
 from torch.nn.functional import binary_cross_entropy_with_logits, cross_entropy, softplus
-from torchrec.modules.embedding_configs import DataType, EmbeddingConfig
+from torchrec.modules.embedding_configs import EmbeddingConfig
 from torchrec.modules.embedding_modules import EmbeddingCollection
 from torchrec.sparse.jagged_tensor import JaggedTensor, KeyedJaggedTensor, KeyedTensor
 
 from embark.spec import ModelSpec, StoredTable, TrainSpec
 from embark.trainers.torch.batch import DeviceBatch
 from embark.trainers.torch.jagged import JaggedSequence
-from embark.trainers.torch.model import WithoutValues, tables_without_values
+from embark.trainers.torch.model import WithoutValues, data_type_of, tables_without_values
 from embark.trainers.torch.own_model import OwnNetwork
 from embark.trainers.torch.sequence_network import sequence_network
 
@@ -91,10 +91,10 @@ def loss_and_predictions(
 
 def sequence_tables_without_values(tables: Iterable[StoredTable], train: TrainSpec) -> EmbeddingCollection:
     """On `meta`: sharding gives each rank its part."""
-    data_type = DataType.FP16 if train.table_dtype == "fp16" else DataType.FP32
     with WithoutValues():
         return EmbeddingCollection(tables=[
-            EmbeddingConfig(name=table.name, embedding_dim=table.dim, num_embeddings=table.rows, data_type=data_type,
+            EmbeddingConfig(name=table.name, embedding_dim=table.dim, num_embeddings=table.rows,
+                            data_type=data_type_of(table, train),
                             feature_names=[feature.name for feature in table.features]) for table in tables
         ], device=torch.device("meta"))
 

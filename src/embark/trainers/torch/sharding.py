@@ -18,7 +18,7 @@ from torchrec.distributed.planner.enumerators import EmbeddingEnumerator
 from torchrec.distributed.planner.proposers import GreedyProposer, GridSearchProposer, UniformProposer
 from torchrec.distributed.planner.storage_reservations import FixedPercentageStorageReservation
 from torchrec.distributed.planner.types import Enumerator, PlannerError, Proposer, ShardingOption
-from torchrec.distributed.types import CacheParams, ShardingPlan
+from torchrec.distributed.types import CacheParams, ParameterSharding, ShardingPlan
 
 from embark.errors import UserError
 from embark.model.placement import Cluster, Memory, Placement, Shard, TooLarge, table_value_bytes
@@ -32,7 +32,7 @@ from embark.model.sharding import (
     stride_ends,
 )
 from embark.run.host_memory import host_bytes
-from embark.spec import RunSpec
+from embark.spec import RunSpec, StoredTable
 from embark.spec.sequence import EMBEDDING_SHARDINGS
 from embark.trainers.torch.optimizers import fuse_into_backward
 from embark.trainers.torch.sequence_model import table_collections
@@ -44,7 +44,7 @@ class AnywhereSharder(EmbeddingBagCollectionSharder):
     fleet can then be tried on a laptop."""
 
     def sharding_types(self, compute_device_type: str) -> list[str]:
-        return list(SHARDINGS)
+        return [*SHARDINGS, "data_parallel"]
 
 
 def make_sharder(spec: RunSpec) -> AnywhereSharder:
@@ -94,10 +94,23 @@ def first_plan(
     cluster = Cluster(topology.world_size, topology.local_world_size, storage.hbm,
                       storage.ddr * topology.local_world_size, "cuda" if topology.compute_device == "cuda" else "cpu")
     *others, last = search_rounds(spec, cluster)
-    for search in others:
-        with suppress(PlannerError):
-            return ask(make_planner(spec, topology, search))
-    return ask(make_planner(spec, topology, last))
+    with _without_root_handler(spec):
+        for search in others:
+            with suppress(PlannerError):
+                return ask(make_planner(spec, topology, search))
+        return ask(make_planner(spec, topology, last))
+
+
+@contextmanager
+def _without_root_handler(spec: RunSpec) -> Iterator[None]:
+    """For each data-parallel table, TorchRec's planner warns that its parts are not described: there are none."""
+    handler = logging.NullHandler()
+    if any(table.is_data_parallel for table in spec.model.stored_tables()):
+        logging.root.addHandler(handler)
+    try:
+        yield
+    finally:
+        logging.root.removeHandler(handler)
 
 
 def make_planner(spec: RunSpec, topology: Topology, search: SearchRound) -> EmbeddingShardingPlanner:
@@ -133,9 +146,10 @@ def constraints(spec: RunSpec, search: SearchRound) -> dict[str, ParameterConstr
     cache = CacheParams(prefetch_pipeline=True) if search.may_spill else None
     return {
         table.name: ParameterConstraints(
-            sharding_types=search.shardings[table.name], compute_kernels=kernels,
+            sharding_types=search.shardings[table.name],
+            compute_kernels=[EmbeddingComputeKernel.DENSE.value] if table.is_data_parallel else kernels,
             pooling_factors=[float(feature.multi_hot) for feature in table.features],
-            min_partition=column_width(table.dim), cache_params=cache,
+            min_partition=column_width(table.dim), cache_params=None if table.is_data_parallel else cache,
         )
         for table in spec.model.stored_tables()
     }
@@ -164,22 +178,30 @@ def sharded_tables(model: nn.Module) -> ShardedEmbeddingBagCollection:
 
 def describe(plan: ShardingPlan, spec: RunSpec) -> dict[str, Any]:
     """The plan as plain values: what the `plan` event and `plan.txt` show."""
-    bytes_per_element = table_value_bytes(spec)
     sizes = {t.name: t for t in spec.model.stored_tables()}
     tables: list[dict[str, Any]] = []
     per_rank: dict[int, int] = {}
     for parameters in plan.plan.values():
         for name, sharding in sorted(parameters.items(), key=lambda item: list(sizes).index(item[0])):
-            for shard in sharding.sharding_spec.shards:
-                num_bytes = shard.shard_sizes[0] * shard.shard_sizes[1] * bytes_per_element
-                rank = shard.placement.rank()
-                per_rank[rank] = per_rank.get(rank, 0) + num_bytes
+            table, ranks = sizes[name], list(sharding.ranks)
+            bytes_per_element = table_value_bytes(spec, table)
+            for rank, rows, columns in shards_of(table, sharding):
+                per_rank[rank] = per_rank.get(rank, 0) + rows * columns * bytes_per_element
             tables.append({
-                "table": name, "rows": sizes[name].rows, "dim": sizes[name].dim, "sharding": sharding.sharding_type,
-                "kernel": sharding.compute_kernel, "ranks": list(sharding.ranks),
-                "bytes": sizes[name].rows * sizes[name].dim * bytes_per_element,
+                "table": name, "rows": table.rows, "dim": table.dim, "sharding": sharding.sharding_type,
+                "kernel": sharding.compute_kernel, "ranks": ranks,
+                "bytes": table.rows * table.dim * bytes_per_element,
             })
     return {"tables": tables, "per_rank": [{"rank": r, "bytes": per_rank[r]} for r in sorted(per_rank)]}
+
+
+def shards_of(table: StoredTable, sharding: ParameterSharding) -> Iterator[tuple[int, int, int]]:
+    """Rank, rows and columns of each."""
+    if sharding.sharding_spec is None:  # data-parallel
+        yield from ((rank, table.rows, table.dim) for rank in sharding.ranks or ())
+        return
+    for part in sharding.sharding_spec.shards:
+        yield part.placement.rank(), *part.shard_sizes
 
 
 def offline_plan(spec: RunSpec, cluster: Cluster) -> Placement:
@@ -200,14 +222,14 @@ def offline_plan(spec: RunSpec, cluster: Cluster) -> Placement:
 
 def _placement(plan: ShardingPlan, spec: RunSpec, cluster: Cluster) -> Placement:
     of_tables = {name: sharding for parameters in plan.plan.values() for name, sharding in parameters.items()}
-    names = [table.name for table in spec.model.stored_tables()]
+    tables = {table.name: table for table in spec.model.stored_tables()}
     shards: list[Shard] = []
-    for name in names:
+    for name, table in tables.items():
         is_cached = of_tables[name].compute_kernel == EmbeddingComputeKernel.FUSED_UVM_CACHING.value
         memory: Memory = "host" if is_cached else "device"
-        shards += [Shard(name, part.placement.rank(), part.shard_sizes[0], part.shard_sizes[1], memory=memory)
-                   for part in of_tables[name].sharding_spec.shards if part.shard_sizes[0]]
-    shardings = {name: of_tables[name].sharding_type for name in names}
+        shards += [Shard(name, rank, rows, columns, memory=memory)
+                   for rank, rows, columns in shards_of(table, of_tables[name]) if rows]
+    shardings = {name: of_tables[name].sharding_type for name in tables}
     return Placement(cluster.num_ranks, tuple(shards), shardings, "TorchRec's planner")
 
 

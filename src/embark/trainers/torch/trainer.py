@@ -74,10 +74,12 @@ class TorchTrainer:
         sharders = make_sharders(spec)
         plan = make_plan(model, sharders, spec, world)
         self.model = DistributedModelParallel(model, device=world.device, plan=plan, sharders=sharders)
-        if isinstance(self.model._dmp_wrapped_module, DistributedDataParallel):
-            # Else it lays its buckets out anew after the first step, and sums over more than two ranks round otherwise
-            # from then on: a resumed run would not be, bit for bit, the one that was never interrupted.
-            self.model._dmp_wrapped_module.reducer._push_all_rebuilt_params()
+        lookups = (lookup for tables in sharded_collections(self.model) for lookup in tables._lookups)
+        for wrapper in (self.model._dmp_wrapped_module, *lookups):
+            if isinstance(wrapper, DistributedDataParallel):
+                # Else it lays its buckets out anew after the first step, and sums over more than two ranks round
+                # otherwise from then on: a resumed run would not be, bit for bit, the one that was never interrupted.
+                wrapper.reducer._push_all_rebuilt_params()
         for tables in sharded_collections(self.model):
             fill_tables(tables, spec.model, spec.train.seed)
         if world.device.type == "cpu":

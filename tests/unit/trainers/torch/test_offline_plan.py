@@ -140,10 +140,22 @@ def test_many_tables_are_planned_the_same_by_both():
     spec = RunSpec(model=ModelSpec(kind="dcnv2", embedding_dim=64, tables=tables),
                    data=DataSpec(num_train_samples=10**6), train=TrainSpec(batch_size=65_536))
     cluster = Cluster(16, 8, 80 * GIB, 1000 * GIB)
-    shardings = sharding_rules.allowed_shardings(spec, 16, "cuda")
+    shardings = sharding_rules.allowed_shardings(spec, spec.model.stored_tables()[0], 16, "cuda")
     assert sharding_rules.is_long_search(len(tables), 1, shardings, cluster)
     assert assert_the_two_agree(spec, cluster) == "device"
     assert offline_plan(spec, cluster).shardings["t0"] != "table_wise"  # 191 GiB
+
+
+def test_tables_with_settings_of_their_own_are_planned_the_same_by_both(caplog):
+    own = ({"optimizer": "adagrad"}, {"dtype": "fp16"}, {"sharding": "column_wise"}, {"sharding": "table_wise"}, {})
+    tables = tuple(Table(name=f"t{i}", rows=40_000_000 // (i + 1), **own[i % 5]) for i in range(10))
+    small = Table(name="small", rows=500, sharding="data_parallel")
+    spec = RunSpec(model=ModelSpec(embedding_dim=64, tables=(*tables, small)), train=TrainSpec(batch_size=65_536))
+    cluster = Cluster(4, 4, 40 * GIB, 500 * GIB)
+    assert assert_the_two_agree(spec, cluster) == "device"
+    shardings = offline_plan(spec, cluster).shardings
+    assert [shardings[name] for name in ("t2", "t7", "t3", "small")] == [
+        "column_wise", "column_wise", "table_wise", "data_parallel"]
 
 
 def test_a_long_search_that_finds_nothing_ends(monkeypatch):

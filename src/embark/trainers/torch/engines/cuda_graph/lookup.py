@@ -52,7 +52,7 @@ def planned(plan: ShardingPlan, features: tuple[Table, ...]) -> list[Shard]:
     found = []
     for parameters in plan.plan.values():
         for name, parameter in parameters.items():
-            for part in parameter.sharding_spec.shards:
+            for part in parameter.sharding_spec.shards if parameter.sharding_spec else ():
                 rows, columns = part.shard_sizes
                 if rows and columns:
                     first_row, first_column = part.shard_offsets
@@ -71,6 +71,8 @@ def local_shards(tables: ShardedEmbeddingBagCollection, features: tuple[Table, .
             position = 0
             for table in kernel._config.embedding_tables:
                 part = table.local_metadata
+                if part is None:  # data-parallel, and no part of a captured step
+                    continue
                 (rows, columns), (first_row, first_column) = part.shard_sizes, part.shard_offsets
                 for name in table.feature_names:
                     if rows and columns:
