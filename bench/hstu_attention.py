@@ -27,10 +27,10 @@ from embark.trainers.torch.jagged import JaggedLayout
 
 HEADS, WIDTH, LONGEST, PEAK = 4, 128, 4096, 989e12
 TILES = {
-    "forward": [(128, 64, 8, 2), (128, 64, 8, 3), (128, 32, 8, 3), (128, 128, 8, 2), (64, 64, 4, 2), (64, 64, 4, 3)],
-    "keys": [(128, 32, 8, 2), (128, 32, 8, 3), (128, 64, 8, 2), (64, 64, 4, 2), (64, 32, 4, 3), (64, 64, 8, 2)],
+    "forward": [(128, 64, 8, 2), (128, 64, 8, 3), (64, 64, 4, 2), (64, 64, 4, 3), (128, 64, 8, 4), (128, 128, 8, 2)],
+    "keys": [(128, 32, 8, 2), (128, 32, 8, 3), (64, 32, 4, 2), (64, 64, 4, 2), (64, 32, 4, 3), (64, 64, 4, 1)],
     "queries": [(128, 64, 8, 2), (128, 64, 8, 3), (128, 32, 8, 3), (64, 64, 4, 2), (128, 64, 8, 1), (64, 32, 4, 3)],
-    "bias": [(64, 64, 8, 1), (64, 64, 4, 1), (64, 64, 4, 2), (128, 128, 8, 1), (64, 64, 8, 2), (32, 32, 4, 2)],
+    "square": [(64, 64, 4, 2), (64, 64, 4, 1), (64, 64, 8, 2), (64, 64, 4, 3), (32, 32, 4, 2), (64, 64, 8, 1)],
 }
 
 
@@ -65,14 +65,17 @@ class Batch:
         return hstu_attention(**leaves, offsets=self.offsets, max_length=LONGEST, times=self.times)
 
     def eager(self, leaves: dict[str, Tensor | None]) -> Tensor:
-        """Padded by groups of similar length, as the trainer did before."""
-        return eager_attention(**leaves, padding=self.layout.padding, max_length=LONGEST, causal=True,
-                               times=self.times if leaves["time_bias"] is not None else None)
+        """As on a CPU."""
+        is_bf16 = leaves["q"] is not None and leaves["q"].dtype == torch.bfloat16
+        with torch.autocast("cuda", torch.bfloat16, enabled=is_bf16):
+            return eager_attention(**leaves, padding=self.layout.padding, max_length=LONGEST, causal=True,
+                                   times=self.times if leaves["time_bias"] is not None else None)
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--samples", type=int, default=128)
+    parser.add_argument("--samples", type=int, default=512)
+    parser.add_argument("--eager-samples", type=int, default=128, help="eager attention keeps all scores")
     parser.add_argument("--tune", action="store_true")
     parser.add_argument("--only", type=int, help="with --tune: compile this one of each kernel's, and end")
     parser.add_argument("--no-flex", action="store_true")
@@ -88,7 +91,10 @@ def main() -> None:
     for name, positions, times in (("no bias", False, False), ("position bias", True, False),
                                    ("position and time bias", True, True)):
         measure(f"kernels, {name}", batch, batch.kernels, batch.leaves(positions=positions, times=times))
-    measure("eager, padded by groups, position bias", batch, batch.eager, batch.leaves(positions=True, times=False))
+    few = Batch(given.eager_samples, seed=1)
+    for name, attention in (("kernels", few.kernels), ("eager, padded by groups of similar length", few.eager)):
+        measure(f"{given.eager_samples} sequences: {name}, position bias", few, attention,
+                few.leaves(positions=True, times=False))
     if not given.no_flex:
         flex(batch)
 
@@ -150,7 +156,7 @@ def flex(batch: Batch) -> None:
     def is_seen(sample: Tensor, head: Tensor, query: Tensor, key: Tensor) -> Tensor:
         return (query >= key) & (query < lengths[sample])
 
-    blocks = create_block_mask(is_seen, num_samples, None, LONGEST, LONGEST, device="cuda", _compile=True)
+    blocks = create_block_mask(is_seen, num_samples, None, LONGEST, LONGEST, device="cuda")
     bias = batch.position_bias.clone().requires_grad_()
 
     def with_bias(score: Tensor, sample: Tensor, head: Tensor, query: Tensor, key: Tensor) -> Tensor:
@@ -165,39 +171,45 @@ def flex(batch: Batch) -> None:
 
 
 def tune(batch: Batch, only: int | None) -> None:
-    """Times of each kernel by how it is cut."""
-    inputs = Inputs(batch.q, batch.k, batch.v, batch.position_bias[LONGEST - 1:].contiguous(), None, None, batch.layout,
-                    LONGEST)
-    kernels: dict[str, Callable[[], object]] = {
-        "forward": lambda: hstu_triton.forward(inputs), "keys": lambda: hstu_triton.backward_keys(inputs, batch.grad),
-        "queries": lambda: hstu_triton.backward_queries(inputs, batch.grad),
-        "bias": lambda: hstu_triton.backward_biases(inputs, batch.grad)}
-    before = hstu_triton.BF16
-    for name, start in kernels.items():
+    """Times of each kernel by how it is cut, without and with a position bias."""
+    bias = batch.position_bias[LONGEST - 1:].contiguous()
+    plain = Inputs(batch.q, batch.k, batch.v, None, None, None, batch.layout, LONGEST)
+    biased = replace(plain, position_bias=bias)
+    kernels: dict[str, list[Callable[[], object]]] = {
+        "forward": [lambda one=one: hstu_triton.forward(one) for one in (plain, biased)],
+        "keys": [lambda one=one: hstu_triton.backward_keys(one, batch.grad) for one in (plain, biased)],
+        "queries": [lambda: hstu_triton.backward_queries(plain, batch.grad)],
+        "square": [lambda: hstu_triton.backward_queries(biased, batch.grad)]}
+    before, product = hstu_triton.BF16, 2 * batch.pairs * HEADS * WIDTH
+    for name, starts in kernels.items():
         for tile in TILES[name] if only is None else TILES[name][only:only + 1]:
             hstu_triton.BF16 = replace(before, **{name: Tile(*tile)})
             try:
                 if only is not None:
-                    start()
-                else:
-                    print(f"{name} {tile}: {milliseconds(start):.3f} ms", flush=True)
+                    for start in starts:
+                        start()
+                    continue
+                taken = [milliseconds(start) for start in starts]
+                print(f"{name} {tile}: " + ", ".join(f"{ms:.2f} ms" for ms in taken) + "; a product in "
+                      f"{taken[0] / {'forward': 2, 'keys': 4}.get(name, 3):.3f} ms, at the peak "
+                      f"{product / PEAK * 1e3:.3f} ms", flush=True)
             except Exception as error:  # one that does not fit is passed over
                 print(f"{name} {tile}: {type(error).__name__}: {str(error)[:100]}", flush=True)
     hstu_triton.BF16 = before
 
 
-def milliseconds(start: Callable[[], object], *, times: int = 20) -> float:
-    """Median, after three that are not counted."""
+def milliseconds(start: Callable[[], object], *, times: int = 7, together: int = 3) -> float:
+    """Median, after one that is not counted; some at a time, so that the GPU does not wait for Python."""
     found = []
-    for number in range(times + 3):
+    for _ in range(times + 1):
         begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
         begin.record()
-        start()
+        for _ in range(together):
+            start()
         end.record()
         end.synchronize()
-        if number >= 3:
-            found.append(begin.elapsed_time(end))
-    return median(found)
+        found.append(begin.elapsed_time(end) / together)
+    return median(found[1:])
 
 
 if __name__ == "__main__":

@@ -1,9 +1,7 @@
 """Triton kernels of HSTU's causal attention over jagged sequences, forward and backward.
 
 A program has a block of rows of one sample and one head. It computes only the blocks that the causal mask leaves, and
-no padding. Nothing is added up by atomics and no block size is chosen by timing, so that a run repeats to the bit: the
-gradients of the biases are sums over blocks at one distance from the diagonal, where each place of a block has the same
-difference of positions in all of them.
+no padding. Nothing is added up by atomics and no block size is chosen by timing, so that a run repeats to the bit.
 """
 
 import triton
@@ -57,7 +55,7 @@ def _forward_step(
     products = tl.dot(queries, tl.trans(keys), input_precision=PRECISION)
     scores = _scores(
         products, scale, rows[:, None], columns[None, :], length, position_bias, time_bias, row_times[:, None],
-        _times(times, columns, length, BUCKETS)[None, :], BUCKETS, HAS_POSITIONS)
+        _times(times, columns, length, BUCKETS)[None, :], BUCKETS, HAS_POSITIONS, IS_FAST, IS_CUT)
     weights = _silu(scores, IS_FAST)
     if IS_CUT:
         weights = tl.where(rows[:, None] >= columns[None, :], weights, 0.0)
@@ -121,7 +119,7 @@ def _backward_keys_step(
     products = tl.dot(keys, tl.trans(queries), input_precision=PRECISION)
     scores = _scores(
         products, scale, rows[None, :], columns[:, None], length, position_bias, time_bias,
-        _times(times, rows, length, BUCKETS)[None, :], column_times[:, None], BUCKETS, HAS_POSITIONS)
+        _times(times, rows, length, BUCKETS)[None, :], column_times[:, None], BUCKETS, HAS_POSITIONS, IS_FAST, IS_CUT)
     weights, slopes = _silu_and_slope(scores, IS_FAST)
     if IS_CUT:
         is_seen = rows[None, :] >= columns[:, None]
@@ -135,11 +133,12 @@ def _backward_keys_step(
 @triton.jit
 def backward_queries(
     q, k, v, position_bias, times, time_bias, offsets, q_stride, k_stride, v_stride, scale, share,
-    blocks, grad, q_grad, grad_stride, q_grad_stride,
+    blocks, grad, q_grad, position_sums, time_sums, grad_stride, q_grad_stride, sums_stride,
     HEADS: tl.constexpr, Q_WIDTH: tl.constexpr, V_WIDTH: tl.constexpr, Q_PADDED: tl.constexpr, V_PADDED: tl.constexpr,
     BUCKETS: tl.constexpr, HAS_POSITIONS: tl.constexpr, IS_FAST: tl.constexpr, PRECISION: tl.constexpr,
-    ROWS: tl.constexpr, COLUMNS: tl.constexpr,
+    ROWS: tl.constexpr, COLUMNS: tl.constexpr, BUCKETS_PADDED: tl.constexpr,
 ):  # fmt: skip
+    """Blocks are square where there is a position bias. Each program has sums of its own for the biases."""
     head = tl.program_id(0) % HEADS
     sample, block = _block(blocks, HEADS)
     if sample < 0:
@@ -155,20 +154,60 @@ def backward_queries(
     queries = _load(q, rows, q_stride, length, Q_WIDTH, Q_PADDED, True)
     grads = _load(grad, rows, grad_stride, length, V_WIDTH, V_PADDED, True)
     total = tl.zeros([ROWS, Q_PADDED], tl.float32)
+    position_sums += tl.program_id(0).to(tl.int64) * sums_stride
+    carried = tl.zeros([COLUMNS], tl.float32)
+    time_total = tl.zeros([BUCKETS_PADDED], tl.float32)
     for column in range(0, first, COLUMNS):
         keys, slopes = _slopes(
             queries, grads, k, v, position_bias, times + start, time_bias, k_stride, v_stride, scale, rows, row_times,
             column, length, Q_WIDTH, V_WIDTH, Q_PADDED, V_PADDED, BUCKETS, HAS_POSITIONS, IS_FAST, PRECISION, COLUMNS,
             False)
         total = tl.dot(slopes.to(keys.dtype), keys, total, input_precision=PRECISION)
+        if HAS_POSITIONS:
+            carried = _add_positions(slopes, carried, position_sums + (first - column), share, COLUMNS)
+        time_total = _add_times(slopes, time_total, times + start, row_times, column, length, BUCKETS, BUCKETS_PADDED,
+                                COLUMNS)
     for column in range(first, tl.minimum(first + ROWS, length), COLUMNS):
         keys, slopes = _slopes(
             queries, grads, k, v, position_bias, times + start, time_bias, k_stride, v_stride, scale, rows, row_times,
             column, length, Q_WIDTH, V_WIDTH, Q_PADDED, V_PADDED, BUCKETS, HAS_POSITIONS, IS_FAST, PRECISION, COLUMNS,
             True)
         total = tl.dot(slopes.to(keys.dtype), keys, total, input_precision=PRECISION)
+        if HAS_POSITIONS:
+            carried = _add_positions(slopes, carried, position_sums + (first - column), share, COLUMNS)
+        time_total = _add_times(slopes, time_total, times + start, row_times, column, length, BUCKETS, BUCKETS_PADDED,
+                                COLUMNS)
     _store(q_grad + start * q_grad_stride + head * Q_WIDTH, total * (scale * share), rows, q_grad_stride, length,
            Q_WIDTH, Q_PADDED)
+    if BUCKETS > 0:
+        tl.store(time_sums + tl.program_id(0) * BUCKETS_PADDED + tl.arange(0, BUCKETS_PADDED), time_total * share)
+
+
+@triton.jit
+def _add_positions(slopes, carried, sums, share, SIZE: tl.constexpr):
+    """Writes the sums of a square block's diagonals from the main one down, with what the block before gave to them.
+    Gives those above the main one, which continue in the block behind."""
+    within = tl.arange(0, SIZE)
+    # Column c of each row i becomes what was in column i − c, or from the right end: a diagonal becomes a column.
+    turned = tl.gather(slopes, (within[:, None] - within[None, :]) & (SIZE - 1), axis=1)
+    is_below = within[:, None] >= within[None, :]
+    below = tl.sum(tl.where(is_below, turned, 0.0), axis=0)
+    tl.store(sums + within, (below + carried) * share)
+    return tl.sum(tl.where(is_below, 0.0, turned), axis=0)
+
+
+@triton.jit
+def _add_times(
+    slopes, time_total, times, row_times, column, length, BUCKETS: tl.constexpr, BUCKETS_PADDED: tl.constexpr,
+    COLUMNS: tl.constexpr,
+):
+    if BUCKETS > 0:
+        column_times = _times(times, column + tl.arange(0, COLUMNS), length, BUCKETS)
+        found = _buckets(row_times[:, None] - column_times[None, :], BUCKETS)
+        for bucket in range(tl.min(found), tl.max(found) + 1):  # few, but near the diagonal
+            of_bucket = tl.sum(tl.where(found == bucket, slopes, 0.0))
+            time_total += tl.where(tl.arange(0, BUCKETS_PADDED) == bucket, of_bucket, 0.0)
+    return time_total
 
 
 @triton.jit
@@ -185,55 +224,11 @@ def _slopes(
     products = tl.dot(queries, tl.trans(keys), input_precision=PRECISION)
     scores = _scores(
         products, scale, rows[:, None], columns[None, :], length, position_bias, time_bias, row_times[:, None],
-        _times(times, columns, length, BUCKETS)[None, :], BUCKETS, HAS_POSITIONS)
+        _times(times, columns, length, BUCKETS)[None, :], BUCKETS, HAS_POSITIONS, IS_FAST, IS_CUT)
     _, slopes = _silu_and_slope(scores, IS_FAST)
     if IS_CUT:
         slopes = tl.where(rows[:, None] >= columns[None, :], slopes, 0.0)
     return keys, slopes * tl.dot(grads, tl.trans(values), input_precision=PRECISION)
-
-
-@triton.jit
-def backward_biases(
-    q, k, v, position_bias, times, time_bias, offsets, q_stride, k_stride, v_stride, scale, share,
-    order, num_samples, grad, sums, time_sums, grad_stride, num_bands,
-    HEADS: tl.constexpr, Q_WIDTH: tl.constexpr, V_WIDTH: tl.constexpr, Q_PADDED: tl.constexpr, V_PADDED: tl.constexpr,
-    BUCKETS: tl.constexpr, HAS_POSITIONS: tl.constexpr, IS_FAST: tl.constexpr, PRECISION: tl.constexpr,
-    PORTIONS: tl.constexpr, SIZE: tl.constexpr, BUCKETS_PADDED: tl.constexpr,
-):  # fmt: skip
-    """A program has the blocks that are `band` blocks off the diagonal, of a portion of the samples, in all heads."""
-    portion, band = tl.program_id(0), tl.program_id(1)
-    within = tl.arange(0, SIZE)
-    total = tl.zeros([SIZE, SIZE], tl.float32)
-    buckets = tl.arange(0, BUCKETS_PADDED)
-    time_total = tl.zeros([BUCKETS_PADDED], tl.float32)
-    for place in range(portion, tl.load(num_samples + band), PORTIONS):
-        start, length = _sample(offsets, tl.load(order + place))
-        for block in range(band, tl.cdiv(length, SIZE)):
-            rows = block * SIZE + within
-            column = (block - band) * SIZE
-            row_times = _times(times + start, rows, length, BUCKETS)
-            of_block = tl.zeros([SIZE, SIZE], tl.float32)
-            for head in range(HEADS):
-                queries = _load(q + start * q_stride + head * Q_WIDTH, rows, q_stride, length, Q_WIDTH, Q_PADDED, True)
-                grads = _load(grad + start * grad_stride + head * V_WIDTH, rows, grad_stride, length, V_WIDTH,
-                              V_PADDED, True)
-                _, slopes = _slopes(
-                    queries, grads, k + start * k_stride + head * Q_WIDTH, v + start * v_stride + head * V_WIDTH,
-                    position_bias, times + start, time_bias, k_stride, v_stride, scale, rows, row_times, column, length,
-                    Q_WIDTH, V_WIDTH, Q_PADDED, V_PADDED, BUCKETS, HAS_POSITIONS, IS_FAST, PRECISION, SIZE, True)
-                of_block += slopes
-            total += of_block
-            if BUCKETS > 0:
-                column_times = _times(times + start, column + within, length, BUCKETS)
-                found = _buckets(row_times[:, None] - column_times[None, :], BUCKETS)
-                for bucket in range(tl.min(found), tl.max(found) + 1):  # few, but near the diagonal
-                    of_bucket = tl.sum(tl.where(found == bucket, of_block, 0.0))
-                    time_total += tl.where(buckets == bucket, of_bucket, 0.0)
-    at = portion * num_bands + band
-    if HAS_POSITIONS:
-        tl.store(sums + at * SIZE * SIZE + within[:, None] * SIZE + within[None, :], total * share)
-    if BUCKETS > 0:
-        tl.store(time_sums + at * BUCKETS_PADDED + buckets, time_total * share)
 
 
 @triton.jit
@@ -283,14 +278,27 @@ def _times(times, rows, length, BUCKETS: tl.constexpr):
 @triton.jit
 def _scores(
     products, scale, rows, columns, length, position_bias, time_bias, row_times, column_times, BUCKETS: tl.constexpr,
-    HAS_POSITIONS: tl.constexpr,
+    HAS_POSITIONS: tl.constexpr, IS_FAST: tl.constexpr, IS_CUT: tl.constexpr,
 ):
     scores = products * scale
     if HAS_POSITIONS:
-        scores += tl.load(position_bias + tl.maximum(tl.minimum(rows, length - 1) - columns, 0))
+        distances = tl.minimum(rows, length - 1) - columns
+        if IS_CUT:
+            distances = tl.maximum(distances, 0)
+        scores += _bias(position_bias, distances, IS_FAST)
     if BUCKETS > 0:
-        scores += tl.load(time_bias + _buckets(row_times - column_times, BUCKETS))
+        scores += _bias(time_bias, _buckets(row_times - column_times, BUCKETS), IS_FAST)
     return scores
+
+
+@triton.jit
+def _bias(values, index, IS_FAST: tl.constexpr):
+    if IS_FAST:
+        # As a load, Triton would bring it through shared memory, stage by stage, into the layout of the products.
+        return tl.inline_asm_elementwise("ld.global.nc.f32 $0, [$1];", "=f,l", [(values + index).to(tl.int64)],
+                                         dtype=tl.float32, is_pure=True, pack=1)
+    else:
+        return tl.load(values + index)
 
 
 @triton.jit

@@ -11,8 +11,6 @@ from torch import Tensor
 from embark.trainers.torch import hstu_kernels as kernels
 from embark.trainers.torch.jagged import JaggedLayout
 
-NUM_PORTIONS = 32  # Of the samples, for the gradients of biases: their sums are kept apart, and added up afterwards.
-
 
 @dataclass(frozen=True, slots=True)
 class Tile:
@@ -31,10 +29,10 @@ class Tiles:
     forward: Tile
     keys: Tile
     queries: Tile
-    bias: Tile
+    square: Tile  # For queries with a position bias: as many rows as columns at a time.
 
 
-BF16 = Tiles(Tile(128, 64, 8, 2), Tile(128, 32, 8, 3), Tile(128, 64, 8, 2), Tile(64, 64, 8, 1))
+BF16 = Tiles(Tile(64, 64, 4, 3), Tile(128, 32, 8, 3), Tile(128, 64, 8, 3), Tile(64, 64, 4, 2))
 FP32 = Tiles(Tile(64, 32, 4, 2), Tile(32, 32, 4, 2), Tile(64, 32, 4, 2), Tile(32, 32, 4, 1))
 
 
@@ -98,10 +96,8 @@ class TritonAttention(torch.autograd.Function):
         q, k, v, position_bias, time_bias, times = ctx.saved_tensors
         inputs = Inputs(q, k, v, position_bias, time_bias, times, ctx.layout, ctx.max_length)
         grad = grad.contiguous()
-        biases: tuple[Tensor | None, Tensor | None] = (None, None)
-        if ctx.needs_input_grad[3] or ctx.needs_input_grad[4]:
-            biases = backward_biases(inputs, grad)
-        return backward_queries(inputs, grad), *backward_keys(inputs, grad), *biases, None, None, None
+        q_grad, *bias_grads = backward_queries(inputs, grad)
+        return q_grad, *backward_keys(inputs, grad), *bias_grads, None, None, None
 
 
 def _with_whole_rows(values: Tensor) -> Tensor:
@@ -132,44 +128,20 @@ def backward_keys(inputs: Inputs, grad: Tensor) -> tuple[Tensor, Tensor]:
     return k_grad, v_grad
 
 
-def backward_queries(inputs: Inputs, grad: Tensor) -> Tensor:
-    """The gradient of q."""
+def backward_queries(inputs: Inputs, grad: Tensor) -> tuple[Tensor, Tensor | None, Tensor | None]:
+    """The gradients of q, of the position bias [max_length] and of the time bias [buckets]."""
     q_grad = torch.empty(inputs.q.shape, dtype=inputs.q.dtype, device=inputs.q.device)
-    tile = inputs.tile("queries")
+    tile = inputs.tile("queries" if inputs.position_bias is None else "square")
     blocks = inputs.layout.blocks(tile.own)
-    kernels.backward_queries[(len(blocks) * inputs.q.shape[1],)](
-        *inputs.arguments(), blocks, grad, q_grad, grad.stride(0), q_grad.stride(0),
-        **inputs.constants(), ROWS=tile.own, COLUMNS=tile.step, num_warps=tile.warps, num_stages=tile.stages)
-    return q_grad
-
-
-def backward_biases(inputs: Inputs, grad: Tensor) -> tuple[Tensor | None, Tensor | None]:
-    """Of the position bias [max_length] and the time bias [buckets]."""
-    tile = inputs.tile("bias")
-    size = tile.own
-    num_bands = triton.cdiv(inputs.max_length, size)
-    order, num_samples = inputs.layout.bands(size, num_bands)
-    has_positions, time_bias, device = inputs.position_bias is not None, inputs.time_bias, inputs.q.device
-    sums = torch.empty((NUM_PORTIONS, num_bands, size, size) if has_positions else (1,), device=device)
-    num_buckets = 0 if time_bias is None else len(time_bias)
-    time_sums = torch.empty((NUM_PORTIONS, num_bands, max(1, triton.next_power_of_2(num_buckets))), device=device)
-    kernels.backward_biases[(NUM_PORTIONS, num_bands)](
-        *inputs.arguments(), order, num_samples, grad, sums, time_sums, grad.stride(0), num_bands,
-        **inputs.constants(), PORTIONS=NUM_PORTIONS, SIZE=size, BUCKETS_PADDED=time_sums.shape[2],
-        num_warps=tile.warps, num_stages=tile.stages)
-    position_grad = _diagonal_sums(sums.sum(0))[:inputs.max_length] if has_positions else None
-    return position_grad, None if time_bias is None else time_sums.sum((0, 1))[:num_buckets]
-
-
-def _diagonal_sums(bands: Tensor) -> Tensor:
-    """[bands · size]: sums by distance. `bands` [bands, size, size]: place (i, j) of band b is at distance
-    b · size + i − j."""
-    num_bands, size, _ = bands.shape
-    # A row behind the other, each padded to twice its length and one less: i steps further right with each row.
-    padded = torch.nn.functional.pad(bands.flip(2), (0, size))
-    skewed = padded.view(num_bands, -1)[:, :size * (2 * size - 1)].view(num_bands, size, 2 * size - 1)
-    # Column c of a row i held j = size − 1 − (c − i): its distance is c − (size − 1).
-    by_column = skewed.sum(1)
-    found = torch.nn.functional.pad(by_column[:, size - 1:], (0, 0))
-    found[:-1, 1:] += by_column[1:, :size - 1]
-    return found.flatten()
+    num_programs = len(blocks) * inputs.q.shape[1]
+    num_buckets = 0 if inputs.time_bias is None else len(inputs.time_bias)
+    num_distances = 0 if inputs.position_bias is None else triton.cdiv(inputs.max_length, tile.own) * tile.own
+    # Zero where a program has no rows so far apart, or nothing to do.
+    position_sums = torch.zeros((num_programs, num_distances), device=grad.device)
+    time_sums = torch.zeros((num_programs, triton.next_power_of_2(num_buckets)), device=grad.device)
+    kernels.backward_queries[(num_programs,)](
+        *inputs.arguments(), blocks, grad, q_grad, position_sums, time_sums, grad.stride(0), q_grad.stride(0),
+        num_distances, **inputs.constants(), ROWS=tile.own, COLUMNS=tile.step,
+        BUCKETS_PADDED=max(1, time_sums.shape[1]), num_warps=tile.warps, num_stages=tile.stages)
+    return (q_grad, position_sums.sum(0)[:inputs.max_length] if num_distances else None,
+            time_sums.sum(0)[:num_buckets] if num_buckets else None)

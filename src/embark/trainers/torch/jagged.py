@@ -91,10 +91,3 @@ class JaggedLayout:
             samples = torch.where(numbers >= 0, order[place], -1)
             self._blocks[size] = torch.stack([samples, numbers], dim=1).int()
         return self._blocks[size]
-
-    def bands(self, size: int, num_bands: int) -> tuple[Tensor, Tensor]:
-        """Samples by falling length, and how many of them have blocks of `size` rows that are 0, 1, … blocks off the
-        diagonal."""
-        order, lengths = self.longest_first
-        starts = torch.arange(num_bands, device=lengths.device) * size
-        return order.int(), (lengths > starts[:, None]).sum(1).int()

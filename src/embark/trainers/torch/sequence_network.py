@@ -226,7 +226,8 @@ class HSTUBlock(nn.Module):
     def __init__(self, model: ModelSpec, dim: int, max_length: int) -> None:
         super().__init__()
         self.num_heads, self.max_length = model.sequence.num_heads, max_length
-        self.norm, self.attended_norm = nn.LayerNorm(dim), nn.LayerNorm(dim)
+        # A short sequence's sums over max_length are small: torch's default of 1e-5 would be most of their variance.
+        self.norm, self.attended_norm = nn.LayerNorm(dim, eps=1e-6), nn.LayerNorm(dim, eps=1e-6)
         self.uvqk, self.out = linear(dim, 4 * dim), linear(dim, dim)
         self.position_bias = nn.Parameter(torch.empty(2 * max_length - 1).normal_(std=0.02))
         self.time_bias = nn.Parameter(torch.zeros(NUM_TIME_BUCKETS)) if model.sequence.times else None
