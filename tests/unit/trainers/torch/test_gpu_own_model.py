@@ -27,7 +27,7 @@ def test_in_fp32_the_losses_are_those_of_the_pipeline(train_tiny, code, sets):
     Path("my_model.py").write_text(code)
     pipeline = train_tiny(*GPU, *sets, "train.engine=pipeline")
     captured = train_tiny(*GPU, *sets)
-    assert captured.of("start")[0]["engine"] == "cuda_graph"
+    assert captured.of("start")[0]["engine"] == "cuda_graph", captured.of("start")[0]["engine_reason"]
     assert captured.losses() == pytest.approx(pipeline.losses(), rel=5e-4)
 
 
@@ -36,6 +36,7 @@ def test_in_bf16_a_resumed_run_gives_the_same_losses_bit_for_bit_and_those_of_th
     Path("my_model.py").write_text(code)
     sets = (*GPU, *ADAM, "train.precision=bf16", "store.checkpoint_every=8")
     reference = train_tiny(*sets, "name=whole", "train.eval_every=5")
+    assert reference.of("start")[0]["engine"] == "cuda_graph"
     train_tiny(*sets, "name=parts", "train.num_steps=16", fresh=False)
     resumed = train_tiny(*sets, "name=parts", fresh=False)
     assert resumed.of("resume")[0]["step"] == 16

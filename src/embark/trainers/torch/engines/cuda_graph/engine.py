@@ -309,7 +309,8 @@ class CudaGraphEngine(Engine):
         with self._beside("tables")():
             self._lookup.backward(grads)
         network.backward_bottom()
-        self._join("weights")
+        if isinstance(network, Network):  # the other has no such branch
+            self._join("weights")
         flat.add_up()
         if exchange:
             dist.all_reduce(flat.grads)

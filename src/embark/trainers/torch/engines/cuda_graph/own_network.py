@@ -29,7 +29,7 @@ class OwnNetworkStep:
         self.pooled = torch.zeros(num_samples, width, device=device)  # fp32, as TorchRec gives them
         self.grad_pooled = torch.zeros_like(self.pooled)
         self.logits = torch.zeros(num_samples, device=device)
-        self._weights: list[nn.Parameter] = []
+        self._names: list[str] = []  # Of the weights that are trained.
         self._grads: list[Tensor] = []
 
     @property
@@ -39,20 +39,19 @@ class OwnNetworkStep:
 
     def flat(self, inputs: EngineInputs, dtype: torch.dtype) -> FlatParameters:
         """The weights that the loss depends on; others keep their value, and have no optimizer state."""
-        all_weights = {name: p for name, p in self._module.named_parameters() if p.requires_grad}
         with self.undone():
-            grads = self.gradients(torch.zeros_like(self.logits), [*all_weights.values()])
-        used = {name: p for (name, p), grad in zip(all_weights.items(), grads, strict=True) if grad is not None}
+            grads = self.gradients(torch.zeros_like(self.logits), trainable(self._module))
+        self._names = [name for name, grad in zip(trainable(self._module), grads, strict=True) if grad is not None]
+        by_name = dict(self._module.named_parameters())
+        used = [by_name[name] for name in self._names]
         dense = inputs.optimizers.dense
         if DENSE_STATES[inputs.optimizers.dense_kind] and not dense.state:
-            ids = {id(p) for p in used.values()}
+            ids = {id(p) for p in used}
             inputs.optimizers.init_state([f"{name}." for name, p in dense.params.items() if id(p) in ids])
-        self._weights = list(used.values())
-        num_values = sum(p.numel() for p in self._weights)
-        flat = FlatParameters(self._weights, torch.arange(num_values), num_values, inputs.optimizers, dtype,
-                              inputs.spec.train)
+        num_values = sum(p.numel() for p in used)
+        flat = FlatParameters(used, torch.arange(num_values), num_values, inputs.optimizers, dtype, inputs.spec.train)
         self._grads = [part.view(p.shape) for part, p in
-                       zip(flat.grads.split([p.numel() for p in self._weights]), self._weights, strict=True)]
+                       zip(flat.grads.split([p.numel() for p in used]), used, strict=True)]
         return flat
 
     def set_keys(self) -> None:
@@ -66,7 +65,7 @@ class OwnNetworkStep:
 
     def backward_to_pooled(self, label: Tensor) -> None:
         """Logits, and all gradients."""
-        grads = self.gradients(label, self._weights)
+        grads = self.gradients(label, self._names)
         torch._foreach_copy_(self._grads, [grad for grad in grads if grad is not None])
 
     def backward_bottom(self) -> None:
@@ -91,18 +90,31 @@ class OwnNetworkStep:
             for buffer, before in zip(self.buffers, kept, strict=True):
                 buffer.copy_(before)
 
-    def gradients(self, label: Tensor, weights: list[nn.Parameter]) -> list[Tensor | None]:
-        """Of `weights`; those of the pooled rows go into their buffer."""
+    def gradients(self, label: Tensor, names: list[str]) -> list[Tensor | None]:
+        """Of the weights of these names; those of the pooled rows go into their buffer.
+
+        Each time of new leaves over the weights' memory: `DistributedDataParallel` keeps those of the parameters
+        themselves on the stream that it was made on, and a capture may not wait for another.
+        """
+        from torch.func import functional_call
+
+        parameters = dict(self._module.named_parameters())
         with torch.enable_grad():
+            weights = {name: parameters[name].detach().requires_grad_() for name in names}
             pooled = self.pooled.detach().requires_grad_()
             with torch.autocast(self._device.type, torch.bfloat16, enabled=self._is_bf16):
-                logits = self._module(self.inputs, pooled).float()
+                logits = functional_call(self._module, weights, (self.inputs, pooled)).float()
             loss = binary_cross_entropy_with_logits(logits, label, reduction="sum") / self._num_global
-            of_pooled, *grads = torch.autograd.grad(loss, [pooled, *weights], allow_unused=True)
+            of_pooled, *grads = torch.autograd.grad(loss, [pooled, *weights.values()], allow_unused=True)
         self.logits.copy_(logits.detach())
         if of_pooled is not None:
             self.grad_pooled.copy_(of_pooled)
         return list(grads)
+
+
+def trainable(module: nn.Module) -> list[str]:
+    """The names of its weights that have gradients."""
+    return [name for name, parameter in module.named_parameters() if parameter.requires_grad]
 
 
 def why_not_captured(inputs: EngineInputs) -> str:
@@ -111,11 +123,10 @@ def why_not_captured(inputs: EngineInputs) -> str:
     assert isinstance(inputs.dense, OwnNetwork)
     step = OwnNetworkStep(inputs.dense, spec, spec.train.batch_size // inputs.world.world_size,
                           is_bf16=inputs.precision == "bf16")
-    weights = [p for p in inputs.dense.parameters() if p.requires_grad]
-    label = torch.zeros_like(step.logits)
+    names, label = trainable(inputs.dense), torch.zeros_like(step.logits)
 
     def run() -> None:
-        step.gradients(label, weights)
+        step.gradients(label, names)
 
     stream = torch.cuda.Stream(device)
     stream.wait_stream(torch.cuda.current_stream(device))
