@@ -87,6 +87,8 @@ def make_reference(
     is_counted = isinstance(counts, list) and len(counts) == NUM_SCORE_BINS and all(
         type(one) is int and one >= 0 for one in counts)
     scores = tuple(counts) if counts and is_counted else ()
+    if spec.stream.is_on and spec.data.kind == "synthetic" and source is None:
+        return Reference(scores=scores, why_none="the run follows a stream, whose rows are not read on export")
     if spec.data.is_own and source is None:
         return Reference(scores=scores, why_none="the rows of data of your own are not read on export")
     try:

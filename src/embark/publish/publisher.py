@@ -8,17 +8,26 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from tempfile import TemporaryDirectory
 
 from embark.errors import DataError, EmbarkError
-from embark.export.artifact import CANDIDATE, current_version, delta_chain, open_artifact, open_versions, set_current
+from embark.export.artifact import (
+    CANDIDATE,
+    Artifact,
+    current_version,
+    delta_chain,
+    open_artifact,
+    open_versions,
+    set_current,
+)
 from embark.export.delta import PARENT
 from embark.export.export_run import export_place, read_contents
 from embark.export.gate_record import read_gate, write_gate
 from embark.export.write_version import write_version
 from embark.publish.gate import GateVerdict, earlier_gate, judge, to_record
-from embark.publish.gate_rows import open_gate_rows
+from embark.publish.gate_rows import GateRows, open_gate_rows
 from embark.spec.publish import PublishSpec
 from embark.spec.user_code import file_of
 from embark.store import Checkpoint, CheckpointStore
@@ -68,13 +77,14 @@ def publish(run: str, *, to: str = "", gate: bool = True) -> PublishResult:
     candidate = _candidate(versions, trained)
     if candidate is not None and (record := read_gate(versions, candidate.step)) is not None:
         return _result(versions, trained, candidate, is_new=False, refused=str(record.get("why", "")))
-    if candidate is None:
-        contents = read_contents(trained, bounds.tables, build_index)
-        number = write_version(contents, place, delta=True, candidate=True).version
-        candidate = versions.find(number)
-        assert candidate is not None
-    exported_s = time.perf_counter()
-    verdict = _judged(trained, place, candidate.step, versions, bounds) if bounds.gate else None
+    with open_gate_rows(trained, bounds) if bounds.gate else nullcontext() as rows:
+        if candidate is None:
+            contents = read_contents(trained, bounds.tables, build_index, source=rows.rows if rows else None)
+            number = write_version(contents, place, delta=True, candidate=True).version
+            candidate = versions.find(number)
+            assert candidate is not None
+        exported_s = time.perf_counter()
+        verdict = _judged(trained, rows, open_artifact(place, candidate.step), versions, bounds) if rows else None
     record = to_record(verdict) if verdict else {"passed": True, "why": "", "notes": ["published without a gate"]}
     if record["passed"]:
         set_current(versions, candidate.step)
@@ -92,9 +102,9 @@ def check(run: str, *, to: str = "", step: int | None = None) -> CheckResult:
     bounds = trained.spec.publish
     place = export_place(trained, to or bounds.to)
     versions = open_versions(place)
-    with TemporaryDirectory(prefix="embark-check-") as folder:
-        written = write_version(read_contents(trained, bounds.tables, build_index), folder)
-        verdict = _judged(trained, folder, written.version, versions, bounds)
+    with TemporaryDirectory(prefix="embark-check-") as folder, open_gate_rows(trained, bounds) as rows:
+        write_version(read_contents(trained, bounds.tables, build_index), folder)
+        verdict = _judged(trained, rows, open_artifact(folder), versions, bounds)
     return CheckResult(trained.run_dir.uri, trained.checkpoint.step, place, current_version(versions), verdict)
 
 
@@ -123,9 +133,9 @@ def watch(
 
 
 def _judged(
-    trained: TrainedRun, place: str, version: int, versions: CheckpointStore, bounds: PublishSpec
+    trained: TrainedRun, rows: GateRows, candidate: Artifact, versions: CheckpointStore, bounds: PublishSpec
 ) -> GateVerdict:
-    """`version` at `place`, against the current one of `versions`."""
+    """Against the current one of `versions`."""
     model_file = file_of(trained.spec.model.kind) if trained.spec.model.is_own else ""
     notes: tuple[str, ...] = ()
     published, earlier = None, None
@@ -135,9 +145,8 @@ def _judged(
             earlier = earlier_gate(read_gate(versions, number) or {})
         except DataError as error:
             notes = (f"the published version {number} cannot be read, and is not compared: {error.what}",)
-    with open_gate_rows(trained, bounds) as rows:
-        scored = rows.scored(open_artifact(place, version), published, bounds, model_file, earlier)
-        return replace(judge(scored, bounds), rows=rows.opened.description, notes=(*notes, *rows.opened.notes))
+    scored = rows.scored(candidate, published, bounds, model_file, earlier)
+    return replace(judge(scored, bounds), rows=rows.opened.description, notes=(*notes, *rows.opened.notes))
 
 
 def _candidate(versions: CheckpointStore, trained: TrainedRun) -> Checkpoint | None:
