@@ -26,8 +26,7 @@ def bench(
 ) -> None:
     """Train a spec's first batches here with Embark and with stock TorchRec, and compare samples per second.
 
-    Compares Embark's engine with TorchRec's pipeline for a model of your own. With place.device=jax, measures only the
-    JAX trainer.
+    Compares Embark's engines for a model of your own. With place.device=jax, measures only the JAX trainer.
 
     Parameters
     ----------
