@@ -82,7 +82,7 @@ def peer_app(artifact: str) -> Any:
     import torch
     from fastapi import FastAPI, Request, Response
 
-    from embark.trainers.torch.exported_model import ExportedModel, load_network
+    from embark.trainers.torch.exported_model import ExportedModel, _speed_up, load_network
 
     opened = open_artifact(artifact)
     model, layout = ExportedModel(opened), opened.info.rows.layout
@@ -90,7 +90,8 @@ def peer_app(artifact: str) -> Any:
                        for feature, (_, look_up) in zip(layout.features, model._lookups, strict=True)])
     first_rows = torch.tensor(np.cumsum([0, *(feature.rows for feature in layout.features[:-1])]))
     network, app = load_network(opened, ""), FastAPI()
-    bottom, top, num_vectors, dim = network.bottom, network.top, network.num_vectors, network.dim
+    _speed_up(network, is_int8=False)  # the layout of weights in which torch is fastest on this machine
+    bottom, top, num_vectors, dim = network.bottom.network, network.top, network.num_vectors, network.dim
     pairs = network.dots.pair_cells
     num_dense, num_tables, num_shared = len(layout.dense), len(layout.features), len(layout.features) // 2
     torch.set_num_threads(1)
@@ -157,12 +158,13 @@ def make_requests(artifact: str, num_rows: int, is_shared: bool = False) -> tupl
 
 def start(name: str, command: list[str], port: int, path: str, requests: list[Any]) -> Server:
     server = Server(name, path, port, psutil.Popen(command, stdout=subprocess.DEVNULL), requests)
-    for _ in range(600):
+    for _ in range(3_000):
         try:
             socket.create_connection(("127.0.0.1", port), timeout=1).close()
             return server
         except OSError:
             time.sleep(0.1)
+    server.stop()
     raise SystemExit(f"{name} does not start")
 
 

@@ -159,10 +159,17 @@ class Request:
     grpc: bytes
 
 
-def make_requests(artifact: Artifact, num_rows: int) -> list[Request]:
-    from embark.serve.grpc_messages import message_classes
+def has_grpc() -> bool:
+    """Where it is not installed, HTTP alone is measured."""
+    return importlib.util.find_spec("grpc") is not None
 
-    infer, found = message_classes()["ModelInferRequest"], []
+
+def make_requests(artifact: Artifact, num_rows: int) -> list[Request]:
+    if has_grpc():
+        from embark.serve.grpc_messages import message_classes
+
+        infer = message_classes()["ModelInferRequest"]
+    found = []
     for number in range(NUM_REQUESTS):
         rows, layout = draw_rows(artifact, num_rows, seed=10 + number), artifact.info.rows.layout
         columns = [*((name, "FP32", np.ascontiguousarray(values)) for name, values in
@@ -176,7 +183,7 @@ def make_requests(artifact: Artifact, num_rows: int) -> list[Request]:
         body = header + b"".join(raw)
         head = (f"POST /v2/models/{NAME}/infer HTTP/1.1\r\nHost: x\r\nContent-Length: {len(body)}\r\n"
                 f"Inference-Header-Content-Length: {len(header)}\r\n\r\n")
-        found.append(Request(head.encode() + body, infer(
+        found.append(Request(head.encode() + body, b"" if not has_grpc() else infer(
             model_name=NAME, raw_input_contents=raw, inputs=[
                 {"name": name, "datatype": datatype, "shape": [num_rows]} for name, datatype, _ in columns],
         ).SerializeToString()))
@@ -251,8 +258,9 @@ def measure_server(place: Path, device: ScoringDevice, requests: list[Request], 
             raise SystemExit("the server does not start")
         listening = json.loads(line)
         print(f"  {listening['device']}" + (f"; {listening['note']}" if listening["note"] else ""))
-        roads = {"HTTP": (lambda: http_client(listening["url"], requests), "infer"),
-                 "gRPC": (lambda: grpc_client(listening["grpc"], requests), "grpc infer")}
+        roads = {"HTTP": (lambda: http_client(listening["url"], requests), "infer")}
+        if listening["grpc"]:
+            roads["gRPC"] = (lambda: grpc_client(listening["grpc"], requests), "grpc infer")
         for road, (connect, route) in roads.items():
             for num_clients in (1, 4, 16):
                 before = server_clock(listening["url"], route)
@@ -284,7 +292,8 @@ def serve(place: str, device: ScoringDevice) -> None:
         print(json.dumps({"url": listening.url, "grpc": listening.grpc, "device": listening.device, "note": note}),
               flush=True)
 
-    serve_model(place, name=NAME, device=device, poll_s=0, on_start=report, endpoint=Endpoint(port=0, grpc_port=0),
+    endpoint = Endpoint(port=0, grpc_port=0 if has_grpc() else None)
+    serve_model(place, name=NAME, device=device, poll_s=0, on_start=report, endpoint=endpoint,
                 limits=serve_limits(max_wait_ms=0, max_queued_rows=65_536))
 
 

@@ -13,6 +13,7 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
+from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -106,12 +107,13 @@ def serve(
         raise UserError(f"--poll-s {poll_s:g}: out of range", fix="seconds, such as 10; 0: never")
     if "://" in record:
         raise UserError(f"--record {record}: is no folder of this machine", fix="name a folder, or a mounted volume")
+    limits = limits or ServeLimits(num_threads=_NUM_THREADS)
+    num_sharing = _share_cores(limits.num_threads)
     from embark.trainers.torch.exported_model import shared_cores
 
     def load(number: int | None, onto: Artifact | None = None) -> RequestScorer:
         return load_scorer(place, number, model_file, device, onto)
 
-    limits = limits or ServeLimits(num_threads=_NUM_THREADS)
     scorer, refused = load_current(place, load) if version is None else (load(version), None)
     model = ServedModel(scorer, name)
     del scorer  # its memory is released when another version takes over
@@ -121,8 +123,17 @@ def serve(
         model.current, model.refused = refused.version, refused
         model.report(refused)
     follower = VersionFollower(place, model, load, poll_s)
-    with follower.running() if poll_s and version is None else nullcontext(), shared_cores(limits.num_threads):
+    with follower.running() if poll_s and version is None else nullcontext(), shared_cores(num_sharing):
         serve_scorer(model, endpoint, limits, on_start, record)
+
+
+def _share_cores(num_threads: int) -> int:
+    """Give each thread that scores its share of the cores, before torch is imported: not all of the libraries that it
+    calls heed what it is told later. How many share the threads that torch has then."""
+    if "torch" in sys.modules or "OMP_NUM_THREADS" in os.environ:
+        return num_threads
+    os.environ["OMP_NUM_THREADS"] = str(max(1, len(os.sched_getaffinity(0)) // num_threads))
+    return 1
 
 
 def load_current(
@@ -181,10 +192,19 @@ def serve_scorer(
     with _listener(endpoint.host, endpoint.port) as listener, _short_switches():
         host, port = listener.getsockname()[:2]
         folder = Path(record).expanduser() / f"{socket.gethostname()}-{port}" if record else None
-        with model.traffic.running(folder, f"{host}:{port}"):
-            asyncio.run(_serve(model, endpoint, certificate, listener, lambda url, grpc: on_start(Listening(
+        with model.traffic.running(folder, f"{host}:{port}"), asyncio.Runner(loop_factory=_loop_factory()) as runner:
+            runner.run(_serve(model, endpoint, certificate, listener, lambda url, grpc: on_start(Listening(
                 url=url, grpc=grpc, model=model.name, version=served.artifact.version, needs_token=bool(token),
                 device=served.device))))
+
+
+def _loop_factory() -> Callable[[], asyncio.AbstractEventLoop] | None:
+    """uvloop's, where it is installed; otherwise asyncio's own."""
+    if find_spec("uvloop") is None:
+        return None
+    import uvloop
+
+    return uvloop.new_event_loop
 
 
 async def _serve(model: ModelServer, endpoint: Endpoint, certificate: tuple[Path, Path] | None,
@@ -258,8 +278,11 @@ def _listener(host: str, port: int) -> socket.socket:
     if not host.strip():  # Which would be all addresses.
         raise UserError("--host: is empty", fix="127.0.0.1 for this machine alone, 0.0.0.0 for all addresses")
     try:
-        return socket.create_server((host, port), family=socket.AF_INET6 if ":" in host else socket.AF_INET,
-                                    backlog=_MAX_CONNECTIONS)
+        listener = socket.create_server((host, port), family=socket.AF_INET6 if ":" in host else socket.AF_INET,
+                                        backlog=_MAX_CONNECTIONS)
+        # Connections inherit it; otherwise a body of some 100 kB waits 40 ms for an acknowledgement.
+        listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        return listener
     except (OSError, OverflowError) as error:
         raise UserError(f"{host}:{port}: cannot listen there: {getattr(error, 'strerror', None) or error}",
                         fix="choose another --port or --host") from None

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import json
+import os
 import socket
+import sys
 import threading
+from concurrent.futures import ThreadPoolExecutor, as_completed
 from contextlib import suppress
 
 import numpy as np
@@ -374,6 +377,27 @@ def test_overload_is_answered_with_429_and_retry_after(artifact):
     assert refused[2]["Retry-After"] == "1"
 
 
+def test_with_five_times_the_requests_as_many_are_answered_as_the_queue_holds_again_and_again(artifact):
+    scorer, num_waves, num_held = BlockedScorer(artifact), 6, 4
+
+    def use(client):
+        statuses = []
+        with ThreadPoolExecutor(5 * num_held) as threads:
+            for _ in range(num_waves):
+                scorer.release.clear()
+                sent = [threads.submit(client, "POST", "/score", {"rows": ROWS[:8]}) for _ in range(5 * num_held)]
+                done = as_completed(sent)
+                first = [next(done).result()[0] for _ in range(4 * num_held)]  # while nothing is scored
+                scorer.release.set()
+                statuses.append((first, [one.result()[0] for one in done]))
+        return statuses, client("GET", "/metrics")[1]
+
+    limits = ServeLimits(batch=BatchLimits(max_queued_rows=8 * num_held))
+    statuses, metrics = while_serving(artifact, use, scorer=scorer, limits=limits)
+    assert statuses == [([429] * 4 * num_held, [200] * num_held)] * num_waves
+    assert "embark_serve_queued_rows 0.0" in metrics
+
+
 def test_a_full_queue_refuses_a_request_before_its_body_arrives(artifact):
     scorer = BlockedScorer(artifact)
 
@@ -396,6 +420,23 @@ def test_a_full_queue_refuses_a_request_before_its_body_arrives(artifact):
     assert answer.startswith(b"HTTP/1.1 429")
     assert b"retry-after: 1\r\n" in answer.lower()
     assert 'embark_serve_requests_total{route="/score",status="429"} 1.0' in metrics
+
+
+def test_no_part_of_a_request_waits_for_an_acknowledgement():
+    with server._listener("127.0.0.1", 0) as listener, socket.create_connection(listener.getsockname()[:2]):
+        accepted, _ = listener.accept()
+        with accepted:
+            assert accepted.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)
+
+
+def test_each_thread_that_scores_gets_its_share_of_the_cores_unless_the_user_decides(monkeypatch):
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(16)))
+    monkeypatch.setenv("OMP_NUM_THREADS", "6")
+    assert (server._share_cores(2), os.environ["OMP_NUM_THREADS"]) == (2, "6")
+    monkeypatch.delenv("OMP_NUM_THREADS")
+    assert server._share_cores(2) == 2  # torch is loaded here, and is told later
+    monkeypatch.delitem(sys.modules, "torch")
+    assert (server._share_cores(2), os.environ["OMP_NUM_THREADS"]) == (1, "8")
 
 
 def test_a_port_in_use_and_limits_out_of_range_are_refused(artifact):

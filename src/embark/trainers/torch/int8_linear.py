@@ -36,9 +36,9 @@ class Int8Linear(nn.Module):
 
     def forward(self, values: Tensor) -> Tensor:
         rows = values.reshape(-1, values.shape[-1])
-        scale = rows.abs().amax(dim=1, keepdim=True).clamp_(min=_TINY) / _LARGEST
+        largest = rows.abs().amax(dim=1, keepdim=True).clamp_(min=_TINY)
+        levels = (rows * (_LARGEST / largest)).round_().to(torch.int8)
         sums: Tensor = torch.ops.onednn.qlinear_pointwise(
-            (rows / scale).round_().to(torch.int8), 1.0, 0, self.packed, self.one, self.zero, None, 1.0, 0,
-            torch.float32, "none", [], "")
-        found = sums.mul_(scale).mul_(self.weight_scale)
+            levels, 1.0, 0, self.packed, self.one, self.zero, None, 1.0, 0, torch.float32, "none", [], "")
+        found = sums.mul_(largest / _LARGEST).mul_(self.weight_scale)
         return (found if self.bias is None else found.add_(self.bias)).view(*values.shape[:-1], -1)

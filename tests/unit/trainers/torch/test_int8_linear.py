@@ -19,9 +19,9 @@ def layer() -> tuple[nn.Linear, Int8Linear]:
 def test_the_result_is_that_of_rows_and_weights_rounded_to_127_levels():
     linear, in_int8 = layer()
     rows = torch.randn(40, 415) * torch.logspace(-3, 3, 40)[:, None]
-    scale, weight_scale = rows.abs().amax(1, keepdim=True) / 127, linear.weight.abs().amax(1) / 127
-    sums = (rows / scale).round().double() @ (linear.weight / weight_scale[:, None]).round().double().T
-    expected = sums * scale * weight_scale + linear.bias
+    largest, weight_scale = rows.abs().amax(1, keepdim=True), linear.weight.abs().amax(1) / 127
+    sums = (rows * (127 / largest)).round().double() @ (linear.weight / weight_scale[:, None]).round().double().T
+    expected = sums * (largest / 127) * weight_scale + linear.bias
     assert torch.allclose(in_int8(rows).double(), expected, rtol=1e-6, atol=1e-6)
     off = (in_int8(rows) - linear(rows)).abs().amax(1) / linear(rows).abs().amax(1)
     assert 0 < off.max() < 0.02

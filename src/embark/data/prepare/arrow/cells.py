@@ -71,7 +71,8 @@ class CellParser:
     def keys(self, array: Any, column: SparseColumn) -> SparseCells:
         """A sparse column: one key a row, or a list of them."""
         if isinstance(array, np.ndarray):
-            return SparseCells(array.astype(np.uint64 if array.dtype == np.uint64 else np.int64).view(np.uint64))
+            kind = np.uint64 if array.dtype == np.uint64 else np.int64
+            return SparseCells(array.astype(kind, copy=False).view(np.uint64))
         array = normalize_array(array)
         if not column.is_list:
             return self._one_key(array, column.kind)

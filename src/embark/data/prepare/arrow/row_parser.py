@@ -63,13 +63,14 @@ class RowParser:
         self._label_above = prepare.label_above
         self._cells = CellParser(prepare.missing, prepare.list_delimiter or schema.list_delimiter)
         self.number_columns = _number_columns(schema)
+        wanted = [schema.label, *(label.name for label in schema.labels), *schema.dense,
+                  *(s.source for s in schema.sparse), *(time.name for time in schema.times), schema.split_column]
+        self._columns = [name for name in dict.fromkeys(wanted) if name]
 
     @property
     def columns(self) -> list[str]:
         """Those of the input that are needed."""
-        wanted = [self._schema.label, *(label.name for label in self._schema.labels), *self._schema.dense,
-                  *(s.source for s in self._schema.sparse), *(time.name for time in self._schema.times)]
-        return [name for name in dict.fromkeys([*wanted, self._schema.split_column]) if name]
+        return self._columns
 
     def parse(self, column: Callable[[str], Any], location: Location, where: str) -> RawRows:
         """The rows that `column` gives the cells of, by name; of `number_columns` as numpy's array too."""
