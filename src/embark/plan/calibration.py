@@ -1,6 +1,8 @@
 """What was measured on real machines, and how it is carried over to those that were not."""
 
+import time
 import tomllib
+from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
 from functools import cache
 from pathlib import Path
@@ -88,6 +90,7 @@ def load_calibrations() -> dict[str, Calibration]:
 def clear_cache() -> None:
     """Read the files again at the next call."""
     _load.cache_clear()
+    _of_this_cpu.cache_clear()
 
 
 @cache
@@ -113,6 +116,43 @@ def calibration_for(gpu: Gpu, known: dict[str, Calibration] | None = None) -> Ca
     """What was measured on this accelerator, or an estimate from the nearest that was."""
     known = load_calibrations() if known is None else known
     return known[gpu.name] if gpu.name in known else _scaled(known["H200"], gpu)
+
+
+def cpu_calibration() -> Calibration:
+    """Of this machine's CPU: what was measured here, or what was measured elsewhere at the rates of this one."""
+    return _of_this_cpu(calibration_path())
+
+
+@cache
+def _of_this_cpu(own: Path) -> Calibration:
+    known = _load(own)[CPU]
+    if own.exists() and CPU in read_calibrations(own):
+        return known
+    copy_bytes, flops = probe_cpu()
+    factor = flops / known.rates.matmul_flops["fp32"]
+    rates = replace(known.rates, copy_bytes=copy_bytes, upload_bytes=copy_bytes,
+                    matmul_flops={name: rate * factor for name, rate in known.rates.matmul_flops.items()})
+    basis = f"an estimate: measured on {known.title}, at the rates of this CPU ({flops / 1e9:,.0f} GFLOP/s in fp32)"
+    return replace(known, rates=rates, is_measured=False, basis=basis)
+
+
+def probe_cpu() -> tuple[float, float]:
+    """Bytes a second of a copy and operations a second of a matrix product on all threads, in a tenth of a second."""
+    import numpy as np
+
+    values, size = np.ones(1 << 22, np.float32), 768
+    square, other = np.ones((size, size), np.float32), np.empty_like(values)
+    return (2 * values.nbytes / _best_s(lambda: np.copyto(other, values)),
+            2.0 * size**3 / _best_s(lambda: square @ square))
+
+
+def _best_s(call: Callable[[], object], rounds: int = 5) -> float:
+    best = float("inf")
+    for _ in range(rounds):
+        started = time.perf_counter()
+        call()
+        best = min(best, time.perf_counter() - started)
+    return best
 
 
 def _scaled(base: Calibration, gpu: Gpu) -> Calibration:

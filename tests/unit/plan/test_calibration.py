@@ -6,7 +6,9 @@ import pytest
 
 from embark.catalog import load_catalog
 from embark.errors import UserError
+from embark.plan import calibration
 from embark.plan.calibration import (
+    SHIPPED,
     calibration_for,
     calibration_path,
     clear_cache,
@@ -67,3 +69,26 @@ def test_a_drivers_name_is_found_in_the_catalog(title, gib, name):
 
 def test_an_unknown_card_is_none():
     assert match_gpu("NVIDIA GeForce RTX 9090", 24 * 2**30, load_catalog()) is None
+
+
+def test_another_cpu_is_an_estimate_at_its_own_rates_until_it_is_measured(tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path))
+    shipped = read_calibrations(SHIPPED)["cpu"]
+    half = shipped.rates.matmul_flops["fp32"] / 2
+    monkeypatch.setattr(calibration, "probe_cpu", lambda: (1e10, half))
+    found = calibration.cpu_calibration()
+    assert not found.is_measured
+    assert found.rates.copy_bytes == 1e10
+    assert found.rates.matmul_flops["bf16"] == shipped.rates.matmul_flops["bf16"] / 2
+    assert found.engines == shipped.engines
+    calibration.clear_cache()
+    path = tmp_path / "embark" / "calibration.toml"
+    path.parent.mkdir()
+    path.write_text(to_toml(shipped))
+    assert calibration.cpu_calibration().rates == shipped.rates
+
+
+def test_a_cpu_is_probed_in_bytes_and_operations_a_second():
+    copy_bytes, flops = calibration.probe_cpu()
+    assert 1e8 < copy_bytes < 1e13
+    assert 1e8 < flops < 1e14
