@@ -22,8 +22,7 @@ def publish(
 ) -> ExitCode:
     """Publish a run's newest checkpoint: export it as a delta, measure it, and make it current if it passes the gate.
 
-    `[publish]` of the run's spec says where to, how often and what must hold. A version that is refused is kept, with
-    the reason, and servers do not switch to it: exit code 1.
+    [publish] of its spec says where to and what must hold. A refused version is kept and not served: exit code 1.
 
     Parameters
     ----------
