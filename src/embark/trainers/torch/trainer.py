@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -252,4 +253,4 @@ def _batch_layout(spec: RunSpec, source: SampleSource, num_samples: int, world: 
     packed = PackedLayout(num_samples, spec.model.num_dense, tuple(t.multi_hot for t in tables))
     if type(source) is SyntheticSource and world.device.type == "cuda":  # not one that drifts
         return DrawnLayout(source, packed, world.device)
-    return packed
+    return replace(packed, is_wide=spec.model.has_dynamic_tables)

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+NO_SLOT, NO_ID = -1, -2  # In place of a slot: the id has none; there is no id.
 FREE = -1  # In the place of the step in which a row was seen last.
 LRU, LFU, AGE = range(3)
 NEVER = 2**62  # A score above all others: of rows that were touched in this step.
@@ -20,9 +21,8 @@ of them that another id lost."""
 class IdLayout:
     """How the ids of a batch lie: table by table, each up to its end."""
 
-    def __init__(self, ends: Sequence[int], device: torch.device, *, is_fixed: bool = False) -> None:
-        """`is_fixed`: the shapes of a step follow from this alone, so that a CUDA graph can hold it."""
-        self.is_fixed, self.size = is_fixed, ends[-1]
+    def __init__(self, ends: Sequence[int], device: torch.device) -> None:
+        self.size = ends[-1]
         self.longest = max(end - start for start, end in zip([0, *ends], ends, strict=False))
         self.starts = torch.tensor([0, *ends], device=device)
         self.tables = torch.repeat_interleave(torch.arange(len(ends), device=device), self.starts.diff(),
@@ -34,7 +34,7 @@ class Found:
     """Ids of a batch, looked up."""
 
     hashes: Tensor
-    slots: Tensor  # −1 where an id has none.
+    slots: Tensor
     is_missing: Tensor  # There is an id, and it has none.
 
 

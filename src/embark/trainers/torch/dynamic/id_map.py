@@ -72,6 +72,10 @@ class IdMap:
         self.statistics = torch.zeros(len(tables), len(STATISTICS), dtype=torch.int64, device=device)
         """Since they were taken last."""
         self.ops: Any = torch_ops
+        if device.type == "cuda":
+            from embark.trainers.torch.dynamic import map_kernels
+
+            self.ops = map_kernels
         self.first_bucket = self.first_slot // BUCKET_SLOTS
         self._slot_tables = torch.repeat_interleave(torch.arange(len(tables), device=device),
                                                     self.num_buckets * BUCKET_SLOTS)
@@ -139,7 +143,7 @@ class IdMap:
         before = is_admitted.cumsum(1) - is_admitted.int()
         is_other = torch.cat([torch.ones_like(is_first[:, :1]), buckets[:, 1:] != buckets[:, :-1]], 1)
         number = before - torch.where(is_other, before, 0).cummax(1).values
-        tables = torch.arange(num_tables, device=self.device)[:, None].expand_as(found).reshape(-1)
+        tables = torch.arange(num_tables, device=self.device).repeat_interleave(width, output_size=num_tables * width)
         slots = self.ops.choose(self, (buckets + self.first_bucket[:, None]).reshape(-1), tables, number.reshape(-1),
                                 is_admitted.reshape(-1), step)
         new = NewRows(slots, found.reshape(-1), tables)

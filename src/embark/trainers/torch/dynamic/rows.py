@@ -48,9 +48,29 @@ def row_shards(tables: ShardedEmbeddingBagCollection, ids: IdMap) -> list[RowSha
     return found
 
 
+class RowReset:
+    """Gives new rows the first values of their ids, and their optimizer's state none."""
+
+    def __init__(self, tables: ShardedEmbeddingBagCollection, ids: IdMap) -> None:
+        self.shards, self._ids = row_shards(tables, ids), ids
+        self._about: Tensor | None = None
+        if ids.device.type == "cuda" and self.shards:
+            from embark.trainers.torch.dynamic import map_kernels
+
+            self._about = map_kernels.about_shards(ids, self.shards)
+
+    def __call__(self, new: NewRows) -> None:
+        if self._about is None:
+            reset_rows(self._ids, new, self.shards)
+            return
+        from embark.trainers.torch.dynamic import map_kernels
+
+        map_kernels.reset(self._ids, new, self.shards, self._about)
+
+
 @torch.no_grad()
 def reset_rows(ids: IdMap, new: NewRows, shards: list[RowShard]) -> None:
-    """Give new rows the first values of their ids, and their optimizer's state none; shapes follow from the values."""
+    """The same with shapes that follow from the values."""
     for shard in shards:
         rows = new.slots - ids.first_slots[shard.table] + 1 - shard.first_row
         is_mine = (new.slots >= 0) & (new.tables == shard.table) & (rows >= 0) & (rows < len(shard.weights))

@@ -13,10 +13,11 @@ from torch import Tensor
 from torchrec.distributed.embeddingbag import ShardedEmbeddingBagCollection
 
 from embark.data import Batch
+from embark.data.dynamic_ids import NO_ID
 from embark.spec import RunSpec
 from embark.trainers.torch.dynamic.batch_ids import IdLayout
 from embark.trainers.torch.dynamic.id_map import IdMap
-from embark.trainers.torch.dynamic.rows import RowShard, reset_rows, row_shards
+from embark.trainers.torch.dynamic.rows import RowReset
 from embark.trainers.torch.world import World
 
 
@@ -25,20 +26,13 @@ class DynamicTables:
     ranks. The rows are sharded as those of any table."""
 
     def __init__(self, spec: RunSpec, world: World, sharded: ShardedEmbeddingBagCollection) -> None:
-        self._world, self._sharded = world, sharded
+        self._world = world
         features = [table.name for table in spec.model.table_list()]
         stored = [table for table in spec.model.stored_tables() if table.is_dynamic]
         self.map = IdMap(stored, spec.train.seed, world.device)
         self.features = [[features.index(one.name) for one in table.features] for table in stored]
         """Of each table, the positions of its features among the model's."""
-        self._shards: list[RowShard] | None = None
-
-    @property
-    def shards(self) -> list[RowShard]:
-        """This rank's rows."""
-        if self._shards is None:
-            self._shards = row_shards(self._sharded, self.map)
-        return self._shards
+        self.reset = RowReset(sharded, self.map)
 
     def assign(self, batch: Batch, step: int) -> Batch:
         """This rank's part of a step's batch with rows in place of ids; every rank must call it."""
@@ -47,8 +41,8 @@ class DynamicTables:
         # A feature's ids lie as in the whole batch.
         ids = [np.concatenate([of_rank[feature] for of_rank in of_ranks]) for feature in range(len(own))]
         rows, new = self.map.assign(*self._on_device(ids), torch.tensor([step], device=self.map.device))
-        reset_rows(self.map, new, self.shards)
-        found = np.split(rows.cpu().numpy(), np.cumsum([len(one) for one in ids])[:-1])
+        self.reset(new)
+        found = _split(rows, ids)
         for feature, mine in enumerate(own):
             before = sum(len(of_rank[feature]) for of_rank in of_ranks[: self._world.rank])
             found[feature] = found[feature][before : before + len(mine)]
@@ -57,8 +51,7 @@ class DynamicTables:
     def look_up(self, batch: Batch) -> Batch:
         """A batch with rows in place of ids; nothing changes."""
         ids = self._parts(batch)
-        rows = self.map.look_up(*self._on_device(ids)).cpu().numpy()
-        return self._replaced(batch, np.split(rows, np.cumsum([len(one) for one in ids])[:-1]))
+        return self._replaced(batch, _split(self.map.look_up(*self._on_device(ids)), ids))
 
     def metrics(self) -> dict[str, Any]:
         """By metric and table, since the last call; the map is the same on all ranks."""
@@ -80,10 +73,19 @@ class DynamicTables:
     def _on_device(self, ids: Sequence[NDArray[np.int64]]) -> tuple[Tensor, IdLayout]:
         sizes = iter(map(len, ids))
         ends = np.cumsum([sum(next(sizes) for _ in of_table) for of_table in self.features]).tolist()
-        return torch.from_numpy(np.concatenate(ids)).to(self.map.device), IdLayout(ends, self.map.device)
+        flat = np.concatenate(ids)
+        if not len(flat):  # a kernel has something to read
+            flat, ends = np.array([NO_ID]), [1] * len(ends)
+        return torch.from_numpy(flat).to(self.map.device), IdLayout(ends, self.map.device)
 
     def _replaced(self, batch: Batch, rows: Sequence[NDArray[np.int32]]) -> Batch:
         parts = np.split(batch.ids, np.cumsum(batch.lengths.sum(axis=1))[:-1])
         for feature, own in zip([one for of_table in self.features for one in of_table], rows, strict=True):
             parts[feature] = own
         return replace(batch, ids=np.concatenate(parts).astype(np.int32))
+
+
+def _split(rows: Tensor, ids: Sequence[NDArray[np.int64]]) -> list[NDArray[np.int32]]:
+    """By feature, as the ids are."""
+    ends = np.cumsum([len(one) for one in ids])
+    return np.split(rows.cpu().numpy()[: ends[-1]], ends[:-1])

@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from embark.data.dynamic_ids import NO_ID, bucket_of, mixed
+from embark.data import dynamic_ids
+from embark.data.dynamic_ids import bucket_of, mixed
 from embark.spec.dynamic import BUCKET_SLOTS
 from embark.trainers.torch.dynamic.batch_ids import (
     ADMISSIONS,
@@ -20,6 +21,8 @@ from embark.trainers.torch.dynamic.batch_ids import (
     LOOKUPS,
     LRU,
     NEVER,
+    NO_ID,
+    NO_SLOT,
     Found,
     IdLayout,
     NewRows,
@@ -30,8 +33,10 @@ if TYPE_CHECKING:
 
 
 def find(ids: IdMap, raw: Tensor, layout: IdLayout, step: Tensor | None) -> Found:
-    """Which slot each id has; with a step, those are touched."""
-    hashes, is_id = mixed(raw, ids.keys[layout.tables]), raw != NO_ID
+    """Which slot each id has; with a step, those are touched. Ids of 32 bits are none where they are −1."""
+    if raw.dtype == torch.int32:
+        raw = torch.where(raw == -1, dynamic_ids.NO_ID, raw.long())
+    hashes, is_id = mixed(raw, ids.keys[layout.tables]), raw != dynamic_ids.NO_ID
     slots = _slots(ids, hashes, layout.tables, is_id)
     is_hit = slots >= 0
     if step is not None:
@@ -97,7 +102,7 @@ def rows(ids: IdMap, found: Found, layout: IdLayout, *, is_counting: bool) -> Te
     """Of all ids, those without a slot looked up again: 0 where there is none, −1 where there is no id."""
     slots = torch.where(found.is_missing, _slots(ids, found.hashes, layout.tables, found.is_missing), found.slots)
     if is_counting:
-        _count(ids, DEFAULTS, slots == -1, layout)
+        _count(ids, DEFAULTS, slots == NO_SLOT, layout)
     own = torch.where(slots >= 0, slots - ids.first_slot[layout.tables] + 1, 0)
     return torch.where(slots == NO_ID, -1, own).int()
 

@@ -43,12 +43,12 @@ def make_map(chosen: list[Table]) -> IdMap:
     return IdMap(ModelSpec(tables=tuple(chosen)).stored_tables(), SEED, torch.device("cpu"))
 
 
-def compare(chosen: list[Table], steps: list[list[list[int]]], ids: IdMap, *, is_fixed: bool) -> None:
+def compare(chosen: list[Table], steps: list[list[list[int]]], ids: IdMap) -> None:
     references = [ReferenceTable(table, SEED) for table in chosen]
     for step, of_tables in enumerate(steps):
         flat = torch.tensor([one for some in of_tables for one in some], dtype=torch.int64)
         ends = np.cumsum([len(some) for some in of_tables]).tolist()
-        layout = IdLayout(ends, torch.device("cpu"), is_fixed=is_fixed)
+        layout = IdLayout(ends, torch.device("cpu"))
         rows, new = ids.assign(flat, layout, torch.tensor([step]))
         expected = [reference.step(some, step) for reference, some in zip(references, of_tables, strict=True)]
         assert rows[flat != NO_ID].tolist() == [row for found, _ in expected for row in found]
@@ -84,4 +84,13 @@ def new_rows(ids: IdMap, new: object) -> Iterator[tuple[int, int, int]]:
 @given(streams())
 def test_rows_admissions_and_evictions_are_those_of_the_reference(case) -> None:
     chosen, steps = case
-    compare(chosen, steps, make_map(chosen), is_fixed=False)
+    compare(chosen, steps, make_map(chosen))
+
+
+@settings(max_examples=15, deadline=None)
+@given(streams())
+def test_the_kernels_of_a_gpu_give_the_rows_of_the_reference(kernels, case) -> None:
+    chosen, steps = case
+    ids = make_map(chosen)
+    ids.ops = kernels
+    compare(chosen, [of_tables for of_tables in steps if any(map(len, of_tables))], ids)

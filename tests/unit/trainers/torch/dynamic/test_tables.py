@@ -15,6 +15,9 @@ TABLES = """model.tables=[
     { name = "seen", shares = "item", multi_hot = 3 }, { name = "shop", rows = 7 }]"""
 
 
+DRIFT = ("data.drift.samples_per_day=1000", "data.drift.num_ids=200")
+
+
 def state_of(trainer) -> dict[str, torch.Tensor]:
     return {f"{table}.{name}": value.clone() for table, of_table in trainer.dynamic.map.state().items()
             for name, value in of_table.items()}
@@ -29,7 +32,7 @@ def test_new_rows_begin_with_values_of_their_ids_and_an_empty_state(built, optim
     trainer = built(TABLES, f"train.optimizer={optimizer}", "data.ragged=true")
     source = open_source(trainer.spec)
     reference = ReferenceTable(trainer.spec.model.tables[0], trainer.spec.train.seed)
-    shard = next(one for one in trainer.dynamic.shards if one.table == 0)
+    shard = next(one for one in trainer.dynamic.reset.shards if one.table == 0)
     shard.weights.fill_(7.0)
     shard.states[0].fill_(7.0)
     with Loader(source, batch_size=128, rank=0, world_size=1, start_step=0, stop_step=4) as loader:
@@ -95,3 +98,13 @@ def test_fields_without_effect_are_refused(tiny, tables, field):
     with pytest.raises(SpecError) as refused:
         tiny(f"model.tables=[{tables}]")
     assert field in str(refused.value)
+
+
+@pytest.mark.parametrize("sets", [(), ("data.ragged=true",), DRIFT])
+def test_the_captured_step_gives_the_losses_and_the_map_of_the_pipeline(train_tiny, sets):
+    pipeline = train_tiny(TABLES, "train.num_steps=5", *sets)
+    captured = train_tiny(TABLES, "train.num_steps=5", "train.engine=cuda_graph", *sets)
+    assert captured.of("start")[0]["engine"] == "cuda_graph"
+    assert captured.losses() == pytest.approx(pipeline.losses(), rel=2e-5)
+    for name in ("id_hit_rate", "id_default_rate", "ids_admitted", "ids_evicted", "table_fullness"):
+        assert [event[name] for event in captured.of("step")] == [event[name] for event in pipeline.of("step")]

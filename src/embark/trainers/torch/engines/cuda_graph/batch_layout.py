@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from embark.data import Batch, Loader, SampleSource
+from embark.data.dynamic_ids import NO_ID
 from embark.data.loader import RawLoader, Share, num_loader_threads
 from embark.data.prepared.layout import Layout
 from embark.data.prepared.source import RawBatches
@@ -53,6 +54,8 @@ class PackedLayout:
     num_samples: int
     num_dense: int
     num_ids: tuple[int, ...]
+    is_wide: bool = False
+    """Ids have 64 bits, as those of dynamic tables may, and `NO_ID` in place of −1."""
 
     @property
     def size_bytes(self) -> int:
@@ -75,7 +78,8 @@ class PackedLayout:
         n = self.num_samples
         return (
             buffer[dense : dense + 4 * n * self.num_dense].view(torch.float32).view(n, self.num_dense),
-            buffer[ids : ids + 4 * n * sum(self.num_ids)].view(torch.int32),
+            buffer[ids : ids + self._id_bytes * n * sum(self.num_ids)].view(
+                torch.int64 if self.is_wide else torch.int32),
             buffer[label : label + 4 * n].view(torch.float32),
         )
 
@@ -85,14 +89,15 @@ class PackedLayout:
         n = self.num_samples
         into[label : label + 4 * n].view(np.float32)[:] = batch.label
         into[dense : dense + 4 * n * self.num_dense].view(np.float32)[:] = batch.dense.reshape(-1)
-        to = into[ids : ids + 4 * n * sum(self.num_ids)].view(np.int32)
+        to: NDArray[Any] = into[ids : ids + self._id_bytes * n * sum(self.num_ids)].view(
+            np.int64 if self.is_wide else np.int32)
         if batch.ids.size == to.size:
             to[:] = batch.ids
             return
         start = at = 0
         for most, lengths in zip(self.num_ids, batch.lengths, strict=True):
             rows = to[at : at + n * most].reshape(n, most)
-            rows.fill(-1)
+            rows.fill(NO_ID if self.is_wide else -1)
             count = int(lengths.sum())
             rows[np.arange(most) < lengths[:, None]] = batch.ids[start : start + count]
             start += count
@@ -103,7 +108,11 @@ class PackedLayout:
         """Of label, dense features and ids, and the size of all, in bytes."""
         dense = _aligned(4 * self.num_samples)
         ids = dense + _aligned(4 * self.num_samples * self.num_dense)
-        return 0, dense, ids, ids + _aligned(4 * self.num_samples * sum(self.num_ids))
+        return 0, dense, ids, ids + _aligned(self._id_bytes * self.num_samples * sum(self.num_ids))
+
+    @property
+    def _id_bytes(self) -> int:
+        return 8 if self.is_wide else 4
 
 
 class RawLayout:

@@ -14,10 +14,12 @@ import torch.distributed as dist
 from torch import Tensor
 
 from embark.data import SampleSource
+from embark.data.dynamic_ids import NO_ID
 from embark.model.work import DENSE_STATES
 from embark.run.evaluation import Trouble
 from embark.spec import RunSpec
 from embark.trainers.torch.engines.cuda_graph.batch_layout import BatchBuffer, BatchLayout
+from embark.trainers.torch.engines.cuda_graph.dynamic_step import DynamicStep
 from embark.trainers.torch.engines.cuda_graph.exchange import Exchange, Sizes
 from embark.trainers.torch.engines.cuda_graph.geometry import FlatDense, FlatParameters
 from embark.trainers.torch.engines.cuda_graph.lookup import (
@@ -170,6 +172,8 @@ class CudaGraphEngine(Engine):
             for f, table in enumerate(self._tables)
             if table.pooling == "mean" and table.multi_hot > 1 and self._must_divide(f)
         ]
+        self._dynamic = DynamicStep(inputs.dynamic, sizes, world.rank, world.world_size, self._device) \
+            if inputs.dynamic else None
         self._step.fill_(step)
         if self._is_gpu:
             self._capture()
@@ -278,13 +282,15 @@ class CudaGraphEngine(Engine):
         train = self._inputs.spec.train
         dense, ids, label = self.layout.decode(self._slots[slot], number)
         if not has_ids:
-            ids = torch.full_like(ids, -1)
+            ids = torch.full_like(ids, -1 if ids.dtype == torch.int32 else NO_ID)
         network.inputs[:, : dense.shape[1]] = dense
         looked_up = network.pooled
-        wanted = ids
         if exchange:
+            ids = self._rows_of(ids, has_ids=has_ids)
             wanted, looked_up = exchange.ids(ids), exchange.looked_up
         with self._beside("tables")():
+            if not exchange:
+                wanted = ids = self._rows_of(ids, has_ids=has_ids)
             self._lookup.forward(wanted, looked_up)
         network.forward_bottom()
         self._join("tables")
@@ -321,6 +327,9 @@ class CudaGraphEngine(Engine):
         self._join("tables")
         self._join("metrics")
         self._step += 1
+
+    def _rows_of(self, ids: Tensor, *, has_ids: bool) -> Tensor:
+        return ids if self._dynamic is None else self._dynamic(ids, self._step, has_ids=has_ids)
 
     def _divide(self, ids: Tensor, values: Tensor) -> None:
         """From sums to means, of rows and of gradients alike."""
