@@ -13,6 +13,8 @@ from embark.data.hashing import FIRST, SECOND, STEP, stream_key
 
 NO_ID = -(2**63)
 """Where a sample has fewer ids than others."""
+FREE = -1
+"""In the place of the step in which the id of a row was seen last."""
 MAP, CHANCE, COUNTER, VALUE = range(4)
 """What a key is for: the place of an id, whether it is admitted, its counter, its first values."""
 

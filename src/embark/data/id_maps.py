@@ -117,12 +117,10 @@ class RowEncoder:
         """Only of rows that are `readable`. The dense values of `raw` are changed in place."""
         transform_dense(raw.dense, self.dense)
         dense = raw.dense if self.layout.dense_bits == 32 else raw.dense.astype(np.float16).astype(np.float32)
-        if self.plain_ids is None:
-            ids = tuple(one.ids_of(keys, is_missing)
-                        for one, keys, is_missing in zip(self.maps, raw.keys, raw.is_missing, strict=True))
-        else:  # readable keys are ids
-            ids = tuple(keys.view(np.int64) if one.name in self.dynamic else keys.astype(one.id_dtype)
-                        for one, keys in zip(self.layout.features, raw.keys, strict=True))
+        ids = tuple(one.ids_of(keys, is_missing) if self.plain_ids is None or one.keys is not None else
+                    keys.view(np.int64) if one.feature.name in self.dynamic else
+                    keys.astype(one.feature.id_dtype)  # readable keys are ids
+                    for one, keys, is_missing in zip(self.maps, raw.keys, raw.is_missing, strict=True))
         return Rows(raw.label, dense, ids, raw.lengths)
 
     def readable(self, raw: RawRows) -> RawRows:
@@ -166,15 +164,17 @@ class RowEncoder:
         return bool((keys < num_rows[:, None]).all() and not np.isnan(raw.dense).any())
 
 
-def plain_row_format(model: ModelSpec, data: DataSpec, prepared: Layout | None = None) -> \
-        tuple[Schema, PrepareSpec, RowEncoder]:
-    """Of rows that hold ids, as data that was made has them, or a file of `data.kind = "columns"`."""
+def plain_row_format(
+    model: ModelSpec, data: DataSpec, prepared: Layout | None = None, *, has_words: bool = True
+) -> tuple[Schema, PrepareSpec, RowEncoder]:
+    """Of rows that hold ids, as data that was made has them, or a file of `data.kind = "columns"`. `has_words`: the ids
+    of dynamic tables are hashes of what the cells hold, not the numbers themselves."""
     tables = model.table_list()
     names = prepared.dense if prepared else data.dense_columns or tuple(f"dense_{i}" for i in range(model.num_dense))
-    layout = Layout(names, tuple(Feature(table.name, table.rows, table.multi_hot, table.multi_hot > 1)
+    layout = Layout(names, tuple(Feature(table.name, table.stored_rows, table.multi_hot, table.multi_hot > 1)
                                  for table in tables), prepared.dense_bits if prepared else 32)
-    sparse = tuple(SparseColumn(table.name, "text" if table.is_dynamic else "integer", is_list=table.multi_hot > 1,
-                                max_ids=_MAX_IDS) for table in tables)
+    sparse = tuple(SparseColumn(table.name, "text" if table.is_dynamic and has_words else "integer",
+                                is_list=table.multi_hot > 1, max_ids=_MAX_IDS) for table in tables)
     maps = tuple(IdMap(column, feature, None, None, feature.rows)
                  for column, feature in zip(sparse, layout.features, strict=True))
     return Schema("csv", data.label, names, sparse, (), labels=LabelColumn.of(model.tasks)), \

@@ -187,7 +187,8 @@ class Artifact:
         maps = tuple(IdMap(columns[feature.name], feature, arrays.get(f"{feature.name}.keys"),
                            arrays.get(f"{feature.name}.ids"), rows.hashed_rows[feature.name])
                      for feature in rows.layout.features)
-        return RowEncoder(dense_transform(rows.prepare, rows.columns), rows.layout, maps, rows.plain_ids)
+        dynamic = frozenset(table.name for table in self.info.model.tables if table.is_dynamic)
+        return RowEncoder(dense_transform(rows.prepare, rows.columns), rows.layout, maps, rows.plain_ids, dynamic)
 
 
 def open_versions(place: str) -> CheckpointStore:

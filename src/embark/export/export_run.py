@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from embark import __version__
 from embark.data import LOOK
-from embark.data.id_maps import PreparedWith, RowEncoder, plain_row_format
+from embark.data.id_maps import IdMap, PreparedWith, RowEncoder, plain_row_format
 from embark.data.loader import SampleSource
 from embark.data.prepared.cache import find_manifest
 from embark.errors import DataError, UserError
@@ -24,6 +24,7 @@ from embark.export.artifact import (
     open_versions,
     set_current,
 )
+from embark.export.dynamic_maps import read_dynamic_maps
 from embark.export.quantize import TABLE_DTYPES, TableDtype, quantize_rows, row_format
 from embark.export.reference import make_reference
 from embark.export.safetensors_file import TensorSource, file_of, in_memory
@@ -92,7 +93,8 @@ def read_contents(
     if tables not in TABLE_DTYPES:
         raise UserError(f"--tables {tables}: no such type", fix=f"one of: {', '.join(TABLE_DTYPES)}")
     _refuse_sequences(trained)
-    arrays, rows, maps, encoder = _checked_arrays(trained), *_row_format(trained)
+    arrays = _checked_arrays(trained)
+    rows, maps, encoder = _row_format(trained, arrays)
     evaluated = trained.checkpoint.values.get("eval")
     model = trained.spec.model
     item_index, items = build_index(trained, arrays) if build_index and model.kind == "two_tower" else (None, [])
@@ -186,10 +188,13 @@ def _weights(arrays: CheckpointArrays, tables: Sequence[StoredTable], dtype: Tab
     return found
 
 
-def _row_format(trained: TrainedRun) -> tuple[RowFormat, list[TensorSource], RowEncoder]:
+def _row_format(trained: TrainedRun, arrays: CheckpointArrays) -> tuple[RowFormat, list[TensorSource], RowEncoder]:
     """What makes ids of raw rows, the id maps, and the encoder that both make."""
     data, model = trained.spec.data, trained.spec.model
     manifest = None
+    if data.kind == "prepared" and model.has_dynamic_tables:
+        raise UserError(f"{trained.run_dir.uri}: has dynamic tables over prepared ids, and is not exported",
+                        fix='train on the values themselves, data.kind = "columns"; --weights-only writes the rows')
     if data.kind == "prepared":
         manifest, why = find_manifest(data.path, LOOK)
         if manifest is not None and trained.fingerprint not in ("", manifest.fingerprint()):
@@ -199,12 +204,22 @@ def _row_format(trained: TrainedRun) -> tuple[RowFormat, list[TensorSource], Row
                             fix="put the run's data back, or run this where it is; --weights-only needs no data")
         if before := PreparedWith.of(data.path, manifest):
             encoder = before.row_encoder()
-            tensors = [in_memory(f"{one.feature.name}.{kind}", np.asarray(values)) for one in encoder.maps
-                       for kind, values in (("keys", one.keys), ("ids", one.ids)) if values is not None]
-            return RowFormat(
+            rows = RowFormat(
                 columns=before.schema.unlabelled(), prepare=before.prepare, layout=manifest.layout,
-                hashed_rows={one.feature.name: one.hashed_rows for one in encoder.maps}), tensors, encoder
-    schema, prepare, encoder = plain_row_format(model, data, manifest.layout if manifest else None)
-    return RowFormat(
+                hashed_rows={one.feature.name: one.hashed_rows for one in encoder.maps})
+            return rows, _tensors(encoder.maps), encoder
+    schema, prepare, encoder = plain_row_format(model, data, manifest.layout if manifest else None,
+                                                has_words=data.kind == "columns" or trained.spec.stream.is_on)
+    dynamic = read_dynamic_maps(arrays, trained.spec)
+    weights = {table.name: table.weights for table in model.table_list() if table.is_dynamic}
+    maps = tuple(replace(one, keys=dynamic[weights[name]][0], ids=dynamic[weights[name]][1], hashed_rows=0)
+                 if (name := one.feature.name) in weights else one for one in encoder.maps)
+    rows = RowFormat(
         columns=schema.unlabelled(), prepare=prepare, layout=encoder.layout,
-        hashed_rows={table.name: table.rows for table in model.table_list()}, plain_ids=data.on_bad_id), [], encoder
+        hashed_rows={one.feature.name: one.hashed_rows for one in maps}, plain_ids=data.on_bad_id)
+    return rows, _tensors(maps), replace(encoder, maps=maps)
+
+
+def _tensors(maps: Sequence[IdMap]) -> list[TensorSource]:
+    return [in_memory(f"{one.feature.name}.{kind}", np.asarray(values)) for one in maps
+            for kind, values in (("keys", one.keys), ("ids", one.ids)) if values is not None]

@@ -142,11 +142,13 @@ def _features(rows: Rows, encoder: RowEncoder) -> Iterator[_Ids]:
 
 
 def _features_of_batch(batch: Batch, tables: Sequence[str], encoder: RowEncoder) -> Iterator[_Ids]:
-    is_ragged = {feature.name: feature.is_ragged for feature in encoder.layout.features}
-    start = 0
+    maps, start = {one.feature.name: one for one in encoder.maps}, 0
     for name, lengths in zip(tables, batch.lengths, strict=True):
         stop = start + int(lengths.sum())
-        yield _Ids(name, batch.ids[start:stop], lengths if is_ragged[name] else None, len(batch.label))
+        one, ids = maps[name], batch.ids[start:stop]
+        if encoder.plain_ids is not None and one.keys is not None:  # of a dynamic table
+            ids = one.ids_of(ids.astype(np.int64).view(np.uint64), None)
+        yield _Ids(name, ids, lengths if one.feature.is_ragged else None, len(batch.label))
         start = stop
 
 

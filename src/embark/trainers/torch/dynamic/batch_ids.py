@@ -9,7 +9,6 @@ import torch
 from torch import Tensor
 
 NO_SLOT, NO_ID = -1, -2  # In place of a slot: the id has none; there is no id.
-FREE = -1  # In the place of the step in which a row was seen last.
 LRU, LFU, AGE = range(3)
 NEVER = 2**62  # A score above all others: of rows that were touched in this step.
 LOOKUPS, HITS, DEFAULTS, ADMISSIONS, EVICTIONS = range(5)

@@ -20,11 +20,22 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from embark.data.dynamic_ids import CHANCE, COUNTER, MAP, SIGNED_STEP, VALUE, bucket_of, fraction_of, mixed, table_key
+from embark.data.dynamic_ids import (
+    CHANCE,
+    COUNTER,
+    FREE,
+    MAP,
+    SIGNED_STEP,
+    VALUE,
+    bucket_of,
+    fraction_of,
+    mixed,
+    table_key,
+)
 from embark.spec import StoredTable
 from embark.spec.dynamic import BUCKET_SLOTS, num_buckets, num_counters
 from embark.trainers.torch.dynamic import torch_ops
-from embark.trainers.torch.dynamic.batch_ids import AGE, FREE, LFU, LRU, STATISTICS, IdLayout, NewRows
+from embark.trainers.torch.dynamic.batch_ids import AGE, LFU, LRU, STATISTICS, IdLayout, NewRows
 
 POLICIES = {"lru": LRU, "lfu": LFU, "age": AGE}
 

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 _STEP, _FIRST, _SECOND = tl.constexpr(hashing.STEP), tl.constexpr(hashing.FIRST), tl.constexpr(hashing.SECOND)
 _SLOTS, _HALF = tl.constexpr(BUCKET_SLOTS), tl.constexpr(2**31)
-_FREE, _NO_SLOT, _NO_ID = tl.constexpr(batch_ids.FREE), tl.constexpr(batch_ids.NO_SLOT), tl.constexpr(batch_ids.NO_ID)
+_FREE, _NO_SLOT, _NO_ID = tl.constexpr(dynamic_ids.FREE), tl.constexpr(batch_ids.NO_SLOT), tl.constexpr(batch_ids.NO_ID)
 _LRU, _LFU, _AGE = tl.constexpr(batch_ids.LRU), tl.constexpr(batch_ids.LFU), tl.constexpr(batch_ids.AGE)
 _NEVER = tl.constexpr(batch_ids.NEVER)
 _LOOKUPS, _HITS = tl.constexpr(batch_ids.LOOKUPS), tl.constexpr(batch_ids.HITS)

@@ -8,14 +8,13 @@ import torch
 from torch import Tensor
 
 from embark.data import dynamic_ids
-from embark.data.dynamic_ids import bucket_of, mixed
+from embark.data.dynamic_ids import FREE, bucket_of, mixed
 from embark.spec.dynamic import BUCKET_SLOTS
 from embark.trainers.torch.dynamic.batch_ids import (
     ADMISSIONS,
     AGE,
     DEFAULTS,
     EVICTIONS,
-    FREE,
     HITS,
     LFU,
     LOOKUPS,

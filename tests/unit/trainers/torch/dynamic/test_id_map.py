@@ -7,9 +7,9 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from embark.data.dynamic_ids import NO_ID, table_key, unmixed
+from embark.data.dynamic_ids import FREE, NO_ID, table_key, unmixed
 from embark.spec.model import ModelSpec, Table
-from embark.trainers.torch.dynamic.batch_ids import FREE, IdLayout
+from embark.trainers.torch.dynamic.batch_ids import IdLayout
 from embark.trainers.torch.dynamic.id_map import IdMap
 from tests.dynamic_reference import ReferenceTable
 
