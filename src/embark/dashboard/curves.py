@@ -11,7 +11,7 @@ from typing import Literal
 import numpy as np
 
 from embark.dashboard.runs import WatchedRun
-from embark.events.metrics import find
+from embark.events.metrics import DYNAMIC_METRICS, find, metric
 from embark.events.plotting import Floats, means, thin
 from embark.report.record import FUTURE_S, PHASES, Record
 from embark.report.rows import STEP, TIME, Rows
@@ -77,7 +77,7 @@ def curves_text(run: WatchedRun, window: Window, cache: CurveCache, now_s: float
 
 
 def charts_text(run: WatchedRun, window: Window, cache: CurveCache, now_s: float) -> str:
-    """JSON of the charts of one run: where a step's time goes, its ranks, its GPUs, its hosts."""
+    """JSON of the charts of one run: its dynamic tables, where a step's time goes, its ranks, its GPUs, its hosts."""
     with run.lock:
         version, record = run.version, run.record
 
@@ -103,6 +103,10 @@ class _Chart:
 
 
 def _charts(record: Record) -> Iterator[_Chart]:
+    for name in DYNAMIC_METRICS:
+        tables = [(one.removeprefix(f"{name}."), one) for one in record.tables.names if one.startswith(f"{name}.")]
+        if tables:
+            yield _Chart(f"tables.{name}", metric(name).label.capitalize(), "", record.tables, tables)
     machines, phases = record.machines, record.phases
     if len(phases):
         yield _Chart("phases", "Step time by phase", "s", phases, [(name.replace("_", "-"), name) for name in PHASES])

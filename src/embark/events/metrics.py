@@ -58,6 +58,7 @@ GROUPS = (*TRAINING_GROUPS, RUN, SERVED)
 
 _TABLE = tomllib.loads(files("embark.events").joinpath("metrics.toml").read_text(encoding="utf-8"))
 METRICS = tuple(Metric(**{**row, "paths": tuple(row["paths"])}) for row in _TABLE["metric"])
+DYNAMIC_METRICS = tuple(metric.name for metric in METRICS if metric.group == DYNAMIC)
 UNITS: dict[str, dict[str, str]] = _TABLE["units"]  # Our units as each service names them.
 _BY_NAME = {metric.name: metric for metric in METRICS}
 

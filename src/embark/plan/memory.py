@@ -19,9 +19,11 @@ from embark.model.work import Layers, dense_work_of, layers_of, lookups_of, padd
 from embark.plan.calibration import Calibration, MemoryFit
 from embark.plan.prediction import ASSUMPTIONS
 from embark.spec import RunSpec
+from embark.spec.dynamic import id_map_bytes
 
 MEMORY = ASSUMPTIONS["memory"]
 UPDATE_TILE = 32
+STEP_BYTES_PER_ID = 28  # Of a dynamic table's id: hash, slot, whether it is missing, how many are before it, row.
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,6 +39,7 @@ class ByteCounts:
     ids: float
     inputs: float
     exchange: float
+    id_maps: float = 0.0
 
     @property
     def activations(self) -> float:
@@ -45,7 +48,7 @@ class ByteCounts:
     @property
     def fixed(self) -> float:
         """What no allocator multiplies."""
-        return self.tables + self.state + self.dense + self.inputs + self.exchange
+        return self.tables + self.state + self.dense + self.inputs + self.exchange + self.id_maps
 
 
 def device_parts(
@@ -63,6 +66,7 @@ def device_parts(
         "activations": held,
         "input buffers": counted.inputs,
         "exchange": counted.exchange,
+        "id maps": counted.id_maps,
         "fragmentation": held * fit.fragmentation,
         "CUDA and libraries": fit.context_bytes + fit.workspace_bytes,
         "NCCL": MEMORY["nccl_bytes"] if placement.num_ranks > 1 else 0.0,
@@ -111,7 +115,7 @@ def cuda_graph_bytes(spec: RunSpec, placement: Placement, rank: int, precision: 
         exchange += 4 * (3 * looked_up.num_ids + samples * num_ids) + 8 * (looked_up.num_ids + samples * num_ids)
     dense, per_sample = (_own_network_bytes if model.is_own else _flat_dense_bytes)(spec, size, samples)
     return ByteCounts(on_device, state, dense, 0.0, samples * (per_sample + 4), 0.0, keys,
-                      2 * samples * 4 * (1 + model.num_dense + num_ids), exchange)
+                      2 * samples * 4 * (1 + model.num_dense + num_ids), exchange, _id_map_bytes(spec))
 
 
 def pipeline_bytes(spec: RunSpec, placement: Placement, rank: int, precision: str) -> ByteCounts:
@@ -134,6 +138,7 @@ def pipeline_bytes(spec: RunSpec, placement: Placement, rank: int, precision: st
         + 4.0 * data_parallel_values(spec),
         samples * (4 * pooled + size * dots), samples * (layers.output_width - middle) * size, samples * middle * size,
         8 * looked_up.num_ids, 4 * samples * 4 * (max(1, len(model.tasks)) + model.num_dense), exchange,
+        _id_map_bytes(spec),
     )
 
 
@@ -158,6 +163,7 @@ def host_parts(
         rank = fullest_rank(spec, placement)
         counted = pipeline_bytes(spec, placement, rank, precision)
         parts["dense layers"] = counted.dense * len(ranks)
+        parts["id maps"] = counted.id_maps * len(ranks)
         parts["activations"] = _held(counted, fit) * (1 + fit.fragmentation) * len(ranks)
     return {name: size for name, size in parts.items() if size}
 
@@ -176,6 +182,13 @@ def _table_bytes(spec: RunSpec, placement: Placement, rank: int) -> tuple[float,
         rows += share * values
         state += share * (shard_bytes(shard, spec) - values)
     return rows, state
+
+
+def _id_map_bytes(spec: RunSpec) -> float:
+    """Of dynamic tables, on every rank: the maps, and of each id of the batch its hash, slot, row and place."""
+    dynamic = [table for table in spec.model.stored_tables() if table.is_dynamic]
+    return sum(float(id_map_bytes(table.features[0])) + STEP_BYTES_PER_ID * spec.train.batch_size * table.multi_hot
+               for table in dynamic)
 
 
 def _flat_dense_bytes(spec: RunSpec, size: int, samples: float) -> tuple[float, float]:

@@ -13,6 +13,7 @@ import numpy as np
 from embark.events.alerts import SLOW_RANK
 from embark.events.changes import Change, changes_of
 from embark.events.events import Event, NewestEvents, parse_event
+from embark.events.metrics import DYNAMIC_METRICS
 from embark.events.quality import Quality
 from embark.events.spending import Attempt, Interruption, Spending, attempts, interruptions, spending
 from embark.events.traffic import TrafficRecord
@@ -63,6 +64,7 @@ class Record(NewestEvents):
         self.ranks = Rows(max_rows=1 << 13)  # `step_s.0`, `input_s.0` and so on for each rank.
         self.own = Rows(max_rows=1 << 13)
         """`own_s.0` and so on: a rank's step without its wait for the others, measured less often."""
+        self.tables = Rows(max_rows=1 << 13)  # `id_hit_rate.user` and so on, of dynamic tables.
         self.machines = Rows(max_rows=1 << 13)  # `0.cpu_percent` of a host, `0.gpu.3.util_percent` of its GPU.
         self.longest_gap_s = 0.0  # Between two events of one attempt.
         self.first_s: float | None = None
@@ -222,6 +224,10 @@ class Record(NewestEvents):
         self.step = event.values
         get = event.values.get
         self.steps.add((get("step"), event.time_s, *[get(name) for name in CURVES]))
+        by_table = {f"{name}.{table}": value for name in DYNAMIC_METRICS
+                    if isinstance(of_tables := get(name), Mapping) for table, value in of_tables.items()}
+        if by_table:
+            self.tables.add_named(get("step"), event.time_s, by_table)
         self._num_steps_seen += 1
         (self._milestones if self._num_steps_seen <= _FIRST_STEPS else self._last_steps).append(event)
 
@@ -246,7 +252,7 @@ class Record(NewestEvents):
             self.num_notes += 1
 
     def _resume_from(self, step: float) -> None:
-        for rows in (self.steps, self.evals, self.phases, self.ranks, self.own, self.machines):
+        for rows in (self.steps, self.evals, self.phases, self.ranks, self.own, self.tables, self.machines):
             rows.begin_again(step)
         if (last := to_finite(self.step.get("step"))) is not None and last > step:
             self.step = {**self.step, "step": step}

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 from embark.errors import Mistake
 
 if TYPE_CHECKING:
+    from embark.spec.model import Table
     from embark.spec.run import RunSpec
 
 BUCKET_SLOTS = 32
@@ -29,6 +30,13 @@ def num_buckets(capacity: int) -> int:
 def num_counters(capacity: int) -> int:
     """Counters of a table with `admit = "count"`: a power of two."""
     return 1 << (COUNTERS_PER_ROW * num_buckets(capacity) * BUCKET_SLOTS - 1).bit_length()
+
+
+def id_map_bytes(table: Table) -> int:
+    """What a dynamic table needs beside its rows, on every rank: of each row the id's hash, when it was seen and how
+    often; of each counter its number; and which table they are of where counts are halved."""
+    slots, counters = table.stored_rows - 1, num_counters(table.capacity or 1) if table.admit == "count" else 0
+    return slots * (8 + 4 + 4 + (4 if table.evict == "lfu" else 0)) + 8 * counters
 
 
 def dynamic_mistakes(spec: RunSpec) -> Iterator[Mistake]:

@@ -148,6 +148,16 @@ def test_charts_of_a_run_have_its_parts_ranks_and_machines(tmp_path: Path):
     assert [line["label"] for line in charts["network"]["lines"]] == ["in", "out"]
 
 
+def test_dynamic_tables_have_a_chart_for_each_metric_and_a_line_for_each_table(tmp_path: Path):
+    folder = write_run(tmp_path / "demo")
+    append(folder, line("step", time.time(), step=10**6, id_hit_rate={"user": 0.75, "item": 0.5},
+                        ids_evicted={"user": 3, "item": 0}))
+    first, second, *_ = json.loads(charts_text(run_of(folder), Window(), CurveCache(), time.time()))["charts"]
+    assert (first["key"], first["title"]) == ("tables.id_hit_rate", "Ids with a row")
+    assert {one["label"]: one["y"] for one in first["lines"]} == {"user": [0.75], "item": [0.5]}
+    assert (second["key"], [one["y"] for one in second["lines"]]) == ("tables.ids_evicted", [[3], [0]])
+
+
 def test_more_lines_than_eyes_can_tell_apart_become_their_range(tmp_path: Path):
     folder = write_run(tmp_path / "demo")
     append(folder, *(line("ranks", time.time(), step=s, step_s=[0.1 + r / 1000 for r in range(64)]) for s in (1, 2)))

@@ -1,4 +1,4 @@
-// Charts of one run that are not laid over other runs': phases over time, ranks, GPUs, network, disk, CPU.
+// Charts of one run that are not laid over other runs': dynamic tables; phases over time, ranks, GPUs, network, disk, CPU.
 
 import { Chart } from "./chart.js";
 import { empty, fill, h } from "./dom.js";
@@ -7,9 +7,10 @@ import { colourOf } from "./palette.js";
 import { phaseColour } from "./step_panel.js";
 import { choices } from "./state.js";
 
-export function machinePanel(root) {
+// The panel of charts whose keys `wants` accepts; without any it says `none`, or nothing at all.
+export function chartsPanel(root, { title, wants, none }) {
   const grid = h("div", { cls: "grid" });
-  fill(root, h("h2", { cls: "over-grid" }, "Machines"), grid);
+  fill(root, h("h2", { cls: "over-grid" }, title), grid);
   const made = new Map();
   let zoom = null;
   const setZoom = (range) => {
@@ -17,9 +18,11 @@ export function machinePanel(root) {
     made.forEach((chart) => chart.show(chart.given, { by: choices.by, zoom }));
   };
 
-  return (charts) => {
+  return (every) => {
+    const charts = every?.filter((data) => wants(data.key));
+    root.hidden = !charts?.length && !none;
     if (!charts?.length) {
-      fill(grid, empty("No measurements of GPUs, hosts or ranks in this run: ranks and phases events carry them."));
+      fill(grid, none ? empty(none) : []);
       return;
     }
     for (const data of charts) {

@@ -6,7 +6,7 @@ import { diagnosisPanel } from "./diagnosis_panel.js";
 import { aboutPanel, predictionPanel, moneyPanel } from "./prediction_panel.js";
 import { headPanel } from "./head_panel.js";
 import { logsPanel } from "./logs_panel.js";
-import { machinePanel } from "./machine_panel.js";
+import { chartsPanel } from "./machine_panel.js";
 import { planPanel } from "./plan_panel.js";
 import { runsPanel } from "./runs_panel.js";
 import { choices, choose, focused, isShown, server, view } from "./state.js";
@@ -24,7 +24,13 @@ const at = (id) => document.getElementById(id);
 const drawHead = headPanel(at("head"));
 const drawDiagnosis = diagnosisPanel(at("diagnosis"));
 const drawCurves = curvesPanel(at("curves"), { onZoom: zoomTo });
-const drawMachines = machinePanel(at("machines"));
+const isOfTables = (key) => key.startsWith("tables.");
+const drawTables = chartsPanel(at("tables"), { title: "Dynamic tables", wants: isOfTables });
+const drawMachines = chartsPanel(at("machines"), {
+  title: "Machines",
+  wants: (key) => !isOfTables(key),
+  none: "No measurements of GPUs, hosts or ranks in this run: ranks and phases events carry them.",
+});
 const drawLogs = logsPanel(at("logs"));
 const drawTraffic = trafficPanel(at("traffic"));
 const drawRuns = runsPanel(at("runs"), { onFocus: focusOn, onToggle: toggle });
@@ -52,7 +58,9 @@ function redraw() {
   drawRuns();
   drawHead(focused());
   drawCurves.now();
-  drawMachines(server.charts?.id === focused()?.id ? server.charts?.charts : null);
+  const charts = server.charts?.id === focused()?.id ? server.charts?.charts : null;
+  drawTables(charts);
+  drawMachines(charts);
   const detail = server.detail?.id === focused()?.id ? server.detail : null;
   ofDetail.forEach((draw) => draw(detail));
   drawDiagnosis(server.diagnosis?.id === focused()?.id ? server.diagnosis : null, detail);

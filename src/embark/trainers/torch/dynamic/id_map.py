@@ -88,10 +88,9 @@ class IdMap:
 
             self.ops = map_kernels
         self.first_bucket = self.first_slot // BUCKET_SLOTS
-        self._slot_tables = torch.repeat_interleave(torch.arange(len(tables), device=device),
-                                                    self.num_buckets * BUCKET_SLOTS)
-        self._counter_tables = torch.repeat_interleave(
-            torch.arange(len(tables), device=device), on_device(counters), output_size=self._first_counters[-1])
+        numbers = torch.arange(len(tables), dtype=torch.int32, device=device)
+        self._slot_tables = numbers.repeat_interleave(self.num_buckets * BUCKET_SLOTS if self.has_counts else 0)
+        self._counter_tables = numbers.repeat_interleave(on_device(counters))
 
     def assign(self, ids: Tensor, layout: IdLayout, step: Tensor) -> tuple[Tensor, NewRows]:
         """The rows of a step's ids, −1 where there is no id, and which rows are new; `step` is [1]."""
