@@ -33,10 +33,10 @@ def num_counters(capacity: int) -> int:
 
 
 def id_map_bytes(table: Table) -> int:
-    """What a dynamic table needs beside its rows, on every rank: of each row the id's hash, when it was seen and how
-    often; of each counter its number; and which table they are of where counts are halved."""
+    """What a dynamic table needs beside its rows, on each rank: of a row its id, a tag, when and how often it was seen;
+    of each counter its number; and which table they are of where counts are halved."""
     slots, counters = table.stored_rows - 1, num_counters(table.capacity or 1) if table.admit == "count" else 0
-    return slots * (8 + 4 + 4 + (4 if table.evict == "lfu" else 0)) + 8 * counters
+    return slots * (8 + 2 + 4 + 4 + (4 if table.evict == "lfu" else 0)) + 8 * counters
 
 
 def dynamic_mistakes(spec: RunSpec) -> Iterator[Mistake]:

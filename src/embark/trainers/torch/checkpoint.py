@@ -64,6 +64,8 @@ class TorchCheckpointer(Checkpointer):
         # Saved by fewer ranks, by JAX or on another kind of device, a checkpoint lacks some of it.
         state[here] = {kind: value for kind, value in state[here].items() if f"{here}.{kind}" in arrays.entries}
         fill(local_shards(state), arrays)
+        if self._trainer.dynamic:
+            self._trainer.dynamic.map.loaded()
         self._trainer.model.load_state_dict(state["model"])
         self._trainer.optimizers.both.load_state_dict({"state": state["optimizers"]})
         self._trainer.optimizers.set_step(step)

@@ -24,7 +24,8 @@ class IdLayout:
         self.size = ends[-1]
         self.longest = max(end - start for start, end in zip([0, *ends], ends, strict=False))
         self.starts = torch.tensor([0, *ends], device=device)
-        self.tables = torch.repeat_interleave(torch.arange(len(ends), device=device), self.starts.diff(),
+        self.sizes = self.starts.diff()
+        self.tables = torch.repeat_interleave(torch.arange(len(ends), device=device), self.sizes,
                                               output_size=self.size)
 
 
@@ -38,9 +39,36 @@ class Found:
 
 
 @dataclass(frozen=True, slots=True)
+class Candidates:
+    """Ids without a slot, as they come: [tables, most of any]."""
+
+    hashes: Tensor
+    nums: Tensor  # How many of each table.
+    before: Tensor | None = None  # Of all ids, how many have none up to each, itself included; as kernels need it.
+    until: Tensor | None = None  # The same up to each table.
+    places: Tensor | None = None  # Where in the batch each candidate is.
+
+
+@dataclass(frozen=True, slots=True)
+class Ranked:
+    """Candidates, sorted, each of them once: [tables, most of any], flat."""
+
+    is_admitted: Tensor
+    number: Tensor  # Its place among those of its bucket.
+    occurrences: Tensor
+    counters: Tensor | None  # Which counter is its own; −1: none.
+
+
+@dataclass(frozen=True, slots=True)
 class NewRows:
-    """Rows that ids got in a step."""
+    """Rows that ids got in a step: [tables, most of any], flat."""
 
     slots: Tensor  # Where in the map; −1 where there is none.
     hashes: Tensor  # Of the ids.
-    tables: Tensor  # Which table of the map's.
+    num_tables: int
+
+    @property
+    def tables(self) -> Tensor:
+        """Which table of the map's each is of."""
+        numbers = torch.arange(self.num_tables, device=self.slots.device)
+        return numbers.repeat_interleave(len(self.slots) // self.num_tables)

@@ -25,11 +25,7 @@ from embark.data.dynamic_ids import (
     COUNTER,
     FREE,
     MAP,
-    SIGNED_STEP,
     VALUE,
-    bucket_of,
-    fraction_of,
-    mixed,
     table_key,
 )
 from embark.spec import StoredTable
@@ -57,23 +53,25 @@ class IdMap:
         def keys(purpose: int) -> Tensor:
             return on_device([table_key(seed, table.name, purpose) for table in tables])
 
-        self.keys, self._chance_keys, self._counter_keys, self.value_keys = map(keys, (MAP, CHANCE, COUNTER, VALUE))
+        self.keys, self.chance_keys, self.counter_keys, self.value_keys = map(keys, (MAP, CHANCE, COUNTER, VALUE))
         self.bounds = on_device([math.sqrt(1 / table.rows) if table.init_range is None else table.init_range
                                  for table in tables], torch.float32)
         self.num_buckets, self.first_slot = on_device(buckets), on_device(self.first_slots[:-1])
         self.policies = on_device([POLICIES[spec.evict] for spec in specs])
         self._half_lives = on_device([spec.half_life for spec in specs])
-        self._chances = on_device([round(spec.admit_probability * 2**32) if spec.admit == "probability" else 2**32
+        self.chances = on_device([round(spec.admit_probability * 2**32) if spec.admit == "probability" else 2**32
                                    for spec in specs])
-        self._counts_needed = on_device([spec.admit_count if spec.admit == "count" else 0 for spec in specs])
-        self._counter_masks = on_device([max(0, num - 1) for num in counters])
-        self._first_counter = on_device(self._first_counters[:-1])
+        self.counts_needed = on_device([spec.admit_count if spec.admit == "count" else 0 for spec in specs])
+        self.counter_masks = on_device([max(0, num - 1) for num in counters])
+        self.first_counter = on_device(self._first_counters[:-1])
         self.max_new = on_device([spec.max_new for spec in specs])
         self.most_new = max(spec.max_new for spec in specs)
-        self._has_counters, self._has_chances = any(counters), any(spec.admit == "probability" for spec in specs)
+        self.has_counters, self.has_chances = any(counters), any(spec.admit == "probability" for spec in specs)
         self.has_counts = any(spec.evict == "lfu" for spec in specs)
         num_slots = self.first_slots[-1]
         self.hashes = torch.zeros(num_slots, dtype=torch.int64, device=device)
+        self.tags = torch.zeros(num_slots if device.type == "cuda" else 0, dtype=torch.int16, device=device)
+        """The lower bits of the hashes, by which kernels look first."""
         self.seen = torch.full((num_slots,), FREE, dtype=torch.int32, device=device)
         """The step in which the id was seen last."""
         self.counts = torch.zeros(num_slots, dtype=torch.int32, device=device)
@@ -96,13 +94,22 @@ class IdMap:
         """The rows of a step's ids, −1 where there is no id, and which rows are new; `step` is [1]."""
         self._halve(step)
         found = self.ops.find(self, ids, layout, step)
-        candidates, nums = self.ops.candidates(self, found, layout)
-        new = self._admit(candidates, nums, step)
-        return self.ops.rows(self, found, layout, is_counting=True), new
+        candidates = self.ops.candidates(self, found, layout)
+        hashes = candidates.hashes.sort(dim=1, stable=True).values
+        ranked = self.ops.rank(self, hashes, candidates.nums, step)
+        new = NewRows(self.ops.choose(self, hashes, ranked, step), hashes.view(-1), len(self.tables))
+        self.ops.place(self, new, ranked, step)
+        return self.ops.rows(self, found, layout, candidates), new
 
     def look_up(self, ids: Tensor, layout: IdLayout) -> Tensor:
         """The rows of ids; nothing changes."""
-        return self.ops.rows(self, self.ops.find(self, ids, layout, None), layout, is_counting=False)
+        found: Tensor = self.ops.rows(self, self.ops.find(self, ids, layout, None), layout, None)
+        return found
+
+    def loaded(self) -> None:
+        """After `state` was filled: make what follows from it."""
+        if self.tags.numel():
+            self.tags.copy_(self.hashes)  # keeps the lower bits
 
     def state(self) -> dict[str, dict[str, Tensor]]:
         """By table, views: what a checkpoint holds."""
@@ -127,55 +134,13 @@ class IdMap:
 
     def _halve(self, step: Tensor) -> None:
         """Counts of tables whose time has come."""
-        if not (self.has_counts or self._has_counters):
+        if not (self.has_counts or self.has_counters):
             return
         is_due = ((step % self._half_lives == 0) & (step > 0)).int()
         if self.has_counts:
             self.counts >>= (is_due * (self.policies == LFU))[self._slot_tables]
-        if self._has_counters:
+        if self.has_counters:
             self.counters[: self._first_counters[-1]] >>= is_due[self._counter_tables]
-
-    def _admit(self, found: Tensor, nums: Tensor, step: Tensor) -> NewRows:
-        """`found`: [tables, most of any] the hashes of ids without a row, as they come; `nums`: how many there are."""
-        num_tables, width = found.shape
-        columns = torch.arange(width, device=self.device)
-        is_candidate = columns < nums[:, None]
-        found = found.sort(dim=1, stable=True).values
-        is_first = is_candidate & torch.cat([torch.ones_like(is_candidate[:, :1]), found[:, 1:] != found[:, :-1]], 1)
-        # How often each occurs: where the next one begins, less where it begins.
-        places = torch.where(is_first, columns, width)
-        following = places.flip(1).cummin(1).values.flip(1)
-        following = torch.cat([following[:, 1:], torch.full_like(following[:, :1], width)], 1)
-        occurrences = (torch.minimum(following, nums[:, None]) - columns).int()
-        is_admitted, counters = self._chosen(found, is_first, occurrences, step)
-        buckets = bucket_of(found, self.num_buckets[:, None])
-        # The place among the admitted ones of the same bucket.
-        before = is_admitted.cumsum(1) - is_admitted.int()
-        is_other = torch.cat([torch.ones_like(is_first[:, :1]), buckets[:, 1:] != buckets[:, :-1]], 1)
-        number = before - torch.where(is_other, before, 0).cummax(1).values
-        tables = torch.arange(num_tables, device=self.device).repeat_interleave(width, output_size=num_tables * width)
-        slots = self.ops.choose(self, (buckets + self.first_bucket[:, None]).reshape(-1), tables, number.reshape(-1),
-                                is_admitted.reshape(-1), step)
-        new = NewRows(slots, found.reshape(-1), tables)
-        self.ops.place(self, new, occurrences.reshape(-1), counters, step)
-        return new
-
-    def _chosen(
-        self, found: Tensor, is_first: Tensor, occurrences: Tensor, step: Tensor
-    ) -> tuple[Tensor, Tensor | None]:
-        """Which candidates are admitted, and the counter of each."""
-        is_admitted = is_first
-        if self._has_chances:
-            bits = mixed(found ^ (step * SIGNED_STEP), self._chance_keys[:, None])
-            is_admitted = is_admitted & (fraction_of(bits) < self._chances[:, None])
-        if not self._has_counters:
-            return is_admitted, None
-        own = (mixed(found, self._counter_keys[:, None]) & self._counter_masks[:, None]) + self._first_counter[:, None]
-        is_counted = is_first & (self._counts_needed[:, None] > 0)
-        own = torch.where(is_counted, own, 0)
-        self.counters.index_add_(0, own.reshape(-1), torch.where(is_counted, occurrences, 0).reshape(-1))
-        return is_admitted & (self.counters[own] >= self._counts_needed[:, None]), torch.where(
-            is_counted, own, -1).reshape(-1)
 
 
 def _starts(sizes: Sequence[int]) -> list[int]:

@@ -13,12 +13,11 @@ from torch import Tensor
 
 from embark.data import dynamic_ids, hashing
 from embark.spec.dynamic import BUCKET_SLOTS
-from embark.trainers.torch.dynamic import batch_ids
-from embark.trainers.torch.dynamic.batch_ids import Found, IdLayout, NewRows
+from embark.trainers.torch.dynamic import batch_ids, torch_ops
+from embark.trainers.torch.dynamic.batch_ids import Candidates, Found, IdLayout, NewRows, Ranked
 
 if TYPE_CHECKING:
     from embark.trainers.torch.dynamic.id_map import IdMap
-    from embark.trainers.torch.dynamic.rows import RowShard
 
 _STEP, _FIRST, _SECOND = tl.constexpr(hashing.STEP), tl.constexpr(hashing.FIRST), tl.constexpr(hashing.SECOND)
 _SLOTS, _HALF = tl.constexpr(BUCKET_SLOTS), tl.constexpr(2**31)
@@ -28,94 +27,104 @@ _NEVER = tl.constexpr(batch_ids.NEVER)
 _LOOKUPS, _HITS = tl.constexpr(batch_ids.LOOKUPS), tl.constexpr(batch_ids.HITS)
 _DEFAULTS, _ADMISSIONS = tl.constexpr(batch_ids.DEFAULTS), tl.constexpr(batch_ids.ADMISSIONS)
 _EVICTIONS, _NUM_STATISTICS = tl.constexpr(batch_ids.EVICTIONS), tl.constexpr(len(batch_ids.STATISTICS))
-_FIELDS = tl.constexpr(10)  # Numbers that describe a shard of rows; see `about_shards`.
-_IDS_AT_A_TIME, _ROWS_AT_A_TIME = 64, 8
+IDS_AT_A_TIME, FIND_WARPS = 64, 2
+MAX_WIDTH = 8192  # Candidates of a table that one program ranks.
+ROWS_AT_A_TIME = 8
 
 
 def find(ids: IdMap, raw: Tensor, layout: IdLayout, step: Tensor | None) -> Found:
     """Which slot each id has; with a step, those are touched. Ids of 32 bits are none where they are −1."""
     hashes = torch.empty(raw.shape, dtype=torch.int64, device=raw.device)
     slots, is_missing = torch.empty_like(hashes), torch.empty(raw.shape, dtype=torch.int32, device=raw.device)
-    block = _block(raw, layout.longest, _IDS_AT_A_TIME)
+    block = block_size(raw, layout.longest, IDS_AT_A_TIME)
     _find[(triton.cdiv(layout.longest, block), len(ids.tables))](
-        raw, layout.starts, hashes, slots, is_missing, ids.keys, ids.num_buckets, ids.first_bucket, ids.hashes,
-        ids.seen, ids.counts, ids.policies, ids.statistics, step,
-        NONE=-1 if raw.dtype == torch.int32 else dynamic_ids.NO_ID, HAS_COUNTS=ids.has_counts, BLOCK=block)
+        raw, layout.starts, hashes, slots, is_missing, ids.keys, ids.num_buckets, ids.first_bucket, ids.tags,
+        ids.hashes, ids.seen, ids.counts, ids.policies, ids.statistics, step,
+        NONE=-1 if raw.dtype == torch.int32 else dynamic_ids.NO_ID, HAS_COUNTS=ids.has_counts, BLOCK=block,
+        num_warps=FIND_WARPS)
     return Found(hashes, slots, is_missing)
 
 
-def candidates(ids: IdMap, found: Found, layout: IdLayout) -> tuple[Tensor, Tensor]:
-    """[tables, most of any] the hashes of ids without a slot, as they come, and how many of each table."""
-    number = found.is_missing.cumsum(0, dtype=torch.int32)
-    until = torch.where(layout.starts > 0, number[(layout.starts - 1).clamp(min=0)], 0)
-    nums = torch.minimum(until.diff(), ids.max_new)
+def candidates(ids: IdMap, found: Found, layout: IdLayout) -> Candidates:
+    """Those that a step considers."""
+    before = found.is_missing.cumsum(0, dtype=torch.int32)
+    until = torch.where(layout.starts > 0, before[(layout.starts - 1).clamp(min=0)], 0)
+    missing = until.diff()
+    ids.statistics[:, batch_ids.LOOKUPS] += layout.sizes  # what is no id was taken off before
+    ids.statistics[:, batch_ids.HITS] += layout.sizes - missing
     width = max(1, min(ids.most_new, layout.longest))
     taken = torch.full((len(ids.tables), width), 2**63 - 1, dtype=torch.int64, device=ids.device)
-    block = _block(number, layout.longest, 1024)
+    places = torch.empty_like(taken)
+    block = block_size(before, layout.longest, 1024)
     _take[(triton.cdiv(layout.longest, block), len(ids.tables))](
-        found.hashes, found.is_missing, number, layout.starts, until, ids.max_new, taken, width, BLOCK=block)
-    return taken, nums
+        found.hashes, found.is_missing, before, layout.starts, until, ids.max_new, taken, places, width, BLOCK=block)
+    return Candidates(taken, torch.minimum(missing, ids.max_new), before, until, places)
 
 
-def choose(
-    ids: IdMap, buckets: Tensor, tables: Tensor, number: Tensor, is_admitted: Tensor, step: Tensor
-) -> Tensor:
+def rank(ids: IdMap, hashes: Tensor, nums: Tensor, step: Tensor) -> Ranked:
+    """Which candidates are admitted, in which order, and how often each occurs; `hashes` are sorted."""
+    num_tables, width = hashes.shape
+    if width > MAX_WIDTH:
+        return torch_ops.rank(ids, hashes, nums, step)
+    is_admitted, number, occurrences = (torch.empty(hashes.numel(), dtype=torch.int32, device=ids.device)
+                                        for _ in range(3))
+    counters = torch.empty(hashes.numel(), dtype=torch.int64, device=ids.device) if ids.has_counters else None
+    block = triton.next_power_of_2(width)
+    _distinct[(num_tables,)](
+        hashes, nums, is_admitted, occurrences, counters, ids.counters, ids.chance_keys, ids.chances, ids.counter_keys,
+        ids.counter_masks, ids.first_counter, ids.counts_needed, step, width, BLOCK=block, num_warps=16)
+    _rank[(num_tables,)](
+        hashes, is_admitted, number, counters, ids.counters, ids.counts_needed, ids.num_buckets, width, BLOCK=block,
+        num_warps=16)
+    return Ranked(is_admitted, number, occurrences, counters)
+
+
+def choose(ids: IdMap, hashes: Tensor, ranked: Ranked, step: Tensor) -> Tensor:
     """The slot of each admitted one: the `number`-th that its bucket can spare; −1 where it has no more."""
-    found = torch.empty_like(buckets)
-    block = _block(buckets, len(buckets), _ROWS_AT_A_TIME)
-    _choose[(triton.cdiv(len(buckets), block),)](
-        buckets, tables, number, is_admitted, ids.seen, ids.counts, ids.policies, step, found, len(buckets),
-        BLOCK=block, num_warps=1)
+    found = torch.empty_like(hashes.view(-1))
+    width = hashes.shape[1]
+    block = block_size(found, width, ROWS_AT_A_TIME)
+    _choose[(triton.cdiv(width, block), len(ids.tables))](
+        hashes, ranked.number, ranked.is_admitted, ids.num_buckets, ids.first_bucket, ids.seen, ids.counts,
+        ids.policies, step, found, width, BLOCK=block, num_warps=1)
     return found
 
 
-def place(ids: IdMap, new: NewRows, occurrences: Tensor, counters: Tensor | None, step: Tensor) -> None:
+def place(ids: IdMap, new: NewRows, ranked: Ranked, step: Tensor) -> None:
     """Give the slots to their new ids."""
     width = len(new.slots) // len(ids.tables)
-    block = _block(new.slots, width, 256)
+    block = block_size(new.slots, width, 256)
     _place[(triton.cdiv(width, block), len(ids.tables))](
-        new.slots, new.hashes, occurrences, counters, ids.hashes, ids.seen, ids.counts, ids.counters, ids.policies,
-        ids.statistics, step, width, BLOCK=block)
+        new.slots, new.hashes, ranked.occurrences, ranked.counters, ids.hashes, ids.tags, ids.seen, ids.counts,
+        ids.counters, ids.policies, ids.statistics, step, width, BLOCK=block)
 
 
-def rows(ids: IdMap, found: Found, layout: IdLayout, *, is_counting: bool) -> Tensor:
-    """Of all ids, those without a slot looked up again: 0 where there is none, −1 where there is no id."""
+def rows(ids: IdMap, found: Found, layout: IdLayout, candidates: Candidates | None) -> Tensor:
+    """Of all ids: 0 where there is none, −1 where there is no id. After a step, which has candidates, those without a
+    slot are looked up again, and counted: the candidates by themselves, for they are few."""
     out = torch.empty(found.slots.shape, dtype=torch.int32, device=found.slots.device)
-    block = _block(out, layout.longest, _IDS_AT_A_TIME)
+    many = candidates or Candidates(out, out)
+    block = block_size(out, layout.longest, 1024)
     _rows[(triton.cdiv(layout.longest, block), len(ids.tables))](
-        found.hashes, found.slots, layout.starts, out, ids.num_buckets, ids.first_bucket, ids.hashes, ids.seen,
-        ids.statistics, IS_COUNTING=is_counting, BLOCK=block)
+        found.hashes, found.slots, layout.starts, out, many.before, many.until, ids.max_new, ids.num_buckets,
+        ids.first_bucket, ids.tags, ids.hashes, ids.seen, ids.statistics, BLOCK=block)
+    if candidates is not None:
+        width = candidates.hashes.shape[1]
+        block = block_size(out, width, IDS_AT_A_TIME)
+        _look_again[(triton.cdiv(width, block), len(ids.tables))](
+            candidates.hashes, candidates.places, candidates.nums, out, ids.num_buckets, ids.first_bucket, ids.tags,
+            ids.hashes, ids.seen, ids.statistics, width, BLOCK=block)
     return out
 
 
-def about_shards(ids: IdMap, shards: list[RowShard]) -> Tensor:
-    """What `reset` reads of shards: [shards, fields]."""
-    about = []
-    for shard in shards:
-        states = [*((one.data_ptr(), one.shape[1] if one.dim() > 1 else 1) for one in shard.states), (0, 0), (0, 0)]
-        about.append([shard.table, ids.first_slots[shard.table] - 1 + shard.first_row, len(shard.weights),
-                      shard.first_column, shard.weights.shape[1], shard.weights.data_ptr(), *states[0], *states[1]])
-    return torch.tensor(about, device=ids.device)
-
-
-def reset(ids: IdMap, new: NewRows, shards: list[RowShard], about: Tensor) -> None:
-    """Give new rows the first values of their ids, and their optimizer's state none."""
-    width = len(new.slots) // len(ids.tables)
-    block = _block(new.slots, width, _ROWS_AT_A_TIME)
-    _reset[(triton.cdiv(width, block), len(shards))](
-        new.slots, new.hashes, about, ids.value_keys, ids.bounds, width, BLOCK=block,
-        IS_HALF=shards[0].weights.dtype == torch.float16, num_warps=1, enable_fp_fusion=False,
-        DIM=triton.next_power_of_2(max(shard.weights.shape[1] for shard in shards)))
-
-
-def _block(like: Tensor, size: int, on_gpu: int) -> int:
+def block_size(like: Tensor, size: int, on_gpu: int) -> int:
     """One program for all where they are interpreted, one after the other."""
     return on_gpu if like.is_cuda else triton.next_power_of_2(max(1, size))
 
 
 @triton.jit
 def _find(
-    raw, starts, hashes, slots, is_missing, keys, num_buckets, first_bucket, map_hashes, seen, counts, policies,
+    raw, starts, hashes, slots, is_missing, keys, num_buckets, first_bucket, tags, map_hashes, seen, counts, policies,
     statistics, step, NONE: tl.constexpr, HAS_COUNTS: tl.constexpr, BLOCK: tl.constexpr,
 ):
     table = tl.program_id(1)
@@ -126,49 +135,111 @@ def _find(
         is_here = at < end
         one = tl.load(raw + at, mask=is_here, other=NONE).to(tl.int64)
         is_id = is_here & (one != NONE)
-        bits = _mixed(one, tl.load(keys + table))
-        slot = _probe(bits, is_id, tl.load(num_buckets + table), tl.load(first_bucket + table), map_hashes, seen)
+        bits = mixed(one, tl.load(keys + table))
+        slot, last = _probe(bits, is_id, tl.load(num_buckets + table), tl.load(first_bucket + table), tags, map_hashes,
+                            seen)
         is_hit = slot >= 0
         tl.store(hashes + at, bits, mask=is_here)
         tl.store(slots + at, tl.where(is_id, slot, _NO_ID), mask=is_here)
         tl.store(is_missing + at, (is_id & (slot < 0)).to(tl.int32), mask=is_here)
         if step is not None:
             now = tl.load(step).to(tl.int32)
-            tl.store(seen + slot, tl.zeros([BLOCK], tl.int32) + now, mask=is_hit)
+            tl.store(seen + slot, tl.zeros([BLOCK], tl.int32) + now, mask=is_hit & (last != now))
             if HAS_COUNTS:  # noqa: SIM102
                 if tl.load(policies + table) == _LFU:
-                    tl.atomic_add(counts + slot, tl.zeros([BLOCK], tl.int32) + 1, mask=is_hit)
-            total = statistics + table * _NUM_STATISTICS
-            tl.atomic_add(total + _LOOKUPS, tl.sum(is_id.to(tl.int64), axis=0))
-            tl.atomic_add(total + _HITS, tl.sum(is_hit.to(tl.int64), axis=0))
+                    # Equal ones add once: many ids of a batch are the same few.
+                    is_same = (slot[:, None] == slot[None, :]) & is_hit[None, :]
+                    order = tl.arange(0, BLOCK)
+                    num_before = tl.sum((is_same & (order[None, :] < order[:, None])).to(tl.int32), axis=1)
+                    tl.atomic_add(counts + slot, tl.sum(is_same.to(tl.int32), axis=1), mask=is_hit & (num_before == 0))
+            num_none = tl.sum((is_here & (one == NONE)).to(tl.int64), axis=0)
+            if num_none > 0:
+                total = statistics + table * _NUM_STATISTICS
+                tl.atomic_add(total + _LOOKUPS, -num_none)
+                tl.atomic_add(total + _HITS, -num_none)
 
 
 @triton.jit
-def _take(hashes, is_missing, number, starts, until, max_new, taken, width, BLOCK: tl.constexpr):
+def _take(hashes, is_missing, before, starts, until, max_new, taken, places, width, BLOCK: tl.constexpr):
     table = tl.program_id(1)
     start, end = tl.load(starts + table), tl.load(starts + table + 1)
     first = start + tl.program_id(0).to(tl.int64) * BLOCK
     if first < end:
         at = first + tl.arange(0, BLOCK)
         is_candidate = tl.load(is_missing + at, mask=at < end, other=0) > 0
-        to = (tl.load(number + at, mask=is_candidate, other=0) - 1 - tl.load(until + table)).to(tl.int64)
+        to = (tl.load(before + at, mask=is_candidate, other=0) - 1 - tl.load(until + table)).to(tl.int64)
         is_candidate = is_candidate & (to < tl.load(max_new + table))
-        bits = tl.load(hashes + at, mask=is_candidate, other=0)
-        tl.store(taken + table.to(tl.int64) * width + to, bits, mask=is_candidate)
+        to += table.to(tl.int64) * width
+        tl.store(taken + to, tl.load(hashes + at, mask=is_candidate, other=0), mask=is_candidate)
+        tl.store(places + to, at, mask=is_candidate)
+
+
+@triton.jit
+def _distinct(
+    hashes, nums, is_admitted, occurrences, own_counters, counters, chance_keys, chances, counter_keys, counter_masks,
+    first_counter, counts_needed, step, width, BLOCK: tl.constexpr,
+):
+    """The first of equal hashes, how many they are, and whether it has the luck that it needs."""
+    table = tl.program_id(0)
+    place = tl.arange(0, BLOCK)
+    at = table.to(tl.int64) * width + place
+    num = tl.load(nums + table).to(tl.int32)
+    bits = tl.load(hashes + at, mask=place < num, other=0)
+    is_first = (place < num) & ((place == 0) | (bits != tl.load(hashes + at - 1, mask=(place > 0) & (place < num))))
+    is_next = (place + 1 < num) & (bits != tl.load(hashes + at + 1, mask=place + 1 < num))
+    following = tl.associative_scan(tl.where(is_next, place + 1, num), 0, _least, reverse=True)
+    count = following - place
+    luck = mixed(bits ^ (tl.load(step).to(tl.uint64) * _STEP).to(tl.int64), tl.load(chance_keys + table))
+    is_lucky = is_first & ((luck >> 32) + _HALF < tl.load(chances + table))
+    tl.store(is_admitted + at, is_lucky.to(tl.int32), mask=place < width)
+    tl.store(occurrences + at, count, mask=place < width)
+    if own_counters is not None:
+        own = tl.zeros([BLOCK], tl.int64) - 1
+        if tl.load(counts_needed + table) > 0:
+            own = mixed(bits, tl.load(counter_keys + table)) & tl.load(counter_masks + table)
+            own = tl.where(is_first, own + tl.load(first_counter + table), -1)
+            tl.atomic_add(counters + own, count, mask=own >= 0)
+        tl.store(own_counters + at, own, mask=place < width)
+
+
+@triton.jit
+def _rank(
+    hashes, is_admitted, number, own_counters, counters, counts_needed, num_buckets, width, BLOCK: tl.constexpr
+):
+    """The place of each admitted one among those of its bucket."""
+    table = tl.program_id(0)
+    place = tl.arange(0, BLOCK)
+    at = table.to(tl.int64) * width + place
+    is_in = tl.load(is_admitted + at, mask=place < width, other=0)
+    if own_counters is not None:
+        needed = tl.load(counts_needed + table)
+        if needed > 0:
+            own = tl.load(own_counters + at, mask=is_in > 0, other=-1)
+            is_in = (tl.load(counters + own, mask=own >= 0, other=0) >= needed).to(tl.int32) * is_in
+            tl.store(is_admitted + at, is_in, mask=place < width)
+    buckets = tl.load(num_buckets + table)
+    bucket = _bucket(tl.load(hashes + at, mask=place < width, other=0), buckets)
+    before = _bucket(tl.load(hashes + at - 1, mask=(place > 0) & (place < width), other=0), buckets)
+    num_before = tl.cumsum(is_in, 0) - is_in
+    first = tl.where((place == 0) | (bucket != before), num_before, 0)
+    tl.store(number + at, num_before - tl.associative_scan(first, 0, _most), mask=place < width)
 
 
 @triton.jit
 def _choose(
-    buckets, tables, number, is_admitted, seen, counts, policies, step, found, num, BLOCK: tl.constexpr
+    hashes, number, is_admitted, num_buckets, first_bucket, seen, counts, policies, step, found, width,
+    BLOCK: tl.constexpr,
 ):
-    at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
-    is_here = at < num
-    is_wanted = tl.load(is_admitted + at, mask=is_here, other=0) != 0
+    table = tl.program_id(1)
+    place = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    at = table.to(tl.int64) * width + place
+    is_wanted = tl.load(is_admitted + at, mask=place < width, other=0) != 0
     chosen = tl.zeros([BLOCK], tl.int64) + _NO_SLOT
     if tl.max(is_wanted.to(tl.int32), axis=0) > 0:
-        bucket = tl.load(buckets + at, mask=is_wanted, other=0)
-        wanted = tl.load(number + at, mask=is_wanted, other=0).to(tl.int32)
-        policy = tl.load(policies + tl.load(tables + at, mask=is_wanted, other=0), mask=is_wanted, other=0)[:, None]
+        bits = tl.load(hashes + at, mask=is_wanted, other=0)
+        bucket = _bucket(bits, tl.load(num_buckets + table)) + tl.load(first_bucket + table)
+        wanted = tl.load(number + at, mask=is_wanted, other=0)
+        policy = tl.load(policies + table)
         ways = tl.arange(0, _SLOTS)[None, :]
         slot = bucket[:, None] * _SLOTS + ways
         last = tl.load(seen + slot, mask=is_wanted[:, None], other=0).to(tl.int64)
@@ -182,13 +253,13 @@ def _choose(
             is_mine = is_wanted & (wanted == taken) & (least < _NEVER)
             chosen = tl.where(is_mine, bucket * _SLOTS + which, chosen)
             score = tl.where(ways == which[:, None], _NEVER, score)
-    tl.store(found + at, chosen, mask=is_here)
+    tl.store(found + at, chosen, mask=place < width)
 
 
 @triton.jit
 def _place(
-    slots, new_hashes, occurrences, own_counters, map_hashes, seen, counts, counters, policies, statistics, step, width,
-    BLOCK: tl.constexpr,
+    slots, new_hashes, occurrences, own_counters, map_hashes, tags, seen, counts, counters, policies, statistics, step,
+    width, BLOCK: tl.constexpr,
 ):
     table = tl.program_id(1)
     place = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
@@ -199,7 +270,9 @@ def _place(
     if num > 0:
         now, policy = tl.load(step).to(tl.int32), tl.load(policies + table)
         is_other = is_placed & (tl.load(seen + slot, mask=is_placed, other=0) != _FREE)
-        tl.store(map_hashes + slot, tl.load(new_hashes + at, mask=is_placed, other=0), mask=is_placed)
+        bits = tl.load(new_hashes + at, mask=is_placed, other=0)
+        tl.store(map_hashes + slot, bits, mask=is_placed)
+        tl.store(tags + slot, bits.to(tl.int16), mask=is_placed)
         tl.store(seen + slot, tl.zeros([BLOCK], tl.int32) + now, mask=is_placed)
         count = tl.load(occurrences + at, mask=is_placed, other=0)
         count = tl.where(policy == _LFU, count, tl.where(policy == _AGE, now, 0))
@@ -214,7 +287,7 @@ def _place(
 
 @triton.jit
 def _rows(
-    hashes, slots, starts, out, num_buckets, first_bucket, map_hashes, seen, statistics, IS_COUNTING: tl.constexpr,
+    hashes, slots, starts, out, before, until, max_new, num_buckets, first_bucket, tags, map_hashes, seen, statistics,
     BLOCK: tl.constexpr,
 ):
     table = tl.program_id(1)
@@ -222,61 +295,47 @@ def _rows(
     first = start + tl.program_id(0).to(tl.int64) * BLOCK
     if first < end:
         at = first + tl.arange(0, BLOCK)
-        is_here = at < end
-        slot = tl.load(slots + at, mask=is_here, other=_NO_ID)
-        is_missing = slot == _NO_SLOT
+        slot = tl.load(slots + at, mask=at < end, other=_NO_ID)
         base = tl.load(first_bucket + table)
-        if tl.max(is_missing.to(tl.int32), axis=0) > 0:
-            bits = tl.load(hashes + at, mask=is_missing, other=0)
-            again = _probe(bits, is_missing, tl.load(num_buckets + table), base, map_hashes, seen)
-            slot = tl.where(is_missing, again, slot)
-            if IS_COUNTING:
-                num = tl.sum((slot == _NO_SLOT).to(tl.int64), axis=0)
+        if before is not None:
+            # No candidates, for there are too many: they may have got a slot all the same.
+            is_other = slot == _NO_SLOT
+            place = tl.load(before + at, mask=is_other, other=0) - 1 - tl.load(until + table)
+            is_other = is_other & (place >= tl.load(max_new + table))
+            num = tl.sum(is_other.to(tl.int64), axis=0)
+            if num > 0:
+                bits = tl.load(hashes + at, mask=is_other, other=0)
+                again, _ = _probe(bits, is_other, tl.load(num_buckets + table), base, tags, map_hashes, seen)
+                slot = tl.where(is_other, again, slot)
+                num = tl.sum((is_other & (again < 0)).to(tl.int64), axis=0)
                 tl.atomic_add(statistics + table * _NUM_STATISTICS + _DEFAULTS, num)
         row = tl.where(slot >= 0, slot - base * _SLOTS + 1, tl.where(slot == _NO_ID, -1, 0))
-        tl.store(out + at, row.to(tl.int32), mask=is_here)
+        tl.store(out + at, row.to(tl.int32), mask=at < end)
 
 
 @triton.jit
-def _reset(
-    slots, new_hashes, about, value_keys, bounds, width, IS_HALF: tl.constexpr, BLOCK: tl.constexpr, DIM: tl.constexpr
+def _look_again(
+    hashes, places, nums, out, num_buckets, first_bucket, tags, map_hashes, seen, statistics, width,
+    BLOCK: tl.constexpr,
 ):
-    about += tl.program_id(1) * _FIELDS
-    table = tl.load(about)
+    table = tl.program_id(1)
     place = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
-    at = table * width + place
-    slot = tl.load(slots + at, mask=place < width, other=-1)
-    row = slot - tl.load(about + 1)
-    is_mine = (slot >= 0) & (row >= 0) & (row < tl.load(about + 2))
-    if tl.max(is_mine.to(tl.int32), axis=0) > 0:
-        columns, dim = tl.arange(0, DIM).to(tl.int64), tl.load(about + 4)
-        mask = is_mine[:, None] & (columns < dim)[None, :]
-        bits = tl.load(new_hashes + at, mask=is_mine, other=0).to(tl.uint64)
-        of_column = (columns + tl.load(about + 3)).to(tl.uint64) * _STEP
-        bits = _mixed((bits[:, None] + of_column[None, :]).to(tl.int64), tl.load(value_keys + table))
-        value = (((bits >> 40) & 0xFFFFFF).to(tl.float32) * 1.1920928955078125e-07 - 1.0) * tl.load(bounds + table)
-        element = row[:, None] * dim + columns[None, :]
-        if IS_HALF:
-            tl.store(tl.load(about + 5).to(tl.pointer_type(tl.float16)) + element, value.to(tl.float16), mask=mask)
-        else:
-            tl.store(tl.load(about + 5).to(tl.pointer_type(tl.float32)) + element, value, mask=mask)
-        _clear(about + 6, row, columns, is_mine)
-        _clear(about + 8, row, columns, is_mine)
+    is_candidate = place < tl.load(nums + table)
+    if tl.max(is_candidate.to(tl.int32), axis=0) > 0:
+        at = table.to(tl.int64) * width + place
+        base = tl.load(first_bucket + table)
+        bits = tl.load(hashes + at, mask=is_candidate, other=0)
+        slot, _ = _probe(bits, is_candidate, tl.load(num_buckets + table), base, tags, map_hashes, seen)
+        is_there = slot >= 0
+        to = tl.load(places + at, mask=is_there, other=0)
+        tl.store(out + to, (slot - base * _SLOTS + 1).to(tl.int32), mask=is_there)
+        num = tl.sum((is_candidate & (slot < 0)).to(tl.int64), axis=0)
+        if num > 0:
+            tl.atomic_add(statistics + table * _NUM_STATISTICS + _DEFAULTS, num)
 
 
 @triton.jit
-def _clear(about, row, columns, is_mine):
-    """Of one state of the optimizer; its width is 0 where there is none."""
-    width = tl.load(about + 1)
-    if width > 0:
-        state = tl.load(about).to(tl.pointer_type(tl.float32))
-        mask = is_mine[:, None] & (columns < width)[None, :]
-        element = row[:, None] * width + columns[None, :]
-        tl.store(state + element, tl.zeros_like(element).to(tl.float32), mask=mask)
-
-
-@triton.jit
-def _mixed(numbers, key):
+def mixed(numbers, key):
     bits = numbers.to(tl.uint64) ^ key.to(tl.uint64)
     bits = (bits ^ (bits >> 30)) * _FIRST
     bits = (bits ^ (bits >> 27)) * _SECOND
@@ -284,13 +343,41 @@ def _mixed(numbers, key):
 
 
 @triton.jit
-def _probe(bits, is_wanted, num_buckets, first_bucket, map_hashes, seen):
-    bucket = ((((bits >> 32) + _HALF) * num_buckets) >> 32) + first_bucket
+def _bucket(bits, num_buckets):
+    return (((bits >> 32) + _HALF) * num_buckets) >> 32
+
+
+@triton.jit
+def _least(one, other):
+    return tl.minimum(one, other)
+
+
+@triton.jit
+def _most(one, other):
+    return tl.maximum(one, other)
+
+
+@triton.jit
+def _probe(bits, is_wanted, num_buckets, first_bucket, tags, map_hashes, seen):
+    """The slot of each, and when it was seen last. 16 bits are compared first, then all of the one that has them; the
+    few of which another has them too are compared with all of their bucket."""
+    bucket = _bucket(bits, num_buckets) + first_bucket
     ways = tl.arange(0, _SLOTS)
-    there = tl.load(map_hashes + bucket[:, None] * _SLOTS + ways[None, :], mask=is_wanted[:, None], other=0)
-    is_same = (there == bits[:, None]) & is_wanted[:, None]
+    place = bucket[:, None] * _SLOTS + ways[None, :]
+    tag = tl.load(tags + place, mask=is_wanted[:, None], other=0)
+    is_same = (tag == bits.to(tl.int16)[:, None]) & is_wanted[:, None]
     which = tl.min(tl.where(is_same, ways[None, :], _SLOTS), axis=1)
+    is_like = which < _SLOTS
     slot = bucket * _SLOTS + which
-    is_there = which < _SLOTS
-    is_there = is_there & (tl.load(seen + slot, mask=is_there, other=_FREE) != _FREE)
-    return tl.where(is_there, slot, _NO_SLOT)
+    last = tl.load(seen + slot, mask=is_like, other=_FREE)
+    is_it = is_like & (tl.load(map_hashes + slot, mask=is_like, other=0) == bits) & (last != _FREE)
+    is_unclear = is_like & (is_it == 0)
+    if tl.max(is_unclear.to(tl.int32), axis=0) > 0:
+        there = tl.load(map_hashes + place, mask=is_unclear[:, None], other=0)
+        is_same = (there == bits[:, None]) & is_unclear[:, None]
+        which = tl.min(tl.where(is_same, ways[None, :], _SLOTS), axis=1)
+        is_other = which < _SLOTS
+        slot = tl.where(is_unclear, bucket * _SLOTS + which, slot)
+        last = tl.where(is_unclear, tl.load(seen + slot, mask=is_other, other=_FREE), last)
+        is_it = is_it | (is_other & (last != _FREE))
+    return tl.where(is_it, slot, _NO_SLOT), last

@@ -55,17 +55,17 @@ class RowReset:
         self.shards, self._ids = row_shards(tables, ids), ids
         self._about: Tensor | None = None
         if ids.device.type == "cuda" and self.shards:
-            from embark.trainers.torch.dynamic import map_kernels
+            from embark.trainers.torch.dynamic import reset_kernels
 
-            self._about = map_kernels.about_shards(ids, self.shards)
+            self._about = reset_kernels.about_shards(ids, self.shards)
 
     def __call__(self, new: NewRows) -> None:
         if self._about is None:
             reset_rows(self._ids, new, self.shards)
             return
-        from embark.trainers.torch.dynamic import map_kernels
+        from embark.trainers.torch.dynamic import reset_kernels
 
-        map_kernels.reset(self._ids, new, self.shards, self._about)
+        reset_kernels.reset(self._ids, new, self.shards, self._about)
 
 
 @torch.no_grad()

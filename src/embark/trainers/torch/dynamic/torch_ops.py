@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from embark.data import dynamic_ids
-from embark.data.dynamic_ids import FREE, bucket_of, mixed
+from embark.data.dynamic_ids import FREE, SIGNED_STEP, bucket_of, fraction_of, mixed
 from embark.spec.dynamic import BUCKET_SLOTS
 from embark.trainers.torch.dynamic.batch_ids import (
     ADMISSIONS,
@@ -22,9 +22,11 @@ from embark.trainers.torch.dynamic.batch_ids import (
     NEVER,
     NO_ID,
     NO_SLOT,
+    Candidates,
     Found,
     IdLayout,
     NewRows,
+    Ranked,
 )
 
 if TYPE_CHECKING:
@@ -48,8 +50,8 @@ def find(ids: IdMap, raw: Tensor, layout: IdLayout, step: Tensor | None) -> Foun
     return Found(hashes, torch.where(is_id, slots, NO_ID), is_id & ~is_hit)
 
 
-def candidates(ids: IdMap, found: Found, layout: IdLayout) -> tuple[Tensor, Tensor]:
-    """[tables, most of any] the hashes of ids without a slot, as they come, and how many of each table."""
+def candidates(ids: IdMap, found: Found, layout: IdLayout) -> Candidates:
+    """Those that a step considers."""
     number = found.is_missing.cumsum(0)
     until = torch.cat([number.new_zeros(1), number])[layout.starts]
     nums = torch.minimum(until.diff(), ids.max_new)
@@ -57,21 +59,55 @@ def candidates(ids: IdMap, found: Found, layout: IdLayout) -> tuple[Tensor, Tens
     is_taken = found.is_missing & (place < ids.max_new[layout.tables])
     taken = torch.full((len(nums), max(1, int(nums.max()))), 2**63 - 1, device=ids.device)
     taken[layout.tables[is_taken], place[is_taken]] = found.hashes[is_taken]
-    return taken, nums
+    return Candidates(taken, nums)
 
 
-def choose(
-    ids: IdMap, buckets: Tensor, tables: Tensor, number: Tensor, is_admitted: Tensor, step: Tensor
-) -> Tensor:
+def rank(ids: IdMap, hashes: Tensor, nums: Tensor, step: Tensor) -> Ranked:
+    """Which candidates are admitted, in which order, and how often each occurs; `hashes` are sorted."""
+    width = hashes.shape[1]
+    columns = torch.arange(width, device=ids.device)
+    is_candidate = columns < nums[:, None]
+    is_first = is_candidate & torch.cat([torch.ones_like(is_candidate[:, :1]), hashes[:, 1:] != hashes[:, :-1]], 1)
+    # How often each occurs: where the next one begins, less where it begins.
+    following = torch.where(is_first, columns, width).flip(1).cummin(1).values.flip(1)
+    following = torch.cat([following[:, 1:], torch.full_like(following[:, :1], width)], 1)
+    occurrences = (torch.minimum(following, nums[:, None]) - columns).int()
+    is_admitted, counters = _admitted(ids, hashes, is_first, occurrences, step)
+    buckets = bucket_of(hashes, ids.num_buckets[:, None])
+    before = is_admitted.cumsum(1) - is_admitted.int()
+    is_other = torch.cat([torch.ones_like(is_first[:, :1]), buckets[:, 1:] != buckets[:, :-1]], 1)
+    number = before - torch.where(is_other, before, 0).cummax(1).values
+    return Ranked(is_admitted.view(-1), number.view(-1), occurrences.view(-1), counters)
+
+
+def _admitted(
+    ids: IdMap, hashes: Tensor, is_first: Tensor, occurrences: Tensor, step: Tensor
+) -> tuple[Tensor, Tensor | None]:
+    is_admitted = is_first
+    if ids.has_chances:
+        bits = mixed(hashes ^ (step * SIGNED_STEP), ids.chance_keys[:, None])
+        is_admitted = is_admitted & (fraction_of(bits) < ids.chances[:, None])
+    if not ids.has_counters:
+        return is_admitted, None
+    own = (mixed(hashes, ids.counter_keys[:, None]) & ids.counter_masks[:, None]) + ids.first_counter[:, None]
+    is_counted = is_first & (ids.counts_needed[:, None] > 0)
+    own = torch.where(is_counted, own, 0)
+    ids.counters.index_add_(0, own.reshape(-1), torch.where(is_counted, occurrences, 0).reshape(-1))
+    return is_admitted & (ids.counters[own] >= ids.counts_needed[:, None]), torch.where(
+        is_counted, own, -1).reshape(-1)
+
+
+def choose(ids: IdMap, hashes: Tensor, ranked: Ranked, step: Tensor) -> Tensor:
     """The slot of each admitted one: the `number`-th that its bucket can spare; −1 where it has no more."""
-    found = torch.full_like(buckets, -1)
-    places = is_admitted.nonzero()[:, 0]
+    found = torch.full_like(hashes.view(-1), -1)
+    places = ranked.is_admitted.nonzero()[:, 0]
     if not len(places):
         return found
-    buckets, number = buckets[places], number[places]
+    tables, number = places // hashes.shape[1], ranked.number[places]
+    buckets = bucket_of(hashes.view(-1)[places], ids.num_buckets[tables]) + ids.first_bucket[tables]
     seen = ids.seen.view(-1, BUCKET_SLOTS)[buckets].long()
     counts = ids.counts.view(-1, BUCKET_SLOTS)[buckets].long()
-    policies = ids.policies[tables[places]][:, None]
+    policies = ids.policies[tables][:, None]
     scores = torch.where(policies == LRU, seen, torch.where(policies == LFU, (counts << 32) + seen, counts))
     scores = torch.where(seen == FREE, -1, torch.where(seen == step, NEVER, scores))
     values, order = scores.sort(dim=1, stable=True)
@@ -81,7 +117,7 @@ def choose(
     return found
 
 
-def place(ids: IdMap, new: NewRows, occurrences: Tensor, counters: Tensor | None, step: Tensor) -> None:
+def place(ids: IdMap, new: NewRows, ranked: Ranked, step: Tensor) -> None:
     """Give the slots to their new ids."""
     is_placed = new.slots >= 0
     slots, tables = new.slots[is_placed], new.tables[is_placed]
@@ -91,16 +127,18 @@ def place(ids: IdMap, new: NewRows, occurrences: Tensor, counters: Tensor | None
     ids.seen[slots] = step.int()
     policies = ids.policies[tables]
     born = torch.where(policies == AGE, step, 0).int()
-    ids.counts[slots] = torch.where(policies == LFU, occurrences[is_placed], born)
-    if counters is not None:
-        of_placed = counters[is_placed]
+    ids.counts[slots] = torch.where(policies == LFU, ranked.occurrences[is_placed], born)
+    if ranked.counters is not None:
+        of_placed = ranked.counters[is_placed]
         ids.counters[of_placed[of_placed >= 0]] = 0
 
 
-def rows(ids: IdMap, found: Found, layout: IdLayout, *, is_counting: bool) -> Tensor:
-    """Of all ids, those without a slot looked up again: 0 where there is none, −1 where there is no id."""
-    slots = torch.where(found.is_missing, _slots(ids, found.hashes, layout.tables, found.is_missing), found.slots)
-    if is_counting:
+def rows(ids: IdMap, found: Found, layout: IdLayout, candidates: Candidates | None) -> Tensor:
+    """Of all ids: 0 where there is none, −1 where there is no id. After a step, which has candidates, those without a
+    slot are looked up again, and counted."""
+    slots = found.slots
+    if candidates is not None:
+        slots = torch.where(found.is_missing, _slots(ids, found.hashes, layout.tables, found.is_missing), slots)
         _count(ids, DEFAULTS, slots == NO_SLOT, layout)
     own = torch.where(slots >= 0, slots - ids.first_slot[layout.tables] + 1, 0)
     return torch.where(slots == NO_ID, -1, own).int()

@@ -87,10 +87,33 @@ def test_rows_admissions_and_evictions_are_those_of_the_reference(case) -> None:
     compare(chosen, steps, make_map(chosen))
 
 
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=8, deadline=None)
 @given(streams())
 def test_the_kernels_of_a_gpu_give_the_rows_of_the_reference(kernels, case) -> None:
     chosen, steps = case
     ids = make_map(chosen)
-    ids.ops = kernels
+    ids.ops, ids.tags = kernels, torch.zeros(ids.first_slots[-1], dtype=torch.int16)
     compare(chosen, [of_tables for of_tables in steps if any(map(len, of_tables))], ids)
+
+
+def test_the_kernel_of_a_gpu_resets_the_rows_that_torch_resets(kernels) -> None:
+    from embark.trainers.torch.dynamic import reset_kernels
+    from embark.trainers.torch.dynamic.rows import RowShard, reset_rows
+
+    ids = make_map([Table(name=name, ids="dynamic", rows=9, dim=12, capacity=64, init_range=0.3) for name in "ab"])
+    layout = IdLayout([40, 70], torch.device("cpu"))
+    _, new = ids.assign(torch.arange(70), layout, torch.tensor([0]))
+    found = []
+    for is_kernel in (True, False):
+        weights = [torch.full(size, 7.0) for size in ((20, 12), (45, 12), (65, 4), (65, 8))]
+        states = [torch.full(size, 7.0) for size in ((20,), (45,), (65, 4), (65, 8))]
+        shards = [RowShard(0, 0, 0, weights[0], (states[0],)), RowShard(0, 20, 0, weights[1], (states[1],)),
+                  RowShard(1, 0, 0, weights[2], (states[2],)), RowShard(1, 0, 4, weights[3], (states[3],))]
+        if is_kernel:
+            reset_kernels.reset(ids, new, shards, reset_kernels.about_shards(ids, shards))
+        else:
+            reset_rows(ids, new, shards)
+        found.append([*weights, *states])
+    assert all(one.equal(other) for one, other in zip(*found, strict=True))
+    assert (found[0][2] != 7.0).any(dim=1).sum() == 30
+    assert found[0][4].eq(0).sum() + found[0][5].eq(0).sum() == 40

@@ -50,5 +50,5 @@ class DynamicStep:
             rows = rows.index_select(0, self._own)
         if self._places is None:
             return rows
-        found = torch.where(ids == NO_ID, -1, ids).to(torch.int32)
+        found = (torch.where(ids == NO_ID, -1, ids) if ids.dtype == torch.int64 else ids).to(torch.int32, copy=True)
         return found.index_copy_(0, self._places, rows)
