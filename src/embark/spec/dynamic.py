@@ -57,6 +57,9 @@ def dynamic_mistakes(spec: RunSpec) -> Iterator[Mistake]:
         if table.is_sequence or not table.lookup:
             yield _mistake(f"{at}.ids", table.ids, "the rows of a dynamic table are pooled",
                            'set pooling = "sum" or "mean", or ids = "rows"')
+        if table.sharding == "data_parallel":
+            yield _mistake(f"{at}.sharding", table.sharding, "the rows of a dynamic table are not copied to every rank",
+                           "leave it out")
         for field, needs, value in (("admit_count", "admit", "count"),
                                     ("admit_probability", "admit", "probability")):
             if getattr(table, field) != DYNAMIC_FIELDS[field] and getattr(table, needs) != value:

@@ -35,8 +35,9 @@ def row_shards(tables: ShardedEmbeddingBagCollection, ids: IdMap) -> list[RowSha
     for lookup in tables._lookups:
         for kernel in getattr(lookup, "module", lookup)._emb_modules:
             batch = kernel.emb_module
-            if getattr(batch, "weights_uvm", torch.empty(0)).numel() and any(
-                    table.name in numbers for table in kernel._config.embedding_tables):
+            if not any(table.name in numbers for table in kernel._config.embedding_tables):
+                continue
+            if getattr(batch, "weights_uvm", torch.empty(0)).numel():
                 raise UserError("a dynamic table does not fit the memory of its GPU",
                                 fix="a smaller capacity, more GPUs, or train.table_dtype = \"fp16\"")
             weights, states = batch.split_embedding_weights(), batch.split_optimizer_states()
@@ -53,19 +54,21 @@ class RowReset:
 
     def __init__(self, tables: ShardedEmbeddingBagCollection, ids: IdMap) -> None:
         self.shards, self._ids = row_shards(tables, ids), ids
-        self._about: Tensor | None = None
-        if ids.device.type == "cuda" and self.shards:
+        self._on_gpu: list[tuple[list[RowShard], Tensor]] = []  # By type of the rows, and what a kernel reads of them.
+        if ids.device.type == "cuda":
             from embark.trainers.torch.dynamic import reset_kernels
 
-            self._about = reset_kernels.about_shards(ids, self.shards)
+            for dtype in {shard.weights.dtype: None for shard in self.shards}:
+                alike = [shard for shard in self.shards if shard.weights.dtype == dtype]
+                self._on_gpu.append((alike, reset_kernels.about_shards(ids, alike)))
 
     def __call__(self, new: NewRows) -> None:
-        if self._about is None:
+        if self._ids.device.type != "cuda":
             reset_rows(self._ids, new, self.shards)
-            return
-        from embark.trainers.torch.dynamic import reset_kernels
+        for shards, about in self._on_gpu:
+            from embark.trainers.torch.dynamic import reset_kernels
 
-        reset_kernels.reset(self._ids, new, self.shards, self._about)
+            reset_kernels.reset(self._ids, new, shards, about)
 
 
 @torch.no_grad()
