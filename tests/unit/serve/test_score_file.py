@@ -190,7 +190,7 @@ def test_a_model_of_ones_own_is_run_only_from_the_file_that_the_operator_names(t
     pooled = [weights[f"tables.embedding_bags.cat_{i}.weight"][row] for i, row in enumerate((4, 1))]
     logit = np.concatenate([[0.5], *pooled]) @ weights["dense.own.layer.weight"][0] + weights["dense.own.layer.bias"]
     assert scores_of(tmp_path / "out.parquet") == [pytest.approx(1 / (1 + np.exp(-logit[0])), abs=1e-6)]
-    monkeypatch.setattr("embark.store.CheckpointStore.damages", lambda self, chosen: [])
+    monkeypatch.setattr("embark.store.CheckpointStore.damages", lambda *_: [])
     text = (artifact.folder / INFO).read_text()
     (artifact.folder / INFO).write_text(text.replace('"code": ""', '"code": "import os"'))
     with pytest.raises(DataError, match="holds code, which is never run"):
