@@ -4,13 +4,14 @@ import hashlib
 import threading
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
 from embark.data.hashing import hash_counters, stream_key, uniform
+from embark.data.id_weights import weight_columns, weights_of
 from embark.data.loader import Batch
 from embark.data.prepare.arrow.readers import CsvReader, ParquetReader
 from embark.data.prepare.arrow.row_parser import Location, RowParser
@@ -55,6 +56,7 @@ class ColumnsSource:
         for name, values in zip(data.dense_columns, rows.dense.T, strict=True):
             _refuse(data.path, name, np.isnan(values), "is empty", "drop those rows, or fill in the values")
         self._features, self.notes = _checked_ids(data.path, tables, rows, must_clip=data.on_bad_id == "clip")
+        self._weights = weights_of(data.path, tables, rows)
         self._is_fixed = all(feature.offsets is None for feature in self._features)
         self._is_by_time = rows.time is not None
         if rows.time is None:
@@ -80,7 +82,7 @@ class ColumnsSource:
     def fingerprint(self) -> str:
         """Of every value that the spec reads, in the order of the rows; and of which rows a split by time holds out."""
         arrays = [self._label, self._dense, *(array for one in self._features for array in (one.ids, one.offsets)),
-                  *([self._eval_rows] if self._is_by_time else [])]
+                  *([self._eval_rows] if self._is_by_time else []), *self._weights.values()]
         with ThreadPoolExecutor(_NUM_HASHERS) as threads:  # hashing frees the interpreter
             return hashlib.sha256("".join(threads.map(_digest, arrays)).encode()).hexdigest()
 
@@ -106,6 +108,11 @@ class ColumnsSource:
         return Batch(
             dense=self._dense[rows], ids=np.concatenate([ids for ids, _ in taken]),
             lengths=np.stack([lengths for _, lengths in taken]), label=self._label[rows], is_fixed=self._is_fixed,
+            weights=np.concatenate([
+                np.ones(len(ids), np.float32) if (values := self._weights.get(position)) is None else
+                replace(feature, ids=values.reshape(feature.ids.shape)).take(rows)[0]
+                for position, (feature, (ids, _)) in enumerate(zip(self._features, taken, strict=True))
+            ]) if self._weights else None,
         )
 
 
@@ -138,7 +145,7 @@ def _read(data: DataSpec, tables: Sequence[Table], labels: tuple[LabelColumn, ..
     files = inputs.find(data.path)
     # Every column of ids is read as lists, so that an error can say how many ids a cell has.
     sparse = tuple(SparseColumn(table.name, "text" if table.is_dynamic else "integer", is_list=True, max_ids=1 << 31)
-                   for table in tables)
+                   for table in tables) + weight_columns(tables)
     portions, times = [], _times(inputs, files, data) if data.time_column else ()
     roles = _Roles(data, sparse, times, labels)
     for file in files:
@@ -275,7 +282,7 @@ def _checked_ids(
 ) -> tuple[list[_Feature], tuple[str, ...]]:
     """Every column is looked at before any is refused, so that one error names them all."""
     columns = [(keys.view(np.int64), np.asarray(lengths, np.int64))
-               for keys, lengths in zip(rows.keys, rows.lengths, strict=True)]
+               for _, keys, lengths in zip(tables, rows.keys, rows.lengths, strict=False)]  # weights stand behind them
     for table, (_, lengths) in zip(tables, columns, strict=True):
         most = int(lengths.max())
         _refuse(path, table.name, lengths > table.multi_hot, f"has more ids than the table takes, {table.multi_hot}; "

@@ -188,13 +188,16 @@ def eval_batches(source: SampleSource, *, batch_size: int, rank: int, world_size
 def _filled_up(batch: Batch, size: int) -> Batch:
     """The batch with its last sample repeated until there are `size`."""
     num_copies = size - len(batch.label)
-    ids: list[NDArray[np.int32]] = []
-    end = 0
-    for lengths in batch.lengths:
-        start, end = end, end + int(lengths.sum())
-        last = batch.ids[end - int(lengths[-1]) : end]
-        ids += [batch.ids[start:end], np.tile(last, num_copies)]
     probability = batch.best_probability
+
+    def with_copies(values: NDArray[Any]) -> NDArray[Any]:
+        """Of each id."""
+        parts: list[NDArray[Any]] = []
+        end = 0
+        for lengths in batch.lengths:
+            start, end = end, end + int(lengths.sum())
+            parts += [values[start:end], np.tile(values[end - int(lengths[-1]) : end], num_copies)]
+        return np.concatenate(parts)
 
     def repeated(values: NDArray[np.float32]) -> NDArray[np.float32]:
         return np.pad(values, ((0, num_copies), *((0, 0),) * (values.ndim - 1)), mode="edge")
@@ -203,7 +206,7 @@ def _filled_up(batch: Batch, size: int) -> Batch:
         batch,
         dense=np.pad(batch.dense, ((0, num_copies), (0, 0)), mode="edge") if batch.dense.size else
         np.empty((size, batch.dense.shape[1]), np.float32),
-        ids=np.concatenate(ids),
+        ids=with_copies(batch.ids), weights=None if batch.weights is None else with_copies(batch.weights),
         lengths=np.pad(batch.lengths, ((0, 0), (0, num_copies)), mode="edge"),
         label=repeated(batch.label),
         best_probability=None if probability is None else repeated(probability),
@@ -222,6 +225,8 @@ class Batch:
     is_fixed: bool = True
     """Every sample has the same number of ids in a feature, the same in every batch of this source."""
     num_valid: int = -1  # Samples that count; those behind them only fill the batch up. −1: all.
+    weights: NDArray[np.float32] | None = None
+    """Of each id, as `ids`; 1 where a feature has none. None: no feature has any."""
     best_probability: NDArray[np.float32] | None = None
     """[B]: the probability the label was drawn with, where the source knows it; of tasks [B, outputs], the best that a
     network could give."""

@@ -53,6 +53,9 @@ class MakeResult:
 def make(spec: RunSpec, out: Path, *, on_progress: OnProgress | None = None, force: bool = False) -> MakeResult:
     """Write `data.num_train_samples` and `data.num_eval_samples` samples below `out`; the manifest comes last."""
     began_s = time.monotonic()
+    if spec.model.has_weighted_ids:
+        raise UserError("prepared data holds no weights of ids", fix="leave weights_column out, or train on the "
+                        "synthetic samples as they are")
     _check_disk(spec, out)
     _clear(out, force=force)
     data, layout = spec.data, _layout(spec)

@@ -90,8 +90,27 @@ class OwnSource:
         is_bad = np.logical_or.reduce(~np.isfinite(dense), axis=1)
         self._refuse(split, positions, is_bad, "dense", dense, "fill in missing values")
         taken = [self._ids(split, positions, table, ids[table.name]) for table in self._tables]
+        weights = [self._weights(split, positions, table, ids, lengths)
+                   for table, (_, lengths) in zip(self._tables, taken, strict=True)]
         return Batch(dense=dense, ids=np.concatenate([one for one, _ in taken]), label=label, is_fixed=False,
-                     lengths=np.stack([lengths for _, lengths in taken]))
+                     lengths=np.stack([lengths for _, lengths in taken]),
+                     weights=np.concatenate(weights) if any(t.weights_column for t in self._tables) else None)
+
+    def _weights(
+        self, split: str, positions: Positions, table: Table, found: dict[str, Any], lengths: NDArray[np.int32]
+    ) -> NDArray[np.float32]:
+        """Of the ids of a table, one behind the other; 1 where they have none."""
+        name, num_ids = table.weights_column, int(lengths.sum())
+        if not name:
+            return np.ones(num_ids, np.float32)
+        if name not in found:
+            raise self._wrong(f"returned ids without {name}, the weights of {table.name}",
+                              f"ids[{name!r}] has a weight for each id of {table.name}")
+        weights = self._floats(f"weights {name}", np.asarray(found[name]).reshape(-1), (num_ids,))
+        at = np.repeat(positions, lengths)
+        self._refuse(split, at, ~((weights >= 0) & np.isfinite(weights)), f"weights {name}", weights,
+                     "weights are numbers from 0 up")
+        return weights
 
     def _task_labels(self, split: str, positions: Positions, label: Any) -> NDArray[np.float32]:
         columns = label_columns(self._tasks)
@@ -176,6 +195,7 @@ def spread(count: int, at_most: int) -> Positions:
 def rows_digest(batch: Batch) -> bytes:
     """A checksum of the samples."""
     digest = hashlib.sha256()
-    for array in (batch.label, batch.dense, batch.lengths, batch.ids):
+    weights = () if batch.weights is None else (batch.weights,)
+    for array in (batch.label, batch.dense, batch.lengths, batch.ids, *weights):
         digest.update(np.ascontiguousarray(array).data)
     return digest.digest()

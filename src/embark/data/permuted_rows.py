@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -46,24 +47,29 @@ class RowsInMemory:
             dense[:, column] = dense[order, column]
             return RowsInMemory(replace(batch, dense=dense))
         lengths, ids = batch.lengths.copy(), batch.ids.copy()
+        weights = None if batch.weights is None else batch.weights.copy()
         lengths[feature] = batch.lengths[feature][order]
         ends = np.cumsum(lengths[feature], dtype=np.int64)
         # Of each id: where it was, which is its row's first place there, and its own place within the row.
         moved = np.repeat(self._offsets[feature][order] - (ends - lengths[feature]), lengths[feature])
         moved += np.arange(len(moved))
         ids[self._starts[feature] : self._starts[feature + 1]] = batch.ids[moved]
-        return RowsInMemory(replace(batch, ids=ids, lengths=lengths))
+        if weights is not None and batch.weights is not None:
+            weights[self._starts[feature] : self._starts[feature + 1]] = batch.weights[moved]
+        return RowsInMemory(replace(batch, ids=ids, lengths=lengths, weights=weights))
 
     def taken(self, samples: NDArray[np.int64]) -> RowsInMemory:
         """These samples alone, in this order."""
         batch, lengths = self.batch, self.batch.lengths[:, samples]
-        ids = []
+        places = []
         for of_feature, starts in zip(lengths, self._offsets, strict=True):
             ends = np.cumsum(of_feature, dtype=np.int64)
-            ids.append(batch.ids[np.repeat(starts[samples] - (ends - of_feature), of_feature)
-                                 + np.arange(ends[-1] if len(ends) else 0)])
+            places.append(np.repeat(starts[samples] - (ends - of_feature), of_feature)
+                          + np.arange(ends[-1] if len(ends) else 0))
+        at = np.concatenate(places)
         return RowsInMemory(replace(batch, dense=batch.dense[samples], label=batch.label[samples], lengths=lengths,
-                                    ids=np.concatenate(ids), best_probability=None))
+                                    ids=batch.ids[at], best_probability=None,
+                                    weights=None if batch.weights is None else batch.weights[at]))
 
     def ids_of(self, feature: int) -> tuple[NDArray[np.int32], NDArray[np.int64]]:
         """All ids of a sparse feature, and the sample of each."""
@@ -77,15 +83,21 @@ class RowsInMemory:
         raise NotImplementedError("there is nothing to train on")
 
     def eval_rows(self, start: int, stop: int) -> Batch:
-        ids = [self.batch.ids[at[start] : at[stop]] for at in self._offsets]
-        return replace(self.batch, dense=self.batch.dense[start:stop], label=self.batch.label[start:stop],
-                       ids=np.concatenate(ids), lengths=self.batch.lengths[:, start:stop], best_probability=None)
+        batch, at = self.batch, np.concatenate([np.arange(of[start], of[stop]) for of in self._offsets])
+        return replace(batch, dense=batch.dense[start:stop], label=batch.label[start:stop], ids=batch.ids[at],
+                       lengths=batch.lengths[:, start:stop], best_probability=None,
+                       weights=None if batch.weights is None else batch.weights[at])
 
 
 def _joined(batches: list[Batch]) -> Batch:
     ends = [np.cumsum(batch.lengths.sum(axis=1, dtype=np.int64)) for batch in batches]
-    by_batch = [np.split(batch.ids, at[:-1]) for batch, at in zip(batches, ends, strict=True)]
+
+    def by_feature(values: list[NDArray[Any]]) -> NDArray[Any]:
+        by_batch = [np.split(of, at[:-1]) for of, at in zip(values, ends, strict=True)]
+        return np.concatenate([of[feature] for feature in range(len(ends[0])) for of in by_batch])
+
+    weights = [batch.weights for batch in batches if batch.weights is not None]
     return replace(
         batches[0], dense=np.concatenate([b.dense for b in batches]), label=np.concatenate([b.label for b in batches]),
-        ids=np.concatenate([ids[feature] for feature in range(len(ends[0])) for ids in by_batch]),
+        ids=by_feature([batch.ids for batch in batches]), weights=by_feature(weights) if weights else None,
         lengths=np.concatenate([b.lengths for b in batches], axis=1), best_probability=None)

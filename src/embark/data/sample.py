@@ -81,6 +81,8 @@ def write_sample(sample: Sample, out: Path, *, max_rows: int) -> None:
 def _unreadable(spec: RunSpec) -> str:
     """Why there is nothing to read at `data.path` from here; empty where there is."""
     path = spec.data.path
+    if spec.model.has_weighted_ids:
+        return "a sample is prepared data, which holds no weights of ids"
     if spec.data.is_own:
         return ""
     if spec.data.kind == "prepared":

@@ -18,7 +18,7 @@ from embark.spec.model import ModelSpec, Table
 from embark.spec.tasks import Task
 
 TRAIN, EVAL, CALIBRATION = range(3)
-IDS, LENGTHS, DENSE, LABEL = range(4)
+IDS, LENGTHS, DENSE, LABEL, WEIGHTS = range(5)
 _CALIBRATION_SAMPLES = 16_384
 _VALUES_AT_A_TIME = 131_072  # Ids drawn together: their hashes stay in the second-level cache.
 
@@ -39,6 +39,7 @@ class SyntheticSource:
         self.is_ragged = data.ragged
         self.num_dense = model.num_dense
         self.multi_hot = [table.multi_hot for table in tables]
+        self._is_weighted = [bool(table.weights_column) for table in tables]
         self.table_keys = {
             (split, what): stream_keys(data.seed, split, what, columns=len(tables))
             for split in (TRAIN, EVAL, CALIBRATION)
@@ -103,10 +104,14 @@ class SyntheticSource:
                 lengths[group.tables, at] = group.multi_hot if counts is None else counts
                 for table, table_values in zip(group.tables, values, strict=True):
                     ids[table][at] = table_values
-        if self.is_ragged:
-            chosen = [v[np.arange(v.shape[1]) < count[:, None]] for v, count in zip(ids, lengths, strict=True)]
-        else:
-            chosen = [v.reshape(-1) for v in ids]
+        weights = self._weights(split, start, stop) if any(self._is_weighted) else []
+
+        def chosen(values: Sequence[NDArray[Any]]) -> NDArray[Any]:
+            if not self.is_ragged:
+                return np.concatenate([v.reshape(-1) for v in values])
+            return np.concatenate([v[np.arange(v.shape[1]) < count[:, None]]
+                                   for v, count in zip(values, lengths, strict=True)])
+
         if self.tasks:
             best = [best_outputs(task, score) for task, score in zip(self.tasks, scores, strict=True)]
             label = np.stack([draw_labels(task, one, self.key(split, LABEL), start)
@@ -116,9 +121,16 @@ class SyntheticSource:
             coin = uniform(hash_counters(self.key(split, LABEL), np.arange(start, stop)))
             label = (coin < probability).astype(np.float32)
         return Batch(
-            dense=dense, ids=np.concatenate(chosen), lengths=lengths, label=label,
-            is_fixed=not self.is_ragged, best_probability=probability,
+            dense=dense, ids=chosen(ids), lengths=lengths, label=label, is_fixed=not self.is_ragged,
+            best_probability=probability, weights=chosen(weights) if weights else None,
         )
+
+    def _weights(self, split: int, start: int, stop: int) -> list[Floats]:
+        """[n, multi_hot] of each table: in (0, 1], or 1 where its ids have none. The labels do not depend on them."""
+        return [1 - uniform(hash_counters(stream_key(self._data.seed, split, WEIGHTS, table),
+                                          np.arange(start * most, stop * most))).astype(np.float32).reshape(-1, most)
+                if is_weighted else np.ones((stop - start, most), np.float32)
+                for table, (most, is_weighted) in enumerate(zip(self.multi_hot, self._is_weighted, strict=True))]
 
     def _check_range(self, split: int, start: int, stop: int) -> None:
         num_samples = self.num_train_samples if split == TRAIN else self.num_eval_samples

@@ -136,6 +136,9 @@ def _refuse_sequences(trained: TrainedRun) -> None:
     if name := next((table.name for table in trained.spec.model.tables if table.is_sequence), ""):
         raise UserError(f"{trained.run_dir.uri}: {name} is a sequence, and models of sequences are not exported",
                         fix="`embark embeddings` writes the rows of its tables")
+    if name := next((table.name for table in trained.spec.model.tables if table.weights_column), ""):
+        raise UserError(f"{trained.run_dir.uri}: the ids of {name} have weights, and such models are not exported",
+                        fix="`embark embeddings` writes the rows of its tables; `embark evaluate` scores held-out rows")
 
 
 def _result(

@@ -38,6 +38,8 @@ def cuda_graph_obstacle(spec: RunSpec, device: str, *, has_tables_on_host: bool)
         return f"{sequence.name} is a sequence, and the captured step pools the rows of every feature"
     if spec.model.has_dynamic_tables and spec.model.is_own:
         return "a network of your own is not captured with dynamic tables"
+    if weighted := next((t for t in spec.model.tables if t.weights_column), None):
+        return f"the ids of {weighted.name} have weights, which the captured step has no place for"
     if copied := next((t for t in spec.model.tables if t.sharding == "data_parallel"), None):
         return f"table {copied.name} is data-parallel, and the captured step has no such update"
     num_ids = sum(t.multi_hot for t in spec.model.table_list())

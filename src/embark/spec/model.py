@@ -52,9 +52,12 @@ class Table(Section):
     """`pooling = "none"`: mean length, by which `embark plan` counts work; defaults to `max_length`."""
     lookup: bool = True
     """false: the model gets the numbers themselves, such as the times of a sequence; there are no rows."""
+    weights_column: str = Field(default="", max_length=128)
+    """Column with a weight for each id of this feature, 0 or more. `sum`: Σ weight × row; `mean`: that over Σ weight.
+    Empty: every id weighs 1."""
     shares: str = Field(default="", max_length=128)
-    """Name of another table, whose rows this feature looks up: TorchRec's `feature_names`. All but `name` and
-    `multi_hot` is that table's."""
+    """Name of another table, whose rows this feature looks up: TorchRec's `feature_names`. All but `name`,
+    `multi_hot` and `weights_column` is that table's."""
 
     learning_rate: float | None = Field(default=None, ge=0)
     """Of this table, instead of `train.learning_rate`; warm-up and decay apply to it too."""
@@ -143,6 +146,7 @@ class Table(Section):
 
 _LATER: dict[str, Any] = {"shares": "", "learning_rate": None, "init_range": None, "max_length": None,
                           "mean_length": None, "lookup": True, "optimizer": None, "dtype": None, "sharding": None,
+                          "weights_column": "",
                           **DYNAMIC_FIELDS}
 SHARED = ("rows", "dim", "pooling", "learning_rate", "init_range", "optimizer", "dtype", "sharding", *DYNAMIC_FIELDS)
 """Fields of a table that all features share."""
@@ -280,6 +284,11 @@ class ModelSpec(Section):
         return tuple(StoredTable(name, of[0].stored_rows, of[0].dim or 0, of[0].pooling, of[0].learning_rate,
                                  of[0].init_range, tuple(of), optimizer=of[0].optimizer, dtype=of[0].dtype,
                                  sharding=of[0].sharding) for name, of in features.items())
+
+    @property
+    def has_weighted_ids(self) -> bool:
+        """Whether some feature's ids have weights."""
+        return any(table.weights_column for table in self.tables)
 
     @property
     def has_sequences(self) -> bool:

@@ -224,6 +224,7 @@ def _train_mistakes(spec: RunSpec) -> Iterator[Mistake]:
             yield _mistake(field, optimizer, "FBGEMM has no fused Adam on the CPU",
                            'use "rowwise_adagrad", "adagrad" or "sgd", or a GPU')
     yield from _table_mistakes(spec)
+    yield from _weight_mistakes(spec)
     if train.sparsecore == "on" and device in ("cpu", "cuda"):
         yield _mistake("train.sparsecore", train.sparsecore,
                        f'only TPUs have SparseCores, and place.device = "{device}"',
@@ -264,6 +265,20 @@ def _table_mistakes(spec: RunSpec) -> Iterator[Mistake]:
         if dtype != "fp32":
             yield _mistake(f"{where}.sharding", table.sharding, "the sum of gradients over the ranks needs fp32",
                            'dtype = "fp32" for it')
+
+
+def _weight_mistakes(spec: RunSpec) -> Iterator[Mistake]:
+    """Of weighted ids."""
+    for index, table in enumerate(spec.model.tables):
+        why = fix = ""
+        if not table.weights_column:
+            continue
+        if spec.data.kind in ("prepared", "interactions"):
+            why, fix = f'data.kind = "{spec.data.kind}" holds no weights', 'data.kind = "columns" or your own'
+        elif spec.model.kind == "two_tower" or spec.model.has_sequences or spec.model.has_dynamic_tables:
+            why, fix = "weights are not for two towers, sequences or dynamic tables", "leave it out"
+        if why:
+            yield _mistake(f"model.tables.{index}.weights_column", table.weights_column, why, fix)
 
 
 def penalty_mistakes(spec: RunSpec) -> Iterator[Mistake]:

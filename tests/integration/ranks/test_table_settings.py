@@ -23,3 +23,12 @@ def test_two_ranks_give_the_losses_of_one_and_three_those_of_a_run_that_was_neve
     resumed = ranks(3, *sets, name="run")
     assert (whole.code, killed.code > 0, resumed.code) == (0, True, 0), whole.output + resumed.output
     assert {event["step"]: event["loss"] for event in resumed.events("step")} == dict(enumerate(whole.losses(), 1))
+
+
+def test_two_ranks_give_the_losses_of_one_with_weighted_ids(ranks):
+    tables = """model.tables=[{ name = "user", rows = 301 },
+        { name = "item", rows = 100, multi_hot = 3, pooling = "mean", weights_column = "seconds" },
+        { name = "shop", rows = 7, sharding = "data_parallel" }]"""
+    one, two = ranks(1, tables, name="one"), ranks(2, tables, name="two")
+    assert (one.code, two.code) == (0, 0), one.output + two.output
+    assert two.losses() == pytest.approx(one.losses(), rel=2e-5)

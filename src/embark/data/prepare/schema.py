@@ -15,7 +15,8 @@ _MAX_LINE = 100
 TIME_ROWS = {"hour": 25, "weekday": 8}
 """Rows of the tables made of times: 0 for a missing one, then the hours from midnight, the days from Monday."""
 
-KINDS = {"hex": "hexadecimal ids", "integer": "integer ids", "text": "words", "hour": "hours", "weekday": "weekdays"}
+KINDS = {"hex": "hexadecimal ids", "integer": "integer ids", "text": "words", "hour": "hours", "weekday": "weekdays",
+         "number": "weights of ids"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,7 +24,7 @@ class SparseColumn:
     """A column that becomes a table."""
 
     name: str
-    kind: Literal["hex", "integer", "text", "hour", "weekday"]
+    kind: Literal["hex", "integer", "text", "hour", "weekday", "number"]
     is_list: bool = False
     max_ids: int = 1  # Of a list: longer ones are cut.
     rows: int | None = None  # Of its table, where the spec gives them.

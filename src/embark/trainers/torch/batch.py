@@ -13,7 +13,9 @@ from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 from torchrec.streamable import Pipelineable
 
 from embark.data import Batch
+from embark.data.id_weights import pooling_weights
 from embark.data.prepared.layout import Field, Layout
+from embark.spec import Table
 
 
 @dataclass
@@ -55,8 +57,9 @@ def pinned(device: torch.device) -> Callable[[int], NDArray[np.uint8]] | None:
 class ToDevice:
     """Turns batches into `DeviceBatch`es, keeping what is the same in every one of them."""
 
-    def __init__(self, names: list[str], device: torch.device) -> None:
-        self._names, self._device = names, device
+    def __init__(self, names: list[str], device: torch.device, tables: Sequence[Table] = ()) -> None:
+        """`tables`: the features, for a model some of whose ids have weights."""
+        self._names, self._device, self._tables = names, device, tables
         self._fixed: dict[int, tuple[Tensor, Tensor, list[int], list[int]]] = {}
 
     def __call__(self, batch: Batch) -> DeviceBatch:
@@ -82,6 +85,7 @@ class ToDevice:
         return KeyedJaggedTensor(
             keys=self._names, values=torch.from_numpy(batch.ids), lengths=flat, offsets=offsets, stride=stride,
             length_per_key=per_key, offset_per_key=offset_per_key,
+            weights=None if batch.weights is None else torch.from_numpy(pooling_weights(batch, self._tables)),
         )
 
 

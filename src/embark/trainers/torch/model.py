@@ -56,8 +56,11 @@ def ordered_values(pooled: KeyedTensor, names: list[str]) -> Tensor:
 
 def tables_without_values(tables: Iterable[StoredTable], train: TrainSpec) -> EmbeddingBagCollection:
     """On `meta`, so that no rank ever holds a table whole: sharding gives each its part."""
+    tables = list(tables)
+    is_weighted = any(feature.weights_column for table in tables for feature in table.features)
     with WithoutValues():
-        return EmbeddingBagCollection(tables=[_config(t, train) for t in tables], device=torch.device("meta"))
+        return EmbeddingBagCollection(tables=[_config(t, train, is_weighted=is_weighted) for t in tables],
+                                      device=torch.device("meta"), is_weighted=is_weighted)
 
 
 class WithoutValues(TorchFunctionMode):
@@ -77,11 +80,12 @@ class WithoutValues(TorchFunctionMode):
         return func(*args, **kwargs)
 
 
-def _config(table: StoredTable, train: TrainSpec) -> EmbeddingBagConfig:
+def _config(table: StoredTable, train: TrainSpec, *, is_weighted: bool) -> EmbeddingBagConfig:
+    """Where ids have weights, those of a mean are shares of the whole (`data.id_weights`), and rows are summed."""
     return EmbeddingBagConfig(
         name=table.name, embedding_dim=table.dim, num_embeddings=table.rows,
         feature_names=[feature.name for feature in table.features],
-        pooling=PoolingType.MEAN if table.pooling == "mean" else PoolingType.SUM,
+        pooling=PoolingType.MEAN if table.pooling == "mean" and not is_weighted else PoolingType.SUM,
         data_type=data_type_of(table, train),
     )
 

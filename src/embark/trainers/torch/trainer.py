@@ -130,7 +130,8 @@ class TorchTrainer:
     def evaluating(self, step: int) -> Iterator[Evaluator | RetrievalEvaluator]:
         """The model in evaluation mode. Fused Adam counts its lookups as steps, hence `step`, to be set again."""
         with self.engine.evaluating() as model:
-            to_device = ToDevice([t.name for t in self.spec.model.table_list()], self.world.device)
+            to_device = ToDevice([t.name for t in self.spec.model.table_list()], self.world.device,
+                                 self.spec.model.table_list())
             yield RetrievalEvaluator(model, self.spec, self.world, self.catalog) if self.catalog else Evaluator(
                 model, self.world, self._by_row(to_device), self.spec.model)
         self.optimizers.set_step(step)
@@ -159,10 +160,11 @@ class Evaluator:
         self._model, self._world, self._to_device, self._tasks = model, world, to_device, spec.tasks
         self._held_out = TaskHeldOut(spec.tasks, world) if spec.tasks else \
             RankedHeldOut(world) if spec.is_next_item else HeldOut(world)
+        self._is_drawn_there = not spec.tasks and not spec.has_weighted_ids
         self._must_be_small = world.device.type != "cuda" or spec.has_sequences  # a long history is a batch by itself
 
     def eval_source(self, source: SampleSource) -> SampleSource:
-        if self._world.device.type != "cuda" or type(source) is not SyntheticSource or self._tasks:
+        if self._world.device.type != "cuda" or type(source) is not SyntheticSource or not self._is_drawn_there:
             return source
         return DeviceDrawnSource(source, self._world.device)
 

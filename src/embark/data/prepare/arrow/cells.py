@@ -118,6 +118,9 @@ class CellParser:
     def _one_key(self, array: Any, kind: str) -> SparseCells:
         if types.is_null(array.type):
             array = array.cast(pa.string())
+        if kind == "number":  # of weights: the bits of a float64
+            values, is_bad = self.numbers(array)
+            return SparseCells(np.asarray(values, np.float64).view(np.uint64), is_bad=is_bad)
         if kind == "text":
             array = self._words(array)
             return SparseCells(hash_words(array), is_missing=_nulls(array))

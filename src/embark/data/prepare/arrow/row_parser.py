@@ -102,7 +102,8 @@ class RowParser:
                 continue
             with _in_column(where, sparse.source):
                 found = self._cells.keys(array, sparse)
-            what = "is not a hexadecimal number" if sparse.kind == "hex" else "is not an integer"
+            what = {"hex": "is not a hexadecimal number", "number": "is not a number"}.get(sparse.kind,
+                                                                                           "is not an integer")
             bad.add(found.is_bad, sparse.source, array, what)
             keys.append(found)
         split = self._split(cells[schema.split_column], bad) if schema.split_column else None

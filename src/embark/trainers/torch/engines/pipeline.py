@@ -120,7 +120,8 @@ class PipelineEngine(Engine):
         if device.type == "cuda" and not {"PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF"} & set(os.environ):
             # What autograd keeps comes and goes in other sizes: blocks that do not grow leave up to a third unused.
             torch._C._accelerator_setAllocatorSettings("expandable_segments:True")
-        self._to_device = ToDevice([t.name for t in inputs.spec.model.table_list()], device)
+        self._to_device = ToDevice([t.name for t in inputs.spec.model.table_list()], device,
+                                   inputs.spec.model.table_list())
         kind: Any = PrefetchTrainPipelineSparseDist if must_prefetch else TrainPipelineSparseDist
         self._dynamic = inputs.dynamic
         if self._dynamic:  # what a batch takes rows from may have them until the batch before has trained
