@@ -103,6 +103,9 @@ def open_gate_rows(trained: TrainedRun, bounds: PublishSpec) -> Iterator[GateRow
     if model.kind == "two_tower" or model.is_next_item or (model.tasks and main_task(model.tasks) < 0):
         raise UserError(f"{trained.run_dir.uri}: the gate needs predicted probabilities, and this model has none",
                         fix="publish.gate = false publishes without it")
+    if model.has_dynamic_tables:
+        raise UserError(f"{trained.run_dir.uri}: the gate does not score models with dynamic tables",
+                        fix="publish.gate = false publishes without it")
     if trained.spec.stream.is_on and trained.spec.data.kind == "synthetic" and not bounds.data:
         raise UserError(f"{trained.run_dir.uri}: follows a stream, and the gate has no labelled rows",
                         fix="name rows with publish.data; or publish.gate = false publishes without it")
