@@ -17,7 +17,7 @@ from nats_broker import Broker, broker
 pytestmark = pytest.mark.slow
 
 NUM_KILLS = int(os.environ.get("EMBARK_FOLLOW_KILLS", 5))
-BATCH, STEPS_PER_KILL = 48, 6
+BATCH, STEPS_PER_KILL = 48, 10
 NUM_STEPS = STEPS_PER_KILL * (NUM_KILLS + 1)
 SUBJECT = "events.shown"
 BOUND_S = 20.0
@@ -63,11 +63,13 @@ def test_kills_of_trainer_and_broker_change_no_loss_and_lose_no_record(run, zygo
     assert undisturbed.ends(1) == [0], undisturbed.output()
     run.sets, chance = settings(nats), random.Random(5)
     for number in range(NUM_KILLS):
+        if run.last_step() > NUM_STEPS - 2 * STEPS_PER_KILL:  # a fast machine comes far between two kills
+            break
         trainer = run.start(1)
-        wanted = run.last_step() + chance.randrange(STEPS_PER_KILL - 1)
+        wanted = run.last_step() + chance.randrange(5)
         if chance.random() < 0.8:
             trainer.until(lambda wanted=wanted: run.last_step() > wanted)
-        time.sleep(chance.uniform(0, 0.1))
+        time.sleep(chance.uniform(0, 0.02))
         if number % 2:
             nats.kill()
             time.sleep(chance.uniform(0, 0.3))
