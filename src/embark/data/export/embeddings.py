@@ -61,7 +61,10 @@ def _values(trained: TrainedRun, names: Sequence[str]) -> dict[str, TableValues]
            "synthetic": "synthetic ids stand for nothing"}.get(data.kind)
     if why is None:
         manifest, why = find_manifest(data.path, LOOK)
-        if manifest is not None and trained.fingerprint in ("", manifest.fingerprint()):
+        is_same = manifest is not None and trained.fingerprint in ("", manifest.fingerprint())
+        if manifest is not None and is_same and not trained.spec.model.has_dynamic_tables:
             return read_values(data.path, manifest, names)
         why = f"the id maps are with the run's data, {data.path}: " + (why or "it was changed or prepared again since")
-    return {name: no_values(name, rows[name], why) for name in names}
+    dynamic = {table.name for table in trained.spec.model.stored_tables() if table.is_dynamic}
+    of_dynamic = "they are rows of a dynamic table, and `embark export` writes which id has which"
+    return {name: no_values(name, rows[name], of_dynamic if name in dynamic else why) for name in names}
