@@ -12,10 +12,11 @@ from embark.store.retry_policy import RetryPolicy
 
 if TYPE_CHECKING:
     from embark.data.prepared.source import Allocate
+    from embark.data.synthetic import SyntheticSource
     from embark.spec.run import RunSpec
 
 __all__ = ["Batch", "Loader", "SampleSource", "eval_batches", "open_source", "open_training_source",
-           "resolve_from_data", "resolve_if_readable"]
+           "resolve_from_data", "resolve_if_readable", "synthetic_source"]
 LOOK = RetryPolicy(max_retries=1, connect_s=5.0, silence_s=10.0, request_s=20.0, give_up_s=20.0)
 """For commands that read data where they can and do without it where they cannot."""
 
@@ -83,10 +84,12 @@ def open_source(spec: RunSpec, *, allocate: Allocate | None = None) -> SampleSou
         from embark.data.own_data import OwnSource
 
         return OwnSource(spec.model, spec.data)
-    if spec.data.drift.is_on:
-        from embark.data.drifting import DriftingSource
+    return synthetic_source(spec)
 
-        return DriftingSource(spec.model, spec.data)
+
+def synthetic_source(spec: RunSpec) -> SyntheticSource:
+    """Samples that are drawn, whatever `data.kind` says."""
+    from embark.data.drifting import DriftingSource
     from embark.data.synthetic import SyntheticSource
 
-    return SyntheticSource(spec.model, spec.data)
+    return (DriftingSource if spec.data.drift.is_on else SyntheticSource)(spec.model, spec.data)

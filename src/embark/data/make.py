@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from embark.data import SampleSource, open_source
+from embark.data import SampleSource, synthetic_source
 from embark.data.loader import Batch
 from embark.data.prepare.tasks import PREPARING
 from embark.data.prepared import BLOCK_ROWS, MANIFEST, SPLITS, Feature, Layout, Manifest, Part, PartWriter, Rows, Split
@@ -149,7 +149,7 @@ def _write(task: _Task) -> Part:
 
 @lru_cache(maxsize=1)
 def _source(spec: RunSpec) -> SampleSource:
-    return open_source(spec)
+    return synthetic_source(spec)
 
 
 def rows_of(layout: Layout, batch: Batch, tasks: tuple[Task, ...] = ()) -> Rows:
