@@ -24,12 +24,14 @@ def weights(built) -> dict[str, torch.Tensor]:
     return {**tables, **dense}
 
 
-def test_data_parallel_tables_are_never_planned(tiny):
-    for cluster in (Cluster(1, 1, 0, 2**30, "cpu"), Cluster(16, 8, 2**30, 2**30)):
-        for search in search_rounds(tiny(), cluster):
-            for constraint in sharding.constraints(tiny(), search).values():
-                assert "data_parallel" not in constraint.sharding_types
-    assert "data_parallel" not in sharding.AnywhereSharder().sharding_types("cuda")
+def test_data_parallel_tables_are_planned_only_where_the_spec_says_so(tiny):
+    asked = "model.tables=[{name='a', rows=100, sharding='data_parallel'}, {name='b', rows=100}]"
+    for sets, names in (((), []), ((asked,), ["a"])):
+        spec = tiny(*sets)
+        for cluster in (Cluster(1, 1, 0, 2**30, "cpu"), Cluster(16, 8, 2**30, 2**30)):
+            for search in search_rounds(spec, cluster):
+                found = sharding.constraints(spec, search)
+                assert [name for name, one in found.items() if "data_parallel" in one.sharding_types] == names
 
 
 def test_the_dense_optimizer_gets_no_table(built):
