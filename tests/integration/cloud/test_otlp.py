@@ -122,7 +122,7 @@ def test_a_collector_that_refuses_is_reported_once_and_stops_nothing(monkeypatch
 def test_a_collector_that_is_slow_slows_nothing_but_the_end(monkeypatch, environment):
     slow = Receiver(wait_s=600)
     monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", slow.url)
-    monkeypatch.setattr("embark.events.sinks.services.CLOSE_S", 0.3)
+    monkeypatch.setattr("embark.events.sinks.services.END_S", 0.3)
     sink = otlp_sink("slow", 0.01)
     sink.emit(Event("step", {"step": 0, "loss": 0.5}))
     time.sleep(0.5)  # it is in the middle of sending now

@@ -90,7 +90,7 @@ def test_a_service_that_cannot_even_be_made_is_reported_of():
 
 
 def test_telling_does_not_wait_for_a_service_that_hangs_and_neither_does_the_end(monkeypatch):
-    monkeypatch.setattr("embark.events.sinks.services.CLOSE_S", 0.1)
+    monkeypatch.setattr("embark.events.sinks.services.END_S", 0.1)
     waits = threading.Event()
     service = Service(waits=waits)
     sink = SendingSink("x", lambda: service, 0.001)
