@@ -10,7 +10,8 @@ SHELL := /bin/bash
 PYTHON ?=
 VARIANT ?= auto
 TESTS ?= tests
-WORKERS ?= auto
+# Half as many again as there are cores: tests wait for processes and sockets.
+WORKERS ?= $(shell echo $$(( ($$(getconf _NPROCESSORS_ONLN) * 3 + 1) / 2 )))
 
 PY := .venv/bin/python
 PYTEST := $(PY) -m pytest -n $(WORKERS) --dist worksteal --maxprocesses 8
