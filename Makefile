@@ -10,11 +10,12 @@ SHELL := /bin/bash
 PYTHON ?=
 VARIANT ?= auto
 TESTS ?= tests
-# Half as many again as there are cores: tests wait for processes and sockets.
-WORKERS ?= $(shell echo $$(( ($$(getconf _NPROCESSORS_ONLN) * 3 + 1) / 2 )))
+# Of `test`, half as many again as there are cores: its tests wait for processes and sockets. The others start their own.
+CORES := $(shell getconf _NPROCESSORS_ONLN)
+WORKERS ?= $(shell echo $$(( ($(CORES) * 3 + 1) / 2 )))
 
 PY := .venv/bin/python
-PYTEST := $(PY) -m pytest -n $(WORKERS) --dist worksteal --maxprocesses 8
+PYTEST := $(PY) -m pytest --dist worksteal --maxprocesses 8
 PIP := $(PY) -m pip --quiet --quiet --disable-pip-version-check --no-input
 # Python compiles what it imports; pip would compile all of every package.
 export PIP_COMPILE := 0
@@ -30,13 +31,13 @@ quickstart: .venv/.embark  ## install what training needs, then train a small mo
 	@.venv/bin/embark train quickstart --fresh
 
 test: .venv/.dev  ## run the tests that need nothing but Python: every promise at least once
-	@$(PYTEST) -m "not slow" $(TESTS)
+	@$(PYTEST) -n $(WORKERS) -m "not slow" $(TESTS)
 
 test-slow: .venv/.dev  ## run the others: containers, emulators, browsers, long fault drills, the TPU's compiler
-	@$(PYTEST) -m slow $(TESTS)
+	@$(PYTEST) -n $(CORES) -m slow $(TESTS)
 
 coverage: .venv/.dev  ## run all tests and report which lines none of them ran
-	@$(PYTEST) --cov --cov-report= $(TESTS)
+	@$(PYTEST) -n $(CORES) --cov --cov-report= $(TESTS)
 	@$(PY) -m coverage report --fail-under=90
 
 check: .venv/.dev  ## ruff, mypy --strict and the import contracts
