@@ -70,8 +70,13 @@ link.sendall(data)
 pid = int.from_bytes(link.recv(4), "big")
 for number in files:
     os.close(number)
+def hand_on(number, frame):
+    try:
+        os.kill(pid, number)
+    except ProcessLookupError:
+        pass  # the fork has ended, and its code is on its way
 for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2):
-    signal.signal(number, lambda got, frame: os.kill(pid, got))
+    signal.signal(number, hand_on)
 code = int.from_bytes(link.recv(4), "big", signed=True)
 if code < 0:
     signal.signal(-code, signal.SIG_DFL)

@@ -4,7 +4,7 @@ import json
 import re
 import socket
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
@@ -32,7 +32,7 @@ SUBMIT_S = 120.0
 INSTALL_VOLCANO = ("helm repo add volcano-sh https://volcano-sh.github.io/helm-charts && helm install volcano "
                    "volcano-sh/volcano --namespace volcano-system --create-namespace; or another place.target")
 GRACE_S = 10  # From SIGTERM to SIGKILL, as TorchX has it.
-_REPLICA = re.compile(r"(?:\x1b\[[0-9;]*m)*trainer/(\d+)(?:\x1b\[[0-9;]*m)* (.*)", re.DOTALL)
+_REPLICA = re.compile(r"(?:\x1b\[[0-9;]*m)*trainer/(\d+)(?:\x1b\[[0-9;]*m)* ")
 
 
 class TorchX(Kubernetes):
@@ -153,16 +153,33 @@ class TorchXLocal(Local):
         super().submit(request)
 
     def logs(self, handle: RunHandle, *, follow: bool = False) -> Iterator[LogLine]:
-        for line in super().logs(handle, follow=follow):
-            match = _REPLICA.fullmatch(line.text)
-            if match:
-                yield replace(line, source=f"machine {match[1]}", text=match[2], index=int(match[1]))
-            else:
-                yield replace(line, source="torchx", index=None)
+        return by_replica(super().logs(handle, follow=follow))
 
     def _command(self, handle: RunHandle, folder: Path) -> list[str]:
         return [sys.executable, "-m", "torchx.cli.main", "run", "--workspace", "", "--scheduler", "local_cwd",
                 "--scheduler_args", f"log_dir={folder / 'replicas'}", f"{folder / COMPONENT}:train"]
+
+
+def by_replica(lines: Iterable[LogLine]) -> Iterator[LogLine]:
+    """TorchX prints what it finds in a replica's file, a part of a line too, each time with the replica's name before
+    it: only what is last in a line has ended, and what is before another name is continued later."""
+    begun: dict[str, str] = {}
+    last: dict[str, LogLine] = {}
+    for line in lines:
+        other, *named = _REPLICA.split(line.text)
+        if other or not named:
+            yield replace(line, source="torchx", text=other, index=None)
+        for replica, text in zip(named[::2], named[1::2], strict=True):
+            begun[replica] = begun.get(replica, "") + text
+            last[replica] = line
+        if named:
+            yield _replica_line(line, named[-2], begun.pop(named[-2]))
+    for replica, text in begun.items():
+        yield _replica_line(last[replica], replica, text)
+
+
+def _replica_line(line: LogLine, replica: str, text: str) -> LogLine:
+    return replace(line, source=f"machine {replica}", text=text, index=int(replica))
 
 
 def _free_port() -> int:

@@ -14,7 +14,8 @@ from embark.cli.console import Console
 from embark.cli.launch import launch_run
 from embark.cli.status import status as status_command
 from embark.errors import Interrupted, MissingPackage
-from embark.launch.backends.torchx import TorchXLocal
+from embark.launch.backend import LogLine
+from embark.launch.backends.torchx import TorchXLocal, by_replica
 from embark.launch.run_registry import find_run, list_runs
 from embark.launch.shell import Shell
 from embark.spec import load_spec
@@ -60,9 +61,20 @@ def test_two_replicas_train_together_and_their_lines_say_which(tmp_path):
     status = place().status(run.handle)
     assert status.state == "succeeded", [line.text for line in lines[-20:]]
     assert any(line.source == "torchx" and "local_cwd://torchx/clicks-" in line.text for line in lines)
-    assert any(line.index == 0 and "step 20/20" in line.text and line.time_ns for line in lines)
+    # which machine has rank 0 depends on who comes first
+    assert any(line.index in (0, 1) and "step 20/20" in line.text and line.time_ns for line in lines)
     events = [json.loads(line) for line in (tmp_path / "runs" / "clicks" / "events.jsonl").read_text().splitlines()]
     assert [event["world_size"] for event in events if event["event"] == "start"] == [2]
+
+
+def test_lines_that_torchx_printed_in_parts_are_put_together():
+    printed = ["torchx INFO started", "\x1b[32mtrainer/0\x1b[0m step 1", "trainer/0 step 2trainer/1 step",
+               "trainer/0 0/20", "", "trainer/1 lost"]
+    lines = list(by_replica(LogLine(time_ns, "", text) for time_ns, text in enumerate(printed)))
+    assert [(line.index, line.text) for line in lines] == [
+        (None, "torchx INFO started"), (0, "step 1"), (1, "step"), (0, "step 20/20"), (None, ""), (1, "lost")]
+    cut = [LogLine(3, "", "trainer/1 endstrainer/0 here")]
+    assert [(line.source, line.text) for line in by_replica(cut)] == [("machine 0", "here"), ("machine 1", "ends")]
 
 
 @pytest.mark.slow
