@@ -88,6 +88,14 @@ def speed(given: argparse.Namespace) -> None:
             middle = statistics.median(of_name)
             print(f"| {name} | {middle:.3f} ({min(of_name):.3f} to {max(of_name):.3f}) | {middle / static - 1:+.1%} | "
                   f"{hits:.3f} | {new:,.0f} |")
+        if given.profile:
+            from torch.profiler import ProfilerActivity, profile
+
+            for name in specs:
+                with profile(activities=[ProfilerActivity.CUDA]) as profiled:
+                    run(name, 10)
+                print(name, profiled.key_averages().table(sort_by="cuda_time_total", row_limit=24,
+                                                          max_name_column_width=70), sep="\n")
         for _, feed, _, _ in runs.values():
             feed.__exit__(None, None, None)
 
@@ -138,6 +146,7 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=200)
     parser.add_argument("--warm-up", type=int, default=WARM_UP_STEPS)
     parser.add_argument("--out", type=Path, default=Path("/tmp/dynamic"))
+    parser.add_argument("--profile", action="store_true", help="speed: the kernels of ten steps, too")
     parser.add_argument("--samples", type=int, default=0)
     parser.add_argument("--days", type=int, default=10)
     parser.add_argument("--ids", type=int, default=20_000)

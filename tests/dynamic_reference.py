@@ -4,7 +4,7 @@ from dataclasses import dataclass, field
 
 from embark.data.dynamic_ids import CHANCE, COUNTER, MAP, NO_ID, SIGNED_STEP, signed, table_key
 from embark.data.hashing import FIRST, SECOND
-from embark.spec.dynamic import BUCKET_SLOTS, num_buckets, num_counters
+from embark.spec.dynamic import BUCKET_COUNTERS, BUCKET_SLOTS, num_buckets
 from embark.spec.model import Table
 
 MASK = (1 << 64) - 1
@@ -44,7 +44,8 @@ class ReferenceTable:
         return ((hash_of(number, self.key(MAP)) + 2**63) >> 32) * num_buckets(self.spec.capacity) >> 32
 
     def counter(self, number: int) -> int:
-        return hash_of(hash_of(number, self.key(MAP)), self.key(COUNTER)) & (num_counters(self.spec.capacity) - 1)
+        which = hash_of(hash_of(number, self.key(MAP)), self.key(COUNTER)) & (BUCKET_COUNTERS - 1)
+        return self.bucket(number) * BUCKET_COUNTERS + which
 
     def step(self, ids: list[int], step: int) -> tuple[list[int], list[tuple[int, int]]]:
         """The row of each id, and the new rows with their ids."""

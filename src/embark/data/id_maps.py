@@ -123,6 +123,11 @@ class RowEncoder:
                     for one, keys, is_missing in zip(self.maps, raw.keys, raw.is_missing, strict=True))
         return Rows(raw.label, dense, ids, raw.lengths)
 
+    def rows_of(self, one: IdMap, ids: NDArray[Any]) -> NDArray[Any]:
+        """Of the ids that a batch of training data has: they are rows, but for those of dynamic tables."""
+        is_row = self.plain_ids is None or one.keys is None
+        return ids if is_row else one.ids_of(ids.astype(np.int64).view(np.uint64), None)
+
     def readable(self, raw: RawRows) -> RawRows:
         """Without the rows that data of plain ids may not have: no value, an id that no table has, too many ids."""
         if self.plain_ids is None or self._has_only_ids(raw):
@@ -162,6 +167,14 @@ class RowEncoder:
         num_rows = np.array([2**64 - 1 if feature.name in self.dynamic else feature.rows
                              for feature in self.layout.features], np.uint64)
         return bool((keys < num_rows[:, None]).all() and not np.isnan(raw.dense).any())
+
+
+def by_rising_key(keys: Keys, rows: NDArray[np.int32]) -> tuple[Keys, NDArray[np.int32]]:
+    """The map of a dynamic table, which is stored slot by slot so that a delta has only those that changed; row 0 is of
+    free ones."""
+    taken = np.flatnonzero(rows)
+    order = taken[np.argsort(keys[taken])]
+    return keys[order], rows[order]
 
 
 def plain_row_format(

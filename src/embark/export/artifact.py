@@ -2,7 +2,8 @@
 
     version-000000001/artifact.json          what it is, and how a raw row becomes ids
     version-000000001/weights.safetensors    the dense network and the tables
-    version-000000001/id_maps.safetensors    the key of each value of a column, rising, and its id
+    version-000000001/id_maps.safetensors    the key of each value of a column and its id, by rising key; of
+                                             a dynamic table by slot
     version-000000001/items.safetensors      of a retrieval model: its items, their values, the index that searches them
     version-000000001/reference.json         what it was evaluated on: bins of each column's values, of the scores
     version-000000001/commit.json            the mark: every file with its size and checksum
@@ -29,7 +30,7 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, SerializerFunctionWrapHandler, ValidationError, model_serializer
 
-from embark.data.id_maps import IdMap, RowEncoder
+from embark.data.id_maps import IdMap, RowEncoder, by_rising_key
 from embark.data.prepare.rows import dense_transform
 from embark.data.prepare.schema import Schema
 from embark.data.prepared import Layout
@@ -184,10 +185,11 @@ class Artifact:
         """From raw rows to what the model takes."""
         rows, arrays = self.info.rows, self.id_maps
         columns = {column.name: column for column in rows.columns.sparse}
-        maps = tuple(IdMap(columns[feature.name], feature, arrays.get(f"{feature.name}.keys"),
-                           arrays.get(f"{feature.name}.ids"), rows.hashed_rows[feature.name])
-                     for feature in rows.layout.features)
         dynamic = frozenset(table.name for table in self.info.model.tables if table.is_dynamic)
+        both = {name: (arrays.get(f"{name}.keys"), arrays.get(f"{name}.ids")) for name in columns}
+        both |= {name: by_rising_key(arrays[f"{name}.keys"], arrays[f"{name}.ids"]) for name in dynamic}
+        maps = tuple(IdMap(columns[feature.name], feature, *both[feature.name], rows.hashed_rows[feature.name])
+                     for feature in rows.layout.features)
         return RowEncoder(dense_transform(rows.prepare, rows.columns), rows.layout, maps, rows.plain_ids, dynamic)
 
 

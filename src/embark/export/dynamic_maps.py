@@ -1,4 +1,4 @@
-"""The ids of dynamic tables at a checkpoint: an id map like those of prepared data, whose other values have row 0."""
+"""The ids of dynamic tables at a checkpoint: by slot, as `by_rising_key` takes them; other values have row 0."""
 
 import numpy as np
 from numpy.typing import NDArray
@@ -11,14 +11,14 @@ Maps = dict[str, tuple[NDArray[np.uint64], NDArray[np.int32]]]
 
 
 def read_dynamic_maps(arrays: CheckpointArrays, spec: RunSpec) -> Maps:
-    """By table: ids, rising, and their rows."""
+    """By table: of each slot the id and its row, both 0 where it is free."""
     found: Maps = {}
     for table in spec.model.stored_tables():
         if table.is_dynamic:
             hashes, seen = (arrays.tensor(f"dynamic.{table.name}.{part}", (table.rows - 1,))
                             for part in ("hashes", "seen"))
-            slots = np.flatnonzero(seen != FREE)
-            ids = unmixed(hashes[slots], table_key(spec.train.seed, table.name, MAP)).view(np.uint64)
-            order = np.argsort(ids)
-            found[table.name] = ids[order], (slots + 1)[order].astype(np.int32)
+            ids = unmixed(hashes, table_key(spec.train.seed, table.name, MAP)).view(np.uint64)
+            is_taken = seen != FREE
+            found[table.name] = (np.where(is_taken, ids, np.uint64(0)),
+                                 np.where(is_taken, np.arange(1, table.rows), 0).astype(np.int32))
     return found

@@ -11,8 +11,9 @@ from numpy.typing import NDArray
 
 from embark import __version__
 from embark.data import LOOK
-from embark.data.id_maps import IdMap, PreparedWith, RowEncoder, plain_row_format
+from embark.data.id_maps import IdMap, PreparedWith, RowEncoder, by_rising_key, plain_row_format
 from embark.data.loader import SampleSource
+from embark.data.prepare.rows import Keys
 from embark.data.prepared.cache import find_manifest
 from embark.errors import DataError, UserError
 from embark.export.artifact import (
@@ -214,13 +215,19 @@ def _row_format(trained: TrainedRun, arrays: CheckpointArrays) -> tuple[RowForma
     schema, prepare, encoder = plain_row_format(model, data, manifest.layout if manifest else None,
                                                 has_words=data.kind == "columns" or trained.spec.stream.is_on)
     dynamic = read_dynamic_maps(arrays, trained.spec)
-    weights = {table.name: table.weights for table in model.table_list() if table.is_dynamic}
-    maps = tuple(replace(one, keys=dynamic[weights[name]][0], ids=dynamic[weights[name]][1], hashed_rows=0)
-                 if (name := one.feature.name) in weights else one for one in encoder.maps)
+    slots = {table.name: dynamic[table.weights] for table in model.table_list() if table.is_dynamic}
+    by_slot = tuple(_with_slots(one, *slots[one.feature.name]) if one.feature.name in slots else one
+                    for one in encoder.maps)
+    maps = tuple(_with_slots(one, *by_rising_key(*slots[one.feature.name])) if one.feature.name in slots else one
+                 for one in encoder.maps)
     rows = RowFormat(
         columns=schema.unlabelled(), prepare=prepare, layout=encoder.layout,
         hashed_rows={one.feature.name: one.hashed_rows for one in maps}, plain_ids=data.on_bad_id)
-    return rows, _tensors(maps), replace(encoder, maps=maps)
+    return rows, _tensors(by_slot), replace(encoder, maps=maps)
+
+
+def _with_slots(one: IdMap, keys: Keys, rows: NDArray[np.int32]) -> IdMap:
+    return replace(one, keys=keys, ids=rows, hashed_rows=0)
 
 
 def _tensors(maps: Sequence[IdMap]) -> list[TensorSource]:

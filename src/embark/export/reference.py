@@ -145,9 +145,8 @@ def _features_of_batch(batch: Batch, tables: Sequence[str], encoder: RowEncoder)
     maps, start = {one.feature.name: one for one in encoder.maps}, 0
     for name, lengths in zip(tables, batch.lengths, strict=True):
         stop = start + int(lengths.sum())
-        one, ids = maps[name], batch.ids[start:stop]
-        if encoder.plain_ids is not None and one.keys is not None:  # of a dynamic table
-            ids = one.ids_of(ids.astype(np.int64).view(np.uint64), None)
+        one = maps[name]
+        ids = encoder.rows_of(one, batch.ids[start:stop])
         yield _Ids(name, ids, lengths if one.feature.is_ragged else None, len(batch.label))
         start = stop
 

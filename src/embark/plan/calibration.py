@@ -3,7 +3,7 @@
 import time
 import tomllib
 from collections.abc import Callable
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -50,6 +50,14 @@ class EngineFit:
 
 
 @dataclass(frozen=True, slots=True)
+class IdMapFit:
+    """What dynamic tables add to a step. Measured, against the same step with static ones (bench/dynamic_tables.py)."""
+
+    start_s: float  # Whatever the batch.
+    lookup: float  # Times the time that hashing all ids and reading their buckets alone would take.
+
+
+@dataclass(frozen=True, slots=True)
 class MemoryFit:
     """What a process holds besides what is counted. Measured."""
 
@@ -75,6 +83,7 @@ class Calibration:
     memory: dict[str, MemoryFit]
     is_measured: bool = True  # False: scaled from another device by the two datasheets.
     basis: str = ""
+    id_maps: dict[str, IdMapFit] = field(default_factory=dict)  # By engine.
 
 
 def calibration_path() -> Path:

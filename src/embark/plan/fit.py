@@ -40,7 +40,7 @@ def fit_calibration(
     resident = sorted(m.resident_bytes for m in measured if m.resident_bytes)
     if resident:
         memory["host"] = MemoryFit(resident[len(resident) // 2], 0.0, 0.0, 0.0, 0.0, 0.0, 0.0)
-    return replace(base, engines=engines, memory=memory)
+    return replace(base, engines=engines, memory=memory, id_maps=prior.id_maps if prior else base.id_maps)
 
 
 def fit_engine(base: Calibration, measured: Sequence[Measurement], prior: EngineFit | None = None) -> EngineFit:

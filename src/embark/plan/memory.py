@@ -24,6 +24,7 @@ from embark.spec.dynamic import id_map_bytes
 MEMORY = ASSUMPTIONS["memory"]
 UPDATE_TILE = 32
 STEP_BYTES_PER_ID = 28  # Of a dynamic table's id: hash, slot, whether it is missing, how many are before it, row.
+EXCHANGE_BYTES_PER_ID = 24  # … on several ranks: as it came and in order, its row for its rank and from each.
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,7 +116,8 @@ def cuda_graph_bytes(spec: RunSpec, placement: Placement, rank: int, precision: 
         exchange += 4 * (3 * looked_up.num_ids + samples * num_ids) + 8 * (looked_up.num_ids + samples * num_ids)
     dense, per_sample = (_own_network_bytes if model.is_own else _flat_dense_bytes)(spec, size, samples)
     return ByteCounts(on_device, state, dense, 0.0, samples * (per_sample + 4), 0.0, keys,
-                      2 * samples * 4 * (1 + model.num_dense + num_ids), exchange, _id_map_bytes(spec))
+                      2 * samples * 4 * (1 + model.num_dense + num_ids), exchange,
+                      _id_map_bytes(spec, placement.num_ranks))
 
 
 def pipeline_bytes(spec: RunSpec, placement: Placement, rank: int, precision: str) -> ByteCounts:
@@ -138,7 +140,7 @@ def pipeline_bytes(spec: RunSpec, placement: Placement, rank: int, precision: st
         + 4.0 * data_parallel_values(spec),
         samples * (4 * pooled + size * dots), samples * (layers.output_width - middle) * size, samples * middle * size,
         8 * looked_up.num_ids, 4 * samples * 4 * (max(1, len(model.tasks)) + model.num_dense), exchange,
-        _id_map_bytes(spec),
+        _id_map_bytes(spec, placement.num_ranks),
     )
 
 
@@ -184,11 +186,11 @@ def _table_bytes(spec: RunSpec, placement: Placement, rank: int) -> tuple[float,
     return rows, state
 
 
-def _id_map_bytes(spec: RunSpec) -> float:
-    """Of dynamic tables, on every rank: the maps, and of each id of the batch its hash, slot, row and place."""
-    dynamic = [table for table in spec.model.stored_tables() if table.is_dynamic]
-    return sum(float(id_map_bytes(table.features[0])) + STEP_BYTES_PER_ID * spec.train.batch_size * table.multi_hot
-               for table in dynamic)
+def _id_map_bytes(spec: RunSpec, num_ranks: int) -> float:
+    """Of dynamic tables, on a rank: its part of the maps, and what a step needs of each id of the whole batch."""
+    of_id = STEP_BYTES_PER_ID + (EXCHANGE_BYTES_PER_ID if num_ranks > 1 else 0)
+    return sum(float(id_map_bytes(table.features[0], num_ranks)) + of_id * spec.train.batch_size * table.multi_hot
+               for table in spec.model.stored_tables() if table.is_dynamic)
 
 
 def _flat_dense_bytes(spec: RunSpec, size: int, samples: float) -> tuple[float, float]:

@@ -31,6 +31,7 @@ def step_time(
     dense_s = sum(took[name] for name in ("matmul", "activations", "interaction", "crossing"))
     parts = {
         "lookup and update": took["sort"] + took["lookup"] + took["update"],
+        "id maps": _id_map_s(spec, placement.num_ranks, engine, calibration),
         "dense layers": dense_s,
         "launches": took["start_s"] + took["layer_s"] + took["multi_hot_s"],
         "all-to-all": 0.0,
@@ -39,6 +40,7 @@ def step_time(
     }
     if placement.num_ranks > 1:
         parts["all-to-all"] = _all_to_all_s(spec, placement, cluster, rank, samples, size)
+        parts["all-to-all"] += _id_exchange_s(spec, cluster)
         parts["all-reduce"] = _all_reduce_s(4.0 * (layers.num_values + data_parallel_values(spec)), cluster)
     device_s = sum(parts.values())
     if engine == "pipeline":
@@ -129,6 +131,32 @@ def _all_to_all_s(spec: RunSpec, placement: Placement, cluster: Cluster, rank: i
     num = cluster.num_ranks
     return (2 * _seconds(*pooled, cluster, num_messages=num)
             + _seconds(ids * (1 - share), ids * share, cluster, num_messages=num))
+
+
+def _id_map_s(spec: RunSpec, num_ranks: int, engine: str, calibration: Calibration) -> float:
+    """Of dynamic tables: a rank hashes the ids of the whole batch, and reads the buckets of its own."""
+    num_ids, fit = _num_dynamic_ids(spec), calibration.id_maps.get(engine)
+    if not num_ids or fit is None:
+        return 0.0
+    num_bytes = num_ids * (STEP["id_hash_bytes"] + STEP["id_bucket_bytes"] / num_ranks)
+    return fit.start_s + fit.lookup * num_bytes / calibration.rates.copy_bytes
+
+
+def _id_exchange_s(spec: RunSpec, cluster: Cluster) -> float:
+    """Of dynamic tables: ids to all ranks, where the first without a row are, which rows are new, rows back."""
+    num_ids, share = _num_dynamic_ids(spec), _share_between_hosts(cluster)
+    if not num_ids:
+        return 0.0
+    num_new = sum(min(table.features[0].max_new, spec.train.batch_size * table.multi_hot)
+                  for table in spec.model.stored_tables() if table.is_dynamic)
+    others = cluster.num_ranks - 1
+    of_ids = num_ids / cluster.num_ranks * others
+    return sum(_seconds(size * (1 - share), size * share, cluster, num_messages=others)
+               for size in (8 * of_ids, 8.0 * num_new * others, 16.0 * num_new * others, 4 * of_ids))
+
+
+def _num_dynamic_ids(spec: RunSpec) -> float:
+    return spec.train.batch_size * sum(t.mean_ids for t in spec.model.stored_tables() if t.is_dynamic)
 
 
 def _pooled_traffic(spec: RunSpec, placement: Placement, cluster: Cluster, rank: int, wire: int) -> tuple[float, float]:

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from embark.data.evaluation_rows import EvaluationRows, open_rows
 from embark.data.id_maps import RowEncoder
 from embark.data.permuted_rows import RowsInMemory
-from embark.data.prepared import Layout, Rows
+from embark.data.prepared import Rows
 from embark.data.task_labels import main_label
 from embark.errors import DataError, UserError, nearest
 from embark.events.drift import drift
@@ -50,7 +50,7 @@ class GateRows:
         from embark.trainers.torch.exported_model import ExportedModel
 
         model, tasks = ExportedModel(artifact, model_file), self.opened.spec.model.tasks
-        found = np.concatenate([model.score_encoded(rows) for rows in self._portions(artifact.encoder.layout)])
+        found = np.concatenate([model.score_encoded(rows) for rows in self._portions(artifact.encoder)])
         if found.ndim == 2:
             position = main_task(tasks)
             found = found[:, sum(task.num_outputs for task in tasks[:position])]
@@ -59,16 +59,17 @@ class GateRows:
                             fix="publish another checkpoint")
         return found.astype(np.float64)
 
-    def _portions(self, layout: Layout) -> Iterator[Rows]:
+    def _portions(self, encoder: RowEncoder) -> Iterator[Rows]:
         tables = [table.name for table in self.opened.spec.model.table_list()]
         for start in range(0, self.rows.num_eval_samples, _CHUNK_ROWS):
             batch = self.rows.eval_rows(start, min(start + _CHUNK_ROWS, self.rows.num_eval_samples))
             ends = np.cumsum(batch.lengths.sum(axis=1, dtype=np.int64))
             ids = dict(zip(tables, np.split(batch.ids, ends[:-1]), strict=True))
             lengths = dict(zip(tables, batch.lengths, strict=True))
-            features = layout.features
-            yield Rows(batch.label, batch.dense, tuple(ids[one.name] for one in features), tuple(
-                None if (lengths[one.name] == 1).all() else lengths[one.name] for one in features))
+            names = [one.feature.name for one in encoder.maps]
+            yield Rows(batch.label, batch.dense, tuple(
+                encoder.rows_of(one, ids[name]) for one, name in zip(encoder.maps, names, strict=True)), tuple(
+                None if (lengths[name] == 1).all() else lengths[name] for name in names))
 
     def slices(self, bounds: PublishSpec) -> list[GateSlice]:
         """By the values of the features that `[publish]` names."""
@@ -86,7 +87,7 @@ class GateRows:
         """Of every column against the rows of the reference."""
         rng = np.random.default_rng(0)
         counts: list[NDArray[np.int64]] = []
-        for rows in self._portions(encoder.layout):
+        for rows in self._portions(encoder):
             ragged = tuple(lengths if feature.is_ragged else None for feature, lengths in zip(
                 encoder.layout.features, rows.lengths, strict=True))
             found = reference.count(replace(rows, lengths=ragged), encoder, rng)
@@ -102,9 +103,6 @@ def open_gate_rows(trained: TrainedRun, bounds: PublishSpec) -> Iterator[GateRow
     model = trained.spec.model
     if model.kind == "two_tower" or model.is_next_item or (model.tasks and main_task(model.tasks) < 0):
         raise UserError(f"{trained.run_dir.uri}: the gate needs predicted probabilities, and this model has none",
-                        fix="publish.gate = false publishes without it")
-    if model.has_dynamic_tables:
-        raise UserError(f"{trained.run_dir.uri}: the gate does not score models with dynamic tables",
                         fix="publish.gate = false publishes without it")
     if trained.spec.stream.is_on and trained.spec.data.kind == "synthetic" and not bounds.data:
         raise UserError(f"{trained.run_dir.uri}: follows a stream, and the gate has no labelled rows",

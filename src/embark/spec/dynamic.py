@@ -13,7 +13,8 @@ if TYPE_CHECKING:
 
 BUCKET_SLOTS = 32
 """An id has one bucket of so many rows, by its hash, and competes for a row with the ids of that bucket alone."""
-COUNTERS_PER_ROW = 4  # Of `admit = "count"`: ids without a row share so many counters, by their hash.
+BUCKET_COUNTERS = 128
+"""Of `admit = "count"`: ids without a row share so many counters with those of their bucket, by their hash."""
 DYNAMIC_FIELDS: dict[str, Any] = {
     "ids": "rows", "capacity": None, "admit": "all", "admit_count": 2, "admit_probability": 0.1, "evict": "lru",
     "half_life": 10_000, "max_new": 4096,
@@ -27,16 +28,16 @@ def num_buckets(capacity: int) -> int:
     return -(-capacity // BUCKET_SLOTS)
 
 
-def num_counters(capacity: int) -> int:
-    """Counters of a table with `admit = "count"`: a power of two."""
-    return 1 << (COUNTERS_PER_ROW * num_buckets(capacity) * BUCKET_SLOTS - 1).bit_length()
+def own_buckets(num: int, rank: int, num_ranks: int) -> tuple[int, int]:
+    """Of so many buckets, the first of a rank's and the one behind its last: a range of hashes, alike on all ranks."""
+    return num * rank // num_ranks, num * (rank + 1) // num_ranks
 
 
-def id_map_bytes(table: Table) -> int:
-    """What a dynamic table needs beside its rows, on each rank: of a row its id, a tag, when and how often it was seen;
-    of each counter its number; and which table they are of where counts are halved."""
-    slots, counters = table.stored_rows - 1, num_counters(table.capacity or 1) if table.admit == "count" else 0
-    return slots * (8 + 2 + 4 + 4 + (4 if table.evict == "lfu" else 0)) + 8 * counters
+def id_map_bytes(table: Table, num_ranks: int) -> int:
+    """What a dynamic table needs beside its rows on the rank with the largest part of its map: of a row its id, a tag,
+    when and how often it was seen; of each counter its number."""
+    buckets = -(-num_buckets(table.capacity or 1) // num_ranks)
+    return buckets * (BUCKET_SLOTS * (8 + 2 + 4 + 4) + (4 * BUCKET_COUNTERS if table.admit == "count" else 0))
 
 
 def dynamic_mistakes(spec: RunSpec) -> Iterator[Mistake]:

@@ -9,6 +9,8 @@ import numpy as np
 import pytest
 from integration.faults.conftest import Run
 
+from embark.store.checkpoint_arrays import table_weight
+
 pytestmark = pytest.mark.slow
 HOOKS = "integration.faults.hooks"
 SETS = ("data.num_eval_samples=0", "store.keep_checkpoints=9", """model.tables=[
@@ -27,12 +29,16 @@ def steps(run: Run) -> dict[int, list[str]]:
 
 
 def maps(run: Run, step: int) -> dict[str, np.ndarray]:
+    arrays = checkpoint(run, step)
+    return {name: arrays.tensor(name, entry.size) for name, entry in arrays.entries.items()
+            if name.startswith("dynamic.")}
+
+
+def checkpoint(run: Run, step: int):
     from embark.store.checkpoint_arrays import CheckpointArrays
     from embark.store.run_dir import RunDir
 
-    arrays = CheckpointArrays(RunDir(str(run.path)).checkpoints.store, f"step-{step:09d}")
-    return {name: arrays.tensor(name, entry.size) for name, entry in arrays.entries.items()
-            if name.startswith("dynamic.")}
+    return CheckpointArrays(RunDir(str(run.path)).checkpoints.store, f"step-{step:09d}")
 
 
 def test_a_killed_run_resumes_bit_for_bit_and_on_other_ranks_with_the_same_map(zygote, run, tmp_path_factory):
@@ -41,6 +47,13 @@ def test_a_killed_run_resumes_bit_for_bit_and_on_other_ranks_with_the_same_map(z
     kept = maps(one, 12)
     assert all(kept[f"dynamic.{name}"].any() for name in ("user.hashes", "user.counts", "item.hashes", "item.counters"))
     assert same(maps(one, 12), maps(two, 12))  # the map does not depend on the number of ranks
+    alone, shared = checkpoint(one, 12), checkpoint(two, 12)
+    assert [chunk.sizes for chunk in alone.entries["dynamic.user.hashes"].chunks] == [(64,)]
+    assert [chunk.sizes for chunk in shared.entries["dynamic.user.hashes"].chunks] == [(32,), (32,)]
+    for name in ("user", "item"):  # a row is that of the same id
+        weights = table_weight(name)
+        rows = [arrays.tensor(weights, arrays.entries[weights].size) for arrays in (alone, shared)]
+        assert np.allclose(*rows, rtol=1e-4, atol=1e-6)
 
     run.sets = SETS
     killed = run.ends(2, hook=f"{HOOKS}:die_at_step", victim=0, step=7, word="step-000000005/commit.json")

@@ -108,3 +108,18 @@ def test_tables_larger_than_the_complete_cluster_are_reported_in_numbers():
     assert not found.fits
     assert found.step is None
     assert f"{all_table_bytes(found.setup.spec) / 2**30:,.1f}" in found.why
+
+
+def test_dynamic_tables_take_time_and_memory_of_which_each_rank_has_its_share():
+    dynamic = "model.tables=[{name='a', ids='dynamic', rows=9, capacity=32000000, evict='lfu', admit='count'}]"
+    static = "model.tables=[{name='a', rows=32000001}]"
+    sets = ("train.batch_size=65536", "train.engine=cuda_graph")
+    (one, two), (plain, plain_two) = ([predicted("quickstart", "p5en.48xlarge", nodes, *sets, tables)
+                                       for nodes in (1, 2)] for tables in (dynamic, static))
+    of_ids = 52 * 65_536
+    assert one.memory.device["id maps"] == 32_000_000 / 8 * (18 + 16) + of_ids
+    assert two.memory.device["id maps"] == 32_000_000 / 16 * (18 + 16) + of_ids
+    assert 0 < two.step.parts_s["id maps"] < one.step.parts_s["id maps"]
+    assert one.step.parts_s["all-to-all"] > plain.step.parts_s["all-to-all"]
+    assert "id maps" not in plain.step.parts_s
+    assert two.step.parts_s["all-to-all"] > plain_two.step.parts_s["all-to-all"]

@@ -17,6 +17,7 @@ from embark.run.warm_start import ChangedRows
 from embark.store import RunDir
 from embark.store.checkpoint_arrays import CheckpointArrays, TensorChunk
 from embark.store.object_store import for_each_parallel
+from embark.trainers.torch.dynamic.id_map import MapPart
 
 if TYPE_CHECKING:
     from embark.trainers.torch.trainer import TorchTrainer
@@ -89,7 +90,7 @@ class TorchCheckpointer(Checkpointer):
             "optimizers": self._trainer.optimizers.both.state_dict()["state"],
             "metrics": self._trainer.window.empty_state() if is_load else self._trainer.window.state(self._world),
             f"random.{self._world.rank}": random_state(self._world.device),
-            **({"dynamic": self._trainer.dynamic.map.state()} if self._trainer.dynamic else {}),
+            **({"dynamic": self._trainer.dynamic.map.state(is_load=is_load)} if self._trainer.dynamic else {}),
         }
 
 
@@ -114,6 +115,9 @@ def local_shards(state: State, above: str = "") -> Iterator[LocalShard]:
             size = tuple(value.metadata().size)  # asked for its size, a ShardedTensor warns that it is deprecated
             for shard in value.local_shards():
                 yield LocalShard(name, size, tuple(shard.metadata.shard_offsets), shard.tensor, is_sharded=True)
+        elif isinstance(value, MapPart):
+            if value.tensor.numel():
+                yield LocalShard(name, (value.size,), (value.first,), value.tensor, is_sharded=True)
         else:
             yield LocalShard(name, tuple(value.shape), (0,) * value.dim(), value, is_sharded=False)
 

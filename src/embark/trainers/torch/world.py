@@ -76,6 +76,12 @@ class World:
             return numbers
         return self.sum_over_ranks(torch.tensor(numbers, dtype=torch.int32)).tolist()
 
+    def stacked(self, values: torch.Tensor) -> torch.Tensor:
+        """Every rank's `values`, all of one shape, on every rank: [ranks, ...]."""
+        every = torch.empty(self.world_size, *values.shape, dtype=values.dtype, device=values.device)
+        dist.all_gather_into_tensor(every.view(-1), values.reshape(-1))
+        return every
+
     def gathered(self, value: Any, group: dist.ProcessGroup | None = None) -> list[Any]:
         """Every rank's `value`, on every rank."""
         if self.world_size == 1:

@@ -10,6 +10,7 @@ from torch import Tensor
 
 NO_SLOT, NO_ID = -1, -2  # In place of a slot: the id has none; there is no id.
 LRU, LFU, AGE = range(3)
+LAST_HASH = 2**63 - 1  # In place of a candidate where there are fewer.
 NEVER = 2**62  # A score above all others: of rows that were touched in this step.
 LOOKUPS, HITS, DEFAULTS, ADMISSIONS, EVICTIONS = range(5)
 STATISTICS = ("lookups", "hits", "defaults", "admissions", "evictions")
@@ -44,9 +45,9 @@ class Candidates:
 
     hashes: Tensor
     nums: Tensor  # How many of each table.
+    places: Tensor  # Where in the batch each is.
     before: Tensor | None = None  # Of all ids, how many have none up to each, itself included; as kernels need it.
     until: Tensor | None = None  # The same up to each table.
-    places: Tensor | None = None  # Where in the batch each candidate is.
 
 
 @dataclass(frozen=True, slots=True)

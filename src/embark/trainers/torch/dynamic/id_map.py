@@ -1,5 +1,9 @@
 """The rows of ids, of all dynamic tables of a run: found, given and taken away, a batch at a time.
 
+The map is sharded by id: of each table a rank has a range of buckets, which is one of hashes, and all that the ids of
+those buckets have. A bucket's ids compete with each other alone; that `max_new` counts those of all ranks, and that any
+rank may hold the new rows, is what ranks tell each other.
+
 What a step does to the map follows from the map before it, the step's number and the ids of the whole batch, whatever
 the device and the number of ranks:
 
@@ -15,6 +19,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -29,23 +34,47 @@ from embark.data.dynamic_ids import (
     table_key,
 )
 from embark.spec import StoredTable
-from embark.spec.dynamic import BUCKET_SLOTS, num_buckets, num_counters
+from embark.spec.dynamic import BUCKET_COUNTERS, BUCKET_SLOTS, num_buckets, own_buckets
 from embark.trainers.torch.dynamic import torch_ops
-from embark.trainers.torch.dynamic.batch_ids import AGE, LFU, LRU, STATISTICS, IdLayout, NewRows
+from embark.trainers.torch.dynamic.batch_ids import (
+    AGE,
+    LAST_HASH,
+    LFU,
+    LRU,
+    NEVER,
+    STATISTICS,
+    Candidates,
+    IdLayout,
+    NewRows,
+)
+from embark.trainers.torch.world import World
 
 POLICIES = {"lru": LRU, "lfu": LFU, "age": AGE}
 
 
-class IdMap:
-    """The same on every rank. A row of a table is a slot of the map, which are counted over all tables."""
+@dataclass(frozen=True, slots=True)
+class MapPart:
+    """What this rank has of a tensor that describes a whole table."""
 
-    def __init__(self, tables: Sequence[StoredTable], seed: int, device: torch.device) -> None:
-        self.tables, self.device = tables, device
+    tensor: Tensor
+    first: int
+    size: int  # Of the whole.
+
+
+class IdMap:
+    """This rank's part. A row of a table is a slot of the map; they are counted over this rank's of all tables."""
+
+    def __init__(self, tables: Sequence[StoredTable], seed: int, world: World) -> None:
+        self.tables, self.world, self.device = tables, world, world.device
+        device = self.device
         specs = [table.features[0] for table in tables]
-        buckets = [num_buckets(spec.capacity or 1) for spec in specs]
-        counters = [num_counters(spec.capacity or 1) if spec.admit == "count" else 0 for spec in specs]
-        self.first_slots = _starts([num * BUCKET_SLOTS for num in buckets])
-        self._first_counters = _starts(counters)
+        self._buckets = [num_buckets(spec.capacity or 1) for spec in specs]
+        self._own = [own_buckets(num, world.rank, world.world_size) for num in self._buckets]
+        own = [end - first for first, end in self._own]
+        counters = [num * BUCKET_COUNTERS * (spec.admit == "count") for num, spec in zip(own, specs, strict=True)]
+        self.first_slots = _starts([num * BUCKET_SLOTS for num in self._buckets])
+        """Of each table, counted over all ranks', as `NewRows` counts them."""
+        self._slot_starts, self._counter_starts = _starts([num * BUCKET_SLOTS for num in own]), _starts(counters)
 
         def on_device(values: Sequence[float], dtype: torch.dtype = torch.int64) -> Tensor:
             return torch.tensor(values, dtype=dtype, device=device)
@@ -56,19 +85,24 @@ class IdMap:
         self.keys, self.chance_keys, self.counter_keys, self.value_keys = map(keys, (MAP, CHANCE, COUNTER, VALUE))
         self.bounds = on_device([math.sqrt(1 / table.rows) if table.init_range is None else table.init_range
                                  for table in tables], torch.float32)
-        self.num_buckets, self.first_slot = on_device(buckets), on_device(self.first_slots[:-1])
+        self.num_buckets = on_device(self._buckets)
+        self.own_first, self.own_end = (on_device(ends) for ends in zip(*self._own, strict=True))
+        self.first_bucket = on_device(self._slot_starts[:-1]) // BUCKET_SLOTS - self.own_first
+        """Where bucket 0 of each table would be in this rank's part."""
+        self._from_own = on_device(self.first_slots[:-1]) - self.first_bucket * BUCKET_SLOTS
         self.policies = on_device([POLICIES[spec.evict] for spec in specs])
-        self._half_lives = on_device([spec.half_life for spec in specs])
+        self._counter_half_lives = on_device([spec.half_life for spec in specs])
+        self._count_half_lives = on_device([spec.half_life if spec.evict == "lfu" else NEVER for spec in specs])
         self.chances = on_device([round(spec.admit_probability * 2**32) if spec.admit == "probability" else 2**32
                                    for spec in specs])
         self.counts_needed = on_device([spec.admit_count if spec.admit == "count" else 0 for spec in specs])
-        self.counter_masks = on_device([max(0, num - 1) for num in counters])
-        self.first_counter = on_device(self._first_counters[:-1])
+        self.first_counter = on_device(self._counter_starts[:-1]) - self.own_first * BUCKET_COUNTERS
         self.max_new = on_device([spec.max_new for spec in specs])
         self.most_new = max(spec.max_new for spec in specs)
-        self.has_counters, self.has_chances = any(counters), any(spec.admit == "probability" for spec in specs)
+        self.has_counters, self.has_chances = (any(spec.admit == kind for spec in specs)
+                                               for kind in ("count", "probability"))
         self.has_counts = any(spec.evict == "lfu" for spec in specs)
-        num_slots = self.first_slots[-1]
+        num_slots = max(BUCKET_SLOTS, self._slot_starts[-1])  # a rank may have no bucket
         self.hashes = torch.zeros(num_slots, dtype=torch.int64, device=device)
         self.tags = torch.zeros(num_slots if device.type == "cuda" else 0, dtype=torch.int16, device=device)
         """The lower bits of the hashes, by which kernels look first."""
@@ -76,30 +110,29 @@ class IdMap:
         """The step in which the id was seen last."""
         self.counts = torch.zeros(num_slots, dtype=torch.int32, device=device)
         """`lfu`: how often it was seen. `age`: the step in which it got its row."""
-        self.counters = torch.zeros(max(1, self._first_counters[-1]), dtype=torch.int32, device=device)
+        self.counters = torch.zeros(max(1, self._counter_starts[-1]), dtype=torch.int32, device=device)
         """How often ids without a row were seen; those with the same hash share one."""
         self.statistics = torch.zeros(len(tables), len(STATISTICS), dtype=torch.int64, device=device)
-        """Since they were taken last."""
+        """Of this rank's ids, since they were taken last."""
         self.ops: Any = torch_ops
         if device.type == "cuda":
             from embark.trainers.torch.dynamic import map_kernels
 
             self.ops = map_kernels
-        self.first_bucket = self.first_slot // BUCKET_SLOTS
-        numbers = torch.arange(len(tables), dtype=torch.int32, device=device)
-        self._slot_tables = numbers.repeat_interleave(self.num_buckets * BUCKET_SLOTS if self.has_counts else 0)
-        self._counter_tables = numbers.repeat_interleave(on_device(counters))
+        self._slot_ends, self._counter_ends = on_device(self._slot_starts), on_device(self._counter_starts)
+        self._most_slots, self._most_counters = max(own) * BUCKET_SLOTS, max(counters)
 
     def assign(self, ids: Tensor, layout: IdLayout, step: Tensor) -> tuple[Tensor, NewRows]:
-        """The rows of a step's ids, −1 where there is no id, and which rows are new; `step` is [1]."""
+        """The rows of a step's ids, which are those of all ranks, −1 where another rank has it or there is no id; and
+        which rows are new, on any rank. `step` is [1]."""
         self._halve(step)
         found = self.ops.find(self, ids, layout, step)
-        candidates = self.ops.candidates(self, found, layout)
+        candidates = self._first_of_all(self.ops.candidates(self, found, layout))
         hashes = candidates.hashes.sort(dim=1, stable=True).values
         ranked = self.ops.rank(self, hashes, candidates.nums, step)
         new = NewRows(self.ops.choose(self, hashes, ranked, step), hashes.view(-1), len(self.tables))
         self.ops.place(self, new, ranked, step)
-        return self.ops.rows(self, found, layout, candidates), new
+        return self.ops.rows(self, found, layout, candidates), self._of_all(new)
 
     def look_up(self, ids: Tensor, layout: IdLayout) -> Tensor:
         """The rows of ids; nothing changes."""
@@ -107,40 +140,64 @@ class IdMap:
         return found
 
     def loaded(self) -> None:
-        """After `state` was filled: make what follows from it."""
+        """After `state` was filled: make what follows from it. Rank 0 has the statistics of all."""
+        if not self.world.is_first:
+            self.statistics.zero_()
         if self.tags.numel():
             self.tags.copy_(self.hashes)  # keeps the lower bits
 
-    def state(self) -> dict[str, dict[str, Tensor]]:
-        """By table, views: what a checkpoint holds."""
-        found = {}
+    def state(self, *, is_load: bool = False) -> dict[str, dict[str, MapPart | Tensor]]:
+        """By table, what a checkpoint holds: views, but for the statistics of all ranks, unless they are loaded."""
+        found: dict[str, dict[str, MapPart | Tensor]] = {}
+        statistics = self.statistics if is_load else self.world.sum_over_ranks(self.statistics.clone())
         for at, table in enumerate(self.tables):
-            slots = slice(*self.first_slots[at : at + 2])
-            found[table.name] = {"hashes": self.hashes[slots], "seen": self.seen[slots], "counts": self.counts[slots],
-                                 "statistics": self.statistics[at]}
-            if self._first_counters[at] < self._first_counters[at + 1]:
-                found[table.name]["counters"] = self.counters[slice(*self._first_counters[at : at + 2])]
+            slots, counters = slice(*self._slot_starts[at : at + 2]), slice(*self._counter_starts[at : at + 2])
+            parts = {"hashes": (self.hashes[slots], BUCKET_SLOTS), "seen": (self.seen[slots], BUCKET_SLOTS),
+                     "counts": (self.counts[slots], BUCKET_SLOTS)}
+            if table.features[0].admit == "count":
+                parts["counters"] = self.counters[counters], BUCKET_COUNTERS
+            found[table.name] = {"statistics": statistics[at], **{
+                name: MapPart(values, self._own[at][0] * of_bucket, self._buckets[at] * of_bucket)
+                for name, (values, of_bucket) in parts.items()}}
         return found
 
     def take_statistics(self) -> dict[str, dict[str, float]]:
-        """By table: `STATISTICS` since the last call, and the share of rows that ids have."""
-        found, values = {}, self.statistics.tolist()
-        for at, table in enumerate(self.tables):
-            seen = self.seen[slice(*self.first_slots[at : at + 2])]
-            found[table.name] = {**dict(zip(STATISTICS, values[at], strict=True)),
-                                 "fullness": int((seen != FREE).sum()) / len(seen)}
+        """By table, over all ranks: `STATISTICS` since the last call, and the share of rows that ids have."""
+        taken = torch.stack([(self.seen[slice(*self._slot_starts[at : at + 2])] != FREE).sum()
+                             for at in range(len(self.tables))])
+        values = self.world.sum_over_ranks(torch.cat([self.statistics, taken[:, None]], 1)).tolist()
         self.statistics.zero_()
-        return found
+        return {table.name: {**dict(zip(STATISTICS, of_table, strict=True)), "fullness": num / (table.rows - 1)}
+                for table, (*of_table, num) in zip(self.tables, values, strict=True)}
+
+    def _first_of_all(self, own: Candidates) -> Candidates:
+        """Of this rank's those that are among the first `max_new` of all ranks."""
+        if self.world.world_size == 1:
+            return own
+        columns = torch.arange(own.places.shape[1], device=self.device)
+        places = torch.where(columns < own.nums[:, None], own.places, LAST_HASH)
+        every = self.world.stacked(places).transpose(0, 1).flatten(1).sort(dim=1).values
+        last = every.gather(1, (self.max_new[:, None] - 1).clamp(max=every.shape[1] - 1))
+        is_first = (places <= last) & (places < LAST_HASH)
+        return replace(own, hashes=torch.where(is_first, own.hashes, LAST_HASH), nums=is_first.sum(1))
+
+    def _of_all(self, own: NewRows) -> NewRows:
+        """The new rows of all ranks."""
+        if self.world.world_size == 1:
+            return own
+        slots = own.slots.view(len(self.tables), -1)
+        slots = torch.where(slots >= 0, slots + self._from_own[:, None], -1)
+        every = self.world.stacked(torch.stack([slots, own.hashes.view_as(slots)]))  # [ranks, 2, tables, most of any]
+        slots, hashes = every.permute(1, 2, 0, 3).reshape(2, -1)
+        return NewRows(slots, hashes, own.num_tables)
 
     def _halve(self, step: Tensor) -> None:
         """Counts of tables whose time has come."""
-        if not (self.has_counts or self.has_counters):
-            return
-        is_due = ((step % self._half_lives == 0) & (step > 0)).int()
-        if self.has_counts:
-            self.counts >>= (is_due * (self.policies == LFU))[self._slot_tables]
-        if self.has_counters:
-            self.counters[: self._first_counters[-1]] >>= is_due[self._counter_tables]
+        for values, ends, half_lives, most in (
+                (self.counts, self._slot_ends, self._count_half_lives, self._most_slots * self.has_counts),
+                (self.counters, self._counter_ends, self._counter_half_lives, self._most_counters)):
+            if most:
+                self.ops.halve(values, ends, half_lives, step, most)
 
 
 def _starts(sizes: Sequence[int]) -> list[int]:

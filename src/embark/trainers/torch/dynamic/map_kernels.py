@@ -12,7 +12,7 @@ import triton.language as tl
 from torch import Tensor
 
 from embark.data import dynamic_ids, hashing
-from embark.spec.dynamic import BUCKET_SLOTS
+from embark.spec.dynamic import BUCKET_COUNTERS, BUCKET_SLOTS
 from embark.trainers.torch.dynamic import batch_ids, torch_ops
 from embark.trainers.torch.dynamic.batch_ids import Candidates, Found, IdLayout, NewRows, Ranked
 
@@ -20,16 +20,21 @@ if TYPE_CHECKING:
     from embark.trainers.torch.dynamic.id_map import IdMap
 
 _STEP, _FIRST, _SECOND = tl.constexpr(hashing.STEP), tl.constexpr(hashing.FIRST), tl.constexpr(hashing.SECOND)
-_SLOTS, _HALF = tl.constexpr(BUCKET_SLOTS), tl.constexpr(2**31)
+_SLOTS, _COUNTERS, _HALF = tl.constexpr(BUCKET_SLOTS), tl.constexpr(BUCKET_COUNTERS), tl.constexpr(2**31)
 _FREE, _NO_SLOT, _NO_ID = tl.constexpr(dynamic_ids.FREE), tl.constexpr(batch_ids.NO_SLOT), tl.constexpr(batch_ids.NO_ID)
 _LRU, _LFU, _AGE = tl.constexpr(batch_ids.LRU), tl.constexpr(batch_ids.LFU), tl.constexpr(batch_ids.AGE)
 _NEVER = tl.constexpr(batch_ids.NEVER)
 _LOOKUPS, _HITS = tl.constexpr(batch_ids.LOOKUPS), tl.constexpr(batch_ids.HITS)
 _DEFAULTS, _ADMISSIONS = tl.constexpr(batch_ids.DEFAULTS), tl.constexpr(batch_ids.ADMISSIONS)
 _EVICTIONS, _NUM_STATISTICS = tl.constexpr(batch_ids.EVICTIONS), tl.constexpr(len(batch_ids.STATISTICS))
-IDS_AT_A_TIME, FIND_WARPS = 64, 2
+IDS_AT_A_TIME, FIND_WARPS, ROWS_AT_A_TIME = 64, 2, 8
 MAX_WIDTH = 8192  # Candidates of a table that one program ranks.
-ROWS_AT_A_TIME = 8
+
+
+def halve(values: Tensor, ends: Tensor, half_lives: Tensor, step: Tensor, most: int) -> None:
+    """The values of those tables whose time has come; a table has at most `most`."""
+    block = block_size(values, most, 4096)
+    _halve[(triton.cdiv(most, block), len(half_lives))](values, ends, half_lives, step, BLOCK=block)
 
 
 def find(ids: IdMap, raw: Tensor, layout: IdLayout, step: Tensor | None) -> Found:
@@ -38,8 +43,8 @@ def find(ids: IdMap, raw: Tensor, layout: IdLayout, step: Tensor | None) -> Foun
     slots, is_missing = torch.empty_like(hashes), torch.empty(raw.shape, dtype=torch.int32, device=raw.device)
     block = block_size(raw, layout.longest, IDS_AT_A_TIME)
     _find[(triton.cdiv(layout.longest, block), len(ids.tables))](
-        raw, layout.starts, hashes, slots, is_missing, ids.keys, ids.num_buckets, ids.first_bucket, ids.tags,
-        ids.hashes, ids.seen, ids.counts, ids.policies, ids.statistics, step,
+        raw, layout.starts, hashes, slots, is_missing, ids.keys, ids.num_buckets, ids.first_bucket, ids.own_first,
+        ids.own_end, ids.tags, ids.hashes, ids.seen, ids.counts, ids.policies, ids.statistics, step,
         NONE=-1 if raw.dtype == torch.int32 else dynamic_ids.NO_ID, HAS_COUNTS=ids.has_counts, BLOCK=block,
         num_warps=FIND_WARPS)
     return Found(hashes, slots, is_missing)
@@ -53,12 +58,12 @@ def candidates(ids: IdMap, found: Found, layout: IdLayout) -> Candidates:
     ids.statistics[:, batch_ids.LOOKUPS] += layout.sizes  # what is no id was taken off before
     ids.statistics[:, batch_ids.HITS] += layout.sizes - missing
     width = max(1, min(ids.most_new, layout.longest))
-    taken = torch.full((len(ids.tables), width), 2**63 - 1, dtype=torch.int64, device=ids.device)
+    taken = torch.full((len(ids.tables), width), batch_ids.LAST_HASH, dtype=torch.int64, device=ids.device)
     places = torch.empty_like(taken)
     block = block_size(before, layout.longest, 1024)
     _take[(triton.cdiv(layout.longest, block), len(ids.tables))](
         found.hashes, found.is_missing, before, layout.starts, until, ids.max_new, taken, places, width, BLOCK=block)
-    return Candidates(taken, torch.minimum(missing, ids.max_new), before, until, places)
+    return Candidates(taken, torch.minimum(missing, ids.max_new), places, before, until)
 
 
 def rank(ids: IdMap, hashes: Tensor, nums: Tensor, step: Tensor) -> Ranked:
@@ -72,7 +77,7 @@ def rank(ids: IdMap, hashes: Tensor, nums: Tensor, step: Tensor) -> Ranked:
     block = triton.next_power_of_2(width)
     _distinct[(num_tables,)](
         hashes, nums, is_admitted, occurrences, counters, ids.counters, ids.chance_keys, ids.chances, ids.counter_keys,
-        ids.counter_masks, ids.first_counter, ids.counts_needed, step, width, BLOCK=block, num_warps=16)
+        ids.num_buckets, ids.first_counter, ids.counts_needed, step, width, BLOCK=block, num_warps=16)
     _rank[(num_tables,)](
         hashes, is_admitted, number, counters, ids.counters, ids.counts_needed, ids.num_buckets, width, BLOCK=block,
         num_warps=16)
@@ -103,10 +108,10 @@ def rows(ids: IdMap, found: Found, layout: IdLayout, candidates: Candidates | No
     """Of all ids: 0 where there is none, −1 where there is no id. After a step, which has candidates, those without a
     slot are looked up again, and counted: the candidates by themselves, for they are few."""
     out = torch.empty(found.slots.shape, dtype=torch.int32, device=found.slots.device)
-    many = candidates or Candidates(out, out)
+    many = candidates or Candidates(out, out, out)
     block = block_size(out, layout.longest, 1024)
     _rows[(triton.cdiv(layout.longest, block), len(ids.tables))](
-        found.hashes, found.slots, layout.starts, out, many.before, many.until, ids.max_new, ids.num_buckets,
+        found.hashes, found.slots, layout.starts, out, many.before, many.until, many.nums, ids.num_buckets,
         ids.first_bucket, ids.tags, ids.hashes, ids.seen, ids.statistics, BLOCK=block)
     if candidates is not None:
         width = candidates.hashes.shape[1]
@@ -123,9 +128,19 @@ def block_size(like: Tensor, size: int, on_gpu: int) -> int:
 
 
 @triton.jit
+def _halve(values, ends, half_lives, step, BLOCK: tl.constexpr):
+    table = tl.program_id(1)
+    now = tl.load(step)
+    if (now > 0) & (now % tl.load(half_lives + table) == 0):
+        at = tl.load(ends + table) + tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
+        is_here = at < tl.load(ends + table + 1)
+        tl.store(values + at, tl.load(values + at, mask=is_here, other=0) >> 1, mask=is_here)
+
+
+@triton.jit
 def _find(
-    raw, starts, hashes, slots, is_missing, keys, num_buckets, first_bucket, tags, map_hashes, seen, counts, policies,
-    statistics, step, NONE: tl.constexpr, HAS_COUNTS: tl.constexpr, BLOCK: tl.constexpr,
+    raw, starts, hashes, slots, is_missing, keys, num_buckets, first_bucket, own_first, own_end, tags, map_hashes, seen,
+    counts, policies, statistics, step, NONE: tl.constexpr, HAS_COUNTS: tl.constexpr, BLOCK: tl.constexpr,
 ):
     table = tl.program_id(1)
     start, end = tl.load(starts + table), tl.load(starts + table + 1)
@@ -134,10 +149,11 @@ def _find(
         at = first + tl.arange(0, BLOCK)
         is_here = at < end
         one = tl.load(raw + at, mask=is_here, other=NONE).to(tl.int64)
-        is_id = is_here & (one != NONE)
-        bits = mixed(one, tl.load(keys + table))
-        slot, last = _probe(bits, is_id, tl.load(num_buckets + table), tl.load(first_bucket + table), tags, map_hashes,
-                            seen)
+        bits, buckets = mixed(one, tl.load(keys + table)), tl.load(num_buckets + table)
+        bucket = _bucket(bits, buckets)
+        is_own = (bucket >= tl.load(own_first + table)) & (bucket < tl.load(own_end + table))
+        is_id = is_here & (one != NONE) & is_own
+        slot, last = _probe(bits, is_id, buckets, tl.load(first_bucket + table), tags, map_hashes, seen)
         is_hit = slot >= 0
         tl.store(hashes + at, bits, mask=is_here)
         tl.store(slots + at, tl.where(is_id, slot, _NO_ID), mask=is_here)
@@ -152,7 +168,7 @@ def _find(
                     order = tl.arange(0, BLOCK)
                     num_before = tl.sum((is_same & (order[None, :] < order[:, None])).to(tl.int32), axis=1)
                     tl.atomic_add(counts + slot, tl.sum(is_same.to(tl.int32), axis=1), mask=is_hit & (num_before == 0))
-            num_none = tl.sum((is_here & (one == NONE)).to(tl.int64), axis=0)
+            num_none = tl.sum((is_here & (is_id == 0)).to(tl.int64), axis=0)
             if num_none > 0:
                 total = statistics + table * _NUM_STATISTICS
                 tl.atomic_add(total + _LOOKUPS, -num_none)
@@ -176,7 +192,7 @@ def _take(hashes, is_missing, before, starts, until, max_new, taken, places, wid
 
 @triton.jit
 def _distinct(
-    hashes, nums, is_admitted, occurrences, own_counters, counters, chance_keys, chances, counter_keys, counter_masks,
+    hashes, nums, is_admitted, occurrences, own_counters, counters, chance_keys, chances, counter_keys, num_buckets,
     first_counter, counts_needed, step, width, BLOCK: tl.constexpr,
 ):
     """The first of equal hashes, how many they are, and whether it has the luck that it needs."""
@@ -196,7 +212,8 @@ def _distinct(
     if own_counters is not None:
         own = tl.zeros([BLOCK], tl.int64) - 1
         if tl.load(counts_needed + table) > 0:
-            own = mixed(bits, tl.load(counter_keys + table)) & tl.load(counter_masks + table)
+            own = mixed(bits, tl.load(counter_keys + table)) & (_COUNTERS - 1)
+            own += _bucket(bits, tl.load(num_buckets + table)) * _COUNTERS
             own = tl.where(is_first, own + tl.load(first_counter + table), -1)
             tl.atomic_add(counters + own, count, mask=own >= 0)
         tl.store(own_counters + at, own, mask=place < width)
@@ -287,7 +304,7 @@ def _place(
 
 @triton.jit
 def _rows(
-    hashes, slots, starts, out, before, until, max_new, num_buckets, first_bucket, tags, map_hashes, seen, statistics,
+    hashes, slots, starts, out, before, until, nums, num_buckets, first_bucket, tags, map_hashes, seen, statistics,
     BLOCK: tl.constexpr,
 ):
     table = tl.program_id(1)
@@ -301,7 +318,7 @@ def _rows(
             # No candidates, for there are too many: they may have got a slot all the same.
             is_other = slot == _NO_SLOT
             place = tl.load(before + at, mask=is_other, other=0) - 1 - tl.load(until + table)
-            is_other = is_other & (place >= tl.load(max_new + table))
+            is_other = is_other & (place >= tl.load(nums + table))
             num = tl.sum(is_other.to(tl.int64), axis=0)
             if num > 0:
                 bits = tl.load(hashes + at, mask=is_other, other=0)

@@ -2,59 +2,56 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import replace
+from itertools import accumulate
 from typing import Any
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 from torchrec.distributed.embeddingbag import ShardedEmbeddingBagCollection
 
 from embark.data import Batch
 from embark.data.dynamic_ids import NO_ID
 from embark.spec import RunSpec
-from embark.trainers.torch.dynamic.batch_ids import IdLayout
+from embark.trainers.torch.dynamic.id_exchange import IdExchange
 from embark.trainers.torch.dynamic.id_map import IdMap
 from embark.trainers.torch.dynamic.rows import RowReset
 from embark.trainers.torch.world import World
 
 
 class DynamicTables:
-    """Every rank has the whole map, and gives rows by the ids of the whole batch: the map is the same at any number of
-    ranks. The rows are sharded as those of any table."""
+    """Every rank has a part of the map, and gives rows to the ids of that part that the whole batch has: all parts
+    together are the same at any number of ranks. The rows are sharded as those of any table."""
 
     def __init__(self, spec: RunSpec, world: World, sharded: ShardedEmbeddingBagCollection) -> None:
         self._world = world
         features = [table.name for table in spec.model.table_list()]
         stored = [table for table in spec.model.stored_tables() if table.is_dynamic]
-        self.map = IdMap(stored, spec.train.seed, world.device)
+        self.map = IdMap(stored, spec.train.seed, world)
         self.features = [[features.index(one.name) for one in table.features] for table in stored]
         """Of each table, the positions of its features among the model's."""
         self.reset = RowReset(sharded, self.map)
 
     def assign(self, batch: Batch, step: int) -> Batch:
         """This rank's part of a step's batch with rows in place of ids; every rank must call it."""
-        own = self._parts(batch)
-        of_ranks: list[list[NDArray[np.int64]]] = self._world.gathered(own) if self._world.world_size > 1 else [own]
-        # A feature's ids lie as in the whole batch.
-        ids = [np.concatenate([of_rank[feature] for of_rank in of_ranks]) for feature in range(len(own))]
-        rows, new = self.map.assign(*self._on_device(ids), torch.tensor([step], device=self.map.device))
-        self.reset(new)
-        found = _split(rows, ids)
-        for feature, mine in enumerate(own):
-            before = sum(len(of_rank[feature]) for of_rank in of_ranks[: self._world.rank])
-            found[feature] = found[feature][before : before + len(mine)]
-        return self._replaced(batch, found)
+        return self._replaced(batch, torch.tensor([step], device=self.map.device))
 
     def look_up(self, batch: Batch) -> Batch:
-        """A batch with rows in place of ids; nothing changes."""
-        ids = self._parts(batch)
-        return self._replaced(batch, _split(self.map.look_up(*self._on_device(ids)), ids))
+        """A batch with rows in place of ids; nothing changes. Every rank must call it."""
+        return self._replaced(batch, None)
+
+    def rows(self, own: Tensor, exchange: IdExchange, step: Tensor | None) -> Tensor:
+        """Of this rank's ids, which lie as `exchange` says; `step`: the step that they are trained in, if any."""
+        ids = exchange.ids(own)
+        if step is None:
+            return exchange.rows(self.map.look_up(ids, exchange.layout))
+        rows, new = self.map.assign(ids, exchange.layout, step)
+        self.reset(new)
+        return exchange.rows(rows)
 
     def metrics(self) -> dict[str, Any]:
-        """By metric and table, since the last call; the map is the same on all ranks."""
+        """By metric and table, since the last call, over all ranks; every rank must call it."""
         found = self.map.take_statistics()
         return {
             "id_hit_rate": {name: one["hits"] / max(1, one["lookups"]) for name, one in found.items()},
@@ -64,28 +61,22 @@ class DynamicTables:
             "table_fullness": {name: one["fullness"] for name, one in found.items()},
         }
 
-    def _parts(self, batch: Batch) -> list[NDArray[np.int64]]:
-        """The ids of each dynamic feature, table by table."""
-        ends = np.cumsum(batch.lengths.sum(axis=1))
-        parts = np.split(batch.ids, ends[:-1])
-        return [parts[feature].astype(np.int64) for of_table in self.features for feature in of_table]
-
-    def _on_device(self, ids: Sequence[NDArray[np.int64]]) -> tuple[Tensor, IdLayout]:
-        sizes = iter(map(len, ids))
-        ends = np.cumsum([sum(next(sizes) for _ in of_table) for of_table in self.features]).tolist()
-        flat = np.concatenate(ids)
-        if not len(flat):  # a kernel has something to read
-            flat, ends = np.array([NO_ID]), [1] * len(ends)
-        return torch.from_numpy(flat).to(self.map.device), IdLayout(ends, self.map.device)
-
-    def _replaced(self, batch: Batch, rows: Sequence[NDArray[np.int32]]) -> Batch:
+    def _replaced(self, batch: Batch, step: Tensor | None) -> Batch:
+        """With rows in place of the ids of dynamic features."""
         parts = np.split(batch.ids, np.cumsum(batch.lengths.sum(axis=1))[:-1])
-        for feature, own in zip([one for of_table in self.features for one in of_table], rows, strict=True):
-            parts[feature] = own
+        features = [feature for of_table in self.features for feature in of_table]
+        sizes = [len(parts[feature]) for feature in features]
+        if self._world.world_size > 1:  # as many on every rank
+            sizes = self._world.stacked(torch.tensor(sizes)).amax(0).tolist()
+        sizes[0] = max(1, sizes[0])  # a kernel has something to read
+        own = np.full(sum(sizes), NO_ID)
+        places = [slice(start, start + len(parts[feature])) for feature, start in zip(
+            features, accumulate([0, *sizes]), strict=False)]
+        for feature, place in zip(features, places, strict=True):
+            own[place] = parts[feature]
+        of_feature = iter(sizes)
+        exchange = IdExchange([[next(of_feature) for _ in of_table] for of_table in self.features], self._world)
+        rows = self.rows(torch.from_numpy(own).to(self.map.device), exchange, step).cpu().numpy()
+        for feature, place in zip(features, places, strict=True):
+            parts[feature] = rows[place]
         return replace(batch, ids=np.concatenate(parts).astype(np.int32))
-
-
-def _split(rows: Tensor, ids: Sequence[NDArray[np.int64]]) -> list[NDArray[np.int32]]:
-    """By feature, as the ids are."""
-    ends = np.cumsum([len(one) for one in ids])
-    return np.split(rows.cpu().numpy()[: ends[-1]], ends[:-1])

@@ -9,13 +9,14 @@ from torch import Tensor
 
 from embark.data import dynamic_ids
 from embark.data.dynamic_ids import FREE, SIGNED_STEP, bucket_of, fraction_of, mixed
-from embark.spec.dynamic import BUCKET_SLOTS
+from embark.spec.dynamic import BUCKET_COUNTERS, BUCKET_SLOTS
 from embark.trainers.torch.dynamic.batch_ids import (
     ADMISSIONS,
     AGE,
     DEFAULTS,
     EVICTIONS,
     HITS,
+    LAST_HASH,
     LFU,
     LOOKUPS,
     LRU,
@@ -33,11 +34,21 @@ if TYPE_CHECKING:
     from embark.trainers.torch.dynamic.id_map import IdMap
 
 
+def halve(values: Tensor, ends: Tensor, half_lives: Tensor, step: Tensor, most: int) -> None:
+    """The values of those tables whose time has come; a table has at most `most`."""
+    is_due = (step % half_lives == 0) & (step > 0)
+    for at in is_due.nonzero()[:, 0].tolist():
+        values[int(ends[at]) : int(ends[at + 1])] >>= 1
+
+
 def find(ids: IdMap, raw: Tensor, layout: IdLayout, step: Tensor | None) -> Found:
     """Which slot each id has; with a step, those are touched. Ids of 32 bits are none where they are −1."""
     if raw.dtype == torch.int32:
         raw = torch.where(raw == -1, dynamic_ids.NO_ID, raw.long())
     hashes, is_id = mixed(raw, ids.keys[layout.tables]), raw != dynamic_ids.NO_ID
+    if ids.world.world_size > 1:
+        buckets = bucket_of(hashes, ids.num_buckets[layout.tables])
+        is_id = is_id & (buckets >= ids.own_first[layout.tables]) & (buckets < ids.own_end[layout.tables])
     slots = _slots(ids, hashes, layout.tables, is_id)
     is_hit = slots >= 0
     if step is not None:
@@ -57,9 +68,11 @@ def candidates(ids: IdMap, found: Found, layout: IdLayout) -> Candidates:
     nums = torch.minimum(until.diff(), ids.max_new)
     place = number - 1 - until[layout.tables]
     is_taken = found.is_missing & (place < ids.max_new[layout.tables])
-    taken = torch.full((len(nums), max(1, int(nums.max()))), 2**63 - 1, device=ids.device)
-    taken[layout.tables[is_taken], place[is_taken]] = found.hashes[is_taken]
-    return Candidates(taken, nums)
+    most = min(ids.most_new, layout.longest) if ids.world.world_size > 1 else int(nums.max())  # alike on all ranks
+    taken = torch.full((len(nums), max(1, most)), LAST_HASH, device=ids.device)
+    places, to = torch.zeros_like(taken), (layout.tables[is_taken], place[is_taken])
+    taken[to], places[to] = found.hashes[is_taken], is_taken.nonzero()[:, 0]
+    return Candidates(taken, nums, places)
 
 
 def rank(ids: IdMap, hashes: Tensor, nums: Tensor, step: Tensor) -> Ranked:
@@ -89,7 +102,8 @@ def _admitted(
         is_admitted = is_admitted & (fraction_of(bits) < ids.chances[:, None])
     if not ids.has_counters:
         return is_admitted, None
-    own = (mixed(hashes, ids.counter_keys[:, None]) & ids.counter_masks[:, None]) + ids.first_counter[:, None]
+    own = (mixed(hashes, ids.counter_keys[:, None]) & (BUCKET_COUNTERS - 1)) + ids.first_counter[:, None]
+    own += bucket_of(hashes, ids.num_buckets[:, None]) * BUCKET_COUNTERS
     is_counted = is_first & (ids.counts_needed[:, None] > 0)
     own = torch.where(is_counted, own, 0)
     ids.counters.index_add_(0, own.reshape(-1), torch.where(is_counted, occurrences, 0).reshape(-1))
@@ -140,7 +154,7 @@ def rows(ids: IdMap, found: Found, layout: IdLayout, candidates: Candidates | No
     if candidates is not None:
         slots = torch.where(found.is_missing, _slots(ids, found.hashes, layout.tables, found.is_missing), slots)
         _count(ids, DEFAULTS, slots == NO_SLOT, layout)
-    own = torch.where(slots >= 0, slots - ids.first_slot[layout.tables] + 1, 0)
+    own = torch.where(slots >= 0, slots - ids.first_bucket[layout.tables] * BUCKET_SLOTS + 1, 0)
     return torch.where(slots == NO_ID, -1, own).int()
 
 

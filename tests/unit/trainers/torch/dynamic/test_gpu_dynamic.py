@@ -11,6 +11,8 @@ from embark.data.dynamic_ids import NO_ID
 from embark.spec.model import ModelSpec, Table
 from embark.trainers.torch.dynamic.batch_ids import IdLayout
 from embark.trainers.torch.dynamic.id_map import IdMap
+from embark.trainers.torch.world import World
+from tests.dynamic_streams import compare, random_stream
 
 pytestmark = pytest.mark.gpu
 TABLES = ("model.tables=[{name='a', ids='dynamic', rows=900, capacity=64, evict='lfu', half_life=7}, "
@@ -21,6 +23,14 @@ GPU = ("place.device=cuda", "train.num_steps=40", "data.num_train_samples=16384"
 METRICS = ("id_hit_rate", "id_default_rate", "ids_admitted", "ids_evicted", "table_fullness")
 
 
+@pytest.mark.parametrize("num_ranks", [1, 2, 3])
+def test_a_gpu_and_a_cpu_give_the_rows_admissions_and_evictions_of_the_reference(num_ranks):
+    """On several ranks of one process."""
+    for seed in range(12):
+        for device in ("cpu", "cuda"):
+            compare(*random_stream(100 * num_ranks + seed), num_ranks, device)
+
+
 @pytest.mark.parametrize("dtype", [torch.int64, torch.int32])
 def test_the_map_of_a_gpu_is_that_of_a_cpu(dtype):
     tables = [Table.model_validate({
@@ -29,7 +39,7 @@ def test_the_map_of_a_gpu_is_that_of_a_cpu(dtype):
     }) for evict, capacity in (("lru", 1000), ("lfu", 320), ("age", 96)) for admit, max_new in (
         ("all", 4096), ("count", 900), ("probability", 300))]
     stored = ModelSpec(tables=tuple(tables)).stored_tables()
-    maps = [IdMap(stored, 3, torch.device(device)) for device in ("cpu", "cuda")]
+    maps = [IdMap(stored, 3, World(0, 1, 0, 1, torch.device(device))) for device in ("cpu", "cuda")]
     random, size = np.random.default_rng(1), 2000
     ends = [size * (at + 1) for at in range(len(tables))]
     layouts = [IdLayout(ends, torch.device(device)) for device in ("cpu", "cuda")]
@@ -45,7 +55,8 @@ def test_the_map_of_a_gpu_is_that_of_a_cpu(dtype):
                                                              strict=True) if slot >= 0}
     for table, state in maps[0].state().items():
         for name, value in state.items():
-            assert maps[1].state()[table][name].cpu().equal(value), (table, name)
+            found, value = (getattr(one, "tensor", one) for one in (maps[1].state()[table][name], value))
+            assert found.cpu().equal(value), (table, name)
     assert maps[0].take_statistics() == maps[1].take_statistics()
 
 

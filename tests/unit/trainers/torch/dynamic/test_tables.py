@@ -19,8 +19,8 @@ DRIFT = ("data.drift.samples_per_day=1000", "data.drift.num_ids=200")
 
 
 def state_of(trainer) -> dict[str, torch.Tensor]:
-    return {f"{table}.{name}": value.clone() for table, of_table in trainer.dynamic.map.state().items()
-            for name, value in of_table.items()}
+    return {f"{table}.{name}": getattr(value, "tensor", value).clone()
+            for table, of_table in trainer.dynamic.map.state().items() for name, value in of_table.items()}
 
 
 def same(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor]) -> bool:

@@ -172,8 +172,7 @@ class CudaGraphEngine(Engine):
             for f, table in enumerate(self._tables)
             if table.pooling == "mean" and table.multi_hot > 1 and self._must_divide(f)
         ]
-        self._dynamic = DynamicStep(inputs.dynamic, sizes, world.rank, world.world_size, self._device) \
-            if inputs.dynamic else None
+        self._dynamic = DynamicStep(inputs.dynamic, sizes, world) if inputs.dynamic else None
         self._step.fill_(step)
         if self._is_gpu:
             self._capture()
