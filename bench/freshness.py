@@ -2,6 +2,8 @@
 three processes on this machine, on a stream that drifts.
 
     python bench/freshness.py --seconds 120
+    python bench/freshness.py --seconds 120 --gate
+    python bench/freshness.py --cost --windows 12
 
 Events arrive at a fixed rate. A version's checkpoint says how many of them it was trained on, and a client sees when
 the server begins to answer with it, and that the scores of fixed rows change. The delay of an event is the time from
@@ -56,13 +58,15 @@ class Source:
             time.sleep(0.02)
         if num <= 0:
             return []
-        batch = self.world.train_rows(0, first, first + num)
-        ids = batch.ids.reshape(6, num) % 20000
-        return [(first + i, {
-            "time": BEGIN_S + (first + i) / RATE, "label": int(batch.label[i]),
-            **{f"dense_{j}": float(batch.dense[i, j]) for j in range(4)},
-            **{f"cat_{j}": int(ids[j, i]) for j in range(6)},
-        }) for i in range(num)]
+        return [(first + i, {"time": BEGIN_S + (first + i) / RATE, **row})
+                for i, row in enumerate(rows(self.world, first, num))]
+
+
+def rows(world, first, num):
+    batch = world.train_rows(0, first, first + num)
+    ids = batch.ids.reshape(6, num) % 20000
+    return [{"label": int(batch.label[i]), **{f"dense_{j}": float(batch.dense[i, j]) for j in range(4)},
+             **{f"cat_{j}": int(ids[j, i]) for j in range(6)}} for i in range(num)]
 '''
 SPEC = '''
 name = "fresh"
@@ -70,9 +74,9 @@ model = {{ num_dense = 4, num_tables = 6, rows_per_table = 20000, embedding_dim 
 stream = {{ source = "paced_rows:Source", time_column = "time" }}
 train = {{ batch_size = 512 }}
 store = {{ checkpoint_every = {every}, keep_checkpoints = 3 }}
-publish = {{ to = "models", tables = "int8", every_minutes = {minutes}, gate = false, keep_versions = 20 }}
-place = {{ device = "cpu" }}
-watch = {{ every = 50, tensorboard = false, phases_every_s = 0 }}
+publish = {{ to = "models", tables = "int8", every_minutes = {minutes}, gate = {gate}, data = "{data}" }}
+place = {{ device = "{device}" }}
+watch = {{ every = 20, tensorboard = false, phases_every_s = 0 }}
 '''
 PROBE = json.dumps({"rows": [{**{f"dense_{j}": 0.5 for j in range(4)}, **{f"cat_{j}": i for j in range(6)}}
                              for i in range(8)]}).encode()
@@ -110,6 +114,49 @@ def delays(seen: list[tuple[float, int]], rate: float, begin_s: float, batch: in
     return np.concatenate(found)
 
 
+def write_labelled(folder: Path, num: int = 50_000) -> None:
+    """Rows of the stream as it is after a few minutes, for the gate."""
+    code: dict[str, Any] = {}
+    exec(SOURCE.replace('os.environ["RATE"]', "1").replace('os.environ["BEGIN_S"]', "0"), code)
+    world = code["Source"](None).world
+    with (folder / "labelled.jsonl").open("w") as file:
+        for start in range(0, num, 5_000):
+            made = code["rows"](world, 400_000 + start, 5_000)
+            file.writelines(f"{json.dumps({'time': 0, **row})}\n" for row in made)
+
+
+def trained(folder: Path) -> list[tuple[float, int]]:
+    """When each step that was recorded was trained."""
+    events = (json.loads(line) for line in (folder / "runs/fresh/events.jsonl").read_text().splitlines())
+    return [(event["time_s"], event["step"]) for event in events if event["event"] == "step"]
+
+
+def num_versions(folder: Path) -> int:
+    """Written so far; old ones are deleted."""
+    return max(int(one.name.rpartition("-")[2]) for one in folder.glob("models/version-*"))
+
+
+def cost(folder: Path, publisher: subprocess.Popen, options: argparse.Namespace) -> dict[str, Any]:
+    """Trained events a second with the publisher at work and with the publisher stopped, in windows by turns."""
+    rates: dict[bool, list[float]] = {True: [], False: []}
+    num_before = num_versions(folder)
+    for number in range(2 * options.windows):
+        is_on = number % 4 in (0, 3)  # ABBA: a drift of the machine's speed counts for both alike
+        publisher.send_signal(signal.SIGCONT if is_on else signal.SIGSTOP)
+        time.sleep(options.window_seconds)
+        end_s = time.time()
+        own = [(at, step) for at, step in trained(folder) if end_s - options.window_seconds + 0.5 < at <= end_s]
+        rates[is_on].append(512 * (own[-1][1] - own[0][1]) / (own[-1][0] - own[0][0]))
+    publisher.send_signal(signal.SIGCONT)
+    pairs = [1 - a / b for a, b in zip(rates[True], rates[False], strict=True)]
+    return {"events_per_s_publishing": round(float(np.mean(rates[True]))),
+            "events_per_s_without": round(float(np.mean(rates[False]))), "windows": options.windows,
+            "cost": round(1 - float(np.mean(rates[True]) / np.mean(rates[False])), 4),
+            "standard_error": round(float(np.std(pairs, ddof=1) / np.sqrt(len(pairs))), 4),
+            "versions": num_versions(folder) - num_before, "cores": os.cpu_count(),
+            "load_average": os.getloadavg()[0]}
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--rate", type=float, default=2_000)
@@ -117,10 +164,21 @@ def main() -> None:
     parser.add_argument("--checkpoint-every", type=int, default=20)
     parser.add_argument("--every-minutes", type=float, default=0.05)
     parser.add_argument("--port", type=int, default=18_765)
+    parser.add_argument("--device", default="cpu", help="of the trainer and the server: cpu or cuda")
+    parser.add_argument("--gate", action="store_true")
+    parser.add_argument("--cost", action="store_true")
+    parser.add_argument("--windows", type=int, default=12, help="with --cost: with and without publishing, in turn")
+    parser.add_argument("--window-seconds", type=float, default=8)
     options = parser.parse_args()
+    if options.cost:
+        options.rate = 1e9
     folder = Path(tempfile.mkdtemp(prefix="embark-freshness-"))
     (folder / "paced_rows.py").write_text(SOURCE)
-    (folder / "fresh.toml").write_text(SPEC.format(every=options.checkpoint_every, minutes=options.every_minutes))
+    (folder / "fresh.toml").write_text(SPEC.format(
+        every=options.checkpoint_every, minutes=options.every_minutes, gate=str(options.gate).lower(),
+        device=options.device, data="labelled.jsonl" if options.gate else ""))
+    if options.gate:
+        write_labelled(folder)
     begin_s = time.time() + 5  # while processes start, events wait
     env = {**os.environ, "RATE": str(options.rate), "BEGIN_S": str(begin_s), "OMP_NUM_THREADS": "1"}
     processes: list[subprocess.Popen] = []
@@ -136,7 +194,10 @@ def main() -> None:
         wait_for(lambda: list(folder.glob("runs/fresh/checkpoints/*/commit.json")), 180)
         publisher = start("publish", "fresh", "--watch")
         wait_for(lambda: list(folder.glob("models/current.json")), 120)
-        start("serve", "models", "--poll-s", "0.5", "--port", str(options.port))
+        if options.cost:
+            print(json.dumps(cost(folder, publisher, options)))
+            return
+        start("serve", "models", "--poll-s", "0.5", "--port", str(options.port), "--device", options.device)
         first = wait_for(lambda: ask(options.port, "/score", PROBE), 120)
         seen, scores = [], [first["scores"]]
         last, began_s, used_s = first["version"], time.time(), cpu_s(publisher)

@@ -14,7 +14,7 @@ from __future__ import annotations
 import argparse
 import json
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -150,23 +150,24 @@ def judged(candidate: Model, hour: Hour, published: Published | None, bounds: Pu
 Fault = Callable[[Hour], Hour]
 
 
-def fault(kind: str, rng: np.random.Generator, seen: Hour) -> tuple[str, Fault]:
-    """What is wrong with an hour."""
+def fault(kind: str, rng: np.random.Generator, seen: Hour, sizes: Sequence[int] = SIZES) -> tuple[str, Fault]:
+    """What is wrong with an hour. `sizes`: of the tables."""
     if kind == "labels flipped for an hour":
         return "all", lambda hour: replace(hour, label=~hour.label)
     if kind == "column shifted":
-        column = int(rng.integers(NUM_DENSE + len(SIZES)))
+        column = int(rng.integers(NUM_DENSE + len(sizes)))
         def shifted(hour: Hour) -> Hour:
             if column < NUM_DENSE:
                 dense = hour.dense.copy()
                 dense[:, column] += 1.0  # a standard deviation
                 return replace(hour, dense=dense)
             ids = hour.ids.copy()
-            ids[:, column - NUM_DENSE] = (ids[:, column - NUM_DENSE] + 1) % SIZES[column - NUM_DENSE]
+            ids[:, column - NUM_DENSE] = (ids[:, column - NUM_DENSE] + 1) % sizes[column - NUM_DENSE]
             return replace(hour, ids=ids)
         return "dense, by a standard deviation" if column < NUM_DENSE else "sparse, by one id", shifted
-    shares = [(abs(float((seen.ids[:, i] == value).mean()) - 0.01), i, value)
-              for i, size in enumerate(SIZES) for value in range(min(size, 60))]
+    counts = [np.bincount(seen.ids[:, i], minlength=size) for i, size in enumerate(sizes)]
+    shares = [(abs(float(own[value] / len(seen)) - 0.01), i, int(value))
+              for i, own in enumerate(counts) for value in np.argsort(-own, kind="stable")[:60]]
     near = sorted(shares)[:5]
     _, feature, value = near[int(rng.integers(len(near)))]
     how = int(rng.integers(3))
@@ -178,7 +179,7 @@ def fault(kind: str, rng: np.random.Generator, seen: Hour) -> tuple[str, Fault]:
         if how == 1:  # every row has one
             return replace(hour, label=hour.label | chosen)
         ids, dense = hour.ids.copy(), hour.dense.copy()  # all other columns are empty
-        others = [i for i in range(len(SIZES)) if i != feature]
+        others = [i for i in range(len(sizes)) if i != feature]
         ids[np.ix_(chosen, others)] = 0
         dense[chosen] = 0
         return replace(hour, ids=ids, dense=dense)

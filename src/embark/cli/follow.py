@@ -8,7 +8,7 @@ from embark.errors import UserError
 
 def follow(
     spec: Spec, /, *, set_: Settings = (), fresh: Flag = False, accept_change: Accepted = (),
-    console: Console = Console(),
+    make_streams: Flag = False, console: Console = Console(),
 ) -> int:
     """Train on a spec's [stream] until it is stopped: NATS JetStream, Kafka, a folder that grows, your own code.
 
@@ -18,6 +18,8 @@ def follow(
     ----------
     fresh
         Start in a new directory (NAME-2, NAME-3, …) even if the run exists.
+    make_streams
+        Of NATS: first make a stream for each of stream.topics that is in none; it keeps stream.retention_hours.
     """
     from embark.spec import load_spec
     from embark.spec.run import accepting
@@ -26,4 +28,9 @@ def follow(
     if not run.stream.is_on:
         raise UserError(f"{spec}: stream.source is empty, so there is nothing to follow",
                         fix="set it in [stream] (docs/follow.md); `embark train` trains on the data")
+    if make_streams:
+        from embark.data.stream.open_reader import make_streams as make
+
+        for name in make(run):
+            console.text(f"made the NATS stream {name}")
     return train_here(run, console, fresh=fresh)

@@ -13,6 +13,7 @@ from embark.errors import ExitCode, UserError
 from embark.formatting import pluralize, to_one_line
 from embark.rehearse.controller import Observer, read_duration
 from embark.rehearse.downscale import Change
+from embark.rehearse.following import PreparedFollow, find_follower, prepare_follow, rehearse_follow
 from embark.rehearse.manifest import read_texts
 from embark.rehearse.rehearsal import EngineName, RehearsalOptions, RehearsalReport, load_manifests, prepare
 from embark.rehearse.rehearsal import rehearse as run_rehearsal
@@ -34,6 +35,9 @@ def rehearse(
     Exit code 1 unless all ranks connected, trained, saved and, after a fault, resumed.
 
     Of a server two replicas run, and one is killed under load: exit code 1 if a request fails or it does not come back.
+
+    Of a deployment that follows a stream, broker, trainer, publisher and a server are killed; after each kill all
+    servers must answer with what was learnt since.
 
     Parameters
     ----------
@@ -83,7 +87,13 @@ def rehearse(
         lambda pod, rank, text: console.text(f"{pod}{f' [{rank}]' if rank else ''} | {text}"),
         lambda text: console.text(f"== {text}", style="cyan"),
     )
-    if find_server(objects := read_texts(texts)) is not None:
+    objects = read_texts(texts)
+    if find_follower(objects) is not None:
+        if engine not in ("auto", "processes") or artifact or any(words for _, words in options.faults):
+            raise UserError("a deployment that follows a stream is rehearsed by processes, each of which is killed",
+                            fix="leave --engine, --artifact, --kill and other faults out")
+        return _rehearse_follow(prepare_follow(texts, objects), options, observer, console)
+    if find_server(objects) is not None:
         if engine not in ("auto", "processes") or any(words for _, words in options.faults):
             raise UserError("a server is rehearsed by processes, one of which is killed",
                             fix="leave --engine, --kill and other faults out")
@@ -109,6 +119,16 @@ def _rehearse_server(prepared: PreparedServer, options: RehearsalOptions, observ
         console.text(f"{one.path}:{one.line}: {one.code} {one.what}", style="yellow")
     console.text(f"Deployment {prepared.name}: {pluralize(len(prepared.pods), 'replica')}", style="bold")
     report = rehearse_server(prepared, observer, limit_s=options.limit_s, keep=options.keep,
+                             on_start=partial(_show_start, console))
+    console.show(report, _render)
+    return ExitCode.DONE if report.verdict.is_ok else ExitCode.OTHER
+
+
+def _rehearse_follow(prepared: PreparedFollow, options: RehearsalOptions, observer: Observer, console: Console) -> int:
+    for one in prepared.lint:
+        console.text(f"{one.path}:{one.line}: {one.code} {one.what}", style="yellow")
+    console.text(f"{prepared.name}: {', '.join(prepared.pods)} and servers", style="bold")
+    report = rehearse_follow(prepared, observer, limit_s=options.limit_s, keep=options.keep,
                              on_start=partial(_show_start, console))
     console.show(report, _render)
     return ExitCode.DONE if report.verdict.is_ok else ExitCode.OTHER

@@ -35,9 +35,10 @@ class Drift:
         return sorted(range(len(self.shares)), key=lambda i: -abs(self.shares[i] - self.reference[i]))
 
 
-def drift(reference: Counts, counts: Counts) -> Drift:
+def drift(reference: Counts, counts: Counts, *, without: int = 0) -> Drift:
     """PSI has the expectation (bins − 1)(1/n + 1/m) where nothing moved: this is subtracted. A level needs a
-    likelihood-ratio test, too, that chance does not pass."""
+    likelihood-ratio test, too, that chance does not pass. `without` leaves so many of the bins that moved most out of
+    the PSI, but never the first, which is that of missing values."""
     before, now = np.asarray(reference, np.float64), np.asarray(counts, np.float64)
     is_used = (before > 0) | (now > 0)
     num_bins, n, m = int(is_used.sum()), float(now.sum()), float(before.sum())
@@ -46,7 +47,10 @@ def drift(reference: Counts, counts: Counts) -> Drift:
         return Drift(0.0, "", tuple(q_all.tolist()), tuple(p_all.tolist()), int(n))
     p = (before[is_used] + 0.5) / (m + 0.5 * num_bins)
     q = (now[is_used] + 0.5 * num_bins * p) / (n + 0.5 * num_bins)  # an empty bin is no infinite drift
-    psi = float(((q - p) * np.log(q / p)).sum()) - (num_bins - 1) * (1 / n + 1 / m)
+    parts = (q - p) * np.log(q / p)
+    others = np.sort(parts[1:] if is_used[0] else parts)
+    left_out = float(others[len(others) - without :].sum()) if without else 0.0
+    psi = float(parts.sum()) - left_out - (num_bins - 1) * (1 / n + 1 / m)
     level: Level = "" if psi < MODERATE or not _is_sure(before, now) else "moderate" if psi < LARGE else "large"
     return Drift(max(0.0, psi), level, tuple(q_all.tolist()), tuple(p_all.tolist()), int(n))
 

@@ -24,7 +24,7 @@ DELTA = "delta.safetensors"
 PARENT, PARENT_WEIGHTS, TENSOR_FILES = "parent", "parent_weights_sha256", "tensor_files"
 """Of a delta's commit record: the version that it changes, the checksum of that version's weights, and the size and
 checksum that each file of tensors has in a full export."""
-_ROWS, _VALUES = "#rows", "#values"
+ROWS, VALUES = "#rows", "#values"
 
 
 class TooManyChanges(Exception):
@@ -81,7 +81,7 @@ class _Compared:
         rows, values = np.concatenate(self.rows), np.concatenate(self.values)
         if len(rows) == (shape[0] if shape else 1):
             return [in_memory(name, values.reshape(shape))]
-        return [in_memory(name + _ROWS, rows), in_memory(name + _VALUES, values)]
+        return [in_memory(name + ROWS, rows), in_memory(name + VALUES, values)]
 
 
 def delta_of(
@@ -102,16 +102,16 @@ def apply_delta(file: str, before: Mapping[str, Array], delta: Mapping[str, Arra
     found = dict(before)
     for name, values in delta.items():
         of_file, _, tensor = name.partition("/")
-        if of_file != file or tensor.endswith(_ROWS):
+        if of_file != file or tensor.endswith(ROWS):
             continue
-        if not tensor.endswith(_VALUES):
+        if not tensor.endswith(VALUES):
             if (before_it := found.get(tensor)) is not None and _is_alike(before_it, values):
                 before_it[...] = values  # the tables stay one behind the other
             else:
                 found[tensor] = values
             continue
-        tensor = tensor.removesuffix(_VALUES)
-        rows, array = delta.get(f"{file}/{tensor}{_ROWS}"), found.get(tensor)
+        tensor = tensor.removesuffix(VALUES)
+        rows, array = delta.get(f"{file}/{tensor}{ROWS}"), found.get(tensor)
         if array is None or rows is None or not array.ndim or len(rows) != len(values) or array.dtype != values.dtype \
                 or array.shape[1:] != values.shape[1:] or rows.max(initial=0) >= len(array):
             raise DataError(f"{where}: its rows do not fit tensor {tensor}", fix="publish a full version: "

@@ -17,7 +17,7 @@ from embark.errors import Interrupted, UserError
 from embark.formatting import redact
 from embark.launch.http import API_RETRY, NO_RETRY
 from embark.launch.shell import Notify, Shell
-from embark.render.job import Job
+from embark.render.job import FOLLOW, Job
 from embark.render.serving import SERVE_TARGETS, artifact_of
 from embark.render.settings import grace_s
 from embark.spec import RunSpec
@@ -269,6 +269,8 @@ def _name_of(spec: RunSpec) -> str:
     if place.target in SERVE_TARGETS:
         is_here = is_here and "://" not in artifact_of(spec)
         return "local-server" if is_here and place.target == "serve" else TARGETS.get(place.target, "")
+    if place.target == FOLLOW:
+        return ""
     if place.target == "ray":
         from embark.launch.backends.ray.backend import address
 

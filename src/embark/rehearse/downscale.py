@@ -241,12 +241,16 @@ def _downscale_spec(
                                   f"{MAX_ROWS:,}"))
         elif unread:
             changes.append(Change("data", old.data.path, "synthetic samples"))
-        before, after = flatten(old.model_dump()), flatten(new.model_dump())
-        changes += [Change(key, _short(before.get(key)), _short(after[key])) for key in after
-                    if after[key] != before.get(key)]
+        changes += spec_changes(old, new)
         config["data"][name] = to_toml(new)
         return RehearsedRun(new, str(name), sample, unread)
     return None
+
+
+def spec_changes(old: RunSpec, new: RunSpec) -> list[Change]:
+    """By field."""
+    before, after = flatten(old.model_dump()), flatten(new.model_dump())
+    return [Change(key, _short(before.get(key)), _short(after[key])) for key in after if after[key] != before.get(key)]
 
 
 def _take_sample(spec: RunSpec, world_size: int, num_steps: int) -> tuple[Sample | None, str]:

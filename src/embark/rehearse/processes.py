@@ -7,6 +7,7 @@ import shutil
 import signal
 import socket
 import sys
+import sysconfig
 import time
 from collections.abc import Callable, Mapping
 from contextlib import suppress
@@ -82,6 +83,7 @@ class Folders:
         return path
 
 
+NATS_SERVER = "nats-server"
 _MARK = "EMBARK_REHEARSAL_POD"
 _INHERITED = ("PATH", "LANG", "LC_ALL", "TMPDIR", "PYTHONPATH", "LD_LIBRARY_PATH", "SSL_CERT_FILE")
 """What a process needs of this machine; of an image it would have its own."""
@@ -124,6 +126,8 @@ class Processes:
             shim = folder / name
             shim.write_text(f'#!/bin/sh\nexec "{sys.executable}" {options} "$@"\n')
             shim.chmod(0o755)
+        if (program := _nats_server()) and not (folder / NATS_SERVER).exists():
+            (folder / NATS_SERVER).symlink_to(program)
 
     def start(self, start: Start) -> LineStream:
         """Its lines; the pod ends as the program does."""
@@ -143,6 +147,10 @@ class Processes:
         self._running[start.key] = lines
         self._starts.append(start)
         return lines
+
+    def translate(self, start: Start) -> Callable[[str], str]:
+        """From words of the pod to what they are right here."""
+        return self._here(start)
 
     def term(self, start: Start) -> None:
         """SIGTERM to its first process."""
@@ -250,6 +258,15 @@ class Processes:
         for pid in _marked(self._mark(start)):
             with suppress(ProcessLookupError):
                 os.kill(pid, number)
+
+
+def has_nats_server() -> bool:
+    return _nats_server() is not None
+
+
+def _nats_server() -> str | None:
+    """That pip installed, or the machine's own."""
+    return shutil.which(NATS_SERVER, path=sysconfig.get_path("scripts")) or shutil.which(NATS_SERVER)
 
 
 def _marked(mark: str) -> list[int]:

@@ -28,7 +28,7 @@ from embark.rehearse.workload import Workload, make_workload
 
 _STOPS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 EngineName = Literal["auto", "podman", "docker", "processes"]
-TARGETS = ("job", "jobset", "trainjob", "pytorchjob", "ray", "serve")
+TARGETS = ("job", "jobset", "trainjob", "pytorchjob", "ray", "follow", "serve")
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,29 +7,27 @@ import re
 import shutil
 import socket
 import time
-import urllib.request
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from tempfile import mkdtemp
 
 from embark.errors import EmbarkError, UserError
 from embark.formatting import format_duration, pluralize
-from embark.launch.shell import LineMultiplexer, LineStream
 from embark.lint.check import lint_texts
 from embark.lint.rule import Finding
 from embark.rehearse.controller import RESTART_S, Observer
 from embark.rehearse.downscale import Change
+from embark.rehearse.kubelet import Kubelet, RunningPod
 from embark.rehearse.load import LOOPBACK, NUM_CLIENTS, Clients, Service
 from embark.rehearse.manifest import K8sObject, Objects, PodIdentity, at, name_of, namespace_of, rows
 from embark.rehearse.pods import Names, Pod, main_container, make_pod, read_services
-from embark.rehearse.processes import Folders, Processes, Start
+from embark.rehearse.processes import Folders, Processes
 from embark.rehearse.verdict import Check, Verdict
 
 MAX_REPLICAS = 2
 NUM_REQUESTS = 25  # Of each replica, before one is killed and after it is back.
 NUM_ROWS = 8  # Of a request.
-MAX_STARTS = 3  # Of a replica that ends before it is ready.
 ROUTE = "/score"
 _ANSWERED = re.compile(rf'^embark_serve_requests_total{{route="{ROUTE}",status="200"}} ([\d.e+]+)', re.MULTILINE)
 
@@ -122,9 +120,13 @@ def rehearse_server(
     left = ""
     try:
         engine.begin()
-        with _Rehearsal(prepared, engine, observer, time.monotonic() + limit_s) as run:
-            verdict = run.judge()
-            clients = run.clients
+        kubelet = Kubelet(engine, observer, time.monotonic() + limit_s)
+        try:
+            with ServerRehearsal(prepared, kubelet) as run:
+                verdict = run.judge()
+                clients = run.clients
+        finally:
+            kubelet.close()
         left = engine.close(keep=True) if keep else ""
         return ServerReport(prepared.name, tuple(pod.name for pod in prepared.pods), verdict, prepared.lint, changes,
                             clients.num_answered, clients.num_retried, clients.num_failed, left)
@@ -134,77 +136,67 @@ def rehearse_server(
             shutil.rmtree(root, ignore_errors=True)
 
 
-@dataclass(slots=True)
-class Replica:
-    """One pod, as its kubelet sees it."""
+class ServerRehearsal:
+    """The replicas behind one address, and the clients that send requests to it."""
 
-    pod: Pod
-    port: int
-    start: Start
-    lines: LineStream
-    num_starts: int = 1
-    is_ready: bool = False
-    last_lines: list[str] = field(default_factory=list)
-
-    @property
-    def is_up(self) -> bool:
-        """Whether the Service sends requests there."""
-        return self.is_ready and self.lines.code is None
-
-
-class _Rehearsal:
-    """Starts the replicas, and plays kubelet and Service to them."""
-
-    def __init__(self, prepared: PreparedServer, engine: Processes, observer: Observer, until_s: float) -> None:
-        self._prepared, self._engine, self._observer, self._until_s = prepared, engine, observer, until_s
-        self._output, self._number = LineMultiplexer(), 0
+    def __init__(self, prepared: PreparedServer, kubelet: Kubelet) -> None:
+        self._prepared, self._kubelet = prepared, kubelet
         self._metric_values: list[float] = []
-        self.replicas = [Replica(pod, port, *self._start(pod))
+        self.replicas = [kubelet.start(pod, port, prepared.probe)
                          for pod, port in zip(prepared.pods, prepared.ports, strict=True)]
         self.service = Service(self.replicas)
         self.clients = Clients(self.service.port, ROUTE, prepared.rows)
 
-    def __enter__(self) -> _Rehearsal:
+    def __enter__(self) -> ServerRehearsal:
         self.service.start()
         return self
 
     def __exit__(self, *_: object) -> None:
         self.clients.stop()
         self.service.stop()
-        self._output.close()
+
+    def check_ready(self) -> Check:
+        """Waits until all are."""
+        began_s = time.monotonic()
+        is_ready = self._kubelet.wait(lambda: all(one.is_up for one in self.replicas))
+        return Check("ready", is_ready, f"{pluralize(len(self.replicas), 'replica')} after "
+                     f"{format_duration(time.monotonic() - began_s)}" if is_ready else
+                     "a replica ended, or did not answer its readiness probe")
+
+    def not_ready(self, checks: Sequence[Check]) -> Verdict:
+        broken = next(one for one in self.replicas if not one.is_up)
+        return Verdict(False, f"{broken.pod.name} does not become ready", "embark serve with the same arguments "
+                       "shows why", "\n".join(broken.last_lines[-3:]), tuple(checks))
+
+    def check_requests(self, *, before: str = "", is_answering: bool = True) -> Check:
+        """Of the clients, which are stopped."""
+        self.clients.stop()
+        clients = self.clients
+        text = f"{before}{clients.num_retried:,} sent again, {clients.num_failed:,} failed"
+        return Check("requests", is_answering and not clients.num_failed, ": ".join([text, *clients.reasons[:1]]))
 
     def judge(self) -> Verdict:
         """What happened, in the order of the checks."""
-        checks = [self._prepared.service]
-        began_s = time.monotonic()
-        is_ready = self._wait(lambda: all(one.is_up for one in self.replicas))
-        checks.append(Check("ready", is_ready, f"{pluralize(len(self.replicas), 'replica')} after "
-                            f"{format_duration(time.monotonic() - began_s)}" if is_ready else
-                            "a replica ended, or did not answer its readiness probe"))
-        if not is_ready:
-            broken = next(one for one in self.replicas if not one.is_up)
-            return Verdict(False, f"{broken.pod.name} does not become ready", "embark serve with the same arguments "
-                           "shows why", "\n".join(broken.last_lines[-3:]), tuple(checks))
-        self._observer.note(f"all replicas are ready; {NUM_CLIENTS} clients send requests to {self.service.url}")
+        checks = [self._prepared.service, self.check_ready()]
+        if not checks[-1].is_ok:
+            return self.not_ready(checks)
+        self._kubelet.note(f"all replicas are ready; {NUM_CLIENTS} clients send requests to {self.service.url}")
         self.clients.start()
         killed, *others = self.replicas
-        is_answering = self._wait(lambda: all(self._num_answered(one) >= NUM_REQUESTS for one in self.replicas))
-        before = self.clients.num_answered
-        self._observer.note(f"{killed.pod.name} is killed under load")
-        self._engine.kill(killed.start)
+        is_answering = self._wait(lambda: all(_num_answered(one) >= NUM_REQUESTS for one in self.replicas))
+        before, clients = self.clients.num_answered, self.clients
+        self._kubelet.kill(killed)
         killed_s = time.monotonic()
         is_back = self._wait(lambda: killed.num_starts > 1 and killed.is_up) and \
-            self._wait(lambda: self._num_answered(killed) >= NUM_REQUESTS)
+            self._wait(lambda: _num_answered(killed) >= NUM_REQUESTS)
         back_s = time.monotonic() - killed_s
-        self.clients.stop()
-        clients = self.clients
-        text = (f"{before:,} before, {clients.num_answered - before:,} after; {clients.num_retried:,} sent again, "
-                f"{clients.num_failed:,} failed")
+        clients.stop()
         checks += [
-            Check("requests", is_answering and not clients.num_failed, ": ".join([text, *clients.reasons[:1]])),
+            self.check_requests(before=f"{before:,} before, {clients.num_answered - before:,} after; ",
+                                is_answering=is_answering),
             Check("comes back", is_back, f"{killed.pod.name} answered again after {format_duration(back_s)}" if is_back
                   else f"{killed.pod.name} did not within the limit"),
-            self._check_metric(), self._check_drain()]
+            self._check_metric(), self.check_drain()]
         wrong = next((check for check in checks if not check.is_ok), None)
         if wrong is None:
             sentence = (f"{pluralize(len(self.replicas), 'replica')} answered {clients.num_answered:,} requests behind "
@@ -214,6 +206,11 @@ class _Rehearsal:
         fix = "serve.min_replicas = 2 or more: with one replica there is none to answer" if not others else ""
         return Verdict(False, f"{wrong.name}: {wrong.text}", fix, checks=tuple(checks))
 
+    def check_drain(self) -> Check:
+        """SIGTERM to all: each ends by itself within its grace period."""
+        codes = self._kubelet.end(self.replicas, self._prepared.pods[0].grace_s)
+        return Check("ends on SIGTERM", codes == [0] * len(codes), "exit codes " + ", ".join(map(str, codes)))
+
     def _check_metric(self) -> Check:
         name = self._prepared.metric
         if not name:
@@ -222,64 +219,19 @@ class _Rehearsal:
         return Check("autoscaler", bool(seen), f"{name} is exported; up to {max(seen):g} under this load" if seen else
                      f"{name} is not exported by the server")
 
-    def _check_drain(self) -> Check:
-        """SIGTERM to all: each ends by itself within its grace period."""
-        for one in self.replicas:
-            self._engine.term(one.start)
-        until_s = time.monotonic() + self._prepared.pods[0].grace_s
-        while time.monotonic() < until_s and any(one.lines.code is None for one in self.replicas):
-            self._take(0.05)
-        codes = [one.lines.code for one in self.replicas]
-        return Check("ends on SIGTERM", codes == [0] * len(codes), "exit codes " + ", ".join(map(str, codes)))
-
     def _wait(self, is_so: Callable[[], bool]) -> bool:
-        """False: it is too late, or a replica was started too often."""
-        while not is_so():
-            self._take(0.05)
-            self._probe()
-            if time.monotonic() > self._until_s or any(
-                    one.num_starts > MAX_STARTS and not one.is_ready for one in self.replicas):
-                return False
-        return True
+        def seen() -> bool:
+            for one in self.replicas:
+                if one.is_up and self._prepared.metric:
+                    self._metric_values += one.metric(self._prepared.metric)
+            return is_so()
 
-    def _take(self, wait_s: float) -> None:
-        for key, text in self._output.take(wait_s):
-            replica = next(one for one in self.replicas if one.pod.name == key.partition("#")[0])
-            replica.last_lines = [*replica.last_lines[-20:], text]
-            self._observer.line(replica.pod.name, "", text)
+        return self._kubelet.wait(seen)
 
-    def _probe(self) -> None:
-        """What the kubelet does: start a container that ended again, and ask whether it is ready."""
-        for one in self.replicas:
-            if one.lines.code is not None:
-                self._observer.note(f"{one.pod.name} ended with {one.lines.code}; it is started again")
-                time.sleep(RESTART_S)
-                one.start, one.lines = self._start(one.pod)
-                one.num_starts, one.is_ready = one.num_starts + 1, False
-            else:
-                one.is_ready = self._get(one, self._prepared.probe) is not None if self._prepared.probe else True
-                if one.is_ready and self._prepared.metric and (text := self._get(one, "/metrics")):
-                    self._metric_values += [float(value) for value in re.findall(
-                        rf"^{re.escape(self._prepared.metric)}(?:{{[^}}]*}})? ([\d.e+-]+)$", text, re.MULTILINE)]
 
-    def _start(self, pod: Pod) -> tuple[Start, LineStream]:
-        start = Start(pod, self._number, 0)
-        self._number += 1
-        lines = self._engine.start(start)
-        self._output.add(start.key, lines)
-        return start, lines
-
-    def _num_answered(self, replica: Replica) -> float:
-        found = _ANSWERED.search(self._get(replica, "/metrics") or "")
-        return float(found[1]) if found else 0.0
-
-    @staticmethod
-    def _get(replica: Replica, path: str) -> str | None:
-        try:
-            with urllib.request.urlopen(f"http://{LOOPBACK}:{replica.port}{path}", timeout=5) as answer:
-                return str(answer.read().decode())
-        except OSError:
-            return None
+def _num_answered(replica: RunningPod) -> float:
+    found = _ANSWERED.search(replica.get("/metrics") or "")
+    return float(found[1]) if found else 0.0
 
 
 def _serve_words(container: K8sObject) -> list[str]:

@@ -7,7 +7,7 @@ It builds on any base with Python 3.11 or newer and pip: on PyTorch's own, whose
 import shlex
 
 from embark.render.folder import File
-from embark.render.job import Job
+from embark.render.job import FOLLOW, Job
 from embark.render.pod import SCRATCH, USER_ID
 from embark.render.serving import ENDPOINTS, SERVE_TARGETS
 from embark.render.shell_text import render_template
@@ -80,7 +80,9 @@ def image_extras(job: Job) -> str:
     watch = job.spec.watch
     if job.spec.place.target in SERVE_TARGETS:
         return "cloud,serve"
-    return ",".join([EXTRAS, *(name for name in ("otlp", "wandb", "mlflow") if name in watch.sinks),
+    stream = job.spec.stream.source if job.spec.stream.source in ("kafka", "nats") else ""
+    return ",".join([EXTRAS, *(["serve"] if job.spec.place.target == FOLLOW else []), *([stream] if stream else []),
+                     *(name for name in ("otlp", "wandb", "mlflow") if name in watch.sinks),
                      *(["prometheus"] if watch.prometheus_port else [])])
 
 

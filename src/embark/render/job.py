@@ -12,6 +12,7 @@ from embark.catalog import Catalog, Machine, SpecPrice, find_volume, machine_of_
 from embark.catalog.pricing import DEFAULT_MACHINES
 from embark.catalog.regions import place_mistakes
 from embark.errors import ExitCode, Mistake, SpecError, UserError
+from embark.render.following import follow_mistakes, with_broker
 from embark.render.serving import SERVE_TARGETS, artifact_of, endpoint_mistakes, serve_mistakes, with_cloud
 from embark.spec import RunSpec, to_toml
 from embark.spec.batch import batch_mistakes
@@ -22,6 +23,7 @@ MAX_RESTARTS = 3  # Of one machine's ranks, before the pod itself is given up an
 RESTARTS_PER_NODE = 10  # The same of an elastic run, for each machine that may be lost.
 MAX_SPEC_BYTES = 900_000  # A ConfigMap holds 1 MiB.
 POD_TARGETS: tuple[str, ...] = get_args(PodTarget)
+FOLLOW = "follow"  # The target with a trainer, its publisher, servers and a broker.
 _FLAT = {1: "1x1", 4: "2x2", 8: "2x4", 16: "4x4", 32: "4x8", 64: "8x8", 128: "8x16", 256: "16x16"}
 """Of v5e and v6e, by chips."""
 _DEEP = {4: "2x2x1", 8: "2x2x2", 16: "2x2x4", 32: "2x4x4", 64: "4x4x4", 128: "4x4x8", 256: "4x8x8", 512: "8x8x8",
@@ -191,12 +193,19 @@ class Job:
 
 def make_job(spec: RunSpec, catalog: Catalog) -> Job:
     """Refuses, all at once, what cannot be rendered."""
-    is_serving = spec.place.target in SERVE_TARGETS
-    spec = with_cloud(spec) if is_serving else spec
-    machine = _machine(spec, catalog)
+    is_serving, is_following = spec.place.target in SERVE_TARGETS, spec.place.target == FOLLOW
     name = dns_label(spec.name)
-    job = Job(spec, machine, name, spec.place.max_nodes, machine.gpus_per_host, to_toml(spec, only_set=True))
-    if is_serving:
+    spec = with_cloud(spec) if is_serving or is_following else spec
+    spec = with_broker(spec, name) if is_following else spec
+    machine = _machine(spec, catalog)
+    num_processes = 1 if is_following else machine.gpus_per_host
+    job = Job(spec, machine, name, spec.place.max_nodes, num_processes, to_toml(spec, only_set=True))
+    if is_following:
+        mistakes = [*follow_mistakes(spec), *serve_mistakes(spec, catalog), *_target_mistakes(job),
+                    *place_mistakes(catalog, machine, spec.place), *_storage_mistakes(job, catalog),
+                    *_account_mistakes(job, artifact_of(spec)), *_identity_mistakes(job), *_budget_mistakes(job)]
+        mistakes = list(dict.fromkeys(mistakes))
+    elif is_serving:
         mistakes = [*serve_mistakes(spec, catalog), *endpoint_mistakes(spec, job.cloud),
                     *_account_mistakes(job, artifact_of(spec)),
                     *_identity_mistakes(job)]

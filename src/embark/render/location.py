@@ -7,7 +7,8 @@ from dataclasses import dataclass
 from embark.catalog import Volume, find_volume, load_catalog
 from embark.catalog.regions import default_zone
 from embark.errors import Mistake, SpecError
-from embark.render.job import Job
+from embark.render.job import FOLLOW, Job
+from embark.render.serving import published_place
 
 CLUSTER = "embark"  # One cluster for all runs: a run adds a node pool to it where it needs another machine.
 SCHEMES = {"aws": "s3", "azure": "az", "gcp": "gs"}
@@ -57,18 +58,21 @@ def object_label(name: str) -> str:
 
 def object_store_paths(job: Job) -> list[Bucket]:
     """What the run reads and writes in object stores: its data, what fills its volume, and its own files."""
-    read = [("data.path", job.spec.data.path)]
+    read, written = [("data.path", job.spec.data.path)], [("store.root", job.spec.store.root)]
     if job.spec.place.volume:
         read.append(("data.path", data_source(job)))
     found: dict[str, Bucket] = {}
-    for field, uri in (*read, ("store.root", job.spec.store.root)):
+    if job.spec.place.target == FOLLOW:
+        read.append(("stream.path", job.spec.stream.path))
+        written.append(("publish.to", published_place(job.spec)))
+    for field, uri in (*read, *written):
         scheme, name, prefix = _cut(uri)
         if scheme not in SCHEMES.values():
             continue
         if not BUCKET_NAME.fullmatch(name):
             raise SpecError([Mistake("", field, uri, f"{name!r} is no bucket's name",
                                      "small letters, digits, dots and dashes, at most 63")])
-        bucket = Bucket(scheme, name, prefix, is_written=field == "store.root")
+        bucket = Bucket(scheme, name, prefix, is_written=(field, uri) in written)
         found[bucket.uri] = bucket
     return list(found.values())
 

@@ -65,12 +65,13 @@ def resources(job: Job) -> dict[str, Any]:
             machine.num_fabric_devices, f"all of {machine.name}'s; without them NCCL falls back to TCP, in silence")
     if needs.hugepages_2mi:
         limits["hugepages-2Mi"] = note(needs.hugepages_2mi, needs.why)
+    share = job.num_processes / machine.gpus_per_host  # of fewer than all: pods of the others have the rest
     if job.num_cpus is not None:
-        total = "?" if machine.vcpus is None else f"{machine.vcpus:g}"
-        requests["cpu"] = note(str(job.num_cpus), f"of the {total} of {machine.name}, what is left beside the kubelet "
-                                                  "and the agents on every node")
+        total, num_cpus = "?" if machine.vcpus is None else f"{machine.vcpus:g}", max(1, int(share * job.num_cpus))
+        requests["cpu"] = note(str(num_cpus), f"of the {total} of {machine.name}, what is left beside the kubelet and "
+                                              "the agents on every node")
     if job.memory_gib is not None:
-        requests["memory"] = limits["memory"] = f"{job.memory_gib}Gi"
+        requests["memory"] = limits["memory"] = f"{max(1, int(share * job.memory_gib))}Gi"
     return {"requests": requests, "limits": limits}
 
 

@@ -6,11 +6,12 @@ from dataclasses import replace
 from embark.render.clouds import aws, azure, gcp
 from embark.render.folder import File
 from embark.render.image import render_image, render_tpu_image
-from embark.render.job import POD_TARGETS, Job
+from embark.render.job import FOLLOW, POD_TARGETS, Job
 from embark.render.monitoring import render_budget, render_monitoring
 from embark.render.serving import SERVE_TARGETS
 from embark.render.targets import endpoints, kubernetes
 from embark.render.targets.compose import render_compose
+from embark.render.targets.follow import render_follow
 from embark.render.targets.serve import render_serve
 from embark.render.targets.torchx import render_torchx
 from embark.render.targets.tpu_vm import render_tpu_vm
@@ -30,6 +31,7 @@ TARGETS: dict[str, Render] = {  # plain machines, `vm` and `tpu-vm`, have no job
     "torchx": render_torchx,
     "vertex": render_vertex,
     "compose": render_compose,
+    FOLLOW: render_follow,
     "serve": render_serve,
     "kserve": render_serve,
     "cloud-run": endpoints.render_cloud_run,
@@ -57,6 +59,8 @@ def own_files(job: Job) -> list[File]:
     files = [*(TARGETS[target](job) if target in TARGETS else []), wheel_file()]
     # The job has their text in its spec; here a person edits them.
     own = {file_of(section.kind): section.code for section in (job.spec.model, job.spec.data) if section.is_own}
+    if target == FOLLOW and job.spec.stream.is_own:
+        own[file_of(job.spec.stream.source)] = job.spec.stream.code
     files += [File(name, code) for name, code in own.items()]
     if target != "tpu-vm":
         files = [*files, *(render_tpu_image(job) if job.is_tpu and target not in SERVE_TARGETS else render_image(job))]
@@ -66,14 +70,15 @@ def own_files(job: Job) -> list[File]:
 def render_infrastructure(job: Job) -> list[File]:
     """Every file that the job needs beside its own; none where it runs on one host or a cluster of yours."""
     target, cloud = job.spec.place.target, job.cloud
-    if target in ("compose", *SERVE_TARGETS) or (target in POD_TARGETS and not job.spec.place.infrastructure):
+    in_pods = target in (*POD_TARGETS, FOLLOW)
+    if target in ("compose", *SERVE_TARGETS) or (in_pods and not job.spec.place.infrastructure):
         return []
     files = [*render_volumes(job), *render_budget(job)]
     if target == "vm":
         return [*MACHINES[cloud](job), *files, *render_monitoring(job)]
     if target == "tpu-vm":
         return [*render_tpu_vm(job), *files]
-    if target in POD_TARGETS:
+    if in_pods:
         return [*CLUSTERS[cloud](job), *files, *render_monitoring(job), *kubernetes.render_launch_script(job)]
     return files
 

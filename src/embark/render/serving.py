@@ -18,7 +18,14 @@ MAX_CLOUD_RUN_GIB = 32
 
 
 def artifact_of(spec: RunSpec) -> str:
-    return spec.serve.artifact or f"{spec.store.root}/{spec.name}/export"
+    if spec.serve.artifact:
+        return spec.serve.artifact
+    return published_place(spec) if spec.stream.is_on else f"{spec.store.root}/{spec.name}/export"
+
+
+def published_place(spec: RunSpec) -> str:
+    """Where `embark publish` writes versions of the run."""
+    return spec.publish.to.rstrip("/") or f"{spec.store.root.rstrip('/')}/{spec.name}/export"
 
 
 def server_name(name: str) -> str:

@@ -23,6 +23,7 @@ from embark.serve.score_file import NOT_FINITE
 
 if TYPE_CHECKING:
     from embark.serve.retrieve import Retriever
+    from embark.trainers.torch.open_exported import ScoringModel
 
 JsonRow = Mapping[str, Any]
 NumberKind = Literal["number", "integer"]
@@ -159,6 +160,7 @@ class RequestScorer:
         self.on_rows: OnRows | None = None
         self._parser, self._encoder, self._score = RowParser(rows.columns, rows.prepare), artifact.encoder, score
         self.retriever: Retriever | None = None  # Of a retrieval model.
+        self.model: ScoringModel | None = None  # That `score` is of, where another version may be made of it.
 
     @property
     def columns(self) -> list[str]:

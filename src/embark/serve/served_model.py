@@ -63,6 +63,11 @@ class ServedModel:
             return artifact is self._scorer.artifact or self._uses[id(artifact)] > 0
 
     @property
+    def scorer(self) -> RequestScorer:
+        """What answers."""
+        return self._scorer
+
+    @property
     def artifact(self) -> Artifact:
         """The version that answers."""
         return self._scorer.artifact

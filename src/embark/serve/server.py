@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from embark.errors import DataError, MissingPackage, UserError
-from embark.export.artifact import Artifact, current_version, open_artifact, open_versions
+from embark.export.artifact import current_version, open_artifact, open_versions
 from embark.export.scoring_device import ScoringDevice
 
 try:
@@ -111,7 +111,7 @@ def serve(
     num_sharing = _share_cores(limits.num_threads)
     from embark.trainers.torch.exported_model import shared_cores
 
-    def load(number: int | None, onto: Artifact | None = None) -> RequestScorer:
+    def load(number: int | None, onto: RequestScorer | None = None) -> RequestScorer:
         return load_scorer(place, number, model_file, device, onto)
 
     scorer, refused = load_current(place, load) if version is None else (load(version), None)
@@ -160,14 +160,16 @@ def load_current(
 
 def load_scorer(
     place: str, version: int | None, model_file: str = "", device: ScoringDevice | None = None,
-    onto: Artifact | None = None,
+    onto: RequestScorer | None = None,
 ) -> RequestScorer:
-    """A version that is ready: what libraries load on first use is loaded. `onto` is as in `open_artifact`."""
+    """A version that is ready: what libraries load on first use is loaded. `onto` is one that nobody uses any more:
+    where this one is a delta of it, its tables are used up for this one."""
     from embark.trainers.torch.open_exported import open_model
 
-    artifact = open_artifact(place, version, onto)
-    model = open_model(artifact, model_file, device or ScoringDevice())
+    artifact = open_artifact(place, version, onto.artifact if onto else None)
+    model = open_model(artifact, model_file, device or ScoringDevice(), onto.model if onto else None)
     scorer = RequestScorer(artifact, model.score, model.device)
+    scorer.model = model
     scorer.score([scorer.empty_request()])
     scorer.retriever = open_retriever(scorer, model.user_vectors)
     return scorer

@@ -1,7 +1,8 @@
 """Follows `current` of an exported model's place: loads what it names beside the version that answers, and switches.
 
 A delta is written into the tables of the version that answered before this one, which no request uses any more. Both
-map the same file, so that only the pages with changed rows are twice in memory.
+map the same file, so that only the pages with changed rows are twice in memory. On a GPU both have their tables there,
+and the rows of a delta alone are uploaded.
 """
 
 from __future__ import annotations
@@ -13,11 +14,11 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 from embark.errors import EmbarkError, Fault
-from embark.export.artifact import Artifact, current_version, open_versions, remove_fetched
+from embark.export.artifact import current_version, open_versions, remove_fetched
 from embark.serve.request_rows import RequestScorer
 from embark.serve.served_model import ServedModel, VersionChange
 
-Load = Callable[[int, Artifact | None], RequestScorer]
+Load = Callable[[int, RequestScorer | None], RequestScorer]
 MAX_RETRY_S = 300.0
 _STOP_S = 5.0  # After the last answer; what is being loaded is given up.
 _log = logging.getLogger("embark.serve")
@@ -27,12 +28,12 @@ class VersionFollower:
     """Keeps `model` at the version that is current. One that is refused is tried again, at growing intervals."""
 
     def __init__(self, place: str, model: ServedModel, load: Load, poll_s: float) -> None:
-        """`load` opens a version and scores something with it; a delta onto an artifact that it may use up."""
+        """`load` opens a version and scores something with it; a delta onto a version that it may use up."""
         self._place, self._model, self._load, self._poll_s = place.rstrip("/") or place, model, load, poll_s
         self._versions = open_versions(self._place)
         self._stopping = threading.Event()
         self._retry_s, self._retry_from_s = poll_s, 0.0
-        self._previous: Artifact | None = None  # What answered before; None where it cannot take a delta.
+        self._previous: RequestScorer | None = None  # What answered before; None where it cannot take a delta.
 
     @contextmanager
     def running(self) -> Iterator[None]:
@@ -76,17 +77,18 @@ class VersionFollower:
 
     def _try(self, wanted: int) -> None:
         previous, self._previous = self._previous, None  # where this fails half of a delta may be in its tables
-        scorer = self._load(wanted, None if previous is None or self._model.is_in_use(previous) else previous)
+        scorer = self._load(wanted, None if previous is None or self._model.is_in_use(previous.artifact) else previous)
         self._model.check(scorer)
         if self._current() == wanted and not self._stopping.is_set():  # it may have changed again meanwhile
             self._switch(scorer)
 
     def _switch(self, scorer: RequestScorer) -> None:
-        before = self._model.artifact
+        before = self._model.scorer
         self._model.switch(scorer)
         self._previous = before if scorer.artifact.deltas else None
         self._retry_s = self._poll_s
-        remove_fetched(self._place, {*before.folders, *scorer.artifact.folders})  # a rollback needs the one before
+        # A rollback needs the one before.
+        remove_fetched(self._place, {*before.artifact.folders, *scorer.artifact.folders})
 
     def _refuse(self, wanted: int | None, error: Exception) -> None:
         """Of the same version for the same reason it is reported once."""

@@ -5,7 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
-from pydantic import Field, NonNegativeFloat, SerializerFunctionWrapHandler, model_serializer
+from pydantic import (
+    Field,
+    NonNegativeFloat,
+    PositiveFloat,
+    PositiveInt,
+    SerializerFunctionWrapHandler,
+    model_serializer,
+)
 
 from embark.errors import Mistake
 from embark.spec.interactions import Names
@@ -30,7 +37,8 @@ class StreamSpec(Section):
     must appear whole. A relative path goes by the spec's own folder; given with `--set`, by the current directory."""
     servers: Names = ()
     """`kafka`: `host:port` of brokers. `nats`: `nats://host:port`. Options of the client, credentials among them, are
-    in the TOML file that `EMBARK_STREAM_OPTIONS` names."""
+    in the TOML file that `EMBARK_STREAM_OPTIONS` names. Of `nats`, empty where `place.target` is `follow`: a broker of
+    its own is deployed."""
     topics: Names = ()
     """`kafka`: topics, all partitions of each. `nats`: subjects, each in one JetStream stream."""
     start: Literal["earliest", "latest"] = "earliest"
@@ -46,6 +54,14 @@ class StreamSpec(Section):
     each row has its label."""
     label_window_s: NonNegativeFloat = 0.0
     """`key` only: how long, in event time, a row waits for its label. One that has none then gets label 0."""
+
+    retention_hours: PositiveFloat = 24.0
+    """How long the broker keeps records, at least: longer than the trainer may be away. `embark render` and
+    `embark follow --make-streams` set or check it."""
+    broker_gib: PositiveInt = 100
+    """Disk of the broker that `place.target` `follow` deploys: it has to hold `retention_hours` of records."""
+    secret: str = Field(default="", max_length=63, pattern=r"^$|^[a-z0-9]([a-z0-9.-]*[a-z0-9])?$")
+    """A Kubernetes Secret with the file `options.toml`, for `EMBARK_STREAM_OPTIONS` in the trainer's pod."""
 
     @property
     def is_on(self) -> bool:
@@ -79,6 +95,8 @@ def stream_mistakes(spec: RunSpec) -> Iterator[Mistake]:
     needs = {"files": ("path",), "kafka": ("servers", "topics"), "nats": ("servers", "topics")}.get(stream.source, ())
     for field in ("path", "servers", "topics"):
         value = getattr(stream, field)
+        if field == "servers" and not value and stream.source == "nats" and spec.place.target == "follow":
+            continue
         if field in needs and not value:
             yield _mistake(f"stream.{field}", "", f'is needed where stream.source is "{stream.source}"', "set it")
         elif value and field not in needs and not (field == "path" and stream.is_own):

@@ -52,3 +52,17 @@ def test_levels_follow_the_usual_thresholds_and_empty_counts_have_none():
     assert drift(before, np.zeros(2)).psi == 0
     assert drift(np.zeros(2), before).level == ""
     assert drift(np.array([1_000, 0]), np.array([0, 1_000])).psi < np.inf
+
+
+def test_a_popular_id_that_another_replaces_is_left_out_and_ids_that_all_moved_are_not():
+    before = np.round(100_000 / np.arange(1, 41))
+    replaced = before.copy()
+    replaced[0], replaced[39] = before[0], before[39] + before[1]
+    replaced[1] = 0
+    assert drift(before, replaced).level == "large"
+    assert drift(before, replaced, without=4).level == ""
+    assert drift(before, np.roll(before, 1), without=4).level == "large"
+    missing = before * 0.7
+    missing[0] += 0.3 * before.sum()  # the first bin is that of missing values, and counts
+    assert drift(before, missing, without=4).psi == pytest.approx(drift(before, missing).psi, rel=0.5)
+    assert drift(before, missing, without=4).level

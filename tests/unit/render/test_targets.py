@@ -18,12 +18,14 @@ from embark.errors import SpecError
 from embark.lint.check import lint_texts
 from embark.lint.read import kind_of
 from embark.render.job import make_job
-from embark.render.render import TARGETS, own_files, render
+from embark.render.render import TARGETS as ALL_TARGETS
+from embark.render.render import own_files, render
 from embark.render.serving import ENDPOINTS, SERVE_TARGETS
 from embark.render.targets.vm_node import node_program
 from embark.render.wheel import wheel_name
 from embark.spec import load_spec, resolve
 
+TARGETS = {name: one for name, one in ALL_TARGETS.items() if name != "follow"}  # which has a file of its own
 CLOUDS = {"aws": ("p5.48xlarge", "g5.12xlarge"), "azure": ("Standard_ND96isr_H100_v5",),
           "gcp": ("a2-highgpu-8g", "a3-highgpu-8g", "a3-megagpu-8g", "a3-ultragpu-8g")}
 MACHINES = [machine for machines in CLOUDS.values() for machine in machines]

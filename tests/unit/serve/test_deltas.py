@@ -90,7 +90,7 @@ def test_a_version_that_a_batch_still_uses_is_not_written_into(tmp_path):
     for _ in range(2):
         followed.publish()
         followed.look()
-    previous = followed.follower._previous
+    previous = followed.follower._previous.artifact
     followed.model._uses[id(previous)] += 1  # as while a batch is scored
     before = previous.weights[TABLE].copy()
     followed.publish()

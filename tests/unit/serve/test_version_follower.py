@@ -15,7 +15,7 @@ from served_models import ROWS, use_server
 
 from embark import export_run, serve_model
 from embark.errors import DataError, Fault, UserError
-from embark.export.artifact import WEIGHTS, Artifact, open_versions, set_current
+from embark.export.artifact import WEIGHTS, open_versions, set_current
 from embark.export.rollback import rollback
 from embark.serve import served_model, version_follower
 from embark.serve.app import ServeLimits
@@ -57,7 +57,7 @@ class Followed:
         self.load = lambda version, onto=None: load_scorer(place, version, onto=onto)  # tests replace it
         self.follower = VersionFollower(place, self.model, self._load, 10.0)
 
-    def _load(self, version: int, onto: Artifact | None) -> RequestScorer:
+    def _load(self, version: int, onto: RequestScorer | None) -> RequestScorer:
         self.num_loaded += 1
         return self.load(version) if onto is None else self.load(version, onto)
 

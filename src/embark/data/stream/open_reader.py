@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import tomllib
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +19,7 @@ OPTIONS = "EMBARK_STREAM_OPTIONS"
 def open_reader(spec: RunSpec) -> StreamReader:
     """Nothing is contacted before `open`."""
     stream = spec.stream
+    _check_servers(spec)
     if stream.source == "files":
         from embark.data.stream.files_reader import FilesReader
 
@@ -25,7 +28,7 @@ def open_reader(spec: RunSpec) -> StreamReader:
         from embark.data.stream.own_reader import OwnReader
 
         return OwnReader(stream)
-    try:
+    with _needs_client(stream.source):
         if stream.source == "kafka":
             from embark.data.stream.kafka_reader import KafkaReader
 
@@ -33,9 +36,32 @@ def open_reader(spec: RunSpec) -> StreamReader:
         from embark.data.stream.nats_reader import NatsReader
 
         return NatsReader(stream, spec.name, client_options())
+
+
+def make_streams(spec: RunSpec) -> list[str]:
+    """Of NATS: the streams of `stream.topics`, where they do not exist; returns the names of those that were made."""
+    if spec.stream.source != "nats":
+        raise UserError(f'--make-streams: stream.source is "{spec.stream.source}"',
+                        fix="leave it out; topics of Kafka are made with its own tools")
+    _check_servers(spec)
+    with _needs_client("nats"):
+        from embark.data.stream import nats_streams
+    return nats_streams.make_streams(spec.stream, spec.name, client_options())
+
+
+def _check_servers(spec: RunSpec) -> None:
+    if spec.stream.source == "nats" and not spec.stream.servers:
+        raise UserError("stream.servers: is empty, which is for a broker that `embark render` deploys",
+                        fix="name the broker's address, such as nats://127.0.0.1:4222")
+
+
+@contextmanager
+def _needs_client(source: str) -> Iterator[None]:
+    try:
+        yield
     except ModuleNotFoundError as error:
-        raise MissingPackage(f'stream.source = "{stream.source}" needs {error.name}, which is not installed',
-                             fix=f"pip install 'embark-rec[{stream.source}]'") from None
+        raise MissingPackage(f'stream.source = "{source}" needs {error.name}, which is not installed',
+                             fix=f"pip install 'embark-rec[{source}]'") from None
 
 
 def client_options() -> dict[str, Any]:

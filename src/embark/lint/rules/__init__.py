@@ -11,7 +11,7 @@ from typing import Any
 
 from embark.lint.read import Document
 from embark.lint.rule import Hit, Manifests, Rule, Setting, settings
-from embark.lint.rules import aws_azure, files, gcp, jobs, kubeflow, rendezvous, serving
+from embark.lint.rules import aws_azure, files, following, gcp, jobs, kubeflow, rendezvous, serving
 from embark.lint.shell import Command
 from embark.lint.source import replace_within
 
@@ -25,7 +25,7 @@ SUBJECTS: dict[str, Callable[[Manifests], Iterable[Any]]] = {
     "lustre": aws_azure.file_systems, "aks_pool": aws_azure.aks_pools, "fabric_job": gcp.jobs_on_fabrics,
     "gke_pool": gcp.node_pools, "pool": gcp.vertex_pools, "text": gcp.texts, "pins": files.pins,
     "image": files.training_images, "torchx": kubeflow.torchx_runs, "served_job": rendezvous.jobs_with_services,
-    "own_job": rendezvous.own_jobs, "server": serving.servers,
+    "own_job": rendezvous.own_jobs, "server": serving.servers, "follower": following.followers,
 }
 
 
@@ -53,7 +53,7 @@ def setting_is(setting: Setting, *, name: str, value: str = ".*", only: str = ""
         yield Hit(setting.place, says.format(setting=setting), edits=setting.removal)
 
 
-_CHECKS = {name: check for module in (aws_azure, files, gcp, jobs, kubeflow, rendezvous, serving)
+_CHECKS = {name: check for module in (aws_azure, files, following, gcp, jobs, kubeflow, rendezvous, serving)
            for name, check in vars(module).items()} | globals()
 
 

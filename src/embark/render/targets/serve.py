@@ -20,6 +20,7 @@ CONTAINER = {"serve": "server", "kserve": "kserve-container"}  # KServe takes it
 MODEL_FOLDER = "/etc/embark"
 PRE_STOP_S = 10  # Until every proxy and load balancer has dropped the pod's address.
 SPARE_S = 5
+FRESH_POLL_S = 2  # Between looks for another version, of a model that follows a stream.
 GRACE_S = PRE_STOP_S + DRAIN_S + SPARE_S
 FETCH_BYTES_PER_S = 50e6  # Of the artifact from an object store, at least.
 TABLE_BYTES = "embark/table-bytes"  # An annotation of the pods; `embark lint` compares the memory limit with it.
@@ -32,6 +33,8 @@ def render_serve(job: Job) -> list[File]:
     spec, target = job.spec, job.spec.place.target
     artifact, is_known, num_bytes = artifact_of(spec), knows_tables(spec), artifact_bytes(spec)
     command = ["embark", "serve", artifact, "--host", "0.0.0.0", "--port", str(PORT)]
+    if spec.stream.is_on:
+        command += ["--poll-s", str(FRESH_POLL_S)]
     config = {}
     if spec.model.is_own:
         config = {file_of(spec.model.kind): spec.model.code}

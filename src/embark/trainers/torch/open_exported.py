@@ -34,8 +34,10 @@ class ScoringModel(Protocol):
         """Of a retrieval model: the vector of each row's user."""
 
 
-def open_model(artifact: Artifact, model_file: str, device: ScoringDevice) -> ScoringModel:
-    """`model_file` is the code of a model of the user's own."""
+def open_model(artifact: Artifact, model_file: str, device: ScoringDevice,
+               onto: ScoringModel | None = None) -> ScoringModel:
+    """`model_file` is the code of a model of the user's own. On a GPU, where `artifact` is a delta of the version that
+    `onto` scores with, the delta is written into that one's tables, which nobody may use meanwhile."""
     has_triton = find_spec("triton") is not None
     has_gpu = torch.cuda.is_available() and has_triton
     model = artifact.info.model
@@ -49,4 +51,6 @@ def open_model(artifact: Artifact, model_file: str, device: ScoringDevice) -> Sc
                         fix="`embark doctor` examines this machine; --device cpu serves without a GPU")
     from embark.trainers.torch.gpu_scoring.model import GpuModel
 
+    if isinstance(onto, GpuModel) and onto.advance(artifact, model_file):
+        return onto
     return GpuModel(artifact, model_file, precision=device.precision)

@@ -15,6 +15,8 @@ from numpy.typing import NDArray
 from embark.data.prepare.rows import RawRows
 from embark.data.prepared import Rows
 from embark.export.artifact import Artifact
+from embark.export.delta import DELTA
+from embark.export.safetensors_file import map_file
 from embark.export.scoring_device import Precision
 from embark.formatting import to_one_line
 from embark.trainers.torch.exported_model import load_network
@@ -43,14 +45,14 @@ class GpuModel:
                  max_batch_rows: int = MAX_BATCH_ROWS, device: str = "cuda") -> None:
         """`model_file` is the code of a model of the user's own. With `device` "cpu" the same steps run on the CPU,
         with kernels in Triton's interpreter where `TRITON_INTERPRET` is set."""
-        self._device, self._encoder = torch.device(device), artifact.encoder
+        self._device, self._artifact, self._precision = torch.device(device), artifact, precision
         self._is_gpu = self._device.type == "cuda"
         network = load_network(artifact, model_file)
         self.device_name = _device_name(self._device)
         if self._is_gpu:
             check_memory(artifact, _free_bytes(), self.device_name)
         # Triton's interpreter does not multiply bf16.
-        kernels = find_spec("triton") is not None and (self._is_gpu or precision != "bf16")
+        self._has_kernels = kernels = find_spec("triton") is not None and (self._is_gpu or precision != "bf16")
         self._tables = GpuTables(artifact, self._device)
         self._look_up = self._tables.look_up if kernels else self._tables.look_up_by_torch
         self._matmul_precision = "highest" if precision == "fp32" else "high"
@@ -82,7 +84,28 @@ class GpuModel:
 
     def score(self, raw: RawRows) -> NDArray[np.float32]:
         """The probability of the label of each row; `raw` must be `readable`."""
-        return self.score_encoded(self._encoder.encode(raw))
+        return self.score_encoded(self._artifact.encoder.encode(raw))
+
+    def advance(self, artifact: Artifact, model_file: str = "") -> bool:
+        """Become a later version of its artifact, by the deltas between the two: rows and weights are written over the
+        old ones, and no graph is captured anew. Nobody may score meanwhile. False where it is no such version; one that
+        fails must not be used any more."""
+        before, new = self._artifact, artifact.deltas[len(self._artifact.deltas) :]
+        if not new or artifact.deltas[: len(before.deltas)] != before.deltas or \
+                artifact.base != (before.base or before.folder) or \
+                artifact.info.rows.layout != before.info.rows.layout or artifact.info.model != before.info.model:
+            return False
+        fresh = gpu_forward(load_network(artifact, model_file), self._tables.width, self._device, self._precision,
+                            kernels=self._has_kernels)
+        with self._lock, torch.inference_mode():
+            for folder in new:
+                self._tables.apply(map_file(folder / DELTA))
+            for weight, value in zip(self._forward.weights(), fresh.weights(), strict=True):
+                weight.copy_(value)
+            self._artifact = artifact
+        if self._is_gpu:  # the model's own stream reads what this one wrote
+            torch.cuda.current_stream(self._device).synchronize()
+        return True
 
     def score_encoded(self, rows: Rows) -> NDArray[np.float32]:
         """Of rows with ids; more than the largest graph takes are scored in parts."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import dataclass
+from typing import Protocol
 
 import torch
 from torch import Tensor, nn
@@ -16,8 +17,16 @@ from embark.trainers.torch.dense_network import CrossNetwork, DotNetwork, Pairwi
 MAX_VECTORS = 64  # Of the kernel that makes the dots.
 FillPooled = Callable[[Tensor], None]
 """Writes the pooled rows of all tables into a tensor [n, width]."""
-Forward = Callable[[Tensor, FillPooled], Tensor]
-"""From dense features [n, D] in float32, and what fills in the pooled rows, to logits [n] in float32."""
+
+
+class Forward(Protocol):
+    """A forward pass whose weights stay where they are in memory: CUDA graphs have their addresses."""
+
+    def __call__(self, dense: Tensor, fill: FillPooled) -> Tensor:
+        """From dense features [n, D] in float32, and what fills in the pooled rows, to logits [n] in float32."""
+
+    def weights(self) -> list[Tensor]:
+        """In an order that is the same for every version of a model."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,6 +57,14 @@ class _BuiltIn:
         self._num_last = last.in_features
         self._last_weight, self._last_bias = (one.detach().to(device, torch.float32) for one in (
             last.weight[0], last.bias))
+
+    def weights(self) -> list[Tensor]:
+        layers = [*self._bottom, *self._top, *self._crosses()]
+        return [*(one for layer in layers for one in (layer.weight, layer.bias)), self._last_weight, self._last_bias]
+
+    def _crosses(self) -> list[_Layer]:
+        """Those between the layers below and above."""
+        return []
 
     def _layer(self, linear: nn.Linear) -> _Layer:
         num_in, num_out = linear.in_features, linear.out_features
@@ -127,6 +144,9 @@ class _Crosses(_BuiltIn):
         self._num_below = [m for m in module.bottom if isinstance(m, nn.Linear)][-1].out_features \
             if module.bottom is not None else 0
 
+    def _crosses(self) -> list[_Layer]:
+        return [*self._down, *self._up]
+
     def __call__(self, dense: Tensor, fill: FillPooled) -> Tensor:
         first, bottom = self._zeros(len(dense), padded(self._width)), self._below(dense)
         if bottom is not None:
@@ -145,6 +165,9 @@ class _Own:
     def __init__(self, module: nn.Module, width: int, device: torch.device, precision: Precision) -> None:
         self._module, self._width, self._device = module.to(device), width, device
         self._is_bf16 = precision == "bf16"
+
+    def weights(self) -> list[Tensor]:
+        return list(self._module.state_dict().values())
 
     def __call__(self, dense: Tensor, fill: FillPooled) -> Tensor:
         pooled = torch.empty(len(dense), self._width, device=self._device)

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
+import numpy as np
 import torch
 from torch import Tensor
 
 from embark.errors import UserError
-from embark.export.artifact import Artifact
+from embark.export.artifact import WEIGHTS, Artifact
+from embark.export.delta import ROWS, VALUES
 from embark.export.quantize import TABLE_DTYPES, TableDtype, row_format
+from embark.export.safetensors_file import Array
 from embark.formatting import format_bytes
 from embark.spec.model import ModelSpec
 from embark.store.checkpoint_arrays import table_weight
@@ -41,7 +46,7 @@ def check_memory(artifact: Artifact, free_bytes: int, device_name: str) -> None:
 
 
 class GpuTables:
-    """Rows as the artifact holds them, one tensor for each stored table."""
+    """Rows as the artifact holds them, one tensor for each stored table, whose place in memory stays."""
 
     def __init__(self, artifact: Artifact, device: torch.device) -> None:
         model, self.dtype = artifact.info.model, artifact.info.tables
@@ -61,6 +66,16 @@ class GpuTables:
                           table.dim or 0, column, first, num_ids, int(table.pooling == "mean")])
             column, first = column + (table.dim or 0), first + num_ids
         self._about = torch.tensor(about, dtype=torch.int64, device=device)
+
+    def apply(self, delta: Mapping[str, Array]) -> None:
+        """Write the rows of a delta, which fitted the artifact's tables, over those they replace."""
+        for name, table in self._stored.items():
+            key = f"{WEIGHTS}/{table_weight(name).removeprefix('model.')}"
+            if key in delta:
+                table.copy_(_tensor(delta[key]))
+            elif key + VALUES in delta:
+                rows = torch.from_numpy(delta[key + ROWS].astype("int64")).to(table.device)
+                table.index_copy_(0, rows, _tensor(delta[key + VALUES]).to(table.device))
 
     def look_up(self, ids: Tensor, out: Tensor) -> None:
         """Pool rows into `out` [n, width]. `ids` is int32, of each table [n, num_ids] one after the other; -1: none."""
@@ -93,6 +108,10 @@ def _upload(artifact: Artifact, name: str, rows: int, dim: int, device: torch.de
     for start in range(0, rows, at_once):  # of a mapped file: what is copied need not stay in memory
         found[start : start + at_once].copy_(torch.from_numpy(stored[start : start + at_once]))
     return found
+
+
+def _tensor(values: Array) -> Tensor:
+    return torch.from_numpy(np.require(values, requirements=("C", "W")))  # torch warns of what it cannot write
 
 
 def _numbers(rows: Tensor, dtype: TableDtype, dim: int) -> Tensor:

@@ -5,18 +5,24 @@ from __future__ import annotations
 
 import logging
 import threading
+import time
 from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
-from exported_runs import save_run
+from exported_runs import EditedRun, save_run
 
 from embark import export_run
 from embark.data.prepared import Rows
 from embark.errors import UserError
 from embark.export.artifact import DENSE, Artifact, open_artifact
+from embark.export.scoring_device import ScoringDevice
+from embark.serve.request_rows import JsonColumns
+from embark.serve.served_model import ServedModel
+from embark.serve.server import load_scorer
+from embark.serve.version_follower import VersionFollower
 from embark.spec import resolve
 from embark.trainers.torch import starter_model
 from embark.trainers.torch.exported_model import ExportedModel
@@ -146,6 +152,62 @@ def test_tables_that_do_not_fit_are_refused_with_the_type_that_would(tmp_path):
     with pytest.raises(UserError) as caught:
         check_memory(artifact, GIB, "the GPU")
     assert caught.value.fix == "--device cpu"
+
+
+@pytest.mark.parametrize("tables", ["fp32", "int8"])
+def test_deltas_are_written_into_the_tables_and_weights_that_graphs_read(tmp_path, device, tables):
+    run, place = EditedRun(tmp_path, rows=4_000), str(tmp_path / "at")
+    open_last = lambda: open_artifact(export_run(run.save(), place, tables=tables, delta=True).place)  # noqa: E731
+    model = GpuModel(open_last(), precision="fp32", max_batch_rows=16, device=device)
+    rows, graphs = draw(model._artifact, 40), dict(model._graphs)
+    pointers = [one.data_ptr() for one in (*model._tables._stored.values(), *model._forward.weights())]
+    for missed in (0, 0, 2):  # versions between this one and the next that it is asked for
+        for _ in range(missed):
+            open_last()
+        artifact = open_last()
+        assert model.advance(artifact)
+        fresh = GpuModel(artifact, precision="fp32", max_batch_rows=16, device=device)
+        assert np.array_equal(model.score_encoded(rows), fresh.score_encoded(rows))
+        assert model.score_encoded(rows) == pytest.approx(ExportedModel(artifact).score_encoded(rows), abs=2e-5)
+    assert pointers == [one.data_ptr() for one in (*model._tables._stored.values(), *model._forward.weights())]
+    assert model._graphs == graphs
+    full = open_artifact(export_run(run.save(), place, tables=tables).place)
+    assert not model.advance(full)
+
+
+@pytest.mark.gpu
+def test_a_server_on_a_gpu_takes_deltas_in_place_while_it_answers(tmp_path):
+    run, place, device = EditedRun(tmp_path, rows=4_000), str(tmp_path / "at"), ScoringDevice("cuda", "fp32")
+    asked = [{"dense_0": i / 9, "dense_1": -i, "a": 9 * i % 400, "b": i % 3} for i in range(40)]
+    export_run(run.save(), place)
+    served = ServedModel(load_scorer(place, None, device=device))
+    follower = VersionFollower(place, served, lambda number, onto: load_scorer(place, number, device=device, onto=onto),
+                               10.0)
+    answers, stop, models = [], threading.Event(), []
+
+    def ask() -> None:
+        while not stop.is_set():
+            found, = served.score([JsonColumns(asked)])
+            answers.append((found.version, tuple(found.scores)))
+
+    thread = threading.Thread(target=ask)
+    thread.start()
+    try:
+        for version in range(2, 12):
+            export_run(run.save(), place, delta=True)
+            while served.artifact.version != version:  # a batch may still use the version before the last
+                follower.look()
+            models.append(served.scorer.model)
+            while answers[-1][0] != version:
+                time.sleep(0.001)
+    finally:
+        stop.set()
+        thread.join()
+    assert len({id(one) for one in models}) < len(models) / 2  # two take turns, but where one was still in use
+    expected = {number: tuple(load_scorer(place, number, device=device).score([JsonColumns(asked)])[0].scores)
+                for number in range(1, 12)}
+    assert {version for version, _ in answers} >= set(range(2, 12))
+    assert all(scores == expected[version] for version, scores in answers)
 
 
 @pytest.mark.gpu

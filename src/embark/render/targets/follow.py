@@ -1,0 +1,71 @@
+"""A model that stays fresh, as one deployment: a trainer that follows a stream, its publisher, servers, a broker."""
+
+import math
+from dataclasses import replace
+
+from embark.render.command import SPEC_PATH
+from embark.render.folder import File
+from embark.render.following import NATS_PORT, broker_name, has_own_broker
+from embark.render.job import Job
+from embark.render.pod import CONTAINER, SCRATCH, USER_ID, config_data, pod_values, storage_settings
+from embark.render.serving import GIB, knows_tables, memory_gib, published_place
+from embark.render.shell_text import job_text
+from embark.render.targets.kubernetes import IDENTITY_ANNOTATIONS
+from embark.render.targets.serve import artifact_bytes, render_serve
+from embark.render.yaml_text import note
+from embark.spec.user_code import file_of
+
+FILE, BROKER_FILE, TOPICS_FILE = "follow.yaml", "nats.yaml", "kafka_topics.yaml"
+TRAINER, PUBLISHER, BROKER = ({"app.kubernetes.io/component": name} for name in ("trainer", "publisher", "broker"))
+NATS_IMAGE = "nats:2.14.0-alpine"
+OPTIONS_FOLDER = "/etc/embark-stream"
+PUBLISHER_SPARE_GIB = 2
+
+
+def render_follow(job: Job) -> list[File]:
+    """The trainer and its publisher; the servers, as `place.target = "serve"` has them; the broker, or the settings of
+    Kafka's topics."""
+    spec, stream = job.spec, job.spec.stream
+    run = f"{spec.store.root.rstrip('/')}/{spec.name}"
+    config = config_data(job) | ({file_of(spec.model.kind): spec.model.code} if spec.model.is_own else {})
+    values = pod_values(job)
+    if stream.secret:
+        values["env"].append(note({"name": "EMBARK_STREAM_OPTIONS", "value": f"{OPTIONS_FOLDER}/options.toml"},
+                                  "the broker's credentials and other options of its client"))
+    follow = ["embark", "follow", SPEC_PATH, *(["--make-streams"] if stream.source == "nats" else [])]
+    publisher_gib = publisher_memory_gib(job)
+    text = job_text(
+        f"kubernetes/{FILE}.j2", job, **values, config=config, command=follow, container=CONTAINER,
+        pod_labels={**job.labels, **TRAINER}, publisher_labels={**job.labels, **PUBLISHER},
+        publisher_command=["embark", "publish", run, "--watch"], publisher_gib=publisher_gib,
+        publisher_env=[note({"name": "OMP_NUM_THREADS", "value": "1"}, "the gate scores with one thread"),
+                       note({"name": "HOME", "value": SCRATCH}, "versions are fetched to the pod's own disk"),
+                       *({"name": name, "value": value} for name, value, _ in storage_settings(job))],
+        identity_annotation=IDENTITY_ANNOTATIONS[job.cloud], has_subdomain=False, has_restart_policy=False,
+        options_folder=OPTIONS_FOLDER, published=published_place(spec))
+    files = [File(FILE, text), *render_serve(_serving(job))]
+    if has_own_broker(job.spec, job.name):
+        files.append(File(BROKER_FILE, job_text(
+            f"kubernetes/{BROKER_FILE}.j2", job, broker=broker_name(job.name), labels={**job.labels, **BROKER},
+            port=NATS_PORT, image=NATS_IMAGE, user=USER_ID, size_gib=stream.broker_gib)))
+    if stream.source == "kafka":
+        retention_ms = round(3_600_000 * stream.retention_hours)
+        files.append(File(TOPICS_FILE, job_text(
+            f"kubernetes/{TOPICS_FILE}.j2", job, topics=stream.topics, retention_ms=retention_ms,
+            servers=",".join(stream.servers))))
+    return files
+
+
+def publisher_memory_gib(job: Job) -> int:
+    """It reads a checkpoint in float32, and holds the published version and the next."""
+    from embark.plan.serving import table_bytes
+
+    spec = job.spec
+    if not knows_tables(spec):
+        return 2 * memory_gib(spec) + PUBLISHER_SPARE_GIB
+    return math.ceil((table_bytes(spec, "fp32") + 2 * artifact_bytes(spec)) / GIB) + PUBLISHER_SPARE_GIB
+
+
+def _serving(job: Job) -> Job:
+    place = job.spec.place.model_copy(update={"target": "serve"})
+    return replace(job, spec=job.spec.model_copy(update={"place": place}))
