@@ -36,8 +36,7 @@ def rehearse(
 
     Of a server two replicas run, and one is killed under load: exit code 1 if a request fails or it does not come back.
 
-    Of a deployment that follows a stream, broker, trainer, publisher and a server are killed; after each kill all
-    servers must answer with what was learnt since.
+    Of one that follows a stream each part is killed; then servers must answer with what was learnt since.
 
     Parameters
     ----------
