@@ -28,13 +28,15 @@ import time
 import urllib.request
 from collections import Counter
 from collections.abc import Sequence
+from contextlib import closing
 from dataclasses import dataclass, replace
-from http.client import HTTPConnection
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import psutil
+import uvloop
 from numpy.typing import NDArray
 
 from embark.export.artifact import open_artifact
@@ -42,9 +44,10 @@ from embark.export.artifact import open_artifact
 NUM_REQUESTS = 64  # Different ones, sent in turn.
 CLIENTS = (2, 4)
 NUM_IDLE = 10_000
+NUM_WINDOWS = 5  # Of an overload.
 
 
-@dataclass(frozen=True)
+@dataclass
 class Server:
     """A process that answers at a port."""
 
@@ -68,12 +71,40 @@ class Server:
             one.terminate()
         psutil.wait_procs(processes, 60)
 
-    def head(self, number: int) -> bytes:
-        """A whole request, as it is sent."""
-        body, headers = self.requests[number % len(self.requests)]
-        lines = {"Host": "x", "Content-Length": str(len(body)), **headers}
-        return f"POST {self.path} HTTP/1.1\r\n".encode() + b"".join(
-            f"{key}: {value}\r\n".encode() for key, value in lines.items()) + b"\r\n" + body
+    @cached_property
+    def messages(self) -> list[bytes]:
+        """Whole requests, as they are sent."""
+        found = []
+        for body, headers in self.requests:
+            lines = {"Host": "x", "Content-Length": str(len(body)), **headers}
+            found.append(f"POST {self.path} HTTP/1.1\r\n".encode() + b"".join(
+                f"{key}: {value}\r\n".encode() for key, value in lines.items()) + b"\r\n" + body)
+        return found
+
+
+class Connection:
+    """A client that takes as little of the cores as it can, since the server has the same ones."""
+
+    def __init__(self, port: int) -> None:
+        self._socket = socket.create_connection(("127.0.0.1", port), timeout=60)
+        self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        self.close = self._socket.close
+
+    def call(self, message: bytes) -> tuple[int, bytes]:
+        """The status of the answer, and all of it."""
+        self._socket.sendall(message)
+        answer = self._receive()
+        while (end := answer.find(b"\r\n\r\n")) < 0:
+            answer += self._receive()
+        length = end + 4 + int(answer[:end].lower().partition(b"content-length:")[2].partition(b"\r")[0])
+        while len(answer) < length:
+            answer += self._receive()
+        return int(answer[9:12]), answer
+
+    def _receive(self) -> bytes:
+        if not (piece := self._socket.recv(1 << 16)):
+            raise ConnectionError("the server closed the connection")
+        return piece
 
 
 def peer_app(artifact: str) -> Any:
@@ -82,7 +113,7 @@ def peer_app(artifact: str) -> Any:
     import torch
     from fastapi import FastAPI, Request, Response
 
-    from embark.trainers.torch.exported_model import ExportedModel, _speed_up, load_network
+    from embark.trainers.torch.exported_model import ExportedModel, load_network, speed_up
 
     opened = open_artifact(artifact)
     model, layout = ExportedModel(opened), opened.info.rows.layout
@@ -90,7 +121,7 @@ def peer_app(artifact: str) -> Any:
                        for feature, (_, look_up) in zip(layout.features, model._lookups, strict=True)])
     first_rows = torch.tensor(np.cumsum([0, *(feature.rows for feature in layout.features[:-1])]))
     network, app = load_network(opened, ""), FastAPI()
-    _speed_up(network, is_int8=False)  # the layout of weights in which torch is fastest on this machine
+    speed_up(network, is_int8=False)  # the layout of weights in which torch is fastest on this machine
     bottom, top, num_vectors, dim = network.bottom.network, network.top, network.num_vectors, network.dim
     pairs = network.dots.pair_cells
     num_dense, num_tables, num_shared = len(layout.dense), len(layout.features), len(layout.features) // 2
@@ -177,24 +208,28 @@ async def send(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, reque
     return int(head.split(b" ", 2)[1])
 
 
-async def closed_loop(server: Server, seconds: float, num_rows: int, num_clients: int) -> NDArray[np.float64]:
+def closed_loop(server: Server, seconds: float, num_rows: int, num_clients: int) -> NDArray[np.float64]:
     """Candidates a second, p50, p99 and CPU time of a request, with clients that each wait for their answer."""
     latencies: list[float] = []
-    before, end = server.cpu_ms(), time.perf_counter() + seconds
+    statuses: Counter[int] = Counter()
+    messages, before = server.messages, server.cpu_ms()
+    began = time.perf_counter()
 
-    async def client(first: int) -> None:
-        reader, writer = await asyncio.open_connection("127.0.0.1", server.port)
-        number = first
-        while time.perf_counter() < end:
-            started = time.perf_counter()
-            assert await send(reader, writer, server.head(number)) == 200
-            latencies.append(time.perf_counter() - started)
-            number += num_clients
-        writer.close()
+    def client(number: int) -> None:
+        with closing(Connection(server.port)) as connection:
+            while (started := time.perf_counter()) < began + seconds:
+                statuses[connection.call(messages[number % len(messages)])[0]] += 1
+                latencies.append(time.perf_counter() - started)
+                number += num_clients
 
-    started = time.perf_counter()
-    await asyncio.gather(*(client(number) for number in range(num_clients)))
-    rate = len(latencies) * num_rows / (time.perf_counter() - started)
+    threads = [threading.Thread(target=client, args=(number,)) for number in range(num_clients)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    if statuses.keys() != {200}:
+        raise SystemExit(f"{server.name}: statuses {dict(statuses)}")
+    rate = len(latencies) * num_rows / (time.perf_counter() - began)
     p50, p99 = np.percentile(latencies, [50, 99]) * 1e3
     return np.array([rate, p50, p99, (server.cpu_ms() - before) / len(latencies)])
 
@@ -203,34 +238,38 @@ def compare(servers: Sequence[Server], args: argparse.Namespace, num_rounds: int
     """Medians of rounds in turn; the highest rate of the first server."""
     best = 0.0
     for num_clients in CLIENTS:
-        rounds = [[asyncio.run(closed_loop(server, args.seconds, args.candidates, num_clients)) for server in servers]
+        rounds = [[closed_loop(server, args.seconds, args.candidates, num_clients) for server in servers]
                   for _ in range(num_rounds)]
         for server, (rate, p50, p99, cpu_ms) in zip(servers, np.median(rounds, axis=0), strict=True):
             best = max(best, rate if server is servers[0] else 0)
-            print(f"{server.name}: {num_clients} clients, {rate:,.0f} candidates/s, p50 {p50:.1f} ms, p99 {p99:.1f} "
+            print(f"{server.name}: {num_clients} clients, {rate:,.0f} candidates/s, p50 {p50:.2f} ms, p99 {p99:.2f} "
                   f"ms, {cpu_ms:.2f} ms of the server's CPU a request", flush=True)
     return best
 
 
 async def overload(server: Server, rate: float, seconds: float, num_rows: int) -> None:
-    """Requests at a rate that does not wait for answers: goodput, and the server's memory."""
+    """Requests at a rate that does not wait for answers: goodput by window of `seconds`, and the server's memory."""
     statuses: Counter[int] = Counter()
+    goodput = [0] * NUM_WINDOWS
     free: list[tuple[Any, Any]] = []
     before, most = server.rss_mb(), 0.0
-    started = time.perf_counter()
+    messages, started = server.messages, time.perf_counter()
 
     async def one(number: int) -> None:
         try:
             reader, writer = free.pop() if free else await asyncio.open_connection("127.0.0.1", server.port)
-            status = await send(reader, writer, server.head(number))
-            statuses[status if time.perf_counter() - started <= seconds else 0] += 1
+            status = await send(reader, writer, messages[number % len(messages)])
+            window = int((time.perf_counter() - started) / seconds)
+            statuses[status if window < NUM_WINDOWS else 0] += 1
+            if status == 200 and window < NUM_WINDOWS:
+                goodput[window] += num_rows
             free.append((reader, writer))
         except (OSError, asyncio.IncompleteReadError):
             statuses[-1] += 1
 
     tasks = set()
     number = 0
-    while (now := time.perf_counter() - started) < seconds:
+    while (now := time.perf_counter() - started) < NUM_WINDOWS * seconds:
         while number < now * rate / num_rows:
             task = asyncio.create_task(one(number))
             tasks.add(task)
@@ -239,9 +278,11 @@ async def overload(server: Server, rate: float, seconds: float, num_rows: int) -
         most = max(most, server.rss_mb())
         await asyncio.sleep(0.01)
     await asyncio.gather(*tasks)
-    print(f"{server.name}: sent {number * num_rows / seconds:,.0f} candidates/s, goodput "
-          f"{statuses[200] * num_rows / seconds:,.0f}; 429: {statuses[429]}, 503: {statuses[503]}, answered later: "
-          f"{statuses[0]}, closed: {statuses[-1]}; memory {before:.0f} to {most:.0f} MB")
+    sent = number * num_rows / (NUM_WINDOWS * seconds)
+    print(f"{server.name}: sent {sent:,.0f} candidates/s, goodput in windows of {seconds:g} s "
+          + ", ".join(f"{num / seconds:,.0f}" for num in goodput)
+          + f"; 429: {statuses[429]}, 503: {statuses[503]}, answered later: {statuses[0]}, closed: {statuses[-1]}; "
+            f"memory {before:.0f} to {most:.0f} MB")
 
 
 def loadgen(server: Server, rate: float, seconds: float, num_rows: int, p99_ms: float) -> bool:
@@ -251,14 +292,10 @@ def loadgen(server: Server, rate: float, seconds: float, num_rows: int, p99_ms: 
     waiting: queue.SimpleQueue[Any] = queue.SimpleQueue()
 
     def work() -> None:
-        connection = HTTPConnection("127.0.0.1", server.port)
-        while (sample := waiting.get()) is not None:
-            body, headers = server.requests[sample.index]
-            connection.request("POST", server.path, body, headers)
-            response = connection.getresponse()
-            response.read()
-            assert response.status == 200
-            lg.QuerySamplesComplete([lg.QuerySampleResponse(sample.id, 0, 0)])
+        with closing(Connection(server.port)) as connection:
+            while (sample := waiting.get()) is not None:
+                assert connection.call(server.messages[sample.index])[0] == 200
+                lg.QuerySamplesComplete([lg.QuerySampleResponse(sample.id, 0, 0)])
 
     threads = [threading.Thread(target=work, daemon=True) for _ in range(16)]
     for thread in threads:
@@ -321,7 +358,7 @@ def main() -> None:
                    f"/v2/models/{model}/infer", own[0])
     peers = [start(f"PyTorch and FastAPI, processes: {num}",
                    [*script, "--peer-port", str(18711 + num), "--peer-processes", str(num)], 18711 + num, "/score",
-                   own[1]) for num in (1, os.cpu_count() or 1)]
+                   own[1]) for num in (1, len(os.sched_getaffinity(0)))]
     try:
         num_rounds = args.rounds if args.only in (None, "rates") else 1
         print("half of the columns of one user", flush=True)
@@ -334,7 +371,8 @@ def main() -> None:
                 if loadgen(embark, rate * share, 2 * args.seconds, args.candidates, args.p99_ms):
                     break
         if args.only in (None, "overload"):
-            asyncio.run(overload(embark, 5 * rate, args.seconds, args.candidates))
+            with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+                runner.run(overload(embark, 5 * rate, args.seconds, args.candidates))
         if args.only in (None, "idle"):
             idle_connections(embark)
     finally:

@@ -11,23 +11,24 @@ H200's L2 cache, so that lookups still go to its memory. Requests have uniform i
 from __future__ import annotations
 
 import argparse
-import asyncio
 import importlib.util
 import json
 import re
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 import types
 import urllib.request
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
+from serve import Connection
 
 from embark import __version__, load_spec
 from embark.data.prepare.schema import Schema, SparseColumn
@@ -58,7 +59,7 @@ from embark.trainers.torch.open_exported import ScoringModel, open_model
 NAME = "criteo"
 NUM_REQUESTS = 32  # Different ones, sent in turn.
 TOLERANCE = {"fp32": 1e-4, "tf32": 1e-2, "bf16": 5e-2}
-Send = Callable[[int], Awaitable[int]]  # Sends a request of this number; how many bytes of scores came back.
+Send = Callable[[int], int]  # Sends a request of this number; how many bytes of scores came back.
 
 
 def make_artifact(folder: Path, model: ModelSpec, tables: TableDtype) -> None:
@@ -190,53 +191,52 @@ def make_requests(artifact: Artifact, num_rows: int) -> list[Request]:
     return found
 
 
-async def http_client(address: str, requests: list[Request]) -> Send:
-    host, port = address.removeprefix("http://").rsplit(":", 1)
-    reader, writer = await asyncio.open_connection(host, int(port), limit=1 << 24)
+def http_client(address: str, requests: list[Request]) -> Send:
+    connection = Connection(int(address.rpartition(":")[2]))
 
-    async def send(number: int) -> int:
-        writer.write(requests[number % len(requests)].http)
-        head = (await reader.readuntil(b"\r\n\r\n")).lower()
-        length = int(re.search(rb"\r\ncontent-length: *(\d+)", head)[1])  # type: ignore[index]
-        body = await reader.readexactly(length)
-        if not head.startswith(b"http/1.1 200"):
-            raise SystemExit(f"HTTP: {head[:40]!r} {body[:300]!r}")
-        return length - int(re.search(rb"inference-header-content-length: *(\d+)", head)[1])  # type: ignore[index]
+    def send(number: int) -> int:
+        status, answer = connection.call(requests[number % len(requests)].http)
+        if status != 200:
+            raise SystemExit(f"HTTP: {answer[:300]!r}")
+        head, _, body = answer.partition(b"\r\n\r\n")
+        return len(body) - int(re.search(rb"inference-header-content-length: *(\d+)", head.lower())[1])  # type: ignore[index]
 
     return send
 
 
-async def grpc_client(address: str, requests: list[Request]) -> Send:
+def grpc_client(address: str, requests: list[Request]) -> Send:
     import grpc
 
     from embark.serve.grpc_messages import SERVICE, message_classes
 
     read = message_classes()["ModelInferResponse"].FromString
-    call = grpc.aio.insecure_channel(address).unary_unary(f"/{SERVICE}/ModelInfer")
+    call = grpc.insecure_channel(address).unary_unary(f"/{SERVICE}/ModelInfer")
 
-    async def send(number: int) -> int:
-        answer = read(await call(requests[number % len(requests)].grpc))
-        return len(answer.raw_output_contents[0])
+    def send(number: int) -> int:
+        return len(read(call(requests[number % len(requests)].grpc)).raw_output_contents[0])
 
     return send
 
 
-async def drive(connect: Callable[[], Awaitable[Send]], num_clients: int, num_rows: int, seconds: float) -> \
-        tuple[list[float], float]:
+def drive(connect: Callable[[], Send], num_clients: int, num_rows: int, seconds: float) -> tuple[list[float], float]:
     """Clients that each wait for their answer: how long each answer took, and all of them together."""
-    clients = [await connect() for _ in range(num_clients)]
+    clients = [connect() for _ in range(num_clients)]
     took: list[float] = []
 
-    async def run(send: Send, first: int, end: float, into: list[float]) -> None:
-        number = first
+    def run(send: Send, number: int, end: float, into: list[float]) -> None:
         while (started := time.perf_counter()) < end:
-            assert await send(number) == 4 * num_rows
+            assert send(number) == 4 * num_rows
             into.append(time.perf_counter() - started)
             number += num_clients
 
     for into, length in (([], min(1.0, seconds)), (took, seconds)):  # the first warms up
         started = time.perf_counter()
-        await asyncio.gather(*(run(send, i, started + length, into) for i, send in enumerate(clients)))
+        threads = [threading.Thread(target=run, args=(send, i, started + length, into))
+                   for i, send in enumerate(clients)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
     return took, time.perf_counter() - started
 
 
@@ -264,7 +264,7 @@ def measure_server(place: Path, device: ScoringDevice, requests: list[Request], 
         for road, (connect, route) in roads.items():
             for num_clients in (1, 4, 16):
                 before = server_clock(listening["url"], route)
-                took, all_s = asyncio.run(drive(connect, num_clients, num_rows, seconds))
+                took, all_s = drive(connect, num_clients, num_rows, seconds)
                 after = server_clock(listening["url"], route)
                 counts = {le: after[le] - before.get(le, 0) for le in after}
                 within = {le: counts[le] / max(1, counts[float("inf")]) for le in (0.0005, 0.001, 0.002, 0.005)}

@@ -1,17 +1,24 @@
-"""CPU time of a request to `embark serve` by its rows, columns and arithmetic, and the fit for `embark plan --serve`.
+"""CPU time of a request to `embark serve` by its rows, columns and arithmetic, the fit for `embark plan --serve`, and
+whether the plan holds: requests at the rate that it plans a replica for, and their p99 beside the predicted one.
 
     python bench/serving.py
 
 The server's own CPU time is read (user and system), so that neither the client nor a busy machine counts. It runs with
-OMP_NUM_THREADS=1, as in the pods that `embark render` writes: more threads spin while they wait for work.
+OMP_NUM_THREADS=1, as in the pods that `embark render` writes: more threads spin while they wait for work. Arrivals of
+the last part are Poisson's and do not wait for answers; latency counts from the moment a request is due.
 """
 
 import http.client
 import json
 import os
+import queue
 import random
 import subprocess
 import sys
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -19,7 +26,7 @@ from typing import Any
 import numpy as np
 
 from embark import export_run, train
-from embark.plan.serving import forward_flops, num_cells, num_columns
+from embark.plan.serving import forward_flops, max_utilization, num_cells, num_columns, p99_ms
 from embark.spec import RunSpec, load_spec
 
 SHAPES = {
@@ -30,6 +37,7 @@ SHAPES = {
 COMMON = ["model.rows_per_table=1000", "data.num_train_samples=4096", "data.num_eval_samples=1024",
           "train.batch_size=1024", "train.num_steps=1", "place.device=cpu", "watch.tensorboard=false"]
 ROWS, NUM_REQUESTS, WARM = (1, 16, 128), 200, 20
+TARGETS, LOAD_S, NUM_CLIENTS = (2, 3, 5), 8.0, 32  # Of the p99, in times of a request; seconds at each rate.
 TICKS = os.sysconf("SC_CLK_TCK")
 
 
@@ -50,7 +58,9 @@ def body_of(spec: RunSpec, num_rows: int) -> str:
          **{table.name: draw.randrange(table.rows) for table in spec.model.table_list()}} for _ in range(num_rows)]})
 
 
-def measure(spec: RunSpec, artifact: str) -> list[tuple[int, float]]:
+@contextmanager
+def serving(artifact: str) -> Iterator[tuple[int, int]]:
+    """A server: its port, and its process."""
     server = subprocess.Popen([sys.executable, "-m", "embark", "serve", artifact, "--port", "0", "--json"],
                               stdout=subprocess.PIPE, text=True, env={**os.environ, "OMP_NUM_THREADS": "1"})
     assert server.stdout is not None
@@ -58,43 +68,109 @@ def measure(spec: RunSpec, artifact: str) -> list[tuple[int, float]]:
         url = ""
         while '"url"' not in url:
             url = server.stdout.readline()
-        port = int(url.rpartition(":")[2].strip(' ",\n'))
-        client, found = http.client.HTTPConnection("127.0.0.1", port, timeout=60), []
-        for num_rows in ROWS:
-            body = body_of(spec, num_rows)
-            for number in range(WARM + NUM_REQUESTS):
-                if number == WARM:
-                    before = cpu_s(server.pid)
-                client.request("POST", "/score", body)
-                answer = client.getresponse()
-                assert answer.status == 200, answer.read()
-                answer.read()
-            found.append((num_rows, (cpu_s(server.pid) - before) / NUM_REQUESTS))
-        print(f"memory of the process besides the tables: {anonymous_mb(server.pid):,.0f} MB")
-        return found
+        yield int(url.rpartition(":")[2].strip(' ",\n')), server.pid
     finally:
         server.terminate()
         server.wait(60)
 
 
+def send(client: http.client.HTTPConnection, body: str) -> None:
+    client.request("POST", "/score", body)
+    answer = client.getresponse()
+    assert answer.status == 200, answer.read()
+    answer.read()
+
+
+def measure(spec: RunSpec, artifact: str) -> list[tuple[int, float]]:
+    """Of each number of rows, the server's CPU time of a request."""
+    found = []
+    with serving(artifact) as (port, pid):
+        client = http.client.HTTPConnection("127.0.0.1", port, timeout=60)
+        for num_rows in ROWS:
+            body = body_of(spec, num_rows)
+            for number in range(WARM + NUM_REQUESTS):
+                if number == WARM:
+                    before = cpu_s(pid)
+                send(client, body)
+            found.append((num_rows, (cpu_s(pid) - before) / NUM_REQUESTS))
+        print(f"memory of the process besides the tables: {anonymous_mb(pid):,.0f} MB")
+    return found
+
+
+def latencies_ms(port: int, body: str, qps: float, seconds: float) -> list[float]:
+    """Of requests that arrive at random and do not wait for each other."""
+    due: queue.SimpleQueue[float | None] = queue.SimpleQueue()
+    found: list[float] = []
+
+    def work() -> None:
+        client = http.client.HTTPConnection("127.0.0.1", port, timeout=60)
+        while (arrival := due.get()) is not None:
+            send(client, body)
+            found.append(1e3 * (time.perf_counter() - arrival))
+
+    threads = [threading.Thread(target=work) for _ in range(NUM_CLIENTS)]
+    for thread in threads:
+        thread.start()
+    draw, arrival = random.Random(2), time.perf_counter()
+    end = arrival + seconds
+    while (arrival := arrival + draw.expovariate(qps)) < end:
+        time.sleep(max(0.0, arrival - time.perf_counter()))
+        due.put(arrival)
+    for _ in threads:
+        due.put(None)
+    for thread in threads:
+        thread.join()
+    return found
+
+
 def main() -> None:
     measured: list[tuple[str, int, list[float], float]] = []
     with TemporaryDirectory() as folder:
+        specs: dict[str, RunSpec] = {}
         for title, sets in SHAPES.items():
             name = title.replace(" ", "-").replace(",", "")
-            spec = load_spec("quickstart", [*COMMON, *sets, f"name={name}", f"store.root={folder}"])
+            specs[title] = spec = load_spec("quickstart", [*COMMON, *sets, f"name={name}", f"store.root={folder}"])
             train(spec)
             export_run(f"{folder}/{name}", tables="int8")
             for num_rows, request_s in measure(spec, f"{folder}/{name}/export"):
                 work = [1.0, num_columns(spec), num_rows * num_cells(spec), num_rows * forward_flops(spec)]
                 measured.append((title, num_rows, work, request_s))
-    terms: Any = np.array([work for *_, work, _ in measured])
-    seconds = np.array([one[-1] for one in measured])
-    # Relative errors: a request of one row counts as much as one of 128.
-    fit = np.linalg.lstsq(terms / seconds[:, None], np.ones(len(seconds)), rcond=None)[0]
-    print("a request {:.3g} s, a column {:.3g} s, a cell {:.3g} s, a FLOP {:.3g} s".format(*fit))
-    for title, num_rows, work, request_s in measured:
-        print(f"| {title} | {num_rows} | {request_s * 1e3:.3f} | {float(np.dot(work, fit)) * 1e3:.3f} |")
+        terms: Any = np.array([work for *_, work, _ in measured])
+        seconds = np.array([one[-1] for one in measured])
+        # Relative errors: a request of one row counts as much as one of 128.
+        fit = least_squares(terms / seconds[:, None])
+        print("a request {:.3g} s, a column {:.3g} s, a cell {:.3g} s, a FLOP {:.3g} s".format(*fit))
+        for title, num_rows, work, request_s in measured:
+            print(f"| {title} | {num_rows} | {request_s * 1e3:.3f} | {float(np.dot(work, fit)) * 1e3:.3f} |")
+        for title, num_rows, work, _ in measured:
+            if num_rows == ROWS[-1]:
+                check(specs[title], num_rows, float(np.dot(work, fit)), folder)
+
+
+def least_squares(terms: Any) -> Any:
+    """What makes each sum 1; a term that would be negative is left out."""
+    found, used = np.zeros(terms.shape[1]), list(range(terms.shape[1]))
+    while True:
+        parts = np.linalg.lstsq(terms[:, used], np.ones(len(terms)), rcond=None)[0]
+        if parts.min() >= 0:
+            found[used] = parts
+            return found
+        used.pop(int(parts.argmin()))
+
+
+def check(spec: RunSpec, num_rows: int, request_s: float, folder: str) -> None:
+    """The plan of a replica for answers in so many times a request's own time, and what happens at its rate."""
+    with serving(f"{folder}/{spec.name}/export") as (port, _):
+        body = body_of(spec, num_rows)
+        latencies_ms(port, body, 0.3 / request_s, 2)
+        for times in TARGETS:
+            target_ms = 1e3 * times * request_s
+            utilization = max_utilization(request_s, target_ms / 1e3)
+            qps = utilization / request_s
+            found = latencies_ms(port, body, qps, LOAD_S)
+            p50, p99 = np.percentile(found, [50, 99])
+            print(f"| {spec.name}, {num_rows} rows | {target_ms:.1f} | {qps:.1f} | {len(found) / LOAD_S:.1f} | "
+                  f"{p99_ms(request_s, utilization):.1f} | {p99:.1f} | {p50:.1f} |", flush=True)
 
 
 if __name__ == "__main__":

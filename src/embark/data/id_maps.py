@@ -12,6 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import TypeAdapter, ValidationError
 
+from embark.data.number_rows import NumberRows
 from embark.data.prepare.id_numbering import look_up
 from embark.data.prepare.rows import DenseTransform, Keys, RawRows, dense_transform, hash_ids, transform_dense
 from embark.data.prepare.schema import LabelColumn, Schema, SparseColumn
@@ -115,13 +116,32 @@ class RowEncoder:
 
     def encode(self, raw: RawRows) -> Rows:
         """Only of rows that are `readable`. The dense values of `raw` are changed in place."""
-        transform_dense(raw.dense, self.dense)
-        dense = raw.dense if self.layout.dense_bits == 32 else raw.dense.astype(np.float16).astype(np.float32)
-        ids = tuple(one.ids_of(keys, is_missing) if self.plain_ids is None or one.keys is not None else
-                    keys.view(np.int64) if one.feature.name in self.dynamic else
-                    keys.astype(one.feature.id_dtype)  # readable keys are ids
-                    for one, keys, is_missing in zip(self.maps, raw.keys, raw.is_missing, strict=True))
-        return Rows(raw.label, dense, ids, raw.lengths)
+        ids = tuple(self._ids_of(*column) for column in zip(self.maps, raw.keys, raw.is_missing, strict=True))
+        return Rows(raw.label, self._transformed(raw.dense), ids, raw.lengths)
+
+    def _transformed(self, dense: NDArray[np.float32]) -> NDArray[np.float32]:
+        transform_dense(dense, self.dense)
+        return dense if self.layout.dense_bits == 32 else dense.astype(np.float16).astype(np.float32)
+
+    def _ids_of(self, one: IdMap, keys: Keys, is_missing: NDArray[np.bool_] | None) -> NDArray[Any]:
+        if self.plain_ids is None or one.keys is not None:
+            return one.ids_of(keys, is_missing)
+        # Readable keys are ids.
+        return keys.view(np.int64) if one.feature.name in self.dynamic else keys.astype(one.feature.id_dtype)
+
+    def encode_numbers(self, rows: NumberRows) -> NumberRows:
+        """The same of rows in matrices that `are_readable`."""
+        ids = rows.ids
+        if self.plain_ids is None or any(one.keys is not None for one in self.maps):
+            ids = np.array([self._ids_of(one, keys, None) for one, keys in
+                            zip(self.maps, rows.ids.view(np.uint64), strict=True)], np.int64)
+        return NumberRows(self._transformed(rows.dense), ids, rows.shared)
+
+    def are_readable(self, rows: NumberRows) -> bool:
+        """Whether all rows are `readable`, and no dense value is too large."""
+        if np.isinf(rows.dense).any():
+            return False
+        return self.plain_ids is None or self._are_ids(rows.ids.view(np.uint64), rows.dense)
 
     def rows_of(self, one: IdMap, ids: NDArray[Any]) -> NDArray[Any]:
         """Of the ids that a batch of training data has: they are rows, but for those of dynamic tables."""
@@ -163,10 +183,13 @@ class RowEncoder:
         """Whether each cell of plain columns has its value: of all of them at once, in a tenth of the time."""
         if any(lengths is not None for lengths in raw.lengths) or any(mask is not None for mask in raw.is_missing):
             return False
-        keys = np.array(raw.keys, np.uint64).reshape(len(self.layout.features), len(raw))  # negative ones are large
+        return self._are_ids(np.array(raw.keys, np.uint64).reshape(len(self.layout.features), len(raw)), raw.dense)
+
+    def _are_ids(self, keys: NDArray[np.uint64], dense: NDArray[np.float32]) -> bool:
+        """[F, n]; negative ones are large."""
         num_rows = np.array([2**64 - 1 if feature.name in self.dynamic else feature.rows
                              for feature in self.layout.features], np.uint64)
-        return bool((keys < num_rows[:, None]).all() and not np.isnan(raw.dense).any())
+        return bool((keys < num_rows[:, None]).all() and not np.isnan(dense).any())
 
 
 def by_rising_key(keys: Keys, rows: NDArray[np.int32]) -> tuple[Keys, NDArray[np.int32]]:

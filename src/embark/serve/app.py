@@ -15,6 +15,8 @@ from contextlib import asynccontextmanager, contextmanager, suppress
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
+import numpy as np
+from numpy.typing import NDArray
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
@@ -36,7 +38,6 @@ from embark.serve.infer_protocol import (
     read_score,
     score_response,
 )
-from embark.serve.outputs import Row
 from embark.serve.request_rows import RequestColumns, Scores
 from embark.serve.retrieve import Retrieved, RetrieveRequest, read_retrieve
 from embark.serve.served_model import ServedModel, VersionChange
@@ -58,7 +59,7 @@ class ServeLimits:
     max_request_rows: int = 8_192
     max_buffered_bytes: int = 256 << 20  # Of the bodies of all requests that arrive or wait.
     body_timeout_s: float = 10.0
-    num_threads: int = 1  # That score, each a batch of its own.
+    num_threads: int = 1  # That score, each a batch of its own; 0: the event loop does.
     batch: BatchLimits = field(default_factory=BatchLimits)
 
 
@@ -135,14 +136,14 @@ class ModelServer:
 
     def _routes(self) -> Starlette:
         model = "/v2/models/{name}"
-        routes: list[tuple[str, str, Handler, bool]] = [
+        routes: list[tuple[str, str, Handler, bool]] = [  # Starlette tries them one by one.
+            ("POST", f"{model}/infer", self._infer, True), ("POST", "/score", self._score, True),
             ("GET", "/v2/health/live", self._healthy, False), ("GET", "/v2/health/ready", self._healthy, False),
-            ("GET", "/v2", self._server, True), ("GET", model, self._model, True),
-            ("GET", f"{model}/ready", self._model_ready, True), ("POST", f"{model}/infer", self._infer, True),
-            ("GET", f"{model}/versions/{{version}}", self._model, True),
+            ("GET", "/v2", self._server, True), ("GET", f"{model}/ready", self._model_ready, True),
+            ("GET", model, self._model, True), ("GET", f"{model}/versions/{{version}}", self._model, True),
             ("GET", f"{model}/versions/{{version}}/ready", self._model_ready, True),
             ("POST", f"{model}/versions/{{version}}/infer", self._infer, True),
-            ("POST", "/score", self._score, True), ("POST", "/retrieve", self._retrieve, True),
+            ("POST", "/retrieve", self._retrieve, True),
             ("POST", "/feedback", self._feedback, True),
             ("GET", "/metrics", self._metrics, True),
             ("GET", "/ping", self._healthy, False), ("POST", "/invocations", self._score, True),  # SageMaker's
@@ -375,12 +376,12 @@ def _response(refusal: Refusal) -> Response:
     return JSONResponse({"error": refusal.what}, refusal.status, refusal.headers)
 
 
-def all_scores(found: Scores) -> list[Row]:
+def all_scores(found: Scores) -> NDArray[np.float32]:
     """Of a request by tensors, which have no room for a reason: one row without a score refuses it."""
     if found.errors:
         row, why = found.errors[0]
         raise Refusal(400, f"row {row}: {why}")
-    return [score for score in found.scores if score is not None]
+    return found.values
 
 
 @contextmanager

@@ -28,7 +28,8 @@ class BatchLimits:
 
 class Batcher(Generic[Job, Answer]):
     """Calls `answer` in threads of its own, each with the jobs of one batch; it must answer each. What arrives while
-    all of them are at work they share."""
+    all of them are at work they share. Without threads the event loop calls it: for answers that take less time than
+    it takes to hand them to a thread and back."""
 
     def __init__(self, answer: Callable[[Sequence[Job]], Sequence[Answer]], limits: BatchLimits,
                  num_threads: int = 1) -> None:
@@ -59,17 +60,20 @@ class Batcher(Generic[Job, Answer]):
 
     async def run(self) -> None:
         """Until it is cancelled."""
+        if not self._num_threads:
+            await self._work(None)
         with ThreadPoolExecutor(self._num_threads, thread_name_prefix="embark-score") as threads:
             async with asyncio.TaskGroup() as group:
                 for _ in range(self._num_threads):
                     group.create_task(self._work(threads))
 
-    async def _work(self, threads: ThreadPoolExecutor) -> None:
+    async def _work(self, threads: ThreadPoolExecutor | None) -> None:
         loop = asyncio.get_running_loop()
         while True:
             batch = [one for one in await self._batch() if not one[2].done()]  # a client that left cancelled its own
             try:
-                answers = await loop.run_in_executor(threads, self._answer, [job for job, _, _ in batch])
+                jobs = [job for job, _, _ in batch]
+                answers = await loop.run_in_executor(threads, self._answer, jobs) if threads else self._answer(jobs)
             except Exception as error:
                 answers = []
                 for _, _, waiting in batch:
@@ -78,10 +82,12 @@ class Batcher(Generic[Job, Answer]):
             for (_, _, waiting), answer in zip(batch, answers, strict=False):
                 if not waiting.done():
                     waiting.set_result(answer)
+            if threads is None:
+                await asyncio.sleep(0)  # others get their turn
 
     async def _batch(self) -> list[tuple[Job, int, asyncio.Future[Answer]]]:
         batch, limits = [await self._queue.get()], self._limits
-        share = min(limits.max_batch_rows, -(-self._num_waiting_rows // self._num_threads))
+        share = min(limits.max_batch_rows, -(-self._num_waiting_rows // max(1, self._num_threads)))
         num_rows = batch[0][1]
         while num_rows < share and not self._queue.empty():
             batch.append(self._queue.get_nowait())

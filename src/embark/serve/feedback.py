@@ -15,6 +15,7 @@ from embark.serve.request_rows import Scores
 
 MAX_REQUESTS, MAX_ROWS = 65_536, 1 << 20  # Whose scores are kept for their labels.
 MAX_ID_CHARS = 256
+Kept = Sequence[float | None] | NDArray[np.float64]  # NaN, and in JSON None, of a row without a score.
 _SENT = """send {"id": "…", "labels": [0, 1, null, …]}, or {"version": 1, "scores": […], "labels": […]}"""
 
 
@@ -40,24 +41,24 @@ class Feedback:
     """Keeps the scores of the last requests that have an id, each until its labels come."""
 
     def __init__(self) -> None:
-        self._scores: OrderedDict[str, tuple[int, Sequence[float | None]]] = OrderedDict()
+        self._scores: OrderedDict[str, tuple[int, Kept]] = OrderedDict()
         self._num_rows = 0
         self._sums: dict[int, LabelSums] = {}
         self._lock = threading.Lock()
 
     def keep(self, request_id: str, found: Scores) -> None:
         """For labels that may come."""
-        scores = [one if isinstance(one, float) else None for one in found.scores]  # of one task
-        if len(request_id) > MAX_ID_CHARS or not any(one is not None for one in scores):
+        scores = found.values.astype(np.float64)
+        if len(request_id) > MAX_ID_CHARS or scores.ndim > 1 or np.isnan(scores).all():  # only of one task
             return
         with self._lock:
             self._drop(request_id)
             self._scores[request_id] = found.version, scores
-            self._num_rows += len(found.scores)
+            self._num_rows += len(found)
             while len(self._scores) > MAX_REQUESTS or self._num_rows > MAX_ROWS:
                 self._drop(next(iter(self._scores)))
 
-    def _drop(self, request_id: str) -> tuple[int, Sequence[float | None]] | None:
+    def _drop(self, request_id: str) -> tuple[int, Kept] | None:
         found = self._scores.pop(request_id, None)
         self._num_rows -= len(found[1]) if found else 0
         return found
@@ -72,7 +73,7 @@ class Feedback:
             if type(version) is not int or not 0 < version < 1 << 53 or not isinstance(scores, list) or not all(
                     one is None or (isinstance(one, int | float) and 0 <= one <= 1) for one in scores):
                 raise ValueError(f"'version' is no number, or 'scores' no array of probabilities; {_SENT}")
-            found: tuple[int, Sequence[float | None]] = version, scores
+            found: tuple[int, Kept] = version, scores
         elif isinstance(request_id, str):
             with self._lock:
                 known = self._scores.get(request_id)

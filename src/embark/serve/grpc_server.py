@@ -10,9 +10,10 @@ import pyarrow as pa
 
 from embark.errors import MissingPackage, UserError
 from embark.serve.app import ModelServer, Refusal, all_scores, refused_if_malformed
-from embark.serve.infer_protocol import chosen_outputs
+from embark.serve.infer_protocol import MAX_REMEMBERED, MAX_REMEMBERED_BYTES, chosen_outputs
 from embark.serve.outputs import tensors_of
-from embark.serve.request_rows import TensorColumns
+from embark.serve.raw_tensors import RawLayout, RawTensors
+from embark.serve.request_rows import RequestColumns
 from embark.serve.tensors import BYTES, DTYPES, read_tensor, tensor_columns
 
 try:
@@ -43,6 +44,7 @@ class GrpcServer:
                  certificate: tuple[bytes, bytes] | None = None) -> None:
         """`certificate`: the chain and its private key."""
         self._model, self._messages = model, message_classes()
+        self._layouts: dict[tuple[Any, ...], RawLayout] = {}
         self._server = grpc.aio.server(maximum_concurrent_rpcs=max_requests, options=[
             ("grpc.max_receive_message_length", model.limits.max_body_bytes), ("grpc.so_reuseport", 0),
             ("grpc.max_connection_idle_ms", _IDLE_MS), ("grpc.server_handshake_timeout_ms", _HANDSHAKE_MS)])
@@ -132,13 +134,25 @@ class GrpcServer:
         return self._messages["ModelInferResponse"](**response, outputs=[
             {**tensor, "contents": {"fp32_contents": values.reshape(-1).tolist()}} for tensor, values in tensors])
 
-    def _columns(self, request: Any) -> TensorColumns:
-        raw = request.raw_input_contents
-        if raw and (len(raw) != len(request.inputs) or any(one.HasField("contents") for one in request.inputs)):
+    def _columns(self, request: Any) -> RequestColumns:
+        """Clients repeat names, types and shapes, so what was found of them is remembered."""
+        raw, inputs = list(request.raw_input_contents), request.inputs
+        if raw and (len(raw) != len(inputs) or any(one.HasField("contents") for one in inputs)):
             raise ValueError("raw_input_contents has all inputs, in their order, or none")
-        return tensor_columns([
+        alike = tuple((one.name, one.datatype, tuple(one.shape), len(data))
+                      for one, data in zip(inputs, raw, strict=True)) if raw else ()
+        if layout := self._layouts.get(alike):
+            return RawTensors(layout, memoryview(b"".join(raw)))
+        columns = tensor_columns([
             read_tensor(one.name, one.datatype, list(one.shape), raw[i] if raw else _contents(one))
-            for i, one in enumerate(request.inputs)], self._model.schema)
+            for i, one in enumerate(inputs)], self._model.schema)
+        layout = RawLayout.of(columns, self._model.schema)
+        num_bytes = sum(map(len, raw))
+        if layout and layout.num_bytes == num_bytes and request.ByteSize() - num_bytes <= MAX_REMEMBERED_BYTES:
+            if len(self._layouts) >= MAX_REMEMBERED:
+                self._layouts.clear()
+            self._layouts[alike] = layout
+        return columns
 
 
 def _contents(tensor: Any) -> Any:

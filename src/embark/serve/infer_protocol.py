@@ -9,16 +9,18 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from embark.data.prepare.schema import TIME_ROWS, Schema
-from embark.serve.outputs import Output, Row, answer_of, outputs_of, tensors_of
-from embark.serve.request_rows import JsonColumns, Scores, TensorColumns
+from embark.serve.outputs import Output, answer_of, outputs_of, tensors_of
+from embark.serve.raw_tensors import RawLayout, RawTensors
+from embark.serve.request_rows import JsonColumns, RequestColumns, Scores, TensorColumns
 from embark.serve.tensors import read_tensor, tensor_columns
 from embark.spec.model import ModelSpec
 
 INSTANCES = "instances"
 EXTENSIONS = ["binary_tensor_data"]
-_MAX_REMEMBERED, _MAX_REMEMBERED_BYTES = 64, 1 << 16  # Headers, and the length of each.
+MAX_REMEMBERED, MAX_REMEMBERED_BYTES = 64, 1 << 16  # Kinds of requests, and the length of each without its values.
 
 
 def metadata(name: str, version: int, columns: Schema, model: ModelSpec) -> dict[str, Any]:
@@ -43,7 +45,7 @@ class InferRequest:
     """An inference request."""
 
     id: str
-    columns: TensorColumns
+    columns: RequestColumns
     raw_outputs: frozenset[str]  # Those that are to be raw bytes.
     outputs: tuple[Output, ...]  # Those that are asked for.
 
@@ -83,28 +85,22 @@ class InferReader:
     numbers, one for each row, only the bytes after the header change."""
 
     def __init__(self) -> None:
-        self._remembered: dict[bytes, InferRequest] = {}
+        self._remembered: dict[bytes, tuple[InferRequest, RawLayout]] = {}
 
     def read(self, header: memoryview, raw: memoryview, schema: Schema, model: ModelSpec) -> InferRequest:
         """`header` is JSON; `schema` and `model` are those of all versions."""
         text = bytes(header)
-        found = self._remembered.get(text)
-        if found is not None and sum(values.nbytes for values in found.columns.columns.values()) == len(raw):
-            columns, at = {}, 0
-            for name, values in found.columns.columns.items():
-                columns[name] = np.frombuffer(raw, values.dtype, len(values), at)
-                at += values.nbytes
-            return replace(found, columns=replace(found.columns, columns=columns))
+        if (known := self._remembered.get(text)) and known[1].num_bytes == len(raw):
+            return replace(known[0], columns=RawTensors(known[1], raw))
         found = read_infer(json_object(text), raw, schema, model)
-        values = found.columns.columns.values()
-        if len(text) <= _MAX_REMEMBERED_BYTES and all(
-                isinstance(one, np.ndarray) for one in values) and sum(one.nbytes for one in values) == len(raw):
-            if len(self._remembered) >= _MAX_REMEMBERED:
+        layout = RawLayout.of(found.columns, schema) if isinstance(found.columns, TensorColumns) else None
+        if layout is None or layout.num_bytes != len(raw):
+            return found
+        if len(text) <= MAX_REMEMBERED_BYTES:
+            if len(self._remembered) >= MAX_REMEMBERED:
                 self._remembered.clear()
-            # Only types and lengths count; the values are not kept.
-            types = {name: np.broadcast_to(one.dtype.type(), one.shape) for name, one in found.columns.columns.items()}
-            self._remembered[text] = replace(found, columns=replace(found.columns, columns=types))
-        return found
+            self._remembered[text] = replace(found, columns=RawTensors(layout, memoryview(b""))), layout
+        return replace(found, columns=RawTensors(layout, raw))
 
 
 def chosen_outputs(names: Sequence[Any], model: ModelSpec) -> tuple[Output, ...]:
@@ -116,7 +112,7 @@ def chosen_outputs(names: Sequence[Any], model: ModelSpec) -> tuple[Output, ...]
     return tuple(output for output in has if not names or output.name in names)
 
 
-def infer_response(name: str, version: int, request: InferRequest, scores: Sequence[Row]) -> \
+def infer_response(name: str, version: int, request: InferRequest, scores: NDArray[np.float32]) -> \
         tuple[dict[str, Any], bytes]:
     """The answer to an inference request: its JSON, and the bytes after it."""
     echoed = {"id": request.id} if request.id else {}
@@ -126,8 +122,7 @@ def infer_response(name: str, version: int, request: InferRequest, scores: Seque
             after.append(values.tobytes())
             outputs.append({**tensor, "parameters": {"binary_data_size": len(after[-1])}})
         else:
-            data = values.reshape(-1).tolist() if isinstance(scores[0], tuple) else list(scores)
-            outputs.append({**tensor, "data": data})
+            outputs.append({**tensor, "data": values.reshape(-1).tolist()})
     return {"model_name": name, "model_version": str(version), **echoed, "outputs": outputs}, b"".join(after)
 
 

@@ -47,9 +47,10 @@ def outputs_of(model: ModelSpec) -> tuple[Output, ...]:
                  for task, start in zip(model.tasks, starts, strict=False))
 
 
-def tensors_of(outputs: Sequence[Output], rows: Sequence[Row]) -> Iterator[tuple[dict[str, Any], NDArray[np.float32]]]:
+def tensors_of(
+    outputs: Sequence[Output], scores: NDArray[np.float32],
+) -> Iterator[tuple[dict[str, Any], NDArray[np.float32]]]:
     """Of rows that all have scores: the name, type and shape of each output, and its numbers."""
-    scores = np.array(rows, "<f4")
     for output in outputs:
         values = output.of(scores)
         yield {"name": output.name, "datatype": "FP32", "shape": list(values.shape)}, values

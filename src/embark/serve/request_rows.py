@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import math
 from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -13,6 +12,7 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
+from embark.data.number_rows import NumberRows
 from embark.data.prepare.arrow.json_lines import SplitCell, json_array
 from embark.data.prepare.arrow.row_parser import Location, RowParser
 from embark.data.prepare.rows import RawRows
@@ -32,13 +32,29 @@ OnRows = Callable[[Artifact, RawRows, Sequence[int]], None]  # Rows of a batch, 
 _log = logging.getLogger("embark.serve")
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class Scores:
     """Of the rows of a request."""
 
-    scores: tuple[Row | None, ...]  # None of a row that cannot be read.
+    values: NDArray[np.float32]  # [n], or of several tasks [n, outputs of all]; NaN of a row without a score.
     errors: tuple[tuple[int, str], ...]  # Such rows, with the reason.
     version: int  # Of the artifact that gave all of them.
+
+    def __len__(self) -> int:
+        return len(self.values)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Scores) and (self.scores, self.errors, self.version) == (
+            other.scores, other.errors, other.version)
+
+    @property
+    def scores(self) -> tuple[Row | None, ...]:
+        """Of each row; None of one without."""
+        rows: list[Row | None] = [tuple(row) for row in self.values.tolist()] if self.values.ndim == 2 else \
+            self.values.tolist()
+        for row, _ in self.errors:
+            rows[row] = None
+        return tuple(rows)
 
 
 class RequestColumns(Protocol):
@@ -54,6 +70,9 @@ class RequestColumns(Protocol):
     def column(self, name: str, kind: NumberKind | None = None, split: SplitCell | None = None) -> Any:
         """Its cells, as an Arrow array, null where a row has none; as numpy's where all of them are numbers and the
         model takes such a `kind`. `split`: the values of a text that stands beside arrays."""
+
+    def numbers(self) -> NumberRows | None:
+        """All cells, with keys; None where the columns must be read one by one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,7 +101,10 @@ class TensorColumns:
 
     def column(self, name: str, kind: NumberKind | None = None, split: SplitCell | None = None) -> Any:
         found = self.columns[name]
-        return _repeated(name, found, self.num_rows) if name in self.shared else found
+        return repeated(name, found, self.num_rows) if name in self.shared else found
+
+    def numbers(self) -> None:
+        return None
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,10 +124,13 @@ class JsonColumns:
     def column(self, name: str, kind: NumberKind | None = None, split: SplitCell | None = None) -> Any:
         if name not in self.user:
             return _cells([row.get(name) for row in self.rows], kind, split)
-        shared = _repeated(name, _cells([self.user[name]], kind, split), len(self.rows))
+        shared = repeated(name, _cells([self.user[name]], kind, split), len(self.rows))
         if any(name in row for row in self.rows):
             return _cells([row.get(name, self.user[name]) for row in self.rows], kind, split)
         return shared
+
+    def numbers(self) -> None:
+        return None
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,6 +157,9 @@ class JoinedColumns:
             raise TypeError(name)
         return pa.concat_arrays(arrays)
 
+    def numbers(self) -> None:
+        return None
+
 
 def _cells(values: Sequence[Any], kind: NumberKind | None, split: SplitCell | None) -> Any:
     """Numbers of JSON as such where the text they stand for would be read as the same."""
@@ -141,7 +169,8 @@ def _cells(values: Sequence[Any], kind: NumberKind | None, split: SplitCell | No
     return json_array(values, split)
 
 
-def _repeated(name: str, cell: Any, num_rows: int) -> Any:
+def repeated(name: str, cell: Any, num_rows: int) -> Any:
+    """A cell that all rows share, for each of them."""
     if cell.nbytes * num_rows > _MAX_SHARED_BYTES:
         raise DataError(f"column {name!r} of 'user' is too long for {num_rows:,} rows", fix="shorten it")
     return np.repeat(cell, num_rows) if isinstance(cell, np.ndarray) else \
@@ -153,10 +182,12 @@ class RequestScorer:
     be read, or not all rows of a request, it is read on its own."""
 
     def __init__(
-        self, artifact: Artifact, score: Callable[[RawRows], NDArray[np.float32]], device: str = "CPU"
+        self, artifact: Artifact, score: Callable[[RawRows], NDArray[np.float32]], device: str = "CPU",
+        score_numbers: Callable[[Sequence[NumberRows]], NDArray[np.float32]] | None = None,
     ) -> None:
-        """`device` says where `score` runs."""
+        """`device` says where `score` runs. `score_numbers` scores rows of several requests, with ids."""
         self.artifact, self.device, rows = artifact, device, artifact.info.rows
+        self._score_number_rows = score_numbers
         self.on_rows: OnRows | None = None
         self._parser, self._encoder, self._score = RowParser(rows.columns, rows.prepare), artifact.encoder, score
         self.retriever: Retriever | None = None  # Of a retrieval model.
@@ -173,6 +204,8 @@ class RequestScorer:
 
     def score(self, requests: Sequence[RequestColumns]) -> list[Scores | EmbarkError]:
         """Of each request its scores, or why it has none."""
+        if (scored := self._score_numbers(requests)) is not None:
+            return scored
         whole, joined = self._parse_together(requests) if len(requests) > 1 else ([], None)
         alone = {number: self.parse(rows) for number, rows in enumerate(requests) if number not in whole}
         several = [raw for raw in (joined, *alone.values()) if isinstance(raw, RawRows) and len(raw)]
@@ -189,6 +222,23 @@ class RequestScorer:
             answers[number] = _scores(len(rows), raw, scores[at : at + num], self.artifact.version)
             at += num
         return [answers[number] for number in range(len(requests))]
+
+    def _score_numbers(self, requests: Sequence[RequestColumns]) -> list[Scores | EmbarkError] | None:
+        """The same without a step for each column, where all cells of all requests are numbers that can be read."""
+        score, read = self._score_number_rows, []
+        for one in requests if score else ():
+            rows = one.numbers()
+            if rows is None or not self._encoder.are_readable(rows):
+                return None
+            read.append(rows)
+        if score is None or not read:
+            return None
+        if self.on_rows:
+            for rows in read:
+                self.on_rows(self.artifact, rows.to_raw(), [len(rows)])
+        scores, ends = score([self._encoder.encode_numbers(rows) for rows in read]), np.cumsum([0, *map(len, read)])
+        return [_scores(len(rows), None, scores[end - len(rows) : end], self.artifact.version)
+                for rows, end in zip(read, ends[1:].tolist(), strict=True)]
 
     def _parse_together(self, requests: Sequence[RequestColumns]) -> tuple[list[int], RawRows | None]:
         """The requests of which all rows can be read, and these rows."""
@@ -238,17 +288,15 @@ class RequestScorer:
 
 def _scores(num_rows: int, raw: RawRows | None, scores: NDArray[np.float32], version: int) -> Scores:
     """`raw`: None where every row was read."""
-    rows: list[Row] = [tuple(score) for score in scores.tolist()] if scores.ndim == 2 else scores.tolist()
-    if len(rows) == num_rows and np.isfinite(scores).all():
-        return Scores(tuple(rows), (), version)
-    found: list[Row | None] = [None] * num_rows
-    quoted = {bad.line: bad.why for bad in raw.bad} if raw is not None else {}
-    positions = raw.positions.tolist() if raw is not None else range(num_rows)
-    for position, score in zip(positions, rows, strict=True):
-        if all(map(math.isfinite, score)) if isinstance(score, tuple) else math.isfinite(score):
-            found[position] = score
-        else:
-            quoted[position] = NOT_FINITE
-    unquoted = "; ".join(raw.reasons) if raw is not None else ""
-    return Scores(tuple(found), tuple((row, quoted.get(row, unquoted)) for row, score in enumerate(found)
-                                      if score is None), version)
+    is_finite = np.isfinite(scores)
+    if len(scores) == num_rows and is_finite.all():
+        return Scores(scores, (), version)
+    is_scored = is_finite if scores.ndim == 1 else is_finite.all(axis=1)
+    positions = np.arange(num_rows) if raw is None else raw.positions
+    values = np.full((num_rows, *scores.shape[1:]), np.nan, np.float32)
+    values[positions[is_scored]] = scores[is_scored]
+    whys = {} if raw is None else {bad.line: bad.why for bad in raw.bad}
+    whys |= dict.fromkeys(positions[~is_scored].tolist(), NOT_FINITE)
+    unquoted = "" if raw is None else "; ".join(raw.reasons)
+    without = np.setdiff1d(np.arange(num_rows), positions[is_scored]).tolist()
+    return Scores(values, tuple((row, whys.get(row, unquoted)) for row in without), version)

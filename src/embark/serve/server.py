@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import logging
 import os
 import signal
@@ -12,7 +13,7 @@ import sys
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -114,8 +115,11 @@ def serve(
     def load(number: int | None, onto: RequestScorer | None = None) -> RequestScorer:
         return load_scorer(place, number, model_file, device, onto)
 
+    gc.freeze()  # The collector looks no more through what was imported, for tens of ms while requests wait.
     scorer, refused = load_current(place, load) if version is None else (load(version), None)
     model = ServedModel(scorer, name)
+    if scorer.model and scorer.model.is_quick:
+        limits = replace(limits, num_threads=0)
     del scorer  # its memory is released when another version takes over
     model.record_empty_request()
     model.listeners.append(on_change)
@@ -168,7 +172,7 @@ def load_scorer(
 
     artifact = open_artifact(place, version, onto.artifact if onto else None)
     model = open_model(artifact, model_file, device or ScoringDevice(), onto.model if onto else None)
-    scorer = RequestScorer(artifact, model.score, model.device)
+    scorer = RequestScorer(artifact, model.score, model.device, model.score_numbers)
     scorer.model = model
     scorer.score([scorer.empty_request()])
     scorer.retriever = open_retriever(scorer, model.user_vectors)

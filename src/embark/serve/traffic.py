@@ -28,7 +28,6 @@ from embark.events.score_bins import NUM_SCORE_BINS, score_bins
 from embark.events.traffic import LATENCIES_S, WINDOW_S, TrafficRecord
 from embark.export.artifact import Artifact
 from embark.serve.feedback import Feedback
-from embark.serve.outputs import Row
 from embark.serve.request_rows import Scores
 from embark.serve.served_model import ServedModel, VersionChange
 
@@ -104,7 +103,7 @@ class Traffic:
         with self._held_lock:
             if self._num_held_scores <= MAX_HELD_SCORES:
                 self._answers.append((found, seconds))
-                self._num_held_scores += len(found.scores)
+                self._num_held_scores += len(found)
 
     def add_rows(self, artifact: Artifact, raw: RawRows, num_rows: Sequence[int]) -> None:
         """A batch before it is scored: one row of each request is kept, since a user's candidates share the user."""
@@ -176,16 +175,18 @@ class Traffic:
         self._is_late = self._cpu_s > MAX_CPU_SHARE * time.process_time()
 
     def _count_answers(self, answers: Sequence[tuple[Scores, float]]) -> None:
-        by_version: dict[int, list[Sequence[Row | None]]] = {}
+        by_version: dict[int, list[NDArray[np.float32]]] = {}
         for found, seconds in answers:
             counts = self._counts.setdefault(found.version, _Counts())
             counts.latency[bisect_right(_EDGES_S, seconds)] += 1
-            counts.num_rows += len(found.scores)
+            counts.num_rows += len(found)
             counts.num_unscored += len(found.errors)
-            by_version.setdefault(found.version, []).append(found.scores)
+            if found.values.ndim == 1:  # of one task
+                by_version.setdefault(found.version, []).append(found.values)
         for version, several in by_version.items():
-            scores = np.array([one for scores in several for one in scores if isinstance(one, float)])  # of one task
-            self._counts[version].scores += np.bincount(score_bins(scores), minlength=NUM_SCORE_BINS)
+            scores = np.concatenate(several).astype(np.float64)
+            bins = score_bins(scores[np.isfinite(scores)])
+            self._counts[version].scores += np.bincount(bins, minlength=NUM_SCORE_BINS)
 
     def _count_rows(self, artifact: Artifact, held: Sequence[_Held]) -> None:
         reference, encoder = artifact.reference, artifact.encoder

@@ -48,6 +48,29 @@ def test_what_waits_is_answered_in_one_call_and_in_order():
     assert batcher.num_queued_rows == 0
 
 
+def test_without_threads_the_event_loop_answers_what_arrived_together():
+    calls, threads = [], set()
+
+    def answer(jobs: Sequence[int]) -> list[int]:
+        calls.append(list(jobs))
+        threads.add(threading.current_thread())
+        if 3 in jobs:
+            raise ValueError("three")
+        return [10 * job for job in jobs]
+
+    batcher = Batcher(answer, BatchLimits(), num_threads=0)
+
+    async def work():
+        together = await asyncio.gather(*(batcher.submit(job, 1) for job in (1, 2)))
+        with pytest.raises(ValueError, match="three"):
+            await batcher.submit(3, 1)
+        return [*together, await batcher.submit(4, 1)]
+
+    assert asyncio.run(running(batcher, work())) == [10, 20, 40]
+    assert (calls, threads) == ([[1, 2], [3], [4]], {threading.current_thread()})
+    assert batcher.num_queued_rows == 0
+
+
 def test_threads_share_what_waits_and_work_at_the_same_time():
     calls, entered, release = [], threading.Semaphore(0), threading.Event()
 

@@ -186,7 +186,7 @@ def test_requests_that_are_read_together_have_the_answers_of_each_alone(artifact
 def test_a_score_that_is_not_finite_is_none(artifact):
     scorer = RequestScorer(artifact, lambda raw: np.where(raw.dense[:, 0] > 1, np.nan, 0.25).astype(np.float32))
     found, = scorer.score([JsonColumns([{**ROWS[0], "price": "0"}, {**ROWS[0], "price": "9"}])])
-    assert found == Scores((0.25, None), ((1, NOT_FINITE),), 1)
+    assert found == Scores(np.array([0.25, np.nan], np.float32), ((1, NOT_FINITE),), 1)
 
 
 def test_a_body_that_does_not_arrive_is_given_up(artifact):

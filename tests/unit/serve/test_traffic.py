@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 
+import numpy as np
 import pytest
 from exported_runs import COLUMNS, draw_rows
 from prometheus_client import CollectorRegistry
@@ -115,10 +116,10 @@ def test_a_full_disk_stops_no_answer(artifact, tmp_path):
 def test_only_the_last_requests_wait_for_labels():
     feedback = Feedback()
     for i in range(MAX_REQUESTS + 10):
-        feedback.keep(str(i), Scores((0.5,), (), 1))
+        feedback.keep(str(i), Scores(np.full(1, 0.5, np.float32), (), 1))
     assert feedback.add({"id": "9", "labels": [1]}) == 0
     assert feedback.add({"id": "10", "labels": [1]}) == 1
-    feedback.keep("large", Scores((0.5,) * (1 << 20), (), 1))
+    feedback.keep("large", Scores(np.full(1 << 20, 0.5, np.float32), (), 1))
     assert feedback.add({"id": "11", "labels": [1]}) == 0
     with pytest.raises(ValueError, match="no array of probabilities"):
         feedback.add(json.loads('{"version": 1, "scores": [NaN], "labels": [1]}'))

@@ -118,12 +118,12 @@ class PairwiseDots(nn.Module):
             return torch.bmm(vectors, vectors.transpose(1, 2)).flatten(1).index_select(1, self.pair_cells)
         vectors = _as_autocast(vectors)
         if vectors.device.type == "cpu" and vectors.dtype == torch.float32 and not torch.is_grad_enabled():
-            return _products(vectors).flatten(1).index_select(1, self.pair_cells)
+            return batch_products(vectors).flatten(1).index_select(1, self.pair_cells)
         dots: Tensor = _Dots.apply(vectors, self.pair_cells, self.cell_pairs)
         return dots
 
 
-def _products(vectors: Tensor) -> Tensor:
+def batch_products(vectors: Tensor) -> Tensor:
     """[batch, F, F] on a CPU. Without MKL torch's product of batches takes 14 times as long as numpy's, which has the
     same bits."""
     if torch.backends.mkl.is_available():

@@ -3,7 +3,7 @@ rows of a batch are ever read."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -13,15 +13,17 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.nn.functional import embedding_bag
 
+from embark.data.number_rows import NumberRows
 from embark.data.prepare.rows import RawRows
 from embark.data.prepared import Rows
 from embark.errors import DataError
-from embark.export.artifact import DENSE, Artifact
+from embark.export.artifact import DENSE, Artifact, ArtifactInfo
 from embark.export.quantize import TableDtype, row_format
 from embark.spec.model import Table
 from embark.spec.user_code import user_error
 from embark.store.checkpoint_arrays import table_weight
-from embark.trainers.torch.dense_network import dense_network
+from embark.trainers.torch.candidate_network import CandidateNetwork
+from embark.trainers.torch.dense_network import DotNetwork, dense_network
 from embark.trainers.torch.int8_linear import MIN_WIDTH, Int8Linear, has_int8_products
 from embark.trainers.torch.task_heads import scores_of
 from embark.trainers.torch.two_tower_network import TwoTowerNetwork
@@ -33,7 +35,7 @@ _MIN_ROWS = 16  # Products of fewer rows are summed in another order: with them,
 class ExportedModel:
     """The network of an artifact, in float32; where tables have fewer bits, wide layers are int8 if that is faster."""
 
-    device = "CPU"
+    device, is_quick = "CPU", False
 
     def __init__(self, artifact: Artifact, model_file: str = "") -> None:
         """`model_file` is the code of a model of the user's own."""
@@ -42,14 +44,24 @@ class ExportedModel:
         self._encoder = artifact.encoder
         self._dense = load_network(artifact, model_file)
         try:
-            if not info.model.is_own:
-                _speed_up(self._dense, is_int8=info.tables in ("int8", "int4") and has_int8_products())
             positions = {feature.name: i for i, feature in enumerate(info.rows.layout.features)}
             self._lookups = [(positions[table.name], _lookup(artifact, table))
                              for table in info.model.table_list()]
             self._one_table = _one_table(artifact)
         except KeyError as error:
             raise other_weights(artifact, error) from None
+        self._candidates: CandidateNetwork | None = None
+        if not info.model.is_own:
+            self._speed_up(info)
+
+    def _speed_up(self, info: ArtifactInfo) -> None:
+        is_int8, network = info.tables in ("int8", "int4") and has_int8_products(), self._dense
+        first = network.top[0] if isinstance(network, DotNetwork) and not info.model.tasks else None
+        speed_up(network, is_int8=is_int8)
+        # Of fp32 tables scores are the trainer's to the last bit.
+        if isinstance(network, DotNetwork) and isinstance(first, nn.Linear) and network.bottom is not None and \
+                self._one_table is not None and info.tables != "fp32":
+            self._candidates = CandidateNetwork(network, first, lambda linear: _faster(linear, is_int8=is_int8))
 
     def score(self, raw: RawRows) -> NDArray[np.float32]:
         """The probability of the label of each row; `raw` must be `readable`."""
@@ -70,6 +82,44 @@ class ExportedModel:
         logits: Tensor = self._dense(_padded(dense), _padded(pooled))[: len(rows)]
         return logits
 
+    def score_numbers(self, several: Sequence[NumberRows]) -> NDArray[np.float32]:
+        """Of the rows of several requests, with ids. What only the columns that the rows of one share decide is
+        computed once, unless the tables are fp32: that changes the last bits of a score."""
+        others = [rows for rows in several if not self._is_of_user(rows)]
+        found = self.score_encoded(NumberRows.join(others).to_rows()) if others else np.empty(0, np.float32)
+        if len(others) == len(several):
+            return found
+        parts, at = [], 0
+        for rows in several:
+            if self._is_of_user(rows):
+                parts.append(self._score_candidates(rows))
+            else:
+                parts.append(found[at : at + len(rows)])
+                at += len(rows)
+        return np.concatenate(parts)
+
+    def _is_of_user(self, rows: NumberRows) -> bool:
+        return self._candidates is not None and len(rows.dense) == 1 < len(rows) and \
+            0 < len(rows.shared) < len(self._lookups)
+
+    @torch.inference_mode()
+    def _score_candidates(self, rows: NumberRows) -> NDArray[np.float32]:
+        assert self._candidates is not None
+        assert self._one_table is not None
+        (look_up, first_rows), num_rows = self._one_table, len(rows)
+        is_shared = np.zeros(len(rows.ids), np.bool_)
+        is_shared[list(rows.shared)] = True
+        tables = np.array([position for position, _ in self._lookups])
+        user, own = np.flatnonzero(is_shared[tables]), np.flatnonzero(~is_shared[tables])
+        own_ids = rows.ids[tables[own]].T + first_rows[own]
+        ids = np.concatenate([rows.ids[tables[user], 0] + first_rows[user], own_ids.reshape(-1)])
+        values = look_up(torch.from_numpy(ids), None)
+        own_values = _padded(values[len(user) :].reshape(num_rows, -1)).view(max(num_rows, _MIN_ROWS), len(own), -1)
+        logits = self._candidates.logits(torch.from_numpy(rows.dense), values[: len(user)], own_values,
+                                         tuple(user.tolist()))
+        scores: NDArray[np.float32] = logits[:num_rows].sigmoid().numpy()
+        return scores
+
     @torch.inference_mode()
     def user_vectors(self, raw: RawRows) -> NDArray[np.float32]:
         """Of a retrieval model: [n, width], for at least one row."""
@@ -87,7 +137,7 @@ class ExportedModel:
         if self._one_table is not None and all(
                 lengths is None and ids.size == len(rows) for ids, lengths in zip(rows.ids, rows.lengths, strict=True)):
             look_up, first_rows = self._one_table
-            ids = np.stack([rows.ids[position].reshape(-1) for position, _ in self._lookups], axis=1) + first_rows
+            ids = np.array([rows.ids[position].reshape(-1) for position, _ in self._lookups], np.int64).T + first_rows
             return look_up(torch.from_numpy(ids.reshape(-1)), None).reshape(len(rows), -1)
         pooled = []
         for position, look_up in self._lookups:
@@ -101,16 +151,21 @@ class ExportedModel:
         return torch.cat(pooled, dim=1)
 
 
-def _speed_up(network: nn.Module, *, is_int8: bool) -> None:
+def speed_up(network: nn.Module, *, is_int8: bool) -> None:
     """Replace modules by some that are faster without gradients."""
-    if not torch.backends.mkl.is_available():
-        for module in list(network.modules()):
-            for name, child in module.named_children():
-                if type(child) is nn.Linear and type(module) in (nn.Sequential, nn.ModuleList):  # which only call it
-                    is_wide = min(child.in_features, child.out_features) >= MIN_WIDTH
-                    setattr(module, name, Int8Linear(child) if is_int8 and is_wide else _Linear(child))
+    for module in list(network.modules()):
+        for name, child in module.named_children():
+            if type(child) is nn.Linear and type(module) in (nn.Sequential, nn.ModuleList):  # which only call it
+                setattr(module, name, _faster(child, is_int8=is_int8))
     if isinstance(bottom := getattr(network, "bottom", None), nn.Module):
         network.bottom = _DistinctRows(bottom)
+
+
+def _faster(linear: nn.Linear, *, is_int8: bool) -> nn.Module:
+    if torch.backends.mkl.is_available():
+        return linear
+    is_wide = min(linear.in_features, linear.out_features) >= MIN_WIDTH
+    return Int8Linear(linear) if is_int8 and is_wide else _Linear(linear)
 
 
 class _Linear(nn.Module):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from importlib.util import find_spec
 from typing import Protocol
 
@@ -9,6 +10,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from embark.data.number_rows import NumberRows
 from embark.data.prepare.rows import RawRows
 from embark.data.prepared import Rows
 from embark.errors import UserError
@@ -24,11 +26,18 @@ class ScoringModel(Protocol):
     def device(self) -> str:
         """Where and how it runs, for people to read."""
 
+    @property
+    def is_quick(self) -> bool:
+        """A batch takes less time than it takes to hand it to a thread."""
+
     def score(self, raw: RawRows) -> NDArray[np.float32]:
         """The probability of the label of each row."""
 
     def score_encoded(self, rows: Rows) -> NDArray[np.float32]:
         """Of rows with ids."""
+
+    def score_numbers(self, several: Sequence[NumberRows]) -> NDArray[np.float32]:
+        """Of the rows of several requests, with ids."""
 
     def user_vectors(self, raw: RawRows) -> NDArray[np.float32]:
         """Of a retrieval model: the vector of each row's user."""

@@ -62,7 +62,7 @@ class RowParser:
         self._schema = schema
         self._label_above = prepare.label_above
         self._cells = CellParser(prepare.missing, prepare.list_delimiter or schema.list_delimiter)
-        self.number_columns = _number_columns(schema)
+        self.number_columns = number_columns(schema)
         wanted = [schema.label, *(label.name for label in schema.labels), *schema.dense,
                   *(s.source for s in schema.sparse), *(time.name for time in schema.times), schema.split_column]
         self._columns = [name for name in dict.fromkeys(wanted) if name]
@@ -183,7 +183,7 @@ class RowParser:
         return split
 
 
-def _number_columns(schema: Schema) -> dict[str, Literal["number", "integer"]]:
+def number_columns(schema: Schema) -> dict[str, Literal["number", "integer"]]:
     """Columns that are nothing but dense, or nothing but integers of one value."""
     found: dict[str, Literal["number", "integer"]] = dict.fromkeys(schema.dense, "number")
     other = {schema.label, schema.split_column, *(time.name for time in schema.times)}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import threading
+from collections.abc import Callable, Sequence
 from contextlib import nullcontext, suppress
 from importlib.util import find_spec
 from typing import Any
@@ -12,6 +13,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from embark.data.number_rows import NumberRows
 from embark.data.prepare.rows import RawRows
 from embark.data.prepared import Rows
 from embark.export.artifact import Artifact
@@ -60,6 +62,7 @@ class GpuModel:
         layout = artifact.info.rows.layout
         positions = {feature.name: i for i, feature in enumerate(layout.features)}
         self._positions = [positions[table.name] for table in artifact.info.model.table_list()]
+        self._in_order = self._positions == list(range(len(layout.features)))
         self._num_dense, self._num_cells = len(layout.dense), len(layout.dense) + sum(self._tables.num_ids)
         self._buckets = buckets(min(max_batch_rows, _MAX_INPUT_BYTES // (4 * self._num_cells)))
         self._lock = threading.Lock()
@@ -81,6 +84,11 @@ class GpuModel:
             return self.device_name
         return f"{self.device_name}, " + (f"without CUDA graphs: {self.not_captured}" if self.not_captured else
                                           f"CUDA graphs for up to {self._buckets[-1]:,} rows")
+
+    @property
+    def is_quick(self) -> bool:
+        """By graphs a batch takes less than a millisecond."""
+        return bool(self._graphs)
 
     def score(self, raw: RawRows) -> NDArray[np.float32]:
         """The probability of the label of each row; `raw` must be `readable`."""
@@ -109,12 +117,26 @@ class GpuModel:
 
     def score_encoded(self, rows: Rows) -> NDArray[np.float32]:
         """Of rows with ids; more than the largest graph takes are scored in parts."""
-        found, most = np.empty(len(rows), np.float32), self._buckets[-1]
+        return self._score_parts(len(rows), lambda slot, start, stop: self.fill(
+            slot, rows if len(rows) == stop - start else rows.cut(start, stop)))
+
+    def score_numbers(self, several: Sequence[NumberRows]) -> NDArray[np.float32]:
+        """Of the rows of several requests, with ids."""
+        if any(num_ids != 1 for num_ids in self._tables.num_ids):
+            return self.score_encoded(NumberRows.join(several).to_rows())
+        num_rows = sum(map(len, several))
+        if num_rows > self._buckets[-1]:
+            several = [NumberRows.join(several)]
+        return self._score_parts(num_rows, lambda slot, start, stop: self.fill_numbers(
+            slot, several if num_rows == stop - start else [several[0].cut(start, stop)]))
+
+    def _score_parts(self, num_rows: int, fill: Callable[[_Slot, int, int], int]) -> NDArray[np.float32]:
+        found, most = np.empty(num_rows, np.float32), self._buckets[-1]
         with self._lock, torch.inference_mode():
-            for number, start in enumerate(range(0, len(rows), most)):
-                slot, stop = self._slots[number % _NUM_SLOTS], min(start + most, len(rows))
+            for number, start in enumerate(range(0, num_rows, most)):
+                slot, stop = self._slots[number % _NUM_SLOTS], min(start + most, num_rows)
                 slot.finish()
-                bucket = self.fill(slot, rows if len(rows) <= most else rows.cut(start, stop))
+                bucket = fill(slot, start, stop)
                 self.launch(slot, bucket, found[start:stop])
             for slot in self._slots:
                 slot.finish()
@@ -141,6 +163,19 @@ class GpuModel:
                 to[:] = -1
                 to[np.arange(num_ids) < lengths[:, None]] = ids
             first += bucket * num_ids
+        return bucket
+
+    def fill_numbers(self, slot: _Slot, several: Sequence[NumberRows]) -> int:
+        """The same where each row has one id of each table: all tables at once."""
+        num_rows = sum(map(len, several))
+        bucket = next(size for size in self._buckets if size >= num_rows)
+        first, at = bucket * self._num_dense, 0
+        dense = slot.cells[:first].view(np.float32).reshape(bucket, -1)
+        ids = slot.cells[first : bucket * self._num_cells].reshape(-1, bucket)
+        for rows in several:
+            dense[at : at + len(rows)] = rows.dense
+            ids[:, at : at + len(rows)] = rows.ids if self._in_order else rows.ids[self._positions]
+            at += len(rows)
         return bucket
 
     def launch(self, slot: _Slot, bucket: int, to: NDArray[np.float32]) -> None:

@@ -1,0 +1,129 @@
+"""Requests whose tensors are all raw numbers: where each of them is in the bytes is found once for all requests that
+are alike."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from embark.data.number_rows import NumberRows
+from embark.data.prepare.arrow.json_lines import SplitCell
+from embark.data.prepare.arrow.row_parser import number_columns
+from embark.data.prepare.schema import Schema
+from embark.serve.request_rows import NumberKind, TensorColumns, repeated
+
+
+@dataclass(frozen=True, slots=True)
+class _Place:
+    """A tensor in the bytes of a request."""
+
+    start: int
+    dtype: np.dtype[Any]
+    num_rows: int
+
+
+@dataclass(frozen=True, slots=True)
+class _Run:
+    """Tensors of the same type and length, one behind the other."""
+
+    start: int
+    num_rows: int
+    columns: slice | list[int]  # Of the matrix that they belong into.
+    num_columns: int
+
+    def read(self, data: memoryview, dtype: str) -> NDArray[Any]:
+        """[columns, rows]"""
+        return np.frombuffer(data, dtype, self.num_columns * self.num_rows, self.start).reshape(
+            self.num_columns, self.num_rows)
+
+
+@dataclass(frozen=True, slots=True)
+class RawLayout:
+    """Of all requests with tensors of the same names, types and shapes, in the same order."""
+
+    num_rows: int
+    num_bytes: int
+    places: Mapping[str, _Place]
+    dense: tuple[_Run, ...]
+    sparse: tuple[_Run, ...]  # Empty where a column is no number, or not of the type that the model takes.
+    num_dense_rows: int
+    shape: tuple[int, int]  # Dense and sparse columns.
+    shared: tuple[int, ...]  # Sparse columns of one row, which all rows have.
+
+    @staticmethod
+    def of(columns: TensorColumns, schema: Schema) -> RawLayout | None:
+        """None where one of them is not numpy's; they are in the order of the bytes."""
+        places, at = {}, 0
+        for name, values in columns.columns.items():
+            if not isinstance(values, np.ndarray):
+                return None
+            places[name] = _Place(at, values.dtype, len(values))
+            at += values.nbytes
+        sources = [column.source for column in schema.sparse]
+        wanted = [*schema.dense, *sources]
+        is_unlabelled = not schema.label and not schema.labels and not schema.split_column
+        has_matrices = is_unlabelled and bool(sources) and len(set(wanted)) == len(wanted) and \
+            not schema.times and number_columns(schema).keys() == set(wanted) <= places.keys()
+        dense = _runs(places, schema.dense, "<f4") if has_matrices else None
+        sparse = _runs(places, sources, "<i8") if has_matrices else None
+        if dense is None or sparse is None:
+            dense = sparse = ()
+        return RawLayout(
+            columns.num_rows, at, places, dense, sparse,
+            num_dense_rows=columns.num_rows if any(run.num_rows != 1 for run in dense) else 1,
+            shape=(len(schema.dense), len(sources)),
+            shared=tuple(i for i, name in enumerate(sources) if name in columns.shared))
+
+
+def _runs(places: Mapping[str, _Place], names: Sequence[str], dtype: str) -> tuple[_Run, ...] | None:
+    """None where a tensor has another type."""
+    found: list[tuple[_Place, list[int]]] = []  # The first of each run, and the columns of all.
+    for column in sorted(range(len(names)), key=lambda column: places[names[column]].start):
+        place = places[names[column]]
+        if place.dtype != np.dtype(dtype):
+            return None
+        first, columns = found[-1] if found else (place, [])
+        if columns and first.num_rows == place.num_rows and \
+                place.start == first.start + len(columns) * place.num_rows * place.dtype.itemsize:
+            columns.append(column)
+        else:
+            found.append((place, [column]))
+    return tuple(_Run(first.start, first.num_rows, slice(columns[0], columns[-1] + 1) if columns == list(
+        range(columns[0], columns[-1] + 1)) else columns, len(columns)) for first, columns in found)
+
+
+@dataclass(frozen=True, slots=True)
+class RawTensors:
+    """The cells of such a request."""
+
+    layout: RawLayout
+    data: memoryview
+
+    def __len__(self) -> int:
+        return self.layout.num_rows
+
+    @property
+    def names(self) -> Collection[str]:
+        return self.layout.places.keys()
+
+    def column(self, name: str, kind: NumberKind | None = None, split: SplitCell | None = None) -> Any:
+        place = self.layout.places[name]
+        found = np.frombuffer(self.data, place.dtype, place.num_rows, place.start)
+        return found if place.num_rows == len(self) else repeated(name, found, len(self))
+
+    def numbers(self) -> NumberRows | None:
+        """All cells, of keys those of sparse columns; None where the columns must be read one by one."""
+        layout, data = self.layout, self.data
+        if not layout.sparse:
+            return None
+        dense = np.empty((layout.num_dense_rows, layout.shape[0]), np.float32)
+        for run in layout.dense:
+            dense[:, run.columns] = run.read(data, "<f4").T
+        keys = np.empty((layout.shape[1], layout.num_rows), np.int64)
+        for run in layout.sparse:
+            keys[run.columns] = run.read(data, "<i8")
+        return NumberRows(dense, keys, layout.shared)

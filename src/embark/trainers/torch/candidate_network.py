@@ -1,0 +1,74 @@
+"""DLRM on a CPU for many candidates of one user: what the user's columns alone decide is computed once."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from embark.trainers.torch.dense_network import DotNetwork, batch_products
+
+_MAX_SPLITS = 16  # Of models that different clients share different columns of.
+
+
+@dataclass(frozen=True, slots=True)
+class _Split:
+    """The first layer above the dots, for candidates that share some tables."""
+
+    user_pairs: Tensor  # Cells of the dots of the user's vectors with each other.
+    own_pairs: Tensor  # The same of a candidate's vectors.
+    user_weight: Tensor  # [out, width of the user's dense vector + its pairs]
+    own_layer: nn.Module  # Over the dots with the user's vectors, and the candidate's pairs.
+
+
+class CandidateNetwork:
+    """Splits the sums of a network, so that scores differ in the last bits from those of the same rows one by one."""
+
+    def __init__(self, network: DotNetwork, first: nn.Linear, faster: Callable[[nn.Linear], nn.Module]) -> None:
+        """`first` is the layer above the dots; `faster` replaces a layer by one that is so without gradients."""
+        assert isinstance(network.top, nn.Sequential)
+        self._network, self._first, self._faster, self._above = network, first, faster, network.top[1:]
+        self._splits: dict[tuple[int, ...], _Split] = {}
+
+    def logits(self, dense: Tensor, user: Tensor, own: Tensor, shared: tuple[int, ...]) -> Tensor:
+        """[n] of dense values [1, D], rows of the `shared` tables [S, dim] and of the others [n, T - S, dim]."""
+        split = self._splits.get(shared) or self._split(shared)
+        below = self._network.bottom(dense)  # type: ignore[misc]
+        vectors = torch.cat([below, user])
+        of_user = torch.mm(vectors, vectors.t()).view(-1).index_select(0, split.user_pairs)
+        user_part = torch.addmv(self._first.bias, split.user_weight, torch.cat([below[0], of_user]))
+        with_user = torch.mm(own.view(-1, own.shape[2]), vectors.t()).view(len(own), -1)
+        of_own = batch_products(own).flatten(1).index_select(1, split.own_pairs)
+        values = split.own_layer(torch.cat([with_user, of_own], dim=1)).add_(user_part)
+        logits: Tensor = self._above(values).squeeze(1)
+        return logits
+
+    def _split(self, shared: tuple[int, ...]) -> _Split:
+        num, weight = self._network.num_vectors, self._first.weight.detach()
+        users, dim = [0, *(1 + table for table in shared)], self._network.dim
+        owns = [vector for vector in range(num) if vector not in users]
+        column = torch.zeros(num, num, dtype=torch.int64)
+        first, second = torch.triu_indices(num, num, 1)
+        column[first, second] = column[second, first] = dim + torch.arange(len(first))
+
+        def pairs(vectors: list[int]) -> tuple[Tensor, Tensor]:
+            """Cells of their own matrix, and columns of the weight."""
+            upper = torch.triu_indices(len(vectors), len(vectors), 1)
+            chosen = torch.tensor(vectors, dtype=torch.int64)[upper]
+            return upper[0] * len(vectors) + upper[1], column[chosen[0], chosen[1]]
+
+        user_pairs, user_columns = pairs(users)
+        own_pairs, own_columns = pairs(owns)
+        between = column[torch.tensor(owns)[:, None], torch.tensor(users)].view(-1)
+        own_weight = weight[:, torch.cat([between, own_columns])]
+        layer = nn.Linear(own_weight.shape[1], own_weight.shape[0], bias=False)
+        layer.weight = nn.Parameter(own_weight.contiguous(), requires_grad=False)
+        if len(self._splits) >= _MAX_SPLITS:
+            self._splits.clear()
+        self._splits[shared] = found = _Split(
+            user_pairs=user_pairs, own_pairs=own_pairs,
+            user_weight=weight[:, torch.cat([torch.arange(dim), user_columns])].contiguous(),
+            own_layer=self._faster(layer))
+        return found
