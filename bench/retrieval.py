@@ -1,6 +1,6 @@
 """Two towers against popularity and matrix factorization on ratings `user::item::rating::time`, in one run.
 
-    python bench/retrieval.py RATINGS.dat [--out FOLDER] [--quick]
+    python bench/retrieval.py RATINGS.dat [--out FOLDER] [--quick] [--seeds 1 2 3]
 
 Leave-last-out: the last rating of each user with at least three is held out, if its item occurs before. All methods get
 the same candidates, every item of the training rows, without those the user has rated. Popularity counts training rows,
@@ -192,6 +192,7 @@ def main() -> None:
     parser.add_argument("ratings")
     parser.add_argument("--out", default="retrieval-bench")
     parser.add_argument("--quick", action="store_true")
+    parser.add_argument("--seeds", type=int, nargs="+", default=[1, 2, 3])
     asked = parser.parse_args()
     train, held = split(read(asked.ratings))
     seen = matrix(train)
@@ -216,8 +217,11 @@ def main() -> None:
 
     folder = Path(asked.out).absolute()
     started = time.perf_counter()
-    values = embark.train(embark.load_spec(str(write_towers(folder, train, held))), fresh=True)
-    found["two towers"] = {name: values[name] for name in ("recall_at_k", "ndcg_at_k", "hit_at_k", "num_users")}
+    spec = str(write_towers(folder, train, held))
+    for seed in asked.seeds:
+        values = embark.train(embark.load_spec(spec, [f"train.seed={seed}", f"name=towers-{seed}"]), fresh=True)
+        found[f"two towers, seed {seed}"] = {name: values[name]
+                                             for name in ("recall_at_k", "ndcg_at_k", "hit_at_k", "num_users")}
     print(f"two towers trained in {time.perf_counter() - started:.0f} s")
     index = embark.export_run(values["run_dir"], str(folder / "models")).item_index
     for name, result in found.items():

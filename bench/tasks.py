@@ -18,8 +18,8 @@ from embark import train
 from embark.spec import resolve
 
 TASKS = ("click", "buy")
-MODEL = {"num_dense": 8, "num_tables": 6, "rows_per_table": 200, "embedding_dim": 8, "bottom_mlp": [16],
-         "top_mlp": [32], "tower_mlp": [16]}
+MODEL = {"kind": "dcnv2", "num_cross_layers": 2, "cross_rank": 32, "num_dense": 8, "num_tables": 6,
+         "rows_per_table": 200, "embedding_dim": 16, "bottom_mlp": [16], "top_mlp": [64], "tower_mlp": [16]}
 HEADS = ("shared_bottom", "mmoe", "ple")
 
 

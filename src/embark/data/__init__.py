@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from embark.data.loader import Batch, Loader, SampleSource, eval_batches
 from embark.spec.paths import with_absolute_paths, without_local_input
+from embark.spec.train_defaults import with_train_defaults
 from embark.spec.user_code import with_code
 from embark.store.retry_policy import RetryPolicy
 
@@ -22,11 +23,14 @@ LOOK = RetryPolicy(max_retries=1, connect_s=5.0, silence_s=10.0, request_s=20.0,
 
 
 def resolve_from_data(spec: RunSpec) -> RunSpec:
-    """The spec with what only its data can say: of prepared data, the tables and the number of dense columns.
+    """The spec with what only its data can say: of prepared data, the tables and the number of dense columns; and the
+    fields of `[train]` that go by the number of samples, where that is known without reading them.
 
     Its data's paths are absolute then: it is saved with the run, and may be read from another directory.
     """
     spec = with_code(with_absolute_paths(spec), Path())
+    if spec.data.kind == "synthetic":
+        return with_train_defaults(spec, spec.data.num_train_samples)
     if spec.data.kind != "prepared":
         return spec
     from embark.data.prepared.cache import read_manifest

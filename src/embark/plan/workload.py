@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from embark.errors import UserError
 from embark.model.batch import num_steps_of, steps_per_epoch
 from embark.spec import RunSpec
+from embark.spec.train_defaults import with_train_defaults
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,6 +89,8 @@ def sample_bytes(spec: RunSpec) -> float:
 def resolve_data(spec: RunSpec, num_samples: int | None = None) -> tuple[RunSpec, DataSize | None]:
     """The spec with the tables of its data listed, and the data's size. `num_samples`, if given, is the user's."""
     given = None if num_samples is None else DataSize(num_samples)
+    if given or spec.data.kind == "synthetic" or "num_train_samples" in spec.data.model_fields_set:
+        spec = with_train_defaults(spec, num_samples or spec.data.num_train_samples)
     if spec.data.kind != "prepared":
         return _listed(spec), given
     from embark.data.prepared.cache import local_folder, read_manifest

@@ -12,6 +12,7 @@ from embark.model.batch import num_steps_of
 from embark.run.identity import identity_of, refuse_changes
 from embark.run.open_run import finished_before, finished_step, is_complete, life_events
 from embark.spec import RunSpec
+from embark.spec.train_defaults import with_train_defaults
 from embark.store import RunDir, run_uri
 from embark.store.lease import current_holder
 
@@ -43,6 +44,7 @@ def finished_already(spec: RunSpec, view: Sequence[Sink]) -> dict[str, Any] | No
         return None
     spec = resolve_from_data(spec)
     source = open_training_source(spec)
+    spec = with_train_defaults(spec, source.num_train_samples)
     num_steps = num_steps_of(spec.train, source.num_train_samples)
     identity = identity_of(spec, source, num_steps, OneRank())
     refuse_changes(run_dir, identity, changes_of(events), spec.store.accept_changes, step)

@@ -29,6 +29,7 @@ from embark.spec import RunSpec
 from embark.spec.batch import batch_mistakes
 from embark.spec.identity import KEY
 from embark.spec.run import penalty_mistakes
+from embark.spec.train_defaults import with_train_defaults
 from embark.store import RunDir
 
 if TYPE_CHECKING:
@@ -81,6 +82,8 @@ def train(
         spec = resolve_from_data(spec)
         check_against(spec, world)
         source = open_training_source(spec, allocate=backend.allocator(world))
+        spec = with_train_defaults(spec, source.num_train_samples)
+        check_against(spec, world)  # again, for a batch size that only the source could say
         stream = at_end.enter_context(closing(cast("StreamSource", source))) if spec.stream.is_on else None
         per_epoch = steps_per_epoch(source.num_train_samples, spec.train.batch_size)
         num_steps = num_steps_of(spec.train, source.num_train_samples)

@@ -163,7 +163,8 @@ def _data_mistakes(spec: RunSpec) -> Iterator[Mistake]:
     if data.kind == "synthetic" and data.path:
         yield _mistake("data.path", data.path, 'is not read while data.kind is "synthetic"',
                        'set data.kind = "prepared" or "columns"')
-    elif data.kind == "synthetic" and data.num_train_samples < spec.train.batch_size:
+    elif data.kind == "synthetic" and "batch_size" in spec.train.model_fields_set \
+            and data.num_train_samples < spec.train.batch_size:
         yield _mistake("train.batch_size", spec.train.batch_size,
                        f"is more than the {data.num_train_samples} samples of data.num_train_samples",
                        "make it smaller")

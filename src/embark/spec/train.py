@@ -12,7 +12,7 @@ class TrainSpec(Section):
     """Batch size, schedule, optimizers, precision, sharding."""
 
     batch_size: PositiveInt = 2048
-    """Global batch size: samples per step over all ranks."""
+    """Global batch size: samples per step over all ranks. If left out, less on little data: 400 steps an epoch."""
     num_epochs: PositiveInt = 1
     """Passes over the training data."""
     num_steps: NonNegativeInt = 0
@@ -20,7 +20,7 @@ class TrainSpec(Section):
     learning_rate: float = Field(default=0.01, ge=0)
     """Of the tables, and of the dense layers unless `dense_learning_rate` is given."""
     dense_learning_rate: float | None = Field(default=None, ge=0)
-    """Of the dense layers."""
+    """Of the dense layers. If both rates are left out, 0.001 for Adam."""
     optimizer: TableOptimizer = "rowwise_adagrad"
     """Of the tables, fused into the backward pass. Adam needs a GPU. `rowwise_adam`: with one second moment for a row,
     the mean over its values."""

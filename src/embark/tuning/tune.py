@@ -30,6 +30,7 @@ from embark.run.signals import StopSignals
 from embark.run.stop import PRICE, usd_per_hour
 from embark.spec import RunSpec, to_toml
 from embark.spec.paths import with_absolute_paths
+from embark.spec.train_defaults import with_train_defaults
 from embark.store import RunDir, run_uri, write_atomic
 from embark.store.checkpoint_store import EARLY_STOPPING
 from embark.store.run_dir import TUNE
@@ -125,6 +126,8 @@ class Search:
         if not source.num_eval_samples:
             raise UserError("embark tune compares trials on held-out samples, and the data has none",
                             fix="hold some out: data.eval_fraction, or data.num_eval_samples")
+        spec = with_train_defaults(spec, source.num_train_samples)
+        self._given = with_train_defaults(self._given, source.num_train_samples)
         self.spec, self._num_train_samples = spec, source.num_train_samples
         is_general = not wants_jax(spec) and spec.train.engine != "cuda_graph"
         self._space: SearchSpace = parse_search(spec, request.search) or default_space(

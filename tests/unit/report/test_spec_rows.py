@@ -14,7 +14,8 @@ def test_defaults_are_left_out_and_the_rest_has_its_meaning():
     rows = {field: (value, default) for field, value, default, _ in set_fields(spec)}
     assert rows == {"train.batch_size": ("64", "2,048"), "place.spot": ("true", "false")}
     meaning = next(row[3] for row in set_fields(spec) if row[0] == "train.batch_size")
-    assert meaning == "Global batch size: samples per step over all ranks."
+    assert meaning == "Global batch size: samples per step over all ranks. If left out, less on little data: 400 " \
+        "steps an epoch."
 
 
 def test_differences_count_what_one_leaves_out_as_the_default():

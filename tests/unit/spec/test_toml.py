@@ -20,7 +20,8 @@ def test_a_starter_reads_back_as_its_preset(tmp_path, preset):
 def test_a_starter_explains_each_line():
     text = starter("quickstart").splitlines()
     above = text[text.index("batch_size = 2048") - 1]
-    assert above == "# Global batch size: samples per step over all ranks."
+    assert above == "# Global batch size: samples per step over all ranks. If left out, less on little data: 400 " \
+        "steps an epoch."
 
 
 def test_the_reference_page_is_the_code_s_own_words():

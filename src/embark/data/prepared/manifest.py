@@ -15,6 +15,7 @@ from embark.errors import DataError, UserError
 from embark.spec.model import ModelSpec, Table
 from embark.spec.run import RunSpec
 from embark.spec.tasks import label_columns
+from embark.spec.train_defaults import with_train_defaults
 from embark.store.object_store import normalize_path
 
 MANIFEST = "manifest.json"
@@ -159,7 +160,8 @@ class _File(_Head, strict=True):
 
 
 def resolve_from_manifest(spec: RunSpec, manifest: Manifest) -> RunSpec:
-    """`spec` with the tables and `num_dense` of its data where it gives none; what it gives must fit."""
+    """`spec` with the tables and `num_dense` of its data where it gives none, and what of `[train]` goes by the number
+    of training rows; what it gives must fit."""
     model, layout = spec.model, manifest.layout
     changes: dict[str, object] = {}
     if "num_dense" not in model.model_fields_set:
@@ -174,7 +176,7 @@ def resolve_from_manifest(spec: RunSpec, manifest: Manifest) -> RunSpec:
             fix="change [model] so; or leave tables, num_tables, rows_per_table and num_dense out of it, to take "
                 "those of the data; or prepare the data again: embark data prepare SPEC",
         )
-    return spec.model_copy(update={"model": model})
+    return with_train_defaults(spec.model_copy(update={"model": model}), manifest.num_rows("train"))
 
 
 def _tables(path: str, layout: Layout) -> tuple[Table, ...]:

@@ -11,6 +11,7 @@ from embark.errors import UserError
 from embark.model.jax_layout import NUM_AHEAD
 from embark.run.loop import check_against
 from embark.spec import RunSpec
+from embark.spec.train_defaults import with_train_defaults
 from embark.trainers.bench import ENDLESS, BenchResult, first_batches, time_contender
 from embark.trainers.jax.prefetch import to_devices
 from embark.trainers.jax.state import initial_state
@@ -54,8 +55,9 @@ def bench(spec: RunSpec, *, seconds: float, progress: Callable[[str], None]) -> 
         if world.world_size > 1:
             raise UserError("embark bench measures one process", fix="run it on one host")
         spec = resolve_from_data(spec)
-        check_against(spec, world)
         source = open_source(spec)
+        spec = with_train_defaults(spec, source.num_train_samples)
+        check_against(spec, world)
         row = time_contender(lambda: JaxContender(spec, world, source), spec.train.batch_size, seconds)
         progress(row.name)
         return BenchResult(spec.train.batch_size, world.device_name, f"jax {jax.__version__}", [row])

@@ -13,6 +13,7 @@ from embark.errors import UserError
 from embark.model.placement import value_bytes
 from embark.model.work import layers_of
 from embark.spec import RunSpec
+from embark.spec.train_defaults import with_train_defaults
 from embark.trainers.bench import NUM_BATCHES, BenchResult, Ceiling, Contender, first_batches, time_contender
 from embark.trainers.torch.bench.contenders import Embark, Stock, StockPipeline
 from embark.trainers.torch.trainer import precision_on, set_matmul_precision
@@ -50,6 +51,7 @@ def bench(spec: RunSpec, *, seconds: float, peers: bool, progress: Callable[[str
         set_matmul_precision("tf32")  # the peers' best
         spec = resolve_from_data(spec)
         source = open_source(spec)
+        spec = with_train_defaults(spec, source.num_train_samples)
         batches = first_batches(spec, source)
         rows, size = [], spec.train.batch_size
         for make in _contenders(spec, world, source, batches, precision if peers else ""):
@@ -67,7 +69,8 @@ def profile(spec: RunSpec, num_steps: int = 20) -> Profile:
     with join(spec.place) as world:
         set_matmul_precision("tf32")
         spec = resolve_from_data(spec)
-        ours = Embark(spec, world, open_source(spec), NUM_BATCHES)
+        source = open_source(spec)
+        ours = Embark(with_train_defaults(spec, source.num_train_samples), world, source, NUM_BATCHES)
         ours.run(10)
         ours.wait()
         is_gpu = world.device.type == "cuda"

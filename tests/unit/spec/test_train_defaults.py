@@ -1,0 +1,37 @@
+"""What [train] is where a spec leaves it out."""
+
+import pytest
+
+from embark.plan.workload import resolve_data
+from embark.spec import resolve
+from embark.spec.train_defaults import suited_batch, with_train_defaults
+
+
+@pytest.mark.parametrize(("num_samples", "batch"), [
+    (10, 10), (4_000, 64), (60_000, 128), (100_000, 128), (409_600, 1024), (1_000_000, 2048), (10**9, 2048)])
+def test_the_batch_goes_by_the_number_of_training_samples(num_samples, batch):
+    assert suited_batch(num_samples) == batch
+
+
+def test_what_a_spec_names_stays():
+    spec = resolve({"name": "a", "train": {"batch_size": 512, "learning_rate": 0.02}})
+    assert with_train_defaults(spec, 4_000) is spec
+    rates = resolve({"name": "a", "train": {"dense_optimizer": "sgd"}})
+    found = with_train_defaults(rates, 4_000).train
+    assert found.model_copy(update={"batch_size": 2048}) == rates.train
+    assert found.batch_size == 64
+
+
+def test_a_second_call_changes_nothing_and_a_plan_has_the_batch_of_the_run():
+    spec = resolve({"name": "a", "data": {"num_train_samples": 4_000}})
+    found = with_train_defaults(spec, 4_000)
+    assert with_train_defaults(found, 1_000_000) is found
+    assert resolve_data(spec)[0].train == found.train
+    assert resolve_data(spec, 1_000_000)[0].train.batch_size == 2048
+
+
+def test_retrieval_has_a_batch_of_its_own_because_its_samples_are_negatives_of_each_other():
+    spec = resolve({"name": "a", "model": {
+        "kind": "two_tower", "num_dense": 0, "two_tower": {"item": "item"},
+        "tables": [{"name": "user", "rows": 9}, {"name": "item", "rows": 9}]}})
+    assert with_train_defaults(spec, 4_000) is spec
