@@ -46,6 +46,7 @@ class Containers:
         """Of the network and, with a number, of each container: what belongs together is called alike."""
         self._subnet: ipaddress.IPv4Network | None = None
         self._addresses: dict[str, str] = {}
+        self._started: list[str] = []  # Containers, made or about to be.
 
     def changes(self) -> list[Change]:
         return [Change("image", "of the manifest", f"{self._image}, run by {self.name}"),
@@ -68,6 +69,7 @@ class Containers:
         assert self._subnet is not None
         address = str(self._subnet[FIRST_ADDRESS + start.number % 200])
         self._addresses[start.key] = address
+        self._started.append(self._called(start))
         words = [self.name, "run", "--name", self._called(start), "--hostname", pod.hostname, "--network", self._id,
                  "--ip", address, *DNS, *self._aliases(start), *self._mounts(start, address), *self._limits(start),
                  *self._may(start)]
@@ -104,23 +106,26 @@ class Containers:
                             ["network", "connect", "--ip", address, *aliases, self._id, own]))
 
     def close(self, *, keep: bool) -> str:
+        """What is left and how to remove it: with `keep`, or where the engine could not remove it."""
         names = self._there()
+        remove = ["rm", "--force", *(["--time", "0"] if self.name == "podman" else []), *names]
+        network = ["network", "rm", self._id]
         if keep:
             for name in names:
                 self._change("kill", name)
-            return (f"{self.folders.root} and containers {self._id}-*; {self.name} rm -f {' '.join(names)}; "
-                    f"{self.name} network rm {self._id}; rm -r {self.folders.root} removes them")
-        if names:
-            self._change("rm", "--force", *(["--time", "0"] if self.name == "podman" else []), *names)
-        if self._subnet is not None:
-            self._change("network", "rm", self._id)
-        return ""
+            return (f"{self.folders.root} and containers {self._id}-*; {self.name} {' '.join(remove)}; "
+                    f"{self.name} {' '.join(network)}; rm -r {self.folders.root} removes them")
+        commands = [*([remove] if names else []), *([network] if self._subnet is not None else [])]
+        failed = [(words, done) for words in commands if not (done := self._change(*words)).is_ok]
+        return "; ".join(f"{self.name} {' '.join(words)}: {(done.err or done.out).strip() or 'no answer'}"
+                         for words, done in failed)
 
     def _there(self) -> list[str]:
-        """The containers that were made: of several names to remove, podman removes none where one is not there."""
+        """The containers that were made: of several names to remove, podman removes none where one is not there. All
+        that were started, if the engine does not say."""
         answer = self._shell.ask([self.name, "ps", "--all", "--filter", f"name={self._id}", "--format", "{{.Names}}"],
                                timeout_s=_SLOW_S)
-        return answer.out.split()
+        return answer.out.split() if answer.is_ok else self._started
 
     def _refuse_nameless(self) -> None:
         """Podman with its older network plugins makes networks where no name resolves."""

@@ -163,8 +163,8 @@ def rehearse(prepared: PreparedRehearsal, options: RehearsalOptions, observer: O
     finally:  # Ctrl-C and a SIGTERM pass here too, and a second one does not come between
         stops.is_over = True
         if not left_behind:
-            if engine is not None:
-                engine.close(keep=False)
+            if engine is not None and (failed := engine.close(keep=False)):
+                observer.note(f"not removed: {failed}")
             shutil.rmtree(root, ignore_errors=True)
         for number, handler in before.items():
             signal.signal(number, handler)

@@ -28,10 +28,13 @@ class Answers(Shell):
         self.network = '[{"dns_enabled": true}]'
         self.containers: list[str] = []
         self.changed: list[list[str]] = []
+        self.answer = CommandResult(0)  # To what changes something.
 
     def ask(self, words, *, stdin="", timeout_s=60.0) -> CommandResult:
         if words[1] == "network":
             return CommandResult(0, self.network)
+        if words[1] == "ps" and not self.answer.is_ok:
+            return self.answer
         if words[1] == "ps":
             begin = words[words.index("--filter") + 1].removeprefix("name=")
             return CommandResult(0, "".join(f"{name}\n" for name in self.containers if name.startswith(begin)))
@@ -45,7 +48,7 @@ class Answers(Shell):
             names = words[words.index("0") + 1:]
             if set(names) <= set(self.containers):  # podman 4.3 ends with 0 and removes none where one is not there
                 self.containers = [name for name in self.containers if name not in names]
-        return CommandResult(0)
+        return self.answer
 
 
 @cache
@@ -138,6 +141,17 @@ def test_a_pod_that_was_never_made_does_not_save_the_others_from_removal(monkeyp
     shell.containers = ["embark-rehearse-one-0", "embark-rehearse-another-0"]
     engine.close(keep=False)
     assert shell.containers == ["embark-rehearse-another-0"]
+
+
+def test_what_the_engine_could_not_remove_is_named_with_the_command_that_does(monkeypatch, tmp_path):
+    monkeypatch.setattr(containers, "LineStream", lambda words, **_: None)
+    shell = Answers()
+    engine = Containers("podman", IMAGE, Folders(tmp_path / "embark-rehearse-one"), prepared().workload.names, shell)
+    engine.begin()
+    engine.start(Start(prepared().workload.pods[0], 0, 0))
+    shell.answer = CommandResult(-9, has_timed_out=True)
+    assert engine.close(keep=False) == ("podman rm --force --time 0 embark-rehearse-one-0: no answer; "
+                                        "podman network rm embark-rehearse-one: no answer")
 
 
 def test_a_network_without_names_is_refused_and_removed(tmp_path):
