@@ -12,7 +12,8 @@ import os
 import signal
 import sys
 import tempfile
-from collections.abc import Collection, Iterable, MutableMapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, MutableMapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -90,7 +91,8 @@ def launch(arguments: Sequence[str]) -> RanksResult:
     # launch_agent takes the class from its module's namespace; there is no other way to pass one.
     original, launcher.LocalElasticAgent = launcher.LocalElasticAgent, Agent
     try:
-        run(options)
+        with log_folder(options):
+            run(options)
     except ChildFailedError as error:
         codes = {rank: failure.exitcode for rank, failure in sorted(error.failures.items())}
         by_rank = ", ".join(f"rank {rank} with {code}" for rank, code in codes.items())
@@ -102,6 +104,24 @@ def launch(arguments: Sequence[str]) -> RanksResult:
     finally:
         launcher.LocalElasticAgent = original
     return RanksResult()
+
+
+@contextmanager
+def log_folder(options: Any) -> Iterator[None]:
+    """torchrun passes its ranks' lines through files. It does not remove the folder that it makes for them."""
+    if options.log_dir is not None or not _has_temporary_files():
+        yield
+        return
+    with tempfile.TemporaryDirectory(prefix="embark-torchrun-", ignore_cleanup_errors=True) as options.log_dir:
+        yield
+
+
+def _has_temporary_files() -> bool:
+    try:
+        tempfile.gettempdir()
+    except FileNotFoundError:  # no writable directory
+        return False
+    return True
 
 
 def method_name(depth: int = 2) -> str:
@@ -161,9 +181,7 @@ def set_shutdown_timeout(environ: MutableMapping[str, str]) -> None:
 
 def prefix_output(environ: MutableMapping[str, str]) -> None:
     """Every line of a rank's output begins with its global rank, as torch's own errors do."""
-    try:
-        tempfile.gettempdir()
-    except FileNotFoundError:  # no writable directory: torchrun passes lines through files
+    if not _has_temporary_files():  # torchrun passes lines through files
         return
     environ.setdefault("PET_TEE", "3")
     environ.setdefault("TORCHELASTIC_LOG_LINE_PREFIX_TEMPLATE", "[rank${rank}]:")

@@ -10,6 +10,8 @@ lazy_imports.install()
 # OpenMP's threads spin while they wait. Beside any other busy process that makes a step on a CPU twenty times
 # slower (bench/LOG.md), so they give up soon. torch reads it as it loads, hence here.
 os.environ.setdefault("GOMP_SPINCOUNT", "5000")
+# On ARM oneDNN writes a map of its kernels to /tmp/perf-PID.map for profilers, and nobody removes it.
+os.environ.setdefault("ONEDNN_JIT_PROFILE", "0")
 
 _NO_NEWS = ("_fbgemm_torch_compat_table has no entry", "Could not determine LOCAL_WORLD_SIZE")
 
