@@ -22,7 +22,9 @@ ENDS = {"trials": "all trials are done", "minutes": "the minutes are spent", "us
 
 def tune(
     spec: Spec, /, *, trials: int = 30, minutes: Annotated[float | None, Optional] = None,
-    usd: Annotated[float | None, Optional] = None, metric: Literal["auc", "log_loss", "normalized_entropy"] = "auc",
+    usd: Annotated[float | None, Optional] = None,
+    metric: Annotated[Literal["auc", "log_loss", "normalized_entropy", "recall_at_k", "ndcg_at_k", "hit_at_k"] | None,
+                      Optional] = None,
     search: Annotated[tuple[str, ...], Parameter(negative="", show_default=False)] = (), set_: Settings = (),
     console: Console = Console(),
 ) -> None:
@@ -39,17 +41,20 @@ def tune(
     usd
         Stop after so many dollars; place.budget_usd by default.
     metric
-        The held-out metric to improve.
+        The held-out metric to improve; by default the AUC, of two towers Recall@K.
     search
         Search only these fields: train.learning_rate=0.001..0.1 or train.batch_size=256,512. Repeatable.
     """
     from embark.spec import load_spec
+    from embark.spec.held_out_metrics import measured_metrics
     from embark.tuning.tune import TuneRequest
     from embark.tuning.tune import tune as search_settings
 
-    request = TuneRequest(trials=trials, minutes=minutes, usd=usd, metric=metric, search=search)
+    loaded = load_spec(spec, set_)
+    request = TuneRequest(trials=trials, minutes=minutes, usd=usd, search=search,
+                          metric=metric or measured_metrics(loaded.model)[0])
     with console.stages() as show:
-        result = search_settings(load_spec(spec, set_), request, [TuneView(console, show, metric)])
+        result = search_settings(loaded, request, [TuneView(console, show, str(request.metric))])
     console.show(result, _render)
 
 

@@ -3,15 +3,16 @@
 import json
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 from embark.events.metrics import metric
 from embark.formatting import format_float, pluralize, to_finite, to_one_line
+from embark.spec.held_out_metrics import HeldOutMetric
 from embark.store.run_dir import TUNE
 
 MAX_TRIALS = 500
 MAX_BYTES = 4 << 20
-METRICS = ("auc", "log_loss", "normalized_entropy")
+METRICS = get_args(HeldOutMetric)
 
 
 class TuneFile:

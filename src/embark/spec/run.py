@@ -10,6 +10,7 @@ from embark.spec.batch import batch_mistakes
 from embark.spec.data import DataSpec, moment
 from embark.spec.drift import drift_mistakes
 from embark.spec.dynamic import dynamic_mistakes
+from embark.spec.held_out_metrics import HeldOutMetric, metric_mistakes
 from embark.spec.identity import ACCEPTABLE
 from embark.spec.interactions import Names, interactions_mistakes
 from embark.spec.model import SHARED, ModelSpec
@@ -45,7 +46,7 @@ class StoreSpec(Section):
     """Also keep every checkpoint whose step is a multiple of this, permanently."""
     keep_best: NonNegativeInt = 0
     """Also keep this many checkpoints with the best held-out `best_by`."""
-    best_by: Literal["auc", "log_loss", "normalized_entropy", "recall_at_k", "ndcg_at_k", "hit_at_k"] = "auc"
+    best_by: HeldOutMetric = "auc"
     """The metric that ranks checkpoints for `keep_best`."""
     verify: Literal["checksums", "sizes"] = "checksums"
     """What is verified before a checkpoint is loaded."""
@@ -76,6 +77,7 @@ class RunSpec(Section):
         yield from dynamic_mistakes(self)
         yield from _data_mistakes(self)
         yield from task_mistakes(self)
+        yield from metric_mistakes(self)
         yield from interactions_mistakes(self)
         yield from drift_mistakes(self)
         yield from stream_mistakes(self)
@@ -283,11 +285,14 @@ def _weight_mistakes(spec: RunSpec) -> Iterator[Mistake]:
 
 
 def penalty_mistakes(spec: RunSpec) -> Iterator[Mistake]:
-    """Of `train.embedding_l2`; asked again by a run, whose data may say what the tables are."""
-    pooled = [table.name for table in spec.model.tables if table.multi_hot > 1]
-    if spec.train.embedding_l2 and pooled:
-        yield _mistake("train.embedding_l2", spec.train.embedding_l2, f"table {pooled[0]} pools several rows, and the "
-                       "penalty sees only the pooled vector", "leave it out, or give every table multi_hot = 1")
+    """Of `train.embedding_l2`, whatever trains; asked again by a run, whose data may say what the tables are."""
+    several = [table for table in spec.model.tables if table.multi_hot > 1]
+    if spec.train.embedding_l2 and several:
+        why = "is a sequence, whose rows are not penalized" if several[0].is_sequence else (
+            "pools several rows of a sample: FBGEMM returns their sum or mean alone, so a penalty on each one "
+            "has no gradient")
+        yield _mistake("train.embedding_l2", spec.train.embedding_l2, f"table {several[0].name} {why}",
+                       "leave it out, or set multi_hot = 1; train.weight_decay and model.dropout regularize too")
 
 
 def _elastic_mistakes(spec: RunSpec) -> Iterator[Mistake]:

@@ -76,8 +76,6 @@ def sequence_mistakes(spec: RunSpec) -> Iterator[Mistake]:
                        f"one of: {', '.join(EMBEDDING_SHARDINGS)}")
     if model.has_sequences and model.tasks:
         yield _mistake("model.tasks", len(model.tasks), "models of sequences have one task", "leave it out")
-    if model.has_sequences and spec.train.embedding_l2:
-        yield _mistake("train.embedding_l2", spec.train.embedding_l2, "does not reach sequences", "leave it out")
 
 
 def _role_mistakes(spec: RunSpec) -> Iterator[Mistake]:

@@ -126,13 +126,6 @@ def _data_mistakes(spec: RunSpec) -> Iterator[Mistake]:
         if data.kind in ("columns", "prepared") and task.column in features:
             yield _mistake(f"model.tasks.{index}.label", task.column,
                            "is also a feature, which would show the model the answer", "name it once")
-    if main_task(tasks) < 0:
-        for field, value in (("train.early_stopping_metric", spec.train.early_stopping_metric
-                              if spec.train.early_stopping_patience else ""),
-                             ("store.best_by", spec.store.best_by if spec.store.keep_best else "")):
-            if value in ("auc", "normalized_entropy"):
-                yield _mistake(field, value, "no task is binary, so there is no AUC and no normalized entropy",
-                               'use "log_loss", the weighted sum of the losses')
 
 
 HEAD_FIELDS = ("task_head", "num_experts", "num_task_experts", "num_extraction_layers", "tower_mlp")

@@ -4,6 +4,7 @@ from typing import Literal
 
 from pydantic import Field, NonNegativeInt, PositiveInt
 
+from embark.spec.held_out_metrics import HeldOutMetric
 from embark.spec.model import TableDtype, TableOptimizer, TableSharding
 from embark.spec.section import Section
 
@@ -33,7 +34,8 @@ class TrainSpec(Section):
     factor 1 − rate × `weight_decay`. The same with SGD and Adagrad, where it is not added to the gradient either."""
     embedding_l2: float = Field(default=0.0, ge=0)
     """L2 penalty on looked-up rows: `embedding_l2` / 2 × the squared norm of the rows of a sample, a mean over the
-    batch, added to the loss that is minimized, not to the one that is shown. Rows that no sample has do not shrink."""
+    batch, added to the loss that is minimized, not to the one that is shown. Rows that no sample has do not shrink. For
+    tables with one id per sample."""
     max_gradient_norm: float = Field(default=0.0, ge=0)
     """The gradient of the dense layers, all together, is scaled down to this L2 norm where it is larger; 0: never.
     Gradients of tables are not clipped."""
@@ -68,8 +70,7 @@ class TrainSpec(Section):
     early_stopping_patience: NonNegativeInt = 0
     """Stop after this many evaluations in a row without an improvement; 0: never. Needs `eval_every`. The checkpoint of
     the best evaluation is saved and kept; `RUN@best` names it."""
-    early_stopping_metric: Literal[
-        "auc", "log_loss", "normalized_entropy", "recall_at_k", "ndcg_at_k", "hit_at_k"] = "auc"
+    early_stopping_metric: HeldOutMetric = "auc"
     """The held-out metric that must improve."""
     early_stopping_min_delta: float = Field(default=0.0, ge=0)
     """A change of the metric by no more than this is no improvement."""

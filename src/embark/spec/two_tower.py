@@ -14,8 +14,6 @@ if TYPE_CHECKING:
 
 TowerLayers = Annotated[tuple[Annotated[int, Field(gt=0, le=2**20)], ...], Field(strict=False, max_length=100)]
 TableNames = Annotated[tuple[str, ...], Field(strict=False, max_length=10_000)]
-RANKING_METRICS = ("recall_at_k", "ndcg_at_k", "hit_at_k")
-"""What the evaluation of two towers measures, in place of AUC and its like."""
 
 
 class TwoTowerSpec(Section):
@@ -64,10 +62,6 @@ def two_tower_mistakes(spec: "RunSpec") -> Iterator[Mistake]:
             if getattr(two, field) != TwoTowerSpec.model_fields[field].default:
                 yield _mistake(field, getattr(two, field), f'has no effect while model.kind is "{model.kind}"',
                                'set model.kind = "two_tower"')
-        for place, field in (("train", "early_stopping_metric"), ("store", "best_by")):
-            if (value := getattr(getattr(spec, place), field)) in RANKING_METRICS:
-                yield Mistake("", f"{place}.{field}", value, 'is measured of model.kind = "two_tower" alone',
-                              'use "auc"')
         return
     if not two.item:
         yield _mistake("item", "", "two towers need to know the items", "name the table whose ids are the items")
@@ -76,17 +70,10 @@ def two_tower_mistakes(spec: "RunSpec") -> Iterator[Mistake]:
                        "make it smaller")
     if model.gives_tables:
         yield from _table_mistakes(model)
-    train = spec.train
-    if train.early_stopping_patience and train.early_stopping_metric not in RANKING_METRICS:
-        yield Mistake("", "train.early_stopping_metric", train.early_stopping_metric, "is not measured of two towers",
-                      f'set it to "{RANKING_METRICS[0]}"')
-    if spec.store.keep_best and spec.store.best_by not in RANKING_METRICS:
-        yield Mistake("", "store.best_by", spec.store.best_by, "is not measured of two towers",
-                      f'set it to "{RANKING_METRICS[0]}"')
     if model.dropout:
         yield Mistake("", "model.dropout", str(model.dropout), "has no effect on two towers", "leave it out")
-    if train.engine == "cuda_graph":
-        yield Mistake("", "train.engine", train.engine, "the CUDA-graph engine does not train two towers",
+    if spec.train.engine == "cuda_graph":
+        yield Mistake("", "train.engine", spec.train.engine, "the CUDA-graph engine does not train two towers",
                       'use "pipeline" or "auto"')
 
 

@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 from embark.catalog.pricing import price_of_run
 from embark.data import open_source, resolve_from_data
@@ -29,6 +29,7 @@ from embark.run.identity import identity_of
 from embark.run.signals import StopSignals
 from embark.run.stop import PRICE, usd_per_hour
 from embark.spec import RunSpec, to_toml
+from embark.spec.held_out_metrics import HeldOutMetric, measured_metrics, metric_mistake
 from embark.spec.paths import with_absolute_paths
 from embark.spec.train_defaults import with_train_defaults
 from embark.store import RunDir, run_uri, write_atomic
@@ -47,7 +48,6 @@ if TYPE_CHECKING:
 
 NUM_EVALUATIONS = 8  # Of a trial, where the spec asks for none before the end.
 BEST = "best.toml"
-Metric = Literal["auc", "log_loss", "normalized_entropy"]
 STATES = {"COMPLETE": "complete", "PRUNED": "pruned", "FAIL": "failed", "RUNNING": "unfinished"}
 
 
@@ -58,7 +58,8 @@ class TuneRequest:
     trials: int = 30
     minutes: float | None = None
     usd: float | None = None
-    metric: Metric = "auc"
+    metric: HeldOutMetric | None = None
+    """None: the AUC; of two towers, Recall@K; of tasks of which none is binary, the log loss."""
     search: Sequence[str] = ()
     """As `--search`: `train.learning_rate=0.001..0.1`; empty: rates, optimizers, batch size and regularization."""
 
@@ -83,7 +84,7 @@ class TuneResult:
 
     name: str
     folder: str
-    metric: Metric
+    metric: HeldOutMetric
     search: Mapping[str, str]
     trials: tuple[TrialResult, ...]
     num_wanted: int
@@ -121,6 +122,9 @@ class Search:
         self.request, self._view, self._given = request, view, with_absolute_paths(spec)
         self.folder = _folder(spec)
         _check_request(request)
+        self._metric = request.metric or measured_metrics(spec.model)[0]
+        if (mistake := metric_mistake(spec.model, "--metric", self._metric)) is not None:
+            raise UserError(f"--metric {self._metric} {mistake.what}", fix=mistake.fix)
         spec = resolve_from_data(spec)
         source = open_source(spec)
         if not source.num_eval_samples:
@@ -134,7 +138,7 @@ class Search:
             spec, has_regularization=is_general)
         identity = identity_of(spec, source, num_steps_of(spec.train, source.num_train_samples), OneRank())
         self._subject = {**identity, "train.num_epochs": spec.train.num_epochs, "train.num_steps": spec.train.num_steps,
-                         "train.eval_every": spec.train.eval_every, "--metric": request.metric,
+                         "train.eval_every": spec.train.eval_every, "--metric": self._metric,
                          "--search": {field: str(dimension) for field, dimension in self._space.items()}}
         self._budget_usd = spec.place.budget_usd if request.usd is None else request.usd
         self._usd_per_hour = _price(spec, self._budget_usd)
@@ -142,7 +146,7 @@ class Search:
 
     def run(self, signals: StopSignals) -> TuneResult:
         """Trials until the number, the minutes or the dollars are reached."""
-        study = Study(self.folder, self.request.metric, self._space, self.spec.train.seed)
+        study = Study(self.folder, self._metric, self._space, self.spec.train.seed)
         study.start(self._subject, own_values(self.spec, self._space))
         backend: TrainerBackend | None = None
         while not (stopped_by := self._limit(self._save(study, ""))):
@@ -164,7 +168,7 @@ class Search:
         from embark.run.loop import train
 
         spec = self.trial_spec(trial.number, values)
-        reports = _Reports(study, trial, self.request.metric, spec.train.eval_every)
+        reports = _Reports(study, trial, self._metric, spec.train.eval_every)
         if study.why_pruned(trial):  # it was, and the process was killed before it could say so
             return study.tell(trial, "pruned")
         try:
@@ -179,7 +183,7 @@ class Search:
             return None
         if ended["step"] < num_steps_of(spec.train, self._num_train_samples) and reports.is_pruned:
             return study.tell(trial, "pruned")
-        value = _value_of(ended, self.request.metric)
+        value = _value_of(ended, self._metric)
         return study.tell(trial, "complete" if math.isfinite(value) else "failed", value)
 
     def trial_spec(self, number: int, values: Mapping[str, Any]) -> RunSpec:
@@ -229,7 +233,7 @@ class Search:
         best = study.best_number
         costs = [one.usd for one in trials if one.usd is not None]
         return TuneResult(
-            name=self.spec.name, folder=str(self.folder), metric=self.request.metric,
+            name=self.spec.name, folder=str(self.folder), metric=self._metric,
             search={field: str(dimension) for field, dimension in self._space.items()}, trials=trials,
             num_wanted=self.request.trials, stopped_by=stopped_by, best=best,
             best_value=None if best is None else trials[best].value, own_value=trials[0].value if trials else None,

@@ -30,12 +30,6 @@ def test_a_mistake_names_its_field(change, field):
     assert field in [mistake.field for mistake in refused.value.mistakes]
 
 
-def test_ranking_metrics_are_those_of_two_towers_alone():
-    with pytest.raises(SpecError, match="two_tower"):
-        resolve({}, ['store.best_by="recall_at_k"'])
-    assert resolve(GOOD, ['store.best_by="recall_at_k"', "store.keep_best=1"]).store.keep_best == 1
-
-
 def test_a_spec_survives_its_own_file():
     import tomllib
 

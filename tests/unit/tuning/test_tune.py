@@ -104,6 +104,16 @@ def test_the_first_trial_is_the_specs_own_and_the_best_is_a_spec_file(search, tm
         f"trial-{result.best:04d}"}
 
 
+def test_two_towers_are_searched_by_a_ranking_metric(search, tmp_path):
+    towers = ("model.kind=two_tower", "model.num_dense=0", "model.two_tower.item=cat_0", "data.num_eval_samples=50")
+    by_default = search(TuneRequest(trials=2, search=SEARCH), *towers)
+    assert (by_default.metric, by_default.best_value) == ("recall_at_k", max(one.value for one in by_default.trials))
+    by_ndcg = search(TuneRequest(trials=1, search=SEARCH, metric="ndcg_at_k"), *towers, root="others")
+    assert by_ndcg.own_value == pytest.approx(by_default.own_value / 2)
+    with pytest.raises(UserError, match=r"--metric auc is not measured of model\.kind"):
+        search(TuneRequest(metric="auc", search=SEARCH), *towers, root="none")
+
+
 def test_a_search_that_is_done_trains_nothing_and_more_trials_continue_it(search):
     first = search(TuneRequest(trials=1, search=SEARCH))
     assert search(TuneRequest(trials=1, search=SEARCH), aucs=lambda *_: 1 / 0) == first
@@ -232,6 +242,7 @@ def test_another_search_of_the_same_name_is_refused(search):
     (TuneRequest(trials=0), (), "--trials 0 is not a positive number"),
     (TuneRequest(minutes=math.nan), (), "--minutes nan"),
     (TuneRequest(usd=3.0), (), "a budget of .3.00 cannot be enforced.*names no machine"),
+    (TuneRequest(metric="ndcg_at_k"), (), "--metric ndcg_at_k is not measured of model.kind = \"dlrm\""),
     (TuneRequest(), ("data.num_eval_samples=0",), "on held-out samples, and the data has none"),
     (TuneRequest(), ("store.root=s3://bucket/runs",), "keeps its trials in a local directory"),
 ])

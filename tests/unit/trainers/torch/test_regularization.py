@@ -96,9 +96,15 @@ def test_a_resumed_run_has_the_losses_of_an_undisturbed_one(train_tiny):
     assert resumed.values["log_loss"] == undisturbed.values["log_loss"]
 
 
-def test_a_penalty_on_pooled_rows_is_refused():
-    with pytest.raises(SpecError, match=r"(?s)train\.embedding_l2.*table a pools several rows"):
-        resolve({"model": {"tables": [{"name": "a", "rows": 9, "multi_hot": 2}]}}, ["train.embedding_l2=0.1"])
+@pytest.mark.parametrize(("table", "why"), [
+    ({"multi_hot": 2}, "table a pools several rows of a sample: FBGEMM returns their sum or mean alone"),
+    ({"pooling": "none", "max_length": 4}, "table a is a sequence")])
+def test_a_penalty_is_refused_where_a_sample_has_several_rows_of_a_table_and_says_why(table, why):
+    with pytest.raises(SpecError) as refused:
+        resolve({"model": {"kind": "m:M", "code": "x", "tables": [{"name": "a", "rows": 9, **table}]}},
+                ["train.embedding_l2=0.1"])
+    (mistake,) = refused.value.mistakes
+    assert (mistake.field, mistake.what.startswith(why)) == ("train.embedding_l2", True)
 
 
 def tables_of(trainer):

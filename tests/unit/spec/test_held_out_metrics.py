@@ -1,0 +1,40 @@
+"""A spec goes by metrics that the evaluation of its model measures."""
+
+from typing import get_args, get_type_hints
+
+import pytest
+
+from embark.errors import SpecError
+from embark.spec import resolve
+from embark.spec.held_out_metrics import HeldOutMetric, measured_metrics
+
+TABLES = [{"name": "user", "rows": 9}, {"name": "item", "rows": 9}]
+TOWERS = {"kind": "two_tower", "num_dense": 0, "tables": TABLES, "two_tower": {"item": "item", "user": "user"}}
+NEXT = {"kind": "sasrec", "num_dense": 0, "sequence": {"history": "seen", "negatives": "others"}, "tables": [
+    {"name": "seen", "rows": 9, "pooling": "none", "max_length": 4},
+    {"name": "others", "shares": "seen", "pooling": "none", "max_length": 4}]}
+RATING = {"tasks": [{"name": "rating", "loss": "regression"}]}
+
+
+@pytest.mark.parametrize(("model", "measured"), [
+    ({}, ("auc", "log_loss", "normalized_entropy")), (RATING, ("log_loss",)),
+    (TOWERS, ("recall_at_k", "ndcg_at_k", "hit_at_k")),
+    (NEXT, ("auc", "log_loss", "recall_at_k", "ndcg_at_k", "hit_at_k"))], ids=["dlrm", "tasks", "two towers", "sasrec"])
+def test_early_stopping_and_the_best_checkpoint_go_by_what_is_measured(model, measured):
+    assert measured_metrics(resolve({"model": model}).model) == measured
+    for metric in get_args(HeldOutMetric):
+        settings = [f"store.best_by={metric}", "store.keep_best=1", f"train.early_stopping_metric={metric}",
+                    "train.early_stopping_patience=1", "train.eval_every=10"]
+        if metric in measured:
+            assert resolve({"model": model}, settings).store.best_by == metric
+            continue
+        with pytest.raises(SpecError, match="is not measured of") as refused:
+            resolve({"model": model}, settings)
+        assert [mistake.field for mistake in refused.value.mistakes] == ["train.early_stopping_metric", "store.best_by"]
+        assert refused.value.mistakes[0].fix == f"use {', '.join(measured)}"
+
+
+def test_the_command_that_searches_settings_offers_all_of_them():
+    from embark.cli.tune import tune
+
+    assert get_args(get_args(get_type_hints(tune)["metric"])[0]) == get_args(HeldOutMetric)
