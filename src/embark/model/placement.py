@@ -1,10 +1,11 @@
 """Which rank holds which part of which table, and in whose memory. The words that every planner's answer is put in."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal, Protocol
 
 from embark.spec import ModelSpec, RunSpec, StoredTable
 from embark.spec.model import TableOptimizer
+from embark.spec.section import remembered
 
 Memory = Literal["device", "host"]
 STATE_BYTES = {"sgd": (0, 0), "rowwise_adagrad": (4, 0), "adagrad": (0, 4), "adam": (0, 8), "rowwise_adam": (4, 4)}
@@ -32,8 +33,16 @@ class Placement:
     shardings: dict[str, str]  # By table: `table_wise`, `row_wise`, …
     made_by: str  # `TorchRec's planner`, or `closed form`.
 
+    _by_rank: dict[int, list[Shard]] = field(init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        by_rank: dict[int, list[Shard]] = {}
+        for shard in self.shards:
+            by_rank.setdefault(shard.rank, []).append(shard)
+        object.__setattr__(self, "_by_rank", by_rank)
+
     def of_rank(self, rank: int) -> list[Shard]:
-        return [s for s in self.shards if s.rank == rank]
+        return self._by_rank.get(rank, [])
 
     @property
     def is_on_host(self) -> bool:
@@ -87,19 +96,13 @@ def state_bytes(spec: RunSpec, table: StoredTable) -> tuple[int, int]:
     return STATE_BYTES[optimizer_of(spec, table)]
 
 
-_tables: list[tuple[ModelSpec, dict[str, StoredTable]]] = []  # Of the models asked for last: hashing one takes longer.
-
-
+@remembered
 def tables_by_name(model: ModelSpec) -> dict[str, StoredTable]:
     """Its stored tables."""
-    for known, tables in _tables:
-        if known is model:
-            return tables
-    found = {table.name: table for table in model.stored_tables()}
-    _tables[:] = [(model, found), *_tables[:7]]
-    return found
+    return {table.name: table for table in model.stored_tables()}
 
 
+@remembered
 def all_table_bytes(spec: RunSpec) -> float:
     """Of all rows of all tables with their optimizer's state."""
     return sum(shard_bytes(Shard(t.name, 0, t.rows, t.dim), spec) for t in spec.model.stored_tables())

@@ -6,7 +6,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from embark.model.placement import Cluster, Memory, optimizer_of, table_value_bytes, wire_bytes
-from embark.spec import RunSpec, StoredTable
+from embark.spec import ModelSpec, RunSpec, StoredTable
+from embark.spec.section import remembered
 from embark.spec.sequence import EMBEDDING_SHARDINGS
 
 SHARDINGS = ("table_wise", "row_wise", "column_wise", "table_row_wise", "table_column_wise")
@@ -50,6 +51,22 @@ def allowed_shardings(spec: RunSpec, table: StoredTable, num_ranks: int, device:
     return [name for name in SHARDINGS if by_column or "column" not in name]
 
 
+@remembered
+def tables_alike(model: ModelSpec) -> tuple[tuple[StoredTable, ...], tuple[int, ...]]:
+    """One of each kind of table, and which of them each table is like: thousands of tables are of a few kinds."""
+    kinds: dict[tuple[object, ...], int] = {}
+    tables: list[StoredTable] = []
+    numbers = []
+    for table in model.stored_tables():
+        key = (table.rows, table.dim, table.mean_ids, table.vectors_per_sample, table.optimizer, table.dtype,
+               table.sharding, table.is_sequence)
+        if key not in kinds:
+            kinds[key] = len(tables)
+            tables.append(table)
+        numbers.append(kinds[key])
+    return tuple(tables), tuple(numbers)
+
+
 @dataclass(frozen=True, slots=True)
 class SearchRound:
     """What one search through the tables' shardings may choose from."""
@@ -62,15 +79,16 @@ class SearchRound:
 def search_rounds(spec: RunSpec, cluster: Cluster) -> Iterator[SearchRound]:
     """All tables in the devices' memory; only if they do not fit, and on CUDA alone, some in the host's: a search over
     both would weigh the two, and rows that come from the host cost more than TorchRec's planner thinks."""
-    tables = spec.model.stored_tables()
-    allowed = {t.name: allowed_shardings(spec, t, cluster.num_ranks, cluster.device) for t in tables}
-    most = max(allowed.values(), key=len, default=[])
-    of_table = {t.name: _allowed_for(t, allowed[t.name]) for t in tables}
+    tables, (kinds, numbers) = spec.model.stored_tables(), tables_alike(spec.model)
+    allowed = [allowed_shardings(spec, kind, cluster.num_ranks, cluster.device) for kind in kinds]
+    most = max(allowed, key=len, default=[])
+    of_kind = [_allowed_for(kind, names) for kind, names in zip(kinds, allowed, strict=True)]
     for may_spill in (False, True) if cluster.device == "cuda" else (False,):
         is_long = is_long_search(len(tables), 1 + may_spill, most, cluster)
+        chosen = [narrowed(names, kind, spec, cluster, may_spill=may_spill) if is_long else names
+                  for kind, names in zip(kinds, of_kind, strict=True)]
         yield SearchRound(may_spill, is_long, {
-            t.name: narrowed(of_table[t.name], t, spec, cluster, may_spill=may_spill) if is_long else of_table[t.name]
-            for t in tables})
+            table.name: chosen[number] for table, number in zip(tables, numbers, strict=True)})
 
 
 def _allowed_for(table: StoredTable, allowed: list[str]) -> list[str]:

@@ -3,8 +3,10 @@
 import heapq
 import itertools
 import math
-from collections.abc import Iterator, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from operator import attrgetter
 
 from embark.model.placement import Cluster, Placement, Shard, TooLarge, all_table_bytes
 from embark.model.sharding import (
@@ -17,6 +19,7 @@ from embark.model.sharding import (
     search_rounds,
     stride_ends,
     table_capacity,
+    tables_alike,
 )
 from embark.spec import RunSpec, StoredTable
 
@@ -33,22 +36,27 @@ def closed_form(spec: RunSpec, cluster: Cluster) -> Placement:
     """Where the trainer puts the tables. The cluster's own rates do not count: the trainer's planner does not know
     them."""
     cluster = replace(cluster, intra_gbyte_per_s=0.0, inter_gbyte_per_s=0.0)
-    tables = spec.model.stored_tables()
+    tables, (kinds, numbers) = spec.model.stored_tables(), tables_alike(spec.model)
     for search in search_rounds(spec, cluster):
-        alike: dict[tuple[object, ...], list[Option]] = {}  # Thousands of tables are of a few sizes.
-        for table in tables:
-            if (key := _key(table, search.shardings[table.name])) not in alike:
-                alike[key] = options_of(table, search.shardings[table.name], spec, cluster, may_spill=search.may_spill)
-        options = [alike[_key(table, search.shardings[table.name])] for table in tables]
+        of_kind = [options_of(kind, search.shardings[kind.name], spec, cluster, may_spill=search.may_spill)
+                   for kind in kinds]
+        if not _could_fit(of_kind, numbers, spec, cluster):
+            continue
+        options = [of_kind[number] for number in numbers]
         found = _best(_proposals(options, is_long=search.is_long), options, spec, cluster)
         if found is not None:
             return _placement(tables, found, cluster)
     raise TooLarge(_why(spec, cluster))
 
 
-def _key(table: StoredTable, shardings: Sequence[str]) -> tuple[object, ...]:
-    return (table.rows, table.dim, table.mean_ids, table.vectors_per_sample, table.optimizer, table.dtype,
-            *shardings)
+def _could_fit(of_kind: list[list[Option]], numbers: Sequence[int], spec: RunSpec, cluster: Cluster) -> bool:
+    """Whether the options that take the least memory fit all together, though perhaps not part by part."""
+    counts = Counter(numbers)
+    device, host = table_capacity(spec, cluster)
+    return all(
+        sum(counts[number] * min(map(size, of)) for number, of in enumerate(of_kind)) <= room * cluster.num_ranks
+        for size, room in ((attrgetter("all_device_bytes"), device * ROUNDING),
+                           (attrgetter("all_host_bytes"), host * ROUNDING)))
 
 
 class CachedPlanner:
@@ -300,21 +308,27 @@ def _placement(tables: Sequence[StoredTable], found: _Found, cluster: Cluster) -
 
 def _why(spec: RunSpec, cluster: Cluster) -> str:
     device_room, host_room = (part * cluster.num_ranks for part in table_capacity(spec, cluster))
-    needs = [options_of(table, allowed_shardings(spec, table, cluster.num_ranks, cluster.device), spec, cluster,
-                        may_spill=cluster.device == "cuda") for table in spec.model.stored_tables()]
+    kinds, numbers = tables_alike(spec.model)
+    of_kind = [options_of(kind, allowed_shardings(spec, kind, cluster.num_ranks, cluster.device), spec, cluster,
+                          may_spill=cluster.device == "cuda") for kind in kinds]
+
+    def sum_of(least: Callable[[list[Option]], float]) -> float:
+        each = [least(of) for of in of_kind]
+        return sum(each[number] for number in numbers)
+
     of_ranks = f"the {cluster.num_ranks:,} ranks'" if cluster.num_ranks > 1 else "one rank's"
     tables = f"tables of {_gib(all_table_bytes(spec))} GiB with their optimizer's state"
     if cluster.device == "cpu":
-        need = sum(min(o.all_host_bytes for o in of) for of in needs)
+        need = sum_of(lambda of: min(o.all_host_bytes for o in of))
         return f"{tables} need {_gib(need)} GiB with the buffers of a batch, of {of_ranks} {_gib(host_room)} GiB"
-    need = sum(min(o.all_device_bytes for o in of if o.memory == "device") for of in needs)
+    need = sum_of(lambda of: min(o.all_device_bytes for o in of if o.memory == "device"))
     why = (f"{tables} need {_gib(need)} GiB of device memory with the buffers of a batch, and {of_ranks} devices "
            f"have {_gib(device_room)} GiB for them ({spec.train.memory_reserve:.0%} is reserved)")
     if need <= device_room:
         why += ", split into parts too small for the tables"
     if cluster.device == "cuda":
-        cached = sum(min(o.all_device_bytes for o in of if o.memory == of[-1].memory) for of in needs)
-        on_host = sum(min(o.all_host_bytes for o in of if o.memory == of[-1].memory) for of in needs)
+        cached = sum_of(lambda of: min(o.all_device_bytes for o in of if o.memory == of[-1].memory))
+        on_host = sum_of(lambda of: min(o.all_host_bytes for o in of if o.memory == of[-1].memory))
         why += (f"; with all rows in host memory, {_gib(on_host)} of {_gib(host_room)} GiB there and "
                 f"{_gib(cached)} GiB for caches and buffers on the devices")
     return why

@@ -73,6 +73,18 @@ def predict_on(
                       explain_fit(spec, cluster, placement, memory), notes)
 
 
+def fits_without_tables(setup: Setup) -> bool:
+    """Whether a GPU holds what is the same wherever the tables are. To place thousands of tables takes seconds."""
+    spec, gpu, cluster = setup.spec, setup.machine.gpu, cluster_of(setup)
+    calibration = calibration_for(gpu)
+    precision = choose_precision(spec.train, has_matrix_bf16=gpu.bf16_tflops is not None)
+    engines = ["pipeline"] if cuda_graph_obstacle(spec, cluster.device, has_tables_on_host=False) else [
+        "pipeline", "cuda_graph"]
+    nothing = Placement(cluster.num_ranks, (), {}, "")
+    return any(sum(device_parts(spec, nothing, engine, precision, calibration).values()) <= cluster.device_bytes
+               for engine in engines)
+
+
 def choose_engine(spec: RunSpec, cluster: Cluster, placement: Placement) -> tuple[str, str]:
     """The trainer's choice, by what is known before it runs. Raises `UserError` for an engine that cannot be used."""
     obstacle = cuda_graph_obstacle(spec, cluster.device, has_tables_on_host=placement.is_on_host)

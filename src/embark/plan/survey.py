@@ -8,6 +8,7 @@ from embark.catalog import Catalog, Machine, MachineFilter, Price, lowest_price,
 from embark.catalog.pricing import PURCHASES, Purchase
 from embark.model.placement import all_table_bytes
 from embark.plan.cost import Bill, add_storage, bills, failures_of
+from embark.plan.predict import fits_without_tables
 from embark.plan.prediction import Prediction, Setup
 from embark.plan.storage import StorageNeed, StorageOffer, best_offer, storage_need, storage_offers
 from embark.plan.workload import Workload
@@ -212,20 +213,22 @@ def node_counts(machine: Machine, batch_size: int, max_nodes: int) -> list[int]:
     return counts
 
 
-def could_fit(machine: Machine, num_nodes: int, table_bytes: float) -> bool:
-    """Whether all memory of devices and hosts together is as large as the tables. Less needs no prediction."""
+def could_fit(spec: RunSpec, machine: Machine, num_nodes: int) -> bool:
+    """Whether all memory of devices and hosts together is as large as the tables, and a device's as all else. Less
+    needs no prediction."""
     hosts_gib = machine.num_hosts * (machine.memory_gib or 0.0)
-    return table_bytes <= num_nodes * (machine.gpu_memory_gib + hosts_gib) * 1024**3
+    if all_table_bytes(spec) > num_nodes * (machine.gpu_memory_gib + hosts_gib) * 1024**3:
+        return False
+    return machine.gpu.kind == "tpu" or fits_without_tables(Setup(spec, machine, num_nodes))
 
 
 def _of_machine(
     estimator: Estimator, machine: Machine, price: Price | None, counts: Iterable[int]
 ) -> Iterable[Estimate]:
     purchases: tuple[Purchase, ...] = tuple(dict.fromkeys((estimator.purchase, "on_demand", "spot")))
-    table_bytes = all_table_bytes(estimator.spec)
     before_s: float | None = None
     for num in counts:
-        if not could_fit(machine, num, table_bytes):
+        if not could_fit(estimator.spec, machine, num):
             continue
         estimate = estimator(machine, num, price=price, purchases=purchases)
         yield estimate

@@ -1,5 +1,6 @@
 """A plan's answer in one sentence: whether it fits, why, how long, how much; and the nearest setup that fits."""
 
+from bisect import bisect_left
 from dataclasses import dataclass, replace
 from typing import Literal
 
@@ -129,26 +130,26 @@ def survey_sentence(found: Survey, kept: list[Estimate], name: str, *, max_nodes
 
 
 def _more_of_it(estimator: Estimator, machine: Machine, num_nodes: int) -> Estimate | None:
-    """The smallest number of them that fits: doubled until one does, then every number between."""
+    """The smallest number of them that fits: doubled until one does, then halved between."""
     if machine.gpu.kind == "tpu":
         return None
     batch, most = estimator.spec.train.batch_size, max(MOST_RANKS // machine.num_gpus, 1)
-    table_bytes = all_table_bytes(estimator.spec)
     fits: int | None = None
     below = num_nodes
     for num in node_counts(machine, batch, most):
         if num <= num_nodes:
             continue
-        if could_fit(machine, num, table_bytes) and estimator.predicts(machine, num):
+        if could_fit(estimator.spec, machine, num) and estimator.predicts(machine, num):
             fits = num
             break
         below = num
     if fits is None:
         return None
-    smaller = (n for n in range(below + 1, fits)
-               if divides(batch, n * machine.num_gpus) and could_fit(machine, n, table_bytes))
-    fits = next((n for n in smaller if estimator.predicts(machine, n)), fits)
-    return estimator(machine, fits)
+    smaller = [n for n in range(below + 1, fits)
+               if divides(batch, n * machine.num_gpus) and could_fit(estimator.spec, machine, n)]
+    # Of more machines each holds less, so what fits some fits more of them.
+    place = bisect_left(smaller, True, key=lambda n: estimator.predicts(machine, n))
+    return estimator(machine, smaller[place] if place < len(smaller) else fits)
 
 
 def _larger_of_the_cloud(estimator: Estimator, machine: Machine, num_nodes: int) -> Estimate | None:
@@ -156,7 +157,7 @@ def _larger_of_the_cloud(estimator: Estimator, machine: Machine, num_nodes: int)
     larger = [m for m in estimator.catalog.machines.values()
               if m.cloud == machine.cloud and m.gpu_memory_gib > machine.gpu_memory_gib
               and divides(batch, num_nodes * m.num_gpus) and m.gpu.kind == machine.gpu.kind
-              and could_fit(m, num_nodes, all_table_bytes(estimator.spec))
+              and could_fit(estimator.spec, m, num_nodes)
               and (not estimator.region or (m.name, estimator.region) in estimator.catalog.prices)]
     fitting = [e for m in larger if (e := estimator(m, num_nodes)).fits]
     return next(iter(rank(fitting, estimator.purchase, "dollars")), None)

@@ -15,7 +15,7 @@ from pydantic import (
 )
 
 from embark.spec.dynamic import BUCKET_SLOTS, DYNAMIC_FIELDS, num_buckets
-from embark.spec.section import Section
+from embark.spec.section import Section, remembered
 from embark.spec.sequence import SequenceSpec
 from embark.spec.tasks import HEAD_FIELDS, TaskHead, Tasks
 from embark.spec.two_tower import TwoTowerSpec
@@ -270,11 +270,13 @@ class ModelSpec(Section):
         return [{**of_shared(table["shares"]), **table} if isinstance(table, Mapping) and table.get("shares") else table
                 for table in tables]
 
+    @remembered
     def table_list(self) -> tuple[Table, ...]:
         """Every table as each of its features sees it, with `dim` filled in: one for each sparse feature."""
         tables = self.tables or tuple(Table(name=f"cat_{i}", rows=rows) for i, rows in enumerate(self._rows_list()))
         return tuple(t if t.dim else t.model_copy(update={"dim": self.embedding_dim}) for t in tables)
 
+    @remembered
     def stored_tables(self) -> tuple[StoredTable, ...]:
         """Every table once, however many features share it."""
         features: dict[str, list[Table]] = {}
