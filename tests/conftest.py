@@ -17,6 +17,7 @@ import platform
 import re
 import signal
 import sys
+import tempfile
 from collections import Counter
 from collections.abc import Iterator
 from functools import cache
@@ -33,6 +34,7 @@ os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 if "PYTEST_XDIST_WORKER" in os.environ:
     # Workers share the processors: OpenMP's threads would spin while they wait for their turn. Torch reads it once.
     os.environ["OMP_NUM_THREADS"] = "1"
+os.environ["ONEDNN_JIT_PROFILE"] = "0"  # On ARM it would leave /tmp/perf-PID.map. embark.trainers.torch sets it too.
 if not any(Path("/dev").glob("nvidia[0-9]*")):
     # The GPU kernels then run on the CPU, in Triton's interpreter. Triton reads it as it is first imported.
     os.environ["TRITON_INTERPRET"] = "1"
@@ -58,6 +60,17 @@ def pytest_configure(config: pytest.Config) -> None:
         signal.signal(signal.SIGINT, signal.default_int_handler)
     if not hasattr(config, "workerinput"):
         config.pluginmanager.register(NotRun(), "embark_not_run")
+        _remove_temporary_files_at_the_end(config)
+
+
+def _remove_temporary_files_at_the_end(config: pytest.Config) -> None:
+    """What programs leave there that are killed, and libraries that never remove it. Workers inherit the folder; its
+    name is short for the sake of sockets. pytest's own folder stays where it is."""
+    os.environ.setdefault("PYTEST_DEBUG_TEMPROOT", tempfile.gettempdir())
+    folder = TemporaryDirectory(prefix="et-", ignore_cleanup_errors=True)
+    config.add_cleanup(folder.cleanup)
+    Path(folder.name).chmod(0o755)  # containers have users of their own
+    os.environ["TMPDIR"] = tempfile.tempdir = folder.name
 
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:

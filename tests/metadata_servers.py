@@ -12,6 +12,7 @@ from contextlib import contextmanager
 from urllib.parse import parse_qs, urlsplit
 
 from http_servers import HttpHandler, HttpServer
+from limits import HANG_S
 
 Answer = tuple[int, dict[str, str], str]
 
@@ -142,6 +143,6 @@ def broken(how: str) -> Iterator[str]:
     acceptor.start()
     yield f"127.0.0.1:{listener.getsockname()[1]}"
     listener.shutdown(socket.SHUT_RDWR)
-    acceptor.join(120)
+    acceptor.join(HANG_S)
     for each in (listener, *rows):
         each.close()

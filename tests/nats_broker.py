@@ -17,6 +17,7 @@ from typing import Any
 
 import nats
 from integration.faults.zygote import free_port
+from limits import HANG_S
 
 
 class Broker:
@@ -37,7 +38,7 @@ class Broker:
         self._process = subprocess.Popen(
             [program, "-js", "-a", "127.0.0.1", "-p", str(self.port), "-sd", str(self._folder)],
             stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-        until = time.monotonic() + 60
+        until = time.monotonic() + HANG_S
         while time.monotonic() < until:
             with socket.socket() as probe:
                 if probe.connect_ex(("127.0.0.1", self.port)) == 0:
@@ -56,7 +57,7 @@ class Broker:
 
     async def _publish(self, subject: str, rows: Sequence[dict[str, Any]], first: int) -> None:
         client = await nats.connect(self.url)
-        js = client.jetstream(timeout=30)
+        js = client.jetstream(timeout=HANG_S)
         await js.add_stream(name=subject.partition(".")[0].upper(), subjects=[f"{subject.partition('.')[0]}.>"])
         for number, row in enumerate(rows, first):
             await js.publish(subject, json.dumps(row).encode(), headers={"Nats-Msg-Id": f"{subject}-{number}"})

@@ -7,6 +7,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from limits import HANG_S
+
 from embark.render.folder import File
 
 PROGRAMS = ("aws", "az", "gcloud", "eksctl", "kubectl", "helm", "sleep", "nvidia-smi", "docker", "apt-get")
@@ -64,7 +66,7 @@ def run_script(
     env_vars = {"PATH": f"{programs}:/usr/bin:/bin", "RECORD": str(record), "HOME": str(folder), "HOSTNAME": "dlrm-1"}
     done = subprocess.run(
         ["bash", str(folder / name), *words], env=env_vars | (env or {}), cwd=folder, capture_output=True, text=True,
-        timeout=240, stdin=subprocess.DEVNULL,
+        timeout=HANG_S, stdin=subprocess.DEVNULL,
     )
     calls = [call.split("\0") for call in record.read_text().split("\0\0") if call]
     return Ran(done.returncode, calls, done.stdout + done.stderr)

@@ -9,6 +9,7 @@ import signal
 import threading
 
 from exported_runs import COLUMNS, draw_rows
+from limits import HANG_S
 
 from embark.serve.request_rows import RequestScorer
 from embark.serve.served_model import ServedModel
@@ -25,7 +26,7 @@ class Client:
         self.url, self.grpc, self.address = listening.url, listening.grpc, listening.url.removeprefix("http://")
 
     def __call__(self, method: str, path: str, body: object = None, headers: dict[str, str] | None = None):
-        connection = http.client.HTTPConnection(self.address, timeout=60)
+        connection = http.client.HTTPConnection(self.address, timeout=HANG_S)
         data = body if isinstance(body, bytes | None) else json.dumps(body).encode()
         connection.request(method, path, data, headers or {})
         response = connection.getresponse()
@@ -70,5 +71,5 @@ class BlockedScorer(RequestScorer):
 
     def score(self, requests):
         self.entered.set()
-        assert self.release.wait(60)
+        assert self.release.wait(HANG_S)
         return super().score(requests)

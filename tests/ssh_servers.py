@@ -13,9 +13,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from embark.launch.supervised import Host, ssh_words, write_known_hosts
+from limits import HANG_S
 
-START_S = 240
+from embark.launch.supervised import Host, ssh_words, write_known_hosts
 
 
 @dataclass
@@ -38,7 +38,7 @@ class Server:
         # Its own path: it starts itself anew for each connection.
         self.process = subprocess.Popen([str(program), "-D", "-e", "-f", str(self.config)], stderr=log, stdout=log)
         log.close()
-        until_s = time.monotonic() + START_S
+        until_s = time.monotonic() + HANG_S
         while True:
             with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", self.port), 1):
                 return
@@ -51,7 +51,7 @@ class Server:
         if self.process is not None:
             self.cut()
             self.process.terminate()
-            self.process.wait(240)
+            self.process.wait(HANG_S)
             self.process = None
 
     def cut(self) -> None:
@@ -87,7 +87,7 @@ def servers(folder: Path, *names: str) -> Iterator[tuple[list[Server], Path, Pat
 
 
 def keygen(path: Path) -> None:
-    subprocess.run(["ssh-keygen", "-t", "ed25519", "-N", "", "-q", "-f", str(path)], check=True, timeout=240)
+    subprocess.run(["ssh-keygen", "-t", "ed25519", "-N", "", "-q", "-f", str(path)], check=True, timeout=HANG_S)
 
 
 def children_of(pid: int) -> list[int]:

@@ -29,6 +29,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import psutil
+from limits import HANG_S
 
 TORCH = ("embark.cli.train", "embark.run.loop", "embark.trainers.torch.trainer", "embark.events.sinks.terminal",
          "embark.torchrun.launcher", "torch.distributed.checkpoint", "torch.distributed.optim",
@@ -110,7 +111,7 @@ def warm_python(folder: Path, *scripts: str, modules: Sequence[str] = (), forked
         yield str(client)
     finally:
         process.terminate()
-        process.wait(60)
+        process.wait(HANG_S)
 
 
 def processes_with(name: str, value: str) -> list[int]:

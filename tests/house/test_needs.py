@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from limits import HANG_S
 
 TESTS = Path(__file__).parents[1]
 
@@ -62,11 +63,11 @@ def run_pytest(where: Path, *options: str, require_all: bool = False) -> subproc
     # Only xdist of the installed plugins: the others would double the time and prove nothing here.
     env["PYTEST_DISABLE_PLUGIN_AUTOLOAD"] = "1"
     command = [sys.executable, "-m", "pytest", "-p", "xdist", *options]
-    return subprocess.run(command, cwd=where, env=env, capture_output=True, text=True, timeout=120)
+    return subprocess.run(command, cwd=where, env=env, capture_output=True, text=True, timeout=HANG_S)
 
 
 def run_needs(where: Path, word: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run([sys.executable, "needs.py", word], cwd=where, capture_output=True, text=True, timeout=240)
+    return subprocess.run([sys.executable, "needs.py", word], cwd=where, capture_output=True, text=True, timeout=HANG_S)
 
 
 def test_absent_tools_are_skipped_and_listed_with_the_line_that_gets_them(suite: Path):
@@ -147,7 +148,8 @@ def test_a_tool_that_is_not_a_literal_of_the_table_is_refused_by_the_scan(suite:
 
 
 def test_this_suite_names_only_tools_of_the_table():
-    done = subprocess.run([sys.executable, TESTS / "needs.py", "packages"], capture_output=True, text=True, timeout=240)
+    done = subprocess.run([sys.executable, TESTS / "needs.py", "packages"], capture_output=True, text=True,
+                          timeout=HANG_S)
     assert done.returncode == 0, done.stderr
 
 

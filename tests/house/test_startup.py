@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from limits import HANG_S
 
 HEAVY = ("torch", "torchrec", "fbgemm_gpu", "jax", "pyarrow", "tensorboard", "numpy", "pydantic")
 TRAINERS = HEAVY[:4]
@@ -47,7 +48,7 @@ def imported(code: str, names: tuple[str, ...]) -> str:
 
 
 def stderr_of(code: str) -> str:
-    done = subprocess.run([sys.executable, "-c", code], env=ENV, capture_output=True, text=True, timeout=240)
+    done = subprocess.run([sys.executable, "-c", code], env=ENV, capture_output=True, text=True, timeout=HANG_S)
     assert done.returncode == 0, done.stderr
     return done.stderr
 
@@ -78,5 +79,5 @@ assert issubclass(DTensor, embeddingbag.DTensor)
 @pytest.mark.slow
 def test_training_loads_no_compiler_and_a_model_still_can(tmp_path: Path):
     words = [sys.executable, "-c", TRAIN, str(tmp_path)]
-    done = subprocess.run(words, env=ENV, capture_output=True, text=True, timeout=240)
+    done = subprocess.run(words, env=ENV, capture_output=True, text=True, timeout=HANG_S)
     assert done.returncode == 0, done.stderr

@@ -8,6 +8,7 @@ import subprocess
 from pathlib import Path
 
 import pytest
+from limits import HANG_S
 
 ROOT = Path(__file__).parents[2]
 
@@ -56,7 +57,7 @@ def tree() -> list[Path]:
     if shutil.which("git") and (ROOT / ".git").exists():
         # git takes another user's checkout for "dubious", and then lists nothing
         command = ["git", "-c", f"safe.directory={ROOT}", "ls-files", "-z", "-co", "--exclude-standard"]
-        listed = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True, timeout=240).stdout
+        listed = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True, timeout=HANG_S).stdout
         files = [ROOT / name for name in listed.split("\0") if name]
     else:
         folders = [path for path in ROOT.iterdir() if path.is_dir() and not path.name.startswith(".")]

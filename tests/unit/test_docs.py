@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from limits import HANG_S
 
 ROOT = Path(__file__).parents[2]
 BLOCK = re.compile(r"^```(\w+) (run|file=(\S+))\n(.*?)^```$", re.MULTILINE | re.DOTALL)
@@ -29,7 +30,7 @@ def embark(tmp_path_factory, warm_python) -> dict[str, str]:
 
 def shell(command: str, directory: Path, env: dict[str, str] = ENVIRONMENT) -> subprocess.CompletedProcess:
     return subprocess.run(["bash", "-euo", "pipefail", "-c", command], cwd=directory, env=env, text=True,
-                          capture_output=True, timeout=240, check=False)
+                          capture_output=True, timeout=HANG_S, check=False)
 
 
 @pytest.mark.slow
@@ -40,7 +41,7 @@ def shell(command: str, directory: Path, env: dict[str, str] = ENVIRONMENT) -> s
      ("report.md", "wrote both.html"), ("evaluate.md", "by Student's t"),
      ("export.md", "1,000 scores by version 1"), ("publish.md", "passes the gate"), ("retrieval.md", "Recall@20"),
      ("tasks.md", "10 scores by version 1"), ("cost.md", "of its budget of"), ("sequences.md", "Hit@10"),
-     ("follow.md", "Trained to step 120"), ("fresh_deployment.md", "nothing found"),
+     ("follow.md", "Trained to step 120"), ("fresh_deployment.md", "nothing found"), ("tune.md", "best held-out AUC 0.7"),
      ("dynamic_tables.md", "2 scores by version 1")],
 )
 def test_a_guide_s_commands_run(tmp_path, embark, guide, expected):

@@ -17,6 +17,7 @@ from types import ModuleType
 
 import numpy as np
 import pytest
+from limits import HANG_S
 
 from embark.spec import load_spec
 
@@ -86,7 +87,7 @@ def environment(tmp_path: Path) -> dict[str, str]:
 
 
 def execute(words: list[str], folder: Path, env: dict[str, str], python: str = sys.executable) -> str:
-    done = subprocess.run([python, *words], cwd=folder, env=env, text=True, capture_output=True, timeout=240,
+    done = subprocess.run([python, *words], cwd=folder, env=env, text=True, capture_output=True, timeout=HANG_S,
                           check=False)
     assert done.returncode == 0, done.stderr
     return done.stdout

@@ -20,12 +20,13 @@ from dataclasses import dataclass
 from email.utils import formatdate
 from pathlib import Path
 
+from limits import HANG_S
+
 CLOUD_NAMES = ("AWS_", "AZURE_", "AZURITE_", "GOOGLE_", "GCSFS_", "STORAGE_EMULATOR_HOST", "BOTO")
 SECRET = "Wq7-do-not-show-me-Zx9"
 AZURE_ACCOUNT = "devstoreaccount1"
 # The account of every azurite, from its documentation.
 AZURE_KEY = "Eby8vdM02xNOcqFlqUwJPLlmEtlCDXJ1OUzFT50uSRZ6IFsuFq2UVErCz4I6tq/K1SZFPTOtr/KBHBeksoGMGw=="
-START_S = 240
 MOTO = """
 import sys, threading
 from moto.s3.responses import S3Response
@@ -123,7 +124,7 @@ def _server(command_for) -> Iterator[int]:
 
 
 def _answers(port: int, process: subprocess.Popen) -> bool:
-    until = time.monotonic() + START_S
+    until = time.monotonic() + HANG_S
     while time.monotonic() < until and process.poll() is None:
         with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", port), timeout=1):
             return True
@@ -141,7 +142,7 @@ def _call(method: str, url: str, body: bytes = b"", headers: dict[str, str] | No
     direct = urllib.request.build_opener(urllib.request.ProxyHandler({}))
     request = urllib.request.Request(url, data=body, method=method, headers=headers or {})
     request.add_header("Content-Type", "application/json")
-    with direct.open(request, timeout=START_S):
+    with direct.open(request, timeout=HANG_S):
         pass
 
 

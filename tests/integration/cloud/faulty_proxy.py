@@ -12,6 +12,8 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
+from limits import HANG_S
+
 EXPIRED = (
     b"<Error><Code>ExpiredToken</Code><Message>The provided token has expired.</Message>"
     b"<Token-0>%s</Token-0></Error>"
@@ -78,7 +80,7 @@ def _handler(proxy: Proxy, target_port: int) -> type[BaseHTTPRequestHandler]:
             fault = proxy.fault(self.command, self.path)
             body = self.rfile.read(int(self.headers.get("Content-Length") or 0))
             if fault == "hang":
-                proxy.closing.wait(240)
+                proxy.closing.wait(HANG_S)
                 self.close_connection = True
             elif fault == "reset":
                 self.reset()
@@ -103,7 +105,7 @@ def _handler(proxy: Proxy, target_port: int) -> type[BaseHTTPRequestHandler]:
             self.close_connection = True
 
         def forward(self, body: bytes, fault: str) -> None:
-            behind = http.client.HTTPConnection("127.0.0.1", target_port, timeout=240)
+            behind = http.client.HTTPConnection("127.0.0.1", target_port, timeout=HANG_S)
             behind.request(self.command, self.path, body, dict(self.headers))
             answer = behind.getresponse()
             data = answer.read()

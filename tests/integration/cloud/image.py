@@ -20,6 +20,7 @@ from tempfile import mkdtemp
 from typing import Any
 
 from integration.cloud.base_image import gather_packages, make_base, site_packages
+from limits import HANG_S
 
 ROOT = Path(__file__).parents[3]
 NAME = "localhost/embark:test"
@@ -59,14 +60,14 @@ class Store:
     def quickstart(self) -> Path:
         return self.clone / "examples" / "cloud_deployment" / "quickstart"
 
-    def embark(self, *words: str, timeout: float = 900) -> subprocess.CompletedProcess[str]:
+    def embark(self, *words: str, timeout: float = HANG_S) -> subprocess.CompletedProcess[str]:
         """Of the clone, in its quickstart's folder."""
         env = {**os.environ, "PATH": f"{self.wrapper}{os.pathsep}{os.environ['PATH']}", "BUILDAH_ISOLATION": "chroot",
                "PYTHONPATH": str(self.clone / "src")}
         return subprocess.run([sys.executable, "-m", "embark", *words], cwd=self.quickstart, env=env, text=True,
                               capture_output=True, timeout=timeout, check=False)
 
-    def podman(self, *words: str, timeout: float = 300, check: bool = True, **options: Any):
+    def podman(self, *words: str, timeout: float = HANG_S, check: bool = True, **options: Any):
         command = [str(self.wrapper / "podman"), *words]
         done = subprocess.run(command, text=True, capture_output=True, timeout=timeout, check=False, **options)
         assert not check or done.returncode == 0, done.stdout + done.stderr
@@ -81,7 +82,7 @@ def shared_store(common: Path) -> Iterator[Store]:
     """The store with the image in it; made by the first who asks under `common`, removed by the last who leaves."""
     with _shared_state(common) as result:
         if not result:
-            folder = Path(mkdtemp(prefix="embark-image-"))
+            folder = Path(mkdtemp(prefix="embark-image-", dir="/tmp"))
             try:
                 store = make_store(folder)
             except BaseException:

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 from integration.cloud.kubernetes_api import KubernetesApi
+from limits import HANG_S
 
 from embark.cli.console import Console
 from embark.cli.launch import launch_run
@@ -66,7 +67,7 @@ def launched(*settings: str) -> RunHandle:
     return find_run("dlrm").handle
 
 
-def until(is_so: Callable[[], object], limit_s: float = 120.0) -> None:
+def until(is_so: Callable[[], object], limit_s: float = HANG_S) -> None:
     end_s = time.monotonic() + limit_s
     while not is_so():
         assert time.monotonic() < end_s, "it did not come about"

@@ -1,7 +1,7 @@
 """A real Ray cluster on this machine: a head without processors, and machines beside it that are processes.
 
-Run as a program it is the cluster: `add N` on its input adds a machine of N processors, and the end of its input is
-the cluster's own end.
+Run as a program it is the cluster, whose processes the Python of its first word runs: `add N` on its input adds a
+machine of N processors, and the end of its input is the cluster's own end.
 """
 
 from __future__ import annotations
@@ -46,17 +46,18 @@ class RayCluster:
 
 
 @contextlib.contextmanager
-def ray_cluster(num_cpus: tuple[int, ...] = ()) -> Iterator[RayCluster]:
-    """With machines of so many processors each."""
+def ray_cluster(python: str, num_cpus: tuple[int, ...] = ()) -> Iterator[RayCluster]:
+    """With machines of so many processors each, whose processes `python` runs."""
     # Ray's sockets have short names, so pytest's own folder will not do.
-    with TemporaryDirectory(prefix="ray", ignore_cleanup_errors=True) as name, open(f"{name}/err", "w") as err:
+    with (TemporaryDirectory(prefix="ray", dir="/tmp", ignore_cleanup_errors=True) as name,
+          open(f"{name}/err", "w") as err):
         environment = {key: value for key, value in os.environ.items() if not key.startswith(("RAY_", "COV"))}
         env = {**environment, "RAY_TMPDIR": name, "TMPDIR": name, "HOME": name, "OMP_NUM_THREADS": "1",
                "PYTHONPATH": str(SOURCES), "RAY_USAGE_STATS_ENABLED": "0",
                # On a machine that does much else a machine of the cluster is slow, and not dead.
                "RAY_health_check_timeout_ms": "60000",
                "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"}
-        words = [sys.executable, __file__, *map(str, num_cpus)]
+        words = [sys.executable, __file__, python, *map(str, num_cpus)]
         with contextlib.ExitStack() as stack:
             for tries_left in (2, 1, 0):
                 process = stack.enter_context(_running(words, Path(name), env, err))
@@ -85,7 +86,8 @@ def _running(words: list[str], folder: Path, env: dict[str, str], err: IO[str]) 
         process.kill()
 
 
-def main(num_cpus: list[int]) -> None:
+def main(python: str, num_cpus: list[int]) -> None:
+    sys.executable = python
     from ray.cluster_utils import Cluster
 
     cluster = Cluster(initialize_head=True, head_node_args={
@@ -113,4 +115,4 @@ def free_port() -> int:
 
 
 if __name__ == "__main__":
-    main([int(word) for word in sys.argv[1:]])
+    main(sys.argv[1], [int(word) for word in sys.argv[2:]])

@@ -10,6 +10,8 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from limits import HANG_S
+
 PLACES = {"aws": ("p4d.24xlarge", "s3://training/runs"), "azure": ("Standard_ND96asr_v4", "az://training/runs"),
           "gcp": ("a2-highgpu-8g", "gs://training/runs")}
 SETS = ("model.num_tables=4", "model.embedding_dim=16", "model.bottom_mlp=[32]", "model.top_mlp=[32]",
@@ -31,7 +33,7 @@ def rehearse_quickstart(cloud: str, *flags: str, target: str = "job", **where: A
 
 
 def rehearse(*words: str, path: Path | None = None, python: str = sys.executable,
-             timeout_s: float = 600.0) -> dict[str, Any]:
+             timeout_s: float = HANG_S) -> dict[str, Any]:
     """What `embark rehearse --json` answers. `path` comes before the others that programs are looked for in; pods that
     are processes run `python`."""
     before = f"{path}{os.pathsep}" if path else ""

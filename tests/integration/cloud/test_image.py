@@ -11,6 +11,7 @@ import tomllib
 
 import pytest
 from integration.cloud.image import LIMITS, NAME
+from limits import HANG_S
 
 from embark import __version__
 
@@ -77,7 +78,7 @@ def test_alone_it_trains_the_quickstart(image_store):
         assert any("quickstart" in line for line in lines), "".join(lines)
         # It would train on for minutes: told to stop, it saves and says "start me again".
         image_store.podman("stop", "--time", "60", "alone")
-        rest = process.communicate(timeout=240)[0]
+        rest = process.communicate(timeout=HANG_S)[0]
         assert process.returncode == 75, "".join(lines) + rest
         assert "saved" in rest
     finally:

@@ -13,6 +13,7 @@ import time
 import pytest
 from integration.cloud.kubernetes_api import kubernetes_api
 from integration.cloud.kubernetes_launch import LAUNCH, ROOT, SETTINGS, launched, place, settle, spec_of, until
+from limits import HANG_S
 
 from embark.cli.cancel import cancel as cancel_command
 from embark.cli.console import Console
@@ -118,7 +119,7 @@ def test_logs_are_merged_by_time_and_continue_through_a_cut_connection_and_a_rep
 
     reader = threading.Thread(target=follow, daemon=True)
     reader.start()
-    assert live.wait(120)
+    assert live.wait(HANG_S)
     api.log("dlrm-0-a", "step 3 of 0")
     api.log("dlrm-1-a", "saved on notice")
     until(lambda: ("dlrm-1-a", "saved on notice") in seen)
@@ -128,7 +129,7 @@ def test_logs_are_merged_by_time_and_continue_through_a_cut_connection_and_a_rep
     until(lambda: ("dlrm-1-b", "resumed at step 3") in seen)
     api.log("dlrm-0-a", "the last line")
     api.finish("jobs", "dlrm")
-    reader.join(120)
+    reader.join(HANG_S)
     assert not reader.is_alive()
     assert seen[:6] == [(f"dlrm-{index}-a", f"step {step} of {index}") for step in range(3) for index in (0, 1)]
     assert seen[-1] == ("dlrm-0-a", "the last line")
@@ -208,7 +209,7 @@ def test_a_person_is_asked_before_anything_is_made(api, answer, is_launched):
     assert b"Launch dlrm on 2 x p5.48xlarge: 16 ranks in training?" in seen
     assert not api.objects
     os.write(terminal, f"{answer}\n".encode())
-    assert process.wait(240) == (ExitCode.DONE if is_launched else ExitCode.INTERRUPTED)
+    assert process.wait(HANG_S) == (ExitCode.DONE if is_launched else ExitCode.INTERRUPTED)
     os.close(terminal)
     assert bool(api.names("jobs")) == is_launched
 

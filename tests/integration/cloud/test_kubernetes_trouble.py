@@ -14,6 +14,7 @@ import pytest
 from integration.cloud.kubernetes_api import kubernetes_api
 from integration.cloud.kubernetes_launch import LAUNCH, ROOT, SETTINGS, launched, place, settle, spec_of, until
 from launch_shells import CtrlC, use_shell
+from limits import HANG_S
 
 from embark.cli.cancel import cancel as cancel_command
 from embark.cli.console import Console
@@ -196,7 +197,7 @@ def test_a_real_ctrl_c_ends_a_kubectl_that_hangs(api, tmp_path):
                                stdout=subprocess.PIPE, stderr=subprocess.PIPE, start_new_session=True)
     until(lambda: api.names("namespaces"))
     process.send_signal(signal.SIGINT)
-    _, output = process.communicate(timeout=240)
+    _, output = process.communicate(timeout=HANG_S)
     assert process.returncode == ExitCode.INTERRUPTED, output
     assert "may exist by now: namespace embark" in output
     assert "Traceback" not in output

@@ -14,13 +14,13 @@ from pathlib import Path
 import pytest
 import tomli_w
 import yaml
+from limits import HANG_S
 from tiny_runs import TINY
 
 from embark.events.alerts import alerts, rules_text
 from embark.events.grafana import dashboard
 
 pytestmark = [pytest.mark.needs("prometheus"), pytest.mark.slow]
-START_S = 120
 
 
 def expressions() -> list[str]:
@@ -73,7 +73,7 @@ def prometheus(run, tmp_path):
                                 f"--web.listen-address=127.0.0.1:{port}"], stdout=log, stderr=subprocess.STDOUT)
     yield Api(port)
     process.terminate()
-    process.wait(240)
+    process.wait(HANG_S)
     log.close()
 
 
@@ -83,7 +83,7 @@ class Api:
         self._opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
 
     def ask(self, what: str, **words: str):
-        with self._opener.open(f"{self._url}{what}?{urllib.parse.urlencode(words)}", timeout=240) as answer:
+        with self._opener.open(f"{self._url}{what}?{urllib.parse.urlencode(words)}", timeout=HANG_S) as answer:
             payload = json.load(answer)
         assert payload["status"] == "success"
         return payload["data"]
@@ -92,7 +92,7 @@ class Api:
         return self.ask("query", query=expression)["result"]
 
     def wait_for(self, expression: str):
-        until = time.monotonic() + START_S
+        until = time.monotonic() + HANG_S
         while time.monotonic() < until:
             try:
                 if found := self.query(expression):
@@ -106,7 +106,7 @@ class Api:
 def test_a_real_prometheus_answers_with_the_loss_of_a_real_run(run, prometheus):
     process, _, run_dir = run
     [loss] = prometheus.wait_for('embark_loss{run="tiny"}')
-    until = time.monotonic() + START_S
+    until = time.monotonic() + HANG_S
     while not (is_told := float(loss["value"][1]) in {e["loss"] for e in events(run_dir, "step")}) \
             and time.monotonic() < until:
         time.sleep(0.25)  # the last line, which may be half written, is not read
@@ -131,7 +131,7 @@ def test_a_real_prometheus_answers_with_the_loss_of_a_real_run(run, prometheus):
     groups = prometheus.ask("rules")["groups"]
     rules = {rule["name"]: rule for group in groups for rule in group["rules"]}
     assert set(rules) == {one.name for one in alerts()}
-    until = time.monotonic() + START_S
+    until = time.monotonic() + HANG_S
     while any(rule["health"] == "unknown" for rule in rules.values()) and time.monotonic() < until:
         time.sleep(0.25)
         rules = {rule["name"]: rule for group in prometheus.ask("rules")["groups"] for rule in group["rules"]}
@@ -139,7 +139,7 @@ def test_a_real_prometheus_answers_with_the_loss_of_a_real_run(run, prometheus):
     assert not [name for name, rule in rules.items() if rule["state"] == "firing"]
 
     process.send_signal(signal.SIGTERM)
-    assert process.wait(240) == 75
+    assert process.wait(HANG_S) == 75
     assert events(run_dir, "end")[-1]["outcome"] == "interrupted"
 
 

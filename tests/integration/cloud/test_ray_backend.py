@@ -8,7 +8,6 @@ import os
 import re
 import signal
 import subprocess
-import sys
 import time
 import urllib.request
 from pathlib import Path
@@ -16,6 +15,7 @@ from typing import Any
 
 import pytest
 from integration.cloud.ray_cluster import RayCluster, ray_cluster
+from limits import HANG_S
 
 from embark.store import RunDir
 
@@ -40,7 +40,7 @@ num_steps = 200
 precision = "fp32"
 [place]
 device = "cpu"
-timeout_s = 60
+timeout_s = 600
 [store]
 checkpoint_every = 10
 [watch]
@@ -52,15 +52,15 @@ tensorboard = false
 class Terminal:
     """One that `embark` is called from."""
 
-    def __init__(self, folder: Path, cluster: RayCluster) -> None:
-        self.folder = folder
+    def __init__(self, folder: Path, cluster: RayCluster, python: str) -> None:
+        self.folder, self.python = folder, python
         self.env = {**os.environ, "PYTHONPATH": str(SOURCES), "HOME": str(folder), "OMP_NUM_THREADS": "1",
                     "XDG_DATA_HOME": str(folder / "data"), "RAY_ADDRESS": cluster.url, "COLUMNS": "200"}
         (folder / "spec.toml").write_text(SPEC)
 
     def embark(self, *words: str, code: int = 0) -> str:
-        done = subprocess.run([sys.executable, "-m", "embark", *words], env=self.env, cwd=self.folder, text=True,
-                              capture_output=True, timeout=400)
+        done = subprocess.run([self.python, "-m", "embark", *words], env=self.env, cwd=self.folder, text=True,
+                              capture_output=True, timeout=HANG_S)
         assert done.returncode == code, (done.stdout + done.stderr)[-4000:]
         return done.stdout
 
@@ -78,10 +78,12 @@ class Terminal:
         return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
 
 
-def test_runs_wait_for_machines_survive_a_worker_s_death_end_as_if_undisturbed_and_are_cancelled(tmp_path):
+def test_runs_wait_for_machines_survive_a_worker_s_death_end_as_if_undisturbed_and_are_cancelled(
+    tmp_path, warm_ray_python
+):
     """One cluster for all of it: its start is what takes time."""
-    with ray_cluster((1,)) as cluster:
-        here = Terminal(tmp_path, cluster)
+    with ray_cluster(warm_ray_python, (1,)) as cluster:
+        here = Terminal(tmp_path, cluster, warm_ray_python)
         waits_for_its_machines_and_survives_a_worker_s_death(here, cluster)
         cancel_leaves_a_checkpoint_of_the_step_that_it_came_at(here)
     assert losses(here.events("clicks")) == losses(undisturbed(here))
@@ -128,9 +130,9 @@ def cancel_leaves_a_checkpoint_of_the_step_that_it_came_at(here: Terminal) -> No
 
 def undisturbed(here: Terminal) -> list[dict[str, Any]]:
     """The same run by torchrun's ranks alone."""
-    words = [sys.executable, "-m", "embark.torchrun", "--standalone", "--nproc-per-node=2", "-m", "embark", "train",
+    words = [here.python, "-m", "embark.torchrun", "--standalone", "--nproc-per-node=2", "-m", "embark", "train",
              "spec.toml", "--set", "name=still", "--set", f"store.root={here.folder}/runs"]
-    done = subprocess.run(words, env=here.env, cwd=here.folder, capture_output=True, text=True, timeout=400)
+    done = subprocess.run(words, env=here.env, cwd=here.folder, capture_output=True, text=True, timeout=HANG_S)
     assert done.returncode == 0, (done.stdout + done.stderr)[-4000:]
     return here.events("still")
 
@@ -153,12 +155,12 @@ def ranks_of(cluster: RayCluster) -> list[str]:
 
 def a_worker(cluster: RayCluster) -> int:
     """The process of one of Ray Train's workers."""
-    with urllib.request.urlopen(f"{cluster.url}/api/v0/actors?detail=true", timeout=240) as reply:
+    with urllib.request.urlopen(f"{cluster.url}/api/v0/actors?detail=true", timeout=HANG_S) as reply:
         actors = json.load(reply)["data"]["result"]["result"]
     return int(next(a["pid"] for a in actors if a["class_name"] == "RayTrainWorker" and a["state"] == "ALIVE"))
 
 
-def until(look: Any, is_so: Any, limit_s: float = 300.0, every_s: float = 0.5) -> Any:
+def until(look: Any, is_so: Any, limit_s: float = HANG_S, every_s: float = 0.5) -> Any:
     end_s = time.monotonic() + limit_s
     while True:
         seen = look()

@@ -12,6 +12,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import pytest
+from limits import HANG_S
 from render_jobs import job_of
 from ssh_servers import children_of, free_port, keygen, servers
 from warm_python import processes_with
@@ -33,7 +34,6 @@ COUNTS = """\
 trap 'echo stopping; exit 75' TERM
 for number in $(seq 1000); do echo "number $number"; sleep 0.02; done
 """
-WAIT_S = 120
 
 
 @pytest.fixture
@@ -71,7 +71,7 @@ def bash(text: str, **order) -> Callable[[Host], Mapping[str, str]]:
 
 
 def until(is_so: Callable[[], object], *, every_s: float = 0.1) -> None:
-    end_s = time.monotonic() + WAIT_S
+    end_s = time.monotonic() + HANG_S
     while not is_so():
         assert time.monotonic() < end_s
         time.sleep(every_s)

@@ -8,6 +8,7 @@ import time
 
 import pytest
 from integration.cloud.vertex_rest import VertexRest, vertex_rest
+from limits import HANG_S
 
 from embark.cli.cancel import cancel as cancel_command
 from embark.cli.console import Console
@@ -116,7 +117,7 @@ def test_logs_of_all_replicas_are_followed_by_time_and_no_line_comes_twice(api: 
     api.move("SUCCEEDED")
     time.sleep(0.1)
     api.log("workerpool0-0", "a line that came late")
-    reader.join(120)
+    reader.join(HANG_S)
     assert not reader.is_alive()
     assert seen == [*((f"workerpool{i}-0", i, f"step {step} of {i}") for step in range(3) for i in (0, 1)),
                     ("workerpool1-0", 1, "step 3 of 1"), ("workerpool0-0", 0, "a line that came late")]

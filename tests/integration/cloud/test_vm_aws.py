@@ -15,6 +15,7 @@ import awscli
 import boto3
 import pytest
 from integration.cloud import emulators
+from limits import HANG_S
 from ssh_servers import servers
 from warm_python import warm_python
 
@@ -191,7 +192,7 @@ def test_the_lifecycle_of_a_run_on_spot_machines(tmp_path, machines, capsys):
 
 
 def until(is_so) -> None:
-    end_s = time.monotonic() + 240
+    end_s = time.monotonic() + HANG_S
     while not is_so():
         assert time.monotonic() < end_s
         time.sleep(0.3)

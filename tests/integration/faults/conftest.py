@@ -16,6 +16,7 @@ from typing import Any
 
 import pytest
 from integration.faults.zygote import free_port
+from limits import HANG_S
 
 TESTS = Path(__file__).parents[2]
 SPEC = """
@@ -63,8 +64,6 @@ TORCH = (*BOTH, "embark.trainers.torch.trainer", "torch.distributed.checkpoint",
 JAX = (*BOTH, "embark.trainers.jax.trainer")
 KIB_FOR_TWO = 1100
 """A checkpoint of this run takes 420 KiB; the third is written before the first is removed."""
-ENDS_S = 300.0
-"""When anything is given up: no test that passes waits so long."""
 
 
 class Zygote:
@@ -100,10 +99,10 @@ class Zygote:
 
     def close(self) -> None:
         self._process.stdin.close()
-        self._process.wait(ENDS_S)
+        self._process.wait(HANG_S)
         self._process.stdout.close()
 
-    def _listen(self, is_enough: Callable[[], bool], within_s: float = ENDS_S) -> None:
+    def _listen(self, is_enough: Callable[[], bool], within_s: float = HANG_S) -> None:
         until = time.monotonic() + within_s
         while not is_enough():
             left = until - time.monotonic()
@@ -136,7 +135,7 @@ class Ranks:
             if self.zygote.code(self.pids[rank]) is None:
                 os.kill(self.pids[rank], number)
 
-    def codes(self, within_s: float = ENDS_S) -> list[int]:
+    def codes(self, within_s: float = HANG_S) -> list[int]:
         """How each ended, once all have. What has not in time is killed, and the test fails."""
         until = time.monotonic() + within_s
         codes = [self.zygote.code(pid, max(until - time.monotonic(), 0.0)) for pid in self.pids]
@@ -148,7 +147,7 @@ class Ranks:
     def are_up(self) -> bool:
         return any(self.zygote.code(pid) is None for pid in self.pids)
 
-    def until(self, happened: Callable[[], bool], within_s: float = ENDS_S) -> None:
+    def until(self, happened: Callable[[], bool], within_s: float = HANG_S) -> None:
         """Wait for something that a running rank does."""
         end = time.monotonic() + within_s
         while not happened():

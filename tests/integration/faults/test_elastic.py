@@ -12,11 +12,10 @@ from pathlib import Path
 import pytest
 from integration.faults.conftest import SPEC, Run
 from integration.faults.zygote import free_port
+from limits import HANG_S
 from warm_python import processes_with
 
 pytestmark = pytest.mark.slow
-
-WAITS_S = 300
 
 
 def test_torchrun_restarts_and_the_losses_are_the_same(zygote, warm_python, tmp_path, tmp_path_factory):
@@ -35,7 +34,7 @@ def test_torchrun_restarts_and_the_losses_are_the_same(zygote, warm_python, tmp_
         try:
             wait_for(lambda: run.events("save") or process.poll() is not None)
             os.kill(worker(process.pid), signal.SIGKILL)
-            assert process.wait(WAITS_S) == 0, run.output()
+            assert process.wait(HANG_S) == 0, run.output()
         finally:
             process.kill()
     assert len(run.events("start")) == 2
@@ -62,7 +61,7 @@ def test_a_run_goes_on_without_a_lost_machine_and_takes_one_in_again(zygote, war
         machines.wait_until_held(2)
         assert run.events("start")[-1]["world_size"] == 2
         agents[2] = machines.start(2)
-        assert [agent.wait(WAITS_S) for agent in agents] == [0, 0, 0], run.output()
+        assert [agent.wait(HANG_S) for agent in agents] == [0, 0, 0], run.output()
     finally:
         machines.end()
     starts = [event["world_size"] for event in run.events("start")]
@@ -127,7 +126,7 @@ class Machines:
 
 
 def wait_for(happened) -> None:
-    until = time.monotonic() + WAITS_S
+    until = time.monotonic() + HANG_S
     while not happened() and time.monotonic() < until:
         time.sleep(0.005)
 

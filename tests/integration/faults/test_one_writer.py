@@ -13,7 +13,8 @@ from pathlib import Path
 
 import pytest
 from integration.cloud.emulators import s3
-from integration.faults.conftest import ENDS_S, SPEC, TESTS, Run, end_all
+from integration.faults.conftest import SPEC, TESTS, Run, end_all
+from limits import HANG_S
 
 from embark.store import open_store
 from embark.store.lease import newest_holder
@@ -132,7 +133,7 @@ def test_ranks_whose_torchrun_is_killed_save_and_release_the_run(tmp_path):
     sets = [word for one in (f"store.root={tmp_path}", *ENDLESS) for word in ("--set", one)]
     command = [sys.executable, "-m", "embark.torchrun", "--standalone", "--nproc-per-node=2", "-m", "embark", "train",
                str(tmp_path / "spec.toml"), *sets]
-    path, until_s = tmp_path / "run", time.monotonic() + ENDS_S
+    path, until_s = tmp_path / "run", time.monotonic() + HANG_S
     env = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(TESTS.parent / "src")}
     with (tmp_path / "log").open("wb") as log, subprocess.Popen(command, cwd=tmp_path, env=env, stdout=log, stderr=log,
                                                                 stdin=subprocess.DEVNULL) as agent:

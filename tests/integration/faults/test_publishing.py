@@ -20,6 +20,7 @@ import psutil
 import pytest
 from exported_runs import EditedRun
 from integration.faults.zygote import free_port
+from limits import HANG_S
 
 from embark.export.artifact import CURRENT, open_artifact, open_versions
 from embark.serve.request_rows import JsonColumns
@@ -53,12 +54,12 @@ class Server:
                 psutil.Process(one.pid).kill()
         assert self.process
         self.process.kill()
-        self.process.wait(60)
+        self.process.wait(HANG_S)
 
     def ask(self) -> dict[str, object] | None:
         """An answer; None while there is no server."""
         try:
-            with closing(http.client.HTTPConnection("127.0.0.1", self.port, timeout=30)) as connection:
+            with closing(http.client.HTTPConnection("127.0.0.1", self.port, timeout=HANG_S)) as connection:
                 connection.request("POST", "/score", json.dumps({"rows": ROWS}))
                 response = connection.getresponse()
                 body = json.loads(response.read())
@@ -115,7 +116,7 @@ def test_publisher_and_server_killed_at_random_serve_no_torn_version(tmp_path, w
     finally:
         stop.set()
         for one in threads:
-            one.join(60)
+            one.join(HANG_S)
         server.kill()
     assert failures == []
     expected = {}
@@ -127,7 +128,7 @@ def test_publisher_and_server_killed_at_random_serve_no_torn_version(tmp_path, w
     assert any(open_artifact(place, version).deltas for version in expected)
 
 
-def wait_until(condition, limit_s: float = 120) -> None:
+def wait_until(condition, limit_s: float = HANG_S) -> None:
     end_s = time.monotonic() + limit_s
     while not condition():
         assert time.monotonic() < end_s, "waited too long"

@@ -12,7 +12,8 @@ from pathlib import Path
 
 import pytest
 from http_servers import HttpHandler, serve
-from integration.faults.conftest import ENDS_S, SPEC, Run
+from integration.faults.conftest import SPEC, Run
+from limits import HANG_S
 
 pytestmark = pytest.mark.slow
 
@@ -107,13 +108,13 @@ def test_sigterm_while_python_still_imports(tmp_path, is_torch_there, expected):
     process = subprocess.Popen([sys.executable, "-m", "embark", "train", str(spec), "--set", f"store.root={tmp_path}"],
                                stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, cwd=tmp_path,
                                env={**os.environ, "OMP_NUM_THREADS": "1"})
-    until = time.monotonic() + ENDS_S
+    until = time.monotonic() + HANG_S
     # SIGUSR1: whoever measures coverage may have a handler for SIGTERM, too.
     while not (listens(process.pid, signal.SIGUSR1) and has_torch(process.pid) >= is_torch_there):
         assert time.monotonic() < until
         time.sleep(0.005)
     process.send_signal(signal.SIGTERM)
-    output, _ = process.communicate(timeout=ENDS_S)
+    output, _ = process.communicate(timeout=HANG_S)
     assert process.returncode == 75, output
     assert expected in output
 

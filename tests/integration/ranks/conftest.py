@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 from integration.faults.conftest import Zygote
+from limits import HANG_S
 
 SPEC = """
 name = "ranks"
@@ -79,7 +80,7 @@ def train(python: str, directory: Path, num_ranks: int, *sets: str, name: str = 
     every = (f"store.root={directory}", f"name={name}", *sets)
     words = [python, "-m", "torch.distributed.run", "--standalone", f"--nproc_per_node={num_ranks}", "-m",
              "embark", "train", str(written_spec(directory)), *(word for one in every for word in ("--set", one))]
-    done = subprocess.run(words, capture_output=True, text=True, timeout=240, cwd=directory,
+    done = subprocess.run(words, capture_output=True, text=True, timeout=HANG_S, cwd=directory,
                           env={**os.environ, "OMP_NUM_THREADS": "1"})
     return Ranks(done.returncode, done.stdout + done.stderr, directory / name)
 

@@ -10,6 +10,7 @@ import time
 from pathlib import Path
 
 import pytest
+from limits import HANG_S
 
 pytestmark = pytest.mark.slow
 
@@ -44,7 +45,7 @@ def start(folder: Path, body: str, *options: str, **environ: str) -> subprocess.
 
 def ends(folder: Path, body: str, *options: str, **environ: str) -> tuple[int, str, list[int]]:
     process = start(folder, body, *(options or ("--standalone",)), **environ)
-    output, _ = process.communicate(timeout=120)
+    output, _ = process.communicate(timeout=HANG_S)
     marks = [folder / f"starts-{rank}" for rank in (0, 1)]
     # A rank may be ended before its first line: the other was quicker.
     return process.returncode, output, [len(mark.read_text()) if mark.exists() else 0 for mark in marks]
@@ -91,12 +92,12 @@ signal.signal(signal.SIGTERM, save)
 time.sleep({60})
 """
     process = start(tmp_path, body, "--standalone", EMBARK_GRACE_S="20")
-    until = time.monotonic() + 240
+    until = time.monotonic() + HANG_S
     while not all((tmp_path / f"ready-{rank}").exists() for rank in (0, 1)) and time.monotonic() < until \
             and process.poll() is None:
         time.sleep(0.1)
     process.send_signal(signal.SIGTERM)
-    output, _ = process.communicate(timeout=240)
+    output, _ = process.communicate(timeout=HANG_S)
     assert process.returncode == 75, output
     assert all((tmp_path / f"saved-{rank}").exists() for rank in (0, 1))
 
@@ -105,7 +106,7 @@ def test_a_machine_that_meets_nobody_says_try_again(tmp_path):
     options = ("--nnodes=2", "--rdzv-backend=c10d", "--rdzv-id=x", "--rdzv-endpoint=localhost:0",
                "--rdzv-conf=is_host=true,join_timeout=2,last_call_timeout=1")
     process = start(tmp_path, "", *options)
-    output, _ = process.communicate(timeout=240)
+    output, _ = process.communicate(timeout=HANG_S)
     assert process.returncode == 70, output
     assert "rendezvous failed" in output
 
@@ -123,5 +124,5 @@ def test_two_machines_find_each_other_as_the_rendered_job_tells_them(tmp_path):
     second = start(tmp_path, body, *options, "--rdzv-conf=is_host=false,join_timeout=60,read_timeout=60")
     time.sleep(1)
     first = start(tmp_path, body, *options, "--rdzv-conf=is_host=true,join_timeout=60,read_timeout=60")
-    outputs = [process.communicate(timeout=120)[0] for process in (first, second)]
+    outputs = [process.communicate(timeout=HANG_S)[0] for process in (first, second)]
     assert (first.returncode, second.returncode) == (0, 0), outputs

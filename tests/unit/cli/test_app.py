@@ -9,6 +9,7 @@ import sys
 from itertools import pairwise
 
 import pytest
+from limits import HANG_S
 
 from embark.__main__ import run
 from embark.cli.app import COMMANDS
@@ -105,7 +106,7 @@ def test_help_groups_every_command_and_each_has_its_own(capsys):
 def test_a_closed_pipe_is_no_error():
     for words in ("--help", "catalog list"):
         done = subprocess.run(["bash", "-c", f"{sys.executable} -m embark {words} | head -1; echo ${{PIPESTATUS[0]}}"],
-                              capture_output=True, text=True, check=True, timeout=240)
+                              capture_output=True, text=True, check=True, timeout=HANG_S)
         assert done.stdout.endswith("\n0\n"), done.stdout
         assert done.stderr == ""
 
@@ -130,7 +131,7 @@ def test_bash_completes_files_presets_runs_and_machines(capsys, tmp_path):
     tries = "".join(f'COMP_WORDS=(embark {words}); COMP_CWORD={len(words.split())}; COMPREPLY=(); _embark_and_names\n'
                     'printf "%s|" "${COMPREPLY[@]}"; echo\n' for words in TYPED)
     done = subprocess.run(["bash", "-c", f"source ./script\n{tries}\ncomplete -p embark"], capture_output=True,
-                          text=True, check=True, timeout=60)
+                          text=True, check=True, timeout=HANG_S)
     *found, how = done.stdout.splitlines()
     assert {words: set(filter(None, line.split("|"))) for words, line in zip(TYPED, found, strict=True)} == TYPED
     assert "-o bashdefault -o default" in how  # files, where there is no name to complete
@@ -141,7 +142,7 @@ def completed(shell, script, folder):
     (folder / "runs" / "clicks").mkdir(parents=True)
     (folder / "quick run.toml").touch()
     (folder / "script").write_text(script)
-    done = subprocess.run(shell, cwd=folder, capture_output=True, text=True, check=True, timeout=60,
+    done = subprocess.run(shell, cwd=folder, capture_output=True, text=True, check=True, timeout=HANG_S,
                           env={**os.environ, "HOME": str(folder)})
     lines = done.stdout.splitlines()
     return {words: set(filter(None, line.split("|"))) for words, line in zip(TYPED, lines, strict=True)}
@@ -186,7 +187,7 @@ def test_a_process_leaves_with_its_code_after_its_last_words_whatever_its_thread
 def test_ctrl_c_before_a_command_runs_is_one_line():
     code = ("import os, signal, sys; sys.argv = ['embark']; import embark.__main__\n"
             "os.kill(os.getpid(), signal.SIGINT); embark.__main__.run(['--help'])")
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=240)
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=HANG_S)
     assert (done.returncode, done.stdout, done.stderr) == (130, "", "Stopped by Ctrl-C\n")
 
 

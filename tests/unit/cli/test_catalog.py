@@ -9,6 +9,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from limits import HANG_S
 
 from embark.__main__ import run
 from embark.catalog.load import PRICE_COLUMNS, prices_path
@@ -244,7 +245,7 @@ def test_the_catalog_starts_without_torch_or_the_rest_of_embark():
         "import sys, embark.catalog as c; c.find_machine(c.load_catalog(), 'p4d.24xlarge')\n"
         "sys.exit(any(m in sys.modules for m in ('torch', 'numpy', 'embark.store', 'embark.trainers')))"
     )
-    assert subprocess.run([sys.executable, "-c", code], timeout=240, check=False).returncode == 0
+    assert subprocess.run([sys.executable, "-c", code], timeout=HANG_S, check=False).returncode == 0
 
 
 def test_the_page_of_prices_is_what_the_catalog_says():
@@ -269,7 +270,7 @@ def test_the_guide_s_commands_run(tmp_path):
             continue
         text = text.replace("embark ", f"{sys.executable} -m embark ")
         done = subprocess.run(["bash", "-euc", text], cwd=tmp_path, env=environment, capture_output=True, text=True,
-                              timeout=120, check=False)
+                              timeout=HANG_S, check=False)
         assert done.returncode == 0, done.stderr
         output += done.stdout
     assert "1 price changed" in output

@@ -8,6 +8,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
+from limits import HANG_S
 
 from embark.__main__ import run
 from embark.catalog import load_catalog
@@ -311,7 +312,7 @@ def test_a_run_is_stopped_by_the_command_with_its_checkpoint_complete(tmp_path, 
         run(["cancel", "laptop", "--yes"])
 
 
-def until(is_so, limit_s: float = 240.0) -> None:
+def until(is_so, limit_s: float = HANG_S) -> None:
     end_s = time.time() + limit_s
     while not is_so():
         assert time.time() < end_s

@@ -11,6 +11,7 @@ import time
 from pathlib import Path
 
 import pytest
+from limits import HANG_S
 
 from embark.__main__ import run
 from embark.data.prepared import MANIFEST
@@ -173,14 +174,14 @@ def test_a_make_that_is_killed_leaves_nothing_that_is_taken_for_data(tmp_path):
     command = [sys.executable, "-m", "embark", "data", "make", "laptop", "--out", "made",
                "--set", "data.num_train_samples=60000000", "--set", "data.prepare.num_workers=2"]
     process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True)
-    until = time.monotonic() + 240
+    until = time.monotonic() + HANG_S
     while not list(Path("made").glob("train/*")) and time.monotonic() < until:
         time.sleep(0.01)
     os.kill(process.pid, signal.SIGKILL)
     process.wait()
     assert list(Path("made").glob("train/*"))
     assert run(["data", "check", "made"]) == 64
-    until = time.monotonic() + 240
+    until = time.monotonic() + HANG_S
     while group_is_alive(process.pid) and time.monotonic() < until:
         time.sleep(0.05)
     assert not group_is_alive(process.pid)

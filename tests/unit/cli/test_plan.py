@@ -9,6 +9,7 @@ import xml.etree.ElementTree as ET
 from pathlib import Path
 
 import pytest
+from limits import HANG_S
 from plan_setups import written_calibration
 from prepared_rows import FIXED, make_prepared
 
@@ -259,7 +260,7 @@ sys.exit(3 if any(m in sys.modules for m in ("torch", "torchrec", "pyarrow", "ob
 
 
 def test_a_plan_needs_no_torch():
-    done = subprocess.run([sys.executable, "-c", QUICK], capture_output=True, text=True, timeout=240, check=False)
+    done = subprocess.run([sys.executable, "-c", QUICK], capture_output=True, text=True, timeout=HANG_S, check=False)
     assert done.returncode == 0, done.stderr
 
 
@@ -271,7 +272,7 @@ def test_the_guide_s_commands_run(tmp_path):
     for block in blocks:
         commands = block.replace("embark ", f"{sys.executable} -m embark ")
         done = subprocess.run(["bash", "-euc", commands], cwd=tmp_path, env=environment, capture_output=True, text=True,
-                              timeout=120, check=False)
+                              timeout=HANG_S, check=False)
         assert done.returncode == 0, done.stderr
     assert ET.parse(tmp_path / "criteo.svg")
     assert json.loads((tmp_path / "aws.json").read_text())["ranked"]

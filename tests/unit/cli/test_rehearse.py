@@ -12,6 +12,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from limits import HANG_S
 
 from embark.__main__ import run
 
@@ -161,7 +162,7 @@ def test_stopped_by_a_signal_it_leaves_nothing(number):
     with subprocess.Popen(words, text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
         folder = next(line.split("| ")[1].strip() for line in process.stdout if "/embark-rehearse-" in line)
         process.send_signal(number)
-        _, err = process.communicate(timeout=240)
+        _, err = process.communicate(timeout=HANG_S)
     assert process.returncode == 130
     assert f"Stopped by {number.name}" in err
     assert not Path(folder).exists()
@@ -174,7 +175,7 @@ def test_stopped_by_a_signal_what_was_to_be_kept_is_stored_and_reported():
     with subprocess.Popen(words, text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
         folder = next(line.split("| ")[1].strip() for line in process.stdout if "/embark-rehearse-" in line)
         process.send_signal(signal.SIGINT)
-        _, err = process.communicate(timeout=240)
+        _, err = process.communicate(timeout=HANG_S)
     root = next(path for path in Path(folder).parents if path.name.startswith("embark-rehearse-"))
     assert f"kept: {root}; rm -r {root} removes it" in err
     assert root.is_dir()
@@ -186,7 +187,7 @@ def test_with_nothing_to_keep_an_error_leaves_no_folder(tmp_path, monkeypatch):
     monkeypatch.setenv("TMPDIR", str(tmp_path / "own"))
     (tmp_path / "own").mkdir()
     words = [sys.executable, "-m", "embark", "rehearse", manifest(), "--engine", "podman", "--keep"]
-    assert subprocess.run(words, capture_output=True, timeout=240, check=False).returncode == 64
+    assert subprocess.run(words, capture_output=True, timeout=HANG_S, check=False).returncode == 64
     assert list((tmp_path / "own").iterdir()) == []
 
 

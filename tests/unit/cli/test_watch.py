@@ -13,6 +13,7 @@ import urllib.request
 from pathlib import Path
 
 import pytest
+from limits import HANG_S
 from watched_runs import append, line, write_run
 
 from embark.__main__ import run
@@ -96,7 +97,7 @@ def served(capsys: pytest.CaptureFixture[str], **options) -> tuple[dict, threadi
     thread = threading.Thread(target=lambda: watch_page(Console(json=True), ["runs"], until=until, **values))
     thread.start()
     text = ""
-    deadline = time.monotonic() + 240
+    deadline = time.monotonic() + HANG_S
     while not text.strip().endswith("}"):
         assert time.monotonic() < deadline
         time.sleep(0.02)
@@ -109,11 +110,11 @@ def test_the_page_is_served_and_its_address_reported(capsys: pytest.CaptureFixtu
     output, until, thread = served(capsys)
     try:
         assert output["runs"] == ["runs/one"]
-        with urllib.request.urlopen(output["url"] + "api/runs", timeout=240) as answer:
+        with urllib.request.urlopen(output["url"] + "api/runs", timeout=HANG_S) as answer:
             assert [run["name"] for run in json.load(answer)["runs"]] == ["one"]
     finally:
         until.set()
-        thread.join(120)
+        thread.join(HANG_S)
     assert not thread.is_alive()
 
 
@@ -125,12 +126,12 @@ def test_beyond_this_machine_a_token_is_made_and_asked_for(capsys: pytest.Captur
         port = address.rstrip("/").rpartition(":")[2]
         assert len(token) >= 32
         with pytest.raises(urllib.error.HTTPError, match="401"):
-            urllib.request.urlopen(f"http://127.0.0.1:{port}/", timeout=240)
+            urllib.request.urlopen(f"http://127.0.0.1:{port}/", timeout=HANG_S)
         request = urllib.request.Request(f"http://127.0.0.1:{port}/", headers={"Authorization": f"Bearer {token}"})
-        assert urllib.request.urlopen(request, timeout=240).status == 200
+        assert urllib.request.urlopen(request, timeout=HANG_S).status == 200
     finally:
         until.set()
-        thread.join(120)
+        thread.join(HANG_S)
 
 
 @pytest.mark.parametrize("token", ["has space", "ü" * 20, "a;b=c" * 5, "short"])
@@ -152,7 +153,7 @@ def test_ctrl_c_ends_the_verb_well(tmp_path: Path):
         assert process.stdout.readline().startswith("http://127.0.0.1:")
         process.send_signal(signal.SIGINT)
         try:
-            _, complaints = process.communicate(timeout=240)
+            _, complaints = process.communicate(timeout=HANG_S)
         finally:
             process.kill()
     assert (process.returncode, complaints) == (ExitCode.DONE, "")

@@ -11,6 +11,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
+from limits import HANG_S
 from watched_runs import write_run
 
 from embark.dashboard import server as server_module
@@ -26,7 +27,7 @@ TOKEN = "a-token-of-some-length"
 def page_of(folder: Path, *, token: str = "") -> Iterator[tuple[PageServer, str]]:
     with Runs(lambda: [RunFiles(folder)]) as runs, serve_page(runs, token=token) as page:
         run = runs.all()[0]
-        until = time.monotonic() + 240
+        until = time.monotonic() + HANG_S
         while not run.record.num_events:
             assert time.monotonic() < until
             time.sleep(0.01)
@@ -46,7 +47,7 @@ def guarded(tmp_path_factory):
 
 
 def ask(page: PageServer, path: str, *, method: str = "GET", **headers: str):
-    connection = http.client.HTTPConnection("127.0.0.1", page.port, timeout=240)
+    connection = http.client.HTTPConnection("127.0.0.1", page.port, timeout=HANG_S)
     try:
         connection.request(method, path, headers={name.replace("_", "-"): value for name, value in headers.items()})
         answer = connection.getresponse()

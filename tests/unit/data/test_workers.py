@@ -13,6 +13,7 @@ from pathlib import Path
 
 import psutil
 import pytest
+from limits import HANG_S
 
 from embark.data.workers import WorkerPool, each_result
 from embark.errors import DataError, Fault
@@ -111,9 +112,9 @@ def test_workers_end_with_their_parent(tmp_path, number):
     parent = subprocess.Popen([sys.executable, script], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
     workers = [int(parent.stdout.readline()) for _ in range(2)]
     parent.send_signal(number)
-    parent.wait(240)
+    parent.wait(HANG_S)
     parent.stdout.close()
-    until = time.monotonic() + 240
+    until = time.monotonic() + HANG_S
     while any(is_running(pid) for pid in workers):
         assert time.monotonic() < until, "a worker still runs"
         time.sleep(0.05)
@@ -147,7 +148,7 @@ def test_results_that_nobody_takes_leave_no_worker():
     results = each_result(pid_after, [0.0, 0.0, 60.0, 60.0], 2)
     pids = {next(results)[1], next(results)[1]}
     results.close()
-    until = time.monotonic() + 240
+    until = time.monotonic() + HANG_S
     while any(map(is_running, pids)) and time.monotonic() < until:
         time.sleep(0.02)
     assert not any(map(is_running, pids))

@@ -9,6 +9,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from limits import HANG_S
 
 from embark.catalog import load_catalog
 from embark.doctor import Host, check_host
@@ -33,7 +34,7 @@ def test_this_machine_is_examined_for_real(tmp_path: Path):
 def test_the_machine_is_examined_without_loading_torch_here():
     code = ("import sys; from embark.doctor import check_host; checks = check_host(); "
             "[next(checks) for _ in range(12)]; checks.close(); sys.exit('torch' in sys.modules)")
-    assert subprocess.run([sys.executable, "-c", code], timeout=240, check=False).returncode == 0
+    assert subprocess.run([sys.executable, "-c", code], timeout=HANG_S, check=False).returncode == 0
 
 
 @pytest.mark.parametrize(("days", "verdict"), [(0, "ok"), (FRESH_DAYS, "ok"), (FRESH_DAYS + 1, "warning")])
@@ -53,7 +54,7 @@ def probe_command(**values: object) -> list[str]:
     return [sys.executable, "-c", f"import sys; print('hello'); open(sys.argv[1], 'w').write({json.dumps(facts)!r})"]
 
 
-def facts_of(command: list[str], limit_s: float = 240.0) -> Facts:
+def facts_of(command: list[str], limit_s: float = HANG_S) -> Facts:
     probe = Probe(Host(), command)
     try:
         return probe.facts(limit_s)

@@ -6,6 +6,7 @@ import subprocess
 import sys
 
 import pytest
+from limits import HANG_S
 
 from embark.doctor.gpus import check_driver, check_gpus, has_kernels, links, list_gpus, topology
 
@@ -77,7 +78,7 @@ def test_cpu_builds_beside_a_gpu_are_wrong(machine, packages: dict[str, str | No
 
 def test_the_fix_for_cpu_builds_is_a_command_that_exists():
     words = [sys.executable, "-m", "embark.stack.versions", "install", "--variant", "cuda", "--dry-run"]
-    done = subprocess.run(words, capture_output=True, text=True, timeout=240, check=False)
+    done = subprocess.run(words, capture_output=True, text=True, timeout=HANG_S, check=False)
     assert done.returncode == 0, done.stderr
 
 

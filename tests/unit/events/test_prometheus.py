@@ -7,6 +7,7 @@ import subprocess
 import urllib.request
 
 import pytest
+from limits import HANG_S
 
 from embark.errors import MissingPackage
 from embark.events.alerts import alerts, rules_text
@@ -75,12 +76,12 @@ def test_a_run_answers_while_it_goes_and_not_after(make_events):
     try:
         for event in make_events()[:6]:
             sink.emit(event)
-        page = urllib.request.urlopen(url, timeout=240).read().decode()
+        page = urllib.request.urlopen(url, timeout=HANG_S).read().decode()
         assert values(page)['embark_is_running{run="demo"}'] == 1
     finally:
         sink.close()
     with pytest.raises(OSError, match="refused"):
-        urllib.request.urlopen(url, timeout=240)
+        urllib.request.urlopen(url, timeout=HANG_S)
 
 
 def test_without_the_package_the_error_says_what_to_install(monkeypatch, make_events):
@@ -157,4 +158,5 @@ def with_run(series):
 
 
 def promtool(*words, stdin=None):
-    return subprocess.run(["promtool", *words], input=stdin, capture_output=True, text=True, timeout=240, check=False)
+    return subprocess.run(["promtool", *words], input=stdin, capture_output=True, text=True, timeout=HANG_S,
+                          check=False)

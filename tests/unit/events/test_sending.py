@@ -4,6 +4,7 @@ import threading
 import time
 
 import pytest
+from limits import HANG_S
 
 from embark.errors import MissingPackage
 from embark.events.events import Event
@@ -36,7 +37,7 @@ def step(number, loss=0.5):
 
 
 def until(condition):
-    end = time.monotonic() + 240
+    end = time.monotonic() + HANG_S
     while not condition() and time.monotonic() < end:
         time.sleep(0.005)
     assert condition()

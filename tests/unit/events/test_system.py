@@ -8,6 +8,7 @@ from types import SimpleNamespace
 
 import psutil
 import pytest
+from limits import HANG_S
 
 from embark.events import system
 from embark.events.system import Counters, SystemSampler, rates
@@ -47,7 +48,7 @@ def test_a_kernel_that_cannot_be_read_ends_sampling_quietly(monkeypatch, recwarn
     monkeypatch.setattr(psutil, "cpu_times", lambda: (_ for _ in ()).throw(ValueError("unknown format")))
     sampler = SystemSampler(0.01)
     with sampler:
-        sampler._thread.join(120)
+        sampler._thread.join(HANG_S)
     assert not sampler._thread.is_alive()
     assert not recwarn.list
     assert capfd.readouterr() == ("", "")
@@ -56,7 +57,7 @@ def test_a_kernel_that_cannot_be_read_ends_sampling_quietly(monkeypatch, recwarn
 def test_this_machine_is_sampled():
     with SystemSampler(0.05, rank=3) as sampler:
         rows = []
-        until = time.monotonic() + 240
+        until = time.monotonic() + HANG_S
         while len(rows) < 8 and time.monotonic() < until:
             time.sleep(0.02)
             rows += [row] if (row := sampler.take()) else []

@@ -5,12 +5,14 @@ from __future__ import annotations
 import ast
 import os
 import signal
+import subprocess
 import sys
 import threading
 import time
 from pathlib import Path
 
 import pytest
+from limits import HANG_S
 
 from embark.errors import UserError
 from embark.launch.shell import DryRunShell, LineMultiplexer, Shell
@@ -33,9 +35,18 @@ def test_a_program_gets_its_text_and_says_how_it_ended():
     assert (done.code, done.err, done.is_ok) == (7, "héllo" * 50_000, False)
 
 
-def test_one_that_takes_too_long_is_ended_even_if_it_does_not_want_to():
-    code = "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); print('up', flush=True); time.sleep(60)"
-    done = Shell().ask(python(code), timeout_s=1.0)
+def test_one_that_takes_too_long_is_ended_even_if_it_does_not_want_to(tmp_path, monkeypatch):
+    communicate, mark = subprocess.Popen.communicate, tmp_path / "up"
+
+    def communicate_once_it_is_up(process: subprocess.Popen, **options: float) -> tuple[bytes, bytes]:
+        while not mark.exists():
+            time.sleep(0.01)
+        return communicate(process, **options)
+
+    monkeypatch.setattr(subprocess.Popen, "communicate", communicate_once_it_is_up)
+    code = ("import pathlib, signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); print('up', flush=True); "
+            f"pathlib.Path({str(mark)!r}).touch(); time.sleep(6000)")
+    done = Shell().ask(python(code), timeout_s=0.1)
     assert done.has_timed_out
     assert done.out == "up\n"
 
@@ -51,7 +62,7 @@ def test_ctrl_c_ends_the_program_too(tmp_path):
     mark = tmp_path / "pid"
 
     def interrupt() -> None:
-        until_s = time.monotonic() + 240
+        until_s = time.monotonic() + HANG_S
         while not (mark.exists() and mark.read_text()) and time.monotonic() < until_s:
             time.sleep(0.02)
         os.kill(os.getpid(), signal.SIGINT)
@@ -75,7 +86,7 @@ def test_lines_of_several_programs_arrive_each_under_its_key():
     arriving.add("a", Shell().lines(["printf", "1\\n2\\n"]))
     arriving.add("b", Shell().lines(python("import sys; print('3'); sys.exit('broken')")))
     found, ended = [], {}
-    until_s = time.monotonic() + 240
+    until_s = time.monotonic() + HANG_S
     while arriving.is_busy and time.monotonic() < until_s:
         found += arriving.take(0.05)
         ended.update(arriving.ended())

@@ -10,6 +10,7 @@ from itertools import pairwise
 from pathlib import Path
 
 import pytest
+from limits import HANG_S
 
 from embark.errors import Interrupted, UserError
 from embark.rehearse.controller import Observer
@@ -67,7 +68,7 @@ class Recorder:
         self.engine = engine
 
 
-def run(line: str, *, policy: str = "", grace_s: int = 30, limit_s: float = 300.0, manifest: str = JOB,
+def run(line: str, *, policy: str = "", grace_s: int = 30, limit_s: float = HANG_S, manifest: str = JOB,
         seen: Path | str = SEEN, **faults: tuple[str, ...]) -> tuple[RehearsalReport, Recorder]:
     import json
 
@@ -282,7 +283,7 @@ def read(path: Path) -> bytes:
 
 
 def is_alive(pid: int) -> bool:
-    until_s = time.monotonic() + 240
+    until_s = time.monotonic() + HANG_S
     while time.monotonic() < until_s:
         try:
             if Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] in "ZX":

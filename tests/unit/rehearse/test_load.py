@@ -7,6 +7,7 @@ import time
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
+from limits import HANG_S
 
 from embark.rehearse import load
 from embark.rehearse.load import Clients, Service
@@ -47,7 +48,7 @@ def _soon(monkeypatch):
 
 
 def until(is_so) -> None:
-    end_s = time.monotonic() + 60
+    end_s = time.monotonic() + HANG_S
     while not is_so():
         assert time.monotonic() < end_s
         time.sleep(0.005)

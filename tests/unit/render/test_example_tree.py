@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 import yaml
+from limits import HANG_S
 
 from embark.catalog.load import clear_cache
 from embark.render.folder import File
@@ -101,7 +102,7 @@ def test_commands_of_the_guides_are_sound_shell(tree):
         for indent, block in BASH.findall(file.text) if path.endswith(".md") else ():
             num_blocks += 1
             text = "\n".join(line.removeprefix(indent) for line in block.splitlines())
-            done = subprocess.run(["bash", "-n"], input=text, capture_output=True, text=True, timeout=240)
+            done = subprocess.run(["bash", "-n"], input=text, capture_output=True, text=True, timeout=HANG_S)
             assert done.returncode == 0, (path, text, done.stderr)
     assert num_blocks > 40
 
@@ -133,7 +134,7 @@ def test_the_quickstart_s_script_is_clean(tmp_path: Path):
     script = tmp_path / "train_torchrec_quickstart.py"
     script.write_text(quickstart_script())
     done = subprocess.run([sys.executable, "-m", "ruff", "check", "--no-cache", "--isolated", "--line-length=120",
-                           "--select=E,F,W,I,B,UP", script], capture_output=True, text=True, timeout=240)
+                           "--select=E,F,W,I,B,UP", script], capture_output=True, text=True, timeout=HANG_S)
     assert done.returncode == 0, done.stdout
 
 

@@ -10,6 +10,7 @@ import pytest
 import yaml
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from limits import HANG_S
 from pydantic import ValidationError
 from recorded_commands import run_script
 from render_jobs import job_of
@@ -30,7 +31,7 @@ TEXT = st.text(CHARACTERS, min_size=1, max_size=40) | st.sampled_from(NASTY)
 
 
 def shell(text: str, folder: Path) -> str:
-    done = subprocess.run(["bash", "-c", text], cwd=folder, capture_output=True, timeout=240, env={"PATH": "/bin"})
+    done = subprocess.run(["bash", "-c", text], cwd=folder, capture_output=True, timeout=HANG_S, env={"PATH": "/bin"})
     assert done.returncode == 0, done.stderr
     return done.stdout.decode()
 

@@ -10,6 +10,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from limits import HANG_S
 from render_jobs import job_of
 
 from embark.render.image import render_image, render_tpu_image
@@ -31,13 +32,13 @@ def dockerfile_of(machine: str, **place) -> str:
 ], ids=str)
 def test_hadolint_finds_nothing(machine, place):
     text = dockerfile_of(machine, **place)
-    done = subprocess.run([BIN / "hadolint", "-"], input=text, text=True, capture_output=True, timeout=240)
+    done = subprocess.run([BIN / "hadolint", "-"], input=text, text=True, capture_output=True, timeout=HANG_S)
     assert done.returncode == 0, done.stdout + done.stderr
 
 
 @pytest.mark.needs("shellcheck")
 def test_shellcheck_finds_nothing_in_the_entry():
-    done = subprocess.run(["shellcheck", "-"], input=ENTRYPOINT, text=True, capture_output=True, timeout=240)
+    done = subprocess.run(["shellcheck", "-"], input=ENTRYPOINT, text=True, capture_output=True, timeout=HANG_S)
     assert done.returncode == 0, done.stdout
 
 
@@ -106,6 +107,6 @@ def test_the_entry_runs_what_is_meant(tmp_path, words, runs):
         program.chmod(0o755)
     entry = tmp_path / "entrypoint.sh"
     entry.write_text(ENTRYPOINT)
-    done = subprocess.run(["sh", entry, *words], text=True, capture_output=True, timeout=240,
+    done = subprocess.run(["sh", entry, *words], text=True, capture_output=True, timeout=HANG_S,
                           env={"PATH": f"{tmp_path}{os.pathsep}/usr/bin{os.pathsep}/bin"})
     assert done.stdout.splitlines() == runs, done.stderr

@@ -6,6 +6,7 @@ import subprocess
 
 import pytest
 import yaml
+from limits import HANG_S
 from recorded_commands import run_script
 from render_jobs import job_of
 
@@ -61,7 +62,7 @@ def test_a_machine_that_may_not_read_yet_tries_again_and_gives_up_at_last(case, 
     def tries(good_try: int) -> tuple[int, int]:
         record = tmp_path / f"tries-{good_try}"
         env = {"PATH": f"{tmp_path}:/usr/bin:/bin", "TRIES": str(record), "GOOD_TRY": str(good_try)}
-        done = subprocess.run(["bash", "-euo", "pipefail", "-c", text], env=env, capture_output=True, timeout=240)
+        done = subprocess.run(["bash", "-euo", "pipefail", "-c", text], env=env, capture_output=True, timeout=HANG_S)
         lines = record.read_text().splitlines()
         assert name in lines[0]
         return done.returncode, len(lines)

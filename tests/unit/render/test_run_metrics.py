@@ -10,6 +10,7 @@ import botocore.session
 import pytest
 import yaml
 from botocore.validate import ParamValidator
+from limits import HANG_S
 from recorded_commands import run_script
 from render_jobs import job_of
 
@@ -67,7 +68,7 @@ def test_promtool_takes_the_rules_that_are_handed_to_the_cluster(cloud, tmp_path
     rules = list(yaml.safe_load_all(files["run_metrics.yaml"]))[1]["spec"]
     (tmp_path / "rules.yaml").write_text(yaml.safe_dump(rules))
     done = subprocess.run(["promtool", "check", "rules", tmp_path / "rules.yaml"], capture_output=True, text=True,
-                          timeout=240, check=False)
+                          timeout=HANG_S, check=False)
     assert done.returncode == 0, done.stderr
     assert f"{len(alerts())} rules found" in done.stdout
 

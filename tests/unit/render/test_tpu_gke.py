@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 import yaml
+from limits import HANG_S
 from recorded_commands import STUB, run_script
 from render_jobs import job_of
 
@@ -128,5 +129,5 @@ def test_the_image_has_jax_and_no_cuda():
     assert "jax[tpu]" in text
     assert "cuda" not in text
     done = subprocess.run([Path(sys.executable).with_name("hadolint"), "-"], input=text, text=True,
-                          capture_output=True, timeout=240)
+                          capture_output=True, timeout=HANG_S)
     assert done.returncode == 0, done.stdout

@@ -8,6 +8,7 @@ import subprocess
 
 import pytest
 import yaml
+from limits import HANG_S
 from render_jobs import job_of
 from shell_words import words_of
 
@@ -74,5 +75,5 @@ def test_the_script_names_the_project_and_a_staging_bucket():
     assert constants["SERVICE_ACCOUNT"] == "trainer@my-project.iam.gserviceaccount.com"
     assert "--config=vertex_job.yaml" in files["vertex_job.sh"]
     done = subprocess.run(["shellcheck", "-"], input=files["vertex_job.sh"], text=True,
-                          capture_output=True, timeout=240)
+                          capture_output=True, timeout=HANG_S)
     assert done.returncode == 0, done.stdout

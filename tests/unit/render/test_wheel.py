@@ -13,6 +13,7 @@ import zipfile
 from pathlib import Path
 
 import pytest
+from limits import HANG_S
 
 import embark
 from embark.errors import UserError
@@ -82,13 +83,13 @@ def test_pip_installs_it_without_an_index_and_what_is_installed_packs_the_same_f
     (tmp_path / wheel_name()).write_bytes(wheel_bytes())
     site, again = tmp_path / "site", tmp_path / "again.whl"
     subprocess.run([sys.executable, "-m", "pip", "install", "--quiet", "--no-index", "--no-deps", "--no-compile",
-                    "--target", site, tmp_path / wheel_name()], check=True, timeout=240)
+                    "--target", site, tmp_path / wheel_name()], check=True, timeout=HANG_S)
     code = ("import embark, sys; from pathlib import Path; from embark.render.wheel import wheel_bytes\n"
             f"assert embark.__file__.startswith({str(site)!r}), embark.__file__\n"
             f"Path({str(again)!r}).write_bytes(wheel_bytes())\n"
             "sys.argv = ['embark', '--version']; from embark.__main__ import main; main()")
     done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, env={"PYTHONPATH": str(site)},
-                          capture_output=True, text=True, timeout=240)
+                          capture_output=True, text=True, timeout=HANG_S)
     assert embark.__version__ in done.stdout, done.stderr
     assert (site / "bin/embark").exists()
     assert again.read_bytes() == wheel_bytes()
@@ -109,8 +110,8 @@ def test_the_quickstart_s_requirements_find_the_wheel_that_was_rendered_beside_t
     (tmp_path / "quickstart/requirements.txt").write_text("\n".join(ours))
     install = [sys.executable, "-m", "pip", "install", "--dry-run", "--ignore-installed", "--no-index", "--no-deps",
                "--requirement", tmp_path / "quickstart/requirements.txt"]
-    missing = subprocess.run(install, cwd=tmp_path, capture_output=True, text=True, timeout=240)
+    missing = subprocess.run(install, cwd=tmp_path, capture_output=True, text=True, timeout=HANG_S)
     assert missing.returncode != 0
     (tmp_path / "quickstart/dist" / wheel_name()).write_bytes(wheel_bytes())
-    found = subprocess.run(install, cwd=tmp_path, capture_output=True, text=True, timeout=240)
+    found = subprocess.run(install, cwd=tmp_path, capture_output=True, text=True, timeout=HANG_S)
     assert f"Would install embark-rec-{embark.__version__}" in found.stdout, found.stderr

@@ -6,6 +6,7 @@ from concurrent.futures import ThreadPoolExecutor
 import numpy as np
 import pytest
 import torch
+from limits import HANG_S
 
 from embark.run import auc as module
 from embark.run.auc import exact_auc, halves_counter
@@ -41,9 +42,9 @@ class Meeting:
 
     def gathered(self, rank: int, value: object) -> list[object]:
         self._values[rank] = value
-        self._barrier.wait(30)
+        self._barrier.wait(HANG_S)
         values = list(self._values)
-        self._barrier.wait(30)
+        self._barrier.wait(HANG_S)
         return values
 
 

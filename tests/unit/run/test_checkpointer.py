@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from limits import HANG_S
 
 from embark.errors import EmbarkError, ExitCode, Fault, UserError
 from embark.run.checkpointer import Checkpointer, Saved
@@ -28,7 +29,7 @@ class Meeting:
 
     def __init__(self) -> None:
         self._values: dict[int, Any] = {}
-        self._barrier = threading.Barrier(NUM_RANKS, timeout=240)
+        self._barrier = threading.Barrier(NUM_RANKS, timeout=HANG_S)
 
     def gather(self, rank: int, value: Any) -> list[Any]:
         self._values[rank] = value
@@ -251,7 +252,7 @@ def test_training_stands_still_for_the_copy_alone(ranks, monkeypatch):
     write = LocalStore.write
 
     def held(self: LocalStore, *words: Any) -> None:
-        assert gate.wait(240)
+        assert gate.wait(HANG_S)
         write(self, *words)
 
     monkeypatch.setattr(LocalStore, "write", held)

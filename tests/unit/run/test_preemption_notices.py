@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
+from limits import HANG_S
 from metadata_servers import Answer, Aws, Azure, Gce, Service, broken
 
 from embark.errors import UserError
@@ -56,7 +57,7 @@ def serve(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[type[Service]],
 
 
 def wait_for(what: Callable[[], Any]) -> Any:
-    until = time.monotonic() + 240
+    until = time.monotonic() + HANG_S
     while not (value := what()) and time.monotonic() < until:
         time.sleep(0.005)
     assert value, "it did not happen"

@@ -6,6 +6,7 @@ import time
 from uuid import uuid4
 
 import pytest
+from limits import HANG_S
 
 from embark.errors import Fault
 from embark.run.logger import EventUploader
@@ -21,7 +22,7 @@ def run_dir(tmp_path, monkeypatch):
 
 
 def until(happened) -> None:
-    end_s = time.monotonic() + 240
+    end_s = time.monotonic() + HANG_S
     while not happened():
         assert time.monotonic() < end_s
         time.sleep(0.01)

@@ -7,6 +7,7 @@ import threading
 from collections.abc import Sequence
 
 import pytest
+from limits import HANG_S
 
 from embark.serve.batcher import Batcher, BatchLimits, Overloaded
 
@@ -28,7 +29,7 @@ def test_what_waits_is_answered_in_one_call_and_in_order():
     def answer(jobs: Sequence[int]) -> list[int]:
         calls.append(list(jobs))
         entered.set()
-        assert release.wait(30)
+        assert release.wait(HANG_S)
         return [10 * job for job in jobs]
 
     batcher = Batcher(answer, BatchLimits(max_batch_rows=3, max_wait_ms=0))
@@ -77,7 +78,7 @@ def test_threads_share_what_waits_and_work_at_the_same_time():
     def answer(jobs: Sequence[int]) -> Sequence[int]:
         calls.append(list(jobs))
         entered.release()
-        assert release.wait(30)
+        assert release.wait(HANG_S)
         return jobs
 
     batcher = Batcher(answer, BatchLimits(), num_threads=2)
@@ -102,7 +103,7 @@ def test_a_full_queue_refuses_at_once_and_accepts_again_when_it_is_empty():
 
     def answer(jobs: Sequence[str]) -> Sequence[str]:
         entered.set()
-        assert release.wait(30)
+        assert release.wait(HANG_S)
         return jobs
 
     batcher = Batcher(answer, BatchLimits(max_queued_rows=10))
@@ -143,7 +144,7 @@ def test_a_client_that_left_is_not_scored():
     def answer(jobs: Sequence[str]) -> Sequence[str]:
         calls.extend(jobs)
         entered.set()
-        assert release.wait(30)
+        assert release.wait(HANG_S)
         return jobs
 
     batcher = Batcher(answer, BatchLimits(max_wait_ms=0))

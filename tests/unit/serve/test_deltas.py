@@ -7,6 +7,7 @@ from pathlib import Path
 
 import numpy as np
 from exported_runs import EditedRun
+from limits import HANG_S
 from served_models import use_server
 
 from embark import export_run, serve_model
@@ -124,7 +125,7 @@ def test_deltas_under_load_fail_no_request_and_mix_no_answer(tmp_path):
                     answer.get("version") == wanted for _, _, answer in answers[-9:]), 60)
         stop.set()
         for one in clients:
-            one.join(60)
+            one.join(HANG_S)
 
     limits = ServeLimits(batch=BatchLimits(max_batch_rows=1))  # each request as it would be scored alone
     use_server(lambda on_start: serve_model(

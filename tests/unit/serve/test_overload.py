@@ -6,6 +6,7 @@ import socket
 import threading
 from concurrent.futures import ThreadPoolExecutor, as_completed
 
+from limits import HANG_S
 from served_models import ROWS, BlockedScorer, while_serving
 
 from embark.serve.app import ServeLimits
@@ -20,10 +21,10 @@ def test_bodies_that_fill_the_memory_are_refused_until_others_are_answered(artif
         first: list[object] = []
         sent = threading.Thread(target=lambda: first.append(client("POST", "/score", long)), daemon=True)
         sent.start()
-        assert scorer.entered.wait(60)
+        assert scorer.entered.wait(HANG_S)
         refused = client("POST", "/score", long)
         scorer.release.set()
-        sent.join(60)
+        sent.join(HANG_S)
         return first[0][0], refused[:2], client("POST", "/score", long)[0]
 
     limits = ServeLimits(max_buffered_bytes=100_000)
@@ -38,10 +39,10 @@ def test_overload_is_answered_with_429_and_retry_after(artifact):
         first: list[object] = []
         sent = threading.Thread(target=lambda: first.append(client("POST", "/score", {"rows": ROWS[:8]})), daemon=True)
         sent.start()
-        assert scorer.entered.wait(30)
+        assert scorer.entered.wait(HANG_S)
         refused = client("POST", "/score", {"rows": ROWS[:8]})
         scorer.release.set()
-        sent.join(30)
+        sent.join(HANG_S)
         return first[0], refused, client("POST", "/score", {"rows": ROWS[:8]})
 
     limits = ServeLimits(batch=BatchLimits(max_queued_rows=10))
@@ -78,13 +79,13 @@ def test_a_full_queue_refuses_a_request_before_its_body_arrives(artifact):
         first: list[object] = []
         sent = threading.Thread(target=lambda: first.append(client("POST", "/score", {"rows": ROWS[:8]})), daemon=True)
         sent.start()
-        assert scorer.entered.wait(30)
-        with socket.create_connection(client.address.split(":"), timeout=60) as refused:
+        assert scorer.entered.wait(HANG_S)
+        with socket.create_connection(client.address.split(":"), timeout=HANG_S) as refused:
             refused.sendall(b"POST /score HTTP/1.1\r\nHost: x\r\nContent-Length: 1000\r\n\r\n")
             answer = refused.recv(1 << 16)
         health = client("GET", "/v2/health/ready")[0]
         scorer.release.set()
-        sent.join(30)
+        sent.join(HANG_S)
         return first[0][0], answer, health, client("GET", "/metrics")[1]
 
     first, answer, health, metrics = while_serving(

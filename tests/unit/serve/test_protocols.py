@@ -18,6 +18,7 @@ import tritonclient.http as http_client
 from cryptography import x509
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
+from limits import HANG_S
 from served_models import ROWS, BlockedScorer, while_serving
 
 from embark.errors import UserError
@@ -79,7 +80,7 @@ class GrpcCaller:
                                          sent.SerializeToString(),
                                          response_deserializer=MESSAGES[f"{name}Response"].FromString)
         try:
-            return call(request or MESSAGES[f"{name}Request"](), timeout=60, metadata=self._metadata)
+            return call(request or MESSAGES[f"{name}Request"](), timeout=HANG_S, metadata=self._metadata)
         except grpc.RpcError as error:
             return error.code().name, error.details()
 
@@ -239,13 +240,13 @@ def test_grpc_refuses_overload_and_answers_what_it_accepted_after_sigterm(artifa
         sent = threading.Thread(target=lambda: answers.append(call("ModelInfer", grpc_request(list(raw_inputs())))),
                                 daemon=True)
         sent.start()
-        assert scorer.entered.wait(60)
+        assert scorer.entered.wait(HANG_S)
         answers.append(call("ModelInfer", grpc_request(list(raw_inputs()))))
         threading.Timer(0.2, scorer.release.set).start()  # after SIGTERM, which `while_serving` sends when this returns
         return sent
 
     limits = ServeLimits(batch=BatchLimits(max_queued_rows=NUM + 1))
-    while_serving(artifact, use, scorer=scorer, limits=limits, endpoint=GRPC).join(60)
+    while_serving(artifact, use, scorer=scorer, limits=limits, endpoint=GRPC).join(HANG_S)
     assert answers[0] == ("RESOURCE_EXHAUSTED", "too many rows are waiting")
     assert len(answers[1].raw_output_contents[0]) == 4 * NUM
 
@@ -270,7 +271,7 @@ def certificate(tmp_path_factory):
 def test_tls_for_http_and_grpc(artifact, certificate):
     def use(client):
         context = ssl.create_default_context(cafile=certificate)
-        with urllib.request.urlopen(f"{client.url}/v2/health/ready", context=context, timeout=60) as answer:
+        with urllib.request.urlopen(f"{client.url}/v2/health/ready", context=context, timeout=HANG_S) as answer:
             status = answer.status
         root = certificate.read_bytes().partition(b"-----BEGIN PRIVATE KEY")[0]
         with GrpcCaller(client, grpc.ssl_channel_credentials(root)) as call:

@@ -13,6 +13,7 @@ import numpy as np
 import pyarrow.parquet as pq
 import pytest
 from exported_runs import COLUMNS, write_csv
+from limits import HANG_S
 from served_models import ROWS, BlockedScorer, while_serving
 
 from embark import score_file
@@ -191,7 +192,7 @@ def test_a_score_that_is_not_finite_is_none(artifact):
 
 def test_a_body_that_does_not_arrive_is_given_up(artifact):
     def use(client):
-        with socket.create_connection(client.address.split(":"), timeout=30) as sent:
+        with socket.create_connection(client.address.split(":"), timeout=HANG_S) as sent:
             sent.sendall(b"POST /score HTTP/1.1\r\nHost: x\r\nContent-Length: 10\r\n\r\n{")
             return sent.recv(1 << 16)
 
@@ -203,7 +204,7 @@ def test_connections_without_a_request_and_those_beyond_the_limit_are_closed(art
     monkeypatch.setattr(server, "_MAX_CONNECTIONS", 4)
 
     def use(client):
-        opened = [socket.create_connection(client.address.split(":"), timeout=60) for _ in range(40)]
+        opened = [socket.create_connection(client.address.split(":"), timeout=HANG_S) for _ in range(40)]
         for number, one in enumerate(opened):
             with suppress(OSError):  # Closed already, as those beyond the limit are.
                 one.sendall(b"POST /score HTTP/1.1\r\nX-Slow: 1" if number % 2 else b"")
@@ -224,7 +225,8 @@ def test_a_client_that_does_not_read_is_closed(artifact, monkeypatch):
 
     def use(client):
         body = json.dumps({"rows": ROWS[:1]}).encode()
-        with socket.create_connection(client.address.split(":"), timeout=60) as sent, suppress(ConnectionResetError):
+        with (socket.create_connection(client.address.split(":"), timeout=HANG_S) as sent,
+              suppress(ConnectionResetError)):
             sent.sendall(b"POST /score HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n" % len(body) + body)
             assert sent.recv(1) == b""  # Its request takes for ever.
         scorer.release.set()
@@ -238,9 +240,9 @@ def test_requests_in_flight_are_counted_until_they_are_answered(artifact):
 
     def use(client):
         body, name = json.dumps({"rows": ROWS[:1]}).encode(), "embark_serve_requests_in_flight"
-        with socket.create_connection(client.address.split(":"), timeout=60) as sent:
+        with socket.create_connection(client.address.split(":"), timeout=HANG_S) as sent:
             sent.sendall(b"POST /score HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n" % len(body) + body)
-            assert scorer.entered.wait(60)
+            assert scorer.entered.wait(HANG_S)
             during = client("GET", "/metrics")[1]
             scorer.release.set()
             assert sent.recv(1)
@@ -289,11 +291,11 @@ def test_sigterm_answers_what_was_accepted(artifact):
         sent = threading.Thread(target=lambda: answers.append(client("POST", "/score", {"rows": ROWS[:2]})),
                                 daemon=True)
         sent.start()
-        assert scorer.entered.wait(30)
+        assert scorer.entered.wait(HANG_S)
         threading.Timer(0.2, scorer.release.set).start()  # after SIGTERM, which `while_serving` sends when this returns
         return sent
 
-    while_serving(artifact, use, scorer=scorer).join(30)
+    while_serving(artifact, use, scorer=scorer).join(HANG_S)
     assert answers[0][0] == 200
     assert len(answers[0][1]["scores"]) == 2
 
@@ -303,7 +305,7 @@ def test_sigterm_under_load_answers_every_request_that_was_accepted(artifact):
 
     def is_closed(client) -> bool:
         try:
-            socket.create_connection(client.address.split(":"), timeout=60).close()
+            socket.create_connection(client.address.split(":"), timeout=HANG_S).close()
         except OSError:
             return True
         return False
@@ -328,7 +330,7 @@ def test_sigterm_under_load_answers_every_request_that_was_accepted(artifact):
 
     limits = ServeLimits(num_threads=2)
     for one in while_serving(artifact, use, scorer=scorer, limits=limits):
-        one.join(60)
+        one.join(HANG_S)
     alone = RequestScorer(artifact, ExportedModel(artifact).score)
     for number in range(12):
         status, answer, _ = answers[number]

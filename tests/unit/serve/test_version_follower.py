@@ -11,6 +11,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 from exported_runs import COLUMNS, draw_rows, prepared_spec, save_run, write_csv
+from limits import HANG_S
 from served_models import ROWS, use_server
 
 from embark import export_run, serve_model
@@ -26,7 +27,6 @@ from embark.serve.server import Endpoint, load_scorer
 from embark.serve.version_follower import VersionFollower
 from embark.spec import resolve
 
-WAIT_S = 60
 HERE = Endpoint(port=0)
 
 
@@ -109,7 +109,7 @@ def followed(runs, tmp_path, monkeypatch):
 
 
 def wait_until(is_true) -> None:
-    end = time.monotonic() + WAIT_S
+    end = time.monotonic() + HANG_S
     while not is_true():
         assert time.monotonic() < end
         time.sleep(0.005)
@@ -138,7 +138,7 @@ def test_swaps_under_load_fail_no_request_and_mix_no_answer(runs, tmp_path):
             wait_until(lambda wanted=version: answers and answers[-1][2][1].get("version") == wanted)
         stop.set()
         for one in clients:
-            one.join(WAIT_S)
+            one.join(HANG_S)
         wait_until(lambda: f"{place}/version-000000001/" not in Path("/proc/self/maps").read_text())
         return client("GET", "/metrics")[1]
 

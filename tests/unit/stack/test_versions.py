@@ -6,6 +6,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from limits import HANG_S
 
 from embark.errors import ExitCode, MissingPackage
 from embark.stack import versions as stack
@@ -117,7 +118,7 @@ def test_a_cpu_build_that_was_chosen_on_a_gpu_machine_is_left_alone():
 
 def test_what_is_installed_here_is_reported_without_importing_torch():
     code = "import sys; from embark.stack.versions import installed; installed(); sys.exit('torch' in sys.modules)"
-    assert subprocess.run([sys.executable, "-c", code], timeout=240, check=False).returncode == 0
+    assert subprocess.run([sys.executable, "-c", code], timeout=HANG_S, check=False).returncode == 0
     here = stack.installed()
     assert here["torchrec"]
     assert set(here) == set(NOTHING)
@@ -181,13 +182,13 @@ def test_on_a_gpu_machine_the_fix_is_the_cuda_build(monkeypatch: pytest.MonkeyPa
 
 
 def run_script(*words: str, python: str = sys.executable) -> subprocess.CompletedProcess[str]:
-    return subprocess.run([python, SCRIPT, *words], capture_output=True, text=True, timeout=120, check=False)
+    return subprocess.run([python, SCRIPT, *words], capture_output=True, text=True, timeout=HANG_S, check=False)
 
 
 @pytest.fixture(scope="module")
 def bare_python(tmp_path_factory: pytest.TempPathFactory) -> str:
     where = tmp_path_factory.mktemp("venv")
-    subprocess.run([sys.executable, "-m", "venv", "--without-pip", where], check=True, timeout=120)
+    subprocess.run([sys.executable, "-m", "venv", "--without-pip", where], check=True, timeout=HANG_S)
     return str(where / "bin" / "python")
 
 

@@ -9,6 +9,7 @@ import tracemalloc
 
 import numpy as np
 import pytest
+from limits import HANG_S
 
 from embark.errors import Fault, RunInUse, UserError
 from embark.spec import load_spec, to_toml
@@ -339,5 +340,5 @@ def test_looking_at_checkpoints_imports_no_torch(tmp_path):
         f"    assert embark.__main__.run(['checkpoints', {str(run.path)!r}, *words]) == 0\n"
         "sys.exit('torch' in sys.modules)"
     )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=240)
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=HANG_S)
     assert done.returncode == 0, done.stderr

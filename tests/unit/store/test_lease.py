@@ -12,6 +12,7 @@ from pathlib import Path
 from uuid import uuid4
 
 import pytest
+from limits import HANG_S
 
 from embark.errors import ExitCode, RunInUse
 from embark.store import ObjectStore, RunDir, lease, open_store
@@ -277,13 +278,13 @@ def test_a_thread_renews_and_release_ends_it(tmp_path, monkeypatch):
     monkeypatch.undo()
     store = open_store(tmp_path / "run")
     held = acquire(store, 0.3)
-    until_s = time.monotonic() + 60
+    until_s = time.monotonic() + HANG_S
     while newest_holder(store).num_renewals < 2 and time.monotonic() < until_s:
         time.sleep(0.01)
     assert newest_holder(store).num_renewals >= 2
     held.release()
     assert newest_holder(store).is_released
-    held._thread.join(60)
+    held._thread.join(HANG_S)
     assert not held._thread.is_alive()
     assert newest_holder(store).is_released
 

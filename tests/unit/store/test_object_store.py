@@ -11,6 +11,7 @@ import textwrap
 from pathlib import Path
 
 import pytest
+from limits import HANG_S
 
 from embark.errors import Fault, MissingPackage, UserError
 from embark.store import open_store
@@ -84,7 +85,7 @@ def test_a_write_that_is_killed_leaves_the_old_file(tmp_path):
             os.kill(os.getpid(), 9)
         open_store(sys.argv[1]).write("a", pieces())
     """)
-    done = subprocess.run([sys.executable, "-c", code, str(tmp_path)], timeout=240)
+    done = subprocess.run([sys.executable, "-c", code, str(tmp_path)], timeout=HANG_S)
     assert done.returncode == -9
     assert store.read("a") == b"old"
     assert len(list(tmp_path.iterdir())) == 2

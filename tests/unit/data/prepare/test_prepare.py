@@ -16,6 +16,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from limits import HANG_S
 
 from embark.data.prepare import prepare as prepare_module
 from embark.data.prepare.guess import guess_schema
@@ -327,7 +328,7 @@ def test_killed_at_any_point_and_resumed_it_ends_with_the_same_bytes(criteo, tmp
 
     def call(out: Path, whom: str = "nobody", after: int = 0) -> int:
         command = [sys.executable, str(script), str(tmp_path), str(out), str(rows), whom, str(after)]
-        return subprocess.run(command, capture_output=True, timeout=240).returncode
+        return subprocess.run(command, capture_output=True, timeout=HANG_S).returncode
 
     assert call(tmp_path / "whole") == 0
     out = tmp_path / "out"

@@ -18,6 +18,7 @@ from unittest import mock
 
 import numpy as np
 import pytest
+from limits import HANG_S
 from prepared_rows import Made, make_prepared
 
 from embark.data import SampleSource, open_source, resolve_from_data
@@ -185,7 +186,7 @@ def test_a_part_that_is_not_in_use_is_released_when_another_process_wants_the_sp
         waiting = threading.Thread(target=wait)
         waiting.start()
         assert not is_had.wait(0.4)
-    assert is_had.wait(240)
+    assert is_had.wait(HANG_S)
     waiting.join()
 
 
@@ -225,7 +226,7 @@ def test_two_processes_share_one_cache(tmp_path: Path, num_parts: int):
                              env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)})
             for rank in range(2)
         ]
-        result = [json.loads(worker.communicate(timeout=240)[0]) for worker in workers]
+        result = [json.loads(worker.communicate(timeout=HANG_S)[0]) for worker in workers]
     near = made.open()
     for rank in range(2):
         assert result[rank]["seen"] == [

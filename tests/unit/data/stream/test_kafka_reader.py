@@ -10,6 +10,7 @@ from typing import Any
 from uuid import uuid4
 
 import pytest
+from limits import HANG_S
 
 from embark.data.loader import Batch
 from embark.data.stream.source import StreamSource
@@ -38,7 +39,7 @@ class Cluster:
 @pytest.fixture(scope="module")
 def cluster() -> Cluster:
     producer = kafka.Producer({"test.mock.num.brokers": 1, "bootstrap.servers": "none", "log_level": 0})
-    brokers = producer.list_topics(timeout=30).brokers.values()
+    brokers = producer.list_topics(timeout=HANG_S).brokers.values()
     return Cluster(producer, ",".join(f"{one.host}:{one.port}" for one in brokers))
 
 
@@ -88,7 +89,8 @@ def test_partitions_are_merged_by_event_time_and_a_checkpoint_continues_at_its_o
         assert numbers(take(again, 3, 2)) == list(range(2 * BATCH, 5 * BATCH))
     # What was acknowledged is in the group, for people and monitors.
     group = kafka.Consumer({"bootstrap.servers": cluster.servers, "group.id": f"embark-{spec.name}", "log_level": 0})
-    committed = group.committed([kafka.TopicPartition(topic, number) for number in range(NUM_PARTITIONS)], timeout=30)
+    parts = [kafka.TopicPartition(topic, number) for number in range(NUM_PARTITIONS)]
+    committed = group.committed(parts, timeout=HANG_S)
     group.close()
     assert {f"{one.topic}/{one.partition}": one.offset - 1 for one in committed} == offsets
 

@@ -13,6 +13,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+from limits import HANG_S
 
 from embark.cli.cancel import cancel as cancel_command
 from embark.cli.console import Console
@@ -32,7 +33,6 @@ from embark.spec import load_spec, to_toml
 ROOT = Path(__file__).parents[4]
 SMALL = ["place.device=cpu", "model.num_tables=2", "model.rows_per_table=50", "train.batch_size=16",
          "data.num_train_samples=320", "data.num_eval_samples=32", "watch.tensorboard=false"]
-WAIT_S = 240
 SAVES = ["sh", "-c", "trap 'touch saved; exit 75' TERM; echo up; while true; do sleep 0.05; done"]
 DEAF = ["sh", "-c", "trap '' TERM; setsid sh -c 'echo $$ > rank; while true; do sleep 0.1; done' & wait"]
 
@@ -63,7 +63,7 @@ def local() -> Local:
 
 
 def until(is_so) -> None:
-    end_s = time.monotonic() + WAIT_S
+    end_s = time.monotonic() + HANG_S
     while not is_so():
         assert time.monotonic() < end_s
         time.sleep(0.1)
@@ -104,7 +104,7 @@ def test_it_outlives_its_launcher_and_cancelling_it_leaves_a_complete_checkpoint
     # A terminal that closes: its whole session is told to hang up.
     launcher = subprocess.Popen([sys.executable, "-c", script, warm_python, *settings], start_new_session=True,
                                 stdout=subprocess.PIPE, text=True)
-    assert "launched" in launcher.communicate(timeout=WAIT_S)[0]
+    assert "launched" in launcher.communicate(timeout=HANG_S)[0]
     with pytest.raises(ProcessLookupError):
         os.killpg(launcher.pid, signal.SIGHUP)
     handle = find_run("long").handle

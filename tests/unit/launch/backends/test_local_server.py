@@ -12,6 +12,7 @@ from types import SimpleNamespace
 
 import pytest
 from exported_runs import COLUMNS, draw_rows, prepared_spec, save_run, write_csv
+from limits import HANG_S
 
 from embark import export_run
 from embark.cli.cancel import cancel as cancel_command
@@ -24,7 +25,6 @@ from embark.launch.run_registry import find_run
 from embark.spec import RunSpec
 
 ROOT = Path(__file__).parents[4]
-WAIT_S = 240
 
 
 @pytest.fixture(autouse=True)
@@ -46,7 +46,7 @@ def spec_of(folder: Path, *, is_exported: bool = True) -> RunSpec:
 
 
 def until(is_so) -> None:
-    end_s = time.monotonic() + WAIT_S
+    end_s = time.monotonic() + HANG_S
     while not is_so():
         assert time.monotonic() < end_s
         time.sleep(0.1)

@@ -16,6 +16,7 @@ from pathlib import Path
 import pytest
 from cloud_programs import Clouds
 from launch_shells import use_shell
+from limits import HANG_S
 from recorded_commands import run_script
 
 from embark.catalog import load_catalog
@@ -36,8 +37,6 @@ from embark.render.render import render_infrastructure
 from embark.render.targets import node_wheel
 from embark.render.wheel import wheel_bytes, wheel_name
 from embark.spec import load_spec, to_toml
-
-PATIENCE_S = 240
 
 
 @pytest.fixture(autouse=True)
@@ -251,10 +250,10 @@ def test_a_host_starts_its_keeper_by_itself_and_once(tmp_path, monkeypatch):
     monkeypatch.setattr(backend, "STATE", str(tmp_path))
     text = startup_script(make_job(spec_for(tmp_path), load_catalog()))
     for _ in range(2):  # the second is the host's next start
-        done = subprocess.run(["bash", "-c", text], capture_output=True, text=True, timeout=PATIENCE_S,
+        done = subprocess.run(["bash", "-c", text], capture_output=True, text=True, timeout=HANG_S,
                               env={"PATH": os.environ["PATH"]})
         assert done.returncode == 0, done.stderr
-    until_s = time.monotonic() + PATIENCE_S
+    until_s = time.monotonic() + HANG_S
     while not (tmp_path / "run/ended.json").exists():
         assert time.monotonic() < until_s
         time.sleep(0.05)

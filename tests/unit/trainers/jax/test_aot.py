@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from limits import HANG_S
 
 from embark.errors import MissingPackage, UserError
 from embark.spec import resolve
@@ -95,7 +96,7 @@ print(json.dumps([program.compile().memory_analysis().temp_size_in_bytes for pro
 def test_giving_rows_to_sparsecores_and_taking_them_copies_no_table(tmp_path):
     env = with_compiler() | {"TPU_SKIP_MDS_QUERY": "1", "ALLOW_MULTIPLE_LIBTPU_LOAD": "1"}
     done = subprocess.run([sys.executable, "-c", ROWS_THERE_AND_BACK], cwd=tmp_path, env=env, capture_output=True,
-                          text=True, timeout=600)
+                          text=True, timeout=HANG_S)
     assert done.returncode == 0, done.stderr[-2000:]
     on_chip = 4_000_000 * 64 * 4 / 4
     assert all(temporary < on_chip / 20 for temporary in json.loads(done.stdout.splitlines()[-1]))
@@ -111,7 +112,7 @@ def compiled(tmp_path) -> Callable[..., dict[str, Any]]:
         settings = (f"train.batch_size={BATCH_PER_CHIP * NUM_CHIPS[topology]}", *sets)
         words = ["plan", "t.toml", "--tpu-compile", topology, "--json", *(w for s in settings for w in ("--set", s))]
         done = subprocess.run([sys.executable, "-m", "embark", *words], cwd=tmp_path, env=with_compiler(),
-                              capture_output=True, text=True, timeout=600)
+                              capture_output=True, text=True, timeout=HANG_S)
         assert done.returncode == 0, done.stderr[-2000:]
         return json.loads(done.stdout)
 

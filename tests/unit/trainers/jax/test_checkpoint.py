@@ -13,6 +13,7 @@ from pathlib import Path
 import jax
 import numpy as np
 import pytest
+from limits import HANG_S
 
 from embark.data import open_source
 from embark.errors import UserError
@@ -237,5 +238,5 @@ def _killed_in_a_process_of_its_own(spec) -> None:
         "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",
     }
     done = subprocess.run([sys.executable, "-c", KILLING, path], env=os.environ | settings, capture_output=True,
-                          text=True, timeout=300)
+                          text=True, timeout=HANG_S)
     assert done.returncode == -signal.SIGKILL, done.stderr

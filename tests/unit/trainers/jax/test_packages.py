@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from limits import HANG_S
 
 from embark import trainers
 from embark.__main__ import run
@@ -57,7 +58,7 @@ def embark_without(absent: tuple[str, ...], words: list[str], where: Path) -> su
     (where / "t.toml").write_text(SPEC)
     env = os.environ | {"PYTHONPATH": str(SOURCES), "COLUMNS": "120"}
     return subprocess.run([sys.executable, "-c", WITHOUT.format(absent=absent), *words], cwd=where, env=env,
-                          capture_output=True, text=True, timeout=240)
+                          capture_output=True, text=True, timeout=HANG_S)
 
 
 @pytest.mark.parametrize(("device", "extra"), [("jax", "embark-rec[jax]"), ("tpu", "embark-rec[tpu]")])
@@ -93,7 +94,7 @@ def test_asking_for_tpus_where_there_are_none_is_refused(tmp_path):
     (tmp_path / "t.toml").write_text(SPEC)
     env = os.environ | {"PYTHONPATH": str(SOURCES), "JAX_PLATFORMS": "cpu"}
     done = subprocess.run([sys.executable, "-m", "embark", "train", "t.toml", "--set", "place.device=tpu"],
-                          cwd=tmp_path, env=env, capture_output=True, text=True, timeout=240)
+                          cwd=tmp_path, env=env, capture_output=True, text=True, timeout=HANG_S)
     assert done.returncode == 64
     assert "asks for TPUs, and JAX sees none here" in done.stderr
 

@@ -13,6 +13,7 @@ from pathlib import Path
 import jax
 import numpy as np
 import pytest
+from limits import HANG_S
 
 from embark.data import Batch
 from embark.errors import MissingPackage, SpecError
@@ -217,7 +218,7 @@ def test_two_processes_train_as_one_and_what_they_save_continues_without_cores(t
         for rank in range(2)
     ]
     for process in started:
-        _, output = process.communicate(timeout=400)
+        _, output = process.communicate(timeout=HANG_S)
         assert process.returncode == 0, output
     ended = train_tiny(*sets, "train.num_steps=7", "train.sparsecore=off", num_devices=4, fresh=False)
     reference = train_tiny(*sets, "name=whole", "train.num_steps=7", "train.sparsecore=off", num_devices=4)

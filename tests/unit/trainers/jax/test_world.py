@@ -11,6 +11,7 @@ from typing import Any
 
 import jax
 import pytest
+from limits import HANG_S
 
 from embark.errors import UserError
 from embark.spec import to_toml
@@ -44,7 +45,7 @@ def test_two_processes_train_as_one_and_save_a_checkpoint_together(tiny, train_t
         address = f"127.0.0.1:{listener.getsockname()[1]}"
     started = [_started(tmp_path, address, rank) for rank in range(2)]
     for process in started:
-        _, output = process.communicate(timeout=400)
+        _, output = process.communicate(timeout=HANG_S)
         assert process.returncode == 0, output
     run = RunDir(str(tmp_path / "pair"))
     files = run.checkpoints.committed()[-1].files
