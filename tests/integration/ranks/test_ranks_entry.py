@@ -52,9 +52,13 @@ def ends(folder: Path, body: str, *options: str, **environ: str) -> tuple[int, s
 
 
 def test_ranks_that_end_well_end_well(tmp_path):
-    code, output, starts = ends(tmp_path, MEET + "dist.destroy_process_group(); print('hello')")
+    temporary = tmp_path / "temporary"
+    temporary.mkdir()
+    code, output, starts = ends(tmp_path, MEET + "dist.destroy_process_group(); print('hello')",
+                                TMPDIR=str(temporary))
     assert (code, starts) == (0, [1, 1]), output
     assert {"[rank0]:hello", "[rank1]:hello"} <= set(output.splitlines()), output
+    assert [*temporary.iterdir()] == []  # neither the files that the lines went through nor anything else
 
 
 @pytest.mark.parametrize("code", [64, 75])

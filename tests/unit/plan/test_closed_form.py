@@ -222,3 +222,10 @@ def test_a_try_that_is_not_packed_would_not_have_won(monkeypatch, sets, num_rank
     found = closed_form(spec, cluster)
     monkeypatch.setattr("embark.plan.closed_form._may_win", lambda *_: True)
     assert closed_form(spec, cluster) == found
+
+
+def test_what_cannot_fit_is_refused_without_a_search_through_thousands_of_tables(monkeypatch):
+    monkeypatch.setattr(closed_form_module, "_greedy", None)
+    spec = resolve({"model": {"num_tables": 10_000, "rows_per_table": 1_000_000}})
+    with pytest.raises(TooLarge, match=r"tables of .* GiB with their optimizer's state need"):
+        closed_form(spec, of_machine("p4d.24xlarge"))
