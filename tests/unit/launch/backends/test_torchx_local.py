@@ -8,6 +8,7 @@ import time
 from types import SimpleNamespace
 
 import pytest
+from limits import HANG_S
 
 from embark.cli.cancel import cancel as cancel_command
 from embark.cli.console import Console
@@ -83,7 +84,7 @@ def test_cancel_reaches_the_ranks_through_torchx_and_leaves_a_complete_checkpoin
     settings = ["train.num_steps=1000000", "store.checkpoint_every=0"]
     assert launch_run(Console(quiet=True), spec_of(tmp_path, *settings), yes=False, dry_run=False) == 0
     events = tmp_path / "runs" / "clicks" / "events.jsonl"
-    end_s = time.monotonic() + 240
+    end_s = time.monotonic() + HANG_S
     while not events.exists() or '"step"' not in events.read_text():
         assert time.monotonic() < end_s
         time.sleep(0.2)
@@ -126,7 +127,7 @@ def test_ctrl_c_as_it_starts_says_what_may_run_and_how_to_end_it(tmp_path, monke
             launch_run(Console(quiet=True), spec_of(tmp_path, "train.num_steps=1000000"), yes=False, dry_run=False)
     assert caught.value.fix == "embark cancel clicks"
     folder = tmp_path / "data" / "embark" / "runs" / "torchx" / "clicks"
-    end_s = time.monotonic() + 240
+    end_s = time.monotonic() + HANG_S
     while is_after and not (folder / "started.json").exists():
         assert time.monotonic() < end_s
         time.sleep(0.05)
