@@ -56,7 +56,8 @@ def test_a_guide_s_commands_run(tmp_path, embark, guide, expected):
         else:
             (tmp_path / name).write_text(text)
     assert expected in output
-    ends = {run.parent.name: last_entropy(run) for run in tmp_path.rglob("events.jsonl")}
+    ends = {run.parent.name: last_entropy(run) for run in tmp_path.rglob("events.jsonl")
+            if not run.parent.name.startswith("trial-")}  # a search tries bad settings too
     assert all(entropy < 1 for entropy in ends.values()), ends  # a model worse than the mean teaches nothing
 
 
