@@ -41,7 +41,8 @@ def shell(command: str, directory: Path, env: dict[str, str] = ENVIRONMENT) -> s
      ("report.md", "wrote both.html"), ("evaluate.md", "by Student's t"),
      ("export.md", "1,000 scores by version 1"), ("publish.md", "passes the gate"), ("retrieval.md", "Recall@20"),
      ("tasks.md", "10 scores by version 1"), ("cost.md", "of its budget of"), ("sequences.md", "Hit@10"),
-     ("follow.md", "Trained to step 120"), ("fresh_deployment.md", "nothing found"), ("tune.md", "best held-out AUC 0.7"),
+     ("follow.md", "Trained to step 120"), ("fresh_deployment.md", "nothing found"),
+     ("tune.md", "best held-out AUC 0.7"),
      ("dynamic_tables.md", "2 scores by version 1")],
 )
 def test_a_guide_s_commands_run(tmp_path, embark, guide, expected):
