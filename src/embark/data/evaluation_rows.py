@@ -63,6 +63,9 @@ def open_rows(spec: RunSpec, fingerprint: str, data: str = "", split: str = "") 
         opened = spec.model_copy(update={"data": everything})
         yield EvaluationRows(open_source(opened), opened, data, "", dense=spec.data.dense_columns)
         return
+    if spec.stream.is_on and spec.data.kind != "prepared":
+        yield _of_stream(spec, data)
+        return
     with TemporaryDirectory(prefix="embark-evaluate-") as folder:
         yield _raw(spec, fingerprint, data, Path(folder))
 
@@ -141,6 +144,17 @@ def _raw(spec: RunSpec, fingerprint: str, data: str, folder: Path) -> Evaluation
                             LocalParts(folder, manifest.layout, manifest.block_rows), tasks=spec.model.tasks)
     notes = (f"skipped {bad.num_bad:,} unreadable rows, {bad.share:.4%} of all",) if bad.num_bad else ()
     return _with_names(EvaluationRows(source, opened, data, "", notes=notes), spec.data.path, own)
+
+
+def _of_stream(spec: RunSpec, data: str) -> EvaluationRows:
+    """Rows that hold ids, as the records do that the run follows."""
+    from embark.data.permuted_rows import RowsInMemory
+    from embark.data.stream.source import StreamSource
+
+    batch, num_bad = StreamSource(spec).rows_of_files(data)
+    notes = (f"skipped {num_bad:,} unreadable rows",) if num_bad else ()
+    dense = spec.data.dense_columns or tuple(f"dense_{i}" for i in range(spec.model.num_dense))
+    return EvaluationRows(RowsInMemory(batch), spec, data, "", dense=dense, notes=notes)
 
 
 def _manifest_at(path: str) -> Manifest | None:

@@ -90,6 +90,21 @@ class FilesReader:
                             fix="write a file under another name and rename it when it is complete") from None
 
 
+def read_records(path: str) -> Iterator[Row | bytes]:
+    """Of a file, or of all files of a folder or a prefix, as they are now."""
+    folder, _, name = path.rstrip("/").rpartition("/")
+    if _is_data(name):
+        store, names = open_store(folder or "."), [name]
+    else:
+        store = open_store(path)
+        names = sorted(entry.path for entry in store.list() if _is_data(entry.path))
+    for one in names:
+        try:
+            yield from _rows(one, store.read(one))
+        except (OSError, ValueError) as error:
+            raise DataError(f"{path}: {one} cannot be read ({error})", fix="JSON Lines, CSV or Parquet") from None
+
+
 def _is_data(name: str) -> bool:
     return name.endswith(KINDS) and not any(part.startswith((".", "_")) for part in name.split("/"))
 

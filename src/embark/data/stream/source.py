@@ -20,8 +20,9 @@ from embark.data.prepare.arrow.row_parser import Location, RowParser
 from embark.data.prepare.rows import RawRows
 from embark.data.prepared.cache import read_manifest
 from embark.data.stream.event_order import EventOrder, OrderSettings, OrderState, total
+from embark.data.stream.files_reader import read_records
 from embark.data.stream.open_reader import open_reader
-from embark.data.stream.records import Message, Row, StreamReader, StreamStopped
+from embark.data.stream.records import Message, Row, StreamReader, StreamStopped, row_of
 from embark.data.task_labels import task_labels
 from embark.errors import DataError, UserError
 from embark.spec.run import RunSpec
@@ -111,6 +112,15 @@ class StreamSource:
     def eval_rows(self, start: int, stop: int) -> Batch:
         """There are none: each row is scored before it is trained on."""
         raise IndexError(f"samples {start} to {stop} of 0")
+
+    def rows_of_files(self, path: str) -> tuple[Batch, int]:
+        """Labelled rows of a file or a folder, read as records of the stream are; and how many cannot be."""
+        values = list(read_records(path))
+        rows = [row for value in values if (row := row_of(value)) is not None]
+        raw = self._parse(rows)
+        if not len(raw):
+            raise DataError(f"{path}: has no row that can be read", fix="labelled rows with the columns of the stream")
+        return self._batch(raw), len(values) - len(raw)
 
     def trained(self, step: int) -> None:
         """The states before it are needed no more."""

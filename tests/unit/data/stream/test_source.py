@@ -14,6 +14,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from embark.data import open_source, resolve_from_data
+from embark.data.evaluation_rows import open_rows
 from embark.data.loader import Batch
 from embark.data.prepare.prepare import prepare_from_spec
 from embark.data.stream.event_order import OrderState
@@ -202,6 +203,24 @@ def test_a_source_that_waits_for_records_ends_when_the_run_is_stopped(tmp_path: 
         take(source, 1)
         with pytest.raises(StreamStopped):
             take(source, 1, 1)
+
+
+def test_labelled_files_are_read_as_the_records_of_the_stream_are(tmp_path: Path) -> None:
+    some = with_ids(rows(3 * BATCH))
+    write_jsonl(tmp_path / "in" / "0.jsonl", some)
+    write_jsonl(tmp_path / "later" / "0.jsonl", some[:BATCH])
+    write_jsonl(tmp_path / "later" / "1.jsonl", [*some[BATCH:], {"a": "no id"}])
+    spec = plain(tmp_path / "in")
+    with closing(StreamSource(spec)) as source:
+        expected = take(source, 3)
+    for path, num_bad in (("later", 1), ("in/0.jsonl", 0)):
+        with open_rows(spec, "", str(tmp_path / path)) as opened:
+            assert_same([opened.source.eval_rows(i * BATCH, (i + 1) * BATCH) for i in range(3)], expected)
+            assert opened.source.num_eval_samples == 3 * BATCH
+            assert len(opened.notes) == num_bad
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(DataError, match="has no row"), open_rows(spec, "", str(tmp_path / "empty")):
+        pass
 
 
 def test_a_checkpoint_without_a_stream_s_state_and_a_file_that_is_gone_are_refused(tmp_path: Path) -> None:
