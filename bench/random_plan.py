@@ -4,8 +4,8 @@
     python bench/random_plan.py measure FILE [--device cuda] [--seeds 0:120] [--seconds 0.4]   appends to a CSV
     python bench/random_plan.py compare FILE [--part fitted | unseen]                        computes only
 
-Calibrations may be fitted to the seeds below 80; those from 80 on are only ever predicted. Each is measured in a
-process of its own, from batches in memory; the next process imports torch meanwhile, and waits for the device.
+Calibrations may be fitted to all seeds but 120 to 159, which are only ever predicted. Each is measured in a process of
+its own, from batches in memory; the next process imports torch meanwhile, and waits for the device.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from embark.plan.fit import Measurement
 from embark.spec import ModelSpec, RunSpec, Table, load_spec
 from embark.trainers.torch.bench.calibrate import Comparison, compare, measure
 
-FIRST_UNSEEN = 80
+UNSEEN = range(120, 160)
 MAX_TABLE_BYTES = {"cuda": 12e9, "cpu": 0.8e9}
 MAX_IDS = {"cuda": 8e6, "cpu": 1e5}  # Of a batch.
 MAX_VALUES = 1e7  # Of all batches that are drawn before the clock starts.
@@ -79,9 +79,11 @@ def random_spec(seed: int, device: str) -> RunSpec:
     return spec.model_copy(update={"name": f"seed {seed}", "model": model})
 
 
-def measure_all(path: Path, device: str, seeds: Sequence[int], seconds: float) -> None:
-    """In the order in which they are finished, so that nothing measured is lost when the rest is stopped."""
-    ahead = 2 if device == "cuda" and (os.cpu_count() or 1) >= 8 else 1  # more would take the host's time from it
+def measure_all(path: Path, specs: dict[int, RunSpec], seconds: float, repeats: int) -> None:
+    """In the order in which they are finished, so that nothing measured is lost when the rest is stopped. What the
+    host may be the bottleneck of is measured in `repeats` processes: its pace differs from one to the other."""
+    device = next(iter(specs.values())).place.device
+    ahead = 3 if device == "cuda" and (os.cpu_count() or 1) >= 8 else 1
     lock = Path(tempfile.mkdtemp()) / "device"
     is_new = not path.exists()
     with (path.open("a", newline="") as file,
@@ -90,7 +92,9 @@ def measure_all(path: Path, device: str, seeds: Sequence[int], seconds: float) -
         if is_new:
             rows.writerow(COLUMNS)
         waiting: dict[Future[Measurement], int] = {
-            pool.submit(_measure_alone, random_spec(seed, device), seconds, str(lock)): seed for seed in seeds}
+            pool.submit(_measure_alone, spec, seconds, str(lock)): seed
+            for seed, spec in specs.items()
+            for _ in range(repeats if spec.train.engine == "pipeline" else 1)}
         for done in as_completed(waiting):
             seed = waiting[done]
             if error := done.exception():
@@ -103,10 +107,11 @@ def measure_all(path: Path, device: str, seeds: Sequence[int], seconds: float) -
             print(f"seed {seed}: measured", flush=True)
 
 
-def compile_all(seeds: Sequence[int]) -> None:
+def compile_all(specs: dict[int, RunSpec]) -> None:
     """Some at a time. What has its kernels in Triton's cache is measured in half the time."""
-    with ProcessPoolExecutor(6, mp_context=get_context("spawn"), max_tasks_per_child=1) as pool:
-        for done in as_completed([pool.submit(measure, random_spec(seed, "cuda"), 0.01) for seed in seeds]):
+    specs = {seed: spec for seed, spec in specs.items() if spec.train.engine != "pipeline"}
+    with ProcessPoolExecutor(10, mp_context=get_context("spawn"), max_tasks_per_child=1) as pool:
+        for done in as_completed([pool.submit(measure, spec, 0.01) for spec in specs.values()]):
             if error := done.exception():
                 print(f"{type(error).__name__}: {error}", flush=True)
 
@@ -117,20 +122,31 @@ def compare_all(path: Path, device: str, part: str) -> None:
 
 
 def _measure_alone(spec: RunSpec, seconds: float, lock: str) -> Measurement:
+    cores = sorted(os.sched_getaffinity(0))
+    is_beside = len(cores) >= 8  # those that get ready leave half of the cores to the one that is measured
+    if is_beside:
+        os.sched_setaffinity(0, cores[len(cores) // 2 :])
     import embark.trainers.torch.bench.contenders  # noqa: F401  what takes long, before the device is asked for
 
     # Held until the process ends: what it had of the device's memory is free by then.
     fcntl.flock(os.open(lock, os.O_CREAT | os.O_RDWR), fcntl.LOCK_EX)
+    if is_beside:
+        for thread in os.listdir("/proc/self/task"):
+            os.sched_setaffinity(int(thread), cores[: len(cores) // 2])
     return measure(spec, seconds)
 
 
 def read_measured(path: Path, device: str) -> tuple[list[Measurement], list[Measurement]]:
-    fitted, unseen = [], []
+    """Those that may be fitted, and the others. Of a spec that was measured several times, the medians."""
+    rows: dict[tuple[int, str], list[dict[str, str]]] = {}
     with path.open() as file:
         for row in csv.DictReader(file):
-            sizes = (float(row[name]) for name in COLUMNS[3:])
-            found = Measurement(random_spec(int(row["seed"]), device), row["engine"], row["precision"], *sizes)
-            (fitted if int(row["seed"]) < FIRST_UNSEEN else unseen).append(found)
+            rows.setdefault((int(row["seed"]), row["engine"]), []).append(row)
+    fitted, unseen = [], []
+    for (seed, engine), of_seed in rows.items():
+        sizes = (statistics.median(float(row[name]) for row in of_seed) for name in COLUMNS[3:])
+        found = Measurement(random_spec(seed, device), engine, of_seed[0]["precision"], *sizes)
+        (unseen if seed in UNSEEN else fitted).append(found)
     return fitted, unseen
 
 
@@ -173,12 +189,18 @@ def main() -> None:
     arguments.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
     arguments.add_argument("--seeds", default="0:120")
     arguments.add_argument("--seconds", type=float, default=0.4)
+    arguments.add_argument("--engine", choices=("", "pipeline"), default="", help="instead of the spec's own")
+    arguments.add_argument("--repeats", type=int, default=1, help="processes for each spec of the pipeline engine")
     arguments.add_argument("--part", choices=("fitted", "unseen"), default="fitted")
     asked = arguments.parse_args()
+    specs = {seed: random_spec(seed, asked.device) for seed in _numbers(asked.seeds)}
+    if asked.engine:
+        specs = {seed: spec.model_copy(update={"train": spec.train.model_copy(update={"engine": asked.engine})})
+                 for seed, spec in specs.items()}
     if asked.action == "compile":
-        compile_all(list(_numbers(asked.seeds)))
+        compile_all(specs)
     elif asked.action == "measure":
-        measure_all(asked.file, asked.device, list(_numbers(asked.seeds)), asked.seconds)
+        measure_all(asked.file, specs, asked.seconds, asked.repeats)
     else:
         compare_all(asked.file, asked.device, asked.part)
 

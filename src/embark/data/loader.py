@@ -82,13 +82,15 @@ class RawLoader(_OnePass["RawBatches"]):
     def __init__(
         self, source: PreparedSource, *, batch_size: int, rank: int, world_size: int, start_step: int, stop_step: int,
         allocate: Callable[[int], NDArray[np.uint8]] | None = None, depth: int = 2, num_threads: int = 1,
-        max_held: int = 2, capacity: int = 1,
+        max_held: int = 2, capacity: int = 1, spare_rows: int = 0,
     ) -> None:
-        self._source = source
+        """`spare_rows`: of blocks whose order is left to the device, as in `PreparedSource.train_raw`."""
+        self._source, self._spare_rows = source, spare_rows
         self._share = Share(source.num_train_samples, batch_size, rank, world_size, start_step, stop_step)
         self._max_held, self._capacity = max_held, capacity
         num_fills = -(-len(self._share) // capacity)
-        size_bytes = source.layout.map(capacity * self._share.samples_per_rank).size_bytes
+        order = source.layout.row_order(capacity * self._share.samples_per_rank, spare_rows)
+        size_bytes = order.start + order.size_bytes
         allocate = allocate or (lambda size: np.empty(size, np.uint8))
         # One for each batch begun or out, so that a thread never waits for a buffer that a later batch has.
         self._free = [allocate(size_bytes) for _ in range(max(1, depth) + num_threads + max_held)]
@@ -136,7 +138,8 @@ class RawLoader(_OnePass["RawBatches"]):
             if self._is_closed:
                 raise RuntimeError("the RawLoader was closed")
             buffer = self._free.pop()
-        return self._source.train_raw([self._share.of(step) for step in steps], buffer, self._capacity)
+        return self._source.train_raw([self._share.of(step) for step in steps], buffer, self._capacity,
+                                      spare_rows=self._spare_rows)
 
 
 class Share:

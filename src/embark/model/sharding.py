@@ -10,10 +10,12 @@ from embark.spec import ModelSpec, RunSpec, StoredTable
 from embark.spec.section import remembered
 from embark.spec.sequence import EMBEDDING_SHARDINGS
 
-SHARDINGS = ("table_wise", "row_wise", "column_wise", "table_row_wise", "table_column_wise")
-"""In the order in which a planner gets them: of equals the first is taken. data_parallel only where a table
+SHARDINGS = ("table_wise", "row_wise", "column_wise", "table_row_wise", "table_column_wise", "grid_shard")
+"""In the order in which a planner gets them: of equals the first is taken. grid_shard: rows over the ranks of a host,
+columns over hosts. data_parallel only where a table
 names it: a checkpoint keeps its optimizer's state under other names, so that a choice by the number of ranks could not
 resume on another."""
+BY_ROWS = ("row_wise", "table_row_wise", "grid_shard")
 MAX_STEPS = 600  # Proposals of a complete search: some hundred tables.
 MAX_SHARDS = 5_000_000  # Shards examined over all its proposals: some 20 s in TorchRec.
 NUM_STRIDES = {"part": 4, "sum": 12}
@@ -33,14 +35,18 @@ CACHED_SHARE = 0.2  # Of a table in host memory, on the device.
 CACHE_ROW_BYTES = 4 + 16 * CACHED_SHARE
 """What the device keeps to know which rows are cached, for each row of the table."""
 MIN_COLUMNS = 32  # Of a part of a table that is cut into columns.
+MANY_IDS = 16  # A sample, from which on a table may be spread over several hosts as a grid.
 
 
-def allowed_shardings(spec: RunSpec, table: StoredTable, num_ranks: int, device: str) -> list[str]:
+def allowed_shardings(
+    spec: RunSpec, table: StoredTable, num_ranks: int, device: str, num_hosts: int = 1
+) -> list[str]:
     """What the table or `train.sharding` names, or all that keep a run's losses the same on any number of ranks."""
-    if table.sharding:
-        return [table.sharding]
-    if spec.train.sharding != "auto":
-        return [spec.train.sharding]
+    asked = table.sharding or spec.train.sharding
+    # TorchRec's grid does not divide, nor do others beside it: where rows are averaged, hosts get all columns.
+    has_means = any(t.pooling == "mean" for t in spec.model.stored_tables())
+    if asked != "auto":
+        return ["table_row_wise" if asked == "grid_shard" and has_means else asked]
     if num_ranks == 1:
         return ["table_wise"]
     # Row-wise Adagrad keeps one number a row and column shard: cut into columns, a table learns something else, and
@@ -48,7 +54,10 @@ def allowed_shardings(spec: RunSpec, table: StoredTable, num_ranks: int, device:
     by_column = [] if optimizer_of(spec, table) == "rowwise_adagrad" else ["column_wise", "table_column_wise"]
     if device == "cpu":  # the fastest over gloo; the others when requested
         return ["table_wise", *(by_column or ["row_wise"])]
-    return [name for name in SHARDINGS if by_column or "column" not in name]
+    is_spread = (by_column and num_hosts > 1 and not has_means and table.mean_ids >= MANY_IDS
+                 and column_width(table.dim) < table.dim)
+    return [name for name in SHARDINGS
+            if (is_spread if name == "grid_shard" else by_column or "column" not in name)]
 
 
 @remembered
@@ -80,7 +89,7 @@ def search_rounds(spec: RunSpec, cluster: Cluster) -> Iterator[SearchRound]:
     """All tables in the devices' memory; only if they do not fit, and on CUDA alone, some in the host's: a search over
     both would weigh the two, and rows that come from the host cost more than TorchRec's planner thinks."""
     tables, (kinds, numbers) = spec.model.stored_tables(), tables_alike(spec.model)
-    allowed = [allowed_shardings(spec, kind, cluster.num_ranks, cluster.device) for kind in kinds]
+    allowed = [allowed_shardings(spec, kind, cluster.num_ranks, cluster.device, num_groups(cluster)) for kind in kinds]
     most = max(allowed, key=len, default=[])
     of_kind = [_allowed_for(kind, names) for kind, names in zip(kinds, allowed, strict=True)]
     for may_spill in (False, True) if cluster.device == "cuda" else (False,):
@@ -132,6 +141,11 @@ def ranks_per_group(cluster: Cluster) -> int:
     return min(cluster.ranks_per_host, cluster.num_ranks)
 
 
+def num_groups(cluster: Cluster) -> int:
+    """Hosts."""
+    return cluster.num_ranks // ranks_per_group(cluster)
+
+
 def stride_ends(num_steps: int, num_strides: int) -> Iterator[int]:
     """After which steps of a greedy search to look: 1, 2, 4, …, `num_steps`. The first steps move the large tables and
     count the most."""
@@ -142,16 +156,18 @@ def stride_ends(num_steps: int, num_strides: int) -> Iterator[int]:
 
 
 def _typical_num_parts(kind: str, cluster: Cluster) -> int:
-    return {"table_wise": 1, "row_wise": cluster.num_ranks, "table_row_wise": ranks_per_group(cluster)}.get(kind, 4)
+    group = ranks_per_group(cluster)
+    return {"table_wise": 1, "row_wise": cluster.num_ranks, "table_row_wise": group, "grid_shard": 4 * group}.get(
+        kind, 4)
 
 
 @dataclass(frozen=True, slots=True)
 class Option:
-    """A table cut in one way. All parts are alike, but for the last one of rows."""
+    """A table cut in one way. All parts are alike, but for the last one of rows of each block of columns."""
 
     sharding: str
     memory: Memory
-    num_parts: int  # That hold rows.
+    num_parts: int  # That hold rows, of each block of columns.
     num_rows: int
     last_rows: int
     num_columns: int
@@ -161,12 +177,15 @@ class Option:
     last_host_bytes: float
     part_s: float  # Of a step, for a part.
     all_s: float  # Of all parts, those without rows too.
+    num_blocks: int = 1  # Of columns, each of which has a host; but of a table that is cut into columns alone.
     all_device_bytes: float = field(init=False)
     all_host_bytes: float = field(init=False)
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "all_device_bytes", self.device_bytes * (self.num_parts - 1) + self.last_device_bytes)
-        object.__setattr__(self, "all_host_bytes", self.host_bytes * (self.num_parts - 1) + self.last_host_bytes)
+        device = self.device_bytes * (self.num_parts - 1) + self.last_device_bytes
+        host = self.host_bytes * (self.num_parts - 1) + self.last_host_bytes
+        object.__setattr__(self, "all_device_bytes", self.num_blocks * device)
+        object.__setattr__(self, "all_host_bytes", self.num_blocks * host)
 
 
 def options_of(
@@ -179,7 +198,8 @@ def options_of(
 
 def _option(table: StoredTable, kind: str, memory: Memory, spec: RunSpec, cluster: Cluster) -> Option:
     num_columns = table.dim
-    num_slots = {"row_wise": cluster.num_ranks, "table_row_wise": ranks_per_group(cluster)}.get(kind, 1)
+    num_slots = _row_parts(kind, cluster)
+    num_blocks = 1
     num_rows = math.ceil(table.rows / num_slots)
     num_parts = math.ceil(table.rows / num_rows)
     last_rows = table.rows - num_rows * (num_parts - 1)
@@ -187,6 +207,9 @@ def _option(table: StoredTable, kind: str, memory: Memory, spec: RunSpec, cluste
         width = column_width(num_columns)
         num_slots = num_parts = num_columns // width
         num_columns = width
+    if kind == "grid_shard":
+        num_columns = column_width(num_columns)
+        num_blocks = table.dim // num_columns
     if kind == "data_parallel":
         num_slots = num_parts = cluster.num_ranks
         last_rows = num_rows
@@ -194,7 +217,7 @@ def _option(table: StoredTable, kind: str, memory: Memory, spec: RunSpec, cluste
     last_device, last_host = _part_bytes(table, last_rows, num_columns, kind, memory, spec, cluster)
     part_s = _part_s(table, num_columns, kind, spec, cluster)
     return Option(kind, memory, num_parts, num_rows, last_rows, num_columns, device, last_device, host, last_host,
-                  part_s, part_s * num_slots)
+                  part_s, part_s * num_slots * num_blocks, num_blocks)
 
 
 def _part_bytes(
@@ -223,13 +246,13 @@ def _part_s(table: StoredTable, num_columns: int, kind: str, spec: RunSpec, clus
     inter = cluster.inter_gbyte_per_s * 1e9 or INTER_BYTES_PER_S
     over_all = intra if cluster.num_ranks <= ranks_per_group(cluster) else inter
     ids, pooled = _batch_sizes(table, num_columns, kind, spec, cluster)
-    by_rows = kind in ("row_wise", "table_row_wise")
+    by_rows = kind in BY_ROWS
     read_columns = num_columns if by_rows else max(num_columns, MIN_COLUMNS)
     sent = pooled * wire
     lookup_s = (math.ceil(ids * ID_BYTES) + ids * read_columns * value_bytes + sent) / rate
     lookup_s *= BACKWARD_AND_FORWARD * (1.0 if by_rows else _narrow_penalty(num_columns))
-    if kind == "table_row_wise":
-        num_hosts = cluster.num_ranks // ranks_per_group(cluster)
+    if kind in ("table_row_wise", "grid_shard"):
+        num_hosts = num_groups(cluster)
         across = sent / cluster.num_ranks * num_hosts if num_hosts > 1 else 0.0
         wire_s = 2 * (sent / intra + across / inter)
     elif kind == "data_parallel":
@@ -244,10 +267,15 @@ def _batch_sizes(
 ) -> tuple[float, float]:
     """Ids that a part looks up in a step, and values that it gives: a part of rows gives a sum for every sample."""
     num_samples = max(1, spec.train.batch_size // cluster.num_ranks) * cluster.num_ranks
-    share = {"row_wise": cluster.num_ranks, "table_row_wise": ranks_per_group(cluster)}.get(kind, 1)
+    share = _row_parts(kind, cluster)
     if kind == "data_parallel":
         num_samples //= cluster.num_ranks
     return num_samples * table.mean_ids / share, num_samples * num_columns * table.vectors_per_sample
+
+
+def _row_parts(kind: str, cluster: Cluster) -> int:
+    """How many ranks the rows of a block of columns are over."""
+    return {"row_wise": cluster.num_ranks}.get(kind, ranks_per_group(cluster) if kind in BY_ROWS else 1)
 
 
 def _narrow_penalty(num_columns: int) -> float:

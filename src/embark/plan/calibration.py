@@ -36,14 +36,19 @@ class EngineFit:
 
     host_s: float  # Host time of a step whatever its size: what a step cannot be shorter than.
     host_layer_s: float  # … and for each dense layer.
+    host_group_s: float  # … and for each group of tables that FBGEMM looks up together: those of one pooling.
+    host_wait: float  # Of the device's time, the share for which the host waits before it can go on.
     start_s: float  # Device time of a step whatever its size.
     layer_s: float  # … and for each dense layer.
-    multi_hot_s: float  # … and if a feature has several ids.
+    mean_s: float  # … and for each feature whose several rows are averaged.
+    hot_id_s: float  # … and for each id of the row that has the most.
     # Times the time that alone would be taken by …
     sort: float  # … bringing equal ids together.
     lookup: float  # … reading the rows of all ids.
-    update: float  # … reading and writing each touched row and its state.
+    update: float  # … reading and writing each touched row.
+    state: float  # … the same of its optimizer's state.
     matmul: float  # … each layer's arithmetic, or its values and weights where those take longer.
+    weights: float  # … reading and writing each dense weight, its gradient and its optimizer's state.
     activations: float  # … the layers' values.
     interaction: float  # … DLRM's vectors whose dots are taken.
     crossing: float  # … the values of DCNv2's cross layers.
@@ -65,7 +70,8 @@ class MemoryFit:
     workspace_bytes: float  # Matrix libraries' working memory.
     pooled: float  # Bytes held at the peak for each byte that is counted of the tables' pooled vectors.
     layers: float  # … of the layers' outputs.
-    middle: float  # … of what stands between tables and top layers.
+    dots: float  # … of DLRM's dots.
+    middle: float  # … of DCNv2's crossed vectors.
     ids: float  # … of what is kept for each id.
     fragmentation: float  # What the allocator holds besides for each of these bytes.
 

@@ -14,6 +14,7 @@ from embark.model.sharding import (
     NUM_STRIDES,
     Option,
     allowed_shardings,
+    num_groups,
     options_of,
     ranks_per_group,
     search_rounds,
@@ -192,8 +193,9 @@ class _Packing:
         others.sort(key=lambda i: (-options[i].all_device_bytes, -options[i].all_host_bytes))
         for index in others:
             option = options[index]
-            in_a_group = option.sharding in ("table_row_wise", "table_column_wise")
-            found = self._in_a_group(option) if in_a_group else self._anywhere(option)
+            place = {"table_row_wise": self._over_hosts, "grid_shard": self._over_hosts,
+                     "table_column_wise": self._in_a_group}.get(option.sharding, self._anywhere)
+            found = place(option)
             if found is None or self.longest_s >= self.below_s:
                 return None
             ranks[index] = found
@@ -240,6 +242,33 @@ class _Packing:
             ranks.append(chosen)
         return ranks
 
+    def _over_hosts(self, option: Option) -> list[int] | None:
+        """Each block of columns over the ranks of a host, those hosts that follow each other in what they have to do;
+        where there are fewer hosts than blocks, all of them in turn."""
+        hosts = sorted(range(len(self.group_s)), key=self.group_s.__getitem__)
+        num = option.num_blocks
+        for first in range(max(1, len(hosts) - num + 1)):
+            chosen = [hosts[(first + i) % len(hosts)] for i in range(num)]
+            if self._fits_hosts(option, chosen):
+                return [rank for host in chosen for rank in self._take_host(option, host)]
+        return None
+
+    def _fits_hosts(self, option: Option, hosts: list[int]) -> bool:
+        for host, num_blocks in Counter(hosts).items():
+            for part in range(option.num_parts):
+                rank = host * self.group + part
+                device, on_host = _bytes(option, is_last=part == option.num_parts - 1)
+                if num_blocks * device > self.device_left[rank] or num_blocks * on_host > self.host_left[rank]:
+                    return False
+        return True
+
+    def _take_host(self, option: Option, host: int) -> Sequence[int]:
+        members = range(host * self.group, (host + 1) * self.group)
+        used = members[: option.num_parts]
+        for rank in members:  # one without rows waits for the others all the same
+            self._take(rank, option, is_last=rank == used[-1], has_rows=rank <= used[-1])
+        return used
+
     def _in_a_group(self, option: Option) -> list[int] | None:
         first = min(range(len(self.group_s)), key=self.group_s.__getitem__)
         found = self._in_group(first, option)
@@ -253,13 +282,6 @@ class _Packing:
 
     def _in_group(self, group: int, option: Option) -> list[int] | None:
         members = range(group * self.group, (group + 1) * self.group)
-        if option.sharding == "table_row_wise":
-            used = list(members[:option.num_parts])
-            if not all(self._fits(option, r, is_last=r == used[-1]) for r in used):
-                return None
-            for rank in members:  # one without rows waits for the others all the same
-                self._take(rank, option, is_last=rank == used[-1], has_rows=rank <= used[-1])
-            return used
         before = [(r, self.device_left[r], self.host_left[r], self.step_s[r]) for r in members]
         group_s, longest_s = self.group_s[group], self.longest_s
         ranks: list[int] = []
@@ -299,7 +321,7 @@ def _bytes(option: Option, *, is_last: bool) -> tuple[float, float]:
 def _placement(tables: Sequence[StoredTable], found: _Found, cluster: Cluster) -> Placement:
     shards: list[Shard] = []
     for table, option, ranks in zip(tables, found.options, found.ranks, strict=True):
-        rows = [option.num_rows] * (option.num_parts - 1) + [option.last_rows]
+        rows = ([option.num_rows] * (option.num_parts - 1) + [option.last_rows]) * option.num_blocks
         shards += [Shard(table.name, rank, num_rows, option.num_columns, option.memory)
                    for rank, num_rows in zip(ranks, rows, strict=True)]
     shardings = {table.name: option.sharding for table, option in zip(tables, found.options, strict=True)}
@@ -309,8 +331,8 @@ def _placement(tables: Sequence[StoredTable], found: _Found, cluster: Cluster) -
 def _why(spec: RunSpec, cluster: Cluster) -> str:
     device_room, host_room = (part * cluster.num_ranks for part in table_capacity(spec, cluster))
     kinds, numbers = tables_alike(spec.model)
-    of_kind = [options_of(kind, allowed_shardings(spec, kind, cluster.num_ranks, cluster.device), spec, cluster,
-                          may_spill=cluster.device == "cuda") for kind in kinds]
+    of_kind = [options_of(kind, allowed_shardings(spec, kind, cluster.num_ranks, cluster.device, num_groups(cluster)),
+                          spec, cluster, may_spill=cluster.device == "cuda") for kind in kinds]
 
     def sum_of(least: Callable[[list[Option]], float]) -> float:
         each = [least(of) for of in of_kind]

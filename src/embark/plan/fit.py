@@ -6,10 +6,12 @@ from dataclasses import astuple, dataclass, replace
 from embark.model.placement import Placement, Shard
 from embark.plan.calibration import Calibration, EngineFit, MemoryFit
 from embark.plan.memory import cuda_graph_bytes, pipeline_bytes
-from embark.plan.step_time import features
+from embark.plan.step_time import NUM_OF_HOST, features, host_features
 from embark.spec import RunSpec
 
 PRIOR_ERROR = 0.05
+NUM_GUESSES = 12
+PARTS = ("pooled", "layers", "dots", "middle", "ids")  # Of the activations.
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,18 +41,36 @@ def fit_calibration(
     memory = {name: fit_memory([m for m in measured if m.engine == name]) for name in engines}
     resident = sorted(m.resident_bytes for m in measured if m.resident_bytes)
     if resident:
-        memory["host"] = MemoryFit(resident[len(resident) // 2], 0.0, 0.0, 0.0, 0.0, 0.0, 0.0)
+        memory["host"] = MemoryFit(context_bytes=resident[len(resident) // 2], workspace_bytes=0.0, fragmentation=0.0,
+                                   **dict.fromkeys(PARTS, 0.0))
     return replace(base, engines=engines, memory=memory, id_maps=prior.id_maps if prior else base.id_maps)
 
 
 def fit_engine(base: Calibration, measured: Sequence[Measurement], prior: EngineFit | None = None) -> EngineFit:
     """The device's part alone, or a host beside it that small steps wait for: whichever comes nearer. What the
     measurements leave open stays near `prior`, another device's fit."""
-    rows = [features(m.spec, one_rank_placement(m.spec), m.precision, base) for m in measured]
-    times = [m.step_s for m in measured]
-    near = None if prior is None else astuple(prior)[2:]
-    alone = EngineFit(0.0, 0.0, *solve_non_negative(rows, times, prior=near))
-    return min([alone, *_beside_a_host(rows, times, near)], key=lambda fit: _distance(fit, rows, times))
+    steps = [_Step(host_features(m.spec), features(m.spec, one_rank_placement(m.spec), m.precision, base), m.step_s)
+             for m in measured]
+    near = astuple(prior) if prior else None
+    device = solve_non_negative([step.device for step in steps], [step.step_s for step in steps],
+                                prior=near and near[NUM_OF_HOST:])
+    alone = EngineFit(*[0.0] * NUM_OF_HOST, *device)
+    return min([alone, *_beside_a_host(steps, near)], key=lambda fit: _distance(fit, steps))
+
+
+@dataclass(frozen=True, slots=True)
+class _Step:
+    """What was measured, and what a fit multiplies."""
+
+    host: tuple[float, ...]
+    device: tuple[float, ...]
+    step_s: float
+
+    def device_s(self, fit: EngineFit) -> float:
+        return _product(astuple(fit)[NUM_OF_HOST:], self.device)
+
+    def host_s(self, fit: EngineFit) -> float:
+        return _product(astuple(fit)[:NUM_OF_HOST], (*self.host, self.device_s(fit)))
 
 
 def fit_memory(measured: Sequence[Measurement]) -> MemoryFit:
@@ -59,53 +79,49 @@ def fit_memory(measured: Sequence[Measurement]) -> MemoryFit:
     for m in measured:
         count = cuda_graph_bytes if m.engine == "cuda_graph" else pipeline_bytes
         counted = count(m.spec, one_rank_placement(m.spec), 0, m.precision)
-        rows.append((1.0, counted.pooled, counted.layers, counted.middle, counted.ids))
+        rows.append((1.0, *(getattr(counted, part) for part in PARTS)))
         used.append((counted.fixed, m.used_bytes))
         allocated.append((counted.fixed, m.allocated_bytes or m.used_bytes))
     always, *grows = _over(rows, used)
     _, *kept = _over(rows, allocated)
-    in_all = [sum(row[number] for row in rows) for number in (1, 2, 3, 4)]
+    in_all = [sum(column) for column in list(zip(*rows, strict=True))[1:]]
     wanted = sum(k * size for k, size in zip(kept, in_all, strict=True))
     share = max(0.0, sum(g * size for g, size in zip(grows, in_all, strict=True)) / wanted - 1) if wanted else 0.0
     outside = sorted(m.used_bytes - m.reserved_bytes for m in measured if m.reserved_bytes)
     context = min(outside[len(outside) // 2], always) if outside else always
-    pooled, layers, middle, ids = (g / (1 + share) for g in grows)
-    return MemoryFit(context, always - context, pooled, layers, middle, ids, share)
+    held = {part: g / (1 + share) for part, g in zip(PARTS, grows, strict=True)}
+    return MemoryFit(context_bytes=context, workspace_bytes=always - context, fragmentation=share, **held)
 
 
-def _beside_a_host(
-    rows: Sequence[Sequence[float]], times: Sequence[float], near: Sequence[float] | None
-) -> Iterator[EngineFit]:
-    """From each guess at how many of the smallest steps are the host's, on to where the fit itself says the same."""
-    by_size = sorted(range(len(rows)), key=lambda i: sum(rows[i][2:]))
-    for number in range(2, len(rows) - 2):
+def _beside_a_host(steps: Sequence[_Step], near: Sequence[float] | None) -> Iterator[EngineFit]:
+    """From each guess at how many of the smallest steps are the host's, on to where the fit itself says the same. The
+    host, not the device, then takes time for a step and for each layer."""
+    skipped = 2
+    by_size = sorted(range(len(steps)), key=lambda i: sum(steps[i].device[skipped:]))
+    for number in range(2, len(steps) - 2, max(1, len(steps) // NUM_GUESSES)):
         of_host = set(by_size[:number])
-        for _ in range(len(rows)):
-            others = [i for i in range(len(rows)) if i not in of_host]
+        for _ in range(len(steps)):
+            others = [step for i, step in enumerate(steps) if i not in of_host]
             if len(of_host) < 2 or len(others) < 3:
                 break
-            host = solve_non_negative([rows[i][:2] for i in of_host], [times[i] for i in of_host])
-            device = solve_non_negative([rows[i][2:] for i in others], [times[i] for i in others],
-                                        prior=None if near is None else near[2:])
-            fit = EngineFit(host[0], host[1], 0.0, 0.0, *device)
+            device = solve_non_negative([step.device[skipped:] for step in others], [step.step_s for step in others],
+                                        prior=near and near[NUM_OF_HOST + skipped :])
+            rows = [(*steps[i].host, _product(device, steps[i].device[skipped:])) for i in of_host]
+            host = solve_non_negative(rows, [steps[i].step_s for i in of_host], prior=near and near[:NUM_OF_HOST])
+            fit = EngineFit(*host, *[0.0] * skipped, *device)
             yield fit
-            found = {i for i, row in enumerate(rows) if _host_s(fit, row) >= _device_s(fit, row)}
+            found = {i for i, step in enumerate(steps) if step.host_s(fit) >= step.device_s(fit)}
             if found == of_host:
                 break
             of_host = found
 
 
-def _distance(fit: EngineFit, rows: Sequence[Sequence[float]], times: Sequence[float]) -> float:
-    return sum((max(_host_s(fit, row), _device_s(fit, row)) / time_s - 1) ** 2
-               for row, time_s in zip(rows, times, strict=True))
+def _distance(fit: EngineFit, steps: Sequence[_Step]) -> float:
+    return sum((max(step.host_s(fit), step.device_s(fit)) / step.step_s - 1) ** 2 for step in steps)
 
 
-def _host_s(fit: EngineFit, row: Sequence[float]) -> float:
-    return fit.host_s * row[0] + fit.host_layer_s * row[1]
-
-
-def _device_s(fit: EngineFit, row: Sequence[float]) -> float:
-    return sum((factor * value for factor, value in zip(astuple(fit)[2:], row, strict=True)), 0.0)
+def _product(factors: Sequence[float], values: Sequence[float]) -> float:
+    return sum((factor * value for factor, value in zip(factors, values, strict=True)), 0.0)
 
 
 def _over(rows: Sequence[Sequence[float]], sizes: Sequence[tuple[float, float]]) -> list[float]:

@@ -36,6 +36,7 @@ class ByteCounts:
     dense: float
     pooled: float
     layers: float
+    dots: float
     middle: float
     ids: float
     inputs: float
@@ -44,7 +45,7 @@ class ByteCounts:
 
     @property
     def activations(self) -> float:
-        return self.pooled + self.layers + self.middle + self.ids
+        return self.pooled + self.layers + self.dots + self.middle + self.ids
 
     @property
     def fixed(self) -> float:
@@ -115,14 +116,15 @@ def cuda_graph_bytes(spec: RunSpec, placement: Placement, rank: int, precision: 
         exchange = wire * (2 * looked_up.pooled_values + samples * sum(t.dim or 0 for t in tables))
         exchange += 4 * (3 * looked_up.num_ids + samples * num_ids) + 8 * (looked_up.num_ids + samples * num_ids)
     dense, per_sample = (_own_network_bytes if model.is_own else _flat_dense_bytes)(spec, size, samples)
-    return ByteCounts(on_device, state, dense, 0.0, samples * (per_sample + 4), 0.0, keys,
+    return ByteCounts(on_device, state, dense, 0.0, samples * (per_sample + 4), 0.0, 0.0, keys,
                       2 * samples * 4 * (1 + model.num_dense + num_ids), exchange,
                       _id_map_bytes(spec, placement.num_ranks))
 
 
 def pipeline_bytes(spec: RunSpec, placement: Placement, rank: int, precision: str) -> ByteCounts:
-    """What autograd keeps and makes for TorchRec's pipeline: pooled vectors in fp32, and what stands between them and
-    the layers above, in several forms; each layer's output. How much of it lives at once is measured."""
+    """What autograd keeps and makes for TorchRec's pipeline: pooled vectors in fp32, and what the layers above begin
+    with, DLRM's dots or DCNv2's crossed vectors, in several forms; each layer's output. How much of it lives at once is
+    measured: the products of all pairs, of which the dots are a part, do not."""
     layers, model = dense_work_of(spec.model, spec.train.batch_size), spec.model
     size = value_bytes(precision)
     samples = spec.train.batch_size / placement.num_ranks
@@ -132,14 +134,14 @@ def pipeline_bytes(spec: RunSpec, placement: Placement, rank: int, precision: st
     on_device, state = _table_bytes(spec, placement, rank)
     exchange = 0.0 if placement.num_ranks == 1 else 4 * 2 * (looked_up.pooled_values + samples * pooled)
     states = DENSE_STATES[spec.train.dense_optimizer]
-    middle = dots = 0
-    if isinstance(layers, Layers):
-        middle, dots = layers.middle_width, layers.num_vectors * (layers.num_vectors + layers.dim)
+    middle = layers.middle_width if isinstance(layers, Layers) else 0
+    dots, crossed = (0, middle) if isinstance(layers, Layers) and layers.up else (middle, 0)
     return ByteCounts(
         on_device, state, layers.num_values * (4 * (2 + states) + (2 if size == 2 else 0))
         + 4.0 * data_parallel_values(spec),
-        samples * (4 * pooled + size * dots), samples * (layers.output_width - middle) * size, samples * middle * size,
-        8 * looked_up.num_ids, 4 * samples * 4 * (max(1, len(model.tasks)) + model.num_dense), exchange,
+        4 * samples * pooled, samples * (layers.output_width - middle) * size, samples * dots * size,
+        samples * crossed * size, 8 * looked_up.num_ids,
+        4 * samples * 4 * (max(1, len(model.tasks)) + model.num_dense), exchange,
         _id_map_bytes(spec, placement.num_ranks),
     )
 
@@ -171,8 +173,8 @@ def host_parts(
 
 
 def _held(counted: ByteCounts, fit: MemoryFit) -> float:
-    return (counted.pooled * fit.pooled + counted.layers * fit.layers + counted.middle * fit.middle
-            + counted.ids * fit.ids)
+    return (counted.pooled * fit.pooled + counted.layers * fit.layers + counted.dots * fit.dots
+            + counted.middle * fit.middle + counted.ids * fit.ids)
 
 
 def _table_bytes(spec: RunSpec, placement: Placement, rank: int) -> tuple[float, float]:

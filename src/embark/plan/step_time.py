@@ -1,16 +1,17 @@
 """Seconds of a step: bytes and arithmetic over measured rates, traffic over links and fabric, input over its roads. The
 slowest of what runs side by side wins, as the engine lets it."""
 
-from dataclasses import fields
+from dataclasses import astuple, fields
 
-from embark.model.placement import Cluster, Placement, data_parallel_values, value_bytes, wire_bytes
+from embark.model.placement import DENSE_STATES, Cluster, Placement, data_parallel_values, value_bytes, wire_bytes
 from embark.model.work import DenseWork, Layers, Lookups, dense_work_of, lookups_of
 from embark.plan.calibration import Calibration, EngineFit
 from embark.plan.prediction import ASSUMPTIONS, StepTime
 from embark.spec import RunSpec
 
 STEP = ASSUMPTIONS["step"]
-FEATURES = tuple(field.name for field in fields(EngineFit))[2:]  # Those of the device.
+NUM_OF_HOST = 4
+FEATURES = tuple(field.name for field in fields(EngineFit))[NUM_OF_HOST:]  # Those of the device.
 RANKS_LOOKED_AT = 64  # Of a large cluster, the busiest so many ranks are computed through.
 
 
@@ -28,12 +29,12 @@ def step_time(
     rates = calibration.rates
     took = dict(zip(FEATURES, _features(spec, layers, looked_up, samples, precision, calibration), strict=True))
     took = {name: getattr(fit, name) * value for name, value in took.items()}
-    dense_s = sum(took[name] for name in ("matmul", "activations", "interaction", "crossing"))
+    dense_s = sum(took[name] for name in ("matmul", "weights", "activations", "interaction", "crossing"))
     parts = {
-        "lookup and update": took["sort"] + took["lookup"] + took["update"],
+        "lookup and update": sum(took[name] for name in ("sort", "lookup", "update", "state", "hot_id_s")),
         "id maps": _id_map_s(spec, placement.num_ranks, engine, calibration),
         "dense layers": dense_s,
-        "launches": took["start_s"] + took["layer_s"] + took["multi_hot_s"],
+        "launches": took["start_s"] + took["layer_s"] + took["mean_s"],
         "all-to-all": 0.0,
         "all-reduce": 0.0,
         "host memory": looked_up.host_bytes / rates.upload_bytes,
@@ -46,8 +47,13 @@ def step_time(
     if engine == "pipeline":
         # DDP reduces gradients while the layers before still compute theirs.
         device_s -= min(parts["all-reduce"], 0.5 * dense_s)
+    elif isinstance(layers, Layers):
+        # The captured step reduces those of all but the bottom layers while it updates the tables.
+        early = 1 - sum(layer.num_values for layer in layers.bottom) / layers.num_values
+        device_s -= min(early * parts["all-reduce"], took["update"] + took["state"])
     # What runs while the device computes.
-    beside = {"host": fit.host_s + fit.host_layer_s * layers.num_layers}
+    beside = {"host": sum(factor * value for factor, value in zip(
+        astuple(fit)[:NUM_OF_HOST], (*host_features(spec), device_s), strict=True))}
     batch_bytes = samples * sample_bytes(spec)
     draws_on_device = draws_samples and engine == "cuda_graph"
     if cluster.device != "cpu" and not draws_on_device:
@@ -71,6 +77,12 @@ def features(spec: RunSpec, placement: Placement, precision: str, calibration: C
     return _features(spec, layers, looked_up, samples, precision, calibration)
 
 
+def host_features(spec: RunSpec) -> tuple[float, float, float]:
+    """What a fit multiplies of the host's own time: counts. FBGEMM looks up tables of one pooling together."""
+    num_groups = len({table.pooling for table in spec.model.table_list()})
+    return 1.0, float(dense_work_of(spec.model).num_layers), float(num_groups)
+
+
 def _features(
     spec: RunSpec, layers: Layers | DenseWork, looked_up: Lookups, samples: float, precision: str,
     calibration: Calibration,
@@ -89,10 +101,13 @@ def _features(
     else:
         matmul = samples * layers.flops_per_sample / flops
         width = layers.output_width
+    num_means = sum(t.multi_hot > 1 and t.pooling == "mean" for t in spec.model.table_list())
+    weights = 4 * layers.num_values * (3 + 2 * DENSE_STATES[spec.train.dense_optimizer])
     return (
-        1.0, float(layers.num_layers), float(any(t.multi_hot > 1 for t in spec.model.table_list())),
+        1.0, float(layers.num_layers), float(num_means), looked_up.hot_ids,
         STEP["sort_bytes"] * looked_up.num_ids / copy_bytes, looked_up.read_bytes / copy_bytes,
-        looked_up.update_bytes / copy_bytes, matmul, moved * width, interaction, crossing,
+        (looked_up.update_bytes - looked_up.state_bytes) / copy_bytes, looked_up.state_bytes / copy_bytes,
+        matmul, weights / copy_bytes, moved * width, interaction, crossing,
     )
 
 

@@ -137,3 +137,8 @@ def elsewhere(rank: int) -> None:
     from embark.store import lease
 
     lease._place = lambda: "another-boot pid:[1]"
+
+
+def in_hosts_of_two(rank: int) -> None:
+    """Ranks 0 and 1 are one host, 2 and 3 another, as torchrun on two machines would say."""
+    os.environ.update(LOCAL_WORLD_SIZE="2", LOCAL_RANK=str(rank % 2))

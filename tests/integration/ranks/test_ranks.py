@@ -31,6 +31,19 @@ def test_two_ranks_give_the_losses_of_one_in_every_task(ranks):
         assert two.last_eval()["tasks"][task] == pytest.approx(metrics, rel=1e-3), task
 
 
+@pytest.mark.parametrize("engine", ["pipeline", "cuda_graph"])
+def test_a_grid_over_two_hosts_of_two_ranks_gives_the_losses_of_one(ranks, engine):
+    """Rows over the ranks of a host, columns over hosts; in both engines."""
+    sets = ("model.embedding_dim=64", "train.optimizer=adagrad", f"train.engine={engine}",
+            "model.tables=[{name='user', rows=301}, {name='shop', rows=7}, {name='tags', rows=64, multi_hot=20}]")
+    alone = ranks(1, *sets, name="alone")
+    four = ranks(4, *sets, "train.sharding=grid_shard", name="four", hook="integration.faults.hooks:in_hosts_of_two")
+    assert (alone.code, four.code) == (0, 0), alone.output + four.output
+    layout = four.events("plan")[0]
+    assert {(t["sharding"], tuple(sorted(set(t["ranks"])))) for t in layout["tables"]} == {("grid_shard", (0, 1, 2, 3))}
+    assert four.losses() == pytest.approx(alone.losses(), rel=2e-5)
+
+
 @pytest.mark.parametrize("sharding", ["row_wise", "column_wise", "table_row_wise", "table_column_wise"])
 def test_every_sharding_gives_the_same_losses(ranks, one, sharding):
     sharded = ranks(2, f"train.sharding={sharding}", name="sharded")

@@ -80,7 +80,8 @@ def test_tables_that_fit_in_sum_and_not_in_parts_are_refused_in_so_many_words():
         closed_form(spec, Cluster(2, 2, 16 * GIB, 1 * GIB))
 
 
-@pytest.mark.parametrize("sharding", ["table_wise", "row_wise", "column_wise", "table_row_wise", "table_column_wise"])
+@pytest.mark.parametrize("sharding", ["table_wise", "row_wise", "column_wise", "table_row_wise", "table_column_wise",
+                                      "grid_shard"])
 def test_a_sharding_that_is_asked_for_is_stored_to(sharding):
     placement = closed_form(changed(CRITEO, sharding=sharding), Cluster(16, 8, 80 * GIB, 1000 * GIB))
     assert set(placement.shardings.values()) == {sharding}
@@ -88,7 +89,14 @@ def test_a_sharding_that_is_asked_for_is_stored_to(sharding):
     if sharding in ("table_row_wise", "table_column_wise"):
         assert all(len(ranks) == 1 for ranks in hosts.values())
     num_parts = Counter(s.table for s in placement.shards)["cat_0"]
-    assert num_parts == {"row_wise": 16, "table_row_wise": 8, "table_wise": 1}.get(sharding, 4)
+    assert num_parts == {"row_wise": 16, "table_row_wise": 8, "table_wise": 1, "grid_shard": 32}.get(sharding, 4)
+
+
+def test_where_rows_are_averaged_a_grid_is_cut_by_rows_alone():
+    spec = resolve({"model": {"tables": [{"name": "a", "rows": 900}, {"name": "b", "rows": 50, "multi_hot": 3,
+                                                                      "pooling": "mean"}]},
+                    "train": {"sharding": "grid_shard"}})
+    assert set(closed_form(spec, Cluster(4, 2, 80e9, 500e9)).shardings.values()) == {"table_row_wise"}
 
 
 def test_row_wise_adagrad_is_never_cut_into_columns_by_itself():
@@ -119,6 +127,20 @@ def test_a_larger_reserve_leaves_less_to_the_tables():
     cluster = Cluster(2, 2, 80 * GIB, 1000 * GIB)
     assert verdict(CRITEO, cluster) == "device"
     assert verdict(changed(CRITEO, memory_reserve=0.5), cluster) == "host"
+
+
+def test_a_table_of_a_hundred_ids_is_a_grid_over_hosts_where_its_optimizer_lets_it_be_cut_into_columns():
+    spec = changed(PRESETS["mlperf-dcnv2"](), optimizer="adagrad")
+    placement = closed_form(spec, Cluster(64, 8, 141 * GIB, 2000 * GIB))
+    assert placement.shardings["cat_20"] == "grid_shard"
+    parts = [s for s in placement.shards if s.table == "cat_20"]
+    assert {s.num_columns for s in parts} == {32}
+    assert len({s.rank for s in parts}) == 4 * 8
+    assert len({s.rank // 8 for s in parts}) == 4
+    assert sum(s.num_rows for s in parts) == 4 * spec.model.table_list()[20].rows
+    for other, cluster in ((spec, Cluster(8, 8, 141 * GIB, 2000 * GIB)),
+                           (changed(spec, optimizer="rowwise_adagrad"), Cluster(64, 8, 141 * GIB, 2000 * GIB))):
+        assert "grid_shard" not in closed_form(other, cluster).shardings.values()
 
 
 def test_hot_tables_are_spread_and_cold_ones_are_not():

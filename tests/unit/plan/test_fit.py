@@ -14,16 +14,17 @@ from embark.plan.step_time import step_time
 from embark.spec import load_spec
 
 RATES = Rates(4e12, {"fp32": 5e13, "tf32": 4e14, "bf16": 8e14}, 5e10)
-GRAPH = EngineFit(0.0, 0.0, 2e-5, 2e-5, 0.0, 2.0, 2.5, 2.2, 1.2, 0.3, 1.5, 4.0)
-PIPELINE = EngineFit(4e-3, 3e-4, 0.0, 0.0, 0.0, 2.0, 2.0, 2.0, 1.0, 5.0, 5.0, 5.0)
-HELD = MemoryFit(1.3e9, 1e8, 0.0, 1.0, 0.0, 1.2, 0.05)
+GRAPH = EngineFit(0.0, 0.0, 0.0, 0.0, 2e-5, 2e-5, 3e-5, 0.0, 2.0, 2.5, 2.2, 2.2, 1.2, 2.0, 0.3, 1.5, 4.0)
+PIPELINE = EngineFit(3e-3, 3e-4, 1e-3, 0.1, 0.0, 0.0, 0.0, 0.0, 2.0, 2.0, 2.0, 2.0, 1.0, 2.0, 5.0, 5.0, 5.0)
+HELD = MemoryFit(1.3e9, 1e8, 0.0, 1.0, 0.0, 0.0, 1.2, 0.05)
 TRUTH = Calibration("H200", "a card", "2026-11-15", "", RATES, {"cuda_graph": GRAPH, "pipeline": PIPELINE},
-                    {"cuda_graph": HELD, "pipeline": MemoryFit(1.4e9, 1e8, 1.7, 0.7, 4.0, 3.0, 0.3)})
+                    {"cuda_graph": HELD, "pipeline": MemoryFit(1.4e9, 1e8, 1.7, 0.7, 4.0, 4.0, 3.0, 0.3)})
 SHAPES = {
     "plain": (), "deep": ("model.top_mlp=[1024, 1024, 512, 256]", "model.embedding_dim=128"),
-    "crossed": ("model.kind=dcnv2", "model.num_tables=10"), "few": ("model.num_tables=3",),
+    "crossed": ("model.kind=dcnv2", "model.num_tables=10"), "few": ("model.num_tables=3", "train.optimizer=adam"),
     "narrow": ("model.embedding_dim=16", "train.optimizer=sgd"), "small": ("model.rows_per_table=1000",),
     "many": ("model.tables=[{name='a', rows=1000000, multi_hot=20}, {name='b', rows=5000, multi_hot=3}]",),
+    "means": ("model.tables=[{name='a', rows=1000000, multi_hot=9, pooling='mean'}, {name='b', rows=5000}]",),
 }
 OTHER = ("model.kind=dcnv2", "model.num_tables=40", "model.embedding_dim=48", "train.batch_size=16384",
          "model.top_mlp=[256, 128]", "train.optimizer=adam")
@@ -50,15 +51,15 @@ def other_step_s(fit: EngineFit, engine: str) -> float:
 def test_a_captured_engine_is_found_again_by_what_it_says_of_another_model():
     found = fit_engine(TRUTH, measured("cuda_graph"))
     for name in ("start_s", "layer_s"):
-        assert getattr(found, name) == pytest.approx(getattr(GRAPH, name), rel=0.1)
+        assert getattr(found, name) == pytest.approx(getattr(GRAPH, name), rel=0.15)
     assert found.host_s == 0
     assert other_step_s(found, "cuda_graph") == pytest.approx(other_step_s(GRAPH, "cuda_graph"), rel=0.02)
 
 
 def test_a_pipeline_that_waits_for_its_host_is_found_again_though_some_steps_were_disturbed():
     found = fit_engine(TRUTH, measured("pipeline", noise=0.1))
-    assert found.host_s == pytest.approx(PIPELINE.host_s, rel=0.06)
-    assert found.host_layer_s == pytest.approx(PIPELINE.host_layer_s, rel=0.06)
+    for name in ("host_s", "host_layer_s", "host_group_s"):
+        assert getattr(found, name) == pytest.approx(getattr(PIPELINE, name), rel=0.1), name
     assert other_step_s(found, "pipeline") == pytest.approx(other_step_s(PIPELINE, "pipeline"), rel=0.1)
 
 

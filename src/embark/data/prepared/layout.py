@@ -156,6 +156,11 @@ class Layout:
             size_bytes=end,
         )
 
+    def row_order(self, num_rows: int, spare_rows: int) -> Field:
+        """Of a block whose rows wait to be brought into order, and that has space for some more: behind it, the place
+        in it of each row in turn. Nothing where there is no such space."""
+        return Field(self.map(num_rows + spare_rows).size_bytes, np.dtype("<i4"), (num_rows if spare_rows else 0,))
+
     def to_json(self) -> dict[str, Any]:
         features = [asdict(feature) for feature in self.features]
         return {"dense": list(self.dense), "dense_bits": self.dense_bits, "features": features,

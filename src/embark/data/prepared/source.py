@@ -75,6 +75,7 @@ class PreparedSource:
         rows = {feature.name: feature.rows for feature in self.layout.features}
         self._names, self._table_rows = tuple(names), np.array([rows[name] for name in names], np.int64)
         self._lock = threading.Lock()  # or two threads would compute one order
+        self._order_locks = [threading.Lock() for _ in range(_MOST_ROW_ORDERS)]  # the same of a block's rows
         self._epoch_orders = lru_cache(_MOST_ORDERS)(self._epoch_order)
         self._row_orders = lru_cache(_MOST_ROW_ORDERS)(partial(row_order, data.seed))
         self._fixed_lengths = lru_cache(_MOST_ORDERS)(self._selection.fixed_lengths)
@@ -94,14 +95,27 @@ class PreparedSource:
         return self._checked(self._batch(None, self._eval_order.pieces(start, stop), stop - start),
                              f"held-out samples {start} to {stop - 1}")
 
-    def train_raw(self, ranges: Sequence[Range], into: NDArray[np.uint8], capacity: int = 1) -> RawBatches:
-        """The same rows as `train_rows`, as the bytes of one block with all the layout's columns."""
+    def spare_rows(self, num_rows: int) -> int:
+        """What `train_raw` needs besides so many shuffled rows to leave their order to the device, which gathers faster
+        than the host's threads, whose every call takes the interpreter's lock again; 0 where they are too few blocks
+        for that. The first block and the last may be whole for a part of their rows."""
+        return 2 * self._block_rows if self._shuffle == "rows" and num_rows >= 2 * self._block_rows else 0
+
+    def train_raw(
+        self, ranges: Sequence[Range], into: NDArray[np.uint8], capacity: int = 1, *, spare_rows: int = 0
+    ) -> RawBatches:
+        """The same rows as `train_rows`, as the bytes of one block with all the layout's columns. With `spare_rows`:
+        blocks as they are stored, and `Layout.row_order` behind them."""
         pieces: list[tuple[int | None, BlockSlice]] = []
         # Ranges that follow each other are one to copy: a call costs more than a small batch's rows.
         for epoch, start, stop in _joined(ranges):
             pieces += [(epoch, piece) for piece in self._epoch(epoch).pieces(start, stop)]
         num_rows = ranges[0][2] - ranges[0][1]
-        self._fill(pieces, self._views_of(into, capacity * num_rows))
+        out = self._views_of(into, capacity * num_rows + spare_rows)
+        if spare_rows:
+            self._fill_blocks(pieces, out, self.layout.row_order(capacity * num_rows, spare_rows).of(into), spare_rows)
+        else:
+            self._fill(pieces, out)
         return RawBatches(into, num_rows, self.layout, len(ranges), capacity)
 
     def _checked(self, batch: Batch, where: str) -> Batch:
@@ -135,11 +149,28 @@ class PreparedSource:
         for epoch, piece in pieces:
             end = at + piece.stop - piece.start
             with self._block(epoch, piece) as (block, rows):
-                _copy_rows(out.label[at:end], block.label, rows)
-                _copy_rows(out.dense[at:end], block.dense, rows)
-                for target, group in zip(out.groups, block.groups, strict=True):
-                    _copy_features(target[:, at:end], group, rows)
+                _copy_block(out, slice(at, end), block, rows)
             at = end
+
+    def _fill_blocks(
+        self, pieces: Sequence[tuple[int | None, BlockSlice]], out: Block, order: NDArray[np.int32], spare_rows: int
+    ) -> None:
+        """Whole blocks, as long as the space is there and a good part of each is wanted."""
+        at = place = 0
+        for epoch, piece in pieces:
+            num_rows = piece.stop - piece.start
+            num_others = piece.block_rows - num_rows
+            with self._block(epoch, piece) as (block, rows):
+                if num_others <= spare_rows and num_others <= 3 * num_rows:
+                    _copy_block(out, slice(at, at + piece.block_rows), block, slice(0, piece.block_rows))
+                    np.add(rows, at, out=order[place : place + num_rows], casting="same_kind")
+                    at += piece.block_rows
+                    spare_rows -= num_others
+                else:
+                    _copy_block(out, slice(at, at + num_rows), block, rows)
+                    order[place : place + num_rows] = np.arange(at, at + num_rows, dtype=np.int32)
+                    at += num_rows
+            place += num_rows
 
     def _batch(self, epoch: int | None, pieces: list[BlockSlice], num_rows: int) -> Batch:
         selection = self._selection
@@ -200,7 +231,7 @@ class PreparedSource:
         if epoch is None or self._shuffle != "rows":
             return slice(piece.start, piece.stop)
         block = replace(piece, start=0, stop=piece.block_rows)  # all its pieces have one order
-        with self._lock:
+        with self._order_locks[piece.block % len(self._order_locks)]:
             order = self._row_orders(epoch, block)
         return order[piece.start : piece.stop]
 
@@ -309,6 +340,13 @@ class ColumnSelection:
     def fixed_lengths(self, num_rows: int) -> NDArray[np.int32]:
         """[F, num_rows]"""
         return np.repeat(np.array(self.multi_hot, np.int32)[:, None], num_rows, axis=1)
+
+
+def _copy_block(out: Block, to: slice, block: Block, rows: Rows) -> None:
+    _copy_rows(out.label[to], block.label, rows)
+    _copy_rows(out.dense[to], block.dense, rows)
+    for target, group in zip(out.groups, block.groups, strict=True):
+        _copy_features(target[:, to], group, rows)
 
 
 def _copy_rows(out: NDArray[Any], column: NDArray[Any], rows: Rows) -> None:

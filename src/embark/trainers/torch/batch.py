@@ -98,15 +98,20 @@ class RawDecoder:
 
     Shapes and kernels are fixed and nothing waits for the device, so `decode` can be captured in a CUDA graph: one
     cast for each group of columns, one gather where the groups' order is not the model's, one cast of the label.
+    `spare_rows`: the block has space for so many more, and its rows are to be brought into the order behind it.
     """
 
     def __init__(
-        self, layout: Layout, names: Sequence[str], num_rows: int, device: torch.device, num_batches: int = 1
+        self, layout: Layout, names: Sequence[str], num_rows: int, device: torch.device, num_batches: int = 1,
+        *, spare_rows: int = 0,
     ) -> None:
         if not layout.is_fixed:
             raise ValueError("there are no raw batches where rows have different numbers of ids")
-        where = layout.map(num_batches * num_rows)
-        self.size_bytes: int = where.size_bytes  # Of `num_batches` batches, which lie together.
+        where = layout.map(num_batches * num_rows + spare_rows)
+        row_order = layout.row_order(num_batches * num_rows, spare_rows)
+        self._row_order = row_order if spare_rows else None
+        self.size_bytes: int = row_order.start + row_order.size_bytes
+        """Of `num_batches` batches, which lie together."""
         self._num_rows = num_rows
         self._label, self._dense, self._groups = where.label, where.dense, where.groups
         # A feature of several ids is as many lines of `num_rows` ids, which lie together.
@@ -126,12 +131,20 @@ class RawDecoder:
         Dense values that are stored as float32 stay in `buffer`: it must not be filled again while they are used.
         """
         rows = slice(number * self._num_rows, (number + 1) * self._num_rows)
-        dense = _view(buffer, self._dense)[rows].to(torch.float32)
-        label = _view(buffer, self._label)[rows].to(torch.float32)
+        order = None if self._row_order is None else _view(buffer, self._row_order)[rows]
+
+        def taken(field: Field, dim: int) -> Tensor:
+            values = _view(buffer, field)
+            if order is None:
+                return values.narrow(dim, rows.start, self._num_rows)
+            bits = values.view(torch.int16) if values.dtype == torch.uint16 else values  # which torch cannot gather
+            return bits.index_select(dim, order).view(values.dtype)
+
+        dense, label = (taken(field, 0).to(torch.float32) for field in (self._dense, self._label))
         ids = torch.empty(self._num_lines * self._num_rows, dtype=torch.int32, device=buffer.device)
         start = 0
         for field in self._groups:
-            group = _view(buffer, field)[:, rows]
+            group = taken(field, 1)
             ids[start : start + group.numel()].view(group.shape).copy_(group)
             start += group.numel()
         if self._order is not None:

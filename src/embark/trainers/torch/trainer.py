@@ -251,7 +251,7 @@ def _batch_layout(spec: RunSpec, source: SampleSource, num_samples: int, world: 
     if isinstance(source, PreparedSource) and source.layout.is_fixed:
         stored = {f.name: f.multi_hot for f in source.layout.features}
         if all(stored.get(t.name) == t.multi_hot for t in tables):
-            return RawLayout(source.layout, [t.name for t in tables], num_samples, world.device)
+            return RawLayout(source, [t.name for t in tables], num_samples, world.device)
     packed = PackedLayout(num_samples, spec.model.num_dense, tuple(t.multi_hot for t in tables))
     if type(source) is SyntheticSource and world.device.type == "cuda":  # not one that drifts
         return DrawnLayout(source, packed, world.device)

@@ -7,6 +7,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any
+from weakref import WeakSet
 
 import torch
 import torch.distributed as dist
@@ -15,6 +16,9 @@ from torch.distributed.rendezvous import rendezvous
 from embark.errors import EmbarkError, Fault, UserError
 from embark.spec import PlaceSpec
 from embark.spec.user_code import user_error
+
+CAPTURED: WeakSet[torch.cuda.CUDAGraph] = WeakSet()
+"""Graphs that may hold collectives: NCCL waits for their end before it ends a communicator, without end."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,6 +117,8 @@ def join(place: PlaceSpec) -> Iterator[World]:
             raise known from error
         raise
     finally:
+        for graph in list(CAPTURED):
+            graph.reset()
         dist.destroy_process_group()
         if world_size == 1:  # among several ranks torch's prefix, `[rank0]:`, says whose traceback it is
             sys.excepthook = excepthook

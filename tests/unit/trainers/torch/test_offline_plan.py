@@ -75,10 +75,20 @@ def test_the_closed_form_agrees_on_the_other_presets(preset, gpu, num_ranks, exp
 @pytest.mark.parametrize("train", [
     {"table_dtype": "fp16", "optimizer": "adam"}, {"comms_dtype": "fp16", "optimizer": "rowwise_adam"},
     {"sharding": "table_row_wise"}, {"sharding": "table_column_wise", "optimizer": "sgd"}, {"memory_reserve": 0.6},
+    {"sharding": "grid_shard", "optimizer": "adagrad", "table_dtype": "fp16"},
 ], ids=str)
 def test_the_closed_form_agrees_whatever_train_says(train):
     spec = CRITEO.model_copy(update={"train": CRITEO.train.model_copy(update=train)})
     assert_the_two_agree(spec, of_gpu("A100", 16))
+
+
+def test_both_spread_a_table_of_a_hundred_ids_over_hosts_as_a_grid():
+    spec = PRESETS["mlperf-dcnv2"]()
+    spec = spec.model_copy(update={"train": spec.train.model_copy(update={"optimizer": "adagrad"})})
+    cluster = of_gpu("H200", 64)
+    assert assert_the_two_agree(spec, cluster) == "device"
+    theirs, ours = offline_plan(spec, cluster), closed_form(spec, cluster)
+    assert theirs.shardings["cat_20"] == ours.shardings["cat_20"] == "grid_shard"
 
 
 def test_the_closed_form_agrees_on_a_cpu():

@@ -19,8 +19,7 @@ from torch import Tensor
 from embark.data import Batch, Loader, SampleSource
 from embark.data.dynamic_ids import NO_ID
 from embark.data.loader import RawLoader, Share, num_loader_threads
-from embark.data.prepared.layout import Layout
-from embark.data.prepared.source import RawBatches
+from embark.data.prepared.source import PreparedSource, RawBatches
 from embark.data.synthetic import TRAIN, SyntheticSource
 from embark.model.batch import num_together
 from embark.trainers.torch.batch import RawDecoder, pinned
@@ -118,9 +117,11 @@ class PackedLayout:
 class RawLayout:
     """A block of prepared rows as it lies on disk: the host copies bytes, the device makes numbers of them."""
 
-    def __init__(self, layout: Layout, names: list[str], num_samples: int, device: torch.device) -> None:
+    def __init__(self, source: PreparedSource, names: list[str], num_samples: int, device: torch.device) -> None:
         self.max_batches = num_together(num_samples)
-        self._decoder = RawDecoder(layout, names, num_samples, device, self.max_batches)
+        self._spare_rows = source.spare_rows(self.max_batches * num_samples)
+        self._decoder = RawDecoder(source.layout, names, num_samples, device, self.max_batches,
+                                   spare_rows=self._spare_rows)
         self.size_bytes = self._decoder.size_bytes
 
     def decode(self, buffer: Tensor, number: int = 0) -> tuple[Tensor, Tensor, Tensor]:
@@ -129,7 +130,7 @@ class RawLayout:
     @contextmanager
     def feed(self, source: Any, part: Part, device: torch.device) -> Iterator[Iterator[HostBuffer]]:
         with RawLoader(source, **asdict(part), allocate=pinned(device), depth=4, num_threads=num_loader_threads(),
-                       max_held=MAX_IN_FLIGHT, capacity=self.max_batches) as loader:
+                       max_held=MAX_IN_FLIGHT, capacity=self.max_batches, spare_rows=self._spare_rows) as loader:
             yield _released_when_copied(loader)
 
 

@@ -5,7 +5,7 @@ On a CPU, or over gloo, the same step runs operation by operation, so its number
 
 import zlib
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from itertools import accumulate
 from typing import Any
 
@@ -34,10 +34,12 @@ from embark.trainers.torch.engines.cuda_graph.lookup import (
 from embark.trainers.torch.engines.cuda_graph.network import Network
 from embark.trainers.torch.engines.cuda_graph.ops import TorchOps, gpu_ops
 from embark.trainers.torch.engines.cuda_graph.own_network import OwnNetworkStep
+from embark.trainers.torch.engines.cuda_graph.streams import Streams
 from embark.trainers.torch.engines.pipeline import Engine, EngineInputs, Part
 from embark.trainers.torch.metrics import MetricWindow
 from embark.trainers.torch.optimizers import table_rates
 from embark.trainers.torch.own_model import OwnNetwork
+from embark.trainers.torch.world import CAPTURED, World
 
 NO_STEP = torch.iinfo(torch.int64).max
 
@@ -65,7 +67,7 @@ class CudaGraphEngine(Engine):
         self._step = torch.zeros(1, dtype=torch.int64, device=self._device)
         self._bad_id, self._bad_loss = (torch.full_like(self._step, NO_STEP) for _ in range(2))
         self._slots = [torch.zeros(layout.size_bytes, dtype=torch.uint8, device=self._device) for _ in range(2)]
-        self._streams = _Streams(self._device) if self._is_gpu else None
+        self._streams = Streams(self._device) if self._is_gpu else None
         self._graphs: list[list[torch.cuda.CUDAGraph]] = []  # By slot, and by the batch's place in it.
         self._filled: BatchBuffer | None = None  # What is in the slot in use.
         self._following: BatchBuffer | None = None  # What is on its way into the other.
@@ -163,7 +165,7 @@ class CudaGraphEngine(Engine):
         sizes = Sizes(self._num_samples, tuple(t.multi_hot for t in self._tables),
                       tuple(t.dim or 0 for t in self._tables))
         self._exchange: Exchange | None = None
-        if world.world_size > 1:
+        if needs_exchange(world):
             self._exchange = Exchange(self._shards, sizes, world.rank, world.world_size, self._device,
                                       _wire_dtype(spec, self._shards, self._network.pooled.dtype))
         self._lookup = self._make_lookup(sizes)
@@ -272,6 +274,7 @@ class CudaGraphEngine(Engine):
                 graph = torch.cuda.CUDAGraph()
                 with torch.cuda.graph(graph, pool=pool, stream=streams.main, capture_error_mode="thread_local"):
                     self._body(slot, number)
+                CAPTURED.add(graph)
                 pool = graph.pool()
                 self._graphs[slot].append(graph)
 
@@ -310,6 +313,7 @@ class CudaGraphEngine(Engine):
         if exchange:
             exchange.send_grads(grads)
             grads = exchange.grads
+            reduction = self._reduce_early()
         self._join("sort")
         with self._beside("tables")():
             self._lookup.backward(grads)
@@ -318,7 +322,8 @@ class CudaGraphEngine(Engine):
             self._join("weights")
         flat.add_up()
         if exchange:
-            dist.all_reduce(flat.grads)
+            dist.all_reduce(flat.late_grads)
+            self._finish(reduction)
         flat.clip()
         self._ops.optimizer_step(flat.master, flat.places, flat.grads, flat.shadow, flat.state, flat.second_state,
                                  self._dense_rate, self._step, flat.decays, optimizer=train.dense_optimizer,
@@ -326,6 +331,19 @@ class CudaGraphEngine(Engine):
         self._join("tables")
         self._join("metrics")
         self._step += 1
+
+    def _reduce_early(self) -> Any:
+        """Sum the gradients that are there already over the ranks, while tables are updated and others computed."""
+        if not self._flat.early_grads.numel():
+            return None
+        with self._beside("reduction")():
+            self._join("weights")
+            return dist.all_reduce(self._flat.early_grads, async_op=True)
+
+    def _finish(self, reduction: Any) -> None:
+        if reduction is not None:
+            reduction.wait()
+            self._join("reduction")
 
     def _rows_of(self, ids: Tensor, *, has_ids: bool) -> Tensor:
         return ids if self._dynamic is None else self._dynamic(ids, self._step, has_ids=has_ids)
@@ -351,22 +369,9 @@ class CudaGraphEngine(Engine):
             torch.cuda.current_stream().wait_stream(self._streams.named[name])
 
 
-class _Streams:
-    """Where the branches of a step run, and what tells them of each other."""
-
-    def __init__(self, device: torch.device) -> None:
-        self.main = torch.cuda.Stream(device)
-        self.copy = torch.cuda.Stream(device)
-        self.named = {name: torch.cuda.Stream(device) for name in ("weights", "tables", "sort", "metrics")}
-        self.copied = [torch.cuda.Event() for _ in range(2)]
-        self.done = [torch.cuda.Event() for _ in range(2)]
-
-    @contextmanager
-    def branch(self, name: str) -> Iterator[None]:
-        stream = self.named[name]
-        stream.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(stream):
-            yield
+def needs_exchange(world: World) -> bool:
+    """Rows and gradients are exchanged among ranks. A test says so of a single one, to see NCCL captured."""
+    return world.world_size > 1
 
 
 def rounding_seed(spec: RunSpec) -> int:
