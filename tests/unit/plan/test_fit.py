@@ -20,7 +20,9 @@ HELD = MemoryFit(1.3e9, 1e8, 0.0, 1.0, 0.0, 0.0, 1.2, 0.05)
 TRUTH = Calibration("H200", "a card", "2026-11-15", "", RATES, {"cuda_graph": GRAPH, "pipeline": PIPELINE},
                     {"cuda_graph": HELD, "pipeline": MemoryFit(1.4e9, 1e8, 1.7, 0.7, 4.0, 4.0, 3.0, 0.3)})
 SHAPES = {
-    "plain": (), "deep": ("model.top_mlp=[1024, 1024, 512, 256]", "model.embedding_dim=128"),
+    "plain": (),
+    "deep": ("model.top_mlp=[1024, 1024, 512, 256]", "model.embedding_dim=128",
+             "train.optimizer=adam"),
     "crossed": ("model.kind=dcnv2", "model.num_tables=10"), "few": ("model.num_tables=3", "train.optimizer=adam"),
     "narrow": ("model.embedding_dim=16", "train.optimizer=sgd"), "small": ("model.rows_per_table=1000",),
     "many": ("model.tables=[{name='a', rows=1000000, multi_hot=20}, {name='b', rows=5000, multi_hot=3}]",),

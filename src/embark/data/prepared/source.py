@@ -15,6 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from embark.data.loader import Batch
+from embark.data.prepared.copy_rows import Rows, copy_block, copy_features, copy_rows
 from embark.data.prepared.layout import REPAIR, Block, Layout
 from embark.data.prepared.manifest import Manifest, Part, label_columns_of
 from embark.data.prepared.order import BlockSlice, EpochOrder, Shuffle, row_order
@@ -25,7 +26,6 @@ from embark.spec.data import DataSpec
 from embark.spec.tasks import Task
 
 Allocate = Callable[[int], NDArray[np.uint8]]  # So many bytes, the first at a multiple of 16.
-Rows = slice | NDArray[np.int64]  # Rows of a block: consecutive ones, or their numbers.
 Range = tuple[int, int, int]  # Epoch, first sample, and the sample after the last.
 
 _MOST_ORDERS = 3
@@ -149,7 +149,7 @@ class PreparedSource:
         for epoch, piece in pieces:
             end = at + piece.stop - piece.start
             with self._block(epoch, piece) as (block, rows):
-                _copy_block(out, slice(at, end), block, rows)
+                copy_block(out, slice(at, end), block, rows)
             at = end
 
     def _fill_blocks(
@@ -161,13 +161,13 @@ class PreparedSource:
             num_rows = piece.stop - piece.start
             num_others = piece.block_rows - num_rows
             with self._block(epoch, piece) as (block, rows):
-                if num_others <= spare_rows and num_others <= 3 * num_rows:
-                    _copy_block(out, slice(at, at + piece.block_rows), block, slice(0, piece.block_rows))
+                if num_others <= spare_rows and num_others <= 3 * num_rows and not isinstance(rows, slice):
+                    copy_block(out, slice(at, at + piece.block_rows), block, slice(0, piece.block_rows))
                     np.add(rows, at, out=order[place : place + num_rows], casting="same_kind")
                     at += piece.block_rows
                     spare_rows -= num_others
                 else:
-                    _copy_block(out, slice(at, at + num_rows), block, rows)
+                    copy_block(out, slice(at, at + num_rows), block, rows)
                     order[place : place + num_rows] = np.arange(at, at + num_rows, dtype=np.int32)
                     at += num_rows
             place += num_rows
@@ -188,12 +188,12 @@ class PreparedSource:
         for piece in pieces:
             end = at + piece.stop - piece.start
             with self._block(epoch, piece) as (block, rows):
-                _copy_rows(label[at:end], self._stored_label(block), rows)
-                _copy_rows(dense[at:end], block.dense, rows)
+                copy_rows(label[at:end], self._stored_label(block), rows)
+                copy_rows(dense[at:end], block.dense, rows)
                 for run in selection.runs:
                     target = ids[starts[run.place] : starts[run.place + run.num]]
                     features = block.groups[run.group][run.first : run.first + run.num]
-                    _copy_features(target.reshape(run.num, num_rows, run.multi_hot)[:, at:end], features, rows)
+                    copy_features(target.reshape(run.num, num_rows, run.multi_hot)[:, at:end], features, rows)
                 for number, (index, _) in enumerate(selection.ragged):
                     some = _ragged_ids(block, index, rows)
                     ids[ragged_at[number] : ragged_at[number] + len(some)] = some
@@ -340,36 +340,6 @@ class ColumnSelection:
     def fixed_lengths(self, num_rows: int) -> NDArray[np.int32]:
         """[F, num_rows]"""
         return np.repeat(np.array(self.multi_hot, np.int32)[:, None], num_rows, axis=1)
-
-
-def _copy_block(out: Block, to: slice, block: Block, rows: Rows) -> None:
-    _copy_rows(out.label[to], block.label, rows)
-    _copy_rows(out.dense[to], block.dense, rows)
-    for target, group in zip(out.groups, block.groups, strict=True):
-        _copy_features(target[:, to], group, rows)
-
-
-def _copy_rows(out: NDArray[Any], column: NDArray[Any], rows: Rows) -> None:
-    """Copy rows of a column [n, …], cast to what `out` holds."""
-    if isinstance(rows, slice):
-        out[...] = column[rows]
-    elif out.dtype == column.dtype:
-        np.take(column, rows, 0, out, "clip")  # "raise" would copy twice, to leave `out` alone if it does
-    else:
-        out[...] = np.take(column, rows, 0, mode="clip")
-
-
-def _copy_features(out: NDArray[Any], features: NDArray[Any], rows: Rows) -> None:
-    """Copy rows of each of several features [F, n, multi_hot], cast to what `out` holds."""
-    if isinstance(rows, slice):
-        out[...] = features[:, rows]
-    elif out.dtype != features.dtype:
-        out[...] = np.take(features, rows, 1, mode="clip")
-    elif out.flags.c_contiguous:
-        np.take(features, rows, 1, out, "clip")
-    else:
-        for target, feature in zip(out, features, strict=True):
-            np.take(feature, rows, 0, target, "clip")
 
 
 def _ragged_ids(block: Block, index: int, rows: Rows) -> NDArray[Any]:
