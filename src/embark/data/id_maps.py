@@ -6,6 +6,7 @@ import hashlib
 import io
 from collections import Counter
 from dataclasses import dataclass, replace
+from itertools import pairwise
 from typing import Any, Literal, cast
 
 import numpy as np
@@ -19,9 +20,9 @@ from embark.data.prepare.schema import LabelColumn, Schema, SparseColumn
 from embark.data.prepared import Manifest, Rows
 from embark.data.prepared.cache import local_folder
 from embark.data.prepared.layout import REPAIR, Feature, Layout
-from embark.errors import DataError
+from embark.errors import DataError, UserError
 from embark.spec.data import DataSpec, PrepareSpec
-from embark.spec.model import ModelSpec
+from embark.spec.model import CANDIDATE, ModelSpec
 from embark.store import open_store
 from embark.store.object_store import normalize_path
 
@@ -112,7 +113,8 @@ class RowEncoder:
     maps: tuple[IdMap, ...]  # Of the features of the layout.
     plain_ids: Literal["refuse", "clip"] | None = None
     """Of data that has ids instead of values: what becomes of those that no table has."""
-    dynamic: frozenset[str] = frozenset()  # Features of dynamic tables: their keys are the ids, any 64 bits.
+    any_number: frozenset[str] = frozenset()  # Features whose keys are the ids, any 64 bits.
+    same_lengths: tuple[str, ...] = ()  # Features that have as many values as each other, such as items and times.
 
     def encode(self, raw: RawRows) -> Rows:
         """Only of rows that are `readable`. The dense values of `raw` are changed in place."""
@@ -127,7 +129,7 @@ class RowEncoder:
         if self.plain_ids is None or one.keys is not None:
             return one.ids_of(keys, is_missing)
         # Readable keys are ids.
-        return keys.view(np.int64) if one.feature.name in self.dynamic else keys.astype(one.feature.id_dtype)
+        return keys.view(np.int64) if one.feature.name in self.any_number else keys.astype(one.feature.id_dtype)
 
     def encode_numbers(self, rows: NumberRows) -> NumberRows:
         """The same of rows in matrices that `are_readable`."""
@@ -165,7 +167,7 @@ class RowEncoder:
         for feature, own, lengths, is_missing in zip(self.layout.features, raw.keys, raw.lengths, raw.is_missing,
                                                      strict=True):
             ids = own.view(np.int64)
-            is_any = feature.name in self.dynamic
+            is_any = feature.name in self.any_number
             is_outside = np.zeros(len(ids), np.bool_) if is_any else (ids < 0) | (ids >= feature.rows)
             if is_missing is not None:
                 refuse(is_missing, f"column {feature.name!r} is empty")
@@ -177,6 +179,11 @@ class RowEncoder:
             if self.plain_ids == "refuse":
                 refuse(is_outside, f"column {feature.name!r}: an id is not in 0 to {feature.rows - 1}")
             keys.append(own if is_any else np.clip(ids, 0, feature.rows - 1).view(np.uint64))
+        paired = [lengths for feature, lengths in zip(self.layout.features, raw.lengths, strict=True)
+                  if feature.name in self.same_lengths and lengths is not None]
+        for one, other in pairwise(paired):
+            names = " and ".join(map(repr, self.same_lengths))
+            refuse(one != other, f"columns {names} have different numbers of values")
         return replace(raw, keys=tuple(keys), reasons=reasons).select(~is_bad)
 
     def _has_only_ids(self, raw: RawRows) -> bool:
@@ -187,7 +194,7 @@ class RowEncoder:
 
     def _are_ids(self, keys: NDArray[np.uint64], dense: NDArray[np.float32]) -> bool:
         """[F, n]; negative ones are large."""
-        num_rows = np.array([2**64 - 1 if feature.name in self.dynamic else feature.rows
+        num_rows = np.array([2**64 - 1 if feature.name in self.any_number else feature.rows
                              for feature in self.layout.features], np.uint64)
         return bool((keys < num_rows[:, None]).all() and not np.isnan(dense).any())
 
@@ -205,17 +212,26 @@ def plain_row_format(
 ) -> tuple[Schema, PrepareSpec, RowEncoder]:
     """Of rows that hold ids, as data that was made has them, or a file of `data.kind = "columns"`. `has_words`: the ids
     of dynamic tables are hashes of what the cells hold, not the numbers themselves."""
-    tables = model.table_list()
+    tables = model.scored_features()
+    if len({table.name for table in tables}) < len(tables):
+        raise UserError(f"a feature is called {CANDIDATE!r}, as the column of the item that is scored is",
+                        fix="rename it, and train again")
     names = prepared.dense if prepared else data.dense_columns or tuple(f"dense_{i}" for i in range(model.num_dense))
-    layout = Layout(names, tuple(Feature(table.name, table.stored_rows, table.multi_hot, table.multi_hot > 1)
+    is_list = {table.name: table.multi_hot > 1 or table.is_sequence for table in tables}
+    layout = Layout(names, tuple(Feature(table.name, table.stored_rows, table.multi_hot, is_list[table.name])
                                  for table in tables), prepared.dense_bits if prepared else 32)
     sparse = tuple(SparseColumn(table.name, "text" if table.is_dynamic and has_words else "integer",
-                                is_list=table.multi_hot > 1, max_ids=_MAX_IDS) for table in tables)
+                                is_list=is_list[table.name], max_ids=_MAX_IDS) for table in tables)
     maps = tuple(IdMap(column, feature, None, None, feature.rows)
                  for column, feature in zip(sparse, layout.features, strict=True))
     return Schema("csv", data.label, names, sparse, (), labels=LabelColumn.of(model.tasks)), \
         PrepareSpec(missing=("",), dense="none"), RowEncoder(
-            "none", layout, maps, data.on_bad_id, frozenset(table.name for table in tables if table.is_dynamic))
+            "none", layout, maps, data.on_bad_id, model.features_of_any_number, same_lengths_of(model))
+
+
+def same_lengths_of(model: ModelSpec) -> tuple[str, ...]:
+    """Features of a row that have as many values as each other."""
+    return (model.sequence.history, model.sequence.times) if model.sequence.times else ()
 
 
 def _read_array(path: str, name: str) -> tuple[NDArray[Any], bytes]:

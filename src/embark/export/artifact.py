@@ -30,7 +30,7 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, SerializerFunctionWrapHandler, ValidationError, model_serializer
 
-from embark.data.id_maps import IdMap, RowEncoder, by_rising_key
+from embark.data.id_maps import IdMap, RowEncoder, by_rising_key, same_lengths_of
 from embark.data.prepare.rows import dense_transform
 from embark.data.prepare.schema import Schema
 from embark.data.prepared import Layout
@@ -185,12 +185,14 @@ class Artifact:
         """From raw rows to what the model takes."""
         rows, arrays = self.info.rows, self.id_maps
         columns = {column.name: column for column in rows.columns.sparse}
-        dynamic = frozenset(table.name for table in self.info.model.tables if table.is_dynamic)
+        model = self.info.model
+        dynamic = [table.name for table in model.tables if table.is_dynamic]
         both = {name: (arrays.get(f"{name}.keys"), arrays.get(f"{name}.ids")) for name in columns}
         both |= {name: by_rising_key(arrays[f"{name}.keys"], arrays[f"{name}.ids"]) for name in dynamic}
         maps = tuple(IdMap(columns[feature.name], feature, *both[feature.name], rows.hashed_rows[feature.name])
                      for feature in rows.layout.features)
-        return RowEncoder(dense_transform(rows.prepare, rows.columns), rows.layout, maps, rows.plain_ids, dynamic)
+        return RowEncoder(dense_transform(rows.prepare, rows.columns), rows.layout, maps, rows.plain_ids,
+                          model.features_of_any_number, same_lengths_of(model))
 
 
 def open_versions(place: str) -> CheckpointStore:

@@ -89,6 +89,8 @@ def make_reference(
     scores = tuple(counts) if counts and is_counted else ()
     if spec.stream.is_on and spec.data.kind == "synthetic" and source is None:
         return Reference(scores=scores, why_none="the run follows a stream, whose rows are not read on export")
+    if spec.model.is_next_item:
+        return Reference(scores=scores, why_none="rows to score have a candidate, which the log's users do not have")
     if spec.data.is_own and source is None:
         return Reference(scores=scores, why_none="the rows of data of your own are not read on export")
     try:

@@ -48,9 +48,9 @@ class GateRows:
             drifts=self.drifts(published.reference, published.encoder) if published else (), earlier=earlier)
 
     def _scores(self, artifact: Artifact, model_file: str) -> F64:
-        from embark.trainers.torch.exported_model import ExportedModel
+        from embark.trainers.torch.open_exported import open_on_cpu
 
-        model, tasks = ExportedModel(artifact, model_file), self.opened.spec.model.tasks
+        model, tasks = open_on_cpu(artifact, model_file), self.opened.spec.model.tasks
         found = np.concatenate([model.score_encoded(rows) for rows in self._portions(artifact.encoder)])
         if found.ndim == 2:
             position = main_task(tasks)

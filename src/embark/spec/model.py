@@ -149,6 +149,8 @@ _LATER: dict[str, Any] = {"shares": "", "learning_rate": None, "init_range": Non
                           "mean_length": None, "lookup": True, "optimizer": None, "dtype": None, "sharding": None,
                           "weights_column": "",
                           **DYNAMIC_FIELDS}
+CANDIDATE = "candidate"
+"""Of rows that a model of the next item scores: the column with the item."""
 SHARED = ("rows", "dim", "pooling", "learning_rate", "init_range", "optimizer", "dtype", "sharding", *DYNAMIC_FIELDS)
 """Fields of a table that all features share."""
 
@@ -287,6 +289,22 @@ class ModelSpec(Section):
         return tuple(StoredTable(name, of[0].stored_rows, of[0].dim or 0, of[0].pooling, of[0].learning_rate,
                                  of[0].init_range, tuple(of), optimizer=of[0].optimizer, dtype=of[0].dtype,
                                  sharding=of[0].sharding) for name, of in features.items())
+
+    def scored_features(self) -> tuple[Table, ...]:
+        """What a row to score has: the features; of the next item a history without it, and one candidate in the place
+        of the negatives."""
+        if not self.is_next_item:
+            return self.table_list()
+        return tuple(
+            table.model_copy(update={"name": CANDIDATE, "pooling": "sum", "multi_hot": 1, "max_length": None,
+                                     "mean_length": None}) if table.name == self.sequence.negatives else
+            table.model_copy(update={"multi_hot": table.multi_hot - 1, "max_length": table.multi_hot - 1})
+            for table in self.table_list())
+
+    @property
+    def features_of_any_number(self) -> frozenset[str]:
+        """Those whose ids are not rows of a table: of dynamic tables, and numbers that are not looked up."""
+        return frozenset(table.name for table in self.tables if table.is_dynamic or not table.lookup)
 
     @property
     def has_weighted_ids(self) -> bool:

@@ -25,6 +25,7 @@ from embark.store.checkpoint_arrays import table_weight
 from embark.trainers.torch.candidate_network import CandidateNetwork
 from embark.trainers.torch.dense_network import DotNetwork, dense_network
 from embark.trainers.torch.int8_linear import MIN_WIDTH, Int8Linear, has_int8_products
+from embark.trainers.torch.sequence_network import sequence_network
 from embark.trainers.torch.task_heads import scores_of
 from embark.trainers.torch.two_tower_network import TwoTowerNetwork
 
@@ -44,10 +45,7 @@ class ExportedModel:
         self._encoder = artifact.encoder
         self._dense = load_network(artifact, model_file)
         try:
-            positions = {feature.name: i for i, feature in enumerate(info.rows.layout.features)}
-            self._lookups = [(positions[table.name], _lookup(artifact, table))
-                             for table in info.model.table_list()]
-            self._one_table = _one_table(artifact)
+            self._open_tables(artifact)
         except KeyError as error:
             raise other_weights(artifact, error) from None
         self._candidates: CandidateNetwork | None = None
@@ -62,6 +60,12 @@ class ExportedModel:
         if isinstance(network, DotNetwork) and isinstance(first, nn.Linear) and network.bottom is not None and \
                 self._one_table is not None and info.tables != "fp32":
             self._candidates = CandidateNetwork(network, first, lambda linear: _faster(linear, is_int8=is_int8))
+
+    def _open_tables(self, artifact: Artifact) -> None:
+        positions = positions_of(artifact)
+        self._lookups = [(positions[table.name], lookup_of(artifact, table))
+                         for table in artifact.info.model.table_list()]
+        self._one_table = _one_table(artifact)
 
     def score(self, raw: RawRows) -> NDArray[np.float32]:
         """The probability of the label of each row; `raw` must be `readable`."""
@@ -219,7 +223,9 @@ def _one_table(artifact: Artifact) -> tuple[Lookup, NDArray[np.int64]] | None:
 
 
 def _weight(artifact: Artifact, table: Table) -> NDArray[Any]:
-    weight = artifact.weights[table_weight(table.weights).removeprefix("model.")]
+    is_sequence = any(stored.is_sequence for stored in artifact.info.model.stored_tables()
+                      if stored.name == table.weights)
+    weight = artifact.weights[table_weight(table.weights, is_sequence=is_sequence).removeprefix("model.")]
     if weight.shape != (table.stored_rows, row_format(artifact.info.tables, table.dim or 0)[1]):
         raise KeyError(f"table {table.name} is {list(weight.shape)}")
     return weight
@@ -240,7 +246,8 @@ def load_network(artifact: Artifact, model_file: str) -> nn.Module:
     """The dense network with its weights; `model_file` is the code of a model of the user's own."""
     model = artifact.model_with_code(model_file)
     try:
-        network = dense_network(model).eval()
+        is_built_in = model.has_sequences and not model.is_own
+        network = (sequence_network(model) if is_built_in else dense_network(model)).eval()
     except Exception as error:
         raise user_error(error) or error from None
     try:
@@ -256,7 +263,13 @@ def other_weights(artifact: Artifact, why: object) -> DataError:
     return DataError(f"{artifact.folder}: its weights are not those of its model: {why}", fix="export the run again")
 
 
-def _lookup(artifact: Artifact, table: Table) -> Lookup:
+def positions_of(artifact: Artifact) -> dict[str, int]:
+    """Of each feature among those of a row."""
+    return {feature.name: position for position, feature in enumerate(artifact.info.rows.layout.features)}
+
+
+def lookup_of(artifact: Artifact, table: Table) -> Lookup:
+    """What gives the rows of a feature's ids."""
     return _look_up_in(_weight(artifact, table), artifact.info.tables, table)
 
 

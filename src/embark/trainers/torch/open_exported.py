@@ -17,6 +17,7 @@ from embark.errors import UserError
 from embark.export.artifact import Artifact
 from embark.export.scoring_device import ScoringDevice
 from embark.trainers.torch.exported_model import ExportedModel
+from embark.trainers.torch.exported_sequence_model import ExportedSequenceModel
 
 
 class ScoringModel(Protocol):
@@ -50,9 +51,10 @@ def open_model(artifact: Artifact, model_file: str, device: ScoringDevice,
     has_triton = find_spec("triton") is not None
     has_gpu = torch.cuda.is_available() and has_triton
     model = artifact.info.model
-    only_cpu = "several tasks" if model.tasks else "a retrieval model" if model.kind == "two_tower" else ""
+    only_cpu = "several tasks" if model.tasks else "a retrieval model" if model.kind == "two_tower" else \
+        "a model of sequences" if model.has_sequences else ""
     if device.kind == "cpu" or (device.kind == "auto" and (only_cpu or not has_gpu)):
-        return ExportedModel(artifact, model_file)
+        return open_on_cpu(artifact, model_file)
     if only_cpu:
         raise UserError(f"--device cuda: {only_cpu} is not scored on a GPU yet", fix="--device cpu, or auto")
     if not has_gpu:
@@ -63,3 +65,9 @@ def open_model(artifact: Artifact, model_file: str, device: ScoringDevice,
     if isinstance(onto, GpuModel) and onto.advance(artifact, model_file):
         return onto
     return GpuModel(artifact, model_file, precision=device.precision)
+
+
+def open_on_cpu(artifact: Artifact, model_file: str) -> ExportedModel:
+    """Without a look at what else there is."""
+    kind = ExportedSequenceModel if artifact.info.model.has_sequences else ExportedModel
+    return kind(artifact, model_file)

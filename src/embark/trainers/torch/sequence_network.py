@@ -97,6 +97,19 @@ class NextItem(nn.Module):
         with torch.autocast(encoded.device.type, enabled=False):  # scores that are rounded to bf16 tie
             return self._scores(encoded.float(), inputs, history, negatives)
 
+    def rank(self, sequences: Sequences, candidates: Tensor, users: Tensor, others: Tensor) -> Tensor:
+        """The log-odds of each of the `candidates` [n, dim] against all of the `others` [m, dim], as in training, given
+        the history of its user [n]. Where that is empty, all items are alike."""
+        offsets = sequences[self.roles.history].offsets
+        last = others.new_zeros(len(offsets) - 1, others.shape[1])
+        if offsets[-1] > 0:
+            history, times = sequences[self.roles.history].values, sequences.get(self.roles.times)
+            encoded = self.encoder(history, offsets, None if times is None else times.ids)
+            is_known = offsets.diff() > 0
+            last[is_known] = take(encoded, offsets[1:][is_known] - 1)
+        against = (last @ others.T).logsumexp(dim=1)
+        return (last[users] * candidates).sum(dim=1) - against[users]
+
     def _scores(
         self, encoded: Tensor, inputs: "_Inputs", history: JaggedSequence, negatives: JaggedSequence
     ) -> Tensor:
