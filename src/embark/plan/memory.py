@@ -107,7 +107,8 @@ def cuda_graph_bytes(spec: RunSpec, placement: Placement, rank: int, precision: 
     multi_hot = {t.name: t.multi_hot for t in model.stored_tables()}
     num_keys = sum(spec.train.batch_size * multi_hot[s.table] for s in placement.of_rank(rank))
     dim = max((s.num_columns for s in placement.of_rank(rank)), default=0)
-    # Place, shard, key, sorted key and order of each id; what two kernels hand each other; the sort's own memory.
+    # Key, sorted key and order of each id; what two kernels hand each other; the sort's own memory. The steps that
+    # `ids` is fitted to also had 10 bytes of places and shards.
     keys = num_keys * (8 + 2 + 4 + 4 + 8 + 8 * _power_of_2(dim) / UPDATE_TILE + 24)
     on_device, state = _table_bytes(spec, placement, rank)
     exchange = 0.0

@@ -116,6 +116,11 @@ class MetricWindow:
         self._counts.index_add_(0, bins, torch.ones_like(bins, dtype=torch.float64))
         self._sums += sums_of(logits, label)
 
+    @property
+    def on_device(self) -> tuple[Tensor, Tensor]:
+        """What `accumulate` changes: counts, and the sums of `sums_of`."""
+        return self._counts, self._sums
+
     def clone_sums(self) -> tuple[Tensor, Tensor]:
         """What was accumulated, to be put back with `set_sums`."""
         return self._counts.clone(), self._sums.clone()

@@ -177,7 +177,8 @@ def test_compiled_kernels_round_without_bias_to_a_neighbour(scale):
     start = (torch.randn(num_rows, dim, generator=generator, device=device) * scale).half()
     grads = torch.randn(num_rows, dim, generator=generator, device=device) * scale * 1e-2
     keys, order = (torch.arange(num_rows, device=device, dtype=dtype) for dtype in (torch.int32, torch.int64))
-    places, shard_of = order * dim, torch.zeros(num_rows, dtype=torch.int16, device=device)
+    slots = torch.tensor([[0, 0, 1, 0]], dtype=torch.int32, device=device)
+    ids = kernels.SortedIds(keys, order, num_rows, slots, num_rows, 16)
     partial = torch.zeros(kernels.partial_shape(num_rows, dim), device=device)
     rounding = kernels.Rounding(torch.tensor([5], device=device), torch.zeros(1, 2, dtype=torch.int64, device=device))
     exact = (start.float() - torch.tensor(0.5, device=device) * grads).double()
@@ -185,9 +186,8 @@ def test_compiled_kernels_round_without_bias_to_a_neighbour(scale):
     num_steps = 100
     for step in range(num_steps):
         weights = start.clone().view(-1)
-        rows = kernels.Rows(weights, None, None, torch.zeros(1, dtype=torch.int64, device=device), shard_of, dim, "sgd",
-                            1e-8)
-        kernels.update(keys, order, places, grads, partial, torch.tensor([0.5], device=device),
+        rows = kernels.Rows(weights, None, None, torch.zeros(1, dtype=torch.int64, device=device), dim, "sgd", 1e-8)
+        kernels.update(ids, grads, partial, torch.tensor([0.5], device=device),
                        torch.tensor([step], device=device), rows, rounding)
         rounded = weights.view(num_rows, dim).double()
         # Subnormal numbers have one step for all; of others none is larger than 2^-10 of the number.

@@ -58,7 +58,7 @@ def test_on_a_device_what_is_hidden_behind_work_costs_nothing():
         ("sm90_xmma_gemm_bf16", 2, 6),
         ("ncclDevKernel_SendRecv", 5, 9),
         ("_look_up", 10, 12),
-        ("_update_tiles", 12, 13),
+        ("_update_short", 12, 13),
         ("_optimizer_step", 13, 14),
         ("void somebodys_kernel", 14, 15),
     ), wall_s=20, input_s=2)

@@ -95,8 +95,9 @@ def test_cross_layers_and_their_way_back(kernels, dtype):
         out, grad_up, grad_first = (torch.zeros_like(first) for _ in range(3))
         sums = torch.zeros(1 if ops is PLAIN else PORTIONS, 136)
         ops.cross(first, up, crossed, out)
-        for is_first_call in (True, False):
-            ops.cross_backward(crossed, first, up, grad_up, grad_first, sums, is_first_call=is_first_call)
+        for is_first_call, is_last_call in ((True, False), (False, True)):
+            ops.cross_backward(crossed, first, up, grad_up, grad_first, sums, is_first_call=is_first_call,
+                               is_last_call=is_last_call)
         found.append([out, grad_up, grad_first, sums.sum(0)])
     for plain, mine in zip(*found, strict=True):
         torch.testing.assert_close(mine.float(), plain.float(), rtol=3e-3, atol=3e-3)

@@ -36,8 +36,8 @@ class Case:
         counts = [self.num_samples * n for n in self.num_ids]
         at = [sum(counts[:shard]) for shard in range(len(counts))]
         return torch.tensor([
-            [at[s], self.num_ids[s], self.first_rows[s], rows, rows + self.first_rows[s], self.starts[s] * DIM, DIM,
-             s * DIM, self.starts[s], at[s], 10 + s]
+            [at[s], self.num_ids[s], self.first_rows[s], rows, rows + self.first_rows[s], s * DIM, self.starts[s],
+             at[s], 10 + s]
             for s, rows in enumerate(self.rows)
         ])
 
@@ -61,7 +61,7 @@ def looked_up(kernels, case: Case):
     keys = torch.zeros(case.flat_ids.numel(), dtype=torch.int32)
     error = torch.full((1,), torch.iinfo(torch.int64).max)
     table_kernels.look_up(case.flat_ids, case.weights, case.about, out, keys, error, torch.tensor([7]),
-                          num_samples=case.num_samples, max_dim=DIM)
+                          num_samples=case.num_samples, dim=DIM, column_multiple=4)
     return out, keys, error
 
 
@@ -108,15 +108,14 @@ def updated(kernels, case: Case, grads, *, optimizer="sgd", rate=0.1, l2=0.0, st
     table_kernels, _ = kernels
     keys = keys_of(case)
     ordered, order = torch.sort(keys, stable=True)
-    samples = torch.arange(case.num_samples)
-    places = torch.cat([(samples * 3 * DIM + s * DIM).repeat_interleave(n) for s, n in enumerate(case.num_ids)])
-    shard_of = torch.cat([torch.full((case.num_samples * n,), s) for s, n in enumerate(case.num_ids)]).short()
+    slots = torch.tensor([[s, int(case.about[s, 7]), n, s * DIM] for s, n in enumerate(case.num_ids) for _ in range(n)],
+                         dtype=torch.int32)
+    ids = table_kernels.SortedIds(ordered, order, keys.numel(), slots, case.num_samples, 4)
     weights = case.weights.clone()
     partial = torch.zeros(table_kernels.partial_shape(keys.numel(), DIM))
-    rows = table_kernels.Rows(weights, state, second_state, SHIFTS, shard_of, DIM, optimizer, EPS, l2)
+    rows = table_kernels.Rows(weights, state, second_state, SHIFTS, DIM, optimizer, EPS, l2)
     rounding = None if weights.dtype == torch.float32 else table_kernels.Rounding(SEED, ORIGINS)
-    table_kernels.update(ordered, order, places, grads, partial, torch.tensor([rate]), torch.tensor([step]), rows,
-                         rounding)
+    table_kernels.update(ids, grads, partial, torch.tensor([rate]), torch.tensor([step]), rows, rounding)
     return weights.view(-1, DIM)
 
 

@@ -9,6 +9,8 @@ import triton.language as tl
 from torch import Tensor
 
 MAX_VECTORS = 64  # More would not fit the registers.
+HEAD_VALUES = 2048  # Of its input that a program reads at a time.
+HEAD_WARPS = 1
 SGD = tl.constexpr(0)
 ADAGRAD = tl.constexpr(1)
 ADAM = tl.constexpr(2)
@@ -73,8 +75,8 @@ def head(
     _head[(sums.shape[0],)](
         active, weight, bias, label, logits, grad, sums, grad_sums, num_samples, width, active.stride(0),
         grad.stride(0), sums.stride(0), grad_sums.stride(0), rows, 1.0 / num_global, HAS_RELU=has_relu,
-        ROWS=min(8 if width > 256 else 16, triton.next_power_of_2(rows)), WIDTH=triton.next_power_of_2(width),
-        num_warps=8 if width > 512 else 4,
+        ROWS=min(max(1, HEAD_VALUES // triton.next_power_of_2(width)), triton.next_power_of_2(rows)),
+        WIDTH=triton.next_power_of_2(width), num_warps=max(HEAD_WARPS, triton.next_power_of_2(width) // 512),
     )
 
 
@@ -84,14 +86,16 @@ def cross(first: Tensor, up: Tensor, crossed: Tensor, out: Tensor) -> None:
 
 
 def cross_backward(
-    grad: Tensor, first: Tensor, up: Tensor, grad_up: Tensor, grad_first: Tensor, sums: Tensor, *, is_first_call: bool
+    grad: Tensor, first: Tensor, up: Tensor, grad_up: Tensor, grad_first: Tensor, sums: Tensor,
+    *, is_first_call: bool, is_last_call: bool,
 ) -> None:
-    """grad_up = grad * first; grad_first (+)= grad * up; the column sums of grad_up, by portions, into `sums`."""
+    """grad_up = grad * first; grad_first (+)= grad * up (+ grad); column sums of grad_up, by portions, in `sums`."""
     num_samples, width = grad.shape
     rows = triton.cdiv(num_samples, sums.shape[0])
     _cross_backward[(sums.shape[0], triton.cdiv(width, 128))](
         grad, first, up, grad_up, grad_first, sums, num_samples, width, grad.stride(0), sums.stride(0), rows,
-        IS_FIRST=is_first_call, ROWS=min(16, triton.next_power_of_2(rows)), COLUMNS=128, num_warps=4,
+        IS_FIRST=is_first_call, IS_LAST=is_last_call, ROWS=min(16, triton.next_power_of_2(rows)), COLUMNS=128,
+        num_warps=4,
     )
 
 
@@ -258,7 +262,7 @@ def _cross(first, up, crossed, out, num_values, BLOCK: tl.constexpr):
 @triton.jit
 def _cross_backward(
     grad, first, up, grad_up, grad_first, sums, num_samples, width, stride, sums_stride, rows_each,
-    IS_FIRST: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr,
+    IS_FIRST: tl.constexpr, IS_LAST: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr,
 ):
     portion = tl.program_id(0)
     columns = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
@@ -275,6 +279,8 @@ def _cross_backward(
         to_first = come * tl.load(up + at, mask=is_value, other=0.0).to(tl.float32)
         if not IS_FIRST:
             to_first += tl.load(grad_first + at, mask=is_value, other=0.0).to(tl.float32)
+        if IS_LAST:
+            to_first += come
         tl.store(grad_first + at, to_first.to(grad_first.dtype.element_ty), mask=is_value)
         total += tl.sum(to_up.to(tl.float32), axis=0)
     tl.store(sums + portion.to(tl.int64) * sums_stride + columns, total, mask=columns < width)

@@ -62,8 +62,8 @@ class CudaGraphEngine(Engine):
         full_rates = table_rates(inputs.spec)
         self._full_rates = sorted(set(full_rates.values()))
         self._rate_of = {name: self._full_rates.index(rate) for name, rate in full_rates.items()}
-        self._dense_rate = torch.zeros(1, device=self._device)
-        self._table_rates = torch.zeros(len(self._full_rates), device=self._device)
+        self._all_rates = torch.zeros(len(self._full_rates) + 1, device=self._device)
+        self._table_rates, self._dense_rate = self._all_rates[:-1], self._all_rates[-1:]
         self._step = torch.zeros(1, dtype=torch.int64, device=self._device)
         self._bad_id, self._bad_loss = (torch.full_like(self._step, NO_STEP) for _ in range(2))
         self._slots = [torch.zeros(layout.size_bytes, dtype=torch.uint8, device=self._device) for _ in range(2)]
@@ -72,6 +72,8 @@ class CudaGraphEngine(Engine):
         self._filled: BatchBuffer | None = None  # What is in the slot in use.
         self._following: BatchBuffer | None = None  # What is on its way into the other.
         self._slot = self._number = 0
+        self._rates: list[float] = []  # Those that are on the device: each launch between two steps is waited for.
+        self._measured: Tensor | None = None
         self._is_built = False
 
     def feed(self, source: SampleSource, part: Part) -> AbstractContextManager[Iterator[BatchBuffer]]:
@@ -149,9 +151,11 @@ class CudaGraphEngine(Engine):
         """What a graph cannot know when it is captured: rates, and what is dropped."""
         by_full, dense_rate = self._inputs.optimizers.rates()
         rates = [by_full.get(full, 0.0) for full in self._full_rates]  # 0: of tables that only other ranks have
-        for at, rate in enumerate(rates):
-            self._table_rates[at].fill_(rate)
-        self._dense_rate.fill_(dense_rate)
+        new = [*rates, dense_rate]
+        if new != self._rates:
+            for at, rate in [(slice(None), dense_rate)] if len(set(new)) == 1 else enumerate(new):
+                self._all_rates[at].fill_(rate)
+        self._rates = new
         self._network.set_keys()
         self._lookup.set_rates(rates)
 
@@ -231,10 +235,8 @@ class CudaGraphEngine(Engine):
         num_samples = exchange.num_global if exchange else sizes.num_samples
         if not self._is_gpu:
             return FbgemmLookup(plans, num_samples)
-        grads = exchange.grads if exchange else self._network.grad_pooled
         seed = torch.tensor([rounding_seed(spec)], device=self._device)
-        return KernelLookup(plans, num_samples, grads.stride(0),
-                            Device(self._table_rates, self._step, self._bad_id, seed),
+        return KernelLookup(plans, num_samples, Device(self._table_rates, self._step, self._bad_id, seed),
                             spec.train.eps, spec.train.embedding_l2 / spec.train.batch_size)
 
     def _must_divide(self, feature: int) -> bool:
@@ -304,8 +306,7 @@ class CudaGraphEngine(Engine):
         network.forward_rest()
         network.backward_to_pooled(label)
         with self._beside("metrics")():
-            self._window.accumulate(network.logits, label)
-            self._note_bad_loss(network.logits)
+            self._measure(network.logits, label)
         self._divide(ids, network.grad_pooled)
         if train.embedding_l2 and not self._is_gpu:  # there the update adds it, before anything is rounded
             network.grad_pooled.add_(network.pooled, alpha=train.embedding_l2 / train.batch_size)
@@ -354,7 +355,17 @@ class CudaGraphEngine(Engine):
             counts = (ids[start : start + self._num_samples * num_ids].view(-1, num_ids) >= 0).sum(1).clamp(min=1)
             values[:, column : column + width] /= counts[:, None]
 
-    def _note_bad_loss(self, logits: Tensor) -> None:
+    def _measure(self, logits: Tensor, label: Tensor) -> None:
+        """Count the batch in the window, and note a loss that is no number."""
+        if self._is_gpu:
+            from embark.trainers.torch.engines.cuda_graph import metric_kernels as kernels
+
+            if self._measured is None:
+                self._measured = torch.zeros(kernels.partial_shape(len(label)), device=self._device)
+            counts, sums = self._window.on_device
+            kernels.measure(logits, label, counts, sums, self._measured, self._bad_loss, self._step)
+            return
+        self._window.accumulate(logits, label)
         is_bad = ~torch.isfinite(logits).all()
         torch.minimum(self._bad_loss, torch.where(is_bad, self._step, NO_STEP), out=self._bad_loss)
 

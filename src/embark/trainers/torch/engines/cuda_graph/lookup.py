@@ -1,8 +1,10 @@
 """Which rank holds which rectangle of which table; rows out of this rank's own, and their update: by FBGEMM as it is,
 or by kernels that a graph can hold."""
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any
 
 import torch
@@ -22,6 +24,7 @@ OPTIMIZERS = {
     EmbOptimType.ADAM: "adam",
     EmbOptimType.PARTIAL_ROWWISE_ADAM: "rowwise_adam",
 }
+MAX_SORTED_AT_ONCE = 4096  # Keys: torch sorts rows of a matrix up to this length in one launch, longer ones in turn.
 ROWWISE = {"rowwise_adagrad": "momentum1", "rowwise_adam": "momentum2"}
 """Which of its states, by FBGEMM's names, has a number for each row."""
 
@@ -169,11 +172,11 @@ class KernelLookup:
     """Triton's kernels over FBGEMM's storage: ids in fixed places, nothing decided on the host."""
 
     def __init__(
-        self, plans: Sequence[LookupPlan], num_samples: int, grad_stride: int, device: Device, eps: float, l2: float
+        self, plans: Sequence[LookupPlan], num_samples: int, device: Device, eps: float, l2: float
     ) -> None:
         """`l2`: of the penalty on looked-up rows, divided by the batch size."""
         self._groups = [
-            _Group(batch, of_batch, num_samples, grad_stride, device, eps, l2) for batch, of_batch in _by_width(plans)
+            _Group(batch, of_batch, num_samples, device, eps, l2) for batch, of_batch in _by_width(plans)
         ]
 
     def set_rates(self, rates: Sequence[float]) -> None:
@@ -196,8 +199,7 @@ class _Group:
     """Shards of one width in one batch of FBGEMM's: their rows are one matrix, and a row of it is a key."""
 
     def __init__(
-        self, batch: Any, plans: Sequence[LookupPlan], num_samples: int, grad_stride: int, on_device: Device,
-        eps: float, l2: float,
+        self, batch: Any, plans: Sequence[LookupPlan], num_samples: int, on_device: Device, eps: float, l2: float
     ) -> None:
         from embark.trainers.torch.engines.cuda_graph import table_kernels as kernels
 
@@ -210,30 +212,31 @@ class _Group:
         states = starts
         if optimizer in ROWWISE:
             states = getattr(batch, f"{ROWWISE[optimizer]}_offsets").tolist()
-        about, shifts, origins, places, shard_of = [], [], [], [], []
+        about, shifts, origins, slots = [], [], [], []
         key_start = 0
-        samples = torch.arange(num_samples)
         for at, one in enumerate(plans):
             shard, position = one.local.shard, one.local.position
             row = starts[position] // self._dim
-            about.append([one.id_start, one.num_ids, shard.first_row, shard.num_rows, one.table_rows,
-                          starts[position], self._dim, one.column, row, key_start, one.number])
+            about.append([one.id_start, one.num_ids, shard.first_row, shard.num_rows, one.table_rows, one.column, row,
+                          key_start, one.number])
             shifts.append(states[position] - row)
             origins.append([one.first_number + shard.first_row - row, shard.first_column])
-            places.append((samples * grad_stride + one.column).repeat_interleave(one.num_ids))
-            shard_of.append(torch.full((num_samples * one.num_ids,), at, dtype=torch.int16))
+            slots += [[at, key_start, one.num_ids, one.column]] * one.num_ids
             key_start += num_samples * one.num_ids
         self._about = torch.tensor(about, device=device)
-        self._places = torch.cat(places).to(device)
         self._keys = torch.zeros(key_start, dtype=torch.int32, device=device)
-        self._sorted = torch.zeros_like(self._keys)
-        self._order = torch.zeros(key_start, dtype=torch.int64, device=device)
+        self._sorted_ids = kernels.SortedIds(
+            torch.zeros_like(self._keys), torch.zeros(key_start, dtype=torch.int64, device=device),
+            _keys_sorted_together([a[6] for a in about], num_samples, key_start),
+            torch.tensor(slots, dtype=torch.int32, device=device), num_samples,
+            math.gcd(16, self._dim, *(one.column for one in plans)),
+        )
         self._partial = torch.zeros(kernels.partial_shape(key_start, self._dim), device=device)
         self._rows = kernels.Rows(
             self._weights, None if optimizer == "sgd" else batch.momentum1_dev,
             batch.momentum2_dev if "adam" in optimizer else None,
             torch.tensor(shifts if len(set(shifts)) > 1 else shifts[:1], device=device),
-            torch.cat(shard_of).to(device), self._dim, optimizer, eps, l2,
+            self._dim, optimizer, eps, l2,
         )
         self._rounding = None
         if self._weights.dtype != torch.float32:
@@ -242,15 +245,25 @@ class _Group:
     def forward(self, ids: Tensor, out: Tensor) -> None:
         self._kernels.look_up(
             ids, self._weights, self._about, out, self._keys, self._on_device.trouble, self._on_device.step,
-            num_samples=self._num_samples, max_dim=self._dim,
+            num_samples=self._num_samples, dim=self._dim, column_multiple=self._sorted_ids.column_multiple,
         )
 
     def sort(self) -> None:
-        torch.sort(self._keys, stable=True, out=(self._sorted, self._order))
+        keys, ordered, order = (t.view(-1, self._sorted_ids.segment)
+                                for t in (self._keys, self._sorted_ids.keys, self._sorted_ids.order))
+        torch.sort(keys, dim=1, stable=True, out=(ordered, order))
 
     def backward(self, grads: Tensor) -> None:
-        self._kernels.update(self._sorted, self._order, self._places, grads, self._partial, self._rates,
-                             self._on_device.step, self._rows, self._rounding)
+        self._kernels.update(self._sorted_ids, grads, self._partial, self._rates, self._on_device.step, self._rows,
+                             self._rounding)
+
+
+def _keys_sorted_together(first_keys: Sequence[int], num_samples: int, num_keys: int) -> int:
+    """The ids of one table, where each has one a sample and they are few enough for torch to sort them in one launch;
+    else all. The keys of a table must be below those of the next."""
+    is_ascending = all(one < other for one, other in pairwise(first_keys))
+    is_one_hot = num_keys == len(first_keys) * num_samples
+    return num_samples if is_ascending and is_one_hot and num_samples <= MAX_SORTED_AT_ONCE else num_keys
 
 
 def why_not_by_kernels(shards: Sequence[LocalShard]) -> str:

@@ -1,7 +1,7 @@
 """The dense network's way there and back, written out over fixed buffers: nothing is made while it runs."""
 
 from collections.abc import Callable
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
@@ -184,7 +184,7 @@ class _Crosses:
         self._values = [network._buffer(wide) for _ in range(len(self._down) + 1)]
         self._narrow = [network._buffer(layer.weight.shape[0]) for layer in self._down]
         self._raised = [network._buffer(wide) for _ in self._down]
-        self._grad_first, self._grad_up, self._other_grad = (network._buffer(wide) for _ in range(3))
+        self._grad_first, self._last_grad_up, self._grad_up = (network._buffer(wide) for _ in range(3))
         self._grad_narrow = [torch.zeros_like(narrow) for narrow in self._narrow]
         self.pooled = self._values[0][:, self._dim : width]
         self.grad_pooled = self._grad_first[:, self._dim : width]
@@ -201,19 +201,17 @@ class _Crosses:
 
     def backward(self) -> None:
         ops, beside, first = self._network._ops, self._network._beside, self._values[0]
-        grad, spare = self.grad_out, self._other_grad
         for at in range(len(self._down) - 1, -1, -1):
-            down, up = self._down[at], self._up[at]
-            ops.cross_backward(grad, first, self._raised[at], self._grad_up, self._grad_first, _sums(up),
-                               is_first_call=at == len(self._down) - 1)
-            # Not beside: the next layer's way back overwrites what it reads.
-            ops.grad_weight(self._grad_up, self._narrow[at], up)
-            ops.grad_input(self._grad_up, up, self._grad_narrow[at])
+            down, up, is_last = self._down[at], self._up[at], at == len(self._down) - 1
+            grad_up = self._last_grad_up if is_last else self._grad_up
+            ops.cross_backward(self.grad_out, first, self._raised[at], grad_up, self._grad_first, _sums(up),
+                               is_first_call=is_last, is_last_call=at == 0)
+            with beside() if is_last else nullcontext():  # the others' is overwritten by the next layer's
+                ops.grad_weight(grad_up, self._narrow[at], up)
+            ops.grad_input(grad_up, up, self._grad_narrow[at])
             with beside():
                 ops.grad_weight(self._grad_narrow[at], self._values[at], down)
-            ops.grad_input(self._grad_narrow[at], down, spare, plus=grad)
-            grad, spare = spare, grad
-        self._grad_first.add_(grad)
+            ops.add_grad_input(self._grad_narrow[at], down, self.grad_out if at else self._grad_first)
         if (to_bottom := self._network.bottom_grad) is not None:
             to_bottom[:, : self._dim] = self._grad_first[:, : self._dim]
 

@@ -32,11 +32,11 @@ class TorchOps:
         else:
             layer.grad_weight.copy_(torch.mm(grad.t(), values))
 
-    def grad_input(self, grad: Tensor, layer: Layer, out: Tensor, plus: Tensor | None = None) -> None:
-        if plus is None:
-            torch.mm(grad, layer.weight, out=out)
-        else:
-            torch.addmm(plus, grad, layer.weight, out=out)
+    def grad_input(self, grad: Tensor, layer: Layer, out: Tensor) -> None:
+        torch.mm(grad, layer.weight, out=out)
+
+    def add_grad_input(self, grad: Tensor, layer: Layer, to: Tensor) -> None:
+        to.addmm_(grad, layer.weight)
 
     def relu_backward(self, grad: Tensor, active: Tensor | None, sums: Tensor) -> None:
         if active is not None:
@@ -87,14 +87,17 @@ class TorchOps:
 
     def cross_backward(
         self, grad: Tensor, first: Tensor, up: Tensor, grad_up: Tensor, grad_first: Tensor, sums: Tensor,
-        *, is_first_call: bool,
+        *, is_first_call: bool, is_last_call: bool,
     ) -> None:
+        """The last call adds the gradient itself: the first layer's input is also the vector that all multiply."""
         torch.mul(grad, first, out=grad_up)
         torch.sum(grad_up, 0, dtype=torch.float32, out=sums[0])
         if is_first_call:
             torch.mul(grad, up, out=grad_first)
         else:
             grad_first.addcmul_(grad, up)
+        if is_last_call:
+            grad_first.add_(grad)
 
     def optimizer_step(
         self, master: Tensor, places: Tensor, grads: Tensor, shadow: Tensor, state: Tensor, second_state: Tensor,

@@ -4,11 +4,12 @@ They work on FBGEMM's own storage, so TorchRec keeps owning the weights. FBGEMM'
 the host when they are launched, and a graph would replay the first one for ever: these read it on the device.
 
 Gradients of a row are added up in the order of the batch, whatever the card does in parallel, so a run repeats to the
-bit: ids are sorted; a tile of sorted ids adds up its runs of equal ids by one matrix product; a second kernel joins
-the runs that cross from tile to tile. Rows in fp16 are rounded stochastically, by a hash of the seed, the step, the
-row and the column: how a step rounds does not depend on what was drawn before.
+bit: ids are sorted; the first of a run of equal ids adds up the others. Long runs, of hot rows and small tables, are
+added up tile by tile, and a last kernel joins the tiles. Rows in fp16 are rounded stochastically, by a hash of the
+seed, the step, the row and the column: how a step rounds does not depend on what was drawn before.
 """
 
+import math
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,32 +18,34 @@ import triton.language as tl
 from torch import Tensor
 
 NO_KEY = tl.constexpr(2147483647)  # Sorts last: an id that is not there, or is another rank's.
-FIELDS = tl.constexpr(11)  # Numbers that describe a shard; see `lookup._Group`.
+FIELDS = tl.constexpr(9)  # Numbers that describe a shard; see `lookup._Group`.
 ROWWISE_ADAGRAD = tl.constexpr(0)
 ADAGRAD = tl.constexpr(1)
 SGD = tl.constexpr(2)
 ADAM = tl.constexpr(3)
 ROWWISE_ADAM = tl.constexpr(4)
 KINDS = {"rowwise_adagrad": ROWWISE_ADAGRAD, "adagrad": ADAGRAD, "sgd": SGD, "adam": ADAM, "rowwise_adam": ROWWISE_ADAM}
+TILE = 16  # Sorted ids; a run of equal ones that fills one is added up by tiles.
+TILES_AT_A_TIME = 8
 # The quickest of those tried on an H200 (bench/LOG.md), for rows of 64 and of 128.
-TILE = 32
-TILE_WARPS = 4
-TILES_AT_A_TIME = 16
+VALUES_AT_A_TIME = 512  # Of the rows that one warp updates.
 SAMPLES_AT_A_TIME = 8
 
 
 def look_up(
     ids: Tensor, weights: Tensor, shards: Tensor, out: Tensor, keys: Tensor, trouble: Tensor, step: Tensor,
-    *, num_samples: int, max_dim: int,
+    *, num_samples: int, dim: int, column_multiple: int,
 ) -> None:
     """Pool the rows of every shard into its columns of `out`, and write the sort key of every id.
 
-    An id outside its table counts as none, and the first step it happened in is kept in `trouble`.
+    An id outside its table counts as none, and the first step it happened in is kept in `trouble`. `column_multiple`:
+    what the columns in `out` are multiples of.
     """
     grid = (triton.cdiv(num_samples, SAMPLES_AT_A_TIME), shards.shape[0])
     _look_up[grid](
-        ids, weights, shards, out, keys, trouble, step, num_samples, out.stride(0),
-        BLOCK=SAMPLES_AT_A_TIME, DIM=triton.next_power_of_2(max_dim), num_warps=1 if max_dim <= 64 else 2,
+        ids, weights, shards, out, keys, trouble, step, num_samples, out.stride(0), dim,
+        BLOCK=SAMPLES_AT_A_TIME, DIM=triton.next_power_of_2(dim), MULTIPLE=column_multiple,
+        num_warps=1 if dim <= 64 else 2,
     )
 
 
@@ -54,11 +57,22 @@ class Rows:
     state: Tensor | None  # The optimizer's first, by its name for it; None: it has none.
     second_state: Tensor | None
     state_shifts: Tensor  # From a key to the place of its row-wise state: one number, or one for each shard.
-    shard_of: Tensor  # The shard that each id belongs to, in the order of the batch.
     dim: int
     optimizer: str
     eps: float
     l2: float = 0.0  # Of the penalty on looked-up rows, divided by the batch size.
+
+
+@dataclass(frozen=True, slots=True)
+class SortedIds:
+    """Ids as keys in ascending order, and how each leads to its gradient."""
+
+    keys: Tensor
+    order: Tensor  # Where each was, within its segment: the ids of all samples in one shard, then in the next.
+    segment: int  # So many keys were sorted together.
+    slots: Tensor  # [ids a sample has in all shards, 4]: shard, first position, ids a sample, column of its shard.
+    num_samples: int
+    column_multiple: int  # What the columns in `slots` are multiples of.
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,40 +84,43 @@ class Rounding:
 
 
 def update(
-    keys: Tensor, order: Tensor, places: Tensor, grads: Tensor, partial: Tensor, rates: Tensor, step: Tensor,
-    rows: Rows, rounding: Rounding | None,
+    ids: SortedIds, grads: Tensor, partial: Tensor, rates: Tensor, step: Tensor, rows: Rows, rounding: Rounding | None
 ) -> None:
-    """Move every row whose key is in `keys` (sorted) by the sum of its gradients, which stand at `places[order]`."""
-    num_keys = keys.numel()
-    num_tiles = triton.cdiv(num_keys, TILE)
+    """Move every row that has a key by the sum of its gradients: rows of `grads`, [samples, columns]."""
+    num_keys, dim = ids.keys.numel(), triton.next_power_of_2(rows.dim)
+    num_tiles = num_keys // TILE  # those that are complete
     # What is None takes no part in the compiled kernel.
     seed, origins = (rounding.seed, rounding.origins) if rounding else (None, None)
     stepped = step if rounding or "adam" in rows.optimizer else None
-    of_rows = (rows.weights, rows.state, rows.second_state, rows.state_shifts, rows.shard_of, rates, stepped, seed,
-               origins)
+    of_ids = (ids.keys, ids.order, ids.slots, grads, num_keys, ids.segment, ids.num_samples, grads.stride(0))
+    of_rows = (rows.weights, rows.state, rows.second_state, rows.state_shifts, rates, stepped, seed, origins, rows.dim,
+               rows.eps, rows.l2 or None)
+    multiple = math.gcd(ids.column_multiple, grads.stride(0))
     common: dict[str, Any] = {
-        "KIND": KINDS[rows.optimizer].value, "DIM": triton.next_power_of_2(rows.dim), "TILE": TILE,
+        "KIND": KINDS[rows.optimizer].value, "DIM": dim, "TILE": TILE, "MULTIPLE": multiple,
         "HAS_SHIFTS": rows.state_shifts.numel() > 1,
     }
-    l2 = rows.l2 or None
-    _update_tiles[(num_tiles,)](
-        keys, order, places, grads, partial, *of_rows, num_keys, rows.dim, rows.eps, l2,
-        num_warps=TILE_WARPS, **common,
+    block = max(1, VALUES_AT_A_TIME // dim)
+    _update_short[(triton.cdiv(num_keys, block),)](
+        *of_ids, *of_rows, BLOCK=block, num_warps=max(1, dim // 512), **common,
     )
-    _update_crossing[(num_tiles,)](
-        keys, order, partial, *of_rows, num_keys, num_tiles, rows.dim, rows.eps, l2,
-        MANY=TILES_AT_A_TIME, num_warps=1, **common,
-    )
+    if num_tiles:
+        grid = (triton.cdiv(num_tiles, TILES_AT_A_TIME),)
+        _sum_tiles[grid](*of_ids, partial, rows.dim, num_tiles, MANY=TILES_AT_A_TIME, DIM=dim, TILE=TILE,
+                         MULTIPLE=multiple, num_warps=4)
+        _update_long[grid](*of_ids, partial, *of_rows, num_tiles, MANY=TILES_AT_A_TIME, SUMS=max(1, 8192 // dim),
+                           num_warps=4, **common)
 
 
-def partial_shape(num_keys: int, dim: int) -> tuple[int, int, int]:
-    """Of what the two kernels of an update hand each other."""
-    return triton.cdiv(num_keys, TILE), 2, triton.next_power_of_2(dim)
+def partial_shape(num_keys: int, dim: int) -> tuple[int, int]:
+    """Of the sums that the kernels of an update hand each other."""
+    return max(1, num_keys // TILE), triton.next_power_of_2(dim)
 
 
 @triton.jit
 def _look_up(
-    ids, weights, shards, out, keys, trouble, step, num_samples, out_stride, BLOCK: tl.constexpr, DIM: tl.constexpr
+    ids, weights, shards, out, keys, trouble, step, num_samples, out_stride, dim, BLOCK: tl.constexpr,
+    DIM: tl.constexpr, MULTIPLE: tl.constexpr,
 ):
     shard = tl.program_id(1)
     about = shards + shard * FIELDS
@@ -112,11 +129,10 @@ def _look_up(
     first_row = tl.load(about + 2).to(tl.int32)
     num_rows = tl.load(about + 3).to(tl.int32)
     table_rows = tl.load(about + 4).to(tl.int32)
-    weights_start = tl.load(about + 5)
-    dim = tl.load(about + 6).to(tl.int32)
-    column = tl.load(about + 7)
-    first_key = tl.load(about + 8).to(tl.int32)
-    keys_start = tl.load(about + 9)
+    column = tl.multiple_of(tl.load(about + 5), MULTIPLE)
+    first_key = tl.load(about + 6).to(tl.int32)
+    keys_start = tl.load(about + 7)
+    note = (tl.load(step) << 20) | tl.load(about + 8)
     samples = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     is_sample = samples < num_samples
     columns = tl.arange(0, DIM)
@@ -128,113 +144,183 @@ def _look_up(
         row = id_ - first_row
         is_mine = (row >= 0) & (row < num_rows) & (id_ < table_rows)
         is_bad = (id_ < -1) | (id_ >= table_rows)
-        if tl.max(is_bad.to(tl.int32), axis=0) > 0:
-            tl.atomic_min(trouble, (tl.load(step) << 20) | tl.load(about + 10))
-        element = weights_start + row.to(tl.int64)[:, None] * dim + columns[None, :]
+        key = tl.where(is_mine, first_key + row, NO_KEY)
+        element = key.to(tl.int64)[:, None] * dim + columns[None, :]
         total += tl.load(weights + element, mask=is_mine[:, None] & is_column[None, :], other=0.0).to(tl.float32)
-        tl.store(keys + keys_start + place, tl.where(is_mine, first_key + row, NO_KEY), mask=is_sample)
+        tl.store(keys + keys_start + place, key, mask=is_sample)
+        tl.atomic_min(trouble + tl.zeros_like(row), note + tl.zeros_like(place), mask=is_bad)
     to = out + samples.to(tl.int64)[:, None] * out_stride + column + columns[None, :]
     tl.store(to, total.to(out.dtype.element_ty), mask=is_sample[:, None] & is_column[None, :])
 
 
 @triton.jit
-def _update_tiles(
-    keys, order, places, grads, partial, weights, state, second_state, state_shifts, shard_of, rates, step, seed,
-    origins, num_keys, dim, eps, l2, KIND: tl.constexpr, DIM: tl.constexpr, TILE: tl.constexpr,
+def _gradients(
+    at, is_wanted, order, slots, grads, segment, num_samples, grad_stride, dim, DIM: tl.constexpr,
+    MULTIPLE: tl.constexpr,
+):
+    """Of the sorted ids at these places; and what `slots` has about the first column of numbers, their shards."""
+    position = at // segment * segment + tl.load(order + at, mask=is_wanted, other=0).to(tl.int32)
+    about = slots + 4 * (position // num_samples)
+    sample = (position - tl.load(about + 1, mask=is_wanted, other=0)) // tl.load(about + 2, mask=is_wanted, other=1)
+    place = sample.to(tl.int64) * grad_stride + tl.load(about + 3, mask=is_wanted, other=0)
+    columns = tl.arange(0, DIM)
+    from_ = grads + tl.multiple_of(place, MULTIPLE)[:, None] + columns[None, :]
+    values = tl.load(from_, mask=is_wanted[:, None] & (columns < dim)[None, :], other=0.0)
+    return values.to(tl.float32), about
+
+
+@triton.jit
+def _update_short(
+    keys, order, slots, grads, num_keys, segment, num_samples, grad_stride, weights, state, second_state, state_shifts,
+    rates, step, seed, origins, dim, eps, l2, KIND: tl.constexpr, DIM: tl.constexpr, TILE: tl.constexpr,
+    MULTIPLE: tl.constexpr, HAS_SHIFTS: tl.constexpr, BLOCK: tl.constexpr,
+):
+    """Rows whose run of equal keys fills no tile: the first of a run adds the others up, one after the other."""
+    at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    key = tl.load(keys + at, mask=at < num_keys, other=NO_KEY)
+    before = tl.load(keys + at - 1, mask=(at > 0) & (at < num_keys), other=-1)
+    end = (at + TILE - 1) // TILE * TILE + TILE - 1  # of the first tile that the run may fill
+    far = tl.load(keys + end, mask=end < num_keys, other=-1)
+    is_first = (key != NO_KEY) & (key != before) & (key != far)
+    # Rows and gradients are both asked for before either is waited for.
+    total, about = _gradients(at, is_first, order, slots, grads, segment, num_samples, grad_stride, dim, DIM, MULTIPLE)
+    row, first, second, of_row = _read_rows(key, about, is_first, weights, state, second_state, state_shifts, dim,
+                                            KIND, DIM, HAS_SHIFTS)
+    count = tl.zeros([BLOCK], tl.float32) + 1.0
+    behind = at + 1
+    goes_on = is_first & (tl.load(keys + behind, mask=behind < num_keys, other=-1) == key)
+    while tl.max(goes_on.to(tl.int32), axis=0) > 0:
+        # Two at a time: each waits for the memory.
+        is_next = goes_on & (tl.load(keys + behind + 1, mask=behind + 1 < num_keys, other=-1) == key)
+        other, _ = _gradients(behind, goes_on, order, slots, grads, segment, num_samples, grad_stride, dim, DIM,
+                              MULTIPLE)
+        another, _ = _gradients(behind + 1, is_next, order, slots, grads, segment, num_samples, grad_stride, dim, DIM,
+                                MULTIPLE)
+        total += other
+        total += another
+        count += goes_on.to(tl.float32) + is_next.to(tl.float32)
+        behind += 2
+        goes_on = is_next & (tl.load(keys + behind, mask=behind < num_keys, other=-1) == key)
+    _write_rows(key, about, total, count, is_first, row, first, second, of_row, weights, state, second_state, rates,
+                step, seed, origins, dim, eps, l2, KIND, DIM)
+
+
+@triton.jit
+def _sum_tiles(
+    keys, order, slots, grads, num_keys, segment, num_samples, grad_stride, partial, dim, num_tiles,
+    MANY: tl.constexpr, DIM: tl.constexpr, TILE: tl.constexpr, MULTIPLE: tl.constexpr,
+):
+    """Gradients of tiles that are filled by one key."""
+    tiles = tl.program_id(0) * MANY + tl.arange(0, MANY)
+    is_tile = tiles < num_tiles
+    first = tl.load(keys + tiles * TILE, mask=is_tile, other=NO_KEY)
+    last = tl.load(keys + tiles * TILE + TILE - 1, mask=is_tile, other=NO_KEY)
+    left = ((first == last) & (first != NO_KEY)).to(tl.int32)
+    while tl.max(left, axis=0) > 0:
+        tile = tl.min(tl.where(left > 0, tiles, 2147483647), axis=0)
+        at = tile * TILE + tl.arange(0, TILE)
+        values, _ = _gradients(at, at >= 0, order, slots, grads, segment, num_samples, grad_stride, dim, DIM, MULTIPLE)
+        tl.store(partial + tile.to(tl.int64) * DIM + tl.arange(0, DIM), tl.sum(values, axis=0))
+        left = tl.where(tiles == tile, 0, left)
+
+
+@triton.jit
+def _update_long(
+    keys, order, slots, grads, num_keys, segment, num_samples, grad_stride, partial, weights, state, second_state,
+    state_shifts, rates, step, seed, origins, dim, eps, l2, num_tiles, KIND: tl.constexpr, DIM: tl.constexpr,
+    TILE: tl.constexpr, MULTIPLE: tl.constexpr, HAS_SHIFTS: tl.constexpr, MANY: tl.constexpr,
+    SUMS: tl.constexpr,
+):
+    """Rows whose run of equal keys fills tiles: what stands before them, their sums, and what is left behind."""
+    tiles = tl.program_id(0) * MANY + tl.arange(0, MANY)
+    is_tile = tiles < num_tiles
+    first = tl.load(keys + tiles * TILE, mask=is_tile, other=NO_KEY)
+    last = tl.load(keys + tiles * TILE + TILE - 1, mask=is_tile, other=NO_KEY)
+    before = tl.load(keys + tiles * TILE - TILE, mask=is_tile & (tiles > 0), other=-1)
+    left = ((first == last) & (first != NO_KEY) & (first != before)).to(tl.int32)
+    columns = tl.arange(0, DIM)
+    within = tl.arange(0, TILE)
+    while tl.max(left, axis=0) > 0:
+        tile = tl.min(tl.where(left > 0, tiles, 2147483647), axis=0)
+        left = tl.where(tiles == tile, 0, left)
+        key = tl.load(keys + tile * TILE)
+        at = tile * TILE - TILE + within
+        is_part = (at >= 0) & (tl.load(keys + at, mask=at >= 0, other=-1) == key)
+        values, _ = _gradients(at, is_part, order, slots, grads, segment, num_samples, grad_stride, dim, DIM, MULTIPLE)
+        total = tl.sum(values, axis=0)
+        count = tl.sum(is_part.to(tl.float32), axis=0)
+        next_tile = tile
+        goes_on = 1
+        while goes_on > 0:
+            some = next_tile + tl.arange(0, SUMS)
+            is_full = tl.load(keys + some * TILE + TILE - 1, mask=some < num_tiles, other=-1) == key
+            element = some.to(tl.int64)[:, None] * DIM + columns[None, :]
+            total += tl.sum(tl.load(partial + element, mask=is_full[:, None], other=0.0), axis=0)
+            num_full = tl.sum(is_full.to(tl.int32), axis=0)
+            count += TILE * num_full.to(tl.float32)
+            next_tile += num_full
+            goes_on = num_full // SUMS
+        at = next_tile * TILE + within
+        is_part = tl.load(keys + at, mask=at < num_keys, other=-1) == key
+        values, _ = _gradients(at, is_part, order, slots, grads, segment, num_samples, grad_stride, dim, DIM, MULTIPLE)
+        total += tl.sum(values, axis=0)
+        count += tl.sum(is_part.to(tl.float32), axis=0)
+        one = tl.arange(0, 1)
+        is_row = one == 0
+        position = tile * TILE // segment * segment + tl.load(order + tile * TILE + one).to(tl.int32)
+        about = slots + 4 * (position // num_samples)
+        row, held, second, of_row = _read_rows(key + one, about, is_row, weights, state, second_state, state_shifts,
+                                               dim, KIND, DIM, HAS_SHIFTS)
+        _write_rows(key + one, about, total[None, :], count, is_row, row, held, second, of_row, weights, state,
+                    second_state, rates, step, seed, origins, dim, eps, l2, KIND, DIM)
+
+
+@triton.jit
+def _read_rows(
+    key, about, is_row, weights, state, second_state, state_shifts, dim, KIND: tl.constexpr, DIM: tl.constexpr,
     HAS_SHIFTS: tl.constexpr,
 ):
-    tile = tl.program_id(0)
-    within = tl.arange(0, TILE)
-    at = tile * TILE + within
-    key = tl.load(keys + at, mask=at < num_keys, other=NO_KEY)
-    is_key = key != NO_KEY
-    position = tl.load(order + at, mask=is_key, other=0)
+    """Rows, what the optimizer holds of each, and where that stands; zeros for what it does not hold."""
     columns = tl.arange(0, DIM)
-    is_column = columns < dim
-    place = tl.load(places + position, mask=is_key, other=0)
-    grad = tl.load(grads + place[:, None] + columns[None, :], mask=is_key[:, None] & is_column[None, :], other=0.0)
-    is_same = key[:, None] == key[None, :]
-    total = tl.dot(is_same.to(grad.dtype), grad, input_precision="ieee")
-    before = tl.load(keys + at - 1, mask=(at > 0) & (at <= num_keys), other=-1)
-    left = tl.load(keys + tile * TILE - 1, mask=tile > 0, other=-1)
-    right = tl.load(keys + (tile + 1) * TILE, mask=(tile + 1) * TILE < num_keys, other=-1)
-    comes_from_left = is_key & (key == left)
-    goes_on_right = is_key & (key == right)
-    is_whole_first = is_key & (key != before) & (~comes_from_left) & (~goes_on_right)
-    count = 0.0
-    if l2 is not None:
-        count = tl.sum(is_same.to(tl.float32), axis=1)
-    _update_rows(key, position, total, count, is_whole_first, weights, state, second_state, state_shifts, shard_of,
-                 rates, step, seed, origins, dim, eps, l2, KIND, DIM, HAS_SHIFTS)
-    slot = partial + (tile * 2).to(tl.int64) * DIM + columns
-    tl.store(tl.broadcast_to(slot[None, :], [TILE, DIM]), total, mask=(comes_from_left & (within == 0))[:, None])
-    starts_here = goes_on_right & (~comes_from_left) & (within == TILE - 1)
-    tl.store(tl.broadcast_to(slot[None, :], [TILE, DIM]) + DIM, total, mask=starts_here[:, None])
+    is_element = is_row[:, None] & (columns < dim)[None, :]
+    element = key.to(tl.int64)[:, None] * dim + columns[None, :]
+    row = tl.load(weights + element, mask=is_element, other=0.0).to(tl.float32)
+    of_row = key.to(tl.int64)
+    if KIND == ROWWISE_ADAGRAD or KIND == ROWWISE_ADAM:  # noqa: SIM109
+        if HAS_SHIFTS:
+            of_row += tl.load(state_shifts + tl.load(about, mask=is_row, other=0), mask=is_row, other=0)
+        else:
+            of_row += tl.load(state_shifts)
+    first = tl.zeros_like(row)
+    second = tl.zeros_like(row)
+    if KIND == ROWWISE_ADAGRAD:
+        first = tl.load(state + of_row, mask=is_row, other=0.0)[:, None]
+    elif KIND != SGD:
+        first = tl.load(state + element, mask=is_element, other=0.0)
+    if KIND == ADAM:
+        second = tl.load(second_state + element, mask=is_element, other=0.0)
+    elif KIND == ROWWISE_ADAM:
+        second = tl.load(second_state + of_row, mask=is_row, other=0.0)[:, None]
+    return row, first, second, of_row
 
 
 @triton.jit
-def _update_crossing(
-    keys, order, partial, weights, state, second_state, state_shifts, shard_of, rates, step, seed, origins, num_keys,
-    num_tiles, dim, eps, l2, KIND: tl.constexpr, DIM: tl.constexpr, TILE: tl.constexpr, HAS_SHIFTS: tl.constexpr,
-    MANY: tl.constexpr,
-):
-    """A run of equal ids that leaves its tile: the tile it starts in adds up what the tiles behind it hold of it."""
-    tile = tl.program_id(0)
-    last = tile * TILE + TILE - 1
-    if last + 1 < num_keys:
-        key = tl.load(keys + last)
-        left = tl.load(keys + tile * TILE - 1, mask=tile > 0, other=-1)
-        if (key == tl.load(keys + last + 1)) & (key != NO_KEY) & (key != left):
-            columns = tl.arange(0, DIM)
-            total = tl.load(partial + (tile * 2 + 1).to(tl.int64) * DIM + columns)
-            count = 0.0
-            if l2 is not None:
-                count = tl.sum((tl.load(keys + tile * TILE + tl.arange(0, TILE)) == key).to(tl.float32), axis=0)
-            next_tile = tile + 1
-            goes_on = 1
-            while goes_on > 0:
-                tiles = next_tile + tl.arange(0, MANY)
-                first = tl.load(keys + tiles * TILE, mask=tiles < num_tiles, other=-1)
-                is_part = first == key
-                element = (tiles * 2).to(tl.int64)[:, None] * DIM + columns[None, :]
-                total += tl.sum(tl.load(partial + element, mask=is_part[:, None], other=0.0), axis=0)
-                if l2 is not None:
-                    at = tiles[:, None] * TILE + tl.arange(0, TILE)[None, :]
-                    is_same = tl.load(keys + at, mask=at < num_keys, other=-1) == key
-                    count += tl.sum(tl.sum(is_same.to(tl.float32), axis=1), axis=0)
-                goes_on = tl.min(is_part.to(tl.int32), axis=0)
-                next_tile += MANY
-            one = tl.arange(0, 1)
-            position = tl.load(order + last + one)
-            _update_rows(key + one, position, total[None, :], count, one == 0, weights, state, second_state,
-                         state_shifts, shard_of, rates, step, seed, origins, dim, eps, l2, KIND, DIM, HAS_SHIFTS)
-
-
-@triton.jit
-def _update_rows(
-    key, position, total, count, is_row, weights, state, second_state, state_shifts, shard_of, rates, step, seed,
-    origins, dim, eps, l2, KIND: tl.constexpr, DIM: tl.constexpr, HAS_SHIFTS: tl.constexpr,
+def _write_rows(
+    key, about, total, count, is_row, row, first, second, of_row, weights, state, second_state, rates, step, seed,
+    origins, dim, eps, l2, KIND: tl.constexpr, DIM: tl.constexpr,
 ):
     rate = tl.load(rates)
     columns = tl.arange(0, DIM)
     is_element = is_row[:, None] & (columns < dim)[None, :]
     element = key.to(tl.int64)[:, None] * dim + columns[None, :]
-    row = tl.load(weights + element, mask=is_element, other=0.0).to(tl.float32)
     if l2 is not None:
         total += (l2 * (count + tl.zeros_like(key).to(tl.float32)))[:, None] * row
-    if KIND == ROWWISE_ADAGRAD or KIND == ROWWISE_ADAM:  # noqa: SIM109
-        if HAS_SHIFTS:
-            shift = tl.load(state_shifts + tl.load(shard_of + position, mask=is_row, other=0), mask=is_row, other=0)
-        else:
-            shift = tl.load(state_shifts) + tl.zeros_like(key).to(tl.int64)
-        of_row = key.to(tl.int64) + shift
     if KIND == ROWWISE_ADAGRAD:
-        at = state + of_row
-        squares = tl.load(at, mask=is_row, other=0.0) + tl.sum(total * total, axis=1) / dim
-        tl.store(at, squares, mask=is_row)
-        change = total * (rate / (tl.sqrt(squares) + eps))[:, None]
+        squares = first + (tl.sum(total * total, axis=1) / dim)[:, None]
+        tl.store((state + of_row)[:, None], squares, mask=is_row[:, None])
+        change = total * (rate / (tl.sqrt(squares) + eps))
     elif KIND == ADAGRAD:
-        squares = tl.load(state + element, mask=is_element, other=0.0) + total * total
+        squares = first + total * total
         tl.store(state + element, squares, mask=is_element)
         change = rate * total / (tl.sqrt(squares) + eps)
     elif KIND == SGD:
@@ -243,21 +329,19 @@ def _update_rows(
         num_steps = (tl.load(step) + 1).to(tl.float64)  # 1 - 0.999^n keeps four digits in single precision
         first_share = (1.0 - tl.exp(num_steps * -0.10536051565782628)).to(tl.float32)
         second_share = (1.0 - tl.exp(num_steps * -0.0010005003335835344)).to(tl.float32)
-        mean = 0.9 * tl.load(state + element, mask=is_element, other=0.0) + 0.1 * total
+        mean = 0.9 * first + 0.1 * total
         tl.store(state + element, mean, mask=is_element)
         if KIND == ADAM:
-            squares = 0.999 * tl.load(second_state + element, mask=is_element, other=0.0) + 0.001 * total * total
+            squares = 0.999 * second + 0.001 * total * total
             tl.store(second_state + element, squares, mask=is_element)
         else:
-            at = second_state + of_row
-            of_rows = 0.999 * tl.load(at, mask=is_row, other=0.0) + 0.001 * (tl.sum(total * total, axis=1) / dim)
-            tl.store(at, of_rows, mask=is_row)
-            squares = of_rows[:, None]
+            squares = 0.999 * second + (0.001 * (tl.sum(total * total, axis=1) / dim))[:, None]
+            tl.store((second_state + of_row)[:, None], squares, mask=is_row[:, None])
         change = rate * (mean / first_share) / (tl.sqrt(squares / second_share) + eps)
     # At a rate of zero no bit may move, and -0.0 less -0.0 is 0.0.
     value = tl.where(rate == 0.0, row, row - change)
     if seed is not None:
-        origin = origins + 2 * tl.load(shard_of + position, mask=is_row, other=0).to(tl.int64)
+        origin = origins + 2 * tl.load(about, mask=is_row, other=0).to(tl.int64)
         number = key.to(tl.int64) + tl.load(origin, mask=is_row, other=0)
         column = (tl.load(origin + 1, mask=is_row, other=0)[:, None] + columns[None, :]).to(tl.uint32)
         of_step = _mixed(tl.load(seed).to(tl.uint32) ^ _mixed(tl.load(step).to(tl.uint32)))
