@@ -47,10 +47,6 @@ def step_time(
     if engine == "pipeline":
         # DDP reduces gradients while the layers before still compute theirs.
         device_s -= min(parts["all-reduce"], 0.5 * dense_s)
-    elif isinstance(layers, Layers):
-        # The captured step reduces those of all but the bottom layers while it updates the tables.
-        early = 1 - sum(layer.num_values for layer in layers.bottom) / layers.num_values
-        device_s -= min(early * parts["all-reduce"], took["update"] + took["state"])
     # What runs while the device computes.
     beside = {"host": sum(factor * value for factor, value in zip(
         astuple(fit)[:NUM_OF_HOST], (*host_features(spec), device_s), strict=True))}

@@ -39,7 +39,7 @@ from embark.trainers.torch.engines.pipeline import Engine, EngineInputs, Part
 from embark.trainers.torch.metrics import MetricWindow
 from embark.trainers.torch.optimizers import table_rates
 from embark.trainers.torch.own_model import OwnNetwork
-from embark.trainers.torch.world import CAPTURED, World
+from embark.trainers.torch.world import CAPTURED
 
 NO_STEP = torch.iinfo(torch.int64).max
 
@@ -169,7 +169,7 @@ class CudaGraphEngine(Engine):
         sizes = Sizes(self._num_samples, tuple(t.multi_hot for t in self._tables),
                       tuple(t.dim or 0 for t in self._tables))
         self._exchange: Exchange | None = None
-        if needs_exchange(world):
+        if world.world_size > 1:
             self._exchange = Exchange(self._shards, sizes, world.rank, world.world_size, self._device,
                                       _wire_dtype(spec, self._shards, self._network.pooled.dtype))
         self._lookup = self._make_lookup(sizes)
@@ -314,7 +314,6 @@ class CudaGraphEngine(Engine):
         if exchange:
             exchange.send_grads(grads)
             grads = exchange.grads
-            reduction = self._reduce_early()
         self._join("sort")
         with self._beside("tables")():
             self._lookup.backward(grads)
@@ -323,8 +322,7 @@ class CudaGraphEngine(Engine):
             self._join("weights")
         flat.add_up()
         if exchange:
-            dist.all_reduce(flat.late_grads)
-            self._finish(reduction)
+            dist.all_reduce(flat.grads)
         flat.clip()
         self._ops.optimizer_step(flat.master, flat.places, flat.grads, flat.shadow, flat.state, flat.second_state,
                                  self._dense_rate, self._step, flat.decays, optimizer=train.dense_optimizer,
@@ -332,19 +330,6 @@ class CudaGraphEngine(Engine):
         self._join("tables")
         self._join("metrics")
         self._step += 1
-
-    def _reduce_early(self) -> Any:
-        """Sum the gradients that are there already over the ranks, while tables are updated and others computed."""
-        if not self._flat.early_grads.numel():
-            return None
-        with self._beside("reduction")():
-            self._join("weights")
-            return dist.all_reduce(self._flat.early_grads, async_op=True)
-
-    def _finish(self, reduction: Any) -> None:
-        if reduction is not None:
-            reduction.wait()
-            self._join("reduction")
 
     def _rows_of(self, ids: Tensor, *, has_ids: bool) -> Tensor:
         return ids if self._dynamic is None else self._dynamic(ids, self._step, has_ids=has_ids)
@@ -378,11 +363,6 @@ class CudaGraphEngine(Engine):
     def _join(self, name: str) -> None:
         if self._streams is not None:
             torch.cuda.current_stream().wait_stream(self._streams.named[name])
-
-
-def needs_exchange(world: World) -> bool:
-    """Rows and gradients are exchanged among ranks. A test says so of a single one, to see NCCL captured."""
-    return world.world_size > 1
 
 
 def rounding_seed(spec: RunSpec) -> int:

@@ -5,7 +5,7 @@ from contextlib import contextmanager
 
 import torch
 
-BRANCHES = ("weights", "tables", "sort", "metrics", "reduction")
+BRANCHES = ("weights", "tables", "sort", "metrics")
 
 
 class Streams:
