@@ -28,7 +28,6 @@ from embark.spec import RunSpec
 
 VCPUS = 2  # Of a replica: a thread that reads requests and one that scores.
 MAX_UTILIZATION = 0.75  # Beyond it, a rate that is a little higher than expected multiplies the waiting.
-WAIT_MS = 1.0  # `--max-wait-ms` of the server.
 BESIDE_VCPUS = 0.5  # Of a node, for the agents on each.
 ID_MAP_BYTES = 16  # Of each value of a prepared column: its key and its id.
 HOURS_PER_MONTH = 730
@@ -146,7 +145,7 @@ def plan_serving(spec: RunSpec, request: ServeRequest) -> ServePlan:
              f"{cost.column_s * 1e6:.3g} µs for each of {num_columns(spec)} columns, and of a row "
              f"{cost.cell_s * 1e6:.3g} µs for each of {num_cells(spec):g} cells and {cost.flop_s * 1e12:.3g} µs for "
              f"each million of {forward_flops(spec) / 1e6:,.3g} million FLOPs; fitted to measurements of {cost.date} "
-             f"on {cost.title}. Waiting is that of M/D/1, and {WAIT_MS:g} ms for a batch")
+             f"on {cost.title}. Waiting is that of M/D/1")
     name = f"{spec.name}: {request.qps:,.6g} requests/s of {pluralize(request.rows_per_request, 'row')} in " \
            f"{request.p99_ms:g} ms (p99)"
     if utilization <= 0:
@@ -186,17 +185,17 @@ def request_cpu_s(spec: RunSpec, num_rows: int) -> float:
 
 
 def p99_ms(cpu_s: float, utilization: float) -> float:
-    """Batching, the request itself, and the wait that one of 100 exceeds. In M/D/1, in units of the request's own time,
+    """The request itself, and the wait that one of 100 exceeds. In M/D/1, in units of the request's own time,
     a wait of t < 1 is exceeded by 1 - (1 - utilization) * exp(utilization * t), a longer one by about
     factor * exp(-decay * t)."""
     if utilization >= 1:
         return math.inf
     short = math.log(0.99 / (1 - utilization)) / utilization if utilization > 0.01 else 0.0
     if short < 1:
-        return WAIT_MS + 1e3 * cpu_s * (1 + short)
+        return 1e3 * cpu_s * (1 + short)
     decay = _root(lambda x: utilization * math.expm1(x) - x, -2 * math.log(utilization), 1e-9)
     factor = (1 - utilization) / (utilization * math.exp(decay) - 1)
-    return WAIT_MS + 1e3 * cpu_s * (1 + max(1.0, math.log(100 * factor) / decay))
+    return 1e3 * cpu_s * (1 + max(1.0, math.log(100 * factor) / decay))
 
 
 def max_utilization(cpu_s: float, p99_s: float) -> float:
