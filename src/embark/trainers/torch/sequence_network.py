@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
+from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.functional import embedding, scaled_dot_product_attention, silu
 
 from embark.errors import DataError
@@ -18,6 +19,8 @@ from embark.trainers.torch.jagged import JaggedLayout, JaggedSequence, Padding, 
 from embark.trainers.torch.mlp import mlp
 
 Sequences = Mapping[str, JaggedSequence]
+MAX_PLAIN_LENGTH = 512
+"""Of sequences whose attention scores are held in memory on a GPU."""
 
 
 def sequence_network(model: ModelSpec) -> nn.Module:
@@ -211,6 +214,15 @@ class Rows:
     """[total]: of each row in the batch, whatever the lengths of others, and how many a sample has; for dropout."""
 
 
+def causal_attention(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    """On a GPU the gradients of PyTorch's fused kernels differ from run to run; plain products do not, but hold all
+    scores in memory, so only shorter sequences take them."""
+    if not q.is_cuda or q.shape[2] > MAX_PLAIN_LENGTH:
+        return scaled_dot_product_attention(q, k, v, is_causal=True)
+    with sdpa_kernel(SDPBackend.MATH):
+        return scaled_dot_product_attention(q, k, v, is_causal=True)
+
+
 class SASRecBlock(nn.Module):
     """Softmax attention over the past, then a layer for each row."""
 
@@ -227,7 +239,7 @@ class SASRecBlock(nn.Module):
         for group in batch.layout.padding.pad(self.qkv(self.attention_norm(values))):
             q, k, v = (one.unflatten(2, (self.num_heads, -1)).transpose(1, 2) for one in group.chunk(3, dim=2))
             # Padding lies behind a sample's last row, where the causal mask hides it.
-            found.append(scaled_dot_product_attention(q, k, v, is_causal=True).transpose(1, 2).flatten(2))
+            found.append(causal_attention(q, k, v).transpose(1, 2).flatten(2))
         values = values + self.drop_attention(self.out(batch.layout.padding.unpad(found)), *batch.numbers)
         wide = self.drop_wide(self.wide(self.layer_norm(values)).relu(), *batch.numbers)
         return values + self.drop_narrow(self.narrow(wide), *batch.numbers)

@@ -65,6 +65,8 @@ class TorchTrainer:
         torch.manual_seed(spec.train.seed)
         self.precision = precision_on(spec.train, world.device)
         set_matmul_precision(self.precision)
+        if spec.model.has_sequences and world.device.type == "cuda":
+            use_deterministic_kernels()
         is_bf16, is_retrieval = self.precision == "bf16", spec.model.kind == "two_tower"
         self.catalog = read_catalog(spec, source, world) if is_retrieval else None
         kind = SequenceRecommender if spec.model.has_sequences else Recommender
@@ -192,6 +194,14 @@ def precision_on(train: TrainSpec, device: torch.device) -> str:
 def set_matmul_precision(precision: str) -> None:
     """Let fp32 matrix products use TF32, or forbid it."""
     torch.set_float32_matmul_precision("highest" if precision == "fp32" else "high")
+
+
+def use_deterministic_kernels() -> None:
+    """PyTorch's own gradients of gathered rows are summed by atomics otherwise, in an order that no run repeats. The
+    captured step and FBGEMM's tables need none of this."""
+    os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+    torch.use_deterministic_algorithms(True, warn_only=True)
+    torch.utils.deterministic.fill_uninitialized_memory = False
 
 
 class TorchBackend:

@@ -85,11 +85,12 @@ def test_ranks_give_the_metrics_of_lists_and_a_tie_or_nan_counts_against_the_cho
 
 @pytest.mark.parametrize("sets", [
     (*NEXT, COLUMNS, "model.kind=hstu", "model.dropout=0.3"), (*RANKED, "model.kind=din"),
-    (*RANKED, "model.kind=hstu", "model.sequence.num_heads=2"),
-], ids=["next item", "din", "hstu ranker"])
-def test_a_resumed_run_has_the_losses_of_an_undisturbed_one(train_tiny, log, sets):
-    sets = (*sets, *([log] if COLUMNS in sets else []), "train.num_steps=6", "store.checkpoint_every=3",
-            "store.checkpoint_at_end=true", "store.keep_checkpoints=9")
+    (*RANKED, "model.kind=hstu", "model.sequence.num_heads=2"), (*NEXT, COLUMNS, "model.kind=sasrec"),
+], ids=["next item", "din", "hstu ranker", "sasrec"])
+@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
+def test_a_resumed_run_has_the_losses_of_an_undisturbed_one(train_tiny, log, sets, device):
+    sets = (*sets, f"place.device={device}", *([log] if COLUMNS in sets else []), "train.num_steps=6",
+            "store.checkpoint_every=3", "store.checkpoint_at_end=true", "store.keep_checkpoints=9")
     undisturbed = train_tiny(*sets)
     run_dir = Path(undisturbed.values["run_dir"])
     checkpoints = RunDir(str(run_dir)).checkpoints
