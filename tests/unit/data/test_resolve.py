@@ -76,8 +76,10 @@ def test_the_resolved_spec_is_the_same_when_it_is_written_and_read_back(tmp_path
     assert resolve_from_data(again).model == spec.model
 
 
-def test_other_kinds_of_data_leave_the_spec_alone():
-    assert resolve_from_data(spec := RunSpec()) is spec
+def test_of_synthetic_data_the_number_of_samples_decides_the_batch_and_nothing_else():
+    assert resolve_from_data(spec := resolve({"train": {"batch_size": 2048}})) is spec
+    few = resolve({"data": {"num_train_samples": 40_000}})
+    assert resolve_from_data(few) == few.model_copy(update={"train": few.train.model_copy(update={"batch_size": 64})})
 
 
 def test_a_spec_handed_over_has_what_its_data_decides_and_nothing_else(tmp_path):
