@@ -6,6 +6,7 @@ import pytest
 
 from embark.catalog import find_machine, load_catalog
 from embark.model.placement import all_table_bytes
+from embark.plan.calibration import SHIPPED, read_calibrations
 from embark.plan.predict import choose_engine, cluster_of, predict
 from embark.plan.prediction import Setup
 from embark.spec import load_spec
@@ -108,6 +109,11 @@ def test_tables_larger_than_the_complete_cluster_are_reported_in_numbers():
     assert not found.fits
     assert found.step is None
     assert f"{all_table_bytes(found.setup.spec) / 2**30:,.1f}" in found.why
+
+
+def test_the_time_of_dynamic_tables_was_measured_in_every_engine_of_every_device():
+    for device, calibration in read_calibrations(SHIPPED).items():
+        assert set(calibration.id_maps) == set(calibration.engines), device
 
 
 def test_dynamic_tables_take_time_and_memory_of_which_each_rank_has_its_share():
