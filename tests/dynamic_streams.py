@@ -87,8 +87,8 @@ class ThreadRank:
             self._ranks.turn.acquire()
 
 
-def compare(chosen: list[Table], steps: list[list[list[int]]], num_ranks: int = 1, device: str = "cpu",
-            ops: Any = None) -> None:
+def assert_like_reference(chosen: list[Table], steps: list[list[list[int]]], num_ranks: int = 1, device: str = "cpu",
+                          ops: Any = None) -> None:
     """Rows, admissions, evictions, counts and statistics with those of the reference, at every step. `ops`: kernels
     that are interpreted."""
     ranks = ThreadRanks(num_ranks, device)

@@ -1,6 +1,6 @@
 """`embark rehearse`: its flags and its output."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Annotated
@@ -11,6 +11,7 @@ from embark.cli.console import Console
 from embark.cli.options import Flag, Settings
 from embark.errors import ExitCode, UserError
 from embark.formatting import pluralize, to_one_line
+from embark.lint.rule import Finding
 from embark.rehearse.controller import Observer, read_duration
 from embark.rehearse.downscale import Change
 from embark.rehearse.following import PreparedFollow, find_follower, prepare_follow, rehearse_follow
@@ -114,21 +115,21 @@ def rehearse(
 
 
 def _rehearse_server(prepared: PreparedServer, options: RehearsalOptions, observer: Observer, console: Console) -> int:
-    for one in prepared.lint:
-        console.text(f"{one.path}:{one.line}: {one.code} {one.what}", style="yellow")
-    console.text(f"Deployment {prepared.name}: {pluralize(len(prepared.pods), 'replica')}", style="bold")
-    report = rehearse_server(prepared, observer, limit_s=options.limit_s, keep=options.keep,
-                             on_start=partial(_show_start, console))
-    console.show(report, _render)
-    return ExitCode.DONE if report.verdict.is_ok else ExitCode.OTHER
+    what = f"Deployment {prepared.name}: {pluralize(len(prepared.pods), 'replica')}"
+    return _rehearse_pods(what, prepared.lint, partial(rehearse_server, prepared, observer), options, console)
 
 
 def _rehearse_follow(prepared: PreparedFollow, options: RehearsalOptions, observer: Observer, console: Console) -> int:
-    for one in prepared.lint:
+    what = f"{prepared.name}: {', '.join(prepared.pods)} and servers"
+    return _rehearse_pods(what, prepared.lint, partial(rehearse_follow, prepared, observer), options, console)
+
+
+def _rehearse_pods(what: str, lint: Sequence[Finding], rehearse_them: Callable[..., ServerReport],
+                   options: RehearsalOptions, console: Console) -> int:
+    for one in lint:
         console.text(f"{one.path}:{one.line}: {one.code} {one.what}", style="yellow")
-    console.text(f"{prepared.name}: {', '.join(prepared.pods)} and servers", style="bold")
-    report = rehearse_follow(prepared, observer, limit_s=options.limit_s, keep=options.keep,
-                             on_start=partial(_show_start, console))
+    console.text(what, style="bold")
+    report = rehearse_them(limit_s=options.limit_s, keep=options.keep, on_start=partial(_show_start, console))
     console.show(report, _render)
     return ExitCode.DONE if report.verdict.is_ok else ExitCode.OTHER
 

@@ -12,7 +12,7 @@ from embark.spec.model import ModelSpec, Table
 from embark.trainers.torch.dynamic.batch_ids import IdLayout
 from embark.trainers.torch.dynamic.id_map import IdMap
 from embark.trainers.torch.world import World
-from tests.dynamic_streams import compare, random_stream
+from tests.dynamic_streams import assert_like_reference, random_stream
 
 pytestmark = pytest.mark.gpu
 TABLES = ("model.tables=[{name='a', ids='dynamic', rows=900, capacity=64, evict='lfu', half_life=7}, "
@@ -28,7 +28,7 @@ def test_a_gpu_and_a_cpu_give_the_rows_admissions_and_evictions_of_the_reference
     """On several ranks of one process."""
     for seed in range(12):
         for device in ("cpu", "cuda"):
-            compare(*random_stream(100 * num_ranks + seed), num_ranks, device)
+            assert_like_reference(*random_stream(100 * num_ranks + seed), num_ranks, device)
 
 
 @pytest.mark.parametrize("dtype", [torch.int64, torch.int32])
