@@ -179,7 +179,9 @@ class Ray(LaunchBackend):
                                      grace_s + END_MARGIN_S)
             # Not deleted at once: Ray still writes how it ended, and would create it anew.
             return CancelResult((f"Ray job {identity}",) if is_complete else (), (record, *remains), is_complete)
-        client.change("DELETE", self._url(handle))
+        response = client.change("DELETE", self._url(handle))
+        if not response.is_ok and not response.is_missing:
+            raise client.error(response, "delete its record")
         return CancelResult((f"the record of Ray job {identity}",), remains)
 
     def _share(self, spec: RunSpec, where: str) -> tuple[dict[str, str | int], str, float | None]:
@@ -207,8 +209,11 @@ class Ray(LaunchBackend):
         return share, f"{spec.name} on {pluralize(place.max_nodes, 'machine')} of a Ray cluster: {ranks}", None
 
     def _job(self, handle: RunHandle) -> Mapping[str, Any] | None:
+        """None where it does not exist. If a record is deleted before Ray's monitor, which looks once a second, has
+        seen the job's end, the monitor writes another: failed, and without the job's metadata."""
         found = self._read(handle, f"api/jobs/{quote(str(handle.where['id']))}")
-        return found if isinstance(found, dict) else None
+        is_ours = isinstance(found, dict) and (found.get("metadata") or {}).get(RUN) == handle.name
+        return found if is_ours else None
 
     def _of_job(self, handle: RunHandle, job: Mapping[str, Any], kind: str) -> list[Mapping[str, Any]]:
         """Those of its driver; none before that has begun. Older clusters do not report them."""

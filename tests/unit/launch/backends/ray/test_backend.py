@@ -183,6 +183,12 @@ def test_cancel_stops_the_job_and_a_second_one_takes_its_record_away(head: RayHe
     assert place().status(handle).state == "gone"
     assert cancel_command("clicks", yes=True, console=Console()) == 0
     assert not head.jobs
+    identity = handle.where["id"]
+    head.jobs[identity] = {"submission_id": identity, "status": "FAILED", "entrypoint": "Entrypoint not found.",
+                           "metadata": None, "message": "Job supervisor actor died"}  # as Ray's monitor may write it
+    capsys.readouterr()
+    assert status_command("clicks", console=Console()) == 0
+    assert f"has no {identity}" in capsys.readouterr().out
     assert cancel_command("clicks", yes=True, console=Console()) == 0
     assert not list_runs().runs
 
