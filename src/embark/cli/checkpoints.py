@@ -30,8 +30,7 @@ def checkpoints(
     verify
         Read every byte and report damaged checkpoints. Exit code 1 if there is one.
     prune
-        Remove the checkpoints that the run's [store] rules do not keep, and leftovers of unfinished saves. Refused
-        while the run is being trained.
+        Remove checkpoints that the [store] rules do not keep, and unfinished saves. Refused while the run is trained.
     diff
         Show what differs between the checkpoints of two steps.
     yes

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json as jsonlib
 import os
+import re
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -281,7 +282,35 @@ def _print(console: RichConsole, parts: Sequence[tuple[str, str]]) -> None:
     from rich.text import Text
 
     shown = [(to_encoding(strip_control_chars(text), console.encoding), style) for text, style in parts]
+    if console.is_terminal and not console.is_dumb_terminal:
+        column, spaced = 0, []
+        for text, style in shown:
+            padded, column = _wrap_with_spaces(text, console.width, column)
+            spaced.append((padded, style))
+        shown = spaced
     console.print(Text.assemble(*shown), soft_wrap=True)
+
+
+def _wrap_with_spaces(text: str, width: int, column: int) -> tuple[str, int]:
+    """Spaces up to the terminal's edge before a word that would cross it: no word is broken, and a command that takes
+    two rows is still one line when it is copied. Also the column behind the text, which begins at `column`."""
+    from rich.cells import cell_len
+
+    lines = []
+    for line in text.split("\n"):
+        column = 0 if lines else column
+        indent = len(line) - len(line.lstrip(" "))
+        shown = ""
+        for word in re.findall(r" *[^ ]*", line):
+            spaces = len(word) - len(word.lstrip(" "))
+            size = cell_len(word)
+            if spaces and column and column + size > width and size - spaces + indent < width:
+                word = " " * (width - column + indent) + word[spaces:]
+                column, size = 0, indent + size - spaces
+            shown += word
+            column = column + size if column + size <= width else (column + size) % width
+        lines.append(shown)
+    return "\n".join(lines), column
 
 
 def _write_json(stream: TextIO, value: object, indent: int | None = None) -> None:

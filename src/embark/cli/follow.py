@@ -19,7 +19,7 @@ def follow(
     fresh
         Start in a new directory (NAME-2, NAME-3, …) even if the run exists.
     make_streams
-        Of NATS: first make a stream for each of stream.topics that is in none; it keeps stream.retention_hours.
+        With NATS: first make a JetStream stream of stream.retention_hours for each of stream.topics that has none.
     """
     from embark.spec import load_spec
     from embark.spec.run import accepting

@@ -258,10 +258,13 @@ def _render_estimate(console: Console, found: MachinePlan) -> None:
         console.text(f"no price known: {', '.join(missing)}", style="dim")
     saves = bill.saves
     pause, write, load = (format_duration(s) for s in (saves.pause_s, saves.write_s, saves.load_s))
+    is_once = 0 < found.workload.num_steps <= saves.every_steps
+    why = "the run saves once, at its end" if is_once else saves.why
     console.text(f"\na checkpoint is {format_bytes(saves.checkpoint_bytes)}: it pauses training for {pause}, is "
-                 f"committed after {write} and loads in {load}; {saves.why}")
-    console.text(f"set store.hours_between_failures = {bill.failures.mtbf_s / 3600:.4g} to plan with the same failure "
-                 "rate", style="dim")
+                 f"committed after {write} and loads in {load}; {why}")
+    hours = bill.failures.mtbf_s / 3600
+    console.text(f"set store.hours_between_failures = {hours:{'.0f' if hours >= 100 else '.4g'}} to plan with the same "
+                 "failure rate", style="dim")
     if estimate.need is not None:
         _render_storage(console, estimate.need, estimate.offers)
 

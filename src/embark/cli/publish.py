@@ -22,7 +22,7 @@ def publish(
 ) -> ExitCode:
     """Publish a run's newest checkpoint: export it as a delta, measure it, and make it current if it passes the gate.
 
-    [publish] of its spec says where to and what must hold. A refused version is kept and not served: exit code 1.
+    [publish] in its spec has the place and the gate's bounds. A refused version is kept and not served: exit code 1.
 
     Parameters
     ----------
@@ -31,7 +31,7 @@ def publish(
     to
         A folder, or an s3://, gs:// or az:// URI; default: publish.to, or RUN/export.
     watch
-        Go on with each checkpoint that the run saves, at most one in publish.every_minutes, until Ctrl-C.
+        Publish each checkpoint that the run saves, at most one in publish.every_minutes, until Ctrl-C.
     gate
         --no-gate publishes without measuring.
     """

@@ -35,15 +35,14 @@ def rehearse(
 
     Exit code 1 unless all ranks connected, trained, saved and, after a fault, resumed.
 
-    Of a server two replicas run, and one is killed under load: exit code 1 if a request fails or it does not come back.
+    A server runs as two replicas, and one is killed under load: exit code 1 if a request fails or it does not restart.
 
-    Of one that follows a stream each part is killed; then servers must answer with what was learnt since.
+    In a deployment that follows a stream each part is killed once; the servers must then answer with a newer version.
 
     Parameters
     ----------
     spec
-        A spec, a folder from embark render, or a manifest with a Job, JobSet, TrainJob, PyTorchJob or Pod, or with a
-        Deployment of embark serve.
+        A spec, a folder from embark render, or a manifest of a Job, JobSet, TrainJob, PyTorchJob, Pod or served model.
     nodes
         Number of pods; place.nodes by default.
     processes
@@ -71,9 +70,9 @@ def rehearse(
     keep
         Keep containers and folders, and print where they are.
     artifact
-        Of a server: the exported model to serve in place of the manifest's, such as runs/RUN/export.
+        For a server: the exported model to serve in place of the manifest's, such as runs/RUN/export.
     account
-        Instead run the rendered scripts, from an empty account to the job and back, against a stand-in of the cloud.
+        Instead, run the rendered scripts, from an empty account to the job and back, against a stand-in of the cloud.
     """
     if account:
         return _rehearse_account(spec, set_, console)

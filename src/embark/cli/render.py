@@ -25,8 +25,7 @@ def render(
     Parameters
     ----------
     target
-        Instead of place.target: job, jobset, trainjob, pytorchjob, ray, torchx, vertex, vm, tpu-vm, compose, follow,
-        serve or kserve.
+        job, jobset, trainjob, pytorchjob, ray, torchx, vertex, vm, tpu-vm, compose, follow, serve or kserve.
     out
         The folder to write into. By default the spec's own if it was rendered from this spec, else deploy/NAME.
     diff

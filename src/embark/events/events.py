@@ -5,6 +5,7 @@ import dataclasses
 import json
 import math
 import os
+import shlex
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
@@ -15,7 +16,7 @@ from typing import Any, Protocol
 
 from embark.errors import Fault
 from embark.events.clock import now_s
-from embark.formatting import redact, to_finite
+from embark.formatting import redact, to_finite, to_one_line
 
 
 def to_jsonable(value: Any) -> Any:
@@ -214,3 +215,12 @@ def read_events(path: Path) -> Iterator[Event]:
     """The events of a file; a line cut short by a kill is skipped."""
     with path.open("rb") as lines:
         yield from filter(None, map(parse_event, lines))
+
+
+def resume_command(start: Mapping[str, Any]) -> str:
+    """`the same command`; --fresh would start another run, and has perhaps given this one another name."""
+    if not start.get("is_fresh"):
+        return "the same command"
+    name = to_one_line(start.get("run_dir", "")).rpartition("/")[2]
+    return "the same command " + ("without --fresh" if name == start.get("name") else
+                                  f"with --set name={shlex.quote(name)} in place of --fresh")

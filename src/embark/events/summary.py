@@ -12,7 +12,7 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
-from embark.events.events import Event, NewestEvents
+from embark.events.events import Event, NewestEvents, resume_command
 from embark.events.metrics import find, metric
 from embark.events.plotting import MARK, Chart, Point, Series, draw
 from embark.events.quality import Quality
@@ -25,6 +25,7 @@ from embark.formatting import (
     format_float,
     format_rate,
     format_si,
+    format_step_time,
     format_usd,
     to_finite,
     to_float,
@@ -107,15 +108,15 @@ def outcome_sentence(run: NewestEvents) -> str:
     verb = "Failed" if outcome == "failed" else "Budget spent: stopped" if outcome == "budget" else \
         f"Interrupted{f' by {signal}' if signal else ''}"
     of = f" of {format_count(run.num_steps)}" if run.num_steps else ""
-    hint = resume_hint(run.save.get("step"), "Raise place.budget_usd to resume" if outcome == "budget" else "")
+    hint = resume_hint(run, "Raise place.budget_usd to resume" if outcome == "budget" else "")
     return f"{verb} at step {format_count(run.steps_done)}{of}. {hint}"
 
 
-def resume_hint(saved_step: Any, how: str = "") -> str:
+def resume_hint(run: NewestEvents, how: str = "") -> str:
     """What starting the run again would do."""
-    if saved_step is None:
+    if (saved_step := run.save.get("step")) is None:
         return "No checkpoint yet: the same command starts over."
-    return f"{how or 'Run the same command to resume'} from step {format_count(saved_step)}."
+    return f"{how or f'Run {resume_command(run.start)} to resume'} from step {format_count(saved_step)}."
 
 
 def work(history: History) -> str:
@@ -282,7 +283,7 @@ def _result(run: NewestEvents) -> str:
 
 def _step_and_memory(values: Mapping[str, Any]) -> str:
     step_s, peak = to_finite(values.get("step_s")), to_finite(values.get("peak_bytes"))
-    return "" if step_s is None or peak is None else f"{step_s * 1e3:,.3g} ms a step and {format_bytes(peak)}"
+    return "" if step_s is None or peak is None else f"{format_step_time(step_s)} a step and {format_bytes(peak)}"
 
 
 def _x_axis(chart: Chart, width: int) -> str:

@@ -110,7 +110,7 @@ def _sentence(record: Record, state: State, silent_s: float, *, is_remote: bool)
     if state == "running":
         left_s = record.seconds_left
         return f"Running: {at}" + (f", about {format_duration(left_s)} left." if left_s else ".")
-    hint = resume_hint(record.save.get("step"))
+    hint = resume_hint(record)
     if state == "failed":
         why = to_one_line(record.error_text.partition("\n")[0].partition(" fix: ")[0]).rstrip(".")
         return f"Failed at {at}{f': {why}' if why else ''}. {hint}"

@@ -49,7 +49,7 @@ def hold_run(spec: RunSpec, opening: Opening, *, fresh: bool) -> RunDir:
             lease = acquire(run_dir.store, ttl_s, opening.tell, pause=opening.pause)
             if not fresh or lease.token == 1:
                 opening.at_end.callback(lease.release)
-                return replace(run_dir, lease=lease, attempt=lease.token)
+                return replace(run_dir, lease=lease, attempt=lease.token, is_fresh=fresh)
             lease.release()
 
 

@@ -154,7 +154,8 @@ def log_start(
         write_atomic(run_dir.spec, to_toml(spec))
         write_atomic(run_dir.plan, plan_text(layout))
     logger.log("start", {
-        "name": spec.name, "run_dir": run_dir.uri, "device": world.device_type, "device_name": world.device_name,
+        "name": spec.name, "run_dir": run_dir.uri, "is_fresh": run_dir.is_fresh, "device": world.device_type,
+        "device_name": world.device_name,
         "world_size": world.num_devices, "engine": trainer.engine.name, "engine_reason": trainer.engine.reason,
         "precision": trainer.precision, **steps, "batch_size": spec.train.batch_size,
         "num_parameters": trainer.num_parameters, "table_bytes": sum(t["bytes"] for t in layout["tables"]),

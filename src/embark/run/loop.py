@@ -9,6 +9,7 @@ from embark.data import SampleSource, open_training_source, resolve_from_data
 from embark.data.stream.records import StreamStopped
 from embark.errors import Mistake, RunInUse, SpecError
 from embark.events import Sink
+from embark.events.events import resume_command
 from embark.model.batch import num_steps_of, steps_per_epoch
 from embark.run.checkpoint_schedule import CheckpointSchedule
 from embark.run.checkpointer import CheckpointManager
@@ -234,7 +235,8 @@ def end_run(run: TrainingRun, clock: Clock, decision: Decision, evaluated: dict[
         saved = f"; saved in {run.run_dir.uri}" if step else ""
         by = "the budget" if is_budget else "Ctrl-C" if decision.stop == "SIGINT" else decision.stop
         what = f"stopped by {by} at step {step}{run.of_steps}{saved}"
-        raise stopped_by(decision.stop, what, has_checkpoint=step > 0)
+        again = resume_command({"name": run.spec.name, "run_dir": run.run_dir.uri, "is_fresh": run.run_dir.is_fresh})
+        raise stopped_by(decision.stop, what, again, has_checkpoint=step > 0)
     end |= run.early_stopping.end_values(run.run_dir) if run.world.is_first else {}
     if step < run.num_steps:
         run.logger.note(run.early_stopping.reason())

@@ -34,7 +34,7 @@ def open_run(
     uri, attempt, finished_step, changes, refused = world.gathered(decided)[0]
     if refused:
         raise refused
-    return run_dir if world.is_first else RunDir(uri, attempt=attempt), finished_step, changes
+    return run_dir if world.is_first else RunDir(uri, attempt=attempt, is_fresh=fresh), finished_step, changes
 
 
 def _inspect(run_dir: RunDir, spec: RunSpec, identity: Identity, num_steps: int) -> tuple[int, list[Change]]:

@@ -49,9 +49,10 @@ class StopSignals:
         self.caught = self.caught or signal.Signals(number).name
 
 
-def stopped_by(name: str, what: str, *, has_checkpoint: bool = True) -> EmbarkError:
+def stopped_by(name: str, what: str, again: str = "the same command", *, has_checkpoint: bool = True) -> EmbarkError:
     """The error that ends a stopped run."""
     if name == "budget":
         return OverBudget(what, fix=f"a larger place.budget_usd {'resumes from' if has_checkpoint else 'starts'} there")
-    fix = f"run the same command to {'resume' if has_checkpoint else 'start over: there is no checkpoint yet'}"
+    fix = f"run {again} to resume" if has_checkpoint else \
+        "run the same command to start over: there is no checkpoint yet"
     return Interrupted(what, fix=fix) if name == "SIGINT" else Preempted(what, fix=fix)

@@ -2,6 +2,7 @@
 
 import difflib
 import importlib
+import json
 import os
 import sys
 import tomllib
@@ -219,11 +220,20 @@ def _explain(error: ValidationError) -> list[Mistake]:
             what, fix = "no such field", _nearest_field(str(item["loc"][-1]), section)
         elif item["type"] == "missing":
             what, fix = "is required", ""
+        elif item["type"] == "tuple_type":
+            what, fix = f"should be a list{_meaning(section, field)}", _as_list(item["input"], field)
         else:
             what, fix = f"{item['msg'][:1].lower()}{item['msg'][1:]}{_meaning(section, field)}", ""
         value = "" if item["type"] == "missing" else _shown(item["input"])
         mistakes.setdefault(field, Mistake("", field, value, what, fix))
     return list(mistakes.values())
+
+
+def _as_list(value: object, field: str) -> str:
+    if not isinstance(value, str):
+        return f"[{value!r}]" if isinstance(value, int | float) else ""
+    items = json.dumps([part.strip() for part in value.split(",")], ensure_ascii=False)
+    return f"{items}; on a command line --set '{field}={items}'"
 
 
 def _nearest_field(name: str, section: type[BaseModel]) -> str:

@@ -101,6 +101,8 @@ def _count(steps: int) -> str:
 
 def _span(seconds: float) -> str:
     """`0.25 s`, `12 s`, `7 min`, `3.5 h`, `2 days`."""
+    if 0 < seconds < 1e-3:
+        return "less than 1 ms"
     for from_s, size, unit in ((172800, 86400, "days"), (3600, 3600, "h"), (120, 60, "min"), (0, 1, "s")):
         if seconds >= from_s:
             value = seconds / size

@@ -36,6 +36,8 @@ class RunDir:
     """Held by the first rank of the process that trains it."""
     attempt: int = field(default=1, compare=False)
     """The token of the lease under which this start began."""
+    is_fresh: bool = field(default=False, compare=False)
+    """This start was to be in a directory that no other has used: `--fresh`."""
 
     @property
     def is_remote(self) -> bool:

@@ -7,10 +7,12 @@ import signal
 import subprocess
 import sys
 from itertools import pairwise
+from pathlib import Path
 
 import pytest
 from limits import HANG_S
 
+import embark.cli
 from embark.__main__ import run
 from embark.cli.app import COMMANDS
 
@@ -81,6 +83,17 @@ def test_the_command_of_a_fix_names_the_users_own_spec(capsys, tmp_path, name):
     (tmp_path / name).write_text('[data]\nkind = "prepared"\npath = "out"\n')
     assert run(["train", name, "--json"]) == 64
     assert f"embark data prepare {shlex.quote(name)}" in json.loads(capsys.readouterr().err)["fix"]
+
+
+def test_the_help_of_a_parameter_is_one_line_of_its_docstring():
+    """Cyclopts keeps a docstring's line breaks, so a second line breaks the text at any width."""
+    files = sorted(Path(embark.cli.__file__).parent.glob("*.py"))
+    broken = [f"{path.name}: {line.strip()}"
+              for path in files for text in path.read_text().split("    ----------\n")[1:]
+              for line, behind in pairwise(text.partition('"""')[0].splitlines())
+              if line.startswith(" " * 8) and behind.startswith(" " * 8)]
+    assert len(files) > 20
+    assert not broken
 
 
 def test_help_groups_every_command_and_each_has_its_own(capsys):

@@ -14,8 +14,9 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from rich.console import Console as RichConsole
 
-from embark.cli.console import Console, JsonView
+from embark.cli.console import Console, JsonView, _print
 from embark.errors import Interrupted, Mistake, SpecError, UserError
 from embark.events.events import Event
 from embark.events.sinks.terminal import TerminalView
@@ -262,6 +263,17 @@ def test_what_a_person_stopped_is_a_sentence_and_no_error(capsys):
     assert capsys.readouterr().err.splitlines() == [
         "Stopped by Ctrl-C at step 4 of 9; saved in runs/x. Run the same command to resume",
         "Stopped by Ctrl-C; x is launched. embark cancel x ends it"]
+
+
+def test_no_word_is_broken_at_the_edge_of_a_terminal_and_a_command_stays_one_line():
+    file = StringIO()
+    terminal = RichConsole(file=file, force_terminal=True, width=30, color_system=None, _environ={"TERM": "xterm"})
+    fix = "embark train laptop.toml --fresh x " + "y" * 40
+    _print(terminal, [("error: ", ""), (f"the tables do not fit\n  fix: {fix}", "")])
+    first, second = file.getvalue().rstrip("\n").split("\n")
+    assert (first, len(second)) == ("error: the tables do not fit", 30 + 24 + 40)
+    assert [second[:30].rstrip(), second[30:60]] == ["  fix: embark train", "  laptop.toml --fresh x " + "y" * 6]
+    assert second.split() == ["fix:", "embark", "train", "laptop.toml", "--fresh", "x", "y" * 40]
 
 
 def test_what_takes_seconds_is_named_on_a_terminal_and_gone_afterwards(monkeypatch):

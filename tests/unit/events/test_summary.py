@@ -60,6 +60,15 @@ def test_an_interrupted_run_says_from_where_it_resumes(make_events):
         "Failed at step 1,000 of 1,000. No checkpoint yet: the same command starts over.")
 
 
+@pytest.mark.parametrize(("run_dir", "same"), [("runs/try", "without --fresh"),
+                                               ("runs/try-2", "with --set name=try-2 in place of --fresh")])
+def test_a_run_started_with_fresh_says_how_it_is_resumed_and_not_started_anew(make_events, run_dir, same):
+    events = make_events("interrupted")
+    start = {**events[0].values, "name": "try", "run_dir": run_dir, "is_fresh": True}
+    assert f"Run the same command {same} to resume from step 1,000." in summary.outcome_sentence(
+        read([Event("start", start, events[0].time_s), *events[1:]]))
+
+
 def test_the_work_counts_this_process_steps_only(make_events):
     events = make_events()
     start = Event("start", {**events[0].values, "first_step": 400}, events[0].time_s)

@@ -280,6 +280,15 @@ def test_a_range_that_is_none_is_one_mistake(nodes, field, what):
     assert [(m.field, what in m.what) for m in caught.value.mistakes] == [(field, True)]
 
 
+def test_words_where_a_list_belongs_are_shown_as_the_list():
+    with pytest.raises(SpecError) as caught:
+        resolve({}, ["data.prepare.column_names=user, item"])
+    (mistake,) = caught.value.mistakes
+    assert mistake.what.startswith("should be a list")
+    assert mistake.fix == ('["user", "item"]; on a command line '
+                           """--set 'data.prepare.column_names=["user", "item"]'""")
+
+
 @pytest.mark.parametrize("target", ["jobset", "trainjob", "ray", "torchx", "vertex", "tpu-vm", "compose"])
 def test_targets_that_need_a_fixed_number_refuse_a_range_and_name_those_that_do_not(target):
     with pytest.raises(SpecError) as caught:
