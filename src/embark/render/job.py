@@ -320,7 +320,8 @@ def _storage_mistakes(job: Job, catalog: Catalog) -> Iterator[Mistake]:
                        f"set it to {bucket}, or to a folder under place.volume_path with place.volume")
     if data.kind != "synthetic" and data.path and not is_shared(data.path, job):
         yield _mistake("data.path", data.path, f"is on this machine; a machine of {job.cloud} does not see it",
-                       f"copy it: embark data copy {shlex.quote(data.path)} {bucket.removesuffix('runs')}data")
+                       f"embark data copy {shlex.quote(data.path)} {bucket.removesuffix('runs')}data copies it; then "
+                       f"--set data.path={bucket.removesuffix('runs')}data")
     warm_start = job.spec.train.warm_start
     run = warm_start.rpartition("@")[0] or warm_start
     run = run if "/" in run else f"{store.root}/{run}"
