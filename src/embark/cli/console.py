@@ -296,7 +296,7 @@ def _wrap_with_spaces(text: str, width: int, column: int) -> tuple[str, int]:
     two rows is still one line when it is copied. Also the column behind the text, which begins at `column`."""
     from rich.cells import cell_len
 
-    lines = []
+    lines: list[str] = []
     for line in text.split("\n"):
         column = 0 if lines else column
         indent = len(line) - len(line.lstrip(" "))

@@ -90,24 +90,28 @@ class EventOrder:
         newest = self.state.newest_s
         return min(self._partitions, key=lambda partition: newest.get(partition, -math.inf))
 
-    def add(self, partition: str, message: Message) -> None:
-        """The next record of `next_partition()`."""
+    def add(self, partition: str, message: Message) -> str:
+        """The next record of `next_partition()`; returns why it is dropped, if it is."""
         state, settings = self.state, self._settings
         state.offsets[partition] = message.offset
         row = row_of(message.value)
         at = None if row is None else self._time_of(row, message)
         if row is None or at is None or (settings.key and row.get(settings.key) is None):
             state.counts["num_unreadable"] += 1
-            return
+            return ("not a JSON object" if row is None else f"no value in column {settings.key!r}" if at is not None
+                    else f"no time in column {settings.time_column!r}: ISO 8601, seconds or milliseconds")
+        why = ""
         is_label = bool(settings.key) and row.get(settings.label) is not None
         state.counts["num_labels" if is_label else "num_rows"] += 1
         if at < state.watermark_s:
             state.counts["num_late"] += 1
+            why = f"older than the newest event by more than stream.bound_s = {settings.bound_s:g}"
         else:
             heapq.heappush(state.early, (at, state.num_added, is_label, row))
             state.num_added += 1
         state.newest_s[partition] = max(at, state.newest_s.get(partition, -math.inf))
         self._advance()
+        return why
 
     def take(self, num_rows: int) -> list[Row]:
         """Rows that are ready."""

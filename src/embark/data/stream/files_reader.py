@@ -7,6 +7,7 @@ import io
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import islice
+from pathlib import Path
 from typing import Any
 
 from embark.data.stream.records import Message, Offset, Row
@@ -30,11 +31,12 @@ class FilesReader:
         self._rows: Iterator[tuple[int, Row | bytes]] = iter(())
         self._waiting: list[str] = []
         self._listed_s = 0.0
-        self._problem = ""
+        self._problem = self._nothing_new = ""
 
     def open(self, offsets: Mapping[str, Offset]) -> Sequence[str]:
         found = offsets.get("")
         if isinstance(found, list):
+            self._nothing_new = "no new file"
             self._name, self._row = found
             self._rows = self._read(self._name, self._row + 1)
         return [""]
@@ -47,7 +49,7 @@ class FilesReader:
                     return found
                 if not self._waiting:
                     break
-                self._name = self._waiting.pop(0)
+                self._name, self._nothing_new = self._waiting.pop(0), "no new file"
                 self._rows = self._read(self._name, 0)
             self._list(timeout_s)
         return []
@@ -56,7 +58,7 @@ class FilesReader:
         """The files stay."""
 
     def problem(self) -> str:
-        return self._problem or f"{self._path}: no new file"
+        return self._problem or f"{self._path}: {self._nothing_new}"
 
     def close(self) -> None: ...
 
@@ -74,6 +76,10 @@ class FilesReader:
             self._problem = str(error)
             return
         self._waiting = [name for name in sorted(names) if name > self._name and _is_data(name)]
+        if not self._name:  # nothing was ever read: perhaps not what was meant
+            is_there = "://" in self._path or Path(self._path).is_dir()
+            others = f"no file with a name that ends with {', '.join(KINDS[:-1])} or {KINDS[-1]} among its {len(names)}"
+            self._nothing_new = others if names else "no file yet" if is_there else "there is no such folder yet"
 
     def _read(self, name: str, first: int) -> Iterator[tuple[int, Row | bytes]]:
         try:

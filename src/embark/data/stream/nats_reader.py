@@ -55,7 +55,8 @@ class NatsReader:
         except (DataError, UserError):
             raise
         except Exception as error:  # the broker is away; it is asked again
-            self._problem = f"{', '.join(self._stream.servers)}: {type(error).__name__} {error}".strip()
+            self._problem = (f"{', '.join(self._stream.servers)}: no answer from the broker "
+                             f"({f'{type(error).__name__} {error}'.strip()})")
             self._consumers.pop(partition, None)
             threading.Event().wait(timeout_s)
             return []
@@ -118,7 +119,7 @@ class NatsReader:
             stream = await js.find_stream_name_by_subject(topic)
         except NotFoundError:
             raise UserError(f"stream.topics: {topic} is in no JetStream stream of {', '.join(self._stream.servers)}",
-                            fix="make the stream, or name one of its subjects") from None
+                            fix="embark follow SPEC --make-streams makes it; or name a subject of a stream") from None
         state = (await js.stream_info(stream)).state
         if last and state.first_seq > last + 1:
             raise DataError(f"NATS stream {stream} no longer has the records {last + 1:,} to {state.first_seq - 1:,}, "

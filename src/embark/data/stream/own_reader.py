@@ -42,7 +42,11 @@ class OwnReader:
             if not isinstance(pair, tuple) or len(pair) != 2 or not isinstance(pair[1], Mapping | bytes | str):
                 raise DataError(f"{self._where}: poll returned {pair!r:.80}",
                                 fix="return pairs of an offset and a row, a dictionary or JSON text")
-            messages.append(Message(pair[0], pair[1]))
+            if not isinstance(pair[0], int | str | list):
+                raise DataError(f"{self._where}: poll returned the offset {pair[0]!r:.80}",
+                                fix="an offset is saved in checkpoints as JSON: an int, a text or a list of these")
+            row = {name: _plain(value) for name, value in pair[1].items()} if isinstance(pair[1], Mapping) else pair[1]
+            messages.append(Message(pair[0], row))
         if messages:
             self._last = messages[-1].offset
         return messages
@@ -58,3 +62,10 @@ class OwnReader:
     def close(self) -> None:
         if hasattr(self._own, "close"):
             self._own.close()
+
+
+def _plain(value: Any) -> Any:
+    """NumPy's numbers and arrays as Python's, which checkpoints can hold."""
+    if isinstance(value, list | tuple):
+        return [_plain(one) for one in value]
+    return value.tolist() if hasattr(value, "tolist") else value

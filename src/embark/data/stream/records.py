@@ -12,6 +12,7 @@ from embark.spec.data import moment
 
 Offset = int | str | list[Any] | None  # What JSON can hold; None: before the first record.
 Row = Mapping[str, Any]
+_YEAR_10000_S = 253_402_300_800.0  # Neither seconds nor milliseconds are as large: microseconds perhaps.
 _LAST_SECONDS = 1e11  # Larger numbers are milliseconds since 1970.
 
 
@@ -71,4 +72,5 @@ def event_time_s(value: Any) -> float | None:
         return None
     if not math.isfinite(seconds) or isinstance(value, bool):
         return None
-    return seconds / 1000 if abs(seconds) > _LAST_SECONDS else seconds
+    seconds = seconds / 1000 if abs(seconds) > _LAST_SECONDS else seconds
+    return seconds if abs(seconds) < _YEAR_10000_S else None

@@ -18,7 +18,9 @@ from embark.data.loader import Batch
 from embark.data.prepare.arrow.json_lines import json_column
 from embark.data.prepare.arrow.row_parser import Location, RowParser
 from embark.data.prepare.rows import RawRows
+from embark.data.prepare.time_format import moment_text
 from embark.data.prepared.cache import read_manifest
+from embark.data.stream.dropped import DropWatch
 from embark.data.stream.event_order import EventOrder, OrderSettings, OrderState, total
 from embark.data.stream.files_reader import read_records
 from embark.data.stream.open_reader import open_reader
@@ -33,6 +35,7 @@ STREAM_FILE = "stream.json"  # In a checkpoint.
 ENDLESS_STEPS = 1 << 40
 POLL_S = 0.2
 STALLED_S = 60.0  # Without a record of a partition that the others wait for, someone should know.
+FIRST_S = 5.0  # Likewise, of a run that has read none yet: its stream is perhaps not where it looks.
 UNREADABLE = "num_unreadable"
 
 
@@ -55,6 +58,7 @@ class StreamSource:
         self._order = EventOrder(self._settings)
         self._reader: StreamReader | None = None
         self._records: dict[str, deque[Message]] = {}
+        self._drops, self._has_rows = DropWatch(), False
         self._next = 0
         self._turn = threading.Condition()
         self._states: dict[int, OrderState] = {}  # By position: as it was behind the batch before it.
@@ -163,8 +167,11 @@ class StreamSource:
             rows = self._order.take(missing)
             raw = self._parse(rows)
             self._order.state.counts[UNREADABLE] += len(rows) - len(raw)
+            self._drops.drop(raw.reasons)
             if len(raw):
                 found.append(raw)
+                self._has_rows = True
+            self._look_at_drops()
             missing -= len(raw)
         return self._batch(RawRows.join(found))
 
@@ -175,7 +182,16 @@ class StreamSource:
             records = self._records[partition]
             if not records:
                 records.extend(self._wait_for(reader, partition))
-            order.add(partition, records.popleft())
+            self._drops.add(order.add(partition, records.popleft()))
+            self._look_at_drops()
+
+    def _look_at_drops(self) -> None:
+        def warn(text: str) -> None:
+            newest_s = max(self._order.state.newest_s.values(), default=0.0)
+            has_time = bool(self._settings.time_column and newest_s)
+            self._warn(text + (f"; the newest event is of {moment_text(round(1e6 * newest_s))}" if has_time else ""))
+
+        self._drops.look(warn, len(self._order.state.ready), has_trained=self._has_rows or self._next > 0)
 
     def _wait_for(self, reader: StreamReader, partition: str) -> list[Message]:
         began_s, has_warned = time.monotonic(), False
@@ -185,10 +201,13 @@ class StreamSource:
                 return found
             if self._is_closed or self._is_stopping():
                 raise StreamStopped
-            if not has_warned and time.monotonic() - began_s > STALLED_S:
+            limit_s = STALLED_S if self._order.state.offsets else FIRST_S
+            if not has_warned and time.monotonic() - began_s > limit_s:
                 has_warned = True
-                why = reader.problem() or "it has none, and others wait: rows are trained in order of their events"
-                self._warn(f"no record of {partition or 'the stream'} for {STALLED_S:.0f} s: {why}")
+                others = "it has none, and the other partitions wait: rows are trained in order of their events"
+                why = reader.problem() or (others if len(self._records) > 1 else "it has no new ones")
+                drops = f"; {self._drops}" if str(self._drops) else ""
+                self._warn(f"no record of {partition or 'the stream'} for {limit_s:.0f} s: {why}{drops}")
 
     def _opened(self) -> StreamReader:
         if self._reader is None:

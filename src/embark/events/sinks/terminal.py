@@ -280,12 +280,12 @@ class _Bar:
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         history, width = self._history, min(options.max_width, summary.MAX_WIDTH)
-        total = format_count(history.num_steps)
-        left = Text(f"  step {format_count(history.steps_done):>{len(total)}}/{total} ")
+        total, done = format_count(history.num_steps), format_count(history.steps_done)
+        left = Text(f"  step {done:>{len(total)}}/{total} " if history.num_steps else f"  step {done} ")
         right = self._right(width - left.cell_len - _MIN_BAR)
         bar = ProgressBar(
-            total=max(1, history.num_steps), completed=history.steps_done, complete_style="cyan", finished_style="cyan"
-        )
+            total=history.num_steps, completed=history.steps_done, complete_style="cyan", finished_style="cyan"
+        ) if history.num_steps else Text("")  # a stream has no end
         grid = Table.grid()
         grid.add_column(width=left.cell_len, no_wrap=True)
         grid.add_column(width=max(1, width - left.cell_len - right.cell_len))
@@ -297,7 +297,7 @@ class _Bar:
     def _right(self, width: int) -> Text:
         step, left = self._history.step, f"{format_clock(self._history.seconds_left):>5} left"
         if not step:
-            return Text("  starting", "dim")
+            return Text("  starting" if self._history.num_steps else "  waiting for records", "dim")
         loss, auc = f"train: loss {format_float(step.get('loss'))}", f"AUC {format_auc(step)}"
         pace = format_si(step.get("samples_per_s"))
         richest_first = (
@@ -306,7 +306,7 @@ class _Bar:
             [loss, auc, left],
             [loss, auc, left.removesuffix(" left")],
             [loss, left.removesuffix(" left")],
-        )
+        ) if self._history.num_steps else ([loss, auc, f"{pace:>6} samples/s"], [loss, auc], [loss])
         for parts in richest_first:
             text = self._encode("  ".join(["", *parts]))
             if len(text) <= width:

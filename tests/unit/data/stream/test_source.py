@@ -183,6 +183,21 @@ def test_a_stream_of_the_user_s_own_code_hears_what_is_committed(tmp_path: Path,
     assert "acknowledged 31" in capsys.readouterr().out
 
 
+def test_numpy_values_of_the_user_s_own_rows_are_saved_and_an_offset_that_json_does_not_have_is_refused(tmp_path):
+    code = "import numpy as np\n" + OWN.replace('"label": i % 2', '"label": np.int64(i % 2)').replace(
+        '"tags": [i % 20]', '"tags": np.arange(2)')
+    with closing(StreamSource(plain(tmp_path, path="", source="own_stream:Source", code=code))) as source:
+        expected = take(source, 2)
+        run_dir, checkpoint = saved(source, 1, tmp_path / "run")
+    with closing(StreamSource(plain(tmp_path, path="", source="own_stream:Source", code=code))) as again:
+        again.restore(run_dir.checkpoints, checkpoint)
+        assert_same(take(again, 1, 1), expected[1:])
+    code = code.replace("[(i, {", "[(np.int64(i), {")
+    with closing(StreamSource(plain(tmp_path, path="", source="own_stream:Source", code=code))) as source, \
+            pytest.raises(DataError, match="poll returned the offset"):
+        take(source, 1)
+
+
 def test_a_stream_of_words_for_dynamic_tables(tmp_path: Path) -> None:
     write_jsonl(tmp_path / "in" / "0.jsonl", rows(BATCH))
     spec = plain(tmp_path / "in")

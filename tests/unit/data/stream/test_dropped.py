@@ -1,0 +1,78 @@
+"""A stream most of whose records are dropped says so, and why; one that cannot be trained on at all stops the run."""
+
+from __future__ import annotations
+
+import json
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+
+from embark.data.stream.dropped import WINDOW
+from embark.data.stream.records import StreamStopped, event_time_s
+from embark.data.stream.source import StreamSource
+from embark.errors import DataError
+from embark.spec import RunSpec, resolve
+
+BATCH = 16
+ROW = {"t": 1.7e9, "label": 1, "price": 0.5, "user": 7}
+
+
+def spec_of(folder: Path) -> RunSpec:
+    return resolve({
+        "model": {"num_dense": 1, "embedding_dim": 8, "bottom_mlp": [8], "top_mlp": [8],
+                  "tables": [{"name": "user", "rows": 50}]},
+        "data": {"dense_columns": ["price"]}, "train": {"batch_size": BATCH},
+        "stream": {"source": "files", "path": str(folder), "time_column": "t"}})
+
+
+def write(folder: Path, records: list[object]) -> RunSpec:
+    folder.mkdir()
+    (folder / "0.jsonl").write_text("".join(f"{json.dumps(record)}\n" for record in records))
+    return spec_of(folder)
+
+
+@pytest.mark.parametrize(("record", "why"), [
+    ({**ROW, "t": "noon"}, "no time in column 't'"),
+    (["a", "list"], "not a JSON object"),
+    ({"t": 1.7e9, "label": 1, "price": 0.5, "usr": 7}, "column 'user' is empty"),
+    ({**ROW, "label": "maybe"}, "column 'label'"),
+])
+def test_a_stream_of_which_no_record_can_be_read_stops_the_run_with_the_reason(tmp_path, record, why):
+    with closing(StreamSource(write(tmp_path / "in", [record] * (WINDOW + BATCH)))) as source, \
+            pytest.raises(DataError, match=r"none of the first 1,0.. records") as caught:
+        source.train_rows(0, 0, BATCH)
+    assert why in caught.value.what
+
+
+def test_a_clock_that_jumped_ahead_is_named_where_all_later_records_are_late(tmp_path):
+    spec = write(tmp_path / "in", [ROW] * BATCH + [{**ROW, "t": "2040-01-01"}] + [ROW] * (2 * WINDOW))
+    warnings: list[str] = []
+    with closing(StreamSource(spec)) as source:
+        assert len(source.train_rows(0, 0, BATCH).label) == BATCH
+        with source.reading(lambda: True, warnings.append), pytest.raises(StreamStopped):
+            source.train_rows(0, BATCH, 2 * BATCH)
+    assert len(warnings) == 1  # not once for each window
+    assert "older than the newest event by more than stream.bound_s = 0" in warnings[0]
+    assert "the newest event is of 2040-01-01T00:00:00Z" in warnings[0]
+
+
+@pytest.mark.parametrize(("names", "why"), [
+    (None, "there is no such folder yet"), ([], "no file yet"), (["rows.txt"], "no file with a name that ends with"),
+])
+def test_a_run_that_finds_no_record_says_where_it_looked(tmp_path, monkeypatch, names, why):
+    monkeypatch.setattr("embark.data.stream.source.FIRST_S", 0.0)
+    if names is not None:
+        (tmp_path / "in").mkdir()
+    for name in names or ():
+        (tmp_path / "in" / name).write_text("{}")
+    warnings: list[str] = []
+    with closing(StreamSource(spec_of(tmp_path / "in"))) as source, \
+            source.reading(lambda: bool(warnings), warnings.append), pytest.raises(StreamStopped):
+        source.train_rows(0, 0, BATCH)
+    assert f"no record of the stream for 0 s: {tmp_path}/in: {why}" in warnings[0]
+
+
+def test_microseconds_are_no_event_time():
+    assert event_time_s(1_700_000_000_123) == 1_700_000_000.123
+    assert event_time_s(1_700_000_000_123_456) is None
