@@ -189,7 +189,7 @@ def _render_prepared(console: Console, result: PrepareResult, spec: str) -> None
         headings = {"known": "known ids", "new": "new ids", "evicted": "evicted"} if maps else {}
         console.table([{"table": f.name, "rows": f.rows, "ids": f"up to {f.multi_hot}" if f.is_ragged else
                         str(f.multi_hot), **{key: maps[f.name].get(key) for key in headings}}
-                       for f in manifest.layout.features],
+                       for f in manifest.layout.id_features],
                       {"table": "table", "rows": "rows", "ids": "ids per row", **headings})
     console.text(f"\nrows: {_rows(manifest)}; {pluralize(len(manifest.layout.dense), 'dense column')}")
     if result.id_map_from:

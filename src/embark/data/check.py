@@ -214,6 +214,15 @@ def _check_values(block: Block, first: int, faults: _Faults) -> None:
             if int(lengths.sum(dtype="i8")) != len(ids):
                 faults.add_num(feature.name, "blocks whose lengths are not those of its ids", 1, first)
                 continue
+        if feature.weights_of:
+            of = [one.name for one in layout.features].index(feature.weights_of)
+            differs = np.asarray(lengths != block.lengths(of))
+            faults.add(feature.name, f"rows of another number of weights than {feature.weights_of} has ids", differs,
+                       first)
+            rows = np.repeat(np.arange(len(block.label)), np.asarray(lengths))[~((ids >= 0) & np.isfinite(ids))]
+            faults.add(feature.name, "rows with a weight that is negative or not finite",
+                       np.bincount(rows, minlength=len(block.label)) > 0, first)
+            continue
         if ids.size and (int(ids.max()) >= feature.rows or int(ids.min()) < 0):
             is_bad, what = (ids >= feature.rows) | (ids < 0), f"ids outside 0 to {feature.rows - 1:,}"
             if lengths is None:
@@ -269,7 +278,7 @@ def column_rows(
 ) -> list[dict[str, Any]]:
     """One of each column: what it is, how it spreads, how well it alone predicts the label."""
     rows = [_dense_row(name, statistics["dense"].get(name, {})) for name in manifest.layout.dense]
-    for feature in manifest.layout.features:
+    for feature in manifest.layout.id_features:
         kind = "list" if feature.is_ragged else "ids" if feature.multi_hot == 1 else f"{feature.multi_hot} ids"
         rows.append(_sparse_row(feature.name, kind, statistics["sparse"].get(feature.name, {})))
     for row in rows:

@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from embark.data.hashing import hash_counters, stream_key, uniform
-from embark.data.id_weights import weight_columns, weights_of
+from embark.data.id_weights import weights_of_keys
 from embark.data.loader import Batch
 from embark.data.prepare.arrow.readers import CsvReader, ParquetReader
 from embark.data.prepare.arrow.row_parser import Location, RowParser
@@ -45,7 +45,8 @@ class ColumnsSource:
     def __init__(self, model: ModelSpec, data: DataSpec) -> None:
         tables = model.table_list()
         labels = label_columns(model.tasks)
-        if not labels and data.label in (*data.dense_columns, *(table.name for table in tables)):
+        if not labels and data.label in (*data.dense_columns,
+                                         *(name for table in tables for name in (table.name, table.weights_column))):
             raise DataError(f"{data.path}: column {data.label!r} is data.label and also a feature, which would show "
                             "the model the answer", fix="remove it from data.dense_columns and from the tables")
         rows = _read(data, tables, LabelColumn.of(model.tasks))
@@ -56,7 +57,10 @@ class ColumnsSource:
         for name, values in zip(data.dense_columns, rows.dense.T, strict=True):
             _refuse(data.path, name, np.isnan(values), "is empty", "drop those rows, or fill in the values")
         self._features, self.notes = _checked_ids(data.path, tables, rows, must_clip=data.on_bad_id == "clip")
-        self._weights = weights_of(data.path, tables, rows)
+        # By the position of the table, of each id. They stand behind the tables' columns.
+        weighted = [position for position, table in enumerate(tables) if table.weights_column]
+        self._weights = {position: weights_of_keys(rows.keys[column])
+                         for column, position in enumerate(weighted, len(tables))}
         self._is_fixed = all(feature.offsets is None for feature in self._features)
         self._is_by_time = rows.time is not None
         if rows.time is None:
@@ -145,7 +149,8 @@ def _read(data: DataSpec, tables: Sequence[Table], labels: tuple[LabelColumn, ..
     files = inputs.find(data.path)
     # Every column of ids is read as lists, so that an error can say how many ids a cell has.
     sparse = tuple(SparseColumn(table.name, "text" if table.is_dynamic else "integer", is_list=True, max_ids=1 << 31)
-                   for table in tables) + weight_columns(tables)
+                   for table in tables) + tuple(
+                       SparseColumn.of_weights(table) for table in tables if table.weights_column)
     portions, times = [], _times(inputs, files, data) if data.time_column else ()
     roles = _Roles(data, sparse, times, labels)
     for file in files:
@@ -253,7 +258,7 @@ def _read_npz(inputs: Inputs, file: InputFile, roles: _Roles) -> RawRows:
         sizes = ", ".join(f"{name} {len(array)}" for name, array in loaded.items())
         raise DataError(f"{file.uri}: the columns differ in their number of rows: {sizes}",
                         fix="write arrays of the same length")
-    ids = {column.name for column in roles.sparse}
+    ids = {column.source for column in roles.sparse}
     for name, array in loaded.items():
         if array.ndim != 1 and not (array.ndim == 2 and name in ids):
             wanted = "1 or 2 dimensions (rows, ids)" if name in ids else "1 dimension"

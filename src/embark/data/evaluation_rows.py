@@ -140,7 +140,7 @@ def _raw(spec: RunSpec, fingerprint: str, data: str, folder: Path) -> Evaluation
     if not manifest.num_rows("validation"):
         raise DataError(f"{data}: has no rows", fix="name a file with at least one row")
     opened = spec.model_copy(update={"data": spec.data.model_copy(update={"eval_split": "validation"})})
-    source = PreparedSource(manifest, [t.name for t in spec.model.table_list()], opened.data,
+    source = PreparedSource(manifest, spec.model.table_list(), opened.data,
                             LocalParts(folder, manifest.layout, manifest.block_rows), tasks=spec.model.tasks)
     notes = (f"skipped {bad.num_bad:,} unreadable rows, {bad.share:.4%} of all",) if bad.num_bad else ()
     return _with_names(EvaluationRows(source, opened, data, "", notes=notes), spec.data.path, own)

@@ -13,6 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import TypeAdapter, ValidationError
 
+from embark.data.id_weights import weights_features, weights_of_keys
 from embark.data.number_rows import NumberRows
 from embark.data.prepare.id_numbering import look_up
 from embark.data.prepare.rows import DenseTransform, Keys, RawRows, dense_transform, hash_ids, transform_dense
@@ -63,6 +64,8 @@ class PreparedWith:
     def id_map(self, feature: Feature) -> IdMap:
         """Of one of the tables, read and compared with its checksum."""
         column = next((one for one in self.schema.sparse if one.name == feature.name), None)
+        if column is not None and column.weights_of:
+            return IdMap(column, feature, None, None, 1)
         about = self.manifest.settings["id_maps"].get(feature.name)
         if column is None or about is None:
             raise DataError(f"{self.path}: the manifest has no id map of table {feature.name}", fix=REPAIR)
@@ -81,7 +84,7 @@ class PreparedWith:
 
 @dataclass(frozen=True, slots=True)
 class IdMap:
-    """How the values of a column became the ids of its table."""
+    """How the values of a column became the ids of its table; of weights, nothing but the numbers."""
 
     column: SparseColumn
     feature: Feature
@@ -126,6 +129,8 @@ class RowEncoder:
         return dense if self.layout.dense_bits == 32 else dense.astype(np.float16).astype(np.float32)
 
     def _ids_of(self, one: IdMap, keys: Keys, is_missing: NDArray[np.bool_] | None) -> NDArray[Any]:
+        if one.feature.weights_of:
+            return weights_of_keys(keys)
         if self.plain_ids is None or one.keys is not None:
             return one.ids_of(keys, is_missing)
         # Readable keys are ids.
@@ -166,6 +171,9 @@ class RowEncoder:
             refuse(np.isnan(values), f"column {name!r} is empty")
         for feature, own, lengths, is_missing in zip(self.layout.features, raw.keys, raw.lengths, raw.is_missing,
                                                      strict=True):
+            if feature.weights_of:  # as many as ids
+                keys.append(own)
+                continue
             ids = own.view(np.int64)
             is_any = feature.name in self.any_number
             is_outside = np.zeros(len(ids), np.bool_) if is_any else (ids < 0) | (ids >= feature.rows)
@@ -217,11 +225,13 @@ def plain_row_format(
         raise UserError(f"a feature is called {CANDIDATE!r}, as the column of the item that is scored is",
                         fix="rename it, and train again")
     names = prepared.dense if prepared else data.dense_columns or tuple(f"dense_{i}" for i in range(model.num_dense))
-    is_list = {table.name: table.multi_hot > 1 or table.is_sequence for table in tables}
+    is_list = {table.name: table.multi_hot > 1 or table.is_sequence or bool(table.weights_column) for table in tables}
     layout = Layout(names, tuple(Feature(table.name, table.stored_rows, table.multi_hot, is_list[table.name])
-                                 for table in tables), prepared.dense_bits if prepared else 32)
+                                 for table in tables) + weights_features(tables),
+                    prepared.dense_bits if prepared else 32)
     sparse = tuple(SparseColumn(table.name, "text" if table.is_dynamic and has_words else "integer",
-                                is_list=is_list[table.name], max_ids=_MAX_IDS) for table in tables)
+                                is_list=is_list[table.name], max_ids=_MAX_IDS) for table in tables) + tuple(
+                                    SparseColumn.of_weights(table) for table in tables if table.weights_column)
     maps = tuple(IdMap(column, feature, None, None, feature.rows)
                  for column, feature in zip(sparse, layout.features, strict=True))
     return Schema("csv", data.label, names, sparse, (), labels=LabelColumn.of(model.tasks)), \

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from embark.data import SampleSource, synthetic_source
+from embark.data.id_weights import weights_features
 from embark.data.loader import Batch
 from embark.data.prepare.tasks import PREPARING
 from embark.data.prepared import BLOCK_ROWS, MANIFEST, SPLITS, Feature, Layout, Manifest, Part, PartWriter, Rows, Split
@@ -53,9 +54,6 @@ class MakeResult:
 def make(spec: RunSpec, out: Path, *, on_progress: OnProgress | None = None, force: bool = False) -> MakeResult:
     """Write `data.num_train_samples` and `data.num_eval_samples` samples below `out`; the manifest comes last."""
     began_s = time.monotonic()
-    if spec.model.has_weighted_ids:
-        raise UserError("prepared data holds no weights of ids", fix="leave weights_column out, or train on the "
-                        "synthetic samples as they are")
     _check_disk(spec, out)
     _clear(out, force=force)
     data, layout = spec.data, _layout(spec)
@@ -115,9 +113,9 @@ def _clear(out: Path, *, force: bool) -> None:
 
 def _layout(spec: RunSpec) -> Layout:
     features = tuple(
-        Feature(table.name, table.rows, table.multi_hot, is_ragged=spec.data.ragged)
+        Feature(table.name, table.rows, table.multi_hot, is_ragged=spec.data.ragged or bool(table.weights_column))
         for table in spec.model.table_list()
-    )
+    ) + weights_features(spec.model.table_list())
     dense = tuple(f"dense_{i}" for i in range(spec.model.num_dense))
     return Layout(dense, features, spec.data.prepare.dense_bits, label_columns(spec.model.tasks))
 
@@ -156,8 +154,13 @@ def rows_of(layout: Layout, batch: Batch, tasks: tuple[Task, ...] = ()) -> Rows:
     """A batch as rows of prepared data. Of tasks each has a column of its own."""
     label = np.column_stack([main_label(batch.label, tasks), batch.label]) if tasks else batch.label
     ends = np.cumsum(batch.lengths.sum(axis=1, dtype=np.int64))
-    ids = tuple(np.split(batch.ids, ends[:-1]))
-    if not layout.is_fixed:
-        return Rows(label, batch.dense, ids, tuple(batch.lengths))
-    shaped = tuple(values.reshape(-1, f.multi_hot) for values, f in zip(ids, layout.features, strict=True))
-    return Rows(label, batch.dense, shaped, (None,) * len(ids))
+    ids = np.split(batch.ids, ends[:-1])
+    weights = [] if batch.weights is None else np.split(batch.weights, ends[:-1])
+    places = {feature.name: place for place, feature in enumerate(layout.id_features)}
+    values, lengths = [], []
+    for feature in layout.features:
+        place = places[feature.weights_of or feature.name]
+        own = weights[place] if feature.weights_of else ids[place]
+        values.append(own if feature.is_ragged else own.reshape(-1, feature.multi_hot))
+        lengths.append(batch.lengths[place] if feature.is_ragged else None)
+    return Rows(label, batch.dense, tuple(values), tuple(lengths))

@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 
 from embark.data import LOOK, open_source, resolve_from_data
+from embark.data.id_weights import weights_features
 from embark.data.loader import Batch
 from embark.data.make import rows_of
 from embark.data.prepare.inputs import Inputs
@@ -63,12 +64,13 @@ def write_sample(sample: Sample, out: Path, *, max_rows: int) -> None:
     widths = np.asarray([[table.multi_hot] for table in tables])
     is_ragged = any((batch.lengths != widths).any() for batch in sample.batches.values())
     layout = Layout(tuple(f"dense_{i}" for i in range(sample.spec.model.num_dense)),
-                    tuple(Feature(table.name, min(table.rows, max_rows), table.multi_hot, is_ragged=is_ragged)
-                          for table in tables), labels=label_columns(sample.spec.model.tasks))
+                    tuple(Feature(table.name, min(table.rows, max_rows), table.multi_hot,
+                                  is_ragged=is_ragged or bool(table.weights_column)) for table in tables)
+                    + weights_features(tables), labels=label_columns(sample.spec.model.tasks))
     parts: dict[Split, tuple[Part, ...]] = {}
     for split, batch in sample.batches.items():
         per_feature = batch.lengths.sum(axis=1, dtype=np.int64)
-        sizes = np.asarray([feature.rows for feature in layout.features], np.int32)
+        sizes = np.asarray([feature.rows for feature in layout.id_features], np.int32)
         writer = PartWriter(out, f"{split}/000000", layout)
         writer.add(rows_of(layout, replace(batch, ids=batch.ids % np.repeat(sizes, per_feature)),
                            sample.spec.model.tasks))
@@ -81,8 +83,6 @@ def write_sample(sample: Sample, out: Path, *, max_rows: int) -> None:
 def _unreadable(spec: RunSpec) -> str:
     """Why there is nothing to read at `data.path` from here; empty where there is."""
     path = spec.data.path
-    if spec.model.has_weighted_ids:
-        return "a sample is prepared data, which holds no weights of ids"
     if spec.data.is_own:
         return ""
     if spec.data.kind == "prepared":

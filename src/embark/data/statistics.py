@@ -59,7 +59,7 @@ def compute_statistics(
 
     `memory_bytes` is for all processes together, this one included; 0 workers: one for each core.
     """
-    num_values = _cost(manifest, manifest.layout.features) + manifest.num_rows("train") * len(manifest.layout.dense)
+    num_values = _cost(manifest, manifest.layout.id_features) + manifest.num_rows("train") * len(manifest.layout.dense)
     workers = (num_workers or num_cores()) if num_values >= MIN_VALUES_TO_SHARE else 1
     workers = max(1, min(workers, memory_bytes // (2 * WORKER_BYTES)))
     tasks = _tasks(directory, manifest, workers, memory_bytes - (WORKER_BYTES if workers > 1 else 0))
@@ -77,7 +77,7 @@ def compute_statistics(
         "version": VERSION,
         "rows": manifest.rows_by_split,
         **found[-1],
-        "sparse": {feature.name: found[i] for i, feature in enumerate(manifest.layout.features)},
+        "sparse": {feature.name: found[i] for i, feature in enumerate(manifest.layout.id_features)},
     }
     return counted, scores
 
@@ -97,7 +97,7 @@ def write_manifest(
 
 def _tasks(directory: Path, manifest: Manifest, num_workers: int, memory_bytes: int) -> list[_Task]:
     """Largest tables first, so that no worker begins a long one when the others are done."""
-    features = manifest.layout.features
+    features = manifest.layout.id_features
     worker_bytes = max(memory_bytes // num_workers - WORKER_BYTES, 1 << 20)
     fair = _cost(manifest, features) // (num_workers * TASKS_PER_WORKER) + 1
     dense_cost = manifest.num_rows("train") * len(manifest.layout.dense)
@@ -117,7 +117,7 @@ def _tasks(directory: Path, manifest: Manifest, num_workers: int, memory_bytes: 
 
 def is_wide(manifest: Manifest) -> bool:
     """A count may not fit in 32 bits."""
-    most = max((f.multi_hot for f in manifest.layout.features), default=1)
+    most = max((f.multi_hot for f in manifest.layout.id_features), default=1)
     return manifest.num_rows("train") * most >= 1 << 32
 
 
@@ -141,7 +141,7 @@ def _count(task: _Task) -> tuple[dict[int, dict[str, Any]], dict[str, ColumnScor
     """By position of the feature what was counted, −1 holding the labels and the dense columns; scores by name."""
     if not task.features:
         return {-1: _general(task)}, score_dense_columns(task.directory, task.manifest) if task.with_scores else {}
-    features = task.manifest.layout.features
+    features = task.manifest.layout.id_features
     frequencies = {i: Frequencies() for i in task.features}
     lengths = {i: LengthSummary() for i in task.features}
     scorers = _scorers(task)
@@ -220,7 +220,7 @@ class SparseScorer:
     """The ids of held-out rows, each scored by the label rate it has among the training rows."""
 
     def __init__(self, directory: Path, manifest: Manifest, feature: int, prior: float) -> None:
-        split, multi_hot = held_out(manifest), manifest.layout.features[feature].multi_hot
+        split, multi_hot = held_out(manifest), manifest.layout.id_features[feature].multi_hot
         assert split is not None
         at_most = max(1, MAX_IDS // (manifest.block_rows * multi_hot))
         some = list(iter_blocks(directory, manifest, split, at_most))
@@ -287,7 +287,7 @@ def equal_columns(directory: Path, manifest: Manifest) -> list[tuple[str, ...]]:
     for block in iter_blocks(directory, manifest, "train", max(1, MAX_ROWS // manifest.block_rows)):
         for i, name in enumerate(layout.dense):
             mark(name, "dense", block.dense[:, i])
-        for i, feature in enumerate(layout.features):
+        for i, feature in enumerate(layout.id_features):
             mark(feature.name, f"{feature.id_dtype} {feature.multi_hot} {feature.is_ragged}", block.ids(i).reshape(-1))
             lengths = block.lengths(i)
             if lengths is not None:

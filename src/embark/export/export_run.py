@@ -93,7 +93,6 @@ def read_contents(
     the run's own data."""
     if tables not in TABLE_DTYPES:
         raise UserError(f"--tables {tables}: no such type", fix=f"one of: {', '.join(TABLE_DTYPES)}")
-    _refuse_weighted_ids(trained)
     arrays = _checked_arrays(trained)
     rows, maps, encoder = _row_format(trained, arrays)
     evaluated = trained.checkpoint.values.get("eval")
@@ -126,17 +125,10 @@ def export_weights(run: str, to: str, *, step: int | None = None, force: bool = 
     if store.exists(name) and not force:
         raise UserError(f"{to}: exists", fix="--force replaces it, or name another file")
     trained = find_trained(run, step)
-    _refuse_weighted_ids(trained)
     about = {"format": "pt", "run": trained.run_dir.uri, "step": str(trained.checkpoint.step)}
     size, pieces = file_of(_weights(_checked_arrays(trained), trained.spec.model.stored_tables(), "fp32"), about)
     store.write(name, pieces, size)
     return _result(trained, to, to, None, "fp32", size)
-
-
-def _refuse_weighted_ids(trained: TrainedRun) -> None:
-    if name := next((table.name for table in trained.spec.model.tables if table.weights_column), ""):
-        raise UserError(f"{trained.run_dir.uri}: the ids of {name} have weights, and such models are not exported",
-                        fix="`embark embeddings` writes the rows of its tables; `embark evaluate` scores held-out rows")
 
 
 def _result(

@@ -140,7 +140,8 @@ class _Ids:
 
 def _features(rows: Rows, encoder: RowEncoder) -> Iterator[_Ids]:
     for feature, ids, lengths in zip(encoder.layout.features, rows.ids, rows.lengths, strict=True):
-        yield _Ids(feature.name, ids.reshape(-1), lengths, len(rows))
+        if not feature.weights_of:
+            yield _Ids(feature.name, ids.reshape(-1), lengths, len(rows))
 
 
 def _features_of_batch(batch: Batch, tables: Sequence[str], encoder: RowEncoder) -> Iterator[_Ids]:

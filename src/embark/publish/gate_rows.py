@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 
 from embark.data.evaluation_rows import EvaluationRows, open_rows
 from embark.data.id_maps import RowEncoder
+from embark.data.id_weights import weights_by_feature
 from embark.data.permuted_rows import RowsInMemory
 from embark.data.prepared import Rows
 from embark.data.task_labels import main_label
@@ -61,16 +62,18 @@ class GateRows:
         return found.astype(np.float64)
 
     def _portions(self, encoder: RowEncoder) -> Iterator[Rows]:
-        tables = [table.name for table in self.opened.spec.model.table_list()]
+        every = self.opened.spec.model.table_list()
+        tables = [table.name for table in every]
         for start in range(0, self.rows.num_eval_samples, _CHUNK_ROWS):
             batch = self.rows.eval_rows(start, min(start + _CHUNK_ROWS, self.rows.num_eval_samples))
             ends = np.cumsum(batch.lengths.sum(axis=1, dtype=np.int64))
             ids = dict(zip(tables, np.split(batch.ids, ends[:-1]), strict=True))
             lengths = dict(zip(tables, batch.lengths, strict=True))
-            names = [one.feature.name for one in encoder.maps]
+            weights = weights_by_feature(batch, every)
+            own = [lengths[one.feature.weights_of or one.feature.name] for one in encoder.maps]
             yield Rows(batch.label, batch.dense, tuple(
-                encoder.rows_of(one, ids[name]) for one, name in zip(encoder.maps, names, strict=True)), tuple(
-                None if (lengths[name] == 1).all() else lengths[name] for name in names))
+                weights[one.feature.name] if one.feature.weights_of else encoder.rows_of(one, ids[one.feature.name])
+                for one in encoder.maps), tuple(None if (num == 1).all() else num for num in own))
 
     def slices(self, bounds: PublishSpec) -> list[GateSlice]:
         """By the values of the features that `[publish]` names."""

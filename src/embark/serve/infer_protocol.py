@@ -28,8 +28,8 @@ def metadata(name: str, version: int, columns: Schema, model: ModelSpec) -> dict
     inputs = {column: _tensor(column, "FP32") for column in columns.dense}
     for column in columns.sparse:
         if column.kind not in TIME_ROWS:
-            inputs[column.source] = _tensor(column.source, "INT64" if column.kind == "integer" else "BYTES",
-                                            is_list=column.is_list)
+            datatype = {"integer": "INT64", "number": "FP32"}.get(column.kind, "BYTES")
+            inputs[column.source] = _tensor(column.source, datatype, is_list=column.is_list)
     for time in columns.times:
         inputs.setdefault(time.name, _tensor(time.name, "INT64" if time.format in ("s", "ms") else "BYTES"))
     return {"name": name, "versions": [str(version)], "platform": "embark", "inputs": list(inputs.values()),

@@ -108,6 +108,11 @@ class Table(Section):
         return self.shares or self.name
 
     @property
+    def weights_feature(self) -> str:
+        """Of weighted ids: the name by which prepared data and rows to score hold the weights."""
+        return f"{self.name}.{self.weights_column}" if self.weights_column else ""
+
+    @property
     def is_sequence(self) -> bool:
         """Whether the model gets the rows one by one."""
         return self.pooling == "none"

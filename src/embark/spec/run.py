@@ -276,8 +276,8 @@ def _weight_mistakes(spec: RunSpec) -> Iterator[Mistake]:
         why = fix = ""
         if not table.weights_column:
             continue
-        if spec.data.kind in ("prepared", "interactions"):
-            why, fix = f'data.kind = "{spec.data.kind}" holds no weights', 'data.kind = "columns" or your own'
+        if spec.data.kind == "interactions":
+            why, fix = 'data.kind = "interactions" holds no weights', "leave it out, or change data.kind"
         elif spec.model.kind == "two_tower" or spec.model.has_sequences or spec.model.has_dynamic_tables:
             why, fix = "weights are not for two towers, sequences or dynamic tables", "leave it out"
         if why:

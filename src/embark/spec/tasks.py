@@ -121,7 +121,7 @@ def _data_mistakes(spec: RunSpec) -> Iterator[Mistake]:
         yield _mistake("model.tasks", ", ".join(task.name for task in tasks), "synthetic data draws the label of each",
                        "give each a label of its own, and none `above`")
     features = {*data.dense_columns, *data.prepare.sparse_columns, *data.prepare.list_columns,
-                *(table.name for table in spec.model.tables)}
+                *(name for table in spec.model.tables for name in (table.name, table.weights_column))}
     for index, task in enumerate(tasks):
         if data.kind in ("columns", "prepared") and task.column in features:
             yield _mistake(f"model.tasks.{index}.label", task.column,

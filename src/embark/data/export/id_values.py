@@ -46,7 +46,7 @@ def write_id_maps(
     `to`. Id 0 stands for missing, rare and unseen values."""
     path = _data_of(source)
     manifest = read_manifest(path)
-    names = choose_tables([feature.name for feature in manifest.layout.features], tables)
+    names = choose_tables([feature.name for feature in manifest.layout.id_features], tables)
     files = targets(Path(to), names, force=force)
     values = read_values(path, manifest, names)
     folder = local_folder(path)
@@ -93,7 +93,7 @@ class TableValues:
 def read_values(path: str, manifest: Manifest, tables: Sequence[str]) -> dict[str, TableValues]:
     """By table. Numbers are in the map; words are hashes there, so they are looked for in the raw files."""
     before = PreparedWith.of(path, manifest)
-    features = {feature.name: feature for feature in manifest.layout.features}
+    features = {feature.name: feature for feature in manifest.layout.id_features}
     if before is None:
         return {name: no_values(name, features[name].rows, "synthetic ids stand for nothing") for name in tables}
     maps = {name: before.id_map(features[name]) for name in tables}
@@ -204,8 +204,8 @@ class _Words(RowParser):
 
 def _counts(folder: Path, manifest: Manifest, table: str) -> NDArray[np.int64]:
     """How often the training rows have each id."""
-    place = [feature.name for feature in manifest.layout.features].index(table)
-    counts = np.zeros(manifest.layout.features[place].rows, np.int64)
+    place = [feature.name for feature in manifest.layout.id_features].index(table)
+    counts = np.zeros(manifest.layout.id_features[place].rows, np.int64)
     for block in iter_blocks(folder, manifest, "train"):
         np.add.at(counts, block.ids(place).reshape(-1).astype(np.intp), 1)
     return counts

@@ -70,7 +70,8 @@ class EarlierIds:
                 changes |= {
                     "sparse_columns": tuple(column.source for column in old.sparse
                                             if not column.is_list and column.kind not in TIME_ROWS),
-                    "list_columns": tuple(column.source for column in old.sparse if column.is_list),
+                    "list_columns": tuple(column.source for column in old.sparse
+                                          if column.is_list and not column.weights_of),
                     "hex_columns": tuple(column.source for column in old.sparse if column.kind == "hex"),
                     "list_delimiter": data.prepare.list_delimiter or old.list_delimiter,
                 }
@@ -86,7 +87,7 @@ class EarlierIds:
         old = {column.name: column for column in self.schema.sparse}
         sparse = {column.name: replace(
             column, kind=old[column.name].kind,
-            rows=self.maps[column.name].rows if self._is_hashed(column.name) else column.rows,
+            rows=self.maps[column.name].rows if not column.weights_of and self._is_hashed(column.name) else column.rows,
         ) for column in schema.sparse}
         order = sparse if spec.model.tables else old
         why = dict.fromkeys([*schema.dense, *(column.source for column in schema.sparse)], f"as in {self.path}")
@@ -94,7 +95,7 @@ class EarlierIds:
 
     def methods(self, schema: Schema) -> tuple[IdMethod, ...]:
         """How each column's ids are made: as they were."""
-        return tuple(self.maps[column.name].how for column in schema.sparse)
+        return tuple("hash" if column.weights_of else self.maps[column.name].how for column in schema.sparse)
 
     def settings(self) -> dict[str, str]:
         """For the manifest of what is prepared: which ids it continues. Where they lie is no part of it."""
@@ -141,7 +142,7 @@ class EarlierIds:
         if set(names) != set(columns):
             yield f"tables: {_listed(tuple(columns))} there, {_listed(tuple(names))} here"
         for column in schema.sparse:
-            if column.name not in columns:
+            if column.name not in columns or column.weights_of:
                 continue
             about = self.maps[column.name]
             if column.is_list != columns[column.name].is_list:
@@ -170,7 +171,7 @@ def open_earlier(spec: RunSpec, revision: int) -> EarlierIds | None:
     if found.revision != revision:
         raise DataError(f"{path}: another version of Embark prepared it, and may read the same values as other keys",
                         fix="prepare the earlier data again with this version")
-    if set(found.id_maps) != {column.name for column in schema.sparse}:
+    if set(found.id_maps) != {column.name for column in schema.sparse if not column.weights_of}:
         raise DataError(f"{path}: its manifest has id maps of other tables than its columns",
                         fix="it was damaged: prepare or copy the data again")
     return EarlierIds(path, manifest, schema, found.id_maps, str(found.prepare.get("dense")),

@@ -67,7 +67,7 @@ class _Choice:
 def _schema(spec: RunSpec, sample: Sample, where: str) -> Schema:
     columns = [column.name for column in sample.columns]
     tables = {_column_of(table.name, columns): table for table in spec.model.tables}
-    lists = {*spec.data.prepare.list_columns, *(name for name, table in tables.items() if table.multi_hot > 1)}
+    lists = {*spec.data.prepare.list_columns, *(name for name, table in tables.items() if _is_list(table))}
     delimiter = spec.data.prepare.list_delimiter or list_delimiter_of(
         [column for column in sample.columns if column.name not in _labels(spec)], lists)
     choice = _choose(spec, sample, tables, delimiter)
@@ -84,6 +84,7 @@ def _schema(spec: RunSpec, sample: Sample, where: str) -> Schema:
         replace(made[name], rows=tables[name].rows if tables else made[name].rows) for name in order], where)
     _refuse_without_table(made.values(), sparse, where)
     _refuse_mixed(spec, sparse, where)
+    sparse += tuple(SparseColumn.of_weights(table) for table in spec.model.tables if table.weights_column)
     examples = {column.name: _examples(column) for column in sample.columns}
     schema = Schema(sample.format, _labels(spec)[0], tuple(spec.data.dense_columns) or tuple(choice.dense), sparse,
                     tuple(columns), tuple(choice.ignored), sample.delimiter, sample.has_header,
@@ -163,6 +164,8 @@ def _choose(spec: RunSpec, sample: Sample, tables: dict[str, Table], list_delimi
         elif name == data.label and not spec.model.tasks:
             above = prepare.label_above
             said = "is data.label" + ("" if above is None else f", 1 where it is above {above:g}")
+        elif weighted := [table.name for table in spec.model.tables if table.weights_column == name]:
+            said = f"holds the weights of the ids of {', '.join(weighted)}"
         elif prepare.split_column == name:
             said = "is data.prepare.split_column"
         elif name in data.dense_columns:
@@ -199,7 +202,7 @@ def _choose(spec: RunSpec, sample: Sample, tables: dict[str, Table], list_delimi
 def _named_role(spec: RunSpec, column: Column, table: Table | None, list_delimiter: str) -> Judgement | None:
     """Where the spec says that the column is sparse or a list."""
     prepare, name = spec.data.prepare, column.name
-    is_list = name in prepare.list_columns or (table is not None and table.multi_hot > 1)
+    is_list = name in prepare.list_columns or (table is not None and _is_list(table))
     if not is_list and name not in prepare.sparse_columns and table is None:
         return None
     if column.type == "nested":
@@ -210,6 +213,10 @@ def _named_role(spec: RunSpec, column: Column, table: Table | None, list_delimit
           f"is named in data.prepare.{'list_columns' if name in prepare.list_columns else 'sparse_columns'}")
     # The file knows better than the spec, which says only that the column is sparse.
     return Judgement("list" if is_list or column.type == "list" else "sparse", by, kind)
+
+
+def _is_list(table: Table) -> bool:
+    return table.multi_hot > 1 or bool(table.weights_column)
 
 
 def _sparse(spec: RunSpec, name: str, judgement: Judgement, table: Table | None) -> SparseColumn:
@@ -293,6 +300,7 @@ def _named_columns(spec: RunSpec) -> Iterator[tuple[str, str]]:
         ("data.prepare.time_columns", tuple(prepare.time_columns)),
         ("data.time_column", (data.time_column,) if data.time_column else ()),
         ("model.tables", tuple(table.name for table in spec.model.tables)),
+        ("weights_column", tuple(table.weights_column for table in spec.model.tables if table.weights_column)),
         ("model.tasks", label_columns(spec.model.tasks)),
     ):
         yield from ((where, name) for name in names)

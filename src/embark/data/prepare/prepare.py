@@ -115,7 +115,7 @@ def preview(spec: RunSpec) -> Preview:
     return Preview(schema, schema.to_toml(prepare), files, splits,
                    "; ".join(ids[method] for method in dict.fromkeys(
                        method for method, column in zip(methods, schema.sparse, strict=True)
-                       if column.kind not in TIME_ROWS)),
+                       if column.kind not in TIME_ROWS and not column.weights_of)),
                    plan_budget(prepare, schema, has_runs="frequency" in methods))
 
 
@@ -193,6 +193,8 @@ def settings_of(
                                                        "id_map_from", "new_ids"})
     roles = {key: value for key, value in asdict(schema).items()
              if key not in ("why", "examples") and (key != "labels" or value)}
+    roles["sparse"] = [{key: value for key, value in column.items() if key != "weights_of" or value}
+                       for column in roles["sparse"]]
     methods = {"dense": dense_transform(prepare, schema), "ids": list(_methods(spec, schema, earlier))}
     return json.loads(json.dumps({  # type: ignore[no-any-return]
         "revision": _REVISION,
@@ -317,7 +319,7 @@ class _Run:
     def _id_maps(self, records: Sequence[Record] = ()) -> dict[str, Record]:
         """Of each sparse column: how its ids were made, its table's rows, and where the map is."""
         maps: dict[str, Record] = {column.name: {"how": "hash", "rows": column.rows}
-                                   for column in self.work.schema.sparse}
+                                   for column in self.work.schema.sparse if not column.weights_of}
         for record in records:
             name = record["name"]
             maps[name] = {"how": "frequency", **{key: value for key, value in record.items() if key != "name"},

@@ -239,8 +239,8 @@ def id_methods(prepare: PrepareSpec, schema: Schema) -> tuple[IdMethod, ...]:
     if prepare.ids == "hash" and without:
         raise UserError(f"data.prepare.ids = \"hash\" needs the rows of every table; not given: {', '.join(without)}",
                         fix="give them in [[model.tables]], or set data.prepare.ids = \"frequency\"")
-    # An hour or a weekday is its id.
-    return tuple("hash" if column.kind in TIME_ROWS else prepare.ids for column in schema.sparse)
+    # An hour or a weekday is its id, and a weight is none.
+    return tuple("hash" if column.kind in TIME_ROWS or column.weights_of else prepare.ids for column in schema.sparse)
 
 
 def hash_ids(keys: Keys, is_missing: NDArray[np.bool_] | None, rows: int, dtype: np.dtype[Any]) -> NDArray[Any]:

@@ -9,6 +9,7 @@ from typing import Any, Literal
 
 from embark.data.prepare.time_format import TimeFormat
 from embark.spec.data import PrepareSpec, TimeFeature
+from embark.spec.model import Table
 from embark.spec.tasks import Task, label_columns, main_task
 
 _MAX_LINE = 100
@@ -29,6 +30,13 @@ class SparseColumn:
     max_ids: int = 1  # Of a list: longer ones are cut.
     rows: int | None = None  # Of its table, where the spec gives them.
     column: str = ""  # Its name in the input, where a table cannot have that name.
+    weights_of: str = ""  # The column whose ids these are the weights of; empty: these are ids.
+
+    @staticmethod
+    def of_weights(table: Table) -> SparseColumn:
+        """The weights of a table's ids."""
+        return SparseColumn(table.weights_feature, "number", is_list=True, max_ids=table.multi_hot, rows=1,
+                            column=table.weights_column, weights_of=table.name)
 
     @property
     def source(self) -> str:
@@ -75,7 +83,7 @@ class Schema:
     format: Literal["criteo", "csv", "jsonl", "parquet"]
     label: str
     dense: tuple[str, ...]
-    sparse: tuple[SparseColumn, ...]
+    sparse: tuple[SparseColumn, ...]  # Weights of ids behind all others.
     columns: tuple[str, ...]  # All columns of the input, in its order.
     ignored: tuple[str, ...] = ()
     delimiter: str = "\t"
@@ -135,7 +143,7 @@ class Schema:
                 data["time_column"] = self.time_column
             units = {column.format for column in self.times} & {"s", "ms"}
             optional = {
-                "list_columns": [column.source for column in self.sparse if column.is_list],
+                "list_columns": [column.source for column in self.sparse if column.is_list and not column.weights_of],
                 "hex_columns": [column.source for column in self.sparse if column.kind == "hex"],
                 "list_delimiter": self.list_delimiter if any(column.is_list for column in self.sparse) else "",
                 "ignored_columns": list(self.ignored),
@@ -159,6 +167,9 @@ class Schema:
             return "time" + (f": {', '.join(time.features)}" if time.features else "")
         if column is None:
             return "ignored"
+        if column.weights_of:
+            others = [one.weights_of for one in self.sparse if one.weights_of and one.source == name]
+            return f"weights of the ids of {', '.join(others)}"
         of = KINDS[column.kind]
         table = f", table {column.name}" if column.column else ""
         return (f"list of {of}, at most {column.max_ids}" if column.is_list else of) + table

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, Literal, Self
 import numpy as np
 from numpy.typing import NDArray
 
+from embark.data.id_weights import weights_of_keys
 from embark.data.prepare import id_numbering
 from embark.data.prepare.inputs import Inputs
 from embark.data.prepare.rows import (
@@ -96,9 +97,10 @@ class Preparation:
 
     def layout(self, rows: Sequence[int] | None = None) -> Layout:
         """With tables of so many rows; without `rows`, of those that the spec gives."""
-        num_rows = rows or [column.rows or 1 for column in self.schema.sparse]
-        features = (Feature(column.name, num, column.max_ids if column.is_list else 1, column.is_list)
-                    for column, num in zip(self.schema.sparse, num_rows, strict=True))
+        num_rows = rows or [column.rows or 1 for column in self.schema.sparse if not column.weights_of]
+        num_rows = [*num_rows, *(1 for column in self.schema.sparse if column.weights_of)]
+        features = (Feature(column.name, num, column.max_ids if column.is_list else 1, column.is_list,
+                            column.weights_of) for column, num in zip(self.schema.sparse, num_rows, strict=True))
         return Layout(self.schema.dense_names, tuple(features), self.spec.data.prepare.dense_bits,
                       tuple(label.name for label in self.schema.labels))
 
@@ -236,6 +238,8 @@ class Preparation:
 
     def _hash(self, layout: Layout, raw: RawRows, column: int) -> NDArray[Any]:
         feature = layout.features[column]
+        if feature.weights_of:
+            return weights_of_keys(raw.keys[column])
         return hash_ids(raw.keys[column], raw.is_missing[column], feature.rows, feature.id_dtype)
 
     def _runs(self, name: str) -> list[dict[str, Any]]:

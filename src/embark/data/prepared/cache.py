@@ -316,7 +316,7 @@ def open_prepared(spec: RunSpec, allocate: Allocate | None = None) -> PreparedSo
             store, cache_directory(data.path, data.cache_dir), round(data.cache_gb * 1e9), manifest.layout,
             manifest.block_rows, max((part.size_bytes for part in wanted), default=0),
         )
-    return PreparedSource(manifest, [t.name for t in spec.model.table_list()], data, parts, allocate, spec.model.tasks)
+    return PreparedSource(manifest, spec.model.table_list(), data, parts, allocate, spec.model.tasks)
 
 
 def read_manifest(path: str) -> Manifest:

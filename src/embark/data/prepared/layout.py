@@ -7,7 +7,7 @@ A block of n rows holds, each from a multiple of 64 bytes on:
     labels    f4 [n, L]            of several tasks, NaN where a row has none; `label` is then the first binary one
     dense     f4 or f2 [n, D]
     groups    [F, n, multi_hot]    one for all features of the same width and number of ids, narrowest first
-    ragged    lengths [n], ids [c] one after the other for each ragged feature
+    ragged    lengths [n], ids [c] one after the other for each ragged feature; weights of ids are one, of f4
 """
 
 from __future__ import annotations
@@ -38,11 +38,12 @@ class Feature:
     multi_hot: Annotated[int, pydantic.Field(ge=1, lt=1 << 31)] = 1
     """The most ids a row has; exactly so many unless it is ragged."""
     is_ragged: bool = False
+    weights_of: str = ""  # The feature whose ids these are the weights of, as many in each row; empty: these are ids.
 
     @property
     def id_dtype(self) -> np.dtype[Any]:
         """The narrowest that holds every id."""
-        return _narrowest(self.rows - 1)
+        return np.dtype("<f4") if self.weights_of else _narrowest(self.rows - 1)
 
     @property
     def length_dtype(self) -> np.dtype[Any]:
@@ -95,7 +96,7 @@ class Layout:
     """What the columns are, and so where they lie."""
 
     dense: tuple[str, ...]
-    features: tuple[Feature, ...]
+    features: tuple[Feature, ...]  # Weights behind all others.
     dense_bits: Literal[16, 32] = 32
     labels: tuple[str, ...] = ()  # The columns that `model.tasks` name; empty where there is one label, of 0 and 1.
 
@@ -103,6 +104,14 @@ class Layout:
         counts = Counter(feature.name for feature in self.features)
         if twins := [name for name, count in counts.items() if count > 1]:
             raise ValueError(f"two features are called {twins[0]!r}")
+        fixed = {feature.name for feature in self.features if not feature.is_ragged}
+        if wrong := [f.name for f in self.features if f.weights_of and fixed & {f.name, f.weights_of}]:
+            raise ValueError(f"the weights {wrong[0]!r}, or their ids, are not ragged")
+
+    @cached_property
+    def id_features(self) -> tuple[Feature, ...]:
+        """Those that look up a table: the first ones, without weights of ids."""
+        return tuple(feature for feature in self.features if not feature.weights_of)
 
     @cached_property
     def groups(self) -> tuple[Group, ...]:
@@ -162,7 +171,8 @@ class Layout:
         return Field(self.map(num_rows + spare_rows).size_bytes, np.dtype("<i4"), (num_rows if spare_rows else 0,))
 
     def to_json(self) -> dict[str, Any]:
-        features = [asdict(feature) for feature in self.features]
+        features = [{key: value for key, value in asdict(feature).items() if key != "weights_of" or value}
+                    for feature in self.features]
         return {"dense": list(self.dense), "dense_bits": self.dense_bits, "features": features,
                 **({"labels": list(self.labels)} if self.labels else {})}
 

@@ -26,6 +26,7 @@ TIME_SPLIT = "time_split"  # In the settings: the column that rows were split by
 SHARED = "shared_tables"  # In the settings: features that look up the table of another one.
 VERSION = 1
 TASKS_VERSION = 2  # With labels of several tasks, which earlier versions of Embark cannot read.
+WEIGHTS_VERSION = 3  # With weights of ids.
 BLOCK_ROWS = 32_768
 Split = Literal["train", "validation", "test"]
 SPLITS: tuple[Split, ...] = ("train", "validation", "test")
@@ -95,8 +96,11 @@ class Manifest:
         parts = {split: [{"file": p.file, "rows": p.rows, "bytes": p.size_bytes, "sha256": p.sha256}
                          | ({"block_starts": list(p.block_starts)} if p.block_starts else {})
                          for p in self.parts.get(split, ())] for split in SPLITS}
+        layout = self.layout
+        version = WEIGHTS_VERSION if layout.id_features != layout.features else TASKS_VERSION if layout.labels else \
+            VERSION
         value = {
-            "format": "embark-prepared", "version": TASKS_VERSION if self.layout.labels else VERSION,
+            "format": "embark-prepared", "version": version,
             "label": self.label, "block_rows": self.block_rows,
             "rows": self.rows_by_split, "layout": self.layout.to_json(),
             "settings": self.settings, "sources": list(self.sources), "bad_rows": self.bad_rows,
@@ -109,9 +113,9 @@ class Manifest:
         """Read it, or say what it is instead."""
         try:
             head = _Head.model_validate_json(text)
-            if head.version not in (VERSION, TASKS_VERSION):
+            if head.version not in (VERSION, TASKS_VERSION, WEIGHTS_VERSION):
                 raise DataError(f"{where}: its format is version {head.version}, this Embark reads up to "
-                                f"{TASKS_VERSION}",
+                                f"{WEIGHTS_VERSION}",
                                 fix="prepare the data again, or use the Embark that wrote it")
             file = _File.model_validate_json(text)
         except ValidationError as error:
@@ -182,7 +186,7 @@ def resolve_from_manifest(spec: RunSpec, manifest: Manifest) -> RunSpec:
 def _tables(path: str, layout: Layout) -> tuple[Table, ...]:
     try:
         return tuple(Table(name=f.name, rows=f.rows) if f.multi_hot == 1 else
-                     Table(name=f.name, rows=f.rows, multi_hot=f.multi_hot) for f in layout.features)
+                     Table(name=f.name, rows=f.rows, multi_hot=f.multi_hot) for f in layout.id_features)
     except ValidationError as error:
         bad = error.errors()[0]
         raise DataError(f"{path}: {bad['input']!r} cannot name a table: {bad['msg']}",
@@ -195,7 +199,7 @@ def _differences(model: ModelSpec, layout: Layout) -> Iterator[str]:
     features = {feature.name: feature for feature in layout.features}
     tables = model.table_list()
     if missing := [table.name for table in tables if table.name not in features]:
-        unused = [name for name in features if name not in {table.name for table in tables}]
+        unused = [feature.name for feature in layout.id_features if feature.name not in {t.name for t in tables}]
         has = f"; it has {_some(unused)} beside the tables" if unused else ""
         yield f"the data has no {_some(missing)}{has}"
     for table in tables:
@@ -206,6 +210,8 @@ def _differences(model: ModelSpec, layout: Layout) -> Iterator[str]:
             yield f"{table.name}: rows = {table.rows:,}, and the data has ids up to {feature.rows - 1:,}"
         if table.multi_hot < feature.multi_hot:
             yield f"{table.name}: multi_hot = {table.multi_hot}, and rows of the data have {feature.multi_hot} ids"
+        if table.weights_column and table.weights_feature not in features:
+            yield f"{table.name}: weights_column = {table.weights_column!r}, and the data has no such weights"
 
 
 def shared_tables(model: ModelSpec) -> dict[str, str]:

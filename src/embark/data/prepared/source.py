@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import lru_cache, partial
@@ -23,6 +23,7 @@ from embark.data.prepared.parts import Parts
 from embark.data.task_labels import task_labels
 from embark.errors import DataError
 from embark.spec.data import DataSpec
+from embark.spec.model import Table
 from embark.spec.tasks import Task
 
 Allocate = Callable[[int], NDArray[np.uint8]]  # So many bytes, the first at a multiple of 16.
@@ -55,8 +56,8 @@ class PreparedSource:
     """
 
     def __init__(
-        self, manifest: Manifest, names: Sequence[str], data: DataSpec, parts: Parts, allocate: Allocate | None = None,
-        tasks: tuple[Task, ...] = (),
+        self, manifest: Manifest, tables: Sequence[Table], data: DataSpec, parts: Parts,
+        allocate: Allocate | None = None, tasks: tuple[Task, ...] = (),
     ) -> None:
         self.layout: Layout = manifest.layout
         self._tasks, self._label_columns = tasks, label_columns_of(manifest)
@@ -71,7 +72,8 @@ class PreparedSource:
         self.num_train_samples: int = manifest.num_rows("train")
         self.num_eval_samples: int = self._eval_order.num_rows
         self.notes: tuple[str, ...] = _notes(manifest, data)  # What a person should know of the data.
-        self._selection = ColumnSelection.of(self.layout, names)
+        names = [table.name for table in tables]
+        self._selection = ColumnSelection.of(self.layout, names, [table.weights_feature for table in tables])
         rows = {feature.name: feature.rows for feature in self.layout.features}
         self._names, self._table_rows = tuple(names), np.array([rows[name] for name in names], np.int64)
         self._lock = threading.Lock()  # or two threads would compute one order
@@ -183,6 +185,7 @@ class PreparedSource:
             lengths = self._ragged_lengths(epoch, pieces, num_rows)
             starts = list(accumulate((int(n) for n in lengths.sum(axis=1, dtype=np.int64)), initial=0))
         ids = self._new(np.int32, starts[-1])
+        weights = np.ones(starts[-1], np.float32) if selection.weights else None
         ragged_at = [starts[place] for _, place in selection.ragged]
         at = 0
         for piece in pieces:
@@ -194,14 +197,17 @@ class PreparedSource:
                     target = ids[starts[run.place] : starts[run.place + run.num]]
                     features = block.groups[run.group][run.first : run.first + run.num]
                     copy_features(target.reshape(run.num, num_rows, run.multi_hot)[:, at:end], features, rows)
-                for number, (index, _) in enumerate(selection.ragged):
+                for number, (index, place) in enumerate(selection.ragged):
                     some = _ragged_ids(block, index, rows)
-                    ids[ragged_at[number] : ragged_at[number] + len(some)] = some
+                    own = slice(ragged_at[number], ragged_at[number] + len(some))
+                    ids[own] = some
+                    if weights is not None and place in selection.weights:
+                        weights[own] = _ragged_ids(block, selection.weights[place], rows)
                     ragged_at[number] += len(some)
             at = end
         if self._tasks:
             label = task_labels(label, self._label_columns, self._tasks)
-        return Batch(dense, ids, lengths, label, is_fixed=selection.is_fixed)
+        return Batch(dense, ids, lengths, label, is_fixed=selection.is_fixed, weights=weights)
 
     def _stored_label(self, block: Block) -> NDArray[Any]:
         if not self._tasks:
@@ -298,14 +304,15 @@ class ColumnSelection:
     runs: tuple[_Run, ...]
     ragged: tuple[tuple[int, int], ...]
     """Of each feature whose rows have different numbers of ids: its place among `Layout.ragged`, and here."""
+    weights: Mapping[int, int]  # By the place here of weighted ids: that of their weights among `Layout.ragged`.
 
     @property
     def is_fixed(self) -> bool:
         return not self.ragged
 
     @staticmethod
-    def of(layout: Layout, names: Sequence[str]) -> ColumnSelection:
-        """Those called `names`; the layout has them all."""
+    def of(layout: Layout, names: Sequence[str], weights: Sequence[str]) -> ColumnSelection:
+        """Those called `names`, and their `weights`, empty of those that have none; the layout has them all."""
         position = {feature.name: index for index, feature in enumerate(layout.features)}
         runs: list[_Run] = []
         ragged: list[tuple[int, int]] = []
@@ -321,7 +328,8 @@ class ColumnSelection:
             else:
                 runs.append(_Run(group, at, 1, place, feature.multi_hot))
         multi_hot = tuple(layout.features[position[name]].multi_hot for name in names)
-        return ColumnSelection(multi_hot, tuple(runs), tuple(ragged))
+        return ColumnSelection(multi_hot, tuple(runs), tuple(ragged), {
+            place: layout.ragged.index(position[name]) for place, name in enumerate(weights) if name})
 
     def fixed_starts(self, num_rows: int) -> list[int]:
         """Where each feature's ids begin in a batch, and where the last one's end."""

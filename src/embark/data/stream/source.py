@@ -231,17 +231,20 @@ class StreamSource:
     def _batch(self, raw: RawRows) -> Batch:
         rows, num_rows = self._encoder.encode(raw), len(raw)
         names = [feature.name for feature in self._encoder.layout.features]
-        ids, lengths = [], []
+        ids, lengths, weights = [], [], []
         for table in self._tables:
             at = names.index(table.name)
             own, num_ids = rows.ids[at].reshape(-1), rows.lengths[at]
             ids.append(own)
             lengths.append(np.full(num_rows, len(own) // num_rows, np.int32) if num_ids is None else num_ids)
+            weights.append(rows.ids[names.index(table.weights_feature)] if table.weights_column else
+                           np.ones(len(own), np.float32))
         tasks = self._spec.model.tasks
         label = task_labels(raw.label[:, 1:], label_columns(tasks), tasks) if tasks else raw.label
         is_fixed = all(num_ids is None for num_ids in rows.lengths)
         return Batch(dense=rows.dense, ids=np.concatenate(ids).astype(self._id_dtype), label=label, is_fixed=is_fixed,
-                     lengths=np.stack(lengths).astype(np.int32))
+                     lengths=np.stack(lengths).astype(np.int32),
+                     weights=np.concatenate(weights) if self._spec.model.has_weighted_ids else None)
 
 
 def _row_reader(spec: RunSpec) -> tuple[RowParser, RowEncoder, str]:

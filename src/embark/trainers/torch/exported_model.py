@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.nn.functional import embedding_bag
 
+from embark.data.id_weights import weights_in_sum
 from embark.data.number_rows import NumberRows
 from embark.data.prepare.rows import RawRows
 from embark.data.prepared import Rows
@@ -30,6 +31,7 @@ from embark.trainers.torch.task_heads import scores_of
 from embark.trainers.torch.two_tower_network import TwoTowerNetwork
 
 Lookup = Callable[[Tensor, Tensor | None], Tensor]  # Ids, and the offsets of the bags where not each has one.
+WeightedLookup = Callable[[Tensor, Tensor, Tensor], Tensor]  # Ids, offsets, and what each row is multiplied by.
 _MIN_ROWS = 16  # Products of fewer rows are summed in another order: with them, a score would depend on its batch.
 
 
@@ -63,8 +65,13 @@ class ExportedModel:
 
     def _open_tables(self, artifact: Artifact) -> None:
         positions = positions_of(artifact)
-        self._lookups = [(positions[table.name], lookup_of(artifact, table))
-                         for table in artifact.info.model.table_list()]
+        tables = artifact.info.model.table_list()
+        self._lookups = [(positions[table.name], lookup_of(artifact, table)) for table in tables]
+        self._weighted: list[tuple[int, int | None, Table, WeightedLookup]] = []  # Of a model of weighted ids.
+        if artifact.info.model.has_weighted_ids:
+            self._weighted = [(positions[table.name], positions.get(table.weights_feature), table,
+                               weighted_sum_of(_weight(artifact, table), artifact.info.tables, table.dim or 0))
+                              for table in tables]
         self._one_table = _one_table(artifact)
 
     def score(self, raw: RawRows) -> NDArray[np.float32]:
@@ -138,6 +145,8 @@ class ExportedModel:
 
     def _pooled(self, rows: Rows) -> Tensor:
         """[n, values of all tables]"""
+        if self._weighted:
+            return torch.cat([self._weighted_sums(rows, *one) for one in self._weighted], dim=1)
         if self._one_table is not None and all(
                 lengths is None and ids.size == len(rows) for ids, lengths in zip(rows.ids, rows.lengths, strict=True)):
             look_up, first_rows = self._one_table
@@ -153,6 +162,18 @@ class ExportedModel:
             counts = np.full(len(rows), len(ids) // len(rows)) if lengths is None else lengths.astype(np.int64)
             pooled.append(look_up(ids, torch.from_numpy(np.concatenate([[0], np.cumsum(counts)]))))
         return torch.cat(pooled, dim=1)
+
+    def _weighted_sums(
+        self, rows: Rows, position: int, weights_at: int | None, table: Table, weighted_sum: WeightedLookup
+    ) -> Tensor:
+        """As training has them, where one feature with weights makes all features have some."""
+        ids, lengths = rows.ids[position].reshape(-1).astype(np.int64), rows.lengths[position]
+        if lengths is None:
+            lengths = np.full(len(rows), len(ids) // len(rows), np.int32)
+        weights = np.ones(len(ids), np.float32) if weights_at is None else rows.ids[weights_at]
+        weights = np.require(weights_in_sum(weights, lengths, table), np.float32, ("C", "W"))
+        offsets = np.concatenate([[0], np.cumsum(lengths, dtype=np.int64)])
+        return weighted_sum(torch.from_numpy(ids), torch.from_numpy(offsets), torch.from_numpy(weights))
 
 
 def speed_up(network: nn.Module, *, is_int8: bool) -> None:
@@ -297,3 +318,22 @@ def _look_up_in(values: NDArray[Any], dtype: TableDtype, table: Table) -> Lookup
         return sums / every.diff().clamp(min=1)[:, None] if table.pooling == "mean" else sums
 
     return look_up if dtype in ("fp32", "fp16") else look_up_quantized
+
+
+def weighted_sum_of(values: NDArray[Any], dtype: TableDtype, dim: int) -> WeightedLookup:
+    """Σ weight × row of the ids of each bag."""
+    weight = torch.from_numpy(values)
+
+    def add(ids: Tensor, offsets: Tensor, weights: Tensor) -> Tensor:
+        rows = weight.index_select(0, ids).float()
+        return embedding_bag(torch.arange(len(ids)), rows, offsets, mode="sum", per_sample_weights=weights,
+                             include_last_offset=True)
+
+    def add_quantized(ids: Tensor, offsets: Tensor, weights: Tensor) -> Tensor:
+        quantized = torch.ops.quantized
+        sum_rows = quantized.embedding_bag_byte_rowwise_offsets if dtype == "int8" else \
+            quantized.embedding_bag_4bit_rowwise_offsets
+        sums: Tensor = sum_rows(weight, ids, offsets, per_sample_weights=weights, include_last_offset=True)[:, :dim]
+        return sums
+
+    return add if dtype in ("fp32", "fp16") else add_quantized

@@ -52,7 +52,7 @@ def open_model(artifact: Artifact, model_file: str, device: ScoringDevice,
     has_gpu = torch.cuda.is_available() and has_triton
     model = artifact.info.model
     only_cpu = "several tasks" if model.tasks else "a retrieval model" if model.kind == "two_tower" else \
-        "a model of sequences" if model.has_sequences else ""
+        "a model of sequences" if model.has_sequences else "a model of weighted ids" if model.has_weighted_ids else ""
     if device.kind == "cpu" or (device.kind == "auto" and (only_cpu or not has_gpu)):
         return open_on_cpu(artifact, model_file)
     if only_cpu:

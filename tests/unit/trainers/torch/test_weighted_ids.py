@@ -10,10 +10,8 @@ import pytest
 from embark.data import Batch, open_source, resolve_from_data
 from embark.data.id_weights import pooling_weights
 from embark.data.loader import _filled_up
-from embark.data.make import make
 from embark.data.permuted_rows import RowsInMemory
 from embark.errors import DataError, SpecError, UserError
-from embark.export.export_run import export_run
 from embark.spec import Table, resolve
 
 TABLES = "model.tables=[{{name='seen', rows=9, multi_hot=4, pooling='{pooling}'{seen}}}, {{name='shop', rows=5}}]"
@@ -60,7 +58,7 @@ def test_a_weight_of_two_trains_as_an_id_that_is_there_twice(train_tiny, tmp_pat
 
 
 @pytest.mark.parametrize(("weight", "what"), [
-    ("-1", "column 'seconds', row 1 of the data: has a weight that is negative or empty; such rows: 400"),
+    ("-1", "line 2: column 'seconds': '-1|1' has a weight that is negative or empty; such rows: 400"),
     ("2|3", "has another number of weights than seen has ids"),
     ("many", "line 2: column 'seconds': 'many|1' is not a number"),
 ])
@@ -83,7 +81,7 @@ def test_data_of_one_s_own_gives_weights_by_their_name(tiny, tmp_path, monkeypat
         open_source(resolve_from_data(spec)).eval_rows(0, 4)
 
 
-def test_synthetic_weights_belong_to_their_sample_and_the_captured_step_refuses_them(train_tiny, tiny, tmp_path):
+def test_synthetic_weights_belong_to_their_sample_and_the_captured_step_refuses_them(train_tiny, tiny):
     source = open_source(tiny(WEIGHTED, "data.ragged=true"))
     all_rows, some = source.eval_rows(0, 50), source.eval_rows(10, 20)
     assert all_rows.weights is not None
@@ -94,15 +92,10 @@ def test_synthetic_weights_belong_to_their_sample_and_the_captured_step_refuses_
     turned = RowsInMemory(some).permuted(0, np.arange(10)[::-1]).permuted(0, np.arange(10)[::-1]).batch
     assert turned.weights.tolist() == some.weights.tolist()
     assert len(_filled_up(some, 13).weights) == len(_filled_up(some, 13).ids)
-    run = train_tiny(WEIGHTED, "train.num_steps=2", "store.checkpoint_at_end=true")
     with pytest.raises(UserError, match="the ids of seen have weights"):
         train_tiny(WEIGHTED, "train.engine=cuda_graph")
-    with pytest.raises(UserError, match="the ids of seen have weights, and such models are not exported"):
-        export_run(run.values["run_dir"], str(tmp_path / "out"))
-    with pytest.raises(UserError, match="prepared data holds no weights"):
-        make(tiny(WEIGHTED), tmp_path / "made")
-    with pytest.raises(SpecError, match=r'data\.kind = "prepared" holds no weights'):
-        tiny(WEIGHTED, "data.kind=prepared", "data.path=x")
+    with pytest.raises(SpecError, match="holds no weights"):
+        tiny(WEIGHTED, "data.kind=interactions", "data.path=x")
 
 
 def test_a_mean_is_by_the_weights_of_each_sample():

@@ -1,7 +1,7 @@
 """Cells of an Arrow column as numbers and as keys; those that cannot be read are marked, never raised."""
 
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, replace
+from typing import Any, Self
 
 import numpy as np
 import pyarrow as pa
@@ -41,6 +41,13 @@ class SparseCells:
     is_bad: Mask | None = None  # [n]: the cell, or one value of the list, is not what the column holds.
     num_cut: int = 0
 
+    def cut(self, max_ids: int) -> Self:
+        """Lists of at most so many."""
+        if self.lengths is None or not (num_cut := int((self.lengths > max_ids).sum())):
+            return self
+        place = np.arange(len(self.keys)) - np.repeat(np.cumsum(self.lengths) - self.lengths, self.lengths)
+        return replace(self, keys=self.keys[place < max_ids], lengths=self.lengths.clip(max=max_ids), num_cut=num_cut)
+
 
 @dataclass(frozen=True, slots=True)
 class CellParser:
@@ -53,8 +60,7 @@ class CellParser:
         """A dense column, or a label, which `may_be_text`: true, false, yes or no."""
         if isinstance(array, np.ndarray):
             return _finite(array, array)
-        array = normalize_array(array)
-        kind = array.type
+        kind = (array := normalize_array(array)).type
         if types.is_null(kind):
             return np.full(len(array), np.nan), None
         if is_text(kind):
@@ -93,13 +99,7 @@ class CellParser:
             is_there = ~found.is_missing
             keys, owner = keys[is_there], owner[is_there]
             lengths = np.bincount(owner, minlength=len(lengths))
-        is_long = lengths > column.max_ids
-        num_cut = int(is_long.sum())
-        if num_cut:
-            place = np.arange(len(keys)) - np.repeat(np.cumsum(lengths) - lengths, lengths)
-            keys = keys[place < column.max_ids]
-            lengths = np.minimum(lengths, column.max_ids)
-        return SparseCells(keys, lengths.astype(np.int32), None, is_bad, num_cut)
+        return SparseCells(keys, lengths.astype(np.int32), None, is_bad).cut(column.max_ids)
 
     def without_missing(self, array: Any) -> Any:
         """Text with nulls where it stands for no value."""

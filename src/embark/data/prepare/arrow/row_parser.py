@@ -4,7 +4,7 @@ import re
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 import numpy as np
@@ -23,6 +23,7 @@ from embark.spec.data import PrepareSpec
 SPLIT_WORDS = {"train": 0, "training": 0, "validation": 1, "valid": 1, "val": 1, "eval": 1, "test": 2}
 """What a split column may say, and the position in SPLITS that it means."""
 _MAX_CELL_CHARS = 40
+_UNCUT = 1 << 31
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,6 +64,10 @@ class RowParser:
         self._label_above = prepare.label_above
         self._cells = CellParser(prepare.missing, prepare.list_delimiter or schema.list_delimiter)
         self.number_columns = number_columns(schema)
+        weighted = {column.weights_of for column in schema.sparse if column.weights_of}
+        # Lists of weighted ids are cut once it is known that they are as long as their weights.
+        self._sparse = tuple(replace(column, max_ids=_UNCUT) if column.weights_of or column.name in weighted else column
+                             for column in schema.sparse)
         wanted = [schema.label, *(label.name for label in schema.labels), *schema.dense,
                   *(s.source for s in schema.sparse), *(time.name for time in schema.times), schema.split_column]
         self._columns = [name for name in dict.fromkeys(wanted) if name]
@@ -92,7 +97,7 @@ class RowParser:
         for position, name in enumerate(schema.ages, len(schema.dense)):
             dense[:, position] = times[name].days_until(times[schema.time_column])
         keys: list[SparseCells] = []
-        for sparse in schema.sparse:
+        for sparse in self._sparse:
             if sparse.kind in TIME_ROWS:
                 keys.append(times[sparse.source].keys(sparse.kind))
                 continue
@@ -106,6 +111,7 @@ class RowParser:
                                                                                            "is not an integer")
             bad.add(found.is_bad, sparse.source, array, what)
             keys.append(found)
+        self._pair_weights(keys, cells, bad)
         split = self._split(cells[schema.split_column], bad) if schema.split_column else None
         examples = [*location.bad, *(BadRow(int(location.lines[row]), why) for row, why in bad.whys.items())]
         examples.sort(key=lambda row: row.line)
@@ -123,6 +129,25 @@ class RowParser:
         if text.strip() in self._cells.missing:
             return []
         return text.split(delimiter) if (delimiter := self._cells.list_delimiter) else re.split("[|;]", text)
+
+    def _pair_weights(self, keys: list[SparseCells], cells: Mapping[str, Any], bad: _Bad) -> None:
+        """Check weights against the ids that they are of, and cut both."""
+        places = {column.name: place for place, column in enumerate(self._schema.sparse)}
+        for place, column in enumerate(self._schema.sparse):
+            if not column.weights_of:
+                continue
+            of, array = places[column.weights_of], cells[column.source]
+            ids, weights = keys[of].lengths, keys[place].lengths
+            assert ids is not None
+            assert weights is not None
+            bad.add(ids != weights, column.source, array, f"has another number of weights than {column.weights_of} has "
+                    "ids")
+            owner = np.repeat(np.arange(len(weights)), weights)
+            is_none = owner[~(keys[place].keys.view(np.float64) >= 0)]
+            bad.add(np.bincount(is_none, minlength=len(weights)) > 0, column.source, array,
+                    "has a weight that is negative or empty")
+            most = self._schema.sparse[of].max_ids
+            keys[of], keys[place] = keys[of].cut(most), replace(keys[place].cut(most), num_cut=0)
 
     def _cells_of(self, name: str, array: Any) -> Any:
         if isinstance(array, np.ndarray) and name in self.number_columns and (
