@@ -2,10 +2,12 @@
 
     python bench/random_plan.py compile FILE [--seeds 0:120]                                 fills Triton's cache
     python bench/random_plan.py measure FILE [--device cuda] [--seeds 0:120] [--seconds 0.4]   appends to a CSV
-    python bench/random_plan.py compare FILE [--part fitted | unseen]                        computes only
+    python bench/random_plan.py compare FILE [--device cuda] [--part fitted | unseen]          computes only
+    python bench/random_plan.py fit FILE --device cpu                                        computes only
 
-Calibrations may be fitted to all seeds but 120 to 159, which are only ever predicted. Each is measured in a process of
-its own, from batches in memory; the next process imports torch meanwhile, and waits for the device.
+Calibrations may be fitted to all seeds but 120 to 159, and on a CPU but 300 to 399, which are only ever predicted. Each
+is measured in a process of its own, from batches in memory; for a GPU the next one imports torch meanwhile, and waits
+for the device. On a CPU, what other processes took of it is in the CSV; where that is much, it is not counted.
 """
 
 from __future__ import annotations
@@ -18,22 +20,33 @@ import statistics
 import tempfile
 from collections.abc import Iterator, Sequence
 from concurrent.futures import Future, ProcessPoolExecutor, as_completed
+from dataclasses import asdict
 from multiprocessing import get_context
 from pathlib import Path
 
 import numpy as np
 
 from embark.cli.console import Console
-from embark.plan.calibration import CPU, Calibration, load_calibrations
-from embark.plan.fit import Measurement
+from embark.plan.calibration import (
+    CPU,
+    SHIPPED,
+    Calibration,
+    CpuFit,
+    cpu_calibration,
+    load_calibrations,
+    read_calibrations,
+)
+from embark.plan.fit import Measurement, fit_cpu
 from embark.spec import ModelSpec, RunSpec, Table, load_spec
 from embark.trainers.torch.bench.calibrate import Comparison, compare, measure
 
-UNSEEN = range(120, 160)
+UNSEEN = {"cuda": range(120, 160), "cpu": range(300, 400)}
 MAX_TABLE_BYTES = {"cuda": 12e9, "cpu": 0.8e9}
 MAX_IDS = {"cuda": 8e6, "cpu": 1e5}  # Of a batch.
 MAX_VALUES = 1e7  # Of all batches that are drawn before the clock starts.
 COLUMNS = ("seed", "engine", "precision", "step_s", "used_bytes", "reserved_bytes", "allocated_bytes", "resident_bytes")
+CPU_COLUMNS = (*COLUMNS[:4], "others")  # A forked process's memory is not that of a run.
+MAX_OTHERS = 0.05  # Of the cores' time, what other processes may take while one is measured.
 
 
 def random_spec(seed: int, device: str) -> RunSpec:
@@ -85,13 +98,16 @@ def measure_all(path: Path, specs: dict[int, RunSpec], seconds: float, repeats: 
     device = next(iter(specs.values())).place.device
     ahead = 3 if device == "cuda" and (os.cpu_count() or 1) >= 8 else 1
     lock = Path(tempfile.mkdtemp()) / "device"
+    # On a CPU each is forked from a process that has imported torch: nothing else runs while one is measured.
+    context = get_context("spawn" if device == "cuda" else "forkserver")
+    context.set_forkserver_preload(["embark.trainers.torch.bench.contenders"])
     is_new = not path.exists()
     with (path.open("a", newline="") as file,
-          ProcessPoolExecutor(ahead, mp_context=get_context("spawn"), max_tasks_per_child=1) as pool):
+          ProcessPoolExecutor(ahead, mp_context=context, max_tasks_per_child=1) as pool):
         rows = csv.writer(file, lineterminator="\n")
         if is_new:
-            rows.writerow(COLUMNS)
-        waiting: dict[Future[Measurement], int] = {
+            rows.writerow(COLUMNS if device == "cuda" else CPU_COLUMNS)
+        waiting: dict[Future[tuple[Measurement, float]], int] = {
             pool.submit(_measure_alone, spec, seconds, str(lock)): seed
             for seed, spec in specs.items()
             for _ in range(repeats if spec.train.engine == "pipeline" else 1)}
@@ -100,9 +116,10 @@ def measure_all(path: Path, specs: dict[int, RunSpec], seconds: float, repeats: 
             if error := done.exception():
                 print(f"seed {seed}: {type(error).__name__}: {error}", flush=True)
                 continue
-            found = done.result()
-            rows.writerow([seed, found.engine, found.precision, f"{found.step_s:.4g}",
-                           *(round(float(getattr(found, name))) for name in COLUMNS[4:])])
+            found, others = done.result()
+            rest = [f"{others:.3f}"] if device == "cpu" else [
+                round(float(getattr(found, name))) for name in COLUMNS[4:]]
+            rows.writerow([seed, found.engine, found.precision, f"{found.step_s:.4g}", *rest])
             file.flush()
             print(f"seed {seed}: measured", flush=True)
 
@@ -118,10 +135,17 @@ def compile_all(specs: dict[int, RunSpec]) -> None:
 
 def compare_all(path: Path, device: str, part: str) -> None:
     fitted, unseen = read_measured(path, device)
-    _print(load_calibrations()[CPU if device == "cpu" else "H200"], unseen if part == "unseen" else fitted)
+    calibration = cpu_calibration() if device == "cpu" else load_calibrations()["H200"]
+    _print(calibration, unseen if part == "unseen" else fitted)
 
 
-def _measure_alone(spec: RunSpec, seconds: float, lock: str) -> Measurement:
+def fit_cpu_steps(path: Path) -> CpuFit:
+    """At the shipped rates."""
+    return fit_cpu(read_calibrations(SHIPPED)[CPU], read_measured(path, "cpu")[0])
+
+
+def _measure_alone(spec: RunSpec, seconds: float, lock: str) -> tuple[Measurement, float]:
+    """And what others took of the CPU meanwhile."""
     cores = sorted(os.sched_getaffinity(0))
     is_beside = len(cores) >= 8  # those that get ready leave half of the cores to the one that is measured
     if is_beside:
@@ -133,7 +157,18 @@ def _measure_alone(spec: RunSpec, seconds: float, lock: str) -> Measurement:
     if is_beside:
         for thread in os.listdir("/proc/self/task"):
             os.sched_setaffinity(int(thread), cores[: len(cores) // 2])
-    return measure(spec, seconds)
+    before_s = _cpu_seconds()
+    found = measure(spec, seconds)
+    own_s, all_s, in_all_s = (after - before for after, before in zip(_cpu_seconds(), before_s, strict=True))
+    return found, max(0.0, all_s - own_s) / in_all_s
+
+
+def _cpu_seconds() -> tuple[float, float, float]:
+    """Of this process, of all, and of all with what no process used."""
+    user, nice, system, idle, waiting, *rest = (
+        int(text) / os.sysconf("SC_CLK_TCK") for text in Path("/proc/stat").read_text().split("\n")[0].split()[1:9])
+    own, busy = os.times(), user + nice + system + sum(rest)
+    return own.user + own.system, busy, busy + idle + waiting
 
 
 def read_measured(path: Path, device: str) -> tuple[list[Measurement], list[Measurement]]:
@@ -141,12 +176,13 @@ def read_measured(path: Path, device: str) -> tuple[list[Measurement], list[Meas
     rows: dict[tuple[int, str], list[dict[str, str]]] = {}
     with path.open() as file:
         for row in csv.DictReader(file):
-            rows.setdefault((int(row["seed"]), row["engine"]), []).append(row)
+            if float(row.get("others") or 0) <= MAX_OTHERS:
+                rows.setdefault((int(row["seed"]), row["engine"]), []).append(row)
     fitted, unseen = [], []
     for (seed, engine), of_seed in rows.items():
-        sizes = (statistics.median(float(row[name]) for row in of_seed) for name in COLUMNS[3:])
+        sizes = (statistics.median(float(row.get(name, 0)) for row in of_seed) for name in COLUMNS[3:])
         found = Measurement(random_spec(seed, device), engine, of_seed[0]["precision"], *sizes)
-        (unseen if seed in UNSEEN else fitted).append(found)
+        (unseen if seed in UNSEEN[device] else fitted).append(found)
     return fitted, unseen
 
 
@@ -154,14 +190,17 @@ def _print(calibration: Calibration, measured: Sequence[Measurement]) -> None:
     compared = [compare(calibration, one) for one in sorted(measured, key=lambda one: int(one.spec.name.split()[1]))]
     Console().table([_row(one) for one in compared])
     for name, errors in (("step time", [abs(c.predicted_s / c.step_s - 1) for c in compared]),
-                         ("memory", [abs(c.predicted_bytes / c.used_bytes - 1) for c in compared])):
+                         ("memory", [abs(c.predicted_bytes / c.used_bytes - 1) for c in compared if c.used_bytes])):
+        if not errors:
+            continue
         within = ", ".join(f"{sum(e <= bound for e in errors)} within {bound:.0%}" for bound in (0.05, 0.15, 0.2, 0.25))
         print(f"{name}: {within} of {len(errors)}; median {statistics.median(errors):.1%}, largest {max(errors):.1%}")
 
 
 def _row(one: Comparison) -> dict[str, object]:
-    return {"spec": one.model, "engine": one.engine, "batch": one.batch, "ms/step": f"{one.step_s * 1e3:.3f}",
-            "predicted": f"{one.predicted_s * 1e3:.3f}", "off by": f"{one.predicted_s / one.step_s - 1:+.1%}",
+    times = {"spec": one.model, "engine": one.engine, "batch": one.batch, "ms/step": f"{one.step_s * 1e3:.3f}",
+             "predicted": f"{one.predicted_s * 1e3:.3f}", "off by": f"{one.predicted_s / one.step_s - 1:+.1%}"}
+    return times if not one.used_bytes else times | {
             "GB": f"{one.used_bytes / 1e9:.2f}", "predicted ": f"{one.predicted_bytes / 1e9:.2f}",
             "off by ": f"{one.predicted_bytes / one.used_bytes - 1:+.1%}"}
 
@@ -184,7 +223,7 @@ def _numbers(text: str) -> Iterator[int]:
 
 def main() -> None:
     arguments = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    arguments.add_argument("action", choices=("compile", "measure", "compare"))
+    arguments.add_argument("action", choices=("compile", "measure", "compare", "fit"))
     arguments.add_argument("file", type=Path)
     arguments.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
     arguments.add_argument("--seeds", default="0:120")
@@ -201,6 +240,9 @@ def main() -> None:
         compile_all(specs)
     elif asked.action == "measure":
         measure_all(asked.file, specs, asked.seconds, asked.repeats)
+    elif asked.action == "fit":
+        for name, factor in asdict(fit_cpu_steps(asked.file)).items():
+            print(f"{name} = {factor:.4g}")
     else:
         compare_all(asked.file, asked.device, asked.part)
 

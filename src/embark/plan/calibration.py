@@ -1,8 +1,6 @@
 """What was measured on real machines, and how it is carried over to those that were not."""
 
-import time
 import tomllib
-from collections.abc import Callable
 from dataclasses import asdict, dataclass, field, replace
 from functools import cache
 from pathlib import Path
@@ -14,6 +12,7 @@ from pydantic import TypeAdapter
 from embark.catalog import Gpu, load_catalog
 from embark.catalog.load import user_data_dir
 from embark.errors import UserError
+from embark.plan.cpu_probe import CpuRates, probe_cpu
 
 SHIPPED = Path(__file__).parent / "calibration.toml"
 CPU = "cpu"
@@ -28,6 +27,7 @@ class Rates:
     upload_bytes: float  # From pinned host memory to the device; on a CPU, the same as `copy_bytes`.
     synthetic_values: float = 0.0
     """Of the hidden model's samples, labels, features and ids that a rank's loader draws; 0: not measured."""
+    op_s: float = 0.0  # Of a small operation; of CPUs alone.
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,6 +52,30 @@ class EngineFit:
     activations: float  # … the layers' values.
     interaction: float  # … DLRM's vectors whose dots are taken.
     crossing: float  # … the values of DCNv2's cross layers.
+
+
+@dataclass(frozen=True, slots=True)
+class CpuFit:
+    """The same on a CPU, where nothing runs beside the step's operations. Fitted to measured steps."""
+
+    # Small operations …
+    start: float  # … of a step whatever its size.
+    layer: float  # … for each dense layer.
+    table: float  # … for each table.
+    group: float  # … for each group of tables of one pooling and one width, which are looked up together.
+    pooling: float  # … for each kind of pooling.
+    id: float  # … for each id: it is sorted, its row read and its gradient added.
+    ragged_id: float  # … besides, where features have several.
+    dot_sample: float  # … for each sample whose vectors' dots are taken.
+    # Times the time that alone would be taken by …
+    update: float  # … copying each touched row there and back.
+    state: float  # … the same of its optimizer's state.
+    pooled: float  # … copying the pooled vectors once.
+    matmul: float  # … the layers' arithmetic.
+    values: float  # … copying the layers' values once.
+    weights: float  # … reading and writing each dense weight, its gradient and its optimizer's state.
+    dots: float  # … the dots' arithmetic.
+    crossing: float  # … copying the values of DCNv2's cross layers once.
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,7 +109,7 @@ class Calibration:
     date: str
     versions: str
     rates: Rates
-    engines: dict[str, EngineFit]  # By engine; on a CPU only `pipeline`.
+    engines: dict[str, EngineFit | CpuFit]  # By engine; on a CPU only `pipeline`.
     memory: dict[str, MemoryFit]
     is_measured: bool = True  # False: scaled from another device by the two datasheets.
     basis: str = ""
@@ -143,31 +167,19 @@ def _of_this_cpu(own: Path) -> Calibration:
     known = _load(own)[CPU]
     if own.exists() and CPU in read_calibrations(own):
         return known
-    copy_bytes, flops = probe_cpu()
-    factor = flops / known.rates.matmul_flops["fp32"]
-    rates = replace(known.rates, copy_bytes=copy_bytes, upload_bytes=copy_bytes,
-                    matmul_flops={name: rate * factor for name, rate in known.rates.matmul_flops.items()})
-    basis = f"an estimate: measured on {known.title}, at the rates of this CPU ({flops / 1e9:,.0f} GFLOP/s in fp32)"
+    found = probe_cpu()
+    drawn = known.rates.synthetic_values * found.copy_bytes / known.rates.copy_bytes
+    rates = replace(with_probed(known.rates, found), synthetic_values=drawn)
+    basis = (f"an estimate: measured on {known.title}, at the rates of this CPU ({found.matmul_flops / 1e9:,.0f} "
+             f"GFLOP/s in fp32, {found.copy_bytes / 1e9:,.0f} GB/s)")
     return replace(known, rates=rates, is_measured=False, basis=basis)
 
 
-def probe_cpu() -> tuple[float, float]:
-    """Bytes a second of a copy and operations a second of a matrix product on all threads, in a tenth of a second."""
-    import numpy as np
-
-    values, size = np.ones(1 << 22, np.float32), 768
-    square, other = np.ones((size, size), np.float32), np.empty_like(values)
-    return (2 * values.nbytes / _best_s(lambda: np.copyto(other, values)),
-            2.0 * size**3 / _best_s(lambda: square @ square))
-
-
-def _best_s(call: Callable[[], object], rounds: int = 5) -> float:
-    best = float("inf")
-    for _ in range(rounds):
-        started = time.perf_counter()
-        call()
-        best = min(best, time.perf_counter() - started)
-    return best
+def with_probed(rates: Rates, found: CpuRates) -> Rates:
+    """numpy measures fp32 alone: what other precisions gain is taken from where it was measured."""
+    factor = found.matmul_flops / rates.matmul_flops["fp32"]
+    return replace(rates, copy_bytes=found.copy_bytes, upload_bytes=found.copy_bytes, op_s=found.op_s,
+                   matmul_flops={name: rate * factor for name, rate in rates.matmul_flops.items()})
 
 
 def _scaled(base: Calibration, gpu: Gpu) -> Calibration:

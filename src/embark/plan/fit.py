@@ -4,9 +4,9 @@ from collections.abc import Iterator, Sequence
 from dataclasses import astuple, dataclass, replace
 
 from embark.model.placement import Placement, Shard
-from embark.plan.calibration import Calibration, EngineFit, MemoryFit
+from embark.plan.calibration import CPU, Calibration, CpuFit, EngineFit, MemoryFit
 from embark.plan.memory import cuda_graph_bytes, pipeline_bytes
-from embark.plan.step_time import NUM_OF_HOST, features, host_features
+from embark.plan.step_time import NUM_OF_HOST, features, host_features, one_rank_cpu_features
 from embark.spec import RunSpec
 
 PRIOR_ERROR = 0.05
@@ -33,8 +33,11 @@ def fit_calibration(
 ) -> Calibration:
     """`base`, whose rates were measured, with fits for every engine that was."""
     known = dict(prior.engines) if prior else {}
-    engines: dict[str, EngineFit] = {}
+    engines: dict[str, EngineFit | CpuFit] = {}
     for name in sorted({m.engine for m in measured}):
+        if base.device == CPU:
+            engines[name] = fit_cpu(base, measured, known.get(name))
+            continue
         # Both engines move the same bytes: what is known of one is a guess at the other.
         near = known.get(name, engines.get("cuda_graph"))
         engines[name] = fit_engine(base, [m for m in measured if m.engine == name], near)
@@ -46,16 +49,25 @@ def fit_calibration(
     return replace(base, engines=engines, memory=memory, id_maps=prior.id_maps if prior else base.id_maps)
 
 
-def fit_engine(base: Calibration, measured: Sequence[Measurement], prior: EngineFit | None = None) -> EngineFit:
+def fit_engine(
+    base: Calibration, measured: Sequence[Measurement], prior: EngineFit | CpuFit | None = None
+) -> EngineFit:
     """The device's part alone, or a host beside it that small steps wait for: whichever comes nearer. What the
     measurements leave open stays near `prior`, another device's fit."""
     steps = [_Step(host_features(m.spec), features(m.spec, one_rank_placement(m.spec), m.precision, base), m.step_s)
              for m in measured]
-    near = astuple(prior) if prior else None
+    near = astuple(prior) if isinstance(prior, EngineFit) else None
     device = solve_non_negative([step.device for step in steps], [step.step_s for step in steps],
                                 prior=near and near[NUM_OF_HOST:])
     alone = EngineFit(*[0.0] * NUM_OF_HOST, *device)
     return min([alone, *_beside_a_host(steps, near)], key=lambda fit: _distance(fit, steps))
+
+
+def fit_cpu(base: Calibration, measured: Sequence[Measurement], prior: EngineFit | CpuFit | None = None) -> CpuFit:
+    """What the measurements leave open stays near `prior`, another CPU's fit."""
+    rows = [one_rank_cpu_features(m.spec, one_rank_placement(m.spec), m.precision, base.rates) for m in measured]
+    near = astuple(prior) if isinstance(prior, CpuFit) else None
+    return CpuFit(*solve_non_negative(rows, [m.step_s for m in measured], prior=near))
 
 
 @dataclass(frozen=True, slots=True)

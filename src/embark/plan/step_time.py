@@ -5,7 +5,8 @@ from dataclasses import astuple, fields
 
 from embark.model.placement import DENSE_STATES, Cluster, Placement, data_parallel_values, value_bytes, wire_bytes
 from embark.model.work import DenseWork, Layers, Lookups, dense_work_of, lookups_of
-from embark.plan.calibration import Calibration, EngineFit
+from embark.plan.calibration import Calibration, CpuFit, EngineFit, Rates
+from embark.plan.cpu_step import cpu_features, cpu_parts
 from embark.plan.prediction import ASSUMPTIONS, StepTime
 from embark.spec import RunSpec
 
@@ -27,14 +28,15 @@ def step_time(
     size = value_bytes(precision)
     rank, looked_up = _busiest(spec, placement, size)
     rates = calibration.rates
-    took = dict(zip(FEATURES, _features(spec, layers, looked_up, samples, precision, calibration), strict=True))
-    took = {name: getattr(fit, name) * value for name, value in took.items()}
-    dense_s = sum(took[name] for name in ("matmul", "weights", "activations", "interaction", "crossing"))
+    if isinstance(fit, CpuFit):
+        took = cpu_parts(fit, cpu_features(spec, layers, looked_up, placement.num_ranks, precision, rates))
+    else:
+        took = _device_parts(fit, _features(spec, layers, looked_up, samples, precision, calibration))
     parts = {
-        "lookup and update": sum(took[name] for name in ("sort", "lookup", "update", "state", "hot_id_s")),
+        "lookup and update": took["lookup and update"],
         "id maps": _id_map_s(spec, placement.num_ranks, engine, calibration),
-        "dense layers": dense_s,
-        "launches": took["start_s"] + took["layer_s"] + took["mean_s"],
+        "dense layers": took["dense layers"],
+        "launches": took["launches"],
         "all-to-all": 0.0,
         "all-reduce": 0.0,
         "host memory": looked_up.host_bytes / rates.upload_bytes,
@@ -43,27 +45,47 @@ def step_time(
         parts["all-to-all"] = _all_to_all_s(spec, placement, cluster, rank, samples, size)
         parts["all-to-all"] += _id_exchange_s(spec, cluster)
         parts["all-reduce"] = _all_reduce_s(4.0 * (layers.num_values + data_parallel_values(spec)), cluster)
+    batch_bytes = samples * sample_bytes(spec)
+    draws_on_device = draws_samples and engine == "cuda_graph"
+    draw_s = 0.0
+    if draws_samples and not draws_on_device and rates.synthetic_values:
+        draw_s = batch_bytes / 4 / rates.synthetic_values
+    if cluster.device == "cpu":
+        parts["drawing samples"] = draw_s  # by the cores that train
     device_s = sum(parts.values())
     if engine == "pipeline":
         # DDP reduces gradients while the layers before still compute theirs.
-        device_s -= min(parts["all-reduce"], 0.5 * dense_s)
+        device_s -= min(parts["all-reduce"], 0.5 * parts["dense layers"])
     # What runs while the device computes.
-    beside = {"host": sum(factor * value for factor, value in zip(
+    beside = {"host": 0.0 if isinstance(fit, CpuFit) else sum(factor * value for factor, value in zip(
         astuple(fit)[:NUM_OF_HOST], (*host_features(spec), device_s), strict=True))}
-    batch_bytes = samples * sample_bytes(spec)
-    draws_on_device = draws_samples and engine == "cuda_graph"
     if cluster.device != "cpu" and not draws_on_device:
         beside["copy to the device"] = batch_bytes / rates.upload_bytes
+        beside["drawing samples"] = draw_s
         if not from_memory:
             beside["loader"] = batch_bytes / STEP["loader_bytes_per_s"]
-    if draws_samples and not draws_on_device and rates.synthetic_values:
-        beside["drawing samples"] = batch_bytes / 4 / rates.synthetic_values
     total_s = max(device_s, *beside.values())
     bound_by = max(beside, key=lambda name: beside[name])
     if beside[bound_by] <= device_s:
         bound_by = max(parts, key=lambda name: parts[name])
     return StepTime({name: s for name, s in {**parts, **beside}.items() if s}, total_s, bound_by,
                     calibration.is_measured and not draws_on_device, calibration.basis)
+
+
+def _device_parts(fit: EngineFit, features: tuple[float, ...]) -> dict[str, float]:
+    took = {name: getattr(fit, name) * value for name, value in zip(FEATURES, features, strict=True)}
+    return {
+        "lookup and update": sum(took[name] for name in ("sort", "lookup", "update", "state", "hot_id_s")),
+        "dense layers": sum(took[name] for name in ("matmul", "weights", "activations", "interaction", "crossing")),
+        "launches": took["start_s"] + took["layer_s"] + took["mean_s"],
+    }
+
+
+def one_rank_cpu_features(spec: RunSpec, placement: Placement, precision: str, rates: Rates) -> tuple[float, ...]:
+    """What a fit multiplies on a CPU, in the order of `CpuFit`."""
+    layers, (_, looked_up) = dense_work_of(spec.model, spec.train.batch_size), _busiest(spec, placement, 4)
+    found = cpu_features(spec, layers, looked_up, 1, precision, rates)
+    return tuple(found[field.name] for field in fields(CpuFit))
 
 
 def features(spec: RunSpec, placement: Placement, precision: str, calibration: Calibration) -> tuple[float, ...]:

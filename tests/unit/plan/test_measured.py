@@ -1,9 +1,11 @@
-"""The shipped H200 calibration is the fit of the steps measured there, and meets the runs it was not fitted to."""
+"""The shipped calibrations are fits of the steps measured there, and meet the runs they were not fitted to."""
 
 from __future__ import annotations
 
+import importlib
 import importlib.util
 from collections.abc import Iterator
+from dataclasses import astuple
 from pathlib import Path
 from types import ModuleType
 
@@ -55,3 +57,14 @@ def test_random_specs_that_were_fitted_are_met(bench_plan):
     steps = [abs(one.predicted_s / one.step_s - 1) for one in found]
     assert sum(step <= 0.15 for step in steps) >= 0.9 * len(found)
     assert sum(abs(one.predicted_bytes / one.used_bytes - 1) <= 0.05 for one in found) >= 0.95 * len(found)
+
+
+def test_the_shipped_cpu_is_what_its_recorded_steps_give_and_meets_nine_of_ten_unseen_ones(bench_plan):
+    random_plan = importlib.import_module("random_plan")
+    shipped = read_calibrations(SHIPPED)["cpu"]
+    fit = random_plan.fit_cpu_steps(BENCH / "cpu_random.csv")
+    assert astuple(shipped.engines["pipeline"]) == pytest.approx(astuple(fit), rel=0.01)
+    _, unseen = random_plan.read_measured(BENCH / "cpu_random.csv", "cpu")
+    near = [abs(found.predicted_s / found.step_s - 1) <= 0.2 for found in (compare(shipped, one) for one in unseen)]
+    assert len(near) >= 30
+    assert sum(near) >= 0.9 * len(near)

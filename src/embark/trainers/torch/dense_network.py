@@ -13,6 +13,9 @@ from embark.trainers.torch.own_model import OwnNetwork
 from embark.trainers.torch.task_heads import task_head
 from embark.trainers.torch.two_tower_network import TwoTowerNetwork
 
+LARGE_PRODUCT = 400
+"""Multiplications of a sample's product from which on torch calls BLAS for it: OpenBLAS wakes its threads each time."""
+
 
 def dense_network(model: ModelSpec) -> nn.Module:
     """The part that every rank holds whole."""
@@ -136,7 +139,9 @@ class _Dots(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, vectors: Tensor, pair_cells: Tensor, cell_pairs: Tensor) -> Tensor:
         ctx.save_for_backward(vectors, cell_pairs)
-        cells = torch.bmm(vectors, vectors.transpose(1, 2)).flatten(1)
+        is_large = vectors.shape[1] ** 2 * vectors.shape[2] >= LARGE_PRODUCT
+        by_numpy = is_large and vectors.device.type == "cpu" and vectors.dtype == torch.float32
+        cells = (batch_products(vectors) if by_numpy else torch.bmm(vectors, vectors.transpose(1, 2))).flatten(1)
         # On a CPU in bfloat16 three times as fast as index_select.
         return cells.gather(1, pair_cells.expand(cells.shape[0], -1))
 

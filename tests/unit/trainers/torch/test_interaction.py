@@ -93,3 +93,12 @@ def test_dots_on_a_gpu_equal_the_cpu():
     vectors = torch.randn(4, 7, 8)
     on_gpu = PairwiseDots(7, device="cuda")(vectors.cuda())
     torch.testing.assert_close(on_gpu.cpu(), textbook_dots(vectors))
+
+
+@pytest.mark.parametrize(("num_vectors", "dim"), [(2, 16), (3, 32), (5, 16), (9, 64), (27, 64), (40, 16)])
+def test_training_takes_the_bits_of_torchs_own_product(num_vectors, dim):
+    vectors = torch.randn(33, num_vectors, dim, generator=torch.Generator().manual_seed(1))
+    cells = torch.bmm(vectors, vectors.transpose(1, 2))
+    first, second = torch.triu_indices(num_vectors, num_vectors, 1)
+    dots = PairwiseDots(num_vectors)(vectors.requires_grad_())
+    assert torch.equal(dots, cells[:, first, second])

@@ -21,7 +21,9 @@ from embark.plan.calibration import (
     clear_cache,
     read_calibrations,
     to_toml,
+    with_probed,
 )
+from embark.plan.cpu_probe import probe_cpu
 from embark.plan.fit import Measurement, fit_calibration, one_rank_placement
 from embark.plan.memory import device_parts, host_parts
 from embark.plan.predict import match_gpu
@@ -131,6 +133,8 @@ def measure_rates(spec: RunSpec) -> DeviceRates:
             set_matmul_precision(precision)
             flops[precision] = matrix_rate(world.device, precision)
         rates = Rates(bandwidth(world.device), flops, upload_rate(world.device), _drawing_rate())
+        if world.device.type == "cpu":  # as an unmeasured one is planned: what a fit multiplies is counted at these
+            rates = with_probed(rates, probe_cpu())
         return DeviceRates(device=world.device_name, kind=world.device.type, versions=f"torch {torch.__version__}",
                            device_bytes=world.device_bytes, rates=rates)
 

@@ -1,0 +1,12 @@
+"""This machine's CPU, measured in some tenths of a second."""
+
+from __future__ import annotations
+
+from embark.plan.cpu_probe import probe_cpu
+
+
+def test_a_cpu_is_probed_in_bytes_and_arithmetic_a_second_and_in_seconds_of_an_operation():
+    found = probe_cpu()
+    assert 1e8 < found.copy_bytes < 1e13
+    assert 1e8 < found.matmul_flops < 1e14
+    assert 1e-8 < found.op_s < 1e-3
