@@ -68,7 +68,7 @@ class Refusal(Exception):
 
     def __init__(self, status: int, what: str, headers: dict[str, str] | None = None) -> None:
         super().__init__(what)
-        self.status, self.what, self.headers = status, what, headers
+        self.status, self.what, self.headers = status, what[:1_000], headers  # it quotes clients; gRPC takes 16 kB
 
 
 class ModelServer:
@@ -389,7 +389,7 @@ def refused_if_malformed() -> Iterator[None]:
     """What cannot be read of a request, as the answer to it."""
     try:
         yield
-    except (ValueError, TypeError, KeyError) as error:
+    except (ValueError, TypeError, KeyError, RecursionError) as error:
         raise Refusal(400, str(error)) from None
 
 

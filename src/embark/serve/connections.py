@@ -5,26 +5,48 @@ from __future__ import annotations
 import asyncio
 from typing import Any
 
-from uvicorn.protocols.http.auto import AutoHTTPProtocol
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 _CHECK_S = 10.0
 _MAX_BUSY_CHECKS = 6  # How many of them may find the same request: its body, its scores and the client that reads them.
+MAX_HEADER_BYTES = 1 << 16  # Of a request, besides its body: httptools has no limit of its own.
+_TOO_LONG = b"HTTP/1.1 431 Request Header Fields Too Large\r\nconnection: close\r\ncontent-length: 0\r\n\r\n"
 
 
-class BoundedProtocol(AutoHTTPProtocol):  # type: ignore[misc,valid-type]
-    """Closes a connection whose client sends no complete headers or does not read, and those beyond the limit."""
+class BoundedProtocol(HttpToolsProtocol):
+    """Closes a connection whose client sends no complete headers, too long ones, or does not read, and those beyond the
+    limit."""
 
     _timer: asyncio.TimerHandle
+    _num_header_bytes = 0  # Since the last piece of a body, or the last request.
 
     def connection_made(self, transport: Any) -> None:
         super().connection_made(transport)
         self._timer = self.loop.call_later(_CHECK_S, self._check, None, 0)
-        if len(self.connections) > self.limit_concurrency:
+        if self.limit_concurrency is not None and len(self.connections) > self.limit_concurrency:
             transport.abort()
 
-    def connection_lost(self, error: Exception | None) -> None:
+    def connection_lost(self, exc: Exception | None) -> None:
         self._timer.cancel()
-        super().connection_lost(error)
+        super().connection_lost(exc)
+
+    def data_received(self, data: bytes) -> None:
+        self._num_header_bytes += len(data)
+        super().data_received(data)
+        if self._num_header_bytes > MAX_HEADER_BYTES and not self.transport.is_closing():
+            self.transport.write(_TOO_LONG)
+            self.transport.close()
+
+    def on_body(self, body: bytes) -> None:
+        self._num_header_bytes = 0
+        super().on_body(body)
+
+    def on_message_complete(self) -> None:
+        self._num_header_bytes = 0
+        super().on_message_complete()
+
+    def _unsupported_upgrade_warning(self) -> None:
+        """The request is answered without; uvicorn would ask the operator to install a package."""
 
     def _check(self, last_request: Any, num_checks: int) -> None:
         request = self.cycle

@@ -15,6 +15,7 @@ from embark.serve.request_rows import Scores
 
 MAX_REQUESTS, MAX_ROWS = 65_536, 1 << 20  # Whose scores are kept for their labels.
 MAX_ID_CHARS = 256
+MAX_VERSIONS = 16  # Whose labels are counted in one window: clients say which, and each becomes an event.
 Kept = Sequence[float | None] | NDArray[np.float64]  # NaN, and in JSON None, of a row without a score.
 _SENT = """send {"id": "…", "labels": [0, 1, null, …]}, or {"version": 1, "scores": […], "labels": […]}"""
 
@@ -73,6 +74,8 @@ class Feedback:
             if type(version) is not int or not 0 < version < 1 << 53 or not isinstance(scores, list) or not all(
                     one is None or (isinstance(one, int | float) and 0 <= one <= 1) for one in scores):
                 raise ValueError(f"'version' is no number, or 'scores' no array of probabilities; {_SENT}")
+            if version not in self._sums and len(self._sums) >= MAX_VERSIONS:
+                raise ValueError(f"labels of {MAX_VERSIONS} other versions came in the last seconds; send them later")
             found: tuple[int, Kept] = version, scores
         elif isinstance(request_id, str):
             with self._lock:

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from embark.data.prepare.schema import TIME_ROWS, Schema
 from embark.serve.outputs import Output, answer_of, outputs_of, tensors_of
 from embark.serve.raw_tensors import RawLayout, RawTensors
-from embark.serve.request_rows import JsonColumns, RequestColumns, Scores, TensorColumns
+from embark.serve.request_rows import JsonColumns, RequestColumns, Scores, TensorColumns, check_shared
 from embark.serve.tensors import read_tensor, tensor_columns
 from embark.spec.model import ModelSpec
 
@@ -134,7 +134,16 @@ def read_score(body: Mapping[str, Any]) -> JsonColumns:
     user = body.get("user", {})
     if "candidates" not in body or not isinstance(user, dict):
         raise ValueError('send {"rows": [{…}, …]}, or {"user": {…}, "candidates": [{…}, …]}')
-    return JsonColumns(_listed(body, "candidates"), user)
+    rows = _listed(body, "candidates")
+    check_shared(_num_bytes(user), len(rows))
+    return JsonColumns(rows, user)
+
+
+def _num_bytes(value: Any) -> int:
+    """About what a cell of JSON takes."""
+    if isinstance(value, dict):
+        value = list(value.values())
+    return sum(map(_num_bytes, value), 8) if isinstance(value, list) else len(value) if isinstance(value, str) else 8
 
 
 def score_response(body: Mapping[str, Any], found: Scores, model: ModelSpec) -> dict[str, Any]:
@@ -150,7 +159,8 @@ def json_object(text: bytes | bytearray) -> dict[str, Any]:
     try:
         value = json.loads(text)
     except (ValueError, RecursionError):
-        raise ValueError("the body is not JSON") from None
+        is_gzip = text.startswith(b"\x1f\x8b")
+        raise ValueError("the body is compressed; send it as it is" if is_gzip else "the body is not JSON") from None
     if not isinstance(value, dict):
         raise ValueError("the body is not a JSON object")
     return value

@@ -113,7 +113,7 @@ class RawTensors:
     def column(self, name: str, kind: NumberKind | None = None, split: SplitCell | None = None) -> Any:
         place = self.layout.places[name]
         found = np.frombuffer(self.data, place.dtype, place.num_rows, place.start)
-        return found if place.num_rows == len(self) else repeated(name, found, len(self))
+        return found if place.num_rows == len(self) else repeated(found, len(self))
 
     def numbers(self) -> NumberRows | None:
         """All cells, of keys those of sparse columns; None where the columns must be read one by one."""

@@ -16,7 +16,7 @@ from embark.data.number_rows import NumberRows
 from embark.data.prepare.arrow.json_lines import SplitCell, json_array
 from embark.data.prepare.arrow.row_parser import Location, RowParser
 from embark.data.prepare.rows import RawRows
-from embark.errors import DataError, EmbarkError, Fault, nearest
+from embark.errors import DataError, EmbarkError, Fault
 from embark.export.artifact import Artifact
 from embark.serve.outputs import Row
 from embark.serve.score_file import NOT_FINITE
@@ -90,6 +90,7 @@ class TensorColumns:
         shared = {name for name, num in num_rows.items() if num != most}
         if not num_rows or any(num_rows[name] != 1 for name in shared):
             raise ValueError("the inputs have no rows, or not the same number of rows")
+        check_shared(sum(columns[name].nbytes for name in shared), most)
         return TensorColumns(most, columns, shared)
 
     def __len__(self) -> int:
@@ -101,7 +102,7 @@ class TensorColumns:
 
     def column(self, name: str, kind: NumberKind | None = None, split: SplitCell | None = None) -> Any:
         found = self.columns[name]
-        return repeated(name, found, self.num_rows) if name in self.shared else found
+        return repeated(found, self.num_rows) if name in self.shared else found
 
     def numbers(self) -> None:
         return None
@@ -124,10 +125,9 @@ class JsonColumns:
     def column(self, name: str, kind: NumberKind | None = None, split: SplitCell | None = None) -> Any:
         if name not in self.user:
             return _cells([row.get(name) for row in self.rows], kind, split)
-        shared = repeated(name, _cells([self.user[name]], kind, split), len(self.rows))
         if any(name in row for row in self.rows):
             return _cells([row.get(name, self.user[name]) for row in self.rows], kind, split)
-        return shared
+        return repeated(_cells([self.user[name]], kind, split), len(self.rows))
 
     def numbers(self) -> None:
         return None
@@ -169,10 +169,14 @@ def _cells(values: Sequence[Any], kind: NumberKind | None, split: SplitCell | No
     return json_array(values, split)
 
 
-def repeated(name: str, cell: Any, num_rows: int) -> Any:
+def check_shared(num_bytes: int, num_rows: int) -> None:
+    """Raises where the cells that all rows share are too long: each row gets a copy of them."""
+    if num_bytes * num_rows > _MAX_SHARED_BYTES:
+        raise ValueError(f"what all {num_rows:,} rows share has {num_bytes:,} bytes, which is too long for so many")
+
+
+def repeated(cell: Any, num_rows: int) -> Any:
     """A cell that all rows share, for each of them."""
-    if cell.nbytes * num_rows > _MAX_SHARED_BYTES:
-        raise DataError(f"column {name!r} of 'user' is too long for {num_rows:,} rows", fix="shorten it")
     return np.repeat(cell, num_rows) if isinstance(cell, np.ndarray) else \
         cell.take(pa.array(np.zeros(num_rows, np.int32)))
 
@@ -265,7 +269,7 @@ class RequestScorer:
         given = rows.names
         for name in self.columns:
             if name not in given:
-                return DataError(f"no row has column {name!r}, which the model takes", fix=nearest(name, sorted(given)))
+                return DataError(f"no row has column {name!r}, which the model takes", fix="send it; null: missing")
         return None
 
     def _score_rows(self, raw: RawRows, num_rows: Sequence[int]) -> NDArray[np.float32]:

@@ -17,6 +17,7 @@ from embark.serve.request_rows import JsonColumns, RequestScorer
 from embark.spec.two_tower import is_item_table
 
 MAX_K, MAX_EXCLUDED = 1_000, 10_000
+MAX_FOUND = 1 << 18  # Of all users of a request: the index finds as many items as are asked for and excluded.
 Value = int | str
 Floats = NDArray[np.float32]
 
@@ -57,6 +58,9 @@ def read_retrieve(body: Mapping[str, Any]) -> RetrieveRequest:
     is_list = isinstance(exclude, list) and len(exclude) <= MAX_EXCLUDED
     if not is_list or not all(type(one) in (int, str) for one in exclude):
         raise ValueError(f"'exclude' is not an array of up to {MAX_EXCLUDED:,} item ids")
+    if len(users) * (k + len(exclude)) > MAX_FOUND:
+        raise ValueError(f"{len(users):,} users with 'k' and 'exclude' of {k + len(exclude):,} items are more than "
+                         f"{MAX_FOUND:,} in all; ask for fewer users at once")
     return RetrieveRequest(tuple(users), k, frozenset(exclude))
 
 

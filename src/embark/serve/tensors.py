@@ -19,6 +19,7 @@ DTYPES = {"BOOL": "u1", **{f"{kind}{bits}": f"<{letter}{bits // 8}" for kind, le
     ("INT", "i", (8, 16, 32, 64)), ("UINT", "u", (8, 16, 32, 64)), ("FP", "f", (16, 32, 64))) for bits in sizes}}
 """Of every datatype with values of one size: numpy's name."""
 BYTES = "BYTES"
+_MAX_EMPTY_ROWS = 1 << 16  # Of a tensor whose shape says rows and no values: its data do not bound them.
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,6 +45,8 @@ def read_tensor(name: Any, datatype: Any, shape: Any, data: Any) -> Tensor:
         data = [value for one in data for value in one]
     if len(data) != math.prod(shape):
         raise ValueError(f"input {name!r}: {len(data)} values for the shape {list(shape)}")
+    if not len(data) and shape[0] > _MAX_EMPTY_ROWS:
+        raise ValueError(f"input {name!r}: {shape[0]:,} rows without values")
     return Tensor(name, tuple(shape), data)
 
 

@@ -198,7 +198,7 @@ def test_malformed_tensors_are_refused_and_the_server_goes_on(artifact):
                 model_name="clicks", inputs=[{"name": "price", "datatype": "FP16", "shape": [1]}])))
             by_grpc.append(call("ModelInfer", MESSAGES["ModelInferRequest"](
                 model_name="clicks", inputs=[{"name": "price"}], raw_input_contents=[b"", b""])))
-            others = [call("ModelInfer", MESSAGES["ModelInferRequest"](model_name="other")),
+            others = [call("ModelInfer", MESSAGES["ModelInferRequest"](model_name="other" * 10_000)),
                       call("ModelReady", MESSAGES["ModelReadyRequest"](name="clicks", version="9")),
                       call("ModelInfer", data=b"\xff\xff\xff"),
                       call("ModelInfer", grpc_request([("a", "b", [1], b"\0" * (1 << 20))]))]

@@ -58,7 +58,8 @@ def test_items_come_by_raw_value_in_the_order_of_their_scores_without_excluded_o
         assert len(found["results"][1]["items"]) == 4
         user = {"user": "a"}
         for body in ({}, {"user": 3}, {"user": {}, "users": []}, {"user": user, "k": 0}, {"users": []},
-                     {"user": user, "exclude": [1.5]}, {"user": {"name": "a"}}, {"user": user, "n": 3}):
+                     {"user": user, "exclude": [1.5]}, {"user": {"name": "a"}}, {"user": user, "n": 3},
+                     {"users": [user] * 300, "k": 1_000}, {"users": [user] * 30, "exclude": list(range(10_000))}):
             status, refused, _ = ask("POST", "/retrieve", body)
             assert status == 400, body
             assert refused["error"]

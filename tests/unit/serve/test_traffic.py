@@ -14,7 +14,7 @@ from embark.events.events import read_events
 from embark.events.traffic import TrafficView
 from embark.report.record import Record
 from embark.serve import traffic as traffic_module
-from embark.serve.feedback import MAX_REQUESTS, Feedback
+from embark.serve.feedback import MAX_REQUESTS, MAX_VERSIONS, Feedback
 from embark.serve.request_rows import JsonColumns, RequestScorer, Scores
 from embark.serve.served_model import ServedModel
 from embark.serve.server import Endpoint, serve_scorer
@@ -121,5 +121,9 @@ def test_only_the_last_requests_wait_for_labels():
     assert feedback.add({"id": "10", "labels": [1]}) == 1
     feedback.keep("large", Scores(np.full(1 << 20, 0.5, np.float32), (), 1))
     assert feedback.add({"id": "11", "labels": [1]}) == 0
+    for version in range(1, MAX_VERSIONS + 1):
+        assert feedback.add({"version": version, "scores": [0.5], "labels": [1]}) == 1
+    with pytest.raises(ValueError, match="other versions"):
+        feedback.add({"version": MAX_VERSIONS + 1, "scores": [0.5], "labels": [1]})
     with pytest.raises(ValueError, match="no array of probabilities"):
         feedback.add(json.loads('{"version": 1, "scores": [NaN], "labels": [1]}'))
