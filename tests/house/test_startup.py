@@ -53,19 +53,32 @@ def stderr_of(code: str) -> str:
     return done.stderr
 
 
-TRAIN = """
+NEVER = ("tensordict", "torch._dynamo", "torch.distributed.checkpoint", "torch.distributed.fsdp",
+         "torch.distributed.optim", "torch.distributed.tensor", "sympy", "triton")
+"""What training on a CPU does not import at all."""
+LATER = (*NEVER, "absl", "boto3", "botocore", "embark.diagnose", "embark.launch", "embark.render",
+         "embark.report.report", "fsspec", "jinja2", "pandas", "pyarrow", "tensorboard.summary", "urllib3")
+"""What is not imported before the first step: a person waits for it."""
+TRAIN = f"NEVER, LATER = {NEVER!r}, {LATER!r}" + """
 import sys, embark.__main__
 from pathlib import Path
 from embark.trainers.torch.lazy_imports import is_loaded
+from embark.trainers.torch.trainer import TorchTrainer
+step_with, at_first_step = TorchTrainer.step, []
+def step(trainer, batches, number):
+    rate = step_with(trainer, batches, number)
+    at_first_step.extend([] if number else filter(is_loaded, LATER))
+    return rate
+TorchTrainer.step = step
 settings = ["store.root=" + sys.argv[1], "place.device=cpu", "train.num_steps=60", "train.batch_size=64",
             "model.num_tables=2", "model.rows_per_table=100",
             "data.num_eval_samples=64", "train.eval_every=30", "watch.every=5"]
 code = embark.__main__.run(["train", "quickstart", "--quiet", *(word for s in settings for word in ("--set", s))])
 assert code == 0
+assert not at_first_step, at_first_step
+assert is_loaded("embark.report.report")  # at the end, for the report
 assert '"phases"' in Path(sys.argv[1], "quickstart", "events.jsonl").read_text()  # some steps were profiled
-names = ("tensordict", "torch._dynamo", "torch.distributed.checkpoint", "torch.distributed.fsdp",
-         "torch.distributed.optim", "torch.distributed.tensor", "sympy", "triton")
-loaded = [name for name in names if is_loaded(name)]
+loaded = [name for name in NEVER if is_loaded(name)]
 assert not loaded, loaded
 import torch
 assert torch.compile(lambda x: x + 1, backend="eager")(torch.ones(1)).item() == 2

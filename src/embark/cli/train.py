@@ -34,7 +34,7 @@ def train_here(run: "RunSpec", console: Console, *, fresh: bool) -> int:
     from embark.run.signals import StopSignals
 
     with StopSignals(is_loading=True) as signals:  # a preemption can come while torch or jax is loaded
-        from embark.report.report import ReportAtEnd
+        from embark.report.report_at_end import ReportAtEnd
         from embark.trainers import finished_run, open_backend, wants_jax
 
         view = console.view()

@@ -9,7 +9,6 @@ import numpy as np
 
 from embark.errors import UserError
 from embark.events.changes import shown_value
-from embark.events.events import Event
 from embark.events.metrics import find, metric
 from embark.events.summary import CEILING, HELD_OUT, best_checkpoint
 from embark.events.task_rows import task_rows
@@ -37,7 +36,7 @@ from embark.report.bars import (
     tables_on_ranks,
     timeline,
 )
-from embark.report.context import RunContext, State, read_run
+from embark.report.context import RunContext, State
 from embark.report.curves import capitalize, learning_curves, system_curves
 from embark.report.document import (
     GENERATOR,
@@ -54,11 +53,10 @@ from embark.report.document import (
     sections_with_something,
 )
 from embark.report.record import Record
-from embark.report.run_files import RunFiles
 from embark.report.slices import slice_blocks
 from embark.report.spec_rows import set_fields
 from embark.run.slices import SliceResult
-from embark.store import RunDir, open_store, write_atomic
+from embark.store import open_store, write_atomic
 
 TONES: dict[State, Tone] = {
     "waiting": "", "running": "live", "finished": "good", "stopped": "warn", "failed": "bad", "killed": "bad",
@@ -69,7 +67,6 @@ MAX_EVIDENCE = 200
 MAX_NOTES = 200
 VERSIONS = ("embark", "torch", "torchrec", "fbgemm-gpu", "fbgemm-gpu-cpu")
 NAME = "report.html"
-MAX_QUICK_BYTES = 6_000_000  # Of events: at the end of a run, a report about more would keep its user waiting.
 _HEAD_BYTES = 4096
 
 
@@ -324,31 +321,3 @@ def write_page(target: str, text: str) -> str:
     except OSError as error:
         raise UserError(f"{path}: {error.strerror}", fix="--out FILE writes elsewhere") from error
     return str(path)
-
-
-class ReportAtEnd:
-    """A sink that writes the report when a run ends. Whatever goes wrong here does not affect the run."""
-
-    def __init__(self) -> None:
-        self._run: RunDir | None = None
-        self._is_written = False
-
-    def emit(self, event: Event) -> None:
-        if event.kind == "start":
-            self._run = RunDir(str(event.values.get("run_dir", "")))
-            self._is_written = False
-        elif event.kind == "end":
-            self.close()
-
-    def close(self) -> None:
-        """A run that fails may have no `end` event."""
-        if self._run is None or self._is_written:
-            return
-        self._is_written = True
-        try:
-            if self._run.events.stat().st_size <= MAX_QUICK_BYTES:
-                context = read_run(RunFiles(self._run.path), lambda _: None, is_brief=True)
-                # The report of a remote run is uploaded with the other small files.
-                write_atomic(self._run.path / NAME, html_page(report(context)))
-        except Exception:  # a report is not worth a run
-            return
