@@ -61,8 +61,9 @@ def body_of(spec: RunSpec, num_rows: int) -> str:
 @contextmanager
 def serving(artifact: str) -> Iterator[tuple[int, int]]:
     """A server: its port, and its process."""
-    server = subprocess.Popen([sys.executable, "-m", "embark", "serve", artifact, "--port", "0", "--json"],
-                              stdout=subprocess.PIPE, text=True, env={**os.environ, "OMP_NUM_THREADS": "1"})
+    server = subprocess.Popen(
+        [sys.executable, "-m", "embark", "serve", artifact, "--port", "0", "--workers", "1", "--json"],
+        stdout=subprocess.PIPE, text=True, env={**os.environ, "OMP_NUM_THREADS": "1"})
     assert server.stdout is not None
     try:
         url = ""

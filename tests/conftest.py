@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import atexit
 import gc
+import multiprocessing.util
 import os
 import platform
 import re
@@ -69,6 +70,7 @@ def _remove_temporary_files_at_the_end(config: pytest.Config) -> None:
     os.environ.setdefault("PYTEST_DEBUG_TEMPROOT", tempfile.gettempdir())
     folder = TemporaryDirectory(prefix="et-", ignore_cleanup_errors=True)
     config.add_cleanup(folder.cleanup)
+    config.add_cleanup(multiprocessing.util._exit_function)  # first: it removes a folder of its own there
     Path(folder.name).chmod(0o755)  # containers have users of their own
     os.environ["TMPDIR"] = tempfile.tempdir = folder.name
 

@@ -13,7 +13,7 @@ from limits import HANG_S
 
 from embark.serve.request_rows import RequestScorer
 from embark.serve.served_model import ServedModel
-from embark.serve.server import Endpoint, Listening, serve_scorer
+from embark.serve.server import Endpoint, Listening, serve, serve_scorer
 from embark.trainers.torch.exported_model import ExportedModel
 
 ROWS = [dict(zip(COLUMNS, row, strict=True)) for row in draw_rows(40, 5, new_words=["unseen"])]
@@ -36,8 +36,11 @@ class Client:
         return response.status, found, response.headers
 
 
-def while_serving(artifact, use, *, scorer=None, limits=None, endpoint=None):
+def while_serving(artifact, use, *, scorer=None, limits=None, endpoint=None, workers=1):
     """What `use` returns, called with a client of a server of one version."""
+    if workers > 1:
+        return use_server(lambda on_start: serve(artifact.place, endpoint=endpoint or Endpoint(port=0), limits=limits,
+                                                 on_start=on_start, workers=workers), use)
     model = ServedModel(scorer or RequestScorer(artifact, ExportedModel(artifact).score))
     return use_server(lambda on_start: serve_scorer(model, endpoint or Endpoint(port=0), limits, on_start), use)
 

@@ -11,7 +11,7 @@ from typing import Any
 __version__ = "0.1.0"
 _LOCATIONS = {
     "EmbarkError": "errors:EmbarkError",
-    "Endpoint": "serve.server:Endpoint",
+    "Endpoint": "serve.endpoint:Endpoint",
     "PlanRequest": "plan.plan:PlanRequest",
     "RunSpec": "spec:RunSpec",
     "ScoringDevice": "export.scoring_device:ScoringDevice",

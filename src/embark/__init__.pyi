@@ -17,8 +17,8 @@ from embark.plan.plan import PlanRequest
 from embark.plan.plan import plan as plan_run
 from embark.plan.serving import ServeRequest, plan_serving
 from embark.report.context import read_run
+from embark.serve.endpoint import Endpoint
 from embark.serve.score_file import score_file
-from embark.serve.server import Endpoint
 from embark.serve.server import serve as serve_model
 from embark.spec import RunSpec, load_spec
 from embark.store.checkpoint_inspect import list_checkpoints

@@ -8,10 +8,11 @@ from cyclopts import Parameter
 
 from embark.cli.console import Console
 from embark.export.scoring_device import DeviceKind, Precision, ScoringDevice
+from embark.formatting import pluralize
 
 if TYPE_CHECKING:
+    from embark.serve.endpoint import Listening
     from embark.serve.served_model import VersionChange
-    from embark.serve.server import Listening
 
 
 def serve(
@@ -22,6 +23,7 @@ def serve(
     host: Annotated[str, Parameter(env_var="EMBARK_SERVE_HOST")] = "127.0.0.1",
     port: Annotated[int, Parameter(env_var=("EMBARK_SERVE_PORT", "AIP_HTTP_PORT"))] = 8000,
     grpc_port: Annotated[int | None, Parameter(show_default=False)] = None, tls_cert: str = "", tls_key: str = "",
+    workers: Annotated[int | None, Parameter(show_default=False, env_var="EMBARK_SERVE_WORKERS")] = None,
     max_wait_ms: float = 0.0, max_queued_rows: int = 65_536, record: str = "", console: Console = Console(),
 ) -> None:
     """Serve an exported model from this machine: /score for raw rows, Open Inference Protocol v2 by HTTP and gRPC.
@@ -56,29 +58,34 @@ def serve(
         The PEM file of a certificate with its chain: HTTPS, and gRPC over TLS.
     tls_key
         The PEM file of its private key; default: it is in the file of the certificate.
+    workers
+        Processes that answer, which share the tables' memory; default: one for each core and at most 8, on a GPU one.
     max_wait_ms
         How long a request waits for others to be scored with.
     max_queued_rows
-        Rows that may wait; further requests get status 429.
+        Rows that may wait in all processes; further requests get status 429.
     record
         A folder to write the traffic to, which `embark watch` shows; one for all replicas.
     """
-    from embark.serve.server import Endpoint, serve_limits
+    from embark.serve.endpoint import Endpoint
     from embark.serve.server import serve as serve_model
+    from embark.serve.server import serve_limits
 
     serve_model(artifact, version=version, model_file=model_file, name=name, poll_s=poll_s,
                 device=ScoringDevice(device, precision),
                 endpoint=Endpoint(host=host, port=port, grpc_port=grpc_port, tls_cert=tls_cert, tls_key=tls_key),
                 limits=serve_limits(max_wait_ms=max_wait_ms, max_queued_rows=max_queued_rows),
                 on_start=lambda listening: console.show(listening, _render),
-                on_change=lambda change: _report(console, change), record=record)
+                on_change=lambda change: _report(console, change), record=record, workers=workers)
 
 
 def _render(console: Console, listening: Listening) -> None:
     console.result(f"serving {listening.model}, version {listening.version}, on {listening.url}"
                    + (f" and {listening.grpc} (gRPC)" if listening.grpc else "")
                    + (" (with a bearer token)" if listening.needs_token else "")
-                   + (f", by {listening.device}" if listening.device != "CPU" else ""))
+                   + (f", by {listening.device}" if listening.device != "CPU" else "")
+                   + (f", by {listening.workers} processes of "
+                      f"{pluralize(listening.threads, 'thread')}" if listening.workers > 1 else ""))
 
 
 def _report(console: Console, change: VersionChange) -> None:

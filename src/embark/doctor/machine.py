@@ -19,6 +19,7 @@ from embark.catalog.machine import Catalog
 from embark.doctor import GIB, Check, Host, Verdict, check, size_text
 from embark.errors import EmbarkError
 from embark.model.precision import cpu_has_matrix_bf16
+from embark.run.host_cores import cpu_quota
 from embark.run.host_memory import cgroup_limit_bytes
 from embark.stack import versions as stack
 
@@ -138,7 +139,7 @@ def clock(read: Callable[[], tuple[bool, float] | None] | None = None) -> Check:
 
 def usable_cores(host: Host) -> float:
     """Processors that a process here may use."""
-    quota = cpu_quota(host)
+    quota = cpu_quota(host.read)
     return min(_allowed_cores(), quota) if quota else _allowed_cores()
 
 
@@ -150,18 +151,6 @@ def usable_bytes(host: Host) -> int:
 
 def _allowed_cores() -> float:
     return float(len(os.sched_getaffinity(0))) if hasattr(os, "sched_getaffinity") else float(os.cpu_count() or 1)
-
-
-def cpu_quota(host: Host) -> float | None:
-    """Processors that the container may use; None where it has no limit."""
-    words = host.read("/sys/fs/cgroup/cpu.max").split()
-    try:
-        if len(words) == 2:
-            return None if words[0] == "max" else int(words[0]) / int(words[1])
-        quota = int(host.read("/sys/fs/cgroup/cpu/cpu.cfs_quota_us"))
-        return quota / int(host.read("/sys/fs/cgroup/cpu/cpu.cfs_period_us")) if quota > 0 else None
-    except (ValueError, ZeroDivisionError):
-        return None
 
 
 def _total_bytes(host: Host) -> int:

@@ -221,11 +221,40 @@ def set_current(versions: CheckpointStore, version: int) -> None:
     versions.store.write(CURRENT, (json.dumps({"version": version}) + "\n").encode())
 
 
-def open_artifact(place: str, version: int | None = None, onto: Artifact | None = None) -> Artifact:
+def open_artifact(
+    place: str, version: int | None = None, onto: Artifact | None = None, *, is_checked: bool = False,
+) -> Artifact:
     """The current version at `place`, which must not be damaged, or this one; from an object store through a folder
     of the user's cache. Where it is a delta of `onto`, or of one that is, the deltas between them are written into the
-    arrays of `onto`, which must not be used any more."""
+    arrays of `onto`, which must not be used any more. `is_checked`: `fetch_version` was called, and its files are not
+    read once more."""
     place = place.rstrip("/") or place
+    versions, chain = _chain(place, version, onto.version if onto and onto.place == place else 0)
+    chosen = chain[-1]
+    if onto and chain[0].step == onto.version and len(chain) > 1:
+        return _advanced(place, versions, chain[1:], onto)
+    folders = _folders(place, versions, chain, is_checked=is_checked)
+    found = Artifact(place, chosen.step, folders[-1], _read_info(folders[-1] / INFO), chosen.num_bytes,
+                     deltas=tuple(folders[1:]), base=folders[0] if len(folders) > 1 else None)
+    for file in (WEIGHTS, ID_MAPS) if found.deltas else ():
+        tensors = found.weights if file == WEIGHTS else found.id_maps
+        if tensors_checksum(tensors, file_metadata(found.info)) != _checksum_of(chosen, file):
+            raise DataError(f"{versions.where(chosen.step)} is damaged: {file} put together from version "
+                            f"{chain[0].step} and {len(found.deltas)} deltas has other bytes", fix=_OTHER)
+    return found
+
+
+def fetch_version(place: str, version: int | None = None, have: int = 0) -> int:
+    """Bring the files of the current version, or of this one, to this machine, and check them; but those that version
+    `have` consists of too. Which version it is."""
+    place = place.rstrip("/") or place
+    versions, chain = _chain(place, version, have)
+    _folders(place, versions, chain[1:] if chain[0].step == have and len(chain) > 1 else chain, is_checked=False)
+    return chain[-1].step
+
+
+def _chain(place: str, version: int | None, until: int) -> tuple[CheckpointStore, list[Checkpoint]]:
+    """The versions at a place, and of the chosen one what `delta_chain` says."""
     versions = open_versions(place)
     number = current_version(versions) if version is None else version
     chosen = versions.find(number)
@@ -237,20 +266,14 @@ def open_artifact(place: str, version: int | None = None, onto: Artifact | None 
             raise no_versions(place)
         raise UserError(f"{place}: has no version {number}",
                         fix="its versions: " + ", ".join(str(one.step) for one in committed))
-    chain = delta_chain(versions, chosen, until=onto.version if onto and onto.place == place else 0)
-    if onto and chain[0].step == onto.version and len(chain) > 1:
-        return _advanced(place, versions, chain[1:], onto)
-    # Of a delta the weights are checked once they are put together.
-    skipped = WEIGHTS if len(chain) > 1 else ""
-    folders = [_on_this_machine(place, versions, one, skipped=skipped if one is chain[0] else "") for one in chain]
-    found = Artifact(place, chosen.step, folders[-1], _read_info(folders[-1] / INFO), chosen.num_bytes,
-                     deltas=tuple(folders[1:]), base=folders[0] if len(folders) > 1 else None)
-    for file in (WEIGHTS, ID_MAPS) if found.deltas else ():
-        tensors = found.weights if file == WEIGHTS else found.id_maps
-        if tensors_checksum(tensors, file_metadata(found.info)) != _checksum_of(chosen, file):
-            raise DataError(f"{versions.where(chosen.step)} is damaged: {file} put together from version "
-                            f"{chain[0].step} and {len(found.deltas)} deltas has other bytes", fix=_OTHER)
-    return found
+    return versions, delta_chain(versions, chosen, until=until)
+
+
+def _folders(place: str, versions: CheckpointStore, chain: Sequence[Checkpoint], *, is_checked: bool) -> list[Path]:
+    """Of a delta the weights are checked once they are put together."""
+    skipped = WEIGHTS if len(chain) > 1 and DELTA not in chain[0].files else ""
+    return [_on_this_machine(place, versions, one, skipped=skipped if one is chain[0] else "", is_checked=is_checked)
+            for one in chain]
 
 
 def _advanced(place: str, versions: CheckpointStore, deltas: Sequence[Checkpoint], onto: Artifact) -> Artifact:
@@ -322,7 +345,9 @@ def _other_place(place: str) -> str:
     return f"`embark export RUN --to {place}` writes one"
 
 
-def _on_this_machine(place: str, versions: CheckpointStore, chosen: Checkpoint, skipped: str = "") -> Path:
+def _on_this_machine(
+    place: str, versions: CheckpointStore, chosen: Checkpoint, *, skipped: str = "", is_checked: bool = False,
+) -> Path:
     """Where its files are here, which are what its mark says, but for one that is checked otherwise; those of an object
     store that are not here yet, or are damaged, are fetched."""
     here, folder = versions, Path(versions.store.uri.removeprefix("file://")) / chosen.name
@@ -330,9 +355,9 @@ def _on_this_machine(place: str, versions: CheckpointStore, chosen: Checkpoint, 
         mark = "".join([chosen.name, *sorted(checksum.sha256 for checksum in chosen.files.values())])
         folder = _fetched(place) / hashlib.sha256(mark.encode()).hexdigest()[:16] / chosen.name
         here = open_versions(str(folder.parent))
-        wanted = [name for name in chosen.files if here.damages(chosen, [name])]
+        wanted = [name for name in chosen.files if not is_checked and here.damages(chosen, [name])]
         versions.store.download_many([(f"{chosen.name}/{name}", folder / name) for name in wanted])
-    if damages := here.damages(chosen, [name for name in chosen.files if name != skipped]):
+    if not is_checked and (damages := here.damages(chosen, [name for name in chosen.files if name != skipped])):
         raise DataError(f"{versions.where(chosen.step)} is damaged: {damages[0]}", fix=_OTHER)
     return folder
 

@@ -6,18 +6,16 @@ import asyncio
 import hmac
 import json
 import logging
-import math
 import os
 import re
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sized
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sized
 from contextlib import asynccontextmanager, contextmanager, suppress
 from dataclasses import dataclass, field
-from typing import Any, TypeVar
+from typing import Any, Protocol, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
-from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect, Request
@@ -40,15 +38,16 @@ from embark.serve.infer_protocol import (
 )
 from embark.serve.request_rows import RequestColumns, Scores
 from embark.serve.retrieve import Retrieved, RetrieveRequest, read_retrieve
-from embark.serve.served_model import ServedModel, VersionChange
+from embark.serve.served_model import ServedModel
+from embark.serve.server_metrics import ServerMetrics
 from embark.serve.traffic import Traffic
+from embark.serve.traffic_log import TrafficLog
 from embark.spec.model import ModelSpec
 
 Handler = Callable[[Request], Awaitable[Response]]
 Asked = TypeVar("Asked", bound=Sized)
 Found = TypeVar("Found")
 _log = logging.getLogger("embark.serve")
-_BUCKETS_S = (0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 5.0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,44 +70,33 @@ class Refusal(Exception):
         self.status, self.what, self.headers = status, what[:1_000], headers  # it quotes clients; gRPC takes 16 kB
 
 
+class OtherWorkers(Protocol):
+    """The other processes of a server. A call waits for their answers."""
+
+    def metrics(self) -> bytes:
+        """Of all of them and of this one."""
+
+    def feedback(self, body: Mapping[str, Any]) -> int:
+        """Labels of a request that another process answered; of how many rows, 0 where none knows it."""
+
+
 class ModelServer:
     """The routes of one model."""
 
-    def __init__(self, model: ServedModel, limits: ServeLimits, token: str = "") -> None:
-        self._served, self.limits, self._token = model, limits, token
+    def __init__(self, model: ServedModel, limits: ServeLimits, token: str = "",
+                 workers: OtherWorkers | None = None) -> None:
+        """`workers`: this process is one of several that serve the model."""
+        self._served, self.limits, self._token, self._workers = model, limits, token, workers
         self.name = model.name
         self._batcher: Batcher[RequestColumns, Scores | EmbarkError] = Batcher(
             model.score, limits.batch, limits.num_threads)
         self._retrievals: Batcher[RetrieveRequest, Retrieved | EmbarkError] = Batcher(model.retrieve, limits.batch)
         self._reader = InferReader()
         self._num_buffered_bytes = 0
-        self._registry = registry = CollectorRegistry()
-        self._requests = Counter("embark_serve_requests", "Requests by route and status.", ("route", "status"),
-                                 registry=registry)
-        self._rows = Counter("embark_serve_rows", "Rows by whether they have a score, and the version that answered.",
-                             ("scored", "version"), registry=registry)
-        self._seconds = Histogram("embark_serve_request_seconds", "Time from a request's last byte to its answer.",
-                                  ("route",), registry=registry, buckets=_BUCKETS_S)
-        Gauge("embark_serve_queued_rows", "Rows that wait or are in work.", registry=registry).set_function(
-            lambda: self._batcher.num_queued_rows)
-        self._in_flight = Gauge("embark_serve_requests_in_flight", "Requests that wait or are in work.",
-                                registry=registry)
-        Gauge("embark_serve_version", "The version that answers.", registry=registry).set_function(
-            lambda: model.artifact.version)
-        Gauge("embark_serve_current_version", "The version that is current at its place; NaN: it cannot be read.",
-              registry=registry).set_function(lambda: math.nan if model.current is None else model.current)
-        changes = Counter("embark_serve_version_changes", "Versions that became current, by what became of them.",
-                          ("result",), registry=registry)
-        for result in ("switched", "refused"):
-            changes.labels(result)
-
-        def count(change: VersionChange) -> None:
-            changes.labels("refused" if change.refused else "switched").inc()
-
-        model.listeners.append(count)
-        if model.refused:  # by the time the server starts
-            count(model.refused)
-        self.traffic = Traffic(model, registry)
+        self.metrics = ServerMetrics(model, lambda: self._batcher.num_queued_rows)
+        self.traffic = Traffic(model, None if workers else TrafficLog())
+        if self.traffic.log:
+            self.metrics.registry.register(self.traffic.log)
 
     @property
     def _artifact(self) -> Artifact:
@@ -203,7 +191,7 @@ class ModelServer:
 
     def count(self, route: str, status: str) -> None:
         """A request that was answered."""
-        self._requests.labels(route, status).inc()
+        self.metrics.requests.labels(route, status).inc()
         self.traffic.add_status(route, status)
 
     def check_token(self, given: bytes) -> None:
@@ -259,7 +247,8 @@ class ModelServer:
         return JSONResponse({"name": self.name, "ready": True})
 
     async def _metrics(self, _: Request) -> Response:
-        return Response(generate_latest(self._registry), media_type="text/plain; version=0.0.4")
+        text = await asyncio.to_thread(self._workers.metrics) if self._workers else self.metrics.text()
+        return Response(text, media_type="text/plain; version=0.0.4")
 
     async def _infer(self, request: Request) -> Response:
         self.check_model(**request.path_params)
@@ -288,9 +277,12 @@ class ModelServer:
         return JSONResponse(score_response(body, found, self.model_spec))
 
     async def _feedback(self, request: Request) -> Response:
-        body = await self._body(request)
+        text = await self._body(request)
         with refused_if_malformed():
-            num_rows = self.traffic.feedback.add(json_object(body))
+            body = json_object(text)
+            num_rows = self.traffic.feedback.add(body)
+            if not num_rows and self._workers:
+                num_rows = await asyncio.to_thread(self._workers.feedback, body)
         if not num_rows:
             raise Refusal(404, "no scores of a request with this id: it is too old, another replica answered it, or it "
                                "had its labels; send 'scores' and 'version' with the labels")
@@ -311,8 +303,8 @@ class ModelServer:
         started = time.perf_counter()
         found = await self._answer(route, self._batcher, rows)
         self.traffic.add_answer(found, time.perf_counter() - started, request_id)
-        self._rows.labels("false", found.version).inc(len(found.errors))
-        self._rows.labels("true", found.version).inc(len(rows) - len(found.errors))
+        self.metrics.rows.labels("false", found.version).inc(len(found.errors))
+        self.metrics.rows.labels("true", found.version).inc(len(rows) - len(found.errors))
         return found
 
     async def _answer(self, route: str, batcher: Batcher[Asked, Found | EmbarkError], rows: Asked) -> Found:
@@ -322,13 +314,13 @@ class ModelServer:
             raise Refusal(413 if len(rows) else 400, f"{len(rows):,} rows; a request has 1 to "
                                                 f"{self.limits.max_request_rows:,}")
         try:
-            with self._in_flight.track_inprogress():
+            with self.metrics.in_flight.track_inprogress():
                 found = await batcher.submit(rows, len(rows))
         except Overloaded:
             raise _TOO_MANY_ROWS from None
         if isinstance(found, EmbarkError):
             raise Refusal(500 if isinstance(found, Fault) else 400, found.what)
-        self._seconds.labels(route).observe(time.perf_counter() - started)
+        self.metrics.seconds.labels(route).observe(time.perf_counter() - started)
         return found
 
     async def _body(self, request: Request) -> bytearray:

@@ -41,12 +41,13 @@ class GrpcServer:
     """Listens from the start; answers in the event loop that it is made in."""
 
     def __init__(self, model: ModelServer, address: tuple[str, int], max_requests: int,
-                 certificate: tuple[bytes, bytes] | None = None) -> None:
-        """`certificate`: the chain and its private key."""
+                 certificate: tuple[bytes, bytes] | None = None, *, is_shared: bool = False) -> None:
+        """`certificate`: the chain and its private key. `is_shared`: other processes may listen there too; the kernel
+        decides which of them a connection is for."""
         self._model, self._messages = model, message_classes()
         self._layouts: dict[tuple[Any, ...], RawLayout] = {}
         self._server = grpc.aio.server(maximum_concurrent_rpcs=max_requests, options=[
-            ("grpc.max_receive_message_length", model.limits.max_body_bytes), ("grpc.so_reuseport", 0),
+            ("grpc.max_receive_message_length", model.limits.max_body_bytes), ("grpc.so_reuseport", int(is_shared)),
             ("grpc.max_connection_idle_ms", _IDLE_MS), ("grpc.server_handshake_timeout_ms", _HANDSHAKE_MS)])
         answers: dict[str, tuple[Answer, bool]] = {
             "ServerLive": (self._live, False), "ServerReady": (self._ready, False),

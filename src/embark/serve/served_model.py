@@ -73,6 +73,11 @@ class ServedModel:
         return self._scorer.artifact
 
     @property
+    def version(self) -> int:
+        """Its number."""
+        return self.artifact.version
+
+    @property
     def device(self) -> str:
         """Where and how that version runs, for people to read."""
         return self._scorer.device

@@ -10,29 +10,27 @@ import time
 from bisect import bisect_right
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from random import random
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from prometheus_client import CollectorRegistry
-from prometheus_client.core import GaugeMetricFamily, Metric
 
 from embark.data.prepare.rows import RawRows
 from embark.events.events import Event
-from embark.events.rotating_log import RotatingEventLog
 from embark.events.score_bins import NUM_SCORE_BINS, score_bins
-from embark.events.traffic import LATENCIES_S, WINDOW_S, TrafficRecord
+from embark.events.traffic import LATENCIES_S
 from embark.export.artifact import Artifact
 from embark.serve.feedback import Feedback
 from embark.serve.request_rows import Scores
 from embark.serve.served_model import ServedModel, VersionChange
+from embark.serve.traffic_log import TrafficLog, Window
 
 COUNT_EVERY_S = 1.0
-MAX_CPU_SHARE = 0.02  # Of the process: rows beyond it are left out.
+MAX_CPU_SHARE = 0.005  # Of a core: rows beyond it are left out. Of 200 requests it delays one, so that p99 stays.
+FIRST_CPU_S = 0.2  # That may be spent before.
 MAX_HELD_ROWS = 32_768  # Of the rows of requests that wait to be counted.
 MAX_HELD_SCORES = 1 << 20
 COLUMNS_EVERY_S, COLUMNS_EVERY_ROWS = 60.0, 2_000  # The larger part of an event is written less often.
@@ -72,9 +70,10 @@ class _Held:
 class Traffic:
     """Counts; safe to call from the event loop and from the scoring thread."""
 
-    def __init__(self, model: ServedModel, registry: CollectorRegistry) -> None:
-        self._model, self.feedback, self.record = model, Feedback(), TrafficRecord()
-        self._held_lock, self._stopping = threading.Lock(), threading.Event()
+    def __init__(self, model: ServedModel, log: TrafficLog | None = None) -> None:
+        """Without a log, who calls `take` writes what it returns."""
+        self._model, self.feedback, self.log = model, Feedback(), log
+        self._held_lock, self._count_lock, self._stopping = threading.Lock(), threading.Lock(), threading.Event()
         self._statuses: Counter[str] = Counter()
         self._answers: list[tuple[Scores, float]] = []
         self._num_held_scores = self._num_held_rows = 0
@@ -82,13 +81,7 @@ class Traffic:
         self._counts: dict[int, _Counts] = {}
         self._columns: dict[int, _ColumnCounts] = {}
         self._rng = np.random.default_rng()
-        self._cpu_s, self._is_late = 0.0, False
-        self._log: RotatingEventLog | None = None
-        self._opening = Event("serve")  # With the version that answers.
-        self._written_s = time.time()
-        self._metrics: dict[str, Any] = {}
-        self._record_lock = threading.RLock()
-        registry.register(self)
+        self._since_s, self._cpu_s, self._is_late = time.monotonic(), 0.0, False
 
     def add_status(self, route: str, status: str) -> None:
         """A request that was answered; those for scores count."""
@@ -121,8 +114,9 @@ class Traffic:
     @contextmanager
     def running(self, folder: Path | None, url: str) -> Iterator[None]:
         """Counts while the block runs; with a folder, events are written to its `events.jsonl`."""
-        self._log = RotatingEventLog(folder / "events.jsonl") if folder else None
-        self._add_version(url, is_start=True)
+        if self.log:
+            self.log.open(folder)
+            self.log.add(self.version_event(url, is_start=True))
         self._model.observe(self.add_rows)
         self._model.listeners.append(lambda change: self._changed(change, url))
         thread = threading.Thread(target=self._run, name="embark-traffic", daemon=True)
@@ -134,30 +128,14 @@ class Traffic:
             thread.join(10)
             self.count()
             self.write()
-            self._add(Event("serve_end"))
-            if self._log:
-                self._log.close()
-
-    def collect(self) -> Iterator[Metric]:
-        """For Prometheus."""
-        version, metrics = str(self.record.version), self._metrics
-        psi = GaugeMetricFamily("embark_serve_column_psi", "Drift of a column from the model's reference: above 0.1 "
-                                "moderate, above 0.25 large.", labels=("column", "version"))
-        for column, value in metrics.get("psi", {}).items():
-            psi.add_metric((column, version), value)
-        yield psi
-        for name, key, about in (("score_psi", "score_psi", "Drift of the scores from those of the evaluation."),
-                                 ("calibration", "calibration", "Predicted over observed clicks, by /feedback.")):
-            family = GaugeMetricFamily(f"embark_serve_{name}", about, labels=("version",))
-            if key in metrics:
-                family.add_metric((version,), metrics[key])
-            yield family
+            if self.log:
+                self.log.close()
 
     def _run(self) -> None:
         while not self._stopping.wait(COUNT_EVERY_S):
             try:
                 self.count()
-                if time.time() // WINDOW_S != self._written_s // WINDOW_S:  # the same ends on all replicas
+                if self.log and self.log.is_due:
                     self.write()
             except Exception:
                 _log.exception("traffic cannot be counted")
@@ -168,11 +146,12 @@ class Traffic:
         with self._held_lock:
             answers, held = self._answers, self._held
             self._answers, self._held, self._num_held_scores, self._num_held_rows = [], [], 0, 0
-        self._count_answers(answers)
-        for artifact in {id(one.artifact): one.artifact for one in held}.values():
-            self._count_rows(artifact, [one for one in held if one.artifact is artifact])
+        with self._count_lock:
+            self._count_answers(answers)
+            for artifact in {id(one.artifact): one.artifact for one in held}.values():
+                self._count_rows(artifact, [one for one in held if one.artifact is artifact])
         self._cpu_s += time.thread_time() - started
-        self._is_late = self._cpu_s > MAX_CPU_SHARE * time.process_time()
+        self._is_late = self._cpu_s > FIRST_CPU_S + MAX_CPU_SHARE * (time.monotonic() - self._since_s)
 
     def _count_answers(self, answers: Sequence[tuple[Scores, float]]) -> None:
         by_version: dict[int, list[NDArray[np.float32]]] = {}
@@ -206,24 +185,28 @@ class Traffic:
         total.num_rows += len(raw)
 
     def write(self) -> None:
-        """The window that ends now, an event for each version that answered in it."""
-        now_s = time.time()
+        """The window that ends now."""
+        if self.log:
+            self.log.write([self.take()])
+
+    def take(self) -> Window:
+        """What was counted since the last call, by version."""
         with self._held_lock:
             statuses = dict(self._statuses)
             self._statuses.clear()
-        counts, self._counts = self._counts, {}
-        seconds, self._written_s = max(1e-3, now_s - self._written_s), now_s
-        due = {version: self._columns.pop(version) for version, of in list(self._columns.items())
-               if of.num_rows >= COLUMNS_EVERY_ROWS or now_s - of.since_s >= COLUMNS_EVERY_S
-               or self._stopping.is_set()}
-        labels, answering = self.feedback.take(), self._model.artifact.version
-        for version in sorted({answering, *counts, *due, *labels}, key=lambda one: (one == answering, one)):
+        with self._count_lock:
+            counts, self._counts = self._counts, {}
+            now_s = time.time()
+            due = {version: self._columns.pop(version) for version, of in list(self._columns.items())
+                   if of.num_rows >= COLUMNS_EVERY_ROWS or now_s - of.since_s >= COLUMNS_EVERY_S
+                   or self._stopping.is_set()}
+        labels, answering = self.feedback.take(), self._model.version
+        found: Window = {}
+        for version in {answering, *counts, *due, *labels}:
             of = counts.get(version, _Counts())
             # what a request without scores was refused by is not known: it counts to the version that answers now
-            own = statuses if version == answering else {}
-            values: dict[str, Any] = {
-                "version": version, "seconds": round(seconds, 3) if version == answering else 0, "statuses": own,
-                "rows": of.num_rows, "unscored": of.num_unscored,
+            found[version] = values = {
+                "statuses": statuses if version == answering else {}, "rows": of.num_rows, "unscored": of.num_unscored,
                 "latency": {str(place): num for place, num in sorted(of.latency.items())},
                 "scores": of.scores.tolist() if of.num_rows else []}
             if version in due:
@@ -232,42 +215,24 @@ class Traffic:
                                      "missing": due[version].missing.tolist()}
             if version in labels:
                 values["labels"] = labels[version].to_json()
-            self._add(Event("traffic", values), with_metrics=version == answering)
+        return found
 
     def _changed(self, change: VersionChange, url: str) -> None:
-        if change.refused:
-            self._add(Event("version_refused", {"version": change.version or 0, "why": change.refused}))
-        else:
-            self._add_version(url, is_start=False)
+        if self.log and change.refused:
+            self.log.add_refused(change)
+        elif self.log:
+            self.log.add(self.version_event(url, is_start=False))
 
-    def _add_version(self, url: str, *, is_start: bool) -> None:
+    def version_event(self, url: str, *, is_start: bool) -> Event:
+        """The version that answers, with what its requests are compared with."""
         artifact = self._model.artifact
         reference = artifact.reference
         columns = [{"name": one.name, "kind": one.kind, "labels": one.labels, "counts": one.counts}
                    for one in reference.columns]
-        self._add(Event("serve", {
+        return Event("serve", {
             "model": self._model.name, "version": artifact.version, "is_start": is_start, "url": url,
             "place": artifact.place, "run": artifact.info.run, "step": artifact.info.step,
-            "reference": {**reference.model_dump(exclude={"columns"}), "columns": columns}}))
-
-    def _add(self, event: Event, *, with_metrics: bool = False) -> None:
-        """A disk that is full or a folder that was deleted stops no answer."""
-        with self._record_lock:
-            self.record.add(event)
-            if event.kind == "serve":
-                self._opening = event
-            if with_metrics:
-                self._metrics = self.record.metrics()
-                event = replace(event, values={**event.values, **self._metrics})
-            try:
-                if self._log:
-                    self._log.emit(event, self._opening)
-            except Exception as error:
-                _log.warning("traffic is no longer recorded: %s", error)
-                lost, self._log = self._log, None
-                with suppress(Exception):
-                    if lost:
-                        lost.close()
+            "reference": {**reference.model_dump(exclude={"columns"}), "columns": columns}})
 
 
 def _taken(held: _Held) -> RawRows:

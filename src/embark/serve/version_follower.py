@@ -12,6 +12,8 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from pathlib import Path
+from typing import Protocol
 
 from embark.errors import EmbarkError, Fault
 from embark.export.artifact import current_version, open_versions, remove_fetched
@@ -24,16 +26,69 @@ _STOP_S = 5.0  # After the last answer; what is being loaded is given up.
 _log = logging.getLogger("embark.serve")
 
 
+class Followed(Protocol):
+    """What answers, in this process or in several."""
+
+    current: int | None
+    refused: VersionChange | None
+
+    @property
+    def version(self) -> int:
+        """That answers."""
+
+    def report(self, change: VersionChange) -> None:
+        """To who listens."""
+
+
+class Switcher(Protocol):
+    """How another version takes over."""
+
+    def prepare(self, wanted: int) -> None:
+        """Load it beside the version that answers, and check it. Raises where it is refused."""
+
+    def switch(self) -> set[Path]:
+        """Answer with what was prepared. The folders of the version that answers now and of the one before."""
+
+    def discard(self) -> None:
+        """What was prepared is not wanted any more."""
+
+
+class VersionSwitcher:
+    """Of the model of this process."""
+
+    def __init__(self, model: ServedModel, load: Load) -> None:
+        """`load` opens a version and scores something with it; a delta onto a version that it may use up."""
+        self._model, self._load = model, load
+        self._prepared: RequestScorer | None = None
+        self.previous: RequestScorer | None = None  # What answered before; None where it cannot take a delta.
+
+    def prepare(self, wanted: int) -> None:
+        previous, self.previous = self.previous, None  # where this fails half of a delta may be in its tables
+        self._prepared = None
+        scorer = self._load(wanted, None if previous is None or self._model.is_in_use(previous.artifact) else previous)
+        self._model.check(scorer)
+        self._prepared = scorer
+
+    def switch(self) -> set[Path]:
+        scorer, self._prepared = self._prepared, None
+        assert scorer is not None
+        before = self._model.scorer
+        self._model.switch(scorer)
+        self.previous = before if scorer.artifact.deltas else None
+        return {*before.artifact.folders, *scorer.artifact.folders}
+
+    def discard(self) -> None:
+        self._prepared = None
+
+
 class VersionFollower:
     """Keeps `model` at the version that is current. One that is refused is tried again, at growing intervals."""
 
-    def __init__(self, place: str, model: ServedModel, load: Load, poll_s: float) -> None:
-        """`load` opens a version and scores something with it; a delta onto a version that it may use up."""
-        self._place, self._model, self._load, self._poll_s = place.rstrip("/") or place, model, load, poll_s
+    def __init__(self, place: str, model: Followed, switcher: Switcher, poll_s: float) -> None:
+        self._place, self._model, self._switcher, self._poll_s = place.rstrip("/") or place, model, switcher, poll_s
         self._versions = open_versions(self._place)
         self._stopping = threading.Event()
         self._retry_s, self._retry_from_s = poll_s, 0.0
-        self._previous: RequestScorer | None = None  # What answered before; None where it cannot take a delta.
 
     @contextmanager
     def running(self) -> Iterator[None]:
@@ -54,7 +109,7 @@ class VersionFollower:
         """Switch to what is current, unless it answers already or is refused."""
         wanted = None
         try:
-            while (wanted := self._current()) != self._model.artifact.version:
+            while (wanted := self._current()) != self._model.version:
                 refused = self._model.refused
                 if refused and refused.version == wanted and time.monotonic() < self._retry_from_s:
                     return
@@ -69,32 +124,26 @@ class VersionFollower:
 
     def _current(self) -> int:
         try:
-            self._model.current = current_version(self._versions)
+            current = self._model.current = current_version(self._versions)
         except Exception:
             self._model.current = None
             raise
-        return self._model.current
+        return current
 
     def _try(self, wanted: int) -> None:
-        previous, self._previous = self._previous, None  # where this fails half of a delta may be in its tables
-        scorer = self._load(wanted, None if previous is None or self._model.is_in_use(previous.artifact) else previous)
-        self._model.check(scorer)
-        if self._current() == wanted and not self._stopping.is_set():  # it may have changed again meanwhile
-            self._switch(scorer)
-
-    def _switch(self, scorer: RequestScorer) -> None:
-        before = self._model.scorer
-        self._model.switch(scorer)
-        self._previous = before if scorer.artifact.deltas else None
+        self._switcher.prepare(wanted)
+        if self._current() != wanted or self._stopping.is_set():  # it may have changed again meanwhile
+            self._switcher.discard()
+            return
+        keep = self._switcher.switch()
         self._retry_s = self._poll_s
-        # A rollback needs the one before.
-        remove_fetched(self._place, {*before.artifact.folders, *scorer.artifact.folders})
+        remove_fetched(self._place, keep)  # A rollback needs the one before.
 
     def _refuse(self, wanted: int | None, error: Exception) -> None:
         """Of the same version for the same reason it is reported once."""
         before = self._model.refused
         known = error if isinstance(error, EmbarkError) else Fault("internal error", fix="see the log")
-        change = VersionChange(wanted, self._model.artifact.version, known.what, known.fix)
+        change = VersionChange(wanted, self._model.version, known.what, known.fix)
         is_retry = before is not None and before.version == wanted
         self._retry_s = min(2 * self._retry_s, MAX_RETRY_S) if is_retry else self._poll_s
         self._retry_from_s = time.monotonic() + self._retry_s

@@ -94,7 +94,7 @@ def test_processes_that_were_killed_for_memory_are_a_warning(machine):
 def test_a_containers_processors_are_read(files: dict[str, str], quota: float | None, machine):
     for name, text in files.items():
         machine.has(f"/sys/fs/cgroup/{name}", text)
-    assert host.cpu_quota(machine.host) == quota
+    assert host.cpu_quota(machine.host.read) == quota
 
 
 def test_one_core_is_too_few(monkeypatch: pytest.MonkeyPatch, machine):

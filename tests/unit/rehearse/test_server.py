@@ -50,7 +50,7 @@ def test_a_deployment_becomes_two_replicas_that_serve_the_given_artifact(models,
     assert found.probe == "/v2/health/ready"
     assert len(found.pods) == 2
     for pod, port in zip(found.pods, found.ports, strict=True):
-        assert pod.words == ("embark", "serve", models, "--host", "127.0.0.1", "--port", str(port))
+        assert pod.words == ("embark", "serve", models, "--host", "127.0.0.1", "--port", str(port), "--workers", "2")
     assert set(json.loads(found.rows)["rows"][0]) >= {"word", "tags", "price"}
 
 

@@ -60,7 +60,8 @@ def test_the_probes_ask_routes_that_the_server_has():
         asked = container[probe]["httpGet"]
         assert any(asked["path"] in str(const) for const in routes)
         assert asked["port"] == container["ports"][0]["name"]
-    assert container["command"][-4:] == ["--host", "0.0.0.0", "--port", str(container["ports"][0]["containerPort"])]
+    assert container["command"][-6:] == ["--host", "0.0.0.0", "--port", str(container["ports"][0]["containerPort"]),
+                                         "--workers", container["resources"]["requests"]["cpu"]]
 
 
 def test_the_grace_period_has_room_for_the_wait_and_the_drain():
@@ -87,10 +88,10 @@ def test_memory_disk_and_start_follow_from_the_tables(tables):
 def test_the_autoscaler_is_one_of_two_and_asks_for_a_metric_that_the_server_has():
     from pathlib import Path
 
-    import embark.serve.app
+    import embark.serve.server_metrics
 
     name = "embark_serve_requests_in_flight"
-    assert f'"{name}"' in Path(embark.serve.app.__file__).read_text()
+    assert f'"{name}"' in Path(embark.serve.server_metrics.__file__).read_text()
     sets = ("serve.min_replicas=3", "serve.max_replicas=9", "serve.requests_in_flight=5")
     scaler = objects(*sets)["HorizontalPodAutoscaler"]["spec"]
     assert (scaler["minReplicas"], scaler["maxReplicas"]) == (3, 9)

@@ -6,6 +6,7 @@ import threading
 from pathlib import Path
 
 import numpy as np
+import pytest
 from exported_runs import EditedRun
 from limits import HANG_S
 from served_models import use_server
@@ -17,7 +18,7 @@ from embark.serve.batcher import BatchLimits
 from embark.serve.request_rows import JsonColumns
 from embark.serve.served_model import ServedModel
 from embark.serve.server import Endpoint, load_scorer
-from embark.serve.version_follower import VersionFollower
+from embark.serve.version_follower import VersionFollower, VersionSwitcher
 
 ROWS = [{"dense_0": i / 9, "dense_1": -i, "a": 9 * i % 400, "b": i % 3} for i in range(40)]
 TABLE = "tables.embedding_bags.a.weight"
@@ -35,8 +36,8 @@ class Followed:
         self.run, self.place = EditedRun(folder, rows=4_000), str(folder / "at")
         self.publish()
         self.model = ServedModel(load_scorer(self.place, None))
-        self.follower = VersionFollower(
-            self.place, self.model, lambda version, onto: load_scorer(self.place, version, onto=onto), 10.0)
+        self.switcher = VersionSwitcher(self.model, lambda version, onto: load_scorer(self.place, version, onto=onto))
+        self.follower = VersionFollower(self.place, self.model, self.switcher, 10.0)
 
     def publish(self, num: int = 1, **settings) -> None:
         for _ in range(num):
@@ -91,7 +92,7 @@ def test_a_version_that_a_batch_still_uses_is_not_written_into(tmp_path):
     for _ in range(2):
         followed.publish()
         followed.look()
-    previous = followed.follower._previous.artifact
+    previous = followed.switcher.previous.artifact
     followed.model._uses[id(previous)] += 1  # as while a batch is scored
     before = previous.weights[TABLE].copy()
     followed.publish()
@@ -99,7 +100,8 @@ def test_a_version_that_a_batch_still_uses_is_not_written_into(tmp_path):
     assert (previous.weights[TABLE] == before).all()
 
 
-def test_deltas_under_load_fail_no_request_and_mix_no_answer(tmp_path):
+@pytest.mark.parametrize("workers", [1, 2])
+def test_deltas_under_load_fail_no_request_and_mix_no_answer(tmp_path, workers):
     run, place, answers, failures = EditedRun(tmp_path), str(tmp_path / "at"), [], []
     stop, has_answered = threading.Event(), threading.Condition()
     export_run(run.save(), place)
@@ -129,7 +131,8 @@ def test_deltas_under_load_fail_no_request_and_mix_no_answer(tmp_path):
 
     limits = ServeLimits(batch=BatchLimits(max_batch_rows=1))  # each request as it would be scored alone
     use_server(lambda on_start: serve_model(
-        place, endpoint=Endpoint(port=0), poll_s=0.01, limits=limits, on_start=on_start), use)
+        place, endpoint=Endpoint(port=0), poll_s=0.01, limits=limits, on_start=on_start,
+        workers=workers), use)
     assert failures == []
     expected = {(version, num): list(scores_of(scorer, num)[1]) for version in range(1, 8)
                 for scorer in [load_scorer(place, version)] for num in (3, 40)}

@@ -21,12 +21,14 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from limits import HANG_S
 from served_models import ROWS, BlockedScorer, while_serving
 
+from embark import serve_model
 from embark.errors import UserError
 from embark.serve.app import ServeLimits
 from embark.serve.batcher import BatchLimits
+from embark.serve.endpoint import TOKEN, Endpoint
 from embark.serve.grpc_messages import SERVICE, message_classes
 from embark.serve.served_model import ServedModel
-from embark.serve.server import TOKEN, Endpoint, serve_scorer
+from embark.serve.server import serve_scorer
 
 INFER = "/v2/models/clicks/infer"
 NUM = 12
@@ -91,7 +93,8 @@ class GrpcCaller:
         self._channel.close()
 
 
-def test_binary_tensors_and_grpc_give_the_scores_of_json(artifact):
+@pytest.mark.parametrize("workers", [1, 2])
+def test_binary_tensors_and_grpc_give_the_scores_of_json(artifact, workers):
     def use(client):
         expected = client("POST", "/score", {"rows": TYPED})
         body, headers = binary_request(list(raw_inputs()), id="é", parameters={"binary_data_output": True})
@@ -111,7 +114,7 @@ def test_binary_tensors_and_grpc_give_the_scores_of_json(artifact):
         length = {"Inference-Header-Content-Length": str(len(named) - sum(len(one[3]) for one in raw_inputs()))}
         return expected, client("POST", INFER, body, headers), client("POST", INFER, named, length), raw, contents
 
-    expected, binary, named, raw, contents = while_serving(artifact, use, endpoint=GRPC)
+    expected, binary, named, raw, contents = while_serving(artifact, use, endpoint=GRPC, workers=workers)
     assert expected[0] == binary[0] == 200
     scores = np.array(expected[1]["scores"], np.float32).tobytes()
     split = int(binary[2]["Inference-Header-Content-Length"])
@@ -268,7 +271,8 @@ def certificate(tmp_path_factory):
     return path
 
 
-def test_tls_for_http_and_grpc(artifact, certificate):
+@pytest.mark.parametrize("workers", [1, 2])
+def test_tls_for_http_and_grpc(artifact, certificate, workers):
     def use(client):
         context = ssl.create_default_context(cafile=certificate)
         with urllib.request.urlopen(f"{client.url}/v2/health/ready", context=context, timeout=HANG_S) as answer:
@@ -278,7 +282,7 @@ def test_tls_for_http_and_grpc(artifact, certificate):
             return client.url.partition(":")[0], status, call("ServerLive").live
 
     endpoint = Endpoint(port=0, grpc_port=0, tls_cert=str(certificate))
-    assert while_serving(artifact, use, endpoint=endpoint) == ("https", 200, True)
+    assert while_serving(artifact, use, endpoint=endpoint, workers=workers) == ("https", 200, True)
 
 
 def test_certificates_that_cannot_be_used_are_refused(artifact, certificate, tmp_path):
@@ -294,5 +298,7 @@ def test_a_grpc_port_in_use_is_refused(artifact):
         port = int(client.grpc.rpartition(":")[2])
         with pytest.raises(UserError, match="cannot listen there for gRPC"):
             serve_scorer(ServedModel(BlockedScorer(artifact)), Endpoint(port=0, grpc_port=port))
+        with pytest.raises(UserError, match="cannot listen there for gRPC"):
+            serve_model(artifact.place, endpoint=Endpoint(port=0, grpc_port=port), workers=2)
 
     while_serving(artifact, use, endpoint=GRPC)

@@ -18,12 +18,13 @@ from served_models import ROWS, BlockedScorer, while_serving
 
 from embark import score_file
 from embark.errors import Fault, UserError
-from embark.serve import connections, server
+from embark.serve import connections, http_server, server
 from embark.serve.app import ServeLimits
+from embark.serve.endpoint import TOKEN, Endpoint, listen
 from embark.serve.request_rows import JsonColumns, RequestScorer, Scores
 from embark.serve.score_file import NOT_FINITE
 from embark.serve.served_model import ServedModel
-from embark.serve.server import TOKEN, Endpoint, serve_limits, serve_scorer
+from embark.serve.server import serve_limits, serve_scorer
 from embark.trainers.torch.exported_model import ExportedModel
 
 
@@ -107,7 +108,8 @@ def test_managed_endpoints_find_their_routes(artifact, monkeypatch):
     assert health == [200, 200]
 
 
-def test_hostile_requests_get_4xx_without_a_traceback_and_the_server_goes_on(artifact):
+@pytest.mark.parametrize("workers", [1, 2])
+def test_hostile_requests_get_4xx_without_a_traceback_and_the_server_goes_on(artifact, workers):
     limits = ServeLimits(max_body_bytes=1 << 20, max_request_rows=100)
 
     def use(client):
@@ -119,7 +121,8 @@ def test_hostile_requests_get_4xx_without_a_traceback_and_the_server_goes_on(art
         return [*found, (binary[:2], 400), (named[:2], 400), (client("GET", "/score")[:2], 405),
                 (client("POST", "/score", {"rows": ROWS[:1]})[:2], 200)]
 
-    for number, ((status, answer), expected) in enumerate(while_serving(artifact, use, limits=limits)):
+    for number, ((status, answer), expected) in enumerate(
+            while_serving(artifact, use, limits=limits, workers=workers)):
         assert status == expected, (number, answer)
         assert "Traceback" not in str(answer)
         assert status == 200 or (answer.keys() == {"error"} and len(answer["error"]) <= 1_000)
@@ -203,7 +206,7 @@ def test_a_body_that_does_not_arrive_is_given_up(artifact):
 
 def test_connections_without_a_request_and_those_beyond_the_limit_are_closed(artifact, monkeypatch):
     monkeypatch.setattr(connections, "_CHECK_S", 0.05)
-    monkeypatch.setattr(server, "_MAX_CONNECTIONS", 4)
+    monkeypatch.setattr(http_server, "MAX_CONNECTIONS", 4)
 
     def use(client):
         opened = [socket.create_connection(client.address.split(":"), timeout=HANG_S) for _ in range(40)]
@@ -367,7 +370,7 @@ def test_sigterm_under_load_answers_every_request_that_was_accepted(artifact):
 
 
 def test_no_part_of_a_request_waits_for_an_acknowledgement():
-    with server._listener("127.0.0.1", 0) as listener, socket.create_connection(listener.getsockname()[:2]):
+    with listen("127.0.0.1", 0) as listener, socket.create_connection(listener.getsockname()[:2]):
         accepted, _ = listener.accept()
         with accepted:
             assert accepted.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)

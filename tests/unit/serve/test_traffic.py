@@ -7,7 +7,6 @@ import json
 import numpy as np
 import pytest
 from exported_runs import COLUMNS, draw_rows
-from prometheus_client import CollectorRegistry
 from served_models import use_server
 
 from embark.events.events import read_events
@@ -19,6 +18,7 @@ from embark.serve.request_rows import JsonColumns, RequestScorer, Scores
 from embark.serve.served_model import ServedModel
 from embark.serve.server import Endpoint, serve_scorer
 from embark.serve.traffic import Traffic
+from embark.serve.traffic_log import TrafficLog
 from embark.trainers.torch.exported_model import ExportedModel
 
 DRAWN = [dict(zip(COLUMNS, row, strict=True)) for row in draw_rows(600, 11)]
@@ -68,17 +68,17 @@ def test_a_server_records_its_traffic_and_labels(artifact, tmp_path):
 def counted(artifact, rows):
     """Traffic of a request for each of the rows, of a version that was switched to."""
     model = ServedModel(scorer_of(artifact))
-    traffic = Traffic(model, CollectorRegistry())
+    traffic = Traffic(model, TrafficLog())
     model.observe(traffic.add_rows)
     model.switch(scorer_of(artifact))
-    traffic._add_version("", is_start=True)
+    traffic.log.add(traffic.version_event("", is_start=True))
     for start in range(0, len(rows), 100):
         for found in model.score([JsonColumns([row, row]) for row in rows[start : start + 100]]):
             traffic.add_answer(found, 0.001)
         traffic.count()
     traffic._stopping.set()
     traffic.write()
-    return traffic
+    return traffic.log
 
 
 def test_planted_drift_is_found_and_the_rows_of_training_have_none(artifact, monkeypatch):
@@ -98,6 +98,7 @@ def test_planted_drift_is_found_and_the_rows_of_training_have_none(artifact, mon
 
 def test_rows_are_left_out_where_counting_takes_more_than_its_share(artifact, monkeypatch):
     monkeypatch.setattr(traffic_module, "MAX_CPU_SHARE", 0.0)
+    monkeypatch.setattr(traffic_module, "FIRST_CPU_S", 0.0)
     record = counted(artifact, DRAWN[:200]).record
     assert TrafficView([record]).columns[0].drift.num <= 100  # the first batch, before any time was spent
     assert sum(one.num_rows for one in record.windows) == 400
@@ -105,7 +106,7 @@ def test_rows_are_left_out_where_counting_takes_more_than_its_share(artifact, mo
 
 def test_a_full_disk_stops_no_answer(artifact, tmp_path):
     model = ServedModel(scorer_of(artifact))
-    traffic = Traffic(model, CollectorRegistry())
+    traffic = Traffic(model, TrafficLog())
     with traffic.running(tmp_path / "gone", ""):
         (tmp_path / "gone" / "events.jsonl").unlink()
         traffic.write()

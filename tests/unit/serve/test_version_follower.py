@@ -24,7 +24,7 @@ from embark.serve.batcher import BatchLimits
 from embark.serve.request_rows import JsonColumns, RequestScorer
 from embark.serve.served_model import ServedModel
 from embark.serve.server import Endpoint, load_scorer
-from embark.serve.version_follower import VersionFollower
+from embark.serve.version_follower import VersionFollower, VersionSwitcher
 from embark.spec import resolve
 
 HERE = Endpoint(port=0)
@@ -55,7 +55,7 @@ class Followed:
         self.model = ServedModel(load_scorer(place, None))
         self.model.listeners.append(self.changes.append)
         self.load = lambda version, onto=None: load_scorer(place, version, onto=onto)  # tests replace it
-        self.follower = VersionFollower(place, self.model, self._load, 10.0)
+        self.follower = VersionFollower(place, self.model, VersionSwitcher(self.model, self._load), 10.0)
 
     def _load(self, version: int, onto: RequestScorer | None) -> RequestScorer:
         self.num_loaded += 1
@@ -70,7 +70,8 @@ class Followed:
         return scores.version
 
 
-def test_a_server_that_starts_at_a_damaged_version_serves_the_newest_good_one_before_it(runs, tmp_path):
+@pytest.mark.parametrize("workers", [1, 2])
+def test_a_server_that_starts_at_a_damaged_version_serves_the_newest_good_one_before_it(runs, tmp_path, workers):
     place, changes = str(tmp_path / "models"), []
     for run in ("first", "second", "second", "second"):
         export_run(runs[run], place)
@@ -83,7 +84,7 @@ def test_a_server_that_starts_at_a_damaged_version_serves_the_newest_good_one_be
             client("POST", "/score", {"rows": ROWS[:1]})[1]
 
     def serve(on_start, **options):
-        serve_model(place, endpoint=HERE, on_start=on_start, on_change=changes.append, **options)
+        serve_model(place, endpoint=HERE, on_start=on_start, on_change=changes.append, workers=workers, **options)
 
     found, scored = use_server(serve, use)
     assert scored["version"] == 2
@@ -115,8 +116,9 @@ def wait_until(is_true) -> None:
         time.sleep(0.005)
 
 
-def test_swaps_under_load_fail_no_request_and_mix_no_answer(runs, tmp_path):
-    place, answers, failures, stop = str(tmp_path / "models"), [], [], threading.Event()
+@pytest.mark.parametrize("workers", [1, 2])
+def test_swaps_under_load_fail_no_request_and_mix_no_answer(runs, tmp_path, workers):
+    place, answers, failures, changes, stop = str(tmp_path / "models"), [], [], [], threading.Event()
     export_run(runs["first"], place)
 
     def load(client, first: int) -> None:
@@ -134,7 +136,9 @@ def test_swaps_under_load_fail_no_request_and_mix_no_answer(runs, tmp_path):
             one.start()
         for act, version in ((lambda: export_run(runs["second"], place), 2), (lambda: rollback(place), 1),
                              (lambda: rollback(place, 2), 2)):
+            num_changes = len(changes)
             act()
+            wait_until(lambda before=num_changes: len(changes) > before)  # in all processes
             wait_until(lambda wanted=version: answers and answers[-1][2][1].get("version") == wanted)
         stop.set()
         for one in clients:
@@ -144,7 +148,8 @@ def test_swaps_under_load_fail_no_request_and_mix_no_answer(runs, tmp_path):
 
     limits = ServeLimits(batch=BatchLimits(max_batch_rows=1))  # each request as it would be scored alone
     metrics = use_server(
-        lambda on_start: serve_model(place, endpoint=HERE, poll_s=0.01, limits=limits, on_start=on_start), use)
+        lambda on_start: serve_model(place, endpoint=HERE, poll_s=0.01, limits=limits, on_start=on_start,
+                                     on_change=changes.append, workers=workers), use)
     scorers = {version: load_scorer(place, version) for version in (1, 2)}
     seen = []
     assert failures == []
@@ -216,7 +221,8 @@ def test_a_bad_version_is_refused_and_reported_once_and_the_old_one_goes_on(runs
     assert [one.refused for one in followed.changes[1:]] == [""]
 
 
-def test_a_refused_version_is_in_metadata_and_metrics(runs, tmp_path):
+@pytest.mark.parametrize("workers", [1, 2])
+def test_a_refused_version_is_in_metadata_and_metrics(runs, tmp_path, workers):
     place = str(tmp_path / "models")
     export_run(runs["first"], place)
     changes = []
@@ -233,7 +239,7 @@ def test_a_refused_version_is_in_metadata_and_metrics(runs, tmp_path):
                 for name in COLUMNS]})
 
     unread, about, metrics, answer = use_server(lambda on_start: serve_model(
-        place, endpoint=HERE, poll_s=0.01, on_start=on_start, on_change=changes.append), use)
+        place, endpoint=HERE, poll_s=0.01, on_start=on_start, on_change=changes.append, workers=workers), use)
     assert "embark_serve_current_version NaN" in unread
     assert about["versions"] == ["1"]
     assert about["parameters"] == {"run": runs["first"], "step": 3, "refused_version": 2,

@@ -52,6 +52,13 @@ def server_on_localhost(server: Container) -> Iterator[Hit]:
         yield Hit(server.place)
 
 
+def workers_of_the_node(server: Container) -> Iterator[Hit]:
+    words = [node.text for node in server.argv_nodes]
+    if not server.limits["cpu"] and "EMBARK_SERVE_WORKERS" not in server.environment and not server.has_env_from and \
+            not any(word.partition("=")[0] == "--workers" for word in words):
+        yield Hit(server.place)
+
+
 def memory_below_tables(server: Container, pod: Pod) -> Iterator[Hit]:
     limit = server.limits["memory"]
     have, need = quantity(limit.text) if limit else None, quantity(pod.annotations.get(TABLE_BYTES, ""))

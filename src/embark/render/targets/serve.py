@@ -32,7 +32,7 @@ def render_serve(job: Job) -> list[File]:
 
     spec, target = job.spec, job.spec.place.target
     artifact, is_known, num_bytes = artifact_of(spec), knows_tables(spec), artifact_bytes(spec)
-    command = ["embark", "serve", artifact, "--host", "0.0.0.0", "--port", str(PORT)]
+    command = ["embark", "serve", artifact, "--host", "0.0.0.0", "--port", str(PORT), "--workers", str(VCPUS)]
     if spec.stream.is_on:
         command += ["--poll-s", str(FRESH_POLL_S)]
     config = {}
@@ -41,13 +41,13 @@ def render_serve(job: Job) -> list[File]:
         command += ["--model-file", f"{MODEL_FOLDER}/{file_of(spec.model.kind)}"]
     environment = [
         note({"name": "OMP_NUM_THREADS", "value": "1"},
-             "one scoring thread: torch would start one for each of the node's processors, and they spin"),
+             "of each process: torch would start one for each of the node's processors, and they spin"),
         note({"name": "HOME", "value": SCRATCH}, "the artifact is fetched to the pod's own disk"),
         *(note({"name": name, "value": value}, why) for name, value, why in storage_settings(job)),
     ]
     memory = f"{memory_gib(spec)}Gi"
     disk = f"{disk_gib(num_bytes)}Gi"
-    resources = {"requests": {"cpu": note(str(VCPUS), "a thread reads requests, one scores; a limit would throttle"),
+    resources = {"requests": {"cpu": note(str(VCPUS), "as --workers; a limit would throttle"),
                               "memory": memory, "ephemeral-storage": disk},
                  "limits": {"memory": note(memory, "the tables' pages count, though they are mapped from a file"),
                             "ephemeral-storage": disk}}
@@ -56,7 +56,7 @@ def render_serve(job: Job) -> list[File]:
         labels={**job.labels, **COMPONENT}, command=command, config=config, env=environment,
         resources=resources, port=PORT, container=CONTAINER[target], pre_stop_s=PRE_STOP_S, drain_s=DRAIN_S,
         grace_s=GRACE_S, start_s=start_s(num_bytes),
-        cpu_percent=round(100 * MAX_UTILIZATION / VCPUS),
+        cpu_percent=round(100 * MAX_UTILIZATION),
         annotations={TABLE_BYTES: str(round(num_bytes))} if is_known else {},
         identity_annotation=IDENTITY_ANNOTATIONS[job.cloud],
         identity_label=IDENTITY_LABEL if has_identity_label(job) else {}, user=USER_ID, scratch=SCRATCH,

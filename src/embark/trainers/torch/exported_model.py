@@ -255,8 +255,15 @@ def _weight(artifact: Artifact, table: Table) -> NDArray[Any]:
 @contextmanager
 def shared_cores(num_callers: int) -> Iterator[None]:
     """So many threads score at the same time, each on its share of the cores: more threads than cores spin."""
+    with num_threads(max(1, torch.get_num_threads() // num_callers)):
+        yield
+
+
+@contextmanager
+def num_threads(num: int) -> Iterator[None]:
+    """That torch computes with."""
     before = torch.get_num_threads()
-    torch.set_num_threads(max(1, before // num_callers))
+    torch.set_num_threads(num)
     try:
         yield
     finally:

@@ -22,7 +22,7 @@ from embark.export.scoring_device import ScoringDevice
 from embark.serve.request_rows import JsonColumns
 from embark.serve.served_model import ServedModel
 from embark.serve.server import load_scorer
-from embark.serve.version_follower import VersionFollower
+from embark.serve.version_follower import VersionFollower, VersionSwitcher
 from embark.spec import resolve
 from embark.trainers.torch import starter_model
 from embark.trainers.torch.exported_model import ExportedModel
@@ -181,8 +181,8 @@ def test_a_server_on_a_gpu_takes_deltas_in_place_while_it_answers(tmp_path):
     asked = [{"dense_0": i / 9, "dense_1": -i, "a": 9 * i % 400, "b": i % 3} for i in range(40)]
     export_run(run.save(), place)
     served = ServedModel(load_scorer(place, None, device=device))
-    follower = VersionFollower(place, served, lambda number, onto: load_scorer(place, number, device=device, onto=onto),
-                               10.0)
+    follower = VersionFollower(place, served, VersionSwitcher(
+        served, lambda number, onto: load_scorer(place, number, device=device, onto=onto)), 10.0)
     answers, stop, models = [], threading.Event(), []
 
     def ask() -> None:

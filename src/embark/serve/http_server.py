@@ -1,0 +1,142 @@
+"""HTTP and gRPC for the clients of a process, until it is told to stop and every accepted request is answered."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+import socket
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from importlib.util import find_spec
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import uvicorn
+
+from embark.serve.app import ModelServer
+from embark.serve.connections import BoundedProtocol
+from embark.serve.deadlines import DRAIN_S
+from embark.serve.endpoint import MAX_CONNECTIONS
+
+if TYPE_CHECKING:
+    from embark.serve.grpc_server import GrpcServer
+
+_SWITCH_S = 0.0005  # After which a thread that runs Python lets others: those that score, and the one that answers.
+
+
+def serve_requests(
+    model: ModelServer, certificate: tuple[Path, Path] | None, grpc_address: tuple[str, int] | None,
+    on_start: Callable[[int | None], None], *, listener: socket.socket | None = None,
+    handed: socket.socket | None = None,
+) -> None:
+    """Until SIGTERM or Ctrl-C. Connections are those that `listener` accepts, or that another process accepted and
+    sends over `handed`, which is told of each that is closed by a byte; then others listen at the port of gRPC too.
+    `on_start` is called with this port."""
+    with _short_switches(), asyncio.Runner(loop_factory=_loop_factory()) as runner:
+        runner.run(_serve(model, certificate, grpc_address, on_start, listener, handed))
+
+
+async def _serve(
+    model: ModelServer, certificate: tuple[Path, Path] | None, grpc_address: tuple[str, int] | None,
+    on_start: Callable[[int | None], None], listener: socket.socket | None, handed: socket.socket | None,
+) -> None:
+    config = uvicorn.Config(
+        model.app(), lifespan="off", access_log=False, log_level="warning", limit_concurrency=MAX_CONNECTIONS,
+        timeout_graceful_shutdown=DRAIN_S, server_header=False, http=BoundedProtocol, ws="none",
+        ssl_certfile=certificate and certificate[0], ssl_keyfile=certificate and certificate[1])
+    grpc = None
+    if grpc_address is not None:
+        from embark.serve.grpc_server import GrpcServer
+
+        grpc = GrpcServer(model, grpc_address, MAX_CONNECTIONS,
+                          certificate and (certificate[0].read_bytes(), certificate[1].read_bytes()),
+                          is_shared=handed is not None)
+    server = _Server(config, grpc, lambda: on_start(grpc.port if grpc else None), handed)
+    async with model.scoring():
+        await server.serve(sockets=[listener] if listener else [])
+
+
+class _Server(uvicorn.Server):
+    """With gRPC beside it. Ends with the process's own exit code: uvicorn would raise the signal again."""
+
+    def __init__(self, config: uvicorn.Config, grpc: GrpcServer | None, on_start: Callable[[], None],
+                 handed: socket.socket | None) -> None:
+        super().__init__(config)
+        self._grpc, self._on_start, self._handed = grpc, on_start, handed
+        self._accepting: set[asyncio.Task[None]] = set()
+
+    @contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        loop = asyncio.get_running_loop()
+        # What accepts connections for this process gets Ctrl-C too, and sends SIGTERM.
+        signals = (signal.SIGTERM,) if self._handed else (signal.SIGTERM, signal.SIGINT)
+        for number in signals:
+            loop.add_signal_handler(number, self.handle_exit, number, None)
+        try:
+            yield
+        finally:
+            for number in signals:
+                loop.remove_signal_handler(number)
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        await super().startup(sockets)
+        if self.started:
+            if self._grpc:
+                await self._grpc.start()
+            if self._handed:
+                self._handed.setblocking(False)
+                asyncio.get_running_loop().add_reader(self._handed, self._take)
+            self._on_start()
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        if self._handed:
+            asyncio.get_running_loop().remove_reader(self._handed)
+        await asyncio.gather(super().shutdown(sockets), *([self._grpc.stop(DRAIN_S)] if self._grpc else []))
+
+    def _take(self) -> None:
+        assert self._handed is not None
+        with suppress(BlockingIOError):
+            while True:
+                _, (*found,), _, _ = socket.recv_fds(self._handed, 1, 1)
+                if not found:  # who accepts is gone
+                    asyncio.get_running_loop().remove_reader(self._handed)
+                    return
+                task = asyncio.create_task(self._accept(socket.socket(fileno=found[0])))
+                self._accepting.add(task)
+                task.add_done_callback(self._accepting.discard)
+
+    async def _accept(self, client: socket.socket) -> None:
+        protocol = self.config.http_protocol_class(  # type: ignore[call-arg]
+            config=self.config, server_state=self.server_state, app_state=self.lifespan.state)
+        protocol.on_lost = self._released  # type: ignore[attr-defined]
+        try:
+            client.setblocking(False)
+            await asyncio.get_running_loop().connect_accepted_socket(lambda: protocol, client, ssl=self.config.ssl)
+        except Exception:  # such as no TLS
+            client.close()
+            self._released()
+
+    def _released(self) -> None:
+        assert self._handed is not None
+        with suppress(OSError):
+            self._handed.send(b"\0")
+
+
+def _loop_factory() -> Callable[[], asyncio.AbstractEventLoop] | None:
+    """uvloop's, where it is installed; otherwise asyncio's own."""
+    if find_spec("uvloop") is None:
+        return None
+    import uvloop
+
+    return uvloop.new_event_loop
+
+
+@contextmanager
+def _short_switches() -> Iterator[None]:
+    before = sys.getswitchinterval()
+    sys.setswitchinterval(_SWITCH_S)
+    try:
+        yield
+    finally:
+        sys.setswitchinterval(before)

@@ -1,0 +1,85 @@
+"""What a server counts for Prometheus, and the sum of it over its processes."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+from prometheus_client.core import Metric
+
+from embark.serve.served_model import ServedModel, VersionChange
+
+_BUCKETS_S = (0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 5.0)
+_SAME = {  # Of all processes; what is not named here is added up.
+    "embark_serve_version": min, "embark_serve_current_version": max, "embark_serve_version_changes": max}
+
+
+class ServerMetrics:
+    """Of one process."""
+
+    def __init__(self, model: ServedModel, num_queued_rows: Callable[[], int]) -> None:
+        self.registry = registry = CollectorRegistry()
+        self.requests = Counter("embark_serve_requests", "Requests by route and status.", ("route", "status"),
+                                registry=registry)
+        self.rows = Counter("embark_serve_rows", "Rows by whether they have a score, and the version that answered.",
+                            ("scored", "version"), registry=registry)
+        self.seconds = Histogram("embark_serve_request_seconds", "Time from a request's last byte to its answer.",
+                                 ("route",), registry=registry, buckets=_BUCKETS_S)
+        Gauge("embark_serve_queued_rows", "Rows that wait or are in work.", registry=registry).set_function(
+            num_queued_rows)
+        self.in_flight = Gauge("embark_serve_requests_in_flight", "Requests that wait or are in work.",
+                               registry=registry)
+        Gauge("embark_serve_workers", "Processes that answer.", registry=registry).set(1)
+        Gauge("embark_serve_version", "The version that answers.", registry=registry).set_function(
+            lambda: model.version)
+        Gauge("embark_serve_current_version", "The version that is current at its place; NaN: it cannot be read.",
+              registry=registry).set_function(lambda: math.nan if model.current is None else model.current)
+        changes = Counter("embark_serve_version_changes", "Versions that became current, by what became of them.",
+                          ("result",), registry=registry)
+        for result in ("switched", "refused"):
+            changes.labels(result)
+
+        def count(change: VersionChange) -> None:
+            changes.labels("refused" if change.refused else "switched").inc()
+
+        model.listeners.append(count)
+        if model.refused:  # by the time the server starts
+            count(model.refused)
+
+    def text(self) -> bytes:
+        return generate_latest(self.registry)
+
+
+@dataclass(frozen=True, slots=True)
+class _Families:
+    families: Iterable[Metric]
+
+    def collect(self) -> Iterator[Metric]:
+        yield from self.families
+
+
+def metrics_text(families: Iterable[Metric]) -> bytes:
+    """As Prometheus reads them."""
+    return generate_latest(_Families(families))
+
+
+def add_up(processes: Iterable[Iterable[Metric]], *, is_ended: bool = False) -> list[Metric]:
+    """The metrics of all processes as those of one; of processes that ended only what never falls."""
+    found: dict[str, tuple[Metric, dict[tuple[str, tuple[tuple[str, str], ...]], float]]] = {}
+    for family in (family for families in processes for family in families):
+        if is_ended and (family.type == "gauge" or family.name in _SAME):
+            continue
+        metric, values = found.setdefault(family.name, (
+            Metric(family.name, family.documentation, family.type), {}))
+        for sample in family.samples:
+            key = sample.name, tuple(sample.labels.items())
+            how = min if sample.name.endswith("_created") else _SAME.get(family.name)
+            before = values.get(key)
+            values[key] = sample.value if before is None else how(before, sample.value) if how else \
+                before + sample.value
+    for metric, values in found.values():
+        for (name, labels), value in values.items():
+            metric.add_sample(name, dict(labels), value)
+    return [metric for metric, _ in found.values()]

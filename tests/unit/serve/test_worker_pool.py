@@ -1,0 +1,161 @@
+"""A server of several processes keeps the promises of one: every request counted and answered, whichever dies."""
+
+from __future__ import annotations
+
+import http.client
+import json
+import multiprocessing
+import os
+import signal
+import socket
+import threading
+from contextlib import ExitStack, closing
+from pathlib import Path
+
+import pytest
+from limits import HANG_S
+from prometheus_client.parser import text_string_to_metric_families
+from served_models import ROWS, use_server, while_serving
+
+from embark import serve_model
+from embark.errors import UserError
+from embark.events.events import read_events
+from embark.export.scoring_device import ScoringDevice
+from embark.report.record import Record
+from embark.serve import server
+from embark.serve.app import ServeLimits
+from embark.serve.batcher import BatchLimits
+from embark.serve.endpoint import Endpoint
+from embark.serve.server import limits_of_worker, workers_on
+
+
+def send(connection, path, body):
+    """By a connection that stays open, and so in the same process each time."""
+    connection.request("POST", path, json.dumps(body).encode())
+    answer = connection.getresponse()
+    return answer.status, json.loads(answer.read())
+
+
+def values(client):
+    """Of the metrics, by name and labels."""
+    found = text_string_to_metric_families(client("GET", "/metrics")[1])
+    return {(sample.name, *sample.labels.values()): sample.value for family in found for sample in family.samples}
+
+
+def wait_until(is_true) -> None:
+    for _ in range(int(HANG_S / 0.02)):
+        if is_true():
+            return
+        threading.Event().wait(0.02)
+    raise AssertionError("it does not happen")
+
+
+def test_metrics_labels_and_the_record_are_those_of_the_whole_server(artifact, tmp_path):
+    def use(client):
+        with ExitStack() as stack:
+            first, second = (stack.enter_context(closing(http.client.HTTPConnection(client.address, timeout=HANG_S)))
+                             for _ in range(2))
+            for i in range(6):
+                for number, connection in enumerate((first, second)):
+                    body = {"id": f"{number}-{i}", "rows": ROWS[i : i + 5]}
+                    assert send(connection, "/score", body)[0] == 200
+            labels = [send(connection, "/feedback", {"id": f"{number}-{i}", "labels": [1, 0, 1, None, 1]})
+                      for connection, number, i in ((first, 1, 0), (second, 0, 1), (first, 0, 2), (first, 0, 2))]
+            wrong = send(first, "/feedback", {"id": "1-3", "labels": [1]})
+            assert send(second, "/score", {"rows": 5})[0] == 400
+        return labels, wrong, values(client)
+
+    labels, wrong, metrics = use_server(lambda on_start: serve_model(
+        artifact.place, endpoint=Endpoint(port=0), on_start=on_start, record=str(tmp_path), workers=2), use)
+    assert [status for status, _ in labels] == [200, 200, 200, 404]
+    assert wrong == (400, {"error": "1 labels, and the request has 5 scores"})
+    assert metrics["embark_serve_workers",] == 2
+    assert metrics["embark_serve_version",] == metrics["embark_serve_current_version",] == 1
+    assert metrics["embark_serve_requests_total", "/score", "200"] == 12
+    assert metrics["embark_serve_rows_total", "true", "1"] == 60
+    assert metrics["embark_serve_request_seconds_count", "score"] == 12
+    assert metrics["embark_serve_requests_in_flight",] == metrics["embark_serve_queued_rows",] == 0
+    folder, = tmp_path.iterdir()
+    events = list(read_events(folder / "events.jsonl"))
+    assert [event.kind for event in events if event.kind != "traffic"] == ["serve", "serve_end"]
+    traffic = Record(events).traffic
+    assert sum(one.num_rows for one in traffic.windows) == 60
+    assert sum(one.statuses.get("400", 0) for one in traffic.windows) == 1
+    assert sum(int(one.latency.sum()) for one in traffic.windows) == 12
+    assert sum(int(one.num_labels.sum()) for one in traffic.versions.values()) == 12
+
+
+def test_a_process_that_is_killed_is_replaced_and_fails_no_request_of_the_others(artifact):
+    def use(client):
+        connections = [http.client.HTTPConnection(client.address, timeout=HANG_S) for _ in range(4)]
+        statuses = [send(one, "/score", {"rows": ROWS[:2]})[0] for one in connections]
+        killed = multiprocessing.active_children()[0]
+        before = values(client)
+        os.kill(killed.pid, signal.SIGKILL)
+        killed.join(HANG_S)
+        alive = []
+        for one in connections:
+            try:
+                alive.append(send(one, "/score", {"rows": ROWS[:2]})[0])
+            except (ConnectionError, http.client.HTTPException):
+                continue
+        wait_until(lambda: values(client)["embark_serve_workers",] == 2)
+        new = [client("POST", "/score", {"rows": ROWS[:2]})[0] for _ in range(4)]
+        for one in connections:
+            one.close()
+        return statuses, alive, new, before, values(client)
+
+    statuses, alive, new, before, after = while_serving(artifact, use, workers=2)
+    assert (statuses, alive, new) == ([200] * 4, [200] * 2, [200] * 4)  # two of the four connections were the other's
+    counted = "embark_serve_requests_total", "/score", "200"
+    assert (before[counted], after[counted]) == (4, 10)
+
+
+def test_sigterm_answers_every_request_that_a_process_has_begun_to_read(artifact):
+    body = json.dumps({"rows": ROWS[:3]}).encode()
+
+    def is_closed(client) -> bool:
+        try:
+            socket.create_connection(client.address.split(":"), timeout=HANG_S).close()
+        except OSError:
+            return True
+        return False
+
+    def use(client):
+        opened = [socket.create_connection(client.address.split(":"), timeout=HANG_S) for _ in range(6)]
+        for one in opened:
+            one.sendall(b"POST /score HTTP/1.1\r\nHost: x\r\nExpect: 100-continue\r\nContent-Length: %d\r\n\r\n"
+                        % len(body))
+            assert one.recv(1 << 16).startswith(b"HTTP/1.1 100")
+        os.kill(os.getpid(), signal.SIGTERM)
+        wait_until(lambda: is_closed(client))
+        found = []
+        for one in opened:
+            with one, one.makefile("rb") as answer:
+                one.sendall(body)
+                found.append(answer.read())
+        return found
+
+    for answer in while_serving(artifact, use, workers=2):
+        assert answer.startswith(b"HTTP/1.1 200")
+        assert len(json.loads(answer.partition(b"\r\n\r\n")[2])["scores"]) == 3
+
+
+def test_each_process_has_its_share_of_what_may_wait_and_room_for_a_request():
+    limits = ServeLimits(max_request_rows=100, batch=BatchLimits(max_queued_rows=1_000))
+    assert limits_of_worker(limits, 4).batch.max_queued_rows == 250
+    assert limits_of_worker(limits, 64).batch.max_queued_rows == 100
+    assert limits_of_worker(ServeLimits(), 2).max_buffered_bytes == ServeLimits().max_buffered_bytes // 2
+
+
+def test_there_are_as_many_processes_as_cores_and_one_on_a_gpu(artifact, monkeypatch):
+    monkeypatch.setattr(server, "usable_cores", lambda: 4)
+    monkeypatch.setattr(Path, "glob", lambda self, pattern: iter(()))
+    assert [workers_on(ScoringDevice(kind)) for kind in ("cpu", "auto", "cuda")] == [4, 4, 1]
+    monkeypatch.setattr(server, "usable_cores", lambda: 64)
+    assert workers_on(ScoringDevice()) == 8
+    monkeypatch.setattr(Path, "glob", lambda self, pattern: iter([self / "nvidia0"]))
+    assert (workers_on(ScoringDevice("cpu")), workers_on(ScoringDevice())) == (8, 1)
+    for workers, why in ((0, "is no number of processes"), (2, "a GPU is served by one process")):
+        with pytest.raises(UserError, match=f"--workers {workers}: {why}"):
+            serve_model(artifact.place, workers=workers)
