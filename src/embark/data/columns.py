@@ -21,11 +21,11 @@ from embark.data.prepare.rows import RawRows, Reader
 from embark.data.prepare.sampling import Column, take_sample
 from embark.data.prepare.schema import LabelColumn, Schema, SparseColumn, TimeColumn
 from embark.data.prepare.time_format import moment_text
-from embark.data.task_labels import task_labels
+from embark.data.task_labels import bad_labels, check_lists, meaning_of, task_labels
 from embark.errors import DataError, nearest
 from embark.spec.data import DataSpec, PrepareSpec
 from embark.spec.model import ModelSpec, Table
-from embark.spec.tasks import label_columns
+from embark.spec.tasks import label_columns, list_size_of
 from embark.store.errors import explain_data
 
 DELIMITERS = {".csv": ",", ".tsv": "\t"}
@@ -54,6 +54,11 @@ class ColumnsSource:
         self._label, self._dense = rows.label if data.label else np.ones_like(rows.label), rows.dense
         if labels:
             self._label = task_labels(rows.label[:, 1:], labels, model.tasks)
+            for task, values in zip(model.tasks, self._label.T, strict=True):
+                _refuse(data.path, task.column, bad_labels(values, task), f"is no label of {task.name}",
+                        f"labels of it are {meaning_of(task)}")
+        self._list_size = list_size_of(model.tasks)
+        check_lists(len(self._label), self._list_size, data.path)
         for name, values in zip(data.dense_columns, rows.dense.T, strict=True):
             _refuse(data.path, name, np.isnan(values), "is empty", "drop those rows, or fill in the values")
         self._features, self.notes = _checked_ids(data.path, tables, rows, must_clip=data.on_bad_id == "clip")
@@ -64,7 +69,7 @@ class ColumnsSource:
         self._is_fixed = all(feature.offsets is None for feature in self._features)
         self._is_by_time = rows.time is not None
         if rows.time is None:
-            bits = hash_counters(stream_key(data.seed, _HELD_OUT), np.arange(len(self._label)))
+            bits = hash_counters(stream_key(data.seed, _HELD_OUT), np.arange(len(self._label)) // self._list_size)
             is_held_out = uniform(bits) < data.eval_fraction
         else:
             is_held_out = _is_newest(data, rows.time)
@@ -94,7 +99,7 @@ class ColumnsSource:
         """Rows `start` to `stop` of the epoch's own order."""
         with self._ordering:
             if epoch not in self._orders:
-                bits = hash_counters(stream_key(self._seed, _ORDER, epoch), self._train_rows)
+                bits = hash_counters(stream_key(self._seed, _ORDER, epoch), self._train_rows // self._list_size)
                 before = {one: order for one, order in self._orders.items() if abs(one - epoch) == 1}
                 self._orders = {**before, epoch: self._train_rows[np.argsort(bits, kind="stable")]}
             order = self._orders[epoch]

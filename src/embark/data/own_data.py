@@ -13,10 +13,10 @@ from numpy.typing import NDArray
 from embark.data.loader import Batch
 from embark.data.prepared.manifest import BLOCK_ROWS
 from embark.data.prepared.order import EpochOrder, row_order
-from embark.data.task_labels import bad_labels, meaning_of, task_labels
+from embark.data.task_labels import bad_labels, check_lists, meaning_of, task_labels
 from embark.errors import DataError, UserError
 from embark.spec import DataSpec, ModelSpec, Table
-from embark.spec.tasks import label_columns
+from embark.spec.tasks import label_columns, list_size_of
 from embark.spec.user_code import file_of, load_user_class, place_of, user_call, user_errors
 
 Positions = NDArray[np.int64]
@@ -43,6 +43,9 @@ class OwnSource:
                 self._own = kind(data, model)
             self.num_train_samples = self._count("num_train_samples")
             self.num_eval_samples = self._count("num_eval_samples")
+        self._list_size = list_size_of(model.tasks)
+        for name in ("num_train_samples", "num_eval_samples"):
+            check_lists(getattr(self, name), self._list_size, f"{self._where.partition(':')[0]}: {name}")
         if not self.num_train_samples:
             raise DataError(f"{self._where}: num_train_samples is 0", fix="give it at least a batch of samples")
         self._order = lru_cache(2)(self._epoch_order)
@@ -58,8 +61,11 @@ class OwnSource:
     def train_rows(self, epoch: int, start: int, stop: int) -> Batch:
         """Samples of the epoch's own order."""
         taken = [piece.block * BLOCK_ROWS + row_order(self._seed, epoch, piece)[piece.start : piece.stop]
-                 for piece in self._order(epoch).pieces(start, stop)]
-        return self.rows("train", np.concatenate(taken) if taken else np.empty(0, np.int64))
+                 for piece in self._order(epoch).pieces(start // self._list_size, -(-stop // self._list_size))]
+        lists = np.concatenate(taken) if taken else np.empty(0, np.int64)
+        places = (lists[:, None] * self._list_size + np.arange(self._list_size)).reshape(-1)
+        first = start // self._list_size * self._list_size
+        return self.rows("train", places[start - first : stop - first])
 
     def eval_rows(self, start: int, stop: int) -> Batch:
         """Held-out samples in their own order."""
@@ -184,7 +190,8 @@ class OwnSource:
         return DataError(f"{self._where}: rows {what}", fix=fix)
 
     def _epoch_order(self, epoch: int) -> EpochOrder:
-        return EpochOrder([self.num_train_samples], BLOCK_ROWS, shuffle="rows", seed=self._seed, epoch=epoch)
+        return EpochOrder([self.num_train_samples // self._list_size], BLOCK_ROWS, shuffle="rows", seed=self._seed,
+                          epoch=epoch)
 
 
 def spread(count: int, at_most: int) -> Positions:

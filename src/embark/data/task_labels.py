@@ -7,6 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
+from embark.errors import DataError
 from embark.spec.tasks import Task, main_task
 
 Labels = NDArray[np.float32]
@@ -31,6 +32,13 @@ def main_label(label: Labels, tasks: tuple[Task, ...]) -> Labels:
     return main
 
 
+def check_lists(num_samples: int, list_size: int, what: str) -> None:
+    """Refuse data that ends within a list."""
+    if num_samples % list_size:
+        raise DataError(f"{what}: {num_samples:,} rows are not whole lists of {list_size}",
+                        fix="fill up shorter lists with rows without a label, or change list_size of the task")
+
+
 def bad_labels(label: Labels, task: Task) -> NDArray[np.bool_]:
     """Where a value is not a label of the task; a missing one is."""
     if task.loss == "binary":
@@ -38,7 +46,7 @@ def bad_labels(label: Labels, task: Task) -> NDArray[np.bool_]:
     elif task.loss == "softmax":
         is_bad = (label < 0) | (label >= task.num_classes) | (label != np.floor(label))
     else:
-        is_bad = ~np.isfinite(label)
+        is_bad = ~np.isfinite(label) | ((label < 0) & (task.loss == "listwise"))
     found: NDArray[np.bool_] = is_bad & ~np.isnan(label)
     return found
 
@@ -47,4 +55,4 @@ def meaning_of(task: Task) -> str:
     """What its labels are, for a person."""
     if task.loss == "softmax":
         return f"a class from 0 to {task.num_classes - 1}"
-    return "0 or 1" if task.loss == "binary" else "a number"
+    return {"binary": "0 or 1", "listwise": "relevances, numbers from 0 up"}.get(task.loss, "a number")

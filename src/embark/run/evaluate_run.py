@@ -16,6 +16,7 @@ from embark.run.loop import check_against
 from embark.run.trainer import Trainer, TrainerBackend, World
 from embark.spec import RunSpec
 from embark.spec.held_out_metrics import RANKING_METRICS
+from embark.spec.tasks import list_size_of
 from embark.store import RunDir
 from embark.store.trained_run import TrainedRun
 
@@ -54,6 +55,9 @@ def refuse_two_towers(trained: TrainedRun, option: str) -> None:
     if trained.spec.model.kind == "two_tower":
         raise UserError(f"{option}: needs predicted probabilities, and {trained.run_dir.uri} is a retrieval model",
                         fix="leave it out: Recall@K, NDCG@K and Hit@K are measured without it")
+    if list_size_of(trained.spec.model.tasks) > 1:
+        raise UserError(f"{option}: takes rows one by one, and {trained.run_dir.uri} has a task over lists of rows",
+                        fix="leave it out: NDCG@K and Hit@K are measured without it")
 
 
 @contextmanager

@@ -14,7 +14,7 @@ from embark.run.trainer import Ranks
 from embark.spec.tasks import Task, main_task
 
 F64 = NDArray[np.float64]
-LOSSES = {"binary": "log_loss", "regression": "mse", "softmax": "cross_entropy"}
+LOSSES = {"binary": "log_loss", "regression": "mse", "softmax": "cross_entropy", "listwise": "cross_entropy"}
 """What the metric is called that a task's loss is."""
 OF_MAIN = ("auc", "normalized_entropy", "calibration", "auc_error", "best_auc")
 TASKS = "tasks"
@@ -22,15 +22,19 @@ TASKS = "tasks"
 
 def state_size(task: Task) -> int:
     """Numbers that a training window holds of a task."""
-    return {"binary": STATE_SIZE, "regression": 5, "softmax": 3}[task.loss]
+    return {"binary": STATE_SIZE, "regression": 5, "softmax": 3, "listwise": 4}[task.loss]
 
 
 def metrics_of_task(task: Task, state: F64) -> dict[str, float]:
     """Of its sums over samples that have a label; undefined ones are NaN. Of a regression: the squared and the absolute
     errors, the labels, their squares and the number of samples. Of classes: the losses, how many are right, and the
-    number."""
+    number. Of lists: the losses, NDCG, hits, and the number of lists with a relevant row."""
     if task.loss == "binary":
         return metrics_of(state)
+    if task.loss == "listwise":
+        loss, ndcg, hits, num = state.tolist()
+        return {"cross_entropy": ratio(loss, num), "ndcg_at_k": ratio(ndcg, num), "hit_at_k": ratio(hits, num),
+                "num_samples": num}
     if task.loss == "softmax":
         loss, right, num = state.tolist()
         return {"cross_entropy": ratio(loss, num), "accuracy": ratio(right, num), "num_samples": num}

@@ -25,13 +25,18 @@ class Task(Section):
     """Name of the task in metrics and outputs: letters, digits, underscores."""
     label: str = ""
     """Column of the data that holds the label; defaults to `name`."""
-    loss: Literal["binary", "regression", "softmax"] = "binary"
+    loss: Literal["binary", "regression", "softmax", "listwise"] = "binary"
     """`binary`: log loss of a label 0 or 1. `regression`: squared error of a number. `softmax`: cross-entropy of a
-    class from 0 to `num_classes` − 1."""
+    class from 0 to `num_classes` − 1. `listwise`: softmax over the rows of a list, whose labels are relevances."""
     weight: float = Field(default=1.0, ge=0)
     """Factor of its loss in the sum that is minimized."""
     num_classes: int = Field(default=0, ge=0, le=MAX_CLASSES)
     """`softmax` only: number of classes."""
+    list_size: int = Field(default=0, ge=0, le=MAX_CLASSES)
+    """`listwise` only: rows of a list. So many rows of the data, one behind the other, are one list; rows without a
+    label fill up a shorter one."""
+    k: int = Field(default=10, ge=1, le=MAX_CLASSES)
+    """`listwise` only: NDCG and hit rate are of the first `k` rows of a list."""
     above: float | None = None
     """`binary` only: the label is 1 where the column is larger, such as a rating above 3; without it, 0 or 1."""
 
@@ -48,7 +53,8 @@ class Task(Section):
     @model_serializer(mode="wrap")
     def _without_unused(self, dump: SerializerFunctionWrapHandler) -> dict[str, Any]:
         values: dict[str, Any] = dump(self)
-        return {key: value for key, value in values.items() if value is not None and (key != "num_classes" or value)}
+        unused = {"num_classes": 0, "list_size": 0, "k": 10, "above": None}
+        return {key: value for key, value in values.items() if key not in unused or value != unused[key]}
 
 
 Tasks = Annotated[tuple[Task, ...], Field(strict=False, max_length=MAX_TASKS)]
@@ -57,6 +63,11 @@ Tasks = Annotated[tuple[Task, ...], Field(strict=False, max_length=MAX_TASKS)]
 def label_columns(tasks: tuple[Task, ...]) -> tuple[str, ...]:
     """The data's columns that hold their labels, each once."""
     return tuple(dict.fromkeys(task.column for task in tasks))
+
+
+def list_size_of(tasks: tuple[Task, ...]) -> int:
+    """Rows of the data that belong together and stay in one batch of one rank."""
+    return max((task.list_size for task in tasks), default=0) or 1
 
 
 def main_task(tasks: tuple[Task, ...]) -> int:
@@ -102,10 +113,38 @@ def task_mistakes(spec: RunSpec) -> Iterator[Mistake]:
         if task.above is not None and task.loss != "binary":
             yield _mistake(f"model.tasks.{index}.above", task.above, f'has no effect on "{task.loss}"',
                            'leave it out, or set loss = "binary"')
+    yield from _list_mistakes(spec)
     if not any(task.weight for task in tasks):
         yield _mistake("model.tasks", 0, "every task has weight 0, so there is nothing to minimize",
                        "give one a weight above 0")
     yield from _data_mistakes(spec)
+
+
+def _list_mistakes(spec: RunSpec) -> Iterator[Mistake]:
+    tasks, size = spec.model.tasks, list_size_of(spec.model.tasks)
+    for index, task in enumerate(tasks):
+        where = f"model.tasks.{index}.list_size"
+        if task.loss == "listwise" and task.list_size < 2:
+            yield _mistake(where, task.list_size, f"task {task.name} is over lists, of at least 2 rows",
+                           "say how many rows a list has")
+        elif task.loss == "listwise" and task.list_size != size:
+            yield _mistake(where, task.list_size, "lists of all tasks have one size", f"set it to {size}")
+        elif task.loss != "listwise" and task.list_size:
+            yield _mistake(where, task.list_size, f'has no effect on "{task.loss}"',
+                           'leave it out, or set loss = "listwise"')
+    if size == 1:
+        return
+    if spec.data.kind != "columns" and not spec.data.is_own:
+        yield _mistake("data.kind", spec.data.kind, "does not keep the rows of a list together",
+                       'data.kind = "columns" or your own')
+    if spec.data.time_column:
+        yield _mistake("data.time_column", spec.data.time_column, "would hold out some rows of a list",
+                       "leave it out: whole lists are held out by their position")
+    if spec.stream.is_on:
+        yield _mistake("stream.source", spec.stream.source, "a stream has no lists of rows", "leave [stream] out")
+    if "batch_size" in spec.train.model_fields_set and spec.train.batch_size % size:
+        yield _mistake("train.batch_size", spec.train.batch_size, f"is not a multiple of list_size = {size}",
+                       f"set it to {max(1, spec.train.batch_size // size) * size}")
 
 
 def _data_mistakes(spec: RunSpec) -> Iterator[Mistake]:

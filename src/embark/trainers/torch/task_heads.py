@@ -23,7 +23,8 @@ def task_head(model: ModelSpec, width: int) -> nn.Module:
 def scores_of(tasks: Sequence[Task], outputs: Tensor) -> Tensor:
     """Outputs as predictions: the probability of a 1, a number, the probability of each class."""
     parts = outputs.split([task.num_outputs for task in tasks], dim=1)
-    to_score = {"binary": torch.sigmoid, "regression": lambda part: part, "softmax": lambda part: part.softmax(dim=1)}
+    to_score = {"binary": torch.sigmoid, "regression": lambda part: part, "listwise": lambda part: part,
+                "softmax": lambda part: part.softmax(dim=1)}
     return torch.cat([to_score[task.loss](part) for task, part in zip(tasks, parts, strict=True)], dim=1)
 
 

@@ -8,11 +8,14 @@ import torch.fx
 from torch import Tensor, nn
 from torch.nn.functional import binary_cross_entropy_with_logits, cross_entropy
 
+from embark.errors import UserError
 from embark.run.evaluation import LARGEST_LOGIT, NUM_BINS
 from embark.run.task_metrics import combine, metrics_of_task, state_size
 from embark.spec import Task
 from embark.trainers.torch.metrics import HeldOut
 from embark.trainers.torch.world import World
+
+_NOT_THERE = -1e9  # Of a row without a label; −∞ would make the gradient of a list without any NaN.
 
 
 class TaskLoss(nn.Module):
@@ -31,8 +34,11 @@ class TaskLoss(nn.Module):
 def weighted_loss(outputs: Tensor, labels: Tensor, tasks: list[Task]) -> Tensor:
     total = outputs.new_zeros(())
     for task, output, label, is_there in _by_task(tasks, outputs, labels):
-        losses = torch.where(is_there, _losses(task, output, label), 0.0)
-        total = total + task.weight * losses.sum() / len(labels)
+        if task.loss == "listwise":
+            losses, num = list_losses(task, output, label, is_there), len(labels) // task.list_size
+        else:
+            losses, num = torch.where(is_there, _losses(task, output, label), 0.0), len(labels)
+        total = total + task.weight * losses.sum() / num
     return total
 
 
@@ -51,6 +57,37 @@ def _losses(task: Task, output: Tensor, label: Tensor) -> Tensor:
     if task.loss == "softmax":
         return cross_entropy(output, label.long(), reduction="none")
     return (output - label).square()
+
+
+def list_losses(task: Task, output: Tensor, label: Tensor, is_there: Tensor) -> Tensor:
+    """[lists]: cross-entropy of the relevances, as shares of their sum, against the softmax over the rows of a list; 0
+    where no row is relevant."""
+    scores, relevance = _lists(task, output, label, is_there)
+    total = relevance.sum(dim=1, keepdim=True)
+    shares = relevance / total.clamp(min=torch.finfo(total.dtype).tiny)
+    return -(shares * scores.log_softmax(dim=1)).sum(dim=1)
+
+
+def _lists(task: Task, output: Tensor, label: Tensor, is_there: Tensor) -> tuple[Tensor, Tensor]:
+    """[lists, list_size]: scores, of rows without a label so small that they are never chosen, and relevances."""
+    if len(label) % task.list_size:
+        raise UserError(f"task {task.name}: {len(label)} rows, a rank's part of the batch, are not whole lists of "
+                        f"{task.list_size}", fix="train.batch_size must be a multiple of list_size times the ranks")
+    scores = torch.where(is_there, output, _NOT_THERE)
+    return scores.view(-1, task.list_size), label.view(-1, task.list_size)
+
+
+def _list_sums(task: Task, output: Tensor, label: Tensor, is_there: Tensor) -> Tensor:
+    """Losses, NDCG@k, hits among the first k, and lists, all of lists with a relevant row."""
+    scores, relevance = _lists(task, output.float(), label, is_there)
+    has_any, k = (relevance > 0).any(dim=1), min(task.k, task.list_size)
+    ranked = relevance.gather(1, scores.argsort(dim=1, descending=True, stable=True))[:, :k].double()
+    ideal = relevance.sort(dim=1, descending=True).values[:, :k].double()
+    discount = 1 / torch.arange(2, k + 2, dtype=torch.float64, device=label.device).log2()
+    ndcg = (ranked @ discount / (ideal @ discount).clamp(min=1e-300))[has_any]
+    hits = (ranked > 0).any(dim=1) & has_any
+    losses = list_losses(task, output.float(), label, is_there)
+    return torch.stack([value.sum(dtype=torch.float64) for value in (losses, ndcg, hits, has_any)])
 
 
 class TaskWindow:
@@ -125,6 +162,8 @@ class TaskHeldOut:
 
 def _task_sums(task: Task, output: Tensor, label: Tensor, is_there: Tensor) -> Tensor:
     """Of the samples with a label, as `run.task_metrics.metrics_of_task` has them."""
+    if task.loss == "listwise":
+        return _list_sums(task, output, label, is_there)
     values = [torch.where(is_there, _losses(task, output.float(), label), 0.0)]
     if task.loss == "binary":
         values += [output.sigmoid() * is_there, label]

@@ -25,6 +25,7 @@ from embark.model.work import TRACED
 from embark.run.evaluation import Trouble
 from embark.run.host_memory import peak_resident_bytes
 from embark.spec import ModelSpec, PlaceSpec, RunSpec, TrainSpec
+from embark.spec.tasks import list_size_of
 from embark.store import RunDir
 from embark.store.user_cache import compiled_code_folder
 from embark.trainers.torch.batch import DeviceBatch, ToDevice, pinned
@@ -163,7 +164,8 @@ class Evaluator:
         self._held_out = TaskHeldOut(spec.tasks, world) if spec.tasks else \
             RankedHeldOut(world) if spec.is_next_item else HeldOut(world)
         self._is_drawn_there = not spec.tasks and not spec.has_weighted_ids
-        self._must_be_small = world.device.type != "cuda" or spec.has_sequences  # a long history is a batch by itself
+        # A long history is a batch by itself, and lists of rows are whole in a batch of training.
+        self._must_be_small = world.device.type != "cuda" or spec.has_sequences or list_size_of(spec.tasks) > 1
 
     def eval_source(self, source: SampleSource) -> SampleSource:
         if self._world.device.type != "cuda" or type(source) is not SyntheticSource or not self._is_drawn_there:
