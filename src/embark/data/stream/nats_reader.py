@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import re
+import secrets
 import threading
 from collections import deque
 from collections.abc import Coroutine, Mapping, Sequence
@@ -27,7 +28,7 @@ _NEVER_AGAIN_S = 30 * 86_400  # Until what is not acknowledged comes again: the 
 
 class NatsReader:
     """A durable consumer for each subject, made anew behind the offset of the checkpoint on each connection, so that
-    nothing depends on what the broker remembers of it."""
+    nothing depends on what the broker remembers of it, and under a name that no other process reads by."""
 
     def __init__(self, stream: StreamSpec, name: str, options: Mapping[str, Any]) -> None:
         self._stream, self._options = stream, options
@@ -80,6 +81,8 @@ class NatsReader:
                 self._call(self._client.close(), 2.0)
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join(_WAIT_S)
+        if not self._thread.is_alive():
+            self._loop.close()
 
     def _call(self, work: Coroutine[Any, Any, T], timeout_s: float) -> T:
         future = asyncio.run_coroutine_threadsafe(work, self._loop)
@@ -128,8 +131,11 @@ class NatsReader:
             raise DataError(f"NATS stream {stream} ends at record {state.last_seq:,}, and the run's checkpoint has "
                             f"record {last:,}: it is another stream", fix=_LOST)
         name = re.sub(r"[^A-Za-z0-9_-]", "-", f"{self._name}-{topic}")
-        with suppress(NotFoundError):
-            await js.delete_consumer(stream, name)
+        for consumer in await js.consumers_info(stream):
+            if re.fullmatch(rf"{name}(-[0-9a-f]{{8}})?", consumer.name):
+                with suppress(NotFoundError):
+                    await js.delete_consumer(stream, consumer.name)
+        name += f"-{secrets.token_hex(4)}"  # of one that has the name of another, both would get a part of the records
         how = DeliverPolicy.ALL if self._stream.start == "earliest" else DeliverPolicy.NEW
         config = ConsumerConfig(
             deliver_policy=DeliverPolicy.BY_START_SEQUENCE if last else how, opt_start_seq=last + 1 if last else None,

@@ -16,9 +16,9 @@ from embark.spec.run import RunSpec
 OPTIONS = "EMBARK_STREAM_OPTIONS"
 
 
-def open_reader(spec: RunSpec) -> StreamReader:
-    """Nothing is contacted before `open`."""
-    stream = spec.stream
+def open_reader(spec: RunSpec, run_name: str = "") -> StreamReader:
+    """Nothing is contacted before `open`. `run_name` is that of the run's directory: the broker's names have it."""
+    stream, name = spec.stream, run_name or spec.name
     _check_servers(spec)
     if stream.source == "files":
         from embark.data.stream.files_reader import FilesReader
@@ -32,10 +32,10 @@ def open_reader(spec: RunSpec) -> StreamReader:
         if stream.source == "kafka":
             from embark.data.stream.kafka_reader import KafkaReader
 
-            return KafkaReader(stream, spec.name, client_options())
+            return KafkaReader(stream, name, client_options())
         from embark.data.stream.nats_reader import NatsReader
 
-        return NatsReader(stream, spec.name, client_options())
+        return NatsReader(stream, name, client_options())
 
 
 def make_streams(spec: RunSpec) -> list[str]:

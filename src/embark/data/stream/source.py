@@ -56,6 +56,7 @@ class StreamSource:
         stream = spec.stream
         self._settings = OrderSettings(label, stream.time_column, stream.bound_s, stream.key, stream.label_window_s)
         self._order = EventOrder(self._settings)
+        self.run_name = spec.name  # With --fresh its directory's is another.
         self._reader: StreamReader | None = None
         self._records: dict[str, deque[Message]] = {}
         self._drops, self._has_rows = DropWatch(), False
@@ -211,7 +212,7 @@ class StreamSource:
 
     def _opened(self) -> StreamReader:
         if self._reader is None:
-            reader = open_reader(self._spec)
+            reader = open_reader(self._spec, self.run_name)
             partitions = reader.open(self._order.state.offsets)
             self._order.open(partitions)
             self._records = {partition: deque() for partition in partitions}
