@@ -112,7 +112,7 @@ def test_a_process_that_is_killed_is_replaced_and_fails_no_request_of_the_others
 
 
 def test_sigterm_answers_every_request_that_a_process_has_begun_to_read(artifact):
-    body = json.dumps({"rows": ROWS[:3]}).encode()
+    body, answers = json.dumps({"rows": ROWS[:3]}).encode(), []
 
     def is_closed(client) -> bool:
         try:
@@ -127,16 +127,21 @@ def test_sigterm_answers_every_request_that_a_process_has_begun_to_read(artifact
             one.sendall(b"POST /score HTTP/1.1\r\nHost: x\r\nExpect: 100-continue\r\nContent-Length: %d\r\n\r\n"
                         % len(body))
             assert one.recv(1 << 16).startswith(b"HTTP/1.1 100")
-        os.kill(os.getpid(), signal.SIGTERM)
-        wait_until(lambda: is_closed(client))
-        found = []
-        for one in opened:
-            with one, one.makefile("rb") as answer:
-                one.sendall(body)
-                found.append(answer.read())
-        return found
 
-    for answer in while_serving(artifact, use, workers=2):
+        def finish() -> None:
+            wait_until(lambda: is_closed(client))  # after SIGTERM, which `while_serving` sends when this returns
+            for one in opened:
+                with one, one.makefile("rb") as answer:
+                    one.sendall(body)
+                    answers.append(answer.read())
+
+        thread = threading.Thread(target=finish, daemon=True)
+        thread.start()
+        return thread
+
+    while_serving(artifact, use, limits=ServeLimits(body_timeout_s=HANG_S), workers=2).join(HANG_S)
+    assert len(answers) == 6
+    for answer in answers:
         assert answer.startswith(b"HTTP/1.1 200")
         assert len(json.loads(answer.partition(b"\r\n\r\n")[2])["scores"]) == 3
 
