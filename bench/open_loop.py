@@ -24,12 +24,13 @@ class _Connection:
     """One, which has at most one request."""
 
     socket: socket.socket
-    key: Any = None
+    key: Any = None  # None: it waits for no answer.
     answer: bytes = b""
+    is_closed: bool = False
 
 
 class OpenLoop:
-    """Sends requests, and calls `on_answer` with the key and the status of each that is answered."""
+    """Sends requests, and calls `on_answer` with the key and the status of each; 0: the server closed it."""
 
     def __init__(self, port: int, on_answer: Callable[[Any, int], None]) -> None:
         self._port, self._on_answer, self._epoll = port, on_answer, select.epoll()
@@ -41,12 +42,14 @@ class OpenLoop:
     def send(self, message: bytes, key: Any) -> None:
         """A whole request; by one thread at a time."""
         connection = self._free.popleft() if self._free else self._open()
+        while connection.is_closed:  # a server keeps an idle one for some seconds
+            connection = self._free.popleft() if self._free else self._open()
         connection.key = key
         connection.socket.sendall(message)
 
     def close(self) -> None:
         """After all answers have come."""
-        while len(self._free) < len(self._all):
+        while any(one.key is not None for one in self._all.values()):
             time.sleep(0.01)
         self._is_closed = True
         self._thread.join()
@@ -67,12 +70,20 @@ class OpenLoop:
         while not self._is_closed:
             for number, _ in self._epoll.poll(0.1):
                 connection = self._all[number]
-                piece = connection.socket.recv(1 << 16)
+                try:
+                    piece = connection.socket.recv(1 << 16)
+                except ConnectionResetError:
+                    piece = b""
                 if not piece:
-                    raise ConnectionError("the server closed the connection")
+                    connection.is_closed = True
+                    self._epoll.unregister(number)
+                    if connection.key is not None:
+                        self._on_answer(connection.key, 0)
+                    connection.key = None
+                    continue
                 connection.answer += piece
                 if (status := complete_status(connection.answer)) is not None:
-                    key, connection.answer = connection.key, b""
+                    key, connection.key, connection.answer = connection.key, None, b""
                     self._on_answer(key, status)
                     self._free.append(connection)
 
@@ -100,5 +111,25 @@ def poisson_latencies(port: int, messages: Sequence[bytes], qps: float, seconds:
         time.sleep(max(0.0, due - time.perf_counter()))
         client.send(messages[number % len(messages)], due)
         number += 1
+    client.close()
+    return found
+
+
+def sequential_latencies(port: int, messages: Sequence[bytes], num_requests: int, pause_s: float) -> list[float]:
+    """Seconds of requests one after the other, with pauses between them."""
+    found: list[float] = []
+    answered = threading.Event()
+
+    def on_answer(started: float, status: int) -> None:
+        found.append(time.perf_counter() - started)
+        assert status == 200, status
+        answered.set()
+
+    client = OpenLoop(port, on_answer)
+    for number in range(num_requests):
+        answered.clear()
+        client.send(messages[number % len(messages)], time.perf_counter())
+        answered.wait()
+        time.sleep(pause_s)
     client.close()
     return found

@@ -1,14 +1,13 @@
 """`embark serve` under load, beside the same network in plain PyTorch behind FastAPI; the client is on the same cores.
 
     embark train quickstart --set train.precision=fp32 && embark export quickstart --tables int8
-    pip install fastapi mlcommons-loadgen
+    pip install fastapi
     python bench/serve.py runs/quickstart/export
 
 Requests of `--candidates` rows as raw tensors, of two kinds: every column of every candidate, and one user whose dense
 and half of whose sparse columns are sent once. In turn: the servers in short rounds with a few clients that wait for
-their answer, the peer with one process and with one for each core, of which medians are printed; MLPerf's LoadGen,
-Server scenario, at the highest share of that rate that is VALID; five times the rate, for goodput and memory; 10,000
-idle connections. mlcommons-loadgen has no wheel for ARM: pip builds it with a C++ compiler.
+their answer, the peer with one process and with one for each core, of which medians are printed; five times the rate,
+for goodput and memory; 10,000 idle connections. bench/serve_loadgen.py drives it by MLPerf's LoadGen.
 """
 
 from __future__ import annotations
@@ -17,12 +16,10 @@ import argparse
 import asyncio
 import json
 import os
-import queue
 import resource
 import socket
 import subprocess
 import sys
-import tempfile
 import threading
 import time
 import urllib.request
@@ -31,7 +28,6 @@ from collections.abc import Sequence
 from contextlib import closing
 from dataclasses import dataclass, replace
 from functools import cached_property
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -299,43 +295,6 @@ async def overload(server: Server, rate: float, seconds: float, num_rows: int) -
             f"memory {before:.0f} to {most:.0f} MB")
 
 
-def loadgen(server: Server, rate: float, seconds: float, num_rows: int, p99_ms: float) -> bool:
-    """MLPerf's Server scenario: Poisson arrivals, 99 % within `p99_ms`. Whether the run is VALID."""
-    import mlperf_loadgen as lg
-
-    waiting: queue.SimpleQueue[Any] = queue.SimpleQueue()
-
-    def work() -> None:
-        with closing(Connection(server.port)) as connection:
-            while (sample := waiting.get()) is not None:
-                assert connection.call(server.messages[sample.index])[0] == 200
-                lg.QuerySamplesComplete([lg.QuerySampleResponse(sample.id, 0, 0)])
-
-    threads = [threading.Thread(target=work, daemon=True) for _ in range(16)]
-    for thread in threads:
-        thread.start()
-    settings = lg.TestSettings()
-    settings.scenario, settings.mode = lg.TestScenario.Server, lg.TestMode.PerformanceOnly
-    settings.server_target_qps, settings.server_target_latency_ns = rate / num_rows, int(p99_ms * 1e6)
-    # Of a few hundred queries LoadGen cannot tell a p99, and calls the run INVALID.
-    settings.min_duration_ms, settings.min_query_count = int(seconds * 1000), 1_000
-    with tempfile.TemporaryDirectory() as folder:
-        logs = lg.LogSettings()
-        logs.log_output.outdir = folder
-        sut = lg.ConstructSUT(lambda samples: [waiting.put(sample) for sample in samples], lambda: None)
-        samples = lg.ConstructQSL(NUM_REQUESTS, NUM_REQUESTS, lambda _: None, lambda _: None)
-        lg.StartTestWithLogSettings(sut, samples, settings, logs)
-        lg.DestroyQSL(samples)
-        lg.DestroySUT(sut)
-        summary = (Path(folder) / "mlperf_log_summary.txt").read_text()
-    for _ in threads:
-        waiting.put(None)
-    wanted = ("Result is", "Early stopping satisfied", "Completed samples per second", "50.00 perc", "99.00 perc")
-    print(f"{server.name}, LoadGen at {rate:,.0f} candidates/s, p99 of {p99_ms:g} ms: " + "; ".join(
-        " ".join(line.split()) for line in summary.splitlines() if any(text in line for text in wanted)), flush=True)
-    return "Result is : VALID" in summary
-
-
 def idle_connections(server: Server) -> None:
     """Held open by clients that send nothing."""
     limit = min(NUM_IDLE, resource.getrlimit(resource.RLIMIT_NOFILE)[1] - 500)
@@ -356,8 +315,7 @@ def main() -> None:
     parser.add_argument("artifact")
     parser.add_argument("--candidates", type=int, default=128)
     parser.add_argument("--seconds", type=float, default=5)
-    parser.add_argument("--p99-ms", type=float, default=10, help="for LoadGen")
-    parser.add_argument("--only", choices=("rates", "overload", "loadgen", "idle"), nargs="*", default=None)
+    parser.add_argument("--only", choices=("rates", "overload", "idle"), nargs="*", default=None)
     parser.add_argument("--rounds", type=int, default=9)
     parser.add_argument("--peer-port", type=int, help=argparse.SUPPRESS)
     parser.add_argument("--peer-processes", type=int, help=argparse.SUPPRESS)
@@ -380,7 +338,7 @@ def main() -> None:
         for num, threads in ((num, max(1, cores // num)) for num in args.peers)]
     embark = ours[-1]
     try:
-        parts = args.only or ("rates", "overload", "loadgen", "idle")
+        parts = args.only or ("rates", "overload", "idle")
         num_rounds = args.rounds if "rates" in parts else 1
         for server in (*ours, *peers):
             print(f"{server.name}: {server.memory_mb():.0f} MB after the start", flush=True)
@@ -389,10 +347,6 @@ def main() -> None:
                  *(replace(peer, requests=shared[1], path="/score?shared") for peer in peers)], args, num_rounds)
         print("all columns of each candidate", flush=True)
         rate = compare([*ours, *peers], args, num_rounds)
-        if "loadgen" in parts:
-            for share in (0.9, 0.75, 0.6, 0.5, 0.4, 0.3, 0.2, 0.1):
-                if loadgen(embark, rate * share, 2 * args.seconds, args.candidates, args.p99_ms):
-                    break
         if "overload" in parts:
             with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
                 runner.run(overload(embark, 5 * rate, args.seconds, args.candidates))

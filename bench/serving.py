@@ -1,22 +1,18 @@
-"""CPU time of a request to `embark serve` by its rows, columns and arithmetic, the fit for `embark plan --serve`, and
-whether the plan holds: requests at the rate that it plans a replica for, and their p99 beside the predicted one.
+"""CPU time of a request to `embark serve` by its rows, columns and arithmetic, and the fit for `embark plan --serve`;
+bench/serve_waiting.py says whether its waiting holds.
 
     python bench/serving.py
 
 The server's own CPU time is read (user and system), so that neither the client nor a busy machine counts. It runs with
-OMP_NUM_THREADS=1, as in the pods that `embark render` writes: more threads spin while they wait for work. Arrivals of
-the last part are Poisson's and do not wait for answers; latency counts from the moment a request is due.
+OMP_NUM_THREADS=1, as in the pods that `embark render` writes: more threads spin while they wait for work.
 """
 
 import http.client
 import json
 import os
-import queue
 import random
 import subprocess
 import sys
-import threading
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -26,7 +22,7 @@ from typing import Any
 import numpy as np
 
 from embark import export_run, train
-from embark.plan.serving import forward_flops, max_utilization, num_cells, num_columns, p99_ms
+from embark.plan.serving import forward_flops, num_cells, num_columns
 from embark.spec import RunSpec, load_spec
 
 SHAPES = {
@@ -37,7 +33,6 @@ SHAPES = {
 COMMON = ["model.rows_per_table=1000", "data.num_train_samples=4096", "data.num_eval_samples=1024",
           "train.batch_size=1024", "train.num_steps=1", "place.device=cpu", "watch.tensorboard=false"]
 ROWS, NUM_REQUESTS, WARM = (1, 16, 128), 200, 20
-TARGETS, LOAD_S, NUM_CLIENTS = (2, 3, 5), 8.0, 32  # Of the p99, in times of a request; seconds at each rate.
 TICKS = os.sysconf("SC_CLK_TCK")
 
 
@@ -59,10 +54,10 @@ def body_of(spec: RunSpec, num_rows: int) -> str:
 
 
 @contextmanager
-def serving(artifact: str) -> Iterator[tuple[int, int]]:
+def serving(artifact: str, num_workers: int = 1) -> Iterator[tuple[int, int]]:
     """A server: its port, and its process."""
     server = subprocess.Popen(
-        [sys.executable, "-m", "embark", "serve", artifact, "--port", "0", "--workers", "1", "--json"],
+        [sys.executable, "-m", "embark", "serve", artifact, "--port", "0", "--workers", str(num_workers), "--json"],
         stdout=subprocess.PIPE, text=True, env={**os.environ, "OMP_NUM_THREADS": "1"})
     assert server.stdout is not None
     try:
@@ -98,39 +93,12 @@ def measure(spec: RunSpec, artifact: str) -> list[tuple[int, float]]:
     return found
 
 
-def latencies_ms(port: int, body: str, qps: float, seconds: float) -> list[float]:
-    """Of requests that arrive at random and do not wait for each other."""
-    due: queue.SimpleQueue[float | None] = queue.SimpleQueue()
-    found: list[float] = []
-
-    def work() -> None:
-        client = http.client.HTTPConnection("127.0.0.1", port, timeout=60)
-        while (arrival := due.get()) is not None:
-            send(client, body)
-            found.append(1e3 * (time.perf_counter() - arrival))
-
-    threads = [threading.Thread(target=work) for _ in range(NUM_CLIENTS)]
-    for thread in threads:
-        thread.start()
-    draw, arrival = random.Random(2), time.perf_counter()
-    end = arrival + seconds
-    while (arrival := arrival + draw.expovariate(qps)) < end:
-        time.sleep(max(0.0, arrival - time.perf_counter()))
-        due.put(arrival)
-    for _ in threads:
-        due.put(None)
-    for thread in threads:
-        thread.join()
-    return found
-
-
 def main() -> None:
     measured: list[tuple[str, int, list[float], float]] = []
     with TemporaryDirectory() as folder:
-        specs: dict[str, RunSpec] = {}
         for title, sets in SHAPES.items():
             name = title.replace(" ", "-").replace(",", "")
-            specs[title] = spec = load_spec("quickstart", [*COMMON, *sets, f"name={name}", f"store.root={folder}"])
+            spec = load_spec("quickstart", [*COMMON, *sets, f"name={name}", f"store.root={folder}"])
             train(spec)
             export_run(f"{folder}/{name}", tables="int8")
             for num_rows, request_s in measure(spec, f"{folder}/{name}/export"):
@@ -143,9 +111,6 @@ def main() -> None:
         print("a request {:.3g} s, a column {:.3g} s, a cell {:.3g} s, a FLOP {:.3g} s".format(*fit))
         for title, num_rows, work, request_s in measured:
             print(f"| {title} | {num_rows} | {request_s * 1e3:.3f} | {float(np.dot(work, fit)) * 1e3:.3f} |")
-        for title, num_rows, work, _ in measured:
-            if num_rows == ROWS[-1]:
-                check(specs[title], num_rows, float(np.dot(work, fit)), folder)
 
 
 def least_squares(terms: Any) -> Any:
@@ -157,21 +122,6 @@ def least_squares(terms: Any) -> Any:
             found[used] = parts
             return found
         used.pop(int(parts.argmin()))
-
-
-def check(spec: RunSpec, num_rows: int, request_s: float, folder: str) -> None:
-    """The plan of a replica for answers in so many times a request's own time, and what happens at its rate."""
-    with serving(f"{folder}/{spec.name}/export") as (port, _):
-        body = body_of(spec, num_rows)
-        latencies_ms(port, body, 0.3 / request_s, 2)
-        for times in TARGETS:
-            target_ms = 1e3 * times * request_s
-            utilization = max_utilization(request_s, target_ms / 1e3)
-            qps = utilization / request_s
-            found = latencies_ms(port, body, qps, LOAD_S)
-            p50, p99 = np.percentile(found, [50, 99])
-            print(f"| {spec.name}, {num_rows} rows | {target_ms:.1f} | {qps:.1f} | {len(found) / LOAD_S:.1f} | "
-                  f"{p99_ms(request_s, utilization):.1f} | {p99:.1f} | {p50:.1f} |", flush=True)
 
 
 if __name__ == "__main__":

@@ -1,8 +1,8 @@
 """How many replicas of `embark serve` a rate of requests needs, on which machines, for how much.
 
-One request at a time is read and scored by a replica, since Python runs one thread at a time, so its rate follows from
-the CPU time of a request, which was measured. Waiting follows from M/D/1: requests arrive at random and take equally
-long.
+A replica is counted as if it read and scored one request at a time, so its rate follows from the CPU time of a request,
+which was measured. Waiting follows from M/D/1: requests arrive at random and take equally long. bench/serve_waiting.py
+compares the latency with a server's.
 """
 
 import math
@@ -26,7 +26,7 @@ from embark.plan.prediction import GIB
 from embark.plan.workload import resolve_data
 from embark.spec import RunSpec
 
-VCPUS = 2  # Of a replica: a thread that reads requests and one that scores.
+VCPUS = 2  # Of a replica: one for each of its processes.
 MAX_UTILIZATION = 0.75  # Beyond it, a rate that is a little higher than expected multiplies the waiting.
 BESIDE_VCPUS = 0.5  # Of a node, for the agents on each.
 ID_MAP_BYTES = 16  # Of each value of a prepared column: its key and its id.
@@ -185,17 +185,23 @@ def request_cpu_s(spec: RunSpec, num_rows: int) -> float:
 
 
 def p99_ms(cpu_s: float, utilization: float) -> float:
-    """The request itself, and the wait that one of 100 exceeds. In M/D/1, in units of the request's own time,
-    a wait of t < 1 is exceeded by 1 - (1 - utilization) * exp(utilization * t), a longer one by about
-    factor * exp(-decay * t)."""
+    """That one of 100 requests exceeds."""
+    return latency_ms(cpu_s, utilization, 0.99)
+
+
+def latency_ms(cpu_s: float, utilization: float, quantile: float) -> float:
+    """The request itself, and its wait in M/D/1: in units of the request's own time, a wait of t < 1 is exceeded by
+    1 - (1 - utilization) * exp(utilization * t), a longer one by about factor * exp(-decay * t)."""
     if utilization >= 1:
         return math.inf
-    short = math.log(0.99 / (1 - utilization)) / utilization if utilization > 0.01 else 0.0
+    if utilization <= 1 - quantile:
+        return 1e3 * cpu_s
+    short = math.log(quantile / (1 - utilization)) / utilization
     if short < 1:
         return 1e3 * cpu_s * (1 + short)
     decay = _root(lambda x: utilization * math.expm1(x) - x, -2 * math.log(utilization), 1e-9)
     factor = (1 - utilization) / (utilization * math.exp(decay) - 1)
-    return 1e3 * cpu_s * (1 + max(1.0, math.log(100 * factor) / decay))
+    return 1e3 * cpu_s * (1 + max(1.0, math.log(factor / (1 - quantile)) / decay))
 
 
 def max_utilization(cpu_s: float, p99_s: float) -> float:
