@@ -170,7 +170,7 @@ class DataSpec(Section):
     num_train_samples: PositiveInt = 1_000_000
     """Samples per epoch of `synthetic` data; for other data, what `embark plan` assumes if it cannot read them."""
     num_eval_samples: NonNegativeInt = 131_072
-    """Samples held out for evaluation, likewise."""
+    """Samples held out for evaluation, of the same data."""
     zipf_exponent: float = Field(default=1.2, ge=0, le=4)
     """`synthetic` only: skew of the ids; 0 makes all equally likely."""
     signal: float = Field(default=1.0, ge=0, le=10)

@@ -61,13 +61,13 @@ class Table(Section):
     `multi_hot` and `weights_column` is that table's."""
 
     learning_rate: float | None = Field(default=None, ge=0)
-    """Of this table, instead of `train.learning_rate`; warm-up and decay apply to it too."""
+    """Learning rate of this table, instead of `train.learning_rate`; warm-up and decay apply to it too."""
     init_range: float | None = Field(default=None, ge=0)
     """Initial values are uniform in ±`init_range`; defaults to √(1 / rows), as in TorchRec."""
     optimizer: TableOptimizer | None = None
-    """Of this table, instead of `train.optimizer`."""
+    """Optimizer of this table, instead of `train.optimizer`."""
     dtype: TableDtype | None = None
-    """Of this table's rows, instead of `train.table_dtype`."""
+    """Type of this table's rows, instead of `train.table_dtype`."""
     sharding: TableSharding | Literal["data_parallel"] | None = None
     """Of this table, instead of `train.sharding`. `data_parallel`: every rank holds a copy, and gradients are summed
     over the ranks at each step; for small tables."""

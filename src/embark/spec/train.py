@@ -19,18 +19,18 @@ class TrainSpec(Section):
     num_steps: NonNegativeInt = 0
     """Stop after this many steps; 0: after `num_epochs`."""
     learning_rate: float = Field(default=0.01, ge=0)
-    """Of the tables, and of the dense layers unless `dense_learning_rate` is given."""
+    """Learning rate of the tables, and of the dense layers unless `dense_learning_rate` is given."""
     dense_learning_rate: float | None = Field(default=None, ge=0)
-    """Of the dense layers. If both rates are left out, 0.001 for Adam."""
+    """Learning rate of the dense layers. If both rates are left out, 0.001 for Adam."""
     optimizer: TableOptimizer = "rowwise_adagrad"
-    """Of the tables, fused into the backward pass. Adam needs a GPU. `rowwise_adam`: with one second moment for a row,
-    the mean over its values."""
+    """Optimizer of the tables, fused into the backward pass. Adam needs a GPU. `rowwise_adam`: with one second moment
+    for a row, the mean over its values."""
     dense_optimizer: Literal["sgd", "adagrad", "adam"] = "adagrad"
-    """Of the dense layers."""
+    """Optimizer of the dense layers."""
     eps: float = Field(default=1e-8, gt=0)
     """Added to the denominator of Adagrad and Adam."""
     weight_decay: float = Field(default=0.0, ge=0)
-    """Of the dense layers' matrices, not their biases, decoupled as in AdamW: each step first shrinks them by the
+    """Decay of the dense layers' matrices, not their biases, decoupled as in AdamW: each step first shrinks them by the
     factor 1 − rate × `weight_decay`. The same with SGD and Adagrad, where it is not added to the gradient either."""
     embedding_l2: float = Field(default=0.0, ge=0)
     """L2 penalty on looked-up rows: `embedding_l2` / 2 × the squared norm of the rows of a sample, a mean over the
@@ -50,11 +50,11 @@ class TrainSpec(Section):
     final_rate: float = Field(default=0.0, ge=0, le=1)
     """Fraction of the full rate at the end of the decay."""
     precision: Literal["auto", "fp32", "tf32", "bf16"] = "auto"
-    """Of the dense layers. `auto`: bf16 if the device has matrix units for it, else fp32."""
+    """Precision of the dense layers. `auto`: bf16 if the device has matrix units for it, else fp32."""
     table_dtype: TableDtype = "fp32"
-    """Of the tables' rows."""
+    """Type of the tables' rows."""
     comms_dtype: Literal["fp32", "fp16", "bf16"] = "fp32"
-    """Of pooled embeddings and their gradients in transfers between ranks."""
+    """Type of pooled embeddings and their gradients in transfers between ranks."""
     sharding: Literal["auto"] | TableSharding = "auto"
     """How tables are sharded over ranks; `auto`: TorchRec's planner decides for each."""
     memory_reserve: float = Field(default=0.15, ge=0, lt=1)
