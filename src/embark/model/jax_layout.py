@@ -8,6 +8,7 @@ lie on all devices, and the shift lets each table begin on another. Cut by table
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 from typing import Any
 
 import numpy as np
@@ -185,7 +186,7 @@ def make_layout(spec: RunSpec, num_devices: int, line_width: int = 0) -> Layout:
     samples_per_rank(spec.train.batch_size, num_devices, "devices")
     is_by_rows = spec.train.sharding != "table_wise" and num_devices > 1
     tables = spec.model.table_list()
-    starts = [sum(t.multi_hot for t in tables[:f]) for f in range(len(tables))]
+    starts = [0, *accumulate(t.multi_hot for t in tables[:-1])]
     groups = []
     for dim in sorted({t.dim or 0 for t in tables}):
         for features in _split([f for f, t in enumerate(tables) if t.dim == dim], tables):

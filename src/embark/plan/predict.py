@@ -9,7 +9,7 @@ from embark.model.engine_selection import cuda_graph_obstacle, select_engine
 from embark.model.jax_layout import LINE_WIDTHS, make_layout
 from embark.model.placement import Cluster, Placement, Planner, TooLarge, all_table_bytes
 from embark.model.precision import choose_precision
-from embark.plan.calibration import Calibration, calibration_for, cpu_calibration
+from embark.plan.calibration import Calibration, MemoryFit, calibration_for, cpu_calibration
 from embark.plan.closed_form import closed_form
 from embark.plan.dense_trace import dense_notes
 from embark.plan.memory import MEMORY, device_parts, host_parts, with_own_input
@@ -18,6 +18,7 @@ from embark.plan.step_time import step_time
 from embark.plan.tpu import chip_memory, predict_on_tpu, tpu_step_time
 from embark.spec import RunSpec
 from embark.spec.batch import batch_mistakes
+from embark.spec.section import remembered
 
 
 def predict(setup: Setup, *, planner: Planner | None = None, calibration: Calibration | None = None) -> Prediction:
@@ -78,11 +79,33 @@ def fits_without_tables(setup: Setup) -> bool:
     spec, gpu, cluster = setup.spec, setup.machine.gpu, cluster_of(setup)
     calibration = calibration_for(gpu)
     precision = choose_precision(spec.train, has_matrix_bf16=gpu.bf16_tflops is not None)
-    engines = ["pipeline"] if cuda_graph_obstacle(spec, cluster.device, has_tables_on_host=False) else [
-        "pipeline", "cuda_graph"]
-    nothing = Placement(cluster.num_ranks, (), {}, "")
-    return any(sum(device_parts(spec, nothing, engine, precision, calibration).values()) <= cluster.device_bytes
-               for engine in engines)
+    # The code of a network of the user's own may have been run since.
+    held = _WithoutTables(spec) if spec.model.is_own else _held_without_tables(spec)
+    return any(held.num_bytes(engine, precision, cluster.num_ranks, calibration) <= cluster.device_bytes
+               for engine in held.engines)
+
+
+class _WithoutTables:
+    """Bytes that a GPU holds besides the tables, counted once for all machines with as many ranks: of thousands of
+    tables that takes a tenth of a second."""
+
+    def __init__(self, spec: RunSpec) -> None:
+        self._spec = spec
+        self._known: dict[tuple[str, str, int, MemoryFit], float] = {}
+        obstacle = cuda_graph_obstacle(spec, "cuda", has_tables_on_host=False)
+        self.engines = ("pipeline",) if obstacle else ("pipeline", "cuda_graph")
+
+    def num_bytes(self, engine: str, precision: str, num_ranks: int, calibration: Calibration) -> float:
+        key = engine, precision, num_ranks, calibration.memory[engine]
+        if key not in self._known:
+            nothing = Placement(num_ranks, (), {}, "")
+            self._known[key] = sum(device_parts(self._spec, nothing, engine, precision, calibration).values())
+        return self._known[key]
+
+
+@remembered
+def _held_without_tables(spec: RunSpec) -> _WithoutTables:
+    return _WithoutTables(spec)
 
 
 def choose_engine(spec: RunSpec, cluster: Cluster, placement: Placement) -> tuple[str, str]:
