@@ -148,10 +148,12 @@ def factorizations(quick: bool) -> Iterator[tuple[str, dict[str, float], Any]]:
     from implicit.als import AlternatingLeastSquares
     from implicit.bpr import BayesianPersonalizedRanking
 
-    als = [(16, 1.0, 20.0)] if quick else itertools.product((8, 16, 32), (30.0, 100.0, 300.0), (3.0, 10.0, 30.0))
-    for factors, regularization, alpha in als:
-        yield "ALS", {"factors": factors, "regularization": regularization, "alpha": alpha}, AlternatingLeastSquares(
-            factors=factors, regularization=regularization, alpha=alpha, iterations=15, random_state=1, num_threads=1)
+    als = [(16, 300.0, 30.0, 15)] if quick else [
+        *itertools.product((8, 16, 32), (100.0, 300.0, 1000.0), (10.0, 30.0, 100.0), (15,)),
+        *((16, 300.0, 30.0, iterations) for iterations in (5, 30, 60))]
+    for factors, regularization, alpha, iterations in als:
+        settings = {"factors": factors, "regularization": regularization, "alpha": alpha, "iterations": iterations}
+        yield "ALS", settings, AlternatingLeastSquares(**settings, random_state=1, num_threads=1)
     bpr = [(32, 0.05, 0.01)] if quick else itertools.product((64,), (0.05, 0.2), (0.05, 0.2))
     for factors, rate, regularization in bpr:
         yield "BPR", {"factors": factors, "learning_rate": rate, "regularization": regularization}, \

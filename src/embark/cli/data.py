@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -85,7 +85,7 @@ def make(
     console.show(result, lambda console, result: console.result(f"made {_summary(result)}"))
 
 
-def check(place: str, /, *, console: Console = Console()) -> int:
+def check(place: str, /, *, set_: Settings = (), console: Console = Console()) -> int:
     """Verify data: checksums, value ranges, columns that leak the label; of your own code, what training relies on.
 
     Exit code 1 if there is a problem; hints do not count.
@@ -98,7 +98,7 @@ def check(place: str, /, *, console: Console = Console()) -> int:
     from embark.data.check import check as check_data
     from embark.data.leaks import check_columns
 
-    path = _data_path(place)
+    path = _data_path(place, set_)
     if not isinstance(path, str) and path.data.is_own:
         from embark.data.own_contract import check_contract
 
@@ -270,19 +270,19 @@ def _render_copied(console: Console, result: CopyResult) -> None:
                    f"{f', {existing} already there' if result.num_existing else ''}, {how}")
 
 
-def _data_path(place: str) -> str | RunSpec:
+def _data_path(place: str, settings: Sequence[str] = ()) -> str | RunSpec:
     """The data, or the data of the spec that names it; of files that are not prepared, the spec."""
     from embark.data.prepared import MANIFEST
     from embark.spec import PRESETS, load_spec
 
-    if place.endswith(f"/{MANIFEST}"):
+    if place.endswith(f"/{MANIFEST}") or "://" in place or Path(place).is_dir():
+        if settings:
+            raise UserError(f"--set: changes a spec, and {place} is prepared data", fix="name a spec, or leave it out")
         return place.removesuffix(f"/{MANIFEST}")
-    if "://" in place or Path(place).is_dir():
-        return place
     fix = "name a folder or URI of prepared data, or a spec that does"
     if not Path(place).exists() and place not in PRESETS and ":" not in place and not place.endswith(".toml"):
         raise UserError(f"{place}: no such folder of prepared data", fix=fix)
-    spec = load_spec(place)
+    spec = load_spec(place, settings)
     if spec.data.kind == "synthetic":
         raise UserError(f"{place}: data.kind is 'synthetic', so there is no data to check", fix=fix)
     if spec.data.kind == "interactions":

@@ -74,6 +74,8 @@ def test_make_refuses_what_the_disk_cannot_hold(capsys):
         (["check", "made/nowhere"], "made/nowhere: no such folder of prepared data"),
         (["check", "nowhere.toml"], "nowhere.toml: no such file"),
         (["check", "."], "no manifest.json"),
+        (["check", ".", "--set", "data.seed=2"], "--set: changes a spec, and . is prepared data"),
+        (["check", "laptop", "--set", "data.kind=columns"], "names 0 columns, but model.num_dense is 13"),
         (["copy", "nowhere", "x"], "nothing to copy"),
         (["prepare", "laptop"], 'set data.kind = "prepared"'),
         (["prepare", "laptop", "--set", "data.kind=prepared", "--set", "data.path=s3://bucket/x"], "embark data copy"),
