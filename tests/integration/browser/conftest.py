@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from limits import HANG_S
 
 from embark.dashboard import runs as runs_module
 from embark.dashboard.runs import Runs
@@ -68,7 +69,7 @@ def open_page(browser: Any) -> Iterator[Callable[..., Any]]:
         contexts.append(context)
         context.add_init_script(NOTICED)
         page = context.new_page()
-        page.set_default_timeout(20_000)
+        page.set_default_timeout(HANG_S * 1000)
         page.requested = []
         page.on("request", lambda request: page.requested.append(request.url))
         page.goto(url)

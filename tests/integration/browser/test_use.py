@@ -34,8 +34,9 @@ def test_dragging_zooms_all_curves_and_a_double_click_shows_all_again(rich, open
     page = open_page(rich.url)
     drawn(page, num_points=50)
     complete = range_of(page)
+    page.wait_for_selector("#diagnosis .finding h2")  # it comes last, above the curves, and moves them
     plot = page.locator("[data-curve=loss] .plot")
-    plot.hover(position={"x": 100, "y": 60})  # once it has come to rest: what is drawn above it moves it
+    plot.hover(position={"x": 100, "y": 60})
     box = plot.bounding_box()
     page.mouse.down()
     page.mouse.move(box["x"] + 180, box["y"] + 60, steps=4)
