@@ -154,7 +154,7 @@ def test_azure_ml_s_deployment_belongs_to_the_endpoint_and_asks_routes_that_the_
 @pytest.mark.parametrize(("target", "path", "old", "new", "code"), [
     ("cloud-run", "cloud_run.yaml", 'minScale: "2"', 'minScale: "0"', "EMB909"),
     ("cloud-run", "cloud_run.yaml", "cpu-throttling: 'false'", "cpu-throttling: 'true'", "EMB910"),
-    ("cloud-run", "cloud_run.yaml", "memory: 2Gi", "memory: 512Mi", "EMB911"),
+    ("cloud-run", "cloud_run.yaml", "memory: 3Gi", "memory: 512Mi", "EMB911"),
     ("azureml", "azureml_deployment.yaml", "max_concurrent_requests_per_instance: 8",
      "max_queue_wait_ms: 500", "EMB912"),
     ("azureml", "azureml_deployment.yaml", "port: 8080", "port: 5001", "EMB913"),
