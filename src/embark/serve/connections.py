@@ -9,6 +9,8 @@ from typing import Any
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 _CHECK_S = 10.0
+KEEP_ALIVE_S = 620  # Between requests. Longer than any load balancer keeps its own (Google Cloud's 600 s, AWS's 60 s):
+# what the server closes first may cross with a request, which the client sees as 502.
 _MAX_BUSY_CHECKS = 6  # How many of them may find the same request: its body, its scores and the client that reads them.
 MAX_HEADER_BYTES = 1 << 16  # Of a request, besides its body: httptools has no limit of its own.
 _TOO_LONG = b"HTTP/1.1 431 Request Header Fields Too Large\r\nconnection: close\r\ncontent-length: 0\r\n\r\n"
@@ -55,7 +57,8 @@ class BoundedProtocol(HttpToolsProtocol):
     def _check(self, last_request: Any, num_checks: int) -> None:
         request = self.cycle
         is_waiting = request is None or request.response_complete
-        num_checks = num_checks + 1 if request is last_request else 0
+        is_kept = is_waiting and request is not None and not self._num_header_bytes
+        num_checks = num_checks + 1 if request is last_request and not is_kept else 0
         if num_checks >= (1 if is_waiting else _MAX_BUSY_CHECKS):
             self.transport.abort()
         else:

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 import uvicorn
 
 from embark.serve.app import ModelServer
-from embark.serve.connections import BoundedProtocol
+from embark.serve.connections import KEEP_ALIVE_S, BoundedProtocol
 from embark.serve.deadlines import DRAIN_S
 from embark.serve.endpoint import MAX_CONNECTIONS
 
@@ -43,8 +43,8 @@ async def _serve(
 ) -> None:
     config = uvicorn.Config(
         model.app(), lifespan="off", access_log=False, log_level="warning", limit_concurrency=MAX_CONNECTIONS,
-        timeout_graceful_shutdown=DRAIN_S, server_header=False, http=BoundedProtocol, ws="none",
-        ssl_certfile=certificate and certificate[0], ssl_keyfile=certificate and certificate[1])
+        timeout_graceful_shutdown=DRAIN_S, timeout_keep_alive=KEEP_ALIVE_S, server_header=False, http=BoundedProtocol,
+        ws="none", ssl_certfile=certificate and certificate[0], ssl_keyfile=certificate and certificate[1])
     grpc = None
     if grpc_address is not None:
         from embark.serve.grpc_server import GrpcServer

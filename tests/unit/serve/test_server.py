@@ -224,6 +224,31 @@ def test_connections_without_a_request_and_those_beyond_the_limit_are_closed(art
     assert status == 200
 
 
+def test_a_connection_is_kept_between_requests_and_closed_in_the_midst_of_the_next_one_s_headers(artifact, monkeypatch):
+    monkeypatch.setattr(connections, "_CHECK_S", 0.02)
+    checked, check = threading.Semaphore(0), connections.BoundedProtocol._check
+
+    def counted(*words):
+        checked.release()
+        check(*words)
+
+    monkeypatch.setattr(connections.BoundedProtocol, "_check", counted)
+
+    def use(client):
+        with socket.create_connection(client.address.split(":"), timeout=HANG_S) as sent:
+            for _ in range(2):
+                sent.sendall(b"GET /v2/health/live HTTP/1.1\r\nHost: x\r\n\r\n")
+                assert sent.recv(1 << 16).startswith(b"HTTP/1.1 200")
+                for _ in range(8):
+                    assert checked.acquire(timeout=HANG_S)
+            sent.sendall(b"GET /v2/health/live HTTP/1.1\r\nX-Slow: 1")
+            with suppress(ConnectionResetError):
+                return sent.recv(1)
+        return b""
+
+    assert while_serving(artifact, use) == b""
+
+
 def test_a_client_that_does_not_read_is_closed(artifact, monkeypatch):
     monkeypatch.setattr(connections, "_CHECK_S", 0.05)
     scorer = BlockedScorer(artifact)
