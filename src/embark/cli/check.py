@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 from cyclopts import Parameter
 
 from embark.cli.console import Console
+from embark.cli.options import Settings
 from embark.errors import ExitCode
 from embark.formatting import MISSING, format_float
 
@@ -17,7 +18,7 @@ if TYPE_CHECKING:
 
 def check(
     run: str, /, *, to: str = "", step: Annotated[int | None, Parameter(show_default=False)] = None,
-    console: Console = Console(),
+    set_: Settings = (), console: Console = Console(),
 ) -> ExitCode:
     """Measure a run's newest checkpoint as `embark publish` would, and publish nothing: exit code 1 if it is refused.
 
@@ -35,7 +36,7 @@ def check(
     from embark.publish import publisher
 
     with console.waiting("measuring"):
-        result = publisher.check(run, to=to, step=step)
+        result = publisher.check(run, to=to, step=step, sets=set_)
     console.show(result, _render)
     return ExitCode.DONE if result.verdict.is_passed else ExitCode.OTHER
 

@@ -8,7 +8,7 @@ from cyclopts import Parameter
 
 from embark.cli.check import render_verdict
 from embark.cli.console import Console
-from embark.cli.options import Flag
+from embark.cli.options import Flag, Settings
 from embark.errors import EmbarkError, ExitCode
 from embark.formatting import format_bytes
 
@@ -18,7 +18,8 @@ if TYPE_CHECKING:
 
 def publish(
     run: str, /, *, to: str = "", watch: Flag = False,
-    gate: Annotated[bool, Parameter(negative="--no-gate", show_default=False)] = True, console: Console = Console(),
+    gate: Annotated[bool, Parameter(negative="--no-gate", show_default=False)] = True, set_: Settings = (),
+    console: Console = Console(),
 ) -> ExitCode:
     """Publish a run's newest checkpoint: export it as a delta, measure it, and make it current if it passes the gate.
 
@@ -39,7 +40,7 @@ def publish(
 
     if not watch:
         with console.waiting("publishing"):
-            result = publisher.publish(run, to=to, gate=gate)
+            result = publisher.publish(run, to=to, gate=gate, sets=set_)
         console.show(result, _render)
         return ExitCode.OTHER if result.refused else ExitCode.DONE
     from embark.run.signals import StopSignals
@@ -48,7 +49,7 @@ def publish(
         console.warning(f"{error.what} ({error.fix})" if error.fix else error.what)
 
     with StopSignals() as signals:
-        publisher.watch(run, to=to, gate=gate, on_result=lambda result: console.show(result, _render),
+        publisher.watch(run, to=to, gate=gate, sets=set_, on_result=lambda result: console.show(result, _render),
                         on_error=report, is_stopped=lambda: bool(signals.look()))
     return ExitCode.DONE
 

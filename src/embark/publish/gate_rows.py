@@ -115,8 +115,8 @@ def open_gate_rows(trained: TrainedRun, bounds: PublishSpec) -> Iterator[GateRow
                         fix="publish.gate = false publishes without it")
     if trained.spec.stream.is_on and trained.spec.data.kind == "synthetic" and not bounds.data:
         raise UserError(f"{trained.run_dir.uri}: follows a stream, and the gate has no labelled rows",
-                        fix="set publish.data in the run's spec and start the run again: its next checkpoint has it; "
-                            "publish.gate = false, or --no-gate, publishes without them")
+                        fix="--set publish.data=ROWS names some; publish.gate = false, or --no-gate, publishes without "
+                            "them")
     with open_rows(trained.spec, trained.fingerprint, bounds.data) as opened:
         if not (num := opened.source.num_eval_samples):
             raise DataError(f"{opened.description}: has no rows for the gate", fix="name rows with publish.data")

@@ -7,12 +7,12 @@ that is killed anywhere goes on there. A version that is refused is kept, and is
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from tempfile import TemporaryDirectory
 
-from embark.errors import DataError, EmbarkError
+from embark.errors import DataError, EmbarkError, UserError
 from embark.export.artifact import (
     CANDIDATE,
     Artifact,
@@ -66,10 +66,11 @@ class CheckResult:
     verdict: GateVerdict
 
 
-def publish(run: str, *, to: str = "", gate: bool = True) -> PublishResult:
+def publish(run: str, *, to: str = "", gate: bool = True, sets: Sequence[str] = ()) -> PublishResult:
     """The newest checkpoint of a run as the next version at `to`, by default `publish.to`, as a delta where that is
-    smaller. It becomes current if it passes the gate. Does nothing for a checkpoint that has its verdict."""
-    trained = find_trained(run)
+    smaller. It becomes current if it passes the gate. Does nothing for a checkpoint that has its verdict. `sets` are
+    `publish.key=value` settings over the run's spec."""
+    trained = _find(run, sets=sets)
     bounds = trained.spec.publish.model_copy(update={} if gate else {"gate": False})
     place = export_place(trained, to or bounds.to)
     versions = open_versions(place)
@@ -96,9 +97,9 @@ def publish(run: str, *, to: str = "", gate: bool = True) -> PublishResult:
     return replace(found, verdict=verdict, export_s=exported_s - started_s, gate_s=time.perf_counter() - exported_s)
 
 
-def check(run: str, *, to: str = "", step: int | None = None) -> CheckResult:
+def check(run: str, *, to: str = "", step: int | None = None, sets: Sequence[str] = ()) -> CheckResult:
     """The gate's verdict on a checkpoint, by default the newest, against what is published; nothing is written."""
-    trained = find_trained(run, step)
+    trained = _find(run, step, sets)
     bounds = trained.spec.publish
     place = export_place(trained, to or bounds.to)
     versions = open_versions(place)
@@ -109,18 +110,18 @@ def check(run: str, *, to: str = "", step: int | None = None) -> CheckResult:
 
 
 def watch(
-    run: str, *, to: str = "", gate: bool = True, on_result: Callable[[PublishResult], None],
-    on_error: Callable[[EmbarkError], None], is_stopped: Callable[[], bool],
+    run: str, *, to: str = "", gate: bool = True, sets: Sequence[str] = (),
+    on_result: Callable[[PublishResult], None], on_error: Callable[[EmbarkError], None], is_stopped: Callable[[], bool],
 ) -> None:
     """Publish each newest checkpoint, at most one in `publish.every_minutes`, until stopped. An error is reported once
     and tried again."""
     last_step, next_s, last_error = 0, 0.0, ""
     while not is_stopped():
         try:
-            trained = find_trained(run)
+            trained = _find(run, sets=sets)
             if trained.checkpoint.step != last_step and time.monotonic() >= next_s:
                 started_s = time.monotonic()
-                result = publish(run, to=to, gate=gate)
+                result = publish(run, to=to, gate=gate, sets=sets)
                 last_step, last_error = result.step, ""
                 if result.is_new:
                     next_s = started_s + 60 * trained.spec.publish.every_minutes
@@ -130,6 +131,14 @@ def watch(
                 on_error(error)
             last_error = error.what
         time.sleep(POLL_S)
+
+
+def _find(run: str, step: int | None = None, sets: Sequence[str] = ()) -> TrainedRun:
+    for one in sets:
+        if not one.startswith("publish."):
+            raise UserError(f"--set {one}: the run is trained; only fields of [publish] can be set now",
+                            fix="--set publish.data=rows.parquet")
+    return find_trained(run, step, sets)
 
 
 def _judged(

@@ -2,6 +2,7 @@
 
 import re
 import tomllib
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from embark.errors import UserError
@@ -29,8 +30,9 @@ class TrainedRun:
         return str((self.checkpoint.values.get(KEY) or {}).get(DATA, ""))
 
 
-def find_trained(run: str, step: int | None = None) -> TrainedRun:
-    """The newest checkpoint of a run, or that of `step`; `RUN@best` and `RUN@STEP` name one too."""
+def find_trained(run: str, step: int | None = None, sets: Sequence[str] = ()) -> TrainedRun:
+    """The newest checkpoint of a run, or that of `step`; `RUN@best` and `RUN@STEP` name one too. `sets` are `key=value`
+    settings over its spec."""
     run, which = split_run(run)
     if which and step is not None:
         raise UserError(f"{run}@{which} and step {step} name two checkpoints", fix="name one")
@@ -53,7 +55,7 @@ def find_trained(run: str, step: int | None = None) -> TrainedRun:
         raise UserError(f"{store.where(path)}: cannot be read: {error}",
                         fix="name another checkpoint with --step; `embark checkpoints RUN` lists them") from None
     best = best_step_of(committed[-1])
-    return TrainedRun(run_dir, checkpoint, resolve(raw, where=store.where(path), text=text),
+    return TrainedRun(run_dir, checkpoint, resolve(raw, sets, where=store.where(path), text=text),
                       best if best in {one.step for one in committed} else None)
 
 

@@ -70,6 +70,22 @@ def test_a_version_that_passes_is_current_and_one_that_is_refused_is_kept_with_t
     assert open_artifact(run.place).version == 3
 
 
+def test_bounds_can_be_set_when_a_run_is_published_and_nothing_else(tmp_path, capsys):
+    run = Publishing(tmp_path)
+    run.publish()
+    run.spoil()
+    run.save(scale=0.001)
+    assert embark(["check", run.uri]) == 1
+    loose = [word for name in ("max_auc_drop", "max_loss_increase", "max_calibration_error", "max_auc_shift")
+             for word in ("--set", f"publish.{name}=100")]
+    assert embark(["check", run.uri, *loose]) == 0
+    assert embark(["publish", run.uri, "--set", f"publish.to={tmp_path / 'other'}", *loose]) == 0
+    assert current_version(open_versions(str(tmp_path / "other"))) == 1
+    capsys.readouterr()
+    assert embark(["publish", run.uri, "--set", "train.seed=3"]) == 64
+    assert "only fields of [publish] can be set now" in capsys.readouterr().err
+
+
 def find_weights(run: Publishing, step: int):
     from embark.store.checkpoint_arrays import CheckpointArrays
 
