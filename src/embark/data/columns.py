@@ -45,8 +45,8 @@ class ColumnsSource:
     def __init__(self, model: ModelSpec, data: DataSpec) -> None:
         tables = model.table_list()
         labels = label_columns(model.tasks)
-        if not labels and data.label in (*data.dense_columns,
-                                         *(name for table in tables for name in (table.name, table.weights_column))):
+        features = {*data.dense_columns, *(name for table in tables for name in (table.name, table.weights_column))}
+        if data.label and not labels and data.label in features:
             raise DataError(f"{data.path}: column {data.label!r} is data.label and also a feature, which would show "
                             "the model the answer", fix="remove it from data.dense_columns and from the tables")
         rows = _read(data, tables, LabelColumn.of(model.tasks))
