@@ -21,6 +21,7 @@ from embark.plan.survey import (
     rank,
     survey_catalog,
 )
+from embark.spec import RunSpec
 from embark.spec.batch import divides
 
 MOST_RANKS = 1024  # More of the same machine are tried up to so many ranks.
@@ -49,7 +50,7 @@ def verdict(estimate: Estimate, estimator: Estimator, *, max_nodes: int = MAX_NO
     """On one setup. Alternatives are searched only where it does not fit."""
     if estimate.fits:
         return Verdict(True, fits_sentence(estimate, estimator.purchase))
-    near = find_alternatives(estimate, estimator, max_nodes)
+    near, survey = _search(estimate, estimator, max_nodes)
     setup = estimate.setup
     begins = f"{setup.spec.name} does not fit {setup.description}: {estimate.prediction.why}"
     if near:
@@ -58,9 +59,20 @@ def verdict(estimate: Estimate, estimator: Estimator, *, max_nodes: int = MAX_NO
             ways.setdefault(_offer_words(n.estimate, estimator.purchase), []).append(n.how)
         options = "; ".join(f"{words} ({' and '.join(hows)})" for words, hows in ways.items())
         return Verdict(False, f"{begins}; nearest that fits: {options}", tuple(near))
-    tables_gib = all_table_bytes(setup.spec) / GIB
-    return Verdict(False, f"{begins}; up to {max_nodes} machines of any type do not fit its {tables_gib:,.1f} GiB of "
-                          f"tables: use fewer rows, a smaller model.embedding_dim, or train.table_dtype = \"fp16\"")
+    return Verdict(False, f"{begins}; {_why_nowhere(setup.spec, survey, max_nodes)}")
+
+
+def _why_nowhere(spec: RunSpec, survey: Survey, max_nodes: int) -> str:
+    largest = survey.why_not
+    parts = largest.memory.device if largest and largest.placement else {}
+    in_tables = sum(parts.get(name, 0.0) for name in ("tables", "optimizer state"))
+    if largest is None or in_tables >= sum(parts.values()) / 2:
+        return (f"up to {max_nodes} machines of any type do not fit its {all_table_bytes(spec) / GIB:,.1f} GiB of "
+                "tables: use fewer rows, a smaller model.embedding_dim, or train.table_dtype = \"fp16\"")
+    part = max((name for name in parts if name not in ("tables", "optimizer state")), key=lambda name: parts[name])
+    return (f"up to {max_nodes} machines of any type do not fit it either: on {largest.setup.title}, {largest.why}, "
+            f"most of it for {part} ({parts[part] / GIB:,.1f} GiB): use smaller layers, fewer tables, or a smaller "
+            "train.batch_size")
 
 
 def fits_sentence(estimate: Estimate, purchase: Purchase) -> str:
@@ -90,6 +102,10 @@ def describe_run(bill: Bill) -> str:
 
 def find_alternatives(estimate: Estimate, estimator: Estimator, max_nodes: int = MAX_NODES) -> list[Alternative]:
     """More of the same machine, a larger one of its cloud in the same number, the cheapest anywhere."""
+    return _search(estimate, estimator, max_nodes)[0]
+
+
+def _search(estimate: Estimate, estimator: Estimator, max_nodes: int) -> tuple[list[Alternative], Survey]:
     setup = estimate.setup
     found: list[Alternative] = []
     if (more := _more_of_it(estimator, setup.machine, setup.num_nodes)) is not None:
@@ -97,10 +113,11 @@ def find_alternatives(estimate: Estimate, estimator: Estimator, max_nodes: int =
     if (larger := _larger_of_the_cloud(estimator, setup.machine, setup.num_nodes)) is not None:
         found.append(Alternative("a larger machine of the cloud", larger))
     anywhere = replace(estimator, region="")
-    best = _firm(rank(survey_catalog(anywhere, max_nodes=max_nodes).fitting, estimator.purchase, "dollars"))
+    survey = survey_catalog(anywhere, max_nodes=max_nodes)
+    best = _firm(rank(survey.fitting, estimator.purchase, "dollars"))
     if best:
         found.append(Alternative("the cheapest", best[0]))
-    return found
+    return found, survey
 
 
 def survey_sentence(found: Survey, kept: list[Estimate], name: str, *, max_nodes: int, bounds_text: str = "") -> str:

@@ -78,6 +78,15 @@ def test_tables_larger_than_anything_get_advice():
     assert "fp16" in answer.sentence
 
 
+def test_layers_larger_than_any_device_are_named_and_not_the_tables(tmp_path):
+    estimator = real_estimator(tmp_path, sets=["model.top_mlp=[400000, 400000]"])
+    answer = ask(estimator, "p4d.24xlarge", max_nodes=2)
+    assert answer.nearest == ()
+    assert re.search(r"; up to 2 machines of any type do not fit it either: on 2 x [\w.-]+, the fullest rank needs "
+                     r"[\d,.]+ GiB and its device has [\d,.]+, most of it for dense layers \([\d,.]+ GiB\): use "
+                     r"smaller layers", answer.sentence)
+
+
 def test_a_missing_price_is_reported_in_the_sentence():
     unpriced = next(m for m in shipped_catalog().machines.values() if not shipped_catalog().prices_of(m))
     sentence = ask(hand_estimator(lambda _: 0.01), unpriced.name).sentence
