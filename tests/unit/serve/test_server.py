@@ -7,7 +7,8 @@ import os
 import socket
 import sys
 import threading
-from contextlib import suppress
+from contextlib import closing, suppress
+from http.client import HTTPConnection
 
 import numpy as np
 import pyarrow.parquet as pq
@@ -235,12 +236,15 @@ def test_a_connection_is_kept_between_requests_and_closed_in_the_midst_of_the_ne
     monkeypatch.setattr(connections.BoundedProtocol, "_check", counted)
 
     def use(client):
-        with socket.create_connection(client.address.split(":"), timeout=HANG_S) as sent:
+        with closing(HTTPConnection(client.address, timeout=HANG_S)) as kept:
+            kept.connect()
+            sent = kept.sock
             for _ in range(2):
-                sent.sendall(b"GET /v2/health/live HTTP/1.1\r\nHost: x\r\n\r\n")
-                assert sent.recv(1 << 16).startswith(b"HTTP/1.1 200")
+                kept.request("GET", "/v2/health/live")
+                assert kept.getresponse().read()
                 for _ in range(8):
                     assert checked.acquire(timeout=HANG_S)
+            assert kept.sock is sent  # it would have been opened again
             sent.sendall(b"GET /v2/health/live HTTP/1.1\r\nX-Slow: 1")
             with suppress(ConnectionResetError):
                 return sent.recv(1)
