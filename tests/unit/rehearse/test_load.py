@@ -18,13 +18,15 @@ class Backend:
 
     def __init__(self, status: int = 200) -> None:
         backend = self
-        self.is_up, self.num_answered, self.must_hang_up = True, 0, False
+        self.is_up, self.num_answered, self.must_hang_up, self.is_lost_at_next = True, 0, False, False
 
         class Handler(BaseHTTPRequestHandler):
             protocol_version = "HTTP/1.1"
 
             def do_POST(self) -> None:
                 self.rfile.read(int(self.headers["Content-Length"]))
+                if backend.is_lost_at_next:
+                    backend.is_up, backend.must_hang_up = False, True
                 if backend.must_hang_up:
                     self.close_connection = True
                     return
@@ -75,7 +77,7 @@ def test_requests_of_a_replica_that_is_lost_are_sent_again_to_the_other():
 
     def use(clients):
         until(lambda: min(lost.num_answered, other.num_answered) >= 20)
-        lost.is_up, lost.must_hang_up = False, True
+        lost.is_lost_at_next = True  # with a request in hand: without one nobody would send again
         until(lambda: clients.num_retried)
         num = other.num_answered
         until(lambda: other.num_answered >= num + 20)
