@@ -6,6 +6,7 @@ import http.client
 import json
 import os
 import signal
+import socket
 import threading
 
 from exported_runs import COLUMNS, draw_rows
@@ -76,3 +77,12 @@ class BlockedScorer(RequestScorer):
         self.entered.set()
         assert self.release.wait(HANG_S)
         return super().score(requests)
+
+
+def is_closed(client) -> bool:
+    """Whether its server accepts no connections any more."""
+    try:
+        socket.create_connection(client.address.split(":"), timeout=HANG_S).close()
+    except OSError:
+        return True
+    return False

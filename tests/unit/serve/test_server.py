@@ -7,19 +7,18 @@ import os
 import socket
 import sys
 import threading
-from contextlib import closing, suppress
-from http.client import HTTPConnection
+from contextlib import suppress
 
 import numpy as np
 import pyarrow.parquet as pq
 import pytest
 from exported_runs import COLUMNS, write_csv
 from limits import HANG_S
-from served_models import ROWS, BlockedScorer, while_serving
+from served_models import ROWS, BlockedScorer, is_closed, while_serving
 
 from embark import score_file
 from embark.errors import Fault, UserError
-from embark.serve import connections, http_server, server
+from embark.serve import server
 from embark.serve.app import ServeLimits
 from embark.serve.endpoint import TOKEN, Endpoint, listen
 from embark.serve.request_rows import JsonColumns, RequestScorer, Scores
@@ -205,70 +204,6 @@ def test_a_body_that_does_not_arrive_is_given_up(artifact):
     assert while_serving(artifact, use, limits=ServeLimits(body_timeout_s=0.05)).startswith(b"HTTP/1.1 408")
 
 
-def test_connections_without_a_request_and_those_beyond_the_limit_are_closed(artifact, monkeypatch):
-    monkeypatch.setattr(connections, "_CHECK_S", 0.05)
-    monkeypatch.setattr(http_server, "MAX_CONNECTIONS", 4)
-
-    def use(client):
-        opened = [socket.create_connection(client.address.split(":"), timeout=HANG_S) for _ in range(40)]
-        for number, one in enumerate(opened):
-            with suppress(OSError):  # Closed already, as those beyond the limit are.
-                one.sendall(b"POST /score HTTP/1.1\r\nX-Slow: 1" if number % 2 else b"")
-        found = []
-        for one in opened:
-            with one, suppress(ConnectionResetError):
-                found.append(one.recv(1))
-        return found, client("POST", "/score", {"rows": ROWS[:1]})[0]
-
-    found, status = while_serving(artifact, use)
-    assert set(found) <= {b""}
-    assert status == 200
-
-
-def test_a_connection_is_kept_between_requests_and_closed_in_the_midst_of_the_next_one_s_headers(artifact, monkeypatch):
-    monkeypatch.setattr(connections, "_CHECK_S", 0.02)
-    checked, check = threading.Semaphore(0), connections.BoundedProtocol._check
-
-    def counted(*words):
-        checked.release()
-        check(*words)
-
-    monkeypatch.setattr(connections.BoundedProtocol, "_check", counted)
-
-    def use(client):
-        with closing(HTTPConnection(client.address, timeout=HANG_S)) as kept:
-            kept.connect()
-            sent = kept.sock
-            for _ in range(2):
-                kept.request("GET", "/v2/health/live")
-                assert kept.getresponse().read()
-                for _ in range(8):
-                    assert checked.acquire(timeout=HANG_S)
-            assert kept.sock is sent  # it would have been opened again
-            sent.sendall(b"GET /v2/health/live HTTP/1.1\r\nX-Slow: 1")
-            with suppress(ConnectionResetError):
-                return sent.recv(1)
-        return b""
-
-    assert while_serving(artifact, use) == b""
-
-
-def test_a_client_that_does_not_read_is_closed(artifact, monkeypatch):
-    monkeypatch.setattr(connections, "_CHECK_S", 0.05)
-    scorer = BlockedScorer(artifact)
-
-    def use(client):
-        body = json.dumps({"rows": ROWS[:1]}).encode()
-        with (socket.create_connection(client.address.split(":"), timeout=HANG_S) as sent,
-              suppress(ConnectionResetError)):
-            sent.sendall(b"POST /score HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n" % len(body) + body)
-            assert sent.recv(1) == b""  # Its request takes for ever.
-        scorer.release.set()
-        return client("POST", "/score", {"rows": ROWS[:1]})[0]
-
-    assert while_serving(artifact, use, scorer=scorer) == 200
-
-
 def test_requests_in_flight_are_counted_until_they_are_answered(artifact):
     scorer = BlockedScorer(artifact)
 
@@ -361,13 +296,6 @@ def test_sigterm_answers_what_was_accepted(artifact):
 
 def test_sigterm_under_load_answers_every_request_that_was_accepted(artifact):
     scorer, answers = BlockedScorer(artifact), {}
-
-    def is_closed(client) -> bool:
-        try:
-            socket.create_connection(client.address.split(":"), timeout=HANG_S).close()
-        except OSError:
-            return True
-        return False
 
     def use(client):
         def send(number: int) -> None:

@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 from limits import HANG_S
 from prometheus_client.parser import text_string_to_metric_families
-from served_models import ROWS, use_server, while_serving
+from served_models import ROWS, is_closed, use_server, while_serving
 
 from embark import serve_model
 from embark.errors import UserError
@@ -113,13 +113,6 @@ def test_a_process_that_is_killed_is_replaced_and_fails_no_request_of_the_others
 
 def test_sigterm_answers_every_request_that_a_process_has_begun_to_read(artifact):
     body, answers = json.dumps({"rows": ROWS[:3]}).encode(), []
-
-    def is_closed(client) -> bool:
-        try:
-            socket.create_connection(client.address.split(":"), timeout=HANG_S).close()
-        except OSError:
-            return True
-        return False
 
     def use(client):
         opened = [socket.create_connection(client.address.split(":"), timeout=HANG_S) for _ in range(6)]
