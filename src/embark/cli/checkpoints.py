@@ -100,6 +100,8 @@ def _render_warnings(console: Console, listed: CheckpointList) -> None:
     for one in listed.checkpoints:
         for damage in one.damage:
             console.warning(f"step {one.step} is damaged: {damage}")
+        for text in one.changed_texts:
+            console.warning(f"step {one.step} is complete: resuming does not read this text: {text}")
 
 
 def _row(one: CheckpointInfo) -> dict[str, object]:

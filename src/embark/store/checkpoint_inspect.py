@@ -41,7 +41,8 @@ class CheckpointInfo:
     metric: float | None = None
     metric_step: int | None = None  # The step at which the metric was measured: at or before the save.
     kept: tuple[Reason, ...] = ()
-    damage: tuple[str, ...] = ()
+    damage: tuple[str, ...] = ()  # Of what is loaded: the run does not resume from it.
+    changed_texts: tuple[str, ...] = ()  # Of `spec.toml` and `plan.txt`: it resumes all the same.
     uri: str = ""
     committed: Checkpoint | None = field(default=None, repr=False)
 
@@ -178,17 +179,20 @@ def _info(step: int, entries: Sequence[Entry], committed: Checkpoint | None) -> 
         return CheckpointInfo(step, "damaged", size_bytes, time_s,
                               damage=(f"{COMMIT_FILE} cannot be read, or is of another step" if COMMIT_FILE in there
                                       else "a link to a folder that is not there",))
-    wrong = tuple(
-        f"{committed.name}/{name}: {'is missing' if name not in there else 'is cut short or too long'}"
-        for name, mark in committed.files.items()
-        if name not in there or there[name].size_bytes != mark.size_bytes
-    )
+
+    def wrong(names: Sequence[str]) -> tuple[str, ...]:
+        sizes = {name: there[name].size_bytes if name in there else None for name in names}
+        return tuple(f"{committed.name}/{name}: {'is missing' if size is None else 'is cut short or too long'}"
+                     for name, size in sizes.items() if size != committed.files[name].size_bytes)
+
+    damage = wrong(committed.array_files)
     commit_s, ranks = committed.values.get("time_s"), committed.values.get("world_size")
     if not isinstance(commit_s, int | float):
         commit_s = there[COMMIT_FILE].modified_s if COMMIT_FILE in there else None
     return CheckpointInfo(
-        step, "damaged" if wrong else "committed", committed.num_bytes, commit_s,
-        num_ranks=ranks if isinstance(ranks, int) else None, damage=wrong, committed=committed,
+        step, "damaged" if damage else "committed", committed.num_bytes, commit_s,
+        num_ranks=ranks if isinstance(ranks, int) else None, damage=damage,
+        changed_texts=wrong(committed.text_files), committed=committed,
     )
 
 
@@ -215,8 +219,9 @@ def _rules_of(run: RunDir) -> tuple[StoreSpec | None, str]:
 def _verified(run: RunDir, one: CheckpointInfo, count: Callable[[int], None]) -> CheckpointInfo:
     if not one.committed:
         return one
-    damage = tuple(run.checkpoints.damages(one.committed, tell=count))
-    return replace(one, state="damaged" if damage else "committed", damage=damage)
+    damage, changed = (tuple(run.checkpoints.damages(one.committed, names, tell=count))
+                       for names in (one.committed.array_files, one.committed.text_files))
+    return replace(one, state="damaged" if damage else "committed", damage=damage, changed_texts=changed)
 
 
 def _decide(one: CheckpointInfo, now_s: float, newest_commit_s: float) -> PruneDecision:

@@ -51,8 +51,12 @@ class Checkpoint:
 
     @property
     def array_files(self) -> list[str]:
-        """All but the texts for people, which loading does not need."""
-        return [name for name in self.files if not name.endswith((".toml", ".txt"))]
+        """All but the texts, which loading does not need."""
+        return [name for name in self.files if name not in self.text_files]
+
+    @property
+    def text_files(self) -> list[str]:
+        return [name for name in self.files if name.endswith((".toml", ".txt"))]
 
     @property
     def num_bytes(self) -> int:

@@ -67,11 +67,14 @@ def test_checkpoints_lists_verifies_compares_and_prunes(capsys, saved, monkeypat
 
 
 def test_checkpoints_names_what_is_damaged_and_exits_1(capsys, saved):
-    (saved / "step-000000002" / "plan.txt").write_text("x")
+    (saved / "step-000000003" / "plan.txt").write_text("x")
+    assert run(["checkpoints", "laptop", "--verify"]) == 0
+    assert "step-000000003/plan.txt" in capsys.readouterr().err
+    (saved / "step-000000002" / "index.json").write_text("x")
     assert run(["checkpoints", "laptop", "--verify"]) == 1
     captured = capsys.readouterr()
     assert "3 checkpoints complete, 1 checkpoint damaged" in captured.out
-    assert "step-000000002/plan.txt" in captured.err
+    assert "step-000000002/index.json" in captured.err
     assert run(["checkpoints", "laptop", "--verify", "--json"]) == 1
     listed = {c["step"]: c for c in json.loads(capsys.readouterr().out)["checkpoints"]}
     assert listed[2]["state"] == "damaged"

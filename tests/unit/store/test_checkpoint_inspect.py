@@ -130,6 +130,17 @@ def test_what_is_cut_short_is_seen_without_reading(tmp_path):
     assert "cut short" in one.damage[0]
 
 
+def test_a_changed_text_is_named_and_is_no_damage(tmp_path):
+    run = make_run(tmp_path)
+    put(run, 10, plan="26 tables")
+    for text in ("27 tables", "a longer plan"):
+        (folder(run, 10) / "plan.txt").write_text(text)
+        listed = list_checkpoints(run)
+        (one,) = verify(run, listed).checkpoints
+        assert (one.state, one.damage, len(one.changed_texts), one.kept) == ("committed", (), 1, ("newest",))
+        assert listed.checkpoints[0].state == "committed"
+
+
 @pytest.mark.parametrize("text", ["", "[]", '{"step": 20, "files": {}}'])
 def test_one_whose_mark_cannot_be_read_is_damaged_not_unfinished(tmp_path, text):
     run = make_run(tmp_path)
