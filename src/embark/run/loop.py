@@ -108,7 +108,7 @@ def train(
                 checkpoints = CheckpointManager(checkpointer, CheckpointSchedule(spec, step, grace_s), logger, step,
                                                 lambda: {KEY: identity, **early_stopping.values()})
                 if stream:
-                    stream.run_name = run_dir.path.name
+                    stream.run_uri = run_dir.uri if run_dir.is_remote else str(run_dir.path.resolve())
                     checkpoints.files = stream.checkpoint_files
                     checkpoints.on_commit.append(stream.committed)
                 is_endless = stream is not None and not spec.train.num_steps

@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 
 import nats
 from nats.errors import TimeoutError as NoMessage
-from nats.js.api import AckPolicy, ConsumerConfig, DeliverPolicy
+from nats.js.api import AckPolicy, ConsumerConfig, DeliverPolicy, RetentionPolicy
 from nats.js.errors import NotFoundError
 
 from embark.data.stream.records import Message, Offset
@@ -28,7 +28,8 @@ _NEVER_AGAIN_S = 30 * 86_400  # Until what is not acknowledged comes again: the 
 
 class NatsReader:
     """A durable consumer for each subject, made anew behind the offset of the checkpoint on each connection, so that
-    nothing depends on what the broker remembers of it, and under a name that no other process reads by."""
+    nothing depends on what the broker remembers of it. Those of an earlier process of the run, which `name` tells from
+    any other, are deleted."""
 
     def __init__(self, stream: StreamSpec, name: str, options: Mapping[str, Any]) -> None:
         self._stream, self._options = stream, options
@@ -123,7 +124,11 @@ class NatsReader:
         except NotFoundError:
             raise UserError(f"stream.topics: {topic} is in no JetStream stream of {', '.join(self._stream.servers)}",
                             fix="embark follow SPEC --make-streams makes it; or name a subject of a stream") from None
-        state = (await js.stream_info(stream)).state
+        info = await js.stream_info(stream)
+        state = info.state
+        if info.config.retention == RetentionPolicy.WORK_QUEUE:  # it takes no consumer that acknowledges many at once
+            raise UserError(f"NATS stream {stream}, which has stream.topics {topic}, is a work queue",
+                            fix="name a subject of a stream with --retention limits")
         if last and state.first_seq > last + 1:
             raise DataError(f"NATS stream {stream} no longer has the records {last + 1:,} to {state.first_seq - 1:,}, "
                             "which the run has not trained on", fix=_LOST)

@@ -6,6 +6,7 @@ import os
 import tomllib
 from collections.abc import Iterator
 from contextlib import contextmanager
+from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
@@ -16,9 +17,10 @@ from embark.spec.run import RunSpec
 OPTIONS = "EMBARK_STREAM_OPTIONS"
 
 
-def open_reader(spec: RunSpec, run_name: str = "") -> StreamReader:
-    """Nothing is contacted before `open`. `run_name` is that of the run's directory: the broker's names have it."""
-    stream, name = spec.stream, run_name or spec.name
+def open_reader(spec: RunSpec, run_uri: str) -> StreamReader:
+    """Nothing is contacted before `open`. `run_uri` is that of the run's directory: the broker's names have its last
+    part, and those of NATS its hash, since two runs may have one name."""
+    stream, name = spec.stream, run_uri.rpartition("/")[2]
     _check_servers(spec)
     if stream.source == "files":
         from embark.data.stream.files_reader import FilesReader
@@ -35,7 +37,7 @@ def open_reader(spec: RunSpec, run_name: str = "") -> StreamReader:
             return KafkaReader(stream, name, client_options())
         from embark.data.stream.nats_reader import NatsReader
 
-        return NatsReader(stream, name, client_options())
+        return NatsReader(stream, f"{name}-{sha256(run_uri.encode()).hexdigest()[:8]}", client_options())
 
 
 def make_streams(spec: RunSpec) -> list[str]:

@@ -56,7 +56,7 @@ class StreamSource:
         stream = spec.stream
         self._settings = OrderSettings(label, stream.time_column, stream.bound_s, stream.key, stream.label_window_s)
         self._order = EventOrder(self._settings)
-        self.run_name = spec.name  # With --fresh its directory's is another.
+        self.run_uri = spec.name  # Of the run's directory, where there is one.
         self._reader: StreamReader | None = None
         self._records: dict[str, deque[Message]] = {}
         self._drops, self._has_rows = DropWatch(), False
@@ -212,7 +212,7 @@ class StreamSource:
 
     def _opened(self) -> StreamReader:
         if self._reader is None:
-            reader = open_reader(self._spec, self.run_name)
+            reader = open_reader(self._spec, self.run_uri)
             partitions = reader.open(self._order.state.offsets)
             self._order.open(partitions)
             self._records = {partition: deque() for partition in partitions}

@@ -1,4 +1,4 @@
-"""Records of a real nats-server: each reader gets all of them, also where another reads under the same name."""
+"""Records of a real nats-server: each run gets all of them, also where another has its name."""
 
 from __future__ import annotations
 
@@ -12,7 +12,10 @@ import nats
 from nats_broker import broker
 
 from embark.data.stream.open_reader import make_streams, open_reader
+from embark.errors import UserError
 from embark.spec import resolve
+
+STREAM = "embark-clicks-a-shown"
 
 
 def publish(url: str, first: int, last: int) -> None:
@@ -25,27 +28,81 @@ def publish(url: str, first: int, last: int) -> None:
     asyncio.run(send())
 
 
-def test_two_runs_of_one_name_each_read_every_record(tmp_path):
-    with broker(tmp_path) as made:
-        spec = resolve({"name": "clicks", "model": {"num_tables": 1, "rows_per_table": 9},
-                        "stream": {"source": "nats", "servers": [made.url], "topics": ["a.shown"]}})
-        make_streams(spec)
-        publish(made.url, 1, 30)
-        found: dict[str, list[int]] = {"one": [], "other": []}
-        with closing(open_reader(spec)) as one, closing(open_reader(spec)) as other:
-            readers = {"one": one, "other": other}
+def consumers(url: str) -> set[str]:
+    async def names() -> set[str]:
+        client = await nats.connect(url)
+        try:
+            return {one.name for one in await client.jetstream().consumers_info(STREAM)}
+        finally:
+            await client.close()
 
-            def read(name: str, last: int) -> None:
-                for _ in range(20):
-                    if found[name][-1:] != [last]:
-                        found[name] += [message.offset for message in readers[name].poll("a.shown", 0.3)]
+    return asyncio.run(names())
 
-            for name, reader in readers.items():
-                reader.open({})
-                read(name, 30)
-            publish(made.url, 31, 60)
-            read("one", 60)
-            publish(made.url, 61, 90)
-            read("other", 90)
-            read("one", 90)
-    assert found == {"one": list(range(1, 91)), "other": list(range(1, 91))}
+
+def read(reader, last: int) -> list[int]:
+    """Up to that record, which has been published."""
+    found: list[int] = []
+    for _ in range(20):
+        if found[-1:] != [last]:
+            found += [message.offset for message in reader.poll("a.shown", 0.3)]
+    return found
+
+
+@pytest.fixture(scope="module")
+def url(tmp_path_factory):
+    with broker(tmp_path_factory.mktemp("nats")) as made:
+        yield made.url
+
+
+@pytest.fixture
+def spec(url):
+    async def remove() -> None:
+        client = await nats.connect(url)
+        await client.jetstream().delete_stream(STREAM)
+        await client.close()
+
+    spec = resolve({"name": "clicks", "model": {"num_tables": 1, "rows_per_table": 9},
+                    "stream": {"source": "nats", "servers": [url], "topics": ["a.shown"]}})
+    make_streams(spec)
+    yield spec
+    asyncio.run(remove())
+
+
+def test_two_runs_of_one_name_each_read_every_record_by_a_consumer_that_stays(spec, url):
+    publish(url, 1, 30)
+    with closing(open_reader(spec, "/a/clicks")) as one, closing(open_reader(spec, "/b/clicks")) as other:
+        for reader in (one, other):
+            reader.open({})
+            assert read(reader, 30) == list(range(1, 31))
+        before = consumers(url)
+        assert len(before) == 2
+        publish(url, 31, 60)
+        for reader in (one, other):
+            assert read(reader, 60) == list(range(31, 61))
+        assert consumers(url) == before
+
+
+def test_a_run_that_was_killed_leaves_no_consumer_behind_and_one_that_lives_reads_on(spec, url):
+    publish(url, 1, 30)
+    with closing(open_reader(spec, "s3://b/clicks")) as killed, closing(open_reader(spec, "s3://b/clicks")) as again:
+        killed.open({})
+        assert read(killed, 30) == list(range(1, 31))
+        again.open({"a.shown": 20})
+        assert read(again, 30) == list(range(21, 31))
+        assert len(consumers(url)) == 1
+        publish(url, 31, 60)
+        assert read(killed, 60) == list(range(31, 61))
+
+
+def test_a_work_queue_is_refused(spec, url):
+    async def make_work_queue() -> None:
+        client = await nats.connect(url)
+        await client.jetstream().delete_stream(STREAM)
+        await client.jetstream().add_stream(name=STREAM, subjects=["a.shown"], retention="workqueue")
+        await client.close()
+
+    asyncio.run(make_work_queue())
+    with closing(open_reader(spec, "/a/clicks")) as reader:
+        reader.open({})
+        with pytest.raises(UserError, match="is a work queue"):
+            reader.poll("a.shown", 0.1)

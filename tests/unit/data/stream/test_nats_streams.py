@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from functools import partial
 
 import pytest
 
@@ -40,6 +41,6 @@ def test_a_stream_is_made_once_with_its_retention_and_one_that_keeps_less_is_ref
 
 def test_a_broker_that_is_not_deployed_yet_cannot_be_followed_from_here():
     spec = spec_of("", "a.shown")
-    for use in (open_reader, make_streams):
+    for use in (partial(open_reader, run_uri="clicks"), make_streams):
         with pytest.raises(UserError, match=r"stream\.servers: is empty"):
             use(spec)
