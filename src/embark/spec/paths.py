@@ -10,7 +10,7 @@ from typing import Any
 
 from embark.spec.run import RunSpec
 
-FIELDS = ("data.path", "stream.path", "data.prepare.input", "data.prepare.id_map_from")
+FIELDS = ("data.path", "stream.path", "publish.data", "data.prepare.input", "data.prepare.id_map_from")
 _PREPARE_FIELDS = ("input", "id_map_from")
 
 
@@ -33,8 +33,9 @@ def with_absolute_paths(spec: RunSpec) -> RunSpec:
         data = data.model_copy(update={"prepare": data.prepare.model_copy(update=changes)})
     if "data.path" in found:
         data = data.model_copy(update={"path": found["data.path"]})
-    if "stream.path" in found:
-        spec = spec.model_copy(update={"stream": spec.stream.model_copy(update={"path": found["stream.path"]})})
+    for section, name in (("stream", "path"), ("publish", "data")):
+        if path := found.get(f"{section}.{name}"):
+            spec = spec.model_copy(update={section: getattr(spec, section).model_copy(update={name: path})})
     return spec if data is spec.data else spec.model_copy(update={"data": data})
 
 
@@ -50,8 +51,8 @@ def without_local_input(spec: RunSpec) -> RunSpec:
 
 def _paths_in(spec: RunSpec, change: Callable[[str], str]) -> dict[str, Any]:
     prepare = {name: getattr(spec.data.prepare, name) for name in _PREPARE_FIELDS}
-    return _map_paths({"data": {"path": spec.data.path, "prepare": prepare}, "stream": {"path": spec.stream.path}},
-                      change)
+    return _map_paths({"data": {"path": spec.data.path, "prepare": prepare}, "stream": {"path": spec.stream.path},
+                       "publish": {"data": spec.publish.data}}, change)
 
 
 def _map_paths(raw: dict[str, Any], change: Callable[[str], str]) -> dict[str, Any]:

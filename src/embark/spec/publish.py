@@ -24,7 +24,8 @@ class PublishSpec(Section):
     """Measure each version on labelled rows, and publish it only where all bounds below hold."""
     data: str = ""
     """The rows: prepared data, or raw CSV, JSON Lines or Parquet files, such as those of the last hour, which are read
-    for each version; empty: the run's held-out rows."""
+    for each version; empty: the run's held-out rows. A relative path goes by the spec's own folder; given with `--set`,
+    by the current directory."""
     rows: PositiveInt = 200_000
     """How many of them, spread evenly."""
     slices: Names = ()

@@ -13,6 +13,9 @@ from embark.spec import load_spec
 from embark.spec.paths import with_absolute_paths
 
 SPEC = """
+[publish]
+data = "hour.parquet"
+
 [data]
 kind = "prepared"
 path = "prepared"
@@ -38,11 +41,12 @@ def test_paths_of_a_file_go_by_its_folder_and_those_of_set_by_the_current_one(fo
     assert load_spec(str(folder / "project" / "run.toml")).data.path == str(folder / "project" / "prepared")
     assert load_spec("project/run.toml", ["data.path=elsewhere"]).data.path == "elsewhere"
     assert load_spec("project/run.toml").store.root == "runs"
+    assert load_spec("project/run.toml").publish.data == "project/hour.parquet"
     monkeypatch.chdir("project")
     assert load_spec("run.toml").data.path == "prepared"
-    absolute = with_absolute_paths(load_spec("run.toml")).data
-    assert (absolute.path, absolute.prepare.id_map_from) == tuple(
-        str(folder / "project" / name) for name in ("prepared", "january"))
+    absolute = with_absolute_paths(load_spec("run.toml"))
+    assert (absolute.data.path, absolute.data.prepare.id_map_from, absolute.publish.data) == tuple(
+        str(folder / "project" / name) for name in ("prepared", "january", "hour.parquet"))
 
 
 def test_a_missing_file_is_named_with_the_folder_it_was_looked_for_in(folder):
