@@ -232,7 +232,7 @@ class StepTimes:
         yield from self._found
         if self._last_figures is not None:
             for one in self._quality.findings():
-                yield RuleMatch(rule_named(one.name), self._last_figures, cause=one.cause)
+                yield RuleMatch(rule_named(one.name), self._last_figures, cause=one.cause, command=one.command)
         # A step's complete time is the same on all ranks: the fast wait for the slow.
         yield from itertools.islice(itertools.chain(self._slow_rank(self._profiled),
                                                     self._slow_rank(self._own or self._by_rank)), 1)

@@ -102,6 +102,8 @@ def _diagnosis(match: RuleMatch, spec: RunSpec | None, names: Mapping[str, str])
     if memory is not None and spec is not None and (advice := memory_advice(spec, memory)):
         fix = f"{advice}. Else: {fix}"
     command = match.command or rule.command.format_map(values)
+    if spec is not None and spec.stream.is_on:
+        command = command.replace("embark train", "embark follow")
     for name, word in names.items():
         command = word.join(re.split(rf"(?<![\w-]){name}(?![\w-])", command))
     return Diagnosis(

@@ -54,6 +54,7 @@ class Quality:
         self._evals: dict[int, Mapping[str, Any]] = {}
         self._notes: dict[str, str] = {}  # By the rule's name.
         self._has_stopped_early = False
+        self._command = "embark train"  # What the run was started with.
         self.traffic = TrafficRecord()  # Of a server.
 
     def add(self, event: Event) -> None:
@@ -63,6 +64,8 @@ class Quality:
                 self.traffic.add(event)
             return
         step = to_finite(values.get("step"))
+        if event.kind == "start":
+            self._command = "embark follow" if values.get("stream") else "embark train"
         if event.kind == "start" and not to_finite(values.get("first_step")):
             self._train, self._evals, self._notes = {}, {}, {}
         elif event.kind == "step" and step is not None:
@@ -83,7 +86,8 @@ class Quality:
     def findings(self) -> tuple[Finding, ...]:
         """In the order of their codes."""
         found = dict(self._found())
-        return tuple(Finding(rule["code"], name, rule["cause"].format_map(found[name]), rule["fix"], rule["command"])
+        return tuple(Finding(rule["code"], name, rule["cause"].format_map(found[name]), rule["fix"],
+                             rule["command"].replace("embark train", self._command))
                      for name, rule in quality_rules().items() if name in found)
 
     def _found(self) -> Iterator[tuple[str, Mapping[str, str]]]:

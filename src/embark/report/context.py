@@ -151,10 +151,11 @@ class RunContext:
     def commands(self) -> tuple[str, ...]:
         """How to repeat the run, or to resume it."""
         is_done = self.status.state == "finished"
+        command = "follow" if (self.spec.get("stream") or {}).get("source") else "train"
         if self.is_remote:
             copy = shlex.join(["embark", "data", "copy", f"{self.uri}/{SPEC}", SPEC])
-            return copy, f"embark train {SPEC}" + (" --fresh" if is_done else "")
-        train = shlex.join(["embark", "train", str(Path(self.uri.removeprefix("file://")) / SPEC)])
+            return copy, f"embark {command} {SPEC}" + (" --fresh" if is_done else "")
+        train = shlex.join(["embark", command, str(Path(self.uri.removeprefix("file://")) / SPEC)])
         return (f"{train} --fresh",) if is_done else (f"{train}   # resumes from its last checkpoint",
                                                       f"{train} --fresh")
 

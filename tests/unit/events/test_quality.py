@@ -100,6 +100,16 @@ def test_a_run_that_stopped_early_is_not_advised_to(shown):
         assert ("overfits" in shown([*events, end])) is not has_stopped
 
 
+def test_of_a_followed_run_the_next_thing_to_try_is_to_follow(tmp_path):
+    events = [Event("start", {"first_step": 0, "stream": "nats: clicks"}), *CASES["learned-nothing"][1:]]
+    (tmp_path / "events.jsonl").write_text("".join(f"{event.to_json()}\n" for event in events))
+    (found,) = diagnose_run(RunFiles(str(tmp_path)))
+    assert "embark follow SPEC --fresh" in found.command
+    assert "embark train" not in found.command
+    context = RunContext("run", "runs/run", Record(events), 0.0, spec={"stream": {"source": "nats"}})
+    assert context.commands[0].startswith("embark follow runs/run/spec.toml")
+
+
 @pytest.mark.parametrize("name", CASES)
 def test_the_end_of_the_run_diagnose_the_report_and_the_page_name_the_same(name, shown, tmp_path):
     events = CASES[name]
