@@ -3,7 +3,7 @@
 import { h } from "./dom.js";
 import { count } from "./format.js";
 import { token } from "./palette.js";
-import { linear, logarithmic, logTicks, nearest, placeOf, smoothed, ticks, timeLabel } from "./scale.js";
+import { labelledTicks, linear, logarithmic, logTicks, nearest, placeOf, smoothed, timeLabel } from "./scale.js";
 import { listen } from "./chart_input.js";
 import { drawAxes, drawLines, PAD } from "./chart_pen.js";
 
@@ -149,9 +149,10 @@ export class Chart {
     this.y = place(...this.yRange, height - PAD.bottom, PAD.top);
     const pen = this.base.getContext("2d");
     pen.font = `11px ${token("--font")}`;
-    this.values = (
-      this.isLogNow ? logTicks(...this.yRange) : ticks(...this.yRange, Math.max(2, Math.floor(height / 30)))
-    ).map((value) => [value, value === 0 ? "0" : this.options.format(value, 3)]);
+    const label = (value) => (value === 0 ? "0" : this.options.format(value, 3));
+    if (least === most && !this.options.fromZero) this.values = [[least, label(least)]];
+    else if (this.isLogNow) this.values = logTicks(...this.yRange).map((value) => [value, label(value)]);
+    else this.values = labelledTicks(...this.yRange, Math.max(2, Math.floor(height / 30)), label);
     this.left = Math.max(LEAST_LEFT, ...this.values.map(([, label]) => pen.measureText(label).width + 12));
     this.x = linear(low, high, this.left, width - PAD.right);
   }

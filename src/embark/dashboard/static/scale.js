@@ -25,6 +25,15 @@ export function ticks(low, high, num) {
   return found;
 }
 
+// Fewer than `num` where their labels would repeat: a constant curve has one.
+export function labelledTicks(low, high, num, label) {
+  for (let most = num; ; most -= 1) {
+    const found = ticks(low, high, most).map((value) => [value, label(value)]);
+    if (new Set(found.map(([, text]) => text)).size === found.length) return found;
+    if (most <= 1) return found.slice(0, 1);
+  }
+}
+
 export function logTicks(low, high) {
   const found = [];
   for (let power = Math.floor(Math.log10(low)); power <= Math.ceil(Math.log10(high)); power += 1) {
