@@ -77,7 +77,7 @@ def _checks(spec: RunSpec, source: OwnSource) -> Iterator[ContractCheck]:
     try:
         batches = [source.rows(*part) for part in parts]
     except UserError as error:
-        yield ContractCheck(promise, error.what)
+        yield ContractCheck(promise, f"{error.what}; {error.fix}" if error.fix else error.what)
         return
     yield ContractCheck(promise)
     yield ContractCheck("a position gives the same sample, whatever is asked for before it and beside it", next(

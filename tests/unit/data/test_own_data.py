@@ -152,10 +152,12 @@ def test_a_path_is_the_code_s_own_affair(tmp_path):
     assert (data.path, data.code) == (str(tmp_path / "rows.bin"), SOURCE.format(line=""))
 
 
-HOLDS = {"positions": "a position gives the same sample", "random": "the global random state"}
+HOLDS = {"ids": "types, shapes, labels and ids", "positions": "a position gives the same sample",
+         "random": "the global random state"}
 
 
 @pytest.mark.parametrize(("line", "promise", "problem"), [
+    ("user = user + 9", "ids", " of train; table user has ids 0 to 49"),
     ("dense = dense + getattr(self, 'n', 0); self.n = 1", "positions", "give other samples the second time"),
     ("dense = dense + (len(at) > 1)", "positions", "gives another sample alone than among 20,000"),
     ("np.random.random(); dense = dense + 0", "random",
