@@ -44,7 +44,7 @@ def allowed_shardings(
     """What the table or `train.sharding` names, or all that keep a run's losses the same on any number of ranks."""
     asked = table.sharding or spec.train.sharding
     # TorchRec's grid does not divide, nor do others beside it: where rows are averaged, hosts get all columns.
-    has_means = any(t.pooling == "mean" for t in spec.model.stored_tables())
+    has_means = _has_means(spec.model)
     if asked != "auto":
         return ["table_row_wise" if asked == "grid_shard" and has_means else asked]
     if num_ranks == 1:
@@ -58,6 +58,11 @@ def allowed_shardings(
                  and column_width(table.dim) < table.dim)
     return [name for name in SHARDINGS
             if (is_spread if name == "grid_shard" else by_column or "column" not in name)]
+
+
+@remembered
+def _has_means(model: ModelSpec) -> bool:
+    return any(table.pooling == "mean" for table in model.stored_tables())
 
 
 @remembered

@@ -4,7 +4,7 @@ import math
 from dataclasses import dataclass, replace
 from functools import lru_cache
 
-from embark.model.placement import Placement, Shard, state_bytes, table_value_bytes
+from embark.model.placement import Placement, Shard, state_bytes, table_value_bytes, tables_by_name
 from embark.model.sequence_work import count_sequence_model
 from embark.model.task_layers import task_layers_of
 from embark.spec import ModelSpec, RunSpec, StoredTable
@@ -170,7 +170,7 @@ class Lookups:
 def lookups_of(spec: RunSpec, placement: Placement, rank: int, value_bytes: int) -> Lookups:
     """For the whole batch: a rank looks its rows up for the samples of all. Ids are as unequal as synthetic ones are by
     `data.zipf_exponent`; what real ones are stands in no spec."""
-    tables = {t.name: t for t in spec.model.stored_tables()}
+    tables = tables_by_name(spec.model)
     ids = read = pooled = grads = updates = states = hot = host = 0.0
     for shard in placement.of_rank(rank):
         table = tables[shard.table]

@@ -255,18 +255,23 @@ class _Packing:
 
     def _fits_hosts(self, option: Option, hosts: list[int]) -> bool:
         for host, num_blocks in Counter(hosts).items():
-            for part in range(option.num_parts):
-                rank = host * self.group + part
-                device, on_host = _bytes(option, is_last=part == option.num_parts - 1)
-                if num_blocks * device > self.device_left[rank] or num_blocks * on_host > self.host_left[rank]:
+            first, last = host * self.group, host * self.group + option.num_parts - 1
+            for left, part, last_part in ((self.device_left, option.device_bytes, option.last_device_bytes),
+                                          (self.host_left, option.host_bytes, option.last_host_bytes)):
+                if num_blocks * part > min(left[first:last], default=math.inf) or num_blocks * last_part > left[last]:
                     return False
         return True
 
     def _take_host(self, option: Option, host: int) -> Sequence[int]:
         members = range(host * self.group, (host + 1) * self.group)
         used = members[: option.num_parts]
+        for rank in used[:-1]:
+            self.device_left[rank] -= option.device_bytes
+            self.host_left[rank] -= option.host_bytes
+        self.device_left[used[-1]] -= option.last_device_bytes
+        self.host_left[used[-1]] -= option.last_host_bytes
         for rank in members:  # one without rows waits for the others all the same
-            self._take(rank, option, is_last=rank == used[-1], has_rows=rank <= used[-1])
+            self._add_time(rank, option.part_s)
         return used
 
     def _in_a_group(self, option: Option) -> list[int] | None:
@@ -296,26 +301,22 @@ class _Packing:
             self._take(ranks[-1], option)
         return ranks
 
-    def _fits(self, option: Option, rank: int, *, is_last: bool = False) -> bool:
-        device, host = _bytes(option, is_last=is_last)
-        return device <= self.device_left[rank] and host <= self.host_left[rank]
+    def _fits(self, option: Option, rank: int) -> bool:
+        return option.device_bytes <= self.device_left[rank] and option.host_bytes <= self.host_left[rank]
 
-    def _take(self, rank: int, option: Option, *, is_last: bool = False, has_rows: bool = True) -> None:
-        if has_rows:
-            device, host = _bytes(option, is_last=is_last)
-            self.device_left[rank] -= device
-            self.host_left[rank] -= host
-        self.step_s[rank] += option.part_s
-        self.longest_s = max(self.longest_s, self.step_s[rank])
-        if rank // self.group < len(self.group_s):
-            self.group_s[rank // self.group] += option.part_s
-        heapq.heappush(self.queue, (self.step_s[rank], rank % self.group, rank))
+    def _take(self, rank: int, option: Option) -> None:
+        self.device_left[rank] -= option.device_bytes
+        self.host_left[rank] -= option.host_bytes
+        self._add_time(rank, option.part_s)
 
-
-def _bytes(option: Option, *, is_last: bool) -> tuple[float, float]:
-    if is_last:
-        return option.last_device_bytes, option.last_host_bytes
-    return option.device_bytes, option.host_bytes
+    def _add_time(self, rank: int, part_s: float) -> None:
+        step_s = self.step_s[rank] = self.step_s[rank] + part_s
+        if step_s > self.longest_s:
+            self.longest_s = step_s
+        group, place = divmod(rank, self.group)
+        if group < len(self.group_s):
+            self.group_s[group] += part_s
+        heapq.heappush(self.queue, (step_s, place, rank))
 
 
 def _placement(tables: Sequence[StoredTable], found: _Found, cluster: Cluster) -> Placement:

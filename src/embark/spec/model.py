@@ -1,7 +1,7 @@
 """`[model]`: the network and its tables."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Annotated, Any, Literal
 
 from pydantic import (
@@ -174,16 +174,20 @@ class StoredTable:
     optimizer: TableOptimizer | None = None
     dtype: TableDtype | None = None
     sharding: TableSharding | Literal["data_parallel"] | None = None
+    # Computed once: a plan asks for them a million times.
+    is_sequence: bool = field(init=False)
+    """Whether some feature is a sequence: all rows of the table are then looked up one by one."""
+    mean_ids: float = field(init=False)
+    """Ids per sample in the mean, of all features together."""
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "is_sequence", any(feature.is_sequence for feature in self.features))
+        object.__setattr__(self, "mean_ids", sum(feature.mean_ids for feature in self.features))
 
     @property
     def is_dynamic(self) -> bool:
         """Whether rows are given to ids as they come."""
         return self.features[0].is_dynamic
-
-    @property
-    def is_sequence(self) -> bool:
-        """Whether some feature is a sequence: all rows of the table are then looked up one by one."""
-        return any(feature.is_sequence for feature in self.features)
 
     @property
     def is_data_parallel(self) -> bool:
@@ -194,11 +198,6 @@ class StoredTable:
     def multi_hot(self) -> int:
         """The most ids per sample, of all features together."""
         return sum(feature.multi_hot for feature in self.features)
-
-    @property
-    def mean_ids(self) -> float:
-        """Ids per sample in the mean, of all features together."""
-        return sum(feature.mean_ids for feature in self.features)
 
     @property
     def vectors_per_sample(self) -> float:
