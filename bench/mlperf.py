@@ -6,7 +6,7 @@ Minutes are those of the results' table; samples are what a submission's rate an
 those of the submissions' configurations: 6,912 samples a GPU on 8, 2,112 on 64, 1,056 on 128. As far as is known here,
 and its code was not read, HugeCTR spreads tables by
 rows and columns over the hosts where that is quicker, and reduces dense gradients while others are computed; Embark's
-planner has no such grid, and its captured step reduces them at its end.
+planner counts the reduction of its captured step in full, though most of it runs beside the update of the tables.
 """
 
 from __future__ import annotations

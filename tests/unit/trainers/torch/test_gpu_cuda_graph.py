@@ -6,6 +6,7 @@ import dataclasses
 
 import pytest
 import torch
+import torch.distributed as dist
 
 from embark.errors import DataError, EmbarkError
 from embark.trainers.torch.engines.cuda_graph import engine
@@ -41,6 +42,32 @@ def test_in_fp32_the_losses_are_those_of_the_pipeline(train_tiny, sets):
     captured = train_tiny(*GPU, *sets)
     assert captured.of("start")[0]["engine"] == "cuda_graph"
     assert captured.losses() == pytest.approx(pipeline.losses(), rel=2e-4)
+
+
+@pytest.mark.parametrize("sets", [(), ("model.kind=dcnv2", "train.precision=bf16"), RAGGED,
+                                  ("model.num_dense=0", "train.max_gradient_norm=0.02")], ids=str)
+def test_collectives_of_nccl_are_captured_and_give_the_losses_of_a_run_without_them(train_tiny, monkeypatch, sets):
+    """In a group of one: ids, pooled rows, their gradients and the dense gradients all go through NCCL."""
+    alone = train_tiny(*GPU, *sets)
+    num_calls = {"all_to_all_single": 0, "all_reduce": 0}
+
+    def counted(name):
+        call = getattr(dist, name)
+
+        def counting(*arguments, **more):
+            num_calls[name] += 1
+            return call(*arguments, **more)
+
+        return counting
+
+    monkeypatch.setattr(engine, "needs_exchange", lambda world: True)
+    for name in num_calls:
+        monkeypatch.setattr(dist, name, counted(name))
+    exchanged = train_tiny(*GPU, *sets)
+    assert exchanged.losses() == alone.losses()
+    num_bodies = num_calls["all_to_all_single"] // 3
+    assert num_calls == {"all_to_all_single": 3 * num_bodies, "all_reduce": 2 * num_bodies}
+    assert 0 < num_bodies < len(alone.losses())  # recorded, not called in every step
 
 
 def test_over_200_steps_the_engines_part_no_more_than_one_bit_would_make_the_pipeline_part(train_tiny, monkeypatch):

@@ -39,7 +39,7 @@ from embark.trainers.torch.engines.pipeline import Engine, EngineInputs, Part
 from embark.trainers.torch.metrics import MetricWindow
 from embark.trainers.torch.optimizers import table_rates
 from embark.trainers.torch.own_model import OwnNetwork
-from embark.trainers.torch.world import CAPTURED
+from embark.trainers.torch.world import CAPTURED, World
 
 NO_STEP = torch.iinfo(torch.int64).max
 
@@ -169,7 +169,7 @@ class CudaGraphEngine(Engine):
         sizes = Sizes(self._num_samples, tuple(t.multi_hot for t in self._tables),
                       tuple(t.dim or 0 for t in self._tables))
         self._exchange: Exchange | None = None
-        if world.world_size > 1:
+        if needs_exchange(world):
             self._exchange = Exchange(self._shards, sizes, world.rank, world.world_size, self._device,
                                       _wire_dtype(spec, self._shards, self._network.pooled.dtype))
         self._lookup = self._make_lookup(sizes)
@@ -284,6 +284,8 @@ class CudaGraphEngine(Engine):
         """The step."""
         network, exchange, flat = self._network, self._exchange, self._flat
         train = self._inputs.spec.train
+        if self._streams is not None:
+            self._streams.opened.clear()
         dense, ids, label = self.layout.decode(self._slots[slot], number)
         if not has_ids:
             ids = torch.full_like(ids, -1 if ids.dtype == torch.int32 else NO_ID)
@@ -314,15 +316,18 @@ class CudaGraphEngine(Engine):
         if exchange:
             exchange.send_grads(grads)
             grads = exchange.grads
+            with self._beside("reduction")():  # while the tables are updated and the bottom layers go back
+                self._join("weights")
+                _sum_over_ranks(flat.early_grads)
         self._join("sort")
         with self._beside("tables")():
             self._lookup.backward(grads)
         network.backward_bottom()
-        if isinstance(network, Network):  # the other has no such branch
-            self._join("weights")
+        self._join("weights")
         flat.add_up()
         if exchange:
-            dist.all_reduce(flat.grads)
+            self._join("reduction")
+            _sum_over_ranks(flat.late_grads)
         flat.clip()
         self._ops.optimizer_step(flat.master, flat.places, flat.grads, flat.shadow, flat.state, flat.second_state,
                                  self._dense_rate, self._step, flat.decays, optimizer=train.dense_optimizer,
@@ -361,8 +366,18 @@ class CudaGraphEngine(Engine):
         return lambda: streams.branch(name)
 
     def _join(self, name: str) -> None:
-        if self._streams is not None:
+        if self._streams is not None and name in self._streams.opened:
             torch.cuda.current_stream().wait_stream(self._streams.named[name])
+
+
+def needs_exchange(world: World) -> bool:
+    """Rows and gradients are exchanged among ranks. A test says so of a single one, to see NCCL captured."""
+    return world.world_size > 1
+
+
+def _sum_over_ranks(grads: Tensor) -> None:
+    if grads.numel():
+        dist.all_reduce(grads)
 
 
 def rounding_seed(spec: RunSpec) -> int:

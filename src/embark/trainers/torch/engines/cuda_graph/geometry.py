@@ -50,6 +50,8 @@ class FlatParameters:
         self.master = torch.empty(num_values, device=device)
         self.places = places.to(device)
         self.grads = torch.zeros(size, device=device)
+        self.early_grads, self.late_grads = self.grads, self.grads[:0]
+        """Those that are there with the pooled rows' gradients, and the others: ranks add the first up meanwhile."""
         self.shadow = torch.zeros(size, device=device, dtype=dtype)
         self.state, self.second_state = (torch.zeros(num_values, device=device) for _ in range(2))
         self._max_norm = train.max_gradient_norm
@@ -100,7 +102,9 @@ class FlatDense(FlatParameters):
         self, network: nn.Module, optimizers: Optimizers, dtype: torch.dtype, num_portions: int, train: TrainSpec
     ) -> None:
         assert isinstance(network, DotNetwork | CrossNetwork)
-        linears = [m for m in network.modules() if isinstance(m, nn.Linear)]
+        # The bottom layers last: their gradients are.
+        bottom = [m for m in network.bottom or () if isinstance(m, nn.Linear)]
+        linears = [m for m in network.modules() if isinstance(m, nn.Linear) and m not in bottom] + bottom
         last = network.top[-1]
         parameters = list(network.parameters())
         starts: dict[int, int] = {}
@@ -119,6 +123,8 @@ class FlatDense(FlatParameters):
         size = padded(size + last.in_features + 1)
         places = torch.cat([_places(p, starts[id(p)]) for p in parameters])
         super().__init__(parameters, places, size, optimizers, dtype, train)
+        end = starts[id(bottom[0].weight)] if bottom else self._sums_start
+        self.early_grads, self.late_grads = self.grads[:end], self.grads[end:]
         self.sums = torch.zeros(num_portions, size - self._sums_start, device=self.master.device)
         self.layers = {id(linear): self._layer(linear, starts) for linear in linears if linear is not last}
         begin = starts[id(last.weight)]

@@ -5,7 +5,7 @@ from contextlib import contextmanager
 
 import torch
 
-BRANCHES = ("weights", "tables", "sort", "metrics")
+BRANCHES = ("weights", "tables", "sort", "metrics", "reduction")
 
 
 class Streams:
@@ -15,6 +15,7 @@ class Streams:
         self.main = torch.cuda.Stream(device)
         self.copy = torch.cuda.Stream(device)
         self.named = {name: torch.cuda.Stream(device) for name in BRANCHES}
+        self.opened: set[str] = set()  # In this step: a capture may not wait for others.
         self.copied = [torch.cuda.Event() for _ in range(2)]
         self.done = [torch.cuda.Event() for _ in range(2)]
 
@@ -22,6 +23,7 @@ class Streams:
     def branch(self, name: str) -> Iterator[None]:
         """What is done inside waits for what came before, and nothing after waits for it."""
         stream = self.named[name]
+        self.opened.add(name)
         stream.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(stream):
             yield
