@@ -256,8 +256,9 @@ def compare(servers: Sequence[Server], args: argparse.Namespace, num_rounds: int
     return best
 
 
-async def overload(server: Server, rate: float, seconds: float, num_rows: int) -> None:
-    """Requests at a rate that does not wait for answers: goodput by window of `seconds`, and the server's memory."""
+async def overload(server: Server, rate: float, seconds: float, num_rows: int) -> float:
+    """Requests at a rate that does not wait for answers: goodput by window of `seconds`, and the server's memory, of
+    which the most is returned, in MB."""
     statuses: Counter[int] = Counter()
     goodput = [0] * NUM_WINDOWS
     free: list[tuple[Any, Any]] = []
@@ -293,6 +294,7 @@ async def overload(server: Server, rate: float, seconds: float, num_rows: int) -
           + ", ".join(f"{num / seconds:,.0f}" for num in goodput)
           + f"; 429: {statuses[429]}, 503: {statuses[503]}, answered later: {statuses[0]}, closed: {statuses[-1]}; "
             f"memory {before:.0f} to {most:.0f} MB")
+    return most
 
 
 def idle_connections(server: Server) -> None:
@@ -330,7 +332,7 @@ def main() -> None:
     model = own[2]
     script = [sys.executable, __file__, args.artifact]
     ours = [start(f"Embark, --workers {num or 'by default'}", [
-        sys.executable, "-m", "embark", "serve", args.artifact, "--port", "PORT",
+        sys.executable, "-m", "embark", "serve", args.artifact, "--device", "cpu", "--port", "PORT",
         *(["--workers", str(num)] if num else [])], f"/v2/models/{model}/infer", own[0]) for num in args.workers]
     cores = len(os.sched_getaffinity(0))
     peers = [start(f"PyTorch and FastAPI, {num} processes of {threads} threads", [

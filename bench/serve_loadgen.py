@@ -65,8 +65,8 @@ def main() -> None:
     parser.add_argument("--shared", action="store_true")
     args = parser.parse_args()
     requests, _, model = make_requests(args.artifact, args.candidates, args.shared)
-    server = start("Embark", [sys.executable, "-m", "embark", "serve", args.artifact, "--port", "PORT"],
-                   f"/v2/models/{model}/infer", requests)
+    server = start("Embark", [sys.executable, "-m", "embark", "serve", args.artifact, "--device", "cpu", "--port",
+                              "PORT"], f"/v2/models/{model}/infer", requests)
     try:
         sequential_latencies(server.port, server.messages, 50, 0.0)
         for pause_s in (0.0, 0.03):

@@ -1,8 +1,9 @@
 """How many replicas of `embark serve` a rate of requests needs, on which machines, for how much.
 
-A replica is counted as if it read and scored one request at a time, so its rate follows from the CPU time of a request,
-which was measured. Waiting follows from M/D/1: requests arrive at random and take equally long. bench/serve_waiting.py
-compares the latency with a server's.
+A replica has two vCPUs, which on every machine of the catalog are the two threads of one core, and is counted as if
+this core read and scored one request at a time: its rate follows from the CPU time of a request, which was measured.
+Waiting follows from M/D/1: requests arrive at random and take equally long. bench/serve_waiting.py compares the latency
+with a server's.
 """
 
 import math
@@ -27,7 +28,8 @@ from embark.plan.workload import resolve_data
 from embark.spec import RunSpec
 
 VCPUS = 2  # Of a replica: one for each of its processes.
-MAX_UTILIZATION = 0.75  # Beyond it, a rate that is a little higher than expected multiplies the waiting.
+MAX_UTILIZATION = 0.75  # Of its core. Beyond it, a little more traffic than expected multiplies the waiting.
+VCPU_TARGET = 0.6  # Of its vCPUs: at most what a core at `MAX_UTILIZATION` shows, since its processes slow each other.
 BESIDE_VCPUS = 0.5  # Of a node, for the agents on each.
 ID_MAP_BYTES = 16  # Of each value of a prepared column: its key and its id.
 HOURS_PER_MONTH = 730
@@ -296,10 +298,21 @@ def _why(request: ServeRequest, cpu_s: float, needed: int, offers: list[ServeOff
 
 
 def _with_place(spec: RunSpec, request: ServeRequest) -> ServeRequest:
-    """With what the spec says where the request says nothing: its cloud, its region, spot."""
+    """With what the spec says where the request says nothing: its region, its cloud or else the region's, spot."""
     place = spec.place
-    return replace(request, cloud=request.cloud or place.cloud, region=request.region or place.region,
-                   spot=place.spot if request.spot is None else request.spot)
+    region = request.region or place.region
+    cloud_there = _cloud_of(region)
+    cloud = request.cloud or place.cloud or cloud_there
+    if not request.region and cloud_there not in ("", cloud):
+        region = ""  # the spec's, and another cloud is asked for
+    return replace(request, cloud=cloud, region=region, spot=place.spot if request.spot is None else request.spot)
+
+
+def _cloud_of(region: str) -> str:
+    """Empty where no machine has a price."""
+    catalog = load_catalog()
+    return next((catalog.cpu_machines[name].cloud for name, sold_in in catalog.prices
+                 if sold_in == region and name in catalog.cpu_machines), "")
 
 
 def _check(request: ServeRequest) -> None:

@@ -98,7 +98,10 @@ class _Server(uvicorn.Server):
         assert self._handed is not None
         with suppress(BlockingIOError):
             while True:
-                _, (*found,), _, _ = socket.recv_fds(self._handed, 1, 1)
+                try:
+                    _, (*found,), _, _ = socket.recv_fds(self._handed, 1, 1)
+                except ConnectionResetError:
+                    found = []
                 if not found:  # who accepts is gone
                     asyncio.get_running_loop().remove_reader(self._handed)
                     return

@@ -64,6 +64,46 @@ def test_the_waiting_is_that_of_a_simulated_queue(utilization):
     assert p99_ms(1e-3, utilization) == pytest.approx(simulated, rel=0.1)
 
 
+def shared_core(load, speedup, num=30_000):
+    """p99 of two processes on the two threads of a core, in units of a request's time alone, and the share of these two
+    vCPUs that they take. While both are at work the core is `speedup` times as fast as with one."""
+    draw, clock, busy, times = random.Random(7), 0.0, 0.0, []
+    queues, left = ([], []), [0.0, 0.0]
+    due, num_sent = draw.expovariate(load), 0
+    while num_sent < num or any(queues):
+        at_work = [process for process in (0, 1) if queues[process]]
+        rate = 1.0 if len(at_work) == 1 else speedup / 2
+        step = min([due - clock, *(left[process] / rate for process in at_work)])
+        clock += step
+        busy += step * len(at_work) / 2
+        for process in at_work:
+            left[process] -= step * rate
+            if left[process] < 1e-9:
+                times.append(clock - queues[process].pop(0))
+                left[process] = 1.0
+        if clock >= due:
+            process = draw.randrange(2)
+            left[process] = left[process] if queues[process] else 1.0
+            queues[process].append(due)
+            num_sent += 1
+            due = due + draw.expovariate(load) if num_sent < num else math.inf
+    return sorted(times)[int(0.99 * num)], busy / clock
+
+
+@pytest.mark.parametrize("load", [0.2, 0.5, serving.MAX_UTILIZATION])
+def test_two_processes_that_share_a_core_answer_within_the_plan_if_they_get_a_quarter_more_of_it(load):
+    planned = p99_ms(1e-3, load)
+    assert shared_core(load, 1.25)[0] <= planned
+    assert planned < shared_core(load, 1.0)[0] <= 1.35 * planned
+
+
+def test_the_autoscaler_starts_before_a_core_is_busier_than_planned():
+    """Its target is of vCPUs."""
+    busiest = shared_core(serving.MAX_UTILIZATION, 1.0)[1]
+    assert busiest == pytest.approx(serving.VCPU_TARGET, abs=0.03)
+    assert shared_core(serving.MAX_UTILIZATION, 1.25)[1] < busiest
+
+
 def test_the_highest_utilization_is_the_one_whose_p99_is_the_target():
     for target_ms in (13, 18, 23):
         busy = max_utilization(0.01, target_ms / 1e3)
@@ -115,6 +155,15 @@ def test_dollars_are_those_of_the_catalog(spot, field):
     hourly = getattr(shipped_catalog().prices[best.machine, "us-east-2"], field)
     assert best.usd_per_month == pytest.approx(hourly * best.num_machines * 730)
     assert best.usd_per_million == pytest.approx(best.usd_per_month / (300 * 3600 * 730 / 1e6))
+
+
+def test_machines_are_those_of_the_cloud_whose_region_it_is():
+    spec = load_spec("quickstart", ["place.region=eastus"])
+    assert {one.cloud for one in plan_serving(spec, ServeRequest(10, 100)).offers} == {"azure"}
+    found = plan_serving(spec, ServeRequest(10, 100, cloud="gcp"))
+    assert found.is_ok
+    assert {one.cloud for one in found.offers} == {"gcp"}
+    assert {one.cloud for one in plan_serving(QUICKSTART, ServeRequest(10, 100, region="us-east-2")).offers} == {"aws"}
 
 
 def test_every_cloud_has_machines_with_prices():

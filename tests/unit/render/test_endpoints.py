@@ -216,3 +216,13 @@ def test_the_server_is_named_by_the_environment_alone():
     env = document("sagemaker", "sagemaker_model.json")["PrimaryContainer"]["Environment"]
     assert env["EMBARK_SERVE_ARTIFACT"] == "s3://bucket/runs/quickstart/export"
     assert (env["EMBARK_SERVE_HOST"], env["EMBARK_SERVE_PORT"]) == ("0.0.0.0", "8080")
+
+
+def test_a_server_has_a_process_for_each_vcpu_of_its_machine():
+    for target, path, machine, num in (("azureml", "azureml_deployment.yaml", "Standard_E16s_v5", "16"),
+                                       ("sagemaker", "sagemaker_model.json", "c7i.2xlarge", "8")):
+        found = document(target, path, f"serve.machine={machine}")
+        env = found["environment_variables"] if target == "azureml" else found["PrimaryContainer"]["Environment"]
+        assert env["EMBARK_SERVE_WORKERS"] == num
+    container = document("cloud-run", "cloud_run.yaml")["spec"]["template"]["spec"]["containers"][0]
+    assert {"name": "EMBARK_SERVE_WORKERS", "value": container["resources"]["limits"]["cpu"]} in container["env"]

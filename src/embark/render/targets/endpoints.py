@@ -45,7 +45,7 @@ def render_cloud_run(job: Job) -> list[File]:
         "containers": [{
             "image": job.image,
             "ports": [{"name": "http1", "containerPort": PORT}],
-            "env": [{"name": key, "value": value} for key, value in environment(job).items()],
+            "env": [{"name": key, "value": value} for key, value in environment(job, cpus).items()],
             "resources": {"limits": {"cpu": str(cpus), "memory": note(
                 f"{gib}Gi", "the artifact's files count too, and those of a new version beside it")}},
             "startupProbe": note({**probe, "periodSeconds": 10, "timeoutSeconds": 3,
@@ -73,13 +73,13 @@ def render_cloud_run(job: Job) -> list[File]:
 
 
 def render_vertex_endpoint(job: Job) -> list[File]:
-    env = environment(job)
+    env = environment(job, machine_vcpus(job))
     return [script_file("vertex_endpoint.sh", "gcp/vertex_endpoint.sh.j2", job, **_values(job, env), ready=READY,
                         score=SCORE, port=PORT, variables="^;^" + ";".join(f"{k}={v}" for k, v in env.items()))]
 
 
 def render_sagemaker(job: Job) -> list[File]:
-    spec, env = job.spec, environment(job)
+    spec, env = job.spec, environment(job, machine_vcpus(job))
     values = _values(job, env)
     model = {"ModelName": values["version"], "ExecutionRoleArn": spec.place.identity,
              "PrimaryContainer": {"Image": job.image, "Environment": env | {"EMBARK_CACHE": "/tmp/embark"}}}
@@ -98,7 +98,7 @@ def render_sagemaker(job: Job) -> list[File]:
 
 
 def render_azureml(job: Job) -> list[File]:
-    env = environment(job)
+    env = environment(job, machine_vcpus(job))
     values = _values(job, env, max_name=32)
     version = f"v{values['version'][-8:]}"
     probe = {"period": 10, "timeout": 5, "failure_threshold": 6}
@@ -129,12 +129,17 @@ def render_azureml(job: Job) -> list[File]:
     ]
 
 
-def environment(job: Job) -> dict[str, str]:
+def machine_vcpus(job: Job) -> int:
+    """Of the machine that is a replica's own."""
+    return int(load_catalog().cpu_machines[endpoint_machine(job.spec, job.cloud)].vcpus)
+
+
+def environment(job: Job, num_workers: int) -> dict[str, str]:
     """By which the image's server starts, and finds what it serves."""
     model = job.spec.model
     own = {"EMBARK_SERVE_MODEL_FILE": file_of(model.kind)} if model.is_own else {}
     return {ARTIFACT: artifact_of(job.spec), "EMBARK_SERVE_HOST": "0.0.0.0",
-            "EMBARK_SERVE_PORT": str(PORT), "OMP_NUM_THREADS": "1", **own,
+            "EMBARK_SERVE_PORT": str(PORT), "EMBARK_SERVE_WORKERS": str(num_workers), "OMP_NUM_THREADS": "1", **own,
             **{name: value for name, value, _ in storage_settings(job)}}
 
 
@@ -144,11 +149,10 @@ def endpoint_name(job: Job, max_name: int = 63) -> str:
 
 def _values(job: Job, env: dict[str, str], *, max_name: int = 63) -> dict[str, Any]:
     """What scripts share. What a version is made of cannot be changed in place, so its name changes with it."""
-    from embark.plan.serving import MAX_UTILIZATION
+    from embark.plan.serving import VCPU_TARGET
 
     spec, server = job.spec, endpoint_name(job, max_name)
     machine = endpoint_machine(spec, job.cloud)
-    vcpus = load_catalog().cpu_machines[machine].vcpus
     if job.cloud == "azure":
         for begins, ends, known in _AZUREML_SIZES:
             if machine.startswith(begins) and machine.endswith(ends):
@@ -158,6 +162,5 @@ def _values(job: Job, env: dict[str, str], *, max_name: int = 63) -> dict[str, A
         "server": server, "version": f"{server}-{hashlib.sha256(content.encode()).hexdigest()[:8]}",
         "artifact": artifact_of(spec), "machine": machine, "serve": spec.serve,
         "start_s": min(MAX_START_S, start_s(artifact_bytes(spec))),
-        # a server scores in one thread: so much of the machine is its whole load
-        "cpu_percent": max(5, round(100 * MAX_UTILIZATION / vcpus)),
+        "cpu_percent": round(100 * VCPU_TARGET),
     }

@@ -28,7 +28,7 @@ TABLE_BYTES = "embark/table-bytes"  # An annotation of the pods; `embark lint` c
 
 def render_serve(job: Job) -> list[File]:
     """One file with all objects."""
-    from embark.plan.serving import MAX_UTILIZATION, VCPUS
+    from embark.plan.serving import VCPU_TARGET, VCPUS
 
     spec, target = job.spec, job.spec.place.target
     artifact, is_known, num_bytes = artifact_of(spec), knows_tables(spec), artifact_bytes(spec)
@@ -56,7 +56,7 @@ def render_serve(job: Job) -> list[File]:
         labels={**job.labels, **COMPONENT}, command=command, config=config, env=environment,
         resources=resources, port=PORT, container=CONTAINER[target], pre_stop_s=PRE_STOP_S, drain_s=DRAIN_S,
         grace_s=GRACE_S, start_s=start_s(num_bytes),
-        cpu_percent=round(100 * MAX_UTILIZATION),
+        cpu_percent=round(100 * VCPU_TARGET),
         annotations={TABLE_BYTES: str(round(num_bytes))} if is_known else {},
         identity_annotation=IDENTITY_ANNOTATIONS[job.cloud],
         identity_label=IDENTITY_LABEL if has_identity_label(job) else {}, user=USER_ID, scratch=SCRATCH,
