@@ -3,6 +3,8 @@
 import math
 import zlib
 from collections.abc import Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from typing import Any
 
 import torch
@@ -64,12 +66,15 @@ def tables_without_values(tables: Iterable[StoredTable], train: TrainSpec) -> Em
 
 
 class WithoutValues(TorchFunctionMode):
-    """On `meta` there are no values to set. Where torch sets them all the same, it computes shapes and strides in
-    Python, and loads its compiler for that."""
+    """For tables that `fill_tables` fills: TorchRec draws no values, twice, that nobody reads. On `meta` there are none
+    to set. Where torch sets them all the same, it computes shapes and strides in Python, and loads its compiler for
+    that."""
 
     def __torch_function__(self, func: Any, types: Any, args: Sequence[Any] = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         tensor = args[0] if args else kwargs.get("tensor")
+        if func in (nn.init.uniform_, Tensor.uniform_):
+            return tensor
         if isinstance(tensor, Tensor) and tensor.is_meta:
             if func in (nn.init.normal_, Tensor.normal_):
                 return tensor
@@ -101,9 +106,16 @@ ROWS_PER_BLOCK = 65_536
 def fill_tables(tables: nn.Module, model: ModelSpec, seed: int) -> None:
     """Fill the local shards of every table, uniform in ±`init_range`."""
     by_name = {t.name: t for t in model.stored_tables()}
-    with torch.no_grad():
-        for name, shard, first_row, first_column in local_shards(tables):
-            _fill(shard, first_row, first_column, by_name[name.split(".")[-2]], seed)
+    blocks = [partial(_fill_block, block, shard, row, column, by_name[name.split(".")[-2]], seed)
+              for name, shard, row, column in local_shards(tables)
+              for block in range(row // ROWS_PER_BLOCK, -(-(row + shard.shape[0]) // ROWS_PER_BLOCK))]
+    if any(block.args[1].is_cuda for block in blocks):
+        for block in blocks:
+            block()
+        return
+    with ThreadPoolExecutor(torch.get_num_threads()) as threads:  # a CPU draws in one thread
+        for filled in [threads.submit(block) for block in blocks]:
+            filled.result()
 
 
 def local_shards(tables: nn.Module) -> Iterator[tuple[str, Tensor, int, int]]:
@@ -119,17 +131,16 @@ def local_shards(tables: nn.Module) -> Iterator[tuple[str, Tensor, int, int]]:
             yield name, value, 0, 0
 
 
-def _fill(shard: Tensor, first_row: int, first_column: int, table: StoredTable, seed: int) -> None:
-    """Block by block, each from a generator of its own, so that any shard of a block takes the same numbers."""
+@torch.no_grad()
+def _fill_block(block: int, shard: Tensor, first_row: int, first_column: int, table: StoredTable, seed: int) -> None:
+    """Each from a generator of its own, so that any shard of a block takes the same numbers."""
     bound = math.sqrt(1 / table.rows) if table.init_range is None else table.init_range
+    start, stop = block * ROWS_PER_BLOCK, min((block + 1) * ROWS_PER_BLOCK, table.rows)
     generator = torch.Generator(device=shard.device)
-    end = first_row + shard.shape[0]
-    for block in range(first_row // ROWS_PER_BLOCK, -(-end // ROWS_PER_BLOCK)):
-        start, stop = block * ROWS_PER_BLOCK, min((block + 1) * ROWS_PER_BLOCK, table.rows)
-        generator.manual_seed(zlib.crc32(f"{seed}/{table.name}/{block}".encode()))
-        values = torch.empty(stop - start, table.dim, device=shard.device)
-        values.uniform_(-bound, bound, generator=generator)
-        low, high = max(start, first_row), min(stop, end)
-        shard[low - first_row : high - first_row] = values[
-            low - start : high - start, first_column : first_column + shard.shape[1]
-        ]
+    generator.manual_seed(zlib.crc32(f"{seed}/{table.name}/{block}".encode()))
+    values = torch.empty(stop - start, table.dim, device=shard.device)
+    values.uniform_(-bound, bound, generator=generator)
+    low, high = max(start, first_row), min(stop, first_row + shard.shape[0])
+    shard[low - first_row : high - first_row] = values[
+        low - start : high - start, first_column : first_column + shard.shape[1]
+    ]

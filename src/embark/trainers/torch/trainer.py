@@ -40,7 +40,7 @@ from embark.trainers.torch.engines.cuda_graph.lookup import local_shards, planne
 from embark.trainers.torch.engines.cuda_graph.own_network import why_not_captured
 from embark.trainers.torch.engines.pipeline import Engine, EngineInputs, Part, PipelineEngine
 from embark.trainers.torch.metrics import HeldOut, MetricWindow, RankedHeldOut
-from embark.trainers.torch.model import Recommender, fill_tables
+from embark.trainers.torch.model import Recommender, WithoutValues, fill_tables
 from embark.trainers.torch.optimizers import fuse_into_backward, make_optimizers
 from embark.trainers.torch.phases import InputWaits, Profiler
 from embark.trainers.torch.sequence_model import SequenceRecommender
@@ -77,7 +77,8 @@ class TorchTrainer:
             fuse_into_backward(tables, spec)
         sharders = make_sharders(spec)
         plan = make_plan(model, sharders, spec, world)
-        self.model = DistributedModelParallel(model, device=world.device, plan=plan, sharders=sharders)
+        with WithoutValues():
+            self.model = DistributedModelParallel(model, device=world.device, plan=plan, sharders=sharders)
         lookups = (lookup for tables in sharded_collections(self.model) for lookup in tables._lookups)
         for wrapper in (self.model._dmp_wrapped_module, *lookups):
             if isinstance(wrapper, DistributedDataParallel):

@@ -20,8 +20,8 @@ from embark.data import Batch, Loader, SampleSource
 from embark.data.dynamic_ids import NO_ID
 from embark.data.loader import RawLoader, Share, num_loader_threads
 from embark.data.prepared.source import PreparedSource, RawBatches
-from embark.data.synthetic import TRAIN, SyntheticSource
-from embark.model.batch import num_together
+from embark.data.synthetic import EVAL, TRAIN, SyntheticSource
+from embark.model.batch import EVAL_SAMPLES, num_together
 from embark.trainers.torch.batch import RawDecoder, pinned
 from embark.trainers.torch.device_samples import DeviceSampler, Samples
 from embark.trainers.torch.engines.pipeline import Part
@@ -164,6 +164,16 @@ class DrawnLayout:
         steps = range(len(share))
         yield (DrawnBatches(self, [share.of(step)[1:] for step in steps[first : first + self.max_batches]])
                for first in range(0, len(share), self.max_batches))
+
+    def call_kernels(self, slot: Tensor) -> None:
+        """As a step does, and as an evaluation does."""
+        size = self._packed.num_samples
+        DrawnBatches(self, [(0, size)] * self.max_batches).write(slot)
+        num_ids = sum(self._packed.num_ids)
+        self.sampler.draw(EVAL, [(0, EVAL_SAMPLES)], Samples(
+            torch.empty((1, EVAL_SAMPLES, self._packed.num_dense), device=slot.device),
+            torch.empty((1, EVAL_SAMPLES * num_ids), dtype=torch.int32, device=slot.device),
+            torch.empty((1, EVAL_SAMPLES), device=slot.device)))
 
 
 class DrawnBatches:

@@ -18,7 +18,8 @@ from embark.data.dynamic_ids import NO_ID
 from embark.model.work import DENSE_STATES
 from embark.run.evaluation import Trouble
 from embark.spec import RunSpec
-from embark.trainers.torch.engines.cuda_graph.batch_layout import BatchBuffer, BatchLayout
+from embark.trainers.torch.engines.cuda_graph.batch_layout import BatchBuffer, BatchLayout, DrawnLayout
+from embark.trainers.torch.engines.cuda_graph.compile_kernels import compile_in_parallel
 from embark.trainers.torch.engines.cuda_graph.dynamic_step import DynamicStep
 from embark.trainers.torch.engines.cuda_graph.exchange import Exchange, Sizes
 from embark.trainers.torch.engines.cuda_graph.geometry import FlatDense, FlatParameters
@@ -261,6 +262,9 @@ class CudaGraphEngine(Engine):
         with own.undone() if own else nullcontext():
             streams.main.wait_stream(torch.cuda.current_stream())
             with torch.cuda.stream(streams.main):
+                # Not where other code may read what no kernel wrote, nor where other ranks wait for this one's part.
+                if not (own or self._dynamic or self._exchange):
+                    compile_in_parallel(self._call_kernels)
                 for _ in range(2):
                     self._body(0, 0, has_ids=False)
             torch.cuda.current_stream().wait_stream(streams.main)
@@ -279,6 +283,12 @@ class CudaGraphEngine(Engine):
                 CAPTURED.add(graph)
                 pool = graph.pool()
                 self._graphs[slot].append(graph)
+
+    def _call_kernels(self) -> None:
+        """Of the step, and of the drawing of samples."""
+        if isinstance(self.layout, DrawnLayout):
+            self.layout.call_kernels(self._slots[0])
+        self._body(0, 0, has_ids=False)
 
     def _body(self, slot: int, number: int, *, has_ids: bool = True) -> None:
         """The step."""
