@@ -19,7 +19,7 @@ pytestmark = pytest.mark.slow
 
 
 def test_torchrun_restarts_and_the_losses_are_the_same(zygote, warm_python, tmp_path, tmp_path_factory):
-    sets = ("train.num_steps=60",)
+    sets = ("train.num_steps=30",)
     reference = Run(zygote, tmp_path_factory.mktemp("undisturbed"), sets=sets)
     assert reference.ends(2) == [0, 0], reference.output()
     run = Run(zygote, tmp_path)  # read, not started

@@ -16,7 +16,7 @@ from nats_broker import Broker, broker
 
 pytestmark = pytest.mark.slow
 
-NUM_KILLS = int(os.environ.get("EMBARK_FOLLOW_KILLS", 5))
+NUM_KILLS = int(os.environ.get("EMBARK_FOLLOW_KILLS", 3))
 BATCH, STEPS_PER_KILL = 48, 10
 NUM_STEPS = STEPS_PER_KILL * (NUM_KILLS + 1)
 SUBJECT = "events.shown"
