@@ -39,7 +39,7 @@ def run(words: Sequence[str]) -> int:
     """Run one command; no error of ours leaves a traceback."""
     from cyclopts import CycloptsError
 
-    from embark.cli.app import app, explain, name_spec
+    from embark.cli.app import app, explain, name_clone, name_spec
     from embark.cli.console import Console, only_json_on_stdout
 
     console = Console(json="--json" in words, quiet="--quiet" in words or "-q" in words)
@@ -58,7 +58,7 @@ def run(words: Sequence[str]) -> int:
         console.error(explain(error))
         return ExitCode.BAD_INPUT
     except EmbarkError as error:
-        error.fix = name_spec(error.fix, words)
+        error.fix = name_clone(name_spec(error.fix, words))
         console.error(error)
         return error.exit_code
     except KeyboardInterrupt:

@@ -63,4 +63,21 @@ def name_spec(fix: str, words: Sequence[str]) -> str:
     return fix
 
 
+def name_clone(fix: str) -> str:
+    """A fix that installs an extra, as a command for the clone that Embark was installed from: no index has it."""
+    if "embark-rec[" not in fix:
+        return fix
+    import json
+    from importlib.metadata import distributions
+    from urllib.parse import unquote, urlsplit
+
+    found = next(iter(distributions(name="embark-rec")), None)
+    source = json.loads((found and found.read_text("direct_url.json")) or "{}")
+    if "dir_info" not in source:
+        return fix
+    if source["dir_info"].get("editable"):
+        fix = fix.replace("pip install ", "pip install -e ")
+    return fix.replace("embark-rec[", f"{unquote(urlsplit(source['url']).path)}[")
+
+
 app = _make_app()

@@ -48,17 +48,18 @@ def init(
 
     if preset not in PRESETS:
         raise UserError(f"{preset}: no such preset", fix=nearest(preset, PRESETS))
-    path, text = out or Path(f"{preset}.toml"), starter(preset)
+    path = out or Path(f"{preset}.toml")
     if str(path) == "-":
         if model:
             raise UserError("--model writes a file beside the spec", fix="leave --model or --out - out")
-        console.file(text)
+        console.file(starter(preset))
         return
+    text = starter(preset, path)
     files = {path: text}
     if model:
         files = {path: set_in_text(text, ["model.kind=my_model:MyModel"], where=str(path))[0],
                  path.with_name("my_model.py"): _STARTER_MODEL.read_text(encoding="utf-8")}
-    if there := [file for file in files if file.exists() and not force]:
+    if there := [file for file, content in files.items() if not force and _is_other(file, content)]:
         raise UserError(f"{there[0]}: exists already", fix="--force overwrites it; --out FILE writes elsewhere")
     new_folder = None if path.parent.exists() else path.parent
     try:
@@ -67,6 +68,10 @@ def init(
     except OSError as error:
         raise UserError(f"{error.filename or path}: {error.strerror}", fix="--out FILE writes elsewhere") from error
     console.show(WrittenSpec(path, [*files][1] if model else None, preset, new_folder), _render)
+
+
+def _is_other(file: Path, content: str) -> bool:
+    return file.exists() and not (file.is_file() and file.read_bytes() == content.encode())
 
 
 def _render(console: Console, written: WrittenSpec) -> None:

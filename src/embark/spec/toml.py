@@ -1,11 +1,14 @@
 """A spec as TOML text: written, as a commented starter, as a reference page, and which line a field stands on."""
 
 import re
+import shlex
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
+from pathlib import Path
 from typing import Any, get_args
 
 import tomli_w
-from pydantic import BaseModel
+from pydantic import BaseModel, ValidationError
 
 from embark.spec.model import ModelSpec, Table
 from embark.spec.presets import ABOUT, PRESETS
@@ -60,10 +63,14 @@ def inline(value: object) -> str:
     return tomli_w.dumps({"v": value}).strip().removeprefix("v = ")
 
 
-def starter(preset: str) -> str:
-    """The preset as TOML: what it sets, each field under a comment."""
-    spec = PRESETS[preset]()
-    lines = [f"# {ABOUT[preset]}", f"# Train it: embark train {preset}.toml", f'name = "{spec.name}"']
+def starter(preset: str, path: Path | None = None) -> str:
+    """The preset as TOML, to be written to `path`: what it sets, each field under a comment. The run has the file's
+    name, where that can be one."""
+    spec, path = PRESETS[preset](), path or Path(f"{preset}.toml")
+    name = spec.name
+    with suppress(ValidationError):
+        name = RunSpec(name=path.stem).name
+    lines = [f"# {ABOUT[preset]}", f"# Train it: embark train {shlex.quote(str(path))}", f'name = "{name}"']
     for section in ("model", "data", "train", "store", "watch"):
         part: BaseModel = getattr(spec, section)
         if part.model_fields_set:

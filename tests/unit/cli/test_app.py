@@ -14,7 +14,7 @@ from limits import HANG_S
 
 import embark.cli
 from embark.__main__ import run
-from embark.cli.app import COMMANDS
+from embark.cli.app import COMMANDS, name_clone
 
 
 @pytest.fixture(autouse=True)
@@ -83,6 +83,21 @@ def test_the_command_of_a_fix_names_the_users_own_spec(capsys, tmp_path, name):
     (tmp_path / name).write_text('[data]\nkind = "prepared"\npath = "out"\n')
     assert run(["train", name, "--json"]) == 64
     assert f"embark data prepare {shlex.quote(name)}" in json.loads(capsys.readouterr().err)["fix"]
+
+
+@pytest.mark.parametrize(("source", "command"), [
+    ('{"url": "file:///a%20b", "dir_info": {"editable": true}}', "pip install -e '/a b[serve]'"),
+    ('{"url": "file:///a", "dir_info": {}}', "pip install '/a[serve]'"),
+    ('{"url": "file:///a.whl", "archive_info": {}}', "pip install 'embark-rec[serve]'"),
+    ("", "pip install 'embark-rec[serve]'"),
+])
+def test_the_command_that_installs_an_extra_names_the_clone(tmp_path, monkeypatch, source, command):
+    folder = tmp_path / "embark_rec-1.dist-info"
+    folder.mkdir()
+    (folder / "METADATA").write_text("Name: embark-rec\nVersion: 1\n")
+    (folder / "direct_url.json").write_text(source)
+    monkeypatch.syspath_prepend(tmp_path)
+    assert name_clone("pip install 'embark-rec[serve]'") == command
 
 
 def test_the_help_of_a_parameter_is_one_line_of_its_docstring():

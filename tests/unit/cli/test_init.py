@@ -16,6 +16,7 @@ def in_a_directory_of_its_own(tmp_path, monkeypatch):
 def test_init_writes_a_spec_and_never_overwrites_one(capsys, tmp_path):
     assert run(["init", "laptop"]) == 0
     assert "embark train laptop.toml" in capsys.readouterr().out
+    assert run(["init", "laptop"]) == 0  # nothing of anyone's is lost
     (tmp_path / "laptop.toml").write_text("mine")
     assert run(["init", "laptop"]) == 64
     assert (tmp_path / "laptop.toml").read_text() == "mine"
@@ -30,8 +31,13 @@ def test_init_writes_where_out_says(capsys, tmp_path):
     assert run(["init", "--out", "new/my specs/a.toml"]) == 0
     told = capsys.readouterr().out
     assert "created new/my specs; wrote new/my specs/a.toml; next: embark train 'new/my specs/a.toml'" in told
+    for path, name in (("a.toml", "a"), ("new/my specs/a.toml", "a"), ("my spec.toml", "quickstart")):
+        assert run(["init", "--out", path, "--force"]) == 0
+        assert load_spec(path).name == name
+        assert f"# Train it: {capsys.readouterr().out.partition('next: ')[2]}" in (tmp_path / path).read_text()
     assert run(["init", "--out", "-"]) == 0
-    assert capsys.readouterr().out == (tmp_path / "a.toml").read_text()
+    assert capsys.readouterr().out == (tmp_path / "a.toml").read_text().replace("a.toml", "quickstart.toml").replace(
+        'name = "a"', 'name = "quickstart"')
     assert run(["init", "--out", "-", "--json"]) == 64
     assert "--out - and --json are mutually exclusive" in capsys.readouterr().err
     assert run(["init", "--out", "/proc/none/x.toml"]) == 64
