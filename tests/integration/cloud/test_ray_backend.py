@@ -91,7 +91,7 @@ def test_runs_wait_for_machines_survive_a_worker_s_death_end_as_if_undisturbed_a
 
 def waits_for_its_machines_and_survives_a_worker_s_death(here: Terminal, cluster: RayCluster) -> None:
     here.launch("clicks")
-    status = until(lambda: here.status("clicks"), lambda s: "waits for" in s["reason"])
+    status = until(lambda: here.status("clicks"), lambda s: "waits for" in s["reason"], every_s=5.0)
     assert status["state"] == "pending"
     assert status["reason"] == "waits for 2 x {CPU: 1}: the cluster has 1"
     assert "add machines" in status["fix"]
