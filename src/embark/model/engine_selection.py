@@ -11,6 +11,9 @@ def select_engine(spec: RunSpec, device: str, obstacle: str) -> tuple[str, str]:
     """`pipeline` or `cuda_graph` by `train.engine`, and why. `obstacle`: why a CUDA graph cannot be used; empty where
     it can. Raises `UserError` where the spec demands what cannot be."""
     requested = spec.train.engine
+    if spec.has_bf16_tables and (obstacle or requested == "pipeline"):
+        raise UserError(f"tables in bf16 are trained by a captured step only: {obstacle or 'pipeline requested'}",
+                        fix='train.table_dtype = "fp16" or "fp32"')
     if requested == "pipeline":
         return "pipeline", "requested"
     if requested == "cuda_graph":
@@ -19,7 +22,7 @@ def select_engine(spec: RunSpec, device: str, obstacle: str) -> tuple[str, str]:
         if obstacle:
             raise UserError(f'train.engine = "cuda_graph" cannot be used: {obstacle}',
                             fix='train.engine = "pipeline", or "auto", which chooses')
-    elif obstacle or device != "cuda":
+    elif obstacle or (device != "cuda" and not spec.has_bf16_tables):
         return "pipeline", obstacle or "there is no GPU to capture the step on"
     if device != "cuda":
         return "cuda_graph", "the captured step, run one operation at a time: no GPU"

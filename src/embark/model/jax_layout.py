@@ -136,6 +136,7 @@ def check_supported(spec: RunSpec) -> None:
         Mistake("", field, value, "is not supported by the JAX trainer", f"use {', '.join(known)}")
         for field, value, known in (("model.kind", spec.model.kind, KINDS),
                                     ("train.optimizer", spec.train.optimizer, TABLE_OPTIMIZERS),
+                                    ("train.table_dtype", spec.train.table_dtype, ("fp32", "fp16")),
                                     ("train.sharding", spec.train.sharding, SHARDINGS)) if value not in known
     ]
     if field := regularization_of(spec):

@@ -83,7 +83,7 @@ def shard_bytes(shard: Shard, spec: RunSpec) -> float:
 
 def table_value_bytes(spec: RunSpec, table: StoredTable | None = None) -> int:
     """Of a value of a table's rows; of a table without a `dtype` of its own, if none is given."""
-    return 2 if ((table and table.dtype) or spec.train.table_dtype) == "fp16" else 4
+    return 4 if ((table and table.dtype) or spec.train.table_dtype) == "fp32" else 2
 
 
 def optimizer_of(spec: RunSpec, table: StoredTable) -> TableOptimizer:

@@ -137,7 +137,7 @@ def _memory(
         device_parts(spec, placement, engine, precision, calibration), spec, engine, cluster.num_ranks)
     return MemoryUse(
         on_device, cluster.device_bytes,
-        host_parts(spec, placement, cluster.num_ranks, calibration, is_cpu=is_cpu, engine=engine, precision=precision),
+        host_parts(spec, placement, cluster.num_ranks, calibration, is_cpu=is_cpu, precision=precision),
         cluster.host_bytes)
 
 
@@ -176,6 +176,7 @@ def _with_sentence(plan: LocalPlan, spec: RunSpec) -> LocalPlan:
 
 def _speed(plan: LocalPlan, spec: RunSpec) -> str:
     if plan.step is None or plan.train_s is None:
-        return f"how long a step takes on {plan.machine.gpus[0].name} is not known"
+        where = plan.machine.gpus[0].name if plan.device == "cuda" else "a CPU, one operation at a time,"
+        return f"how long a step takes on {where} is not known"
     return (f"a step of {spec.train.batch_size:,} samples takes about {plan.step.total_s * 1e3:.3g} ms, bound by "
             f"{plan.step.bound_by}; {pluralize(plan.workload.num_steps, 'step')} take {format_duration(plan.train_s)}")

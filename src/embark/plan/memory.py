@@ -148,11 +148,11 @@ def pipeline_bytes(spec: RunSpec, placement: Placement, rank: int, precision: st
 
 
 def host_parts(
-    spec: RunSpec, placement: Placement, ranks_per_host: int, calibration: Calibration, *, is_cpu: bool, engine: str,
+    spec: RunSpec, placement: Placement, ranks_per_host: int, calibration: Calibration, *, is_cpu: bool,
     precision: str,
 ) -> dict[str, float]:
     """Of one host, with all its ranks."""
-    fit = calibration.memory["host" if not is_cpu else engine]
+    fit = calibration.memory["pipeline" if is_cpu else "host"]  # on a CPU no other engine was measured
     tables = spec.model.table_list()
     num_ids = sum(t.multi_hot for t in tables)
     samples = spec.train.batch_size / placement.num_ranks

@@ -65,8 +65,7 @@ def predict_on(
     is_cpu = cluster.device == "cpu"
     memory = MemoryUse(
         {} if is_cpu else device_parts(spec, placement, engine, precision, calibration), cluster.device_bytes,
-        host_parts(spec, placement, cluster.ranks_per_host, calibration, is_cpu=is_cpu, engine=engine,
-                   precision=precision),
+        host_parts(spec, placement, cluster.ranks_per_host, calibration, is_cpu=is_cpu, precision=precision),
         cluster.host_bytes,
     )
     step = step_time(spec, placement, cluster, engine, precision, calibration) if memory.fits else None
@@ -162,7 +161,7 @@ def predict_local(spec: RunSpec, here: dict[str, Any]) -> dict[str, Any] | None:
         return None
     step = step_time(spec, placement, cluster, engine, precision, calibration,
                      draws_samples=spec.data.kind == "synthetic" and not spec.data.drift.is_on)
-    parts = (host_parts(spec, placement, num_ranks, calibration, is_cpu=True, engine=engine, precision=precision)
+    parts = (host_parts(spec, placement, num_ranks, calibration, is_cpu=True, precision=precision)
              if is_cpu else
              with_own_input(device_parts(spec, placement, engine, precision, calibration), spec, engine, num_ranks))
     is_calibrated = step.is_calibrated and (not is_cpu or calibration.title == here["device_name"])

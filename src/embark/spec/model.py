@@ -27,7 +27,7 @@ Capacity = Annotated[int, Field(gt=0, le=2**31 - 64)]
 LayerSizes = Annotated[tuple[Width, ...], Field(strict=False, max_length=1000)]
 MAX_TABLES = 10_000
 TableOptimizer = Literal["sgd", "adagrad", "rowwise_adagrad", "adam", "rowwise_adam"]
-TableDtype = Literal["fp32", "fp16"]
+TableDtype = Literal["fp32", "fp16", "bf16"]
 TableSharding = Literal["table_wise", "row_wise", "column_wise", "table_row_wise", "table_column_wise",
                         "grid_shard"]
 

@@ -69,6 +69,11 @@ class RunSpec(Section):
     serve: ServeSpec = ServeSpec()
     stream: StreamSpec = StreamSpec()
 
+    @property
+    def has_bf16_tables(self) -> bool:
+        """FBGEMM's training kernels have no such rows: only the CUDA-graph engine trains them."""
+        return any((table.dtype or self.train.table_dtype) == "bf16" for table in self.model.stored_tables())
+
     def mistakes(self) -> Iterator[Mistake]:
         """Conflicts between fields that are each valid alone."""
         yield from _model_mistakes(self.model)
@@ -232,6 +237,9 @@ def _train_mistakes(spec: RunSpec) -> Iterator[Mistake]:
         yield _mistake("train.sparsecore", train.sparsecore,
                        f'only TPUs have SparseCores, and place.device = "{device}"',
                        'place.device = "tpu", or leave train.sparsecore out')
+    if train.engine == "pipeline" and spec.has_bf16_tables:
+        yield _mistake("train.engine", train.engine, "has no tables in bf16: FBGEMM's training kernels do not",
+                       'leave it out, or use "fp16" or "fp32" for the tables')
     yield from penalty_mistakes(spec)
     if train.early_stopping_patience and not train.eval_every:
         yield _mistake("train.early_stopping_patience", train.early_stopping_patience,

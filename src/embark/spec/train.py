@@ -52,7 +52,7 @@ class TrainSpec(Section):
     precision: Literal["auto", "fp32", "tf32", "bf16"] = "auto"
     """Precision of the dense layers. `auto`: bf16 if the device has matrix units for it, else fp32."""
     table_dtype: TableDtype = "fp32"
-    """Type of the tables' rows."""
+    """Type of the tables' rows. `bf16`: for the CUDA-graph engine only, which `auto` then chooses on a CPU too."""
     comms_dtype: Literal["fp32", "fp16", "bf16"] = "fp32"
     """Type of pooled embeddings and their gradients in transfers between ranks."""
     sharding: Literal["auto"] | TableSharding = "auto"

@@ -26,7 +26,7 @@ NUM_FILES = 4  # Files that a rank writes in parallel.
 WRITE_BYTES = 4 << 20
 """Of an array at a time: what was just hashed is still in the processor's cache when it is written."""
 DTYPES = {f"{kind}{bits}" for kind, all_bits in (("int", (8, 16, 32, 64)), ("uint", (8, 16, 32, 64)),
-                                                 ("float", (16, 32, 64))) for bits in all_bits} | {"bool"}
+                                                 ("float", (16, 32, 64))) for bits in all_bits} | {"bool", "bfloat16"}
 Array = NDArray[Any]
 Size = Annotated[int, Field(strict=True, ge=0)]
 
@@ -53,7 +53,7 @@ class TensorEntry:
     def __post_init__(self) -> None:
         if self.dtype not in DTYPES:
             raise ValueError(f"dtype {self.dtype!r} is unknown")
-        item_bytes = np.dtype(self.dtype).itemsize
+        item_bytes = self.stored.itemsize
         for chunk in self.chunks:
             if chunk.bytes != math.prod(chunk.sizes) * item_bytes:
                 raise ValueError(f"{chunk.bytes} bytes for {chunk.sizes} of {self.dtype}")
@@ -63,7 +63,17 @@ class TensorEntry:
 
     @property
     def num_bytes(self) -> int:
-        return math.prod(self.size) * np.dtype(self.dtype).itemsize
+        return math.prod(self.size) * self.stored.itemsize
+
+    @property
+    def stored(self) -> np.dtype[Any]:
+        """Of the numbers in the file. NumPy has no bfloat16, whose bits are the upper half of a float32's."""
+        return np.dtype("uint16" if self.dtype == "bfloat16" else self.dtype).newbyteorder("<")
+
+    @property
+    def array_dtype(self) -> np.dtype[Any]:
+        """Of the arrays that are read: bfloat16 is read as float32, which holds all its values."""
+        return np.dtype("float32" if self.dtype == "bfloat16" else self.dtype)
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,6 +119,7 @@ class TensorChunk:
     size: tuple[int, ...]  # Of the complete tensor.
     offsets: tuple[int, ...]
     values: Array
+    dtype: str = ""  # `bfloat16`, where `values` are its bits; else that of `values`.
 
 
 def unsharded(name: str, values: Array) -> TensorChunk:
@@ -136,7 +147,7 @@ def write_pieces(
         store.write(f"{folder}/{names[number]}", _bytes_of(files[number]), sizes[number])
 
     for_each_parallel(write, [number for number in range(NUM_FILES) if sizes[number]], NUM_FILES)
-    return merge_entries({piece.name: TensorEntry(piece.values.dtype.name, piece.size, (chunk,))}
+    return merge_entries({piece.name: TensorEntry(piece.dtype or piece.values.dtype.name, piece.size, (chunk,))}
                          for piece, chunk in placed)
 
 
@@ -186,18 +197,18 @@ class CheckpointArrays:
 
     def tensor(self, name: str, size: tuple[int, ...]) -> Array:
         """A complete tensor."""
-        return self.read_into(name, (0,) * len(size), np.zeros(size, self.entry(name, size).dtype))
+        return self.read_into(name, (0,) * len(size), np.zeros(size, self.entry(name, size).array_dtype))
 
     def rows(self, name: str, first: int, stop: int) -> Array:
         """Rows `first` to `stop`; a scalar is one row."""
         entry = self.entry(name)
-        into = np.zeros((stop - first, *entry.size[1:]), entry.dtype)
+        into = np.zeros((stop - first, *entry.size[1:]), entry.array_dtype)
         return self.read_into(name, (first, *(0 for _ in entry.size[1:])), into)
 
     def read_into(self, name: str, offsets: Sequence[int], into: Array) -> Array:
         """Fill `into` with the box that begins at `offsets`, from whatever chunks the tensor was saved in."""
         entry = self.entry(name)
-        dtype = np.dtype(entry.dtype).newbyteorder("<")
+        dtype = entry.stored
         box, offsets = np.atleast_1d(into), tuple(offsets) or (0,)
         for chunk in entry.chunks:
             begins, sizes = chunk.offsets or (0,), chunk.sizes or (1,)
@@ -213,6 +224,8 @@ class CheckpointArrays:
             rows = target if is_direct else np.empty(shape, dtype)
             start = chunk.start + (low[0] - begins[0]) * math.prod(sizes[1:]) * dtype.itemsize
             self._store.read_into(f"{self._folder}/{chunk.file}", start, rows.reshape(-1).view(np.uint8).data)
+            if entry.dtype == "bfloat16":
+                rows = (rows.astype(np.uint32) << 16).view(np.float32)
             if not is_direct:
                 columns = [slice(a - o, b - o) for a, b, o in zip(low[1:], high[1:], begins[1:], strict=True)]
                 target[...] = rows[(slice(None), *columns)]

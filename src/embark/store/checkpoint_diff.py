@@ -75,7 +75,7 @@ def diff_checkpoints(
                 pair = [pool.submit(of_one.rows, name, first, stop) for of_one in arrays]
                 rows_a, rows_b = pair[0].result(), pair[1].result()
                 gap.add(rows_a, rows_b)
-                done += rows_a.nbytes
+                done += rows_a.size * in_a[name].stored.itemsize
                 if progress:
                     progress(done, total)
     tensors = tuple(gap.change(name, in_a[name]) for name, gap in found.items() if gap.num_differing)

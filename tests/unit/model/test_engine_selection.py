@@ -21,6 +21,8 @@ def selected(*sets, device="cuda", on_host=False):
     (("train.optimizer=rowwise_adam",), "cuda", False, "cuda_graph", "one CUDA graph"),
     (("model.num_tables=1025",), "cuda", False, "pipeline", "up to 1025 ids a sample"),
     (("train.table_dtype=fp16",), "cuda", False, "cuda_graph", "one CUDA graph"),
+    (("train.table_dtype=bf16",), "cuda", False, "cuda_graph", "one CUDA graph"),
+    (("train.table_dtype=bf16",), "cpu", False, "cuda_graph", "one operation at a time"),
     ((), "cuda", True, "pipeline", "the host's memory"),
     (("model.dropout=0.1", "train.weight_decay=0.1", "train.embedding_l2=0.1", "train.max_gradient_norm=1"), "cuda",
      False, "cuda_graph", "one CUDA graph"),
@@ -36,3 +38,9 @@ def test_selection(sets, device, on_host, engine, why):
 def test_an_engine_that_cannot_be_used_is_refused_with_the_reason():
     with pytest.raises(UserError, match=r'train\.engine = "cuda_graph" cannot be used: up to 1025 ids'):
         selected("train.engine=cuda_graph", "model.num_tables=1025")
+
+
+def test_tables_in_bf16_that_no_captured_step_trains_are_refused_with_the_reason():
+    with pytest.raises(UserError, match="bf16 are trained by a captured step only: some tables live in") as raised:
+        selected("train.table_dtype=bf16", on_host=True)
+    assert "fp16" in raised.value.fix

@@ -118,7 +118,7 @@ def test_a_table_s_own_optimizer_type_and_sharding_count_in_its_bytes():
     assert sum(held()[1].values()) == 4 * values + 4 * rows
     assert sum(held(optimizer="sgd")[1].values()) == 4 * values
     assert sum(held(optimizer="adagrad")[1].values()) == 8 * values
-    assert sum(held(dtype="fp16")[1].values()) == 2 * values + 4 * rows
+    assert sum(held(dtype="fp16")[1].values()) == sum(held(dtype="bf16")[1].values()) == 2 * values + 4 * rows
     assert held(sharding="row_wise") == ("row_wise", dict.fromkeys(range(4), values + rows))
     assert held(sharding="data_parallel") == ("data_parallel", dict.fromkeys(range(4), 4 * values + 4 * rows))
 

@@ -52,6 +52,12 @@ def test_of_an_unknown_gpu_it_says_what_fits_and_that_it_does_not_know_how_fast(
     assert "Quadro Z9 is not known" in plan.sentence
 
 
+def test_of_a_captured_step_on_a_cpu_it_says_what_fits_and_that_it_does_not_know_how_fast():
+    plan = plan_here(load_spec("quickstart", ["train.table_dtype=bf16"]), CPU)
+    assert (plan.is_ok, plan.engine, plan.step) == (True, "cuda_graph", None)
+    assert "on a CPU, one operation at a time, is not known" in plan.sentence
+
+
 def test_an_old_gpu_gets_the_precision_that_the_trainer_takes():
     machine = ThisMachine(16, 64 * GIB, (LocalGpu("Tesla T4", 15 * GIB, (7, 5)),))
     assert plan_here(load_spec("quickstart", []), machine).precision == "fp32"

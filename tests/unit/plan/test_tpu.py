@@ -52,6 +52,7 @@ def test_nothing_of_a_gpu_is_counted(machine):
 
 @pytest.mark.parametrize(("sets", "result"), [
     (("train.optimizer=adam",), "train.optimizer = adam is not supported by the JAX trainer"),
+    (("train.table_dtype=bf16",), "train.table_dtype = bf16 is not supported by the JAX trainer"),
     (("model.dropout=0.2",), "model.dropout = 0.2 is not supported by the JAX trainer"),
     (("train.sharding=table_row_wise",), "train.sharding = table_row_wise"),
     (("train.batch_size=65537",), "does not divide over 8 devices"),

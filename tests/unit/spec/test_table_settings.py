@@ -28,6 +28,8 @@ def test_features_of_a_table_have_its_settings_and_what_is_not_given_is_train_s(
      "is not that of table item"),
     ({"model": {"tables": [{**COPIED, "optimizer": "adam"}]}}, "model.tables.0.sharding", "rows that no sample has"),
     ({"model": {"tables": [COPIED]}, "train": {"table_dtype": "fp16"}}, "model.tables.0.sharding", "needs fp32"),
+    ({"model": {"tables": [{**ITEM, "dtype": "bf16"}]}, "train": {"engine": "pipeline"}}, "train.engine",
+     "no tables in bf16"),
     ({"model": {"kind": "my_model:MyModel", "tables": [{**COPIED, "pooling": "none", "max_length": 5}]}},
      "model.tables.0.sharding", "tables of sequences"),
     ({"model": {"tables": [COPIED, {"name": "user", "ids": "dynamic", "capacity": 64, "rows": 1}]}},

@@ -42,7 +42,7 @@ class TorchCheckpointer(Checkpointer):
     def _copied(self, step: int) -> list[TensorChunk]:
         """A GPU's copies run together and are waited for once."""
         self._trainer.engine.settle(step)
-        pieces = [TensorChunk(shard.name, shard.size, shard.offsets, self._copy(shard).numpy())
+        pieces = [TensorChunk(shard.name, shard.size, shard.offsets, *to_array(self._copy(shard)))
                   for shard in local_shards(self._state()) if shard.is_sharded or self._world.is_first
                   or shard.name.startswith("random.")]
         if torch.cuda.is_available():
@@ -155,16 +155,22 @@ def _read(part: LocalShard, arrays: CheckpointArrays) -> None:
         first = part.offsets[0] % arrays.entry(table).size[0]
         rows = arrays.rowwise_state(part.name, table, first, first + len(part.values))
         part.values.copy_(torch.from_numpy(rows))
-    elif part.values.is_cpu:
+    elif part.values.is_cpu and part.values.dtype != torch.bfloat16:
         arrays.read_into(part.name, part.offsets, part.values.numpy())
     else:
-        rows = arrays.read_into(part.name, part.offsets, np.empty(tuple(part.values.shape), saved.dtype))
+        rows = arrays.read_into(part.name, part.offsets, np.empty(tuple(part.values.shape), saved.array_dtype))
         part.values.copy_(torch.from_numpy(rows))
 
 
 def _read_over(part: LocalShard, arrays: CheckpointArrays, kept: NDArray[np.int32] | None) -> None:
-    rows = part.values.cpu().numpy()
+    values = part.values.cpu()
+    rows = (values.float() if values.dtype == torch.bfloat16 else values).numpy()
     part.values.copy_(torch.from_numpy(arrays.read_over(part.name, part.offsets, rows, kept)))
+
+
+def to_array(values: torch.Tensor) -> tuple[NDArray[Any], str]:
+    """On the host, and its type where NumPy does not have it."""
+    return (values.view(torch.uint16).numpy(), "bfloat16") if values.dtype == torch.bfloat16 else (values.numpy(), "")
 
 
 def random_state(device: torch.device) -> dict[str, torch.Tensor]:

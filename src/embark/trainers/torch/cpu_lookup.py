@@ -1,4 +1,5 @@
-"""Table lookups and fused updates on a CPU, several times faster than FBGEMM's own.
+"""Table lookups and fused updates on a CPU, several times faster than FBGEMM's own; and of rows in bf16, which FBGEMM
+stores and has no training kernels for.
 
 FBGEMM's CPU backward takes more of a small model's step than all the dense layers. The same arithmetic over the same
 storage, written as a sort, a segment sum and one write per touched row, leaves weights, optimizer state, learning rates
@@ -19,6 +20,7 @@ from torch import Tensor, nn
 from torch.nn.functional import embedding_bag, pad
 
 from embark.errors import DataError
+from embark.trainers.torch.row_rounding import RowRounding
 
 
 def use_fast_cpu_lookup(dmp: nn.Module) -> int:
@@ -30,6 +32,20 @@ def use_fast_cpu_lookup(dmp: nn.Module) -> int:
             tbe.forward = _FastLookup(tbe)
             num_replaced += 1
     return num_replaced
+
+
+def use_lookup_of_bf16(dmp: nn.Module) -> None:
+    """Let a sharded model on a GPU look rows in bf16 up, for evaluation; kernels of the captured step train them."""
+    for tbe in _unweighted_tbes(dmp):
+        if tbe.weights_precision == SparseType.BF16:
+            tbe.forward = _FastLookup(tbe)
+
+
+def round_stochastically(tbe: SplitTableBatchedEmbeddingBagsCodegen, rounding: RowRounding) -> None:
+    """Of a batch of CPU tables with the fast lookup: round updated rows by a hash instead of to the nearest."""
+    lookup = vars(tbe)["forward"]
+    assert isinstance(lookup, _FastLookup)
+    lookup.rounding = rounding
 
 
 def _unweighted_tbes(root: nn.Module) -> Iterator[SplitTableBatchedEmbeddingBagsCodegen]:
@@ -61,7 +77,7 @@ def _can_replace(tbe: SplitTableBatchedEmbeddingBagsCodegen) -> bool:
         and tbe.weights_host.device.type == "cpu"
         and tbe.weights_host.numel() > 0
         and (tbe.pooling_mode in (PoolingMode.SUM, PoolingMode.MEAN) or len(_group_features(tbe)) == 1)
-        and tbe.weights_precision in (SparseType.FP32, SparseType.FP16)
+        and tbe.weights_precision in (SparseType.FP32, SparseType.FP16, SparseType.BF16)
         and tbe.optimizer in (EmbOptimType.EXACT_SGD, EmbOptimType.EXACT_ADAGRAD, EmbOptimType.EXACT_ROWWISE_ADAGRAD)
         and (not has_elementwise_state or tbe.momentum1_offsets.equal(tbe.weights_offsets))
         and _has_plain_update(tbe)
@@ -93,6 +109,7 @@ class _FastLookup:
         self.is_pooled: bool = tbe.pooling_mode != PoolingMode.NONE
         self.output_dtype: torch.dtype = SparseType.from_int(tbe.output_dtype).as_dtype()
         self.one_id_offsets = torch.empty(0, dtype=torch.int64)
+        self.rounding: RowRounding | None = None
 
     def __call__(
         self, indices: Tensor, offsets: Tensor, per_sample_weights: Tensor | None = None, *args: Any, **kwargs: Any,
@@ -101,13 +118,13 @@ class _FastLookup:
         if any(extra is not None for extra in extras) or not _has_plain_update(self.tbe):
             return type(self.tbe).forward(self.tbe, indices, offsets, per_sample_weights, *args, **kwargs)
         self.tbe.step += 1
-        return _LookupAndUpdate.apply(self.tbe.weights_host, self, indices, offsets)
+        return _LookupAndUpdate.apply(_weights(self.tbe), self, indices, offsets)
 
     def has_one_id_per_bag(self, indices: Tensor, offsets: Tensor) -> bool:
         if indices.numel() != offsets.numel() - 1:
             return False
         if self.one_id_offsets.shape != offsets.shape or self.one_id_offsets.dtype != offsets.dtype:
-            self.one_id_offsets = torch.arange(offsets.numel(), dtype=offsets.dtype)
+            self.one_id_offsets = torch.arange(offsets.numel(), dtype=offsets.dtype, device=offsets.device)
         return torch.equal(offsets, self.one_id_offsets)
 
     def check_bounds(self, indices: Tensor, offsets: Tensor, one_id: bool) -> None:
@@ -165,11 +182,16 @@ class _Group:
         return rows + self.state_shifts[table]
 
 
+def _weights(tbe: SplitTableBatchedEmbeddingBagsCodegen) -> Tensor:
+    return tbe.weights_host if tbe.use_cpu else tbe.weights_dev
+
+
 def _group_features(tbe: SplitTableBatchedEmbeddingBagsCodegen) -> tuple[_Group, ...]:
     dims = [tbe.dims[table] for table in tbe.feature_table_map]
     first_elements: list[int] = tbe.weights_offsets.tolist()
     is_rowwise = tbe.optimizer == EmbOptimType.EXACT_ROWWISE_ADAGRAD
     state_starts: list[int] = tbe.momentum1_offsets.tolist() if is_rowwise else []
+    weights = _weights(tbe)
     features_of: dict[tuple[int, int], list[int]] = {}
     for feature, (dim, first_element) in enumerate(zip(dims, first_elements, strict=True)):
         features_of.setdefault((dim, first_element % dim), []).append(feature)
@@ -180,9 +202,10 @@ def _group_features(tbe: SplitTableBatchedEmbeddingBagsCodegen) -> tuple[_Group,
                         for row, feature in zip(first_rows, features, strict=True)}
         table_first_rows = sorted(shift_of_row)
         shifts = [shift_of_row[row] for row in table_first_rows]
-        num_rows = tbe.weights_host.numel() // dim
+        num_rows = weights.numel() // dim
         groups.append(_Group(
-            features=tuple(features), dim=dim, first_element=remainder, first_rows=torch.tensor(first_rows),
+            features=tuple(features), dim=dim, first_element=remainder,
+            first_rows=torch.tensor(first_rows, device=weights.device),
             table_first_rows=torch.tensor(table_first_rows),
             state_shifts=torch.tensor(shifts if len(set(shifts)) > 1 else shifts[:1]),
             # Half the bytes to sort and read: a quarter off the lookup, half off the sort.
@@ -227,7 +250,7 @@ class _LookupAndUpdate(torch.autograd.Function):
                 continue
             bag_grads = _columns_of(group, lookup, grad).float().reshape(-1, group.dim)
             rows, row_grads = _sum_by_row(group, batch, bag_grads, lookup.is_mean)
-            _update(group, lookup.tbe, rows, row_grads, ctx.learning_rate, ctx.eps)
+            _update(group, lookup, rows, row_grads, ctx.learning_rate, ctx.eps)
         return None, None, None, None
 
 
@@ -259,7 +282,7 @@ def _pool(group: _Group, matrix: Tensor, ids: _Ids, is_mean: bool) -> Tensor:
     if matrix.dtype != torch.float32:
         # embedding_bag would round the pooled sum to the table's precision.
         matrix = matrix.index_select(0, rows).float()
-        rows = torch.arange(rows.numel(), dtype=rows.dtype)
+        rows = torch.arange(rows.numel(), dtype=rows.dtype, device=rows.device)
     bag_offsets = pad(ids.lengths.reshape(-1).cumsum(0), (1, 0)).to(rows.dtype)
     pooled = embedding_bag(rows, matrix, bag_offsets, mode="mean" if is_mean else "sum", include_last_offset=True)
     by_sample = pooled.view(len(group.features), ids.batch_size, group.dim).transpose(0, 1)
@@ -303,9 +326,9 @@ def _sum_by_row(group: _Group, ids: _Ids, bag_grads: Tensor, is_mean: bool) -> t
 
 
 def _update(
-    group: _Group, tbe: SplitTableBatchedEmbeddingBagsCodegen, rows: Tensor, grads: Tensor, learning_rate: float,
-    eps: float,
+    group: _Group, lookup: _FastLookup, rows: Tensor, grads: Tensor, learning_rate: float, eps: float
 ) -> None:
+    tbe = lookup.tbe
     if tbe.optimizer == EmbOptimType.EXACT_ROWWISE_ADAGRAD:
         state = tbe.momentum1_host.detach()
         state_rows = group.state_rows(rows)
@@ -328,4 +351,7 @@ def _update(
         weights.scatter_add_(0, rows[:, None].expand(-1, group.dim), step)
     else:
         new_rows = weights.index_select(0, rows).float().add_(step)
+        if lookup.rounding:
+            starts = group.table_first_rows * group.dim + group.first_element
+            new_rows = lookup.rounding(new_rows, rows, group.table_first_rows, starts.tolist())
         weights.index_copy_(0, rows, new_rows.to(weights.dtype))

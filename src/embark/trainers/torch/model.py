@@ -97,7 +97,7 @@ def _config(table: StoredTable, train: TrainSpec, *, is_weighted: bool) -> Embed
 
 def data_type_of(table: StoredTable, train: TrainSpec) -> DataType:
     """Of a table's rows."""
-    return DataType.FP16 if (table.dtype or train.table_dtype) == "fp16" else DataType.FP32
+    return DataType[(table.dtype or train.table_dtype).upper()]
 
 
 ROWS_PER_BLOCK = 65_536

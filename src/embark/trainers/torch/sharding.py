@@ -9,6 +9,7 @@ from typing import Any, Literal
 
 import torch
 import torch.distributed as dist
+from fbgemm_gpu.split_embedding_configs import SparseType
 from torch import nn
 from torchrec.distributed.embedding import EmbeddingCollectionSharder, ShardedEmbeddingCollection
 from torchrec.distributed.embedding_types import EmbeddingComputeKernel
@@ -56,7 +57,9 @@ def make_sharder(spec: RunSpec) -> AnywhereSharder:
 
         kind = CommType.FP16 if spec.train.comms_dtype == "fp16" else CommType.BF16
         registry = get_qcomm_codecs_registry(QCommsConfig(forward_precision=kind, backward_precision=kind))
-    return AnywhereSharder(qcomm_codecs_registry=registry)
+    # FBGEMM knows no cache in bf16, and wants to know its type where there is none too.
+    fused = {"cache_precision": SparseType.FP32} if spec.has_bf16_tables else None
+    return AnywhereSharder(fused_params=fused, qcomm_codecs_registry=registry)
 
 
 class SequenceSharder(EmbeddingCollectionSharder):

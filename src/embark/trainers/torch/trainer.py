@@ -30,7 +30,7 @@ from embark.store import RunDir
 from embark.store.user_cache import compiled_code_folder
 from embark.trainers.torch.batch import DeviceBatch, ToDevice, pinned
 from embark.trainers.torch.checkpoint import TorchCheckpointer
-from embark.trainers.torch.cpu_lookup import use_fast_cpu_lookup
+from embark.trainers.torch.cpu_lookup import use_fast_cpu_lookup, use_lookup_of_bf16
 from embark.trainers.torch.device_samples import DeviceDrawnSource
 from embark.trainers.torch.dropout import seed_dropout
 from embark.trainers.torch.dynamic.tables import DynamicTables
@@ -89,6 +89,8 @@ class TorchTrainer:
             fill_tables(tables, spec.model, spec.train.seed)
         if world.device.type == "cpu":
             use_fast_cpu_lookup(self.model)
+        else:
+            use_lookup_of_bf16(self.model)
         self.optimizers = make_optimizers(self.model, spec, num_steps, world.device)
         # What the engine counts its predictions in.
         self.window = TaskWindow(spec.model.tasks, world.device) if spec.model.tasks else \

@@ -16,7 +16,7 @@ from embark.store import ChecksumWriter
 from embark.store.checkpoint_arrays import INDEX, CheckpointArrays, Index, TensorChunk, write_pieces
 from embark.store.local_store import LocalStore
 from embark.trainers.torch import checkpoint
-from embark.trainers.torch.checkpoint import fill, local_shards
+from embark.trainers.torch.checkpoint import fill, local_shards, to_array
 
 
 @pytest.fixture(autouse=True)
@@ -50,7 +50,7 @@ MAKE = {
 
 def saved(root: Path, state: dict) -> CheckpointArrays:
     store = LocalStore(root)
-    pieces = [TensorChunk(one.name, one.size, one.offsets, one.values.detach().cpu().numpy())
+    pieces = [TensorChunk(one.name, one.size, one.offsets, *to_array(one.values.detach().cpu()))
               for one in local_shards(state)]
     store.write(f"c/{INDEX}", Index(write_pieces(ChecksumWriter(store), "c", 0, pieces)).to_json())
     return CheckpointArrays(store, "c")
@@ -70,6 +70,19 @@ def test_any_sharding_loads_into_any_other(tmp_path, source, target, monkeypatch
             expected = expected.narrow(axis, offset, length)
         assert shard.name == "model.count" or torch.equal(shard.values.float(), expected)
     assert state["model"]["count"] == 2.5
+
+
+def test_rows_in_bf16_are_saved_in_two_bytes_and_load_under_any_sharding_or_as_fp32(tmp_path):
+    full = torch.randn(100, 8).bfloat16()
+    arrays = saved(tmp_path, {"t": MAKE["rows"](full)})
+    assert (arrays.entry("t").dtype, arrays.entry("t").num_bytes) == ("bfloat16", 1600)
+    for target in ("columns", "unsharded"):
+        for dtype in (torch.bfloat16, torch.float32):
+            state = {"t": MAKE[target](torch.zeros(100, 8, dtype=dtype))}
+            fill(local_shards(state), arrays)
+            for shard in local_shards(state):
+                first = shard.offsets[1]
+                assert torch.equal(shard.values, full[:, first : first + shard.values.shape[1]].to(dtype))
 
 
 def test_the_checkpoint_of_another_model_is_the_users_mistake(tmp_path):

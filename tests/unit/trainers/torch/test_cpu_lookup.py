@@ -28,7 +28,8 @@ from torchrec.optim.apply_optimizer_in_backward import apply_optimizer_in_backwa
 from torchrec.optim.keyed import CombinedOptimizer, KeyedOptimizerWrapper
 
 from embark.errors import DataError
-from embark.trainers.torch.cpu_lookup import use_fast_cpu_lookup
+from embark.trainers.torch.cpu_lookup import round_stochastically, use_fast_cpu_lookup
+from embark.trainers.torch.row_rounding import RowRounding
 
 BATCH_SIZE = 32
 OPTIMIZERS = [EmbOptimType.EXACT_SGD, EmbOptimType.EXACT_ADAGRAD, EmbOptimType.EXACT_ROWWISE_ADAGRAD]
@@ -125,6 +126,24 @@ def test_half_precision_bags_are_summed_in_full_precision():
     stock, fast = make_pair(weights_precision=SparseType.FP16)
     indices, offsets = make_batch(stock, "ragged")
     torch.testing.assert_close(fast(indices, offsets), stock(indices, offsets), rtol=0, atol=1e-6)
+
+
+def test_rows_in_bf16_are_updated_in_fp32_and_rounded_by_table_row_and_column():
+    """FBGEMM stores them, and looks nothing up in them."""
+    narrow, full = (make_tbe(MIXED_TABLES, MIXED_FEATURES, weights_precision=precision)
+                    for precision in (SparseType.BF16, SparseType.FP32))
+    full.weights_host.data.copy_(narrow.weights_host)
+    starts = [sum(rows * dim for rows, dim in MIXED_TABLES[:at]) for at in range(len(MIXED_TABLES))]
+    rounding = RowRounding(5, torch.tensor([3]), {start: (100 * at, 8 * at) for at, start in enumerate(starts)})
+    assert use_fast_cpu_lookup(nn.ModuleList([narrow, full])) == 2
+    round_stochastically(narrow, rounding)
+    batch = make_batch(full, "ragged")
+    assert torch.equal(*(train_step(tbe, *batch) for tbe in (narrow, full)))
+    for at, (rows, exact) in enumerate(zip(*(tbe.split_embedding_weights() for tbe in (narrow, full)), strict=True)):
+        one_table = RowRounding(5, torch.tensor([3]), {0: (100 * at, 8 * at)})
+        expected = one_table(exact, torch.arange(len(exact)), torch.tensor([0]), [0])
+        assert torch.equal(rows, expected)  # rows that no bag has are what they were: they have no digits to round
+        assert not torch.equal(rows, exact.bfloat16())
 
 
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)

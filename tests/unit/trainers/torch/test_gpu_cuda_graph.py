@@ -127,10 +127,12 @@ def test_a_resumed_run_gives_the_same_losses_bit_for_bit(train_tiny, precision, 
 
 @pytest.mark.parametrize("sets", [
     ALL, ("train.optimizer=rowwise_adam", "train.table_dtype=fp16", "data.num_eval_samples=0"),
-    ("train.table_dtype=fp16", *SHARED), ("train.table_dtype=fp16", *RATES),
+    ("train.table_dtype=fp16", *SHARED), ("train.table_dtype=fp16", *RATES), ("train.table_dtype=bf16", *SHARED),
+    (*ALL, "train.table_dtype=bf16"),
 ], ids=str)
 def test_with_every_option_a_resumed_run_gives_the_same_losses_and_the_same_rows(train_tiny, sets):
-    """And evaluates in between, which must leave no trace; by FBGEMM, a build of which may lack row-wise Adam."""
+    """And evaluates in between, which must leave no trace; by FBGEMM, a build of which may lack row-wise Adam; of rows
+    in bf16 in plain torch."""
     sets = (*GPU, *sets, "train.precision=bf16", "store.checkpoint_every=8", "store.checkpoint_at_end=true")
     reference = train_tiny(*sets, "name=whole", "train.eval_every=5")
     assert reference.of("start")[0]["engine"] == "cuda_graph"
@@ -164,14 +166,15 @@ def test_with_fp16_tables_the_losses_part_no_more_than_the_seed_of_the_rounding_
     assert _parted(captured.losses(), pipeline) <= 2 * apart
 
 
-@pytest.mark.parametrize("scale", [1.0, 2e-5], ids=["normal", "subnormal"])
-def test_compiled_kernels_round_without_bias_to_a_neighbour(scale):
-    """One step of SGD on rows in fp16, a hundred times from the same rows."""
+@pytest.mark.parametrize(("dtype", "scale", "bits"), [
+    (torch.float16, 1.0, 10), (torch.float16, 2e-5, 10), (torch.bfloat16, 1.0, 7)], ids=["normal", "subnormal", "bf16"])
+def test_compiled_kernels_round_without_bias_to_a_neighbour(dtype, scale, bits):
+    """One step of SGD on rows in 16 bits, a hundred times from the same rows."""
     from embark.trainers.torch.engines.cuda_graph import table_kernels as kernels
 
     num_rows, dim, device = 4096, 64, "cuda"
     generator = torch.Generator(device).manual_seed(1)
-    start = (torch.randn(num_rows, dim, generator=generator, device=device) * scale).half()
+    start = (torch.randn(num_rows, dim, generator=generator, device=device) * scale).to(dtype)
     grads = torch.randn(num_rows, dim, generator=generator, device=device) * scale * 1e-2
     keys, order = (torch.arange(num_rows, device=device, dtype=dtype) for dtype in (torch.int32, torch.int64))
     slots = torch.tensor([[0, 0, 1, 0]], dtype=torch.int32, device=device)
@@ -187,8 +190,8 @@ def test_compiled_kernels_round_without_bias_to_a_neighbour(scale):
         kernels.update(ids, grads, partial, torch.tensor([0.5], device=device),
                        torch.tensor([step], device=device), rows, rounding)
         rounded = weights.view(num_rows, dim).double()
-        # Subnormal numbers have one step for all; of others none is larger than 2^-10 of the number.
-        space = torch.clamp(exact.abs() * 2**-10, min=2.0**-24)
+        # Subnormal numbers have one step for all; of others none is larger than 2^-bits of the number.
+        space = torch.clamp(exact.abs() * 2.0**-bits, min=2.0**-24)
         assert ((rounded - exact).abs() <= space).all()
         total += rounded
     error = (total / num_steps - exact) / space

@@ -147,8 +147,7 @@ def compare(calibration: Calibration, measured: Measurement) -> Comparison:
     step_s = step_time(spec, placement, cluster, measured.engine, measured.precision, calibration,
                        from_memory=True).total_s
     if is_cpu:
-        parts = host_parts(spec, placement, 1, calibration, is_cpu=True, engine=measured.engine,
-                           precision=measured.precision)
+        parts = host_parts(spec, placement, 1, calibration, is_cpu=True, precision=measured.precision)
         parts.pop("checkpoint copy", None)  # nothing is saved while a step is measured
     else:
         parts = device_parts(spec, placement, measured.engine, measured.precision, calibration)

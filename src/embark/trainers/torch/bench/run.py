@@ -87,9 +87,10 @@ def _contenders(
     spec: RunSpec, world: World, source: SampleSource, batches: list[Batch], peers_precision: str
 ) -> Iterator[Callable[[], Contender]]:
     """Without peers, `peers_precision` is empty."""
-    if peers_precision and spec.model.is_own:
-        train = spec.train.model_copy(update={"engine": "pipeline"})
-        yield lambda: StockPipeline(spec.model_copy(update={"train": train}), world, source, len(batches))
+    if spec.model.is_own:
+        if peers_precision and not spec.has_bf16_tables:  # the pipeline has no such rows
+            train = spec.train.model_copy(update={"engine": "pipeline"})
+            yield lambda: StockPipeline(spec.model_copy(update={"train": train}), world, source, len(batches))
     elif peers_precision and spec.model.num_dense:
         yield lambda: Stock(spec, world, batches, is_bf16=False)
         if peers_precision == "bf16":

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from embark.trainers.torch.dynamic.rows import RowShard
 
 _STEP = tl.constexpr(hashing.STEP)
+_DTYPES = {torch.float32: tl.float32, torch.float16: tl.float16, torch.bfloat16: tl.bfloat16}
 _FIELDS = tl.constexpr(10)  # Numbers that describe a shard of rows; see `about_shards`.
 
 
@@ -37,13 +38,13 @@ def reset(ids: IdMap, new: NewRows, shards: list[RowShard], about: Tensor) -> No
     block = block_size(new.slots, width, ROWS_AT_A_TIME)
     _reset[(triton.cdiv(width, block), len(shards))](
         new.slots, new.hashes, about, ids.value_keys, ids.bounds, width, BLOCK=block,
-        IS_HALF=shards[0].weights.dtype == torch.float16, num_warps=1, enable_fp_fusion=False,
+        DTYPE=_DTYPES[shards[0].weights.dtype], num_warps=1, enable_fp_fusion=False,
         DIM=triton.next_power_of_2(max(shard.weights.shape[1] for shard in shards)))
 
 
 @triton.jit
 def _reset(
-    slots, new_hashes, about, value_keys, bounds, width, IS_HALF: tl.constexpr, BLOCK: tl.constexpr, DIM: tl.constexpr
+    slots, new_hashes, about, value_keys, bounds, width, DTYPE: tl.constexpr, BLOCK: tl.constexpr, DIM: tl.constexpr
 ):
     about += tl.program_id(1) * _FIELDS
     table = tl.load(about)
@@ -60,10 +61,7 @@ def _reset(
         bits = mixed((bits[:, None] + of_column[None, :]).to(tl.int64), tl.load(value_keys + table))
         value = (((bits >> 40) & 0xFFFFFF).to(tl.float32) * 1.1920928955078125e-07 - 1.0) * tl.load(bounds + table)
         element = row[:, None] * dim + columns[None, :]
-        if IS_HALF:
-            tl.store(tl.load(about + 5).to(tl.pointer_type(tl.float16)) + element, value.to(tl.float16), mask=mask)
-        else:
-            tl.store(tl.load(about + 5).to(tl.pointer_type(tl.float32)) + element, value, mask=mask)
+        tl.store(tl.load(about + 5).to(tl.pointer_type(DTYPE)) + element, value.to(DTYPE), mask=mask)
         _clear(about + 6, row, columns, is_mine)
         _clear(about + 8, row, columns, is_mine)
 

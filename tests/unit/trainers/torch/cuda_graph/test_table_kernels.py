@@ -8,6 +8,8 @@ from dataclasses import dataclass
 import pytest
 import torch
 
+from embark.trainers.torch.row_rounding import RowRounding
+
 DIM = 12
 
 
@@ -175,15 +177,18 @@ def test_every_touched_row_moves_once_by_the_sum_of_its_gradients(kernels, case,
     assert touched.any()
 
 
-@pytest.mark.parametrize("scale", [1.0, 2e-5], ids=["normal", "subnormal"])
-def test_rows_in_fp16_are_rounded_up_or_down_by_how_near_they_are_and_differently_each_step(kernels, case, scale):
-    case.weights = (case.weights * scale).half()
+@pytest.mark.parametrize(("dtype", "scale"), [(torch.float16, 1.0), (torch.float16, 2e-5), (torch.bfloat16, 1.0)],
+                         ids=["normal", "subnormal", "bf16"])
+def test_rows_in_16_bits_are_rounded_up_or_down_by_how_near_they_are_and_differently_each_step(
+    kernels, case, dtype, scale
+):
+    case.weights = (case.weights * scale).to(dtype)
     case.ids[1] = torch.arange(300, dtype=torch.int32).view(100, 3)
     grads = torch.randn(case.num_samples, 3 * DIM, generator=torch.Generator().manual_seed(2)) * scale * 1e-2
     exact = (case.weights.view(-1, DIM).float() - 0.1 * gradients_of_rows(case, grads)[0]).double()
-    half = exact.half().double()
-    towards = torch.where(half < exact, math.inf, -math.inf).half()
-    other = torch.nextafter(exact.half(), towards).double()  # the neighbour behind `exact`, as the nearest sees it
+    half = exact.to(dtype).double()
+    towards = torch.where(half < exact, math.inf, -math.inf).to(dtype)
+    other = torch.nextafter(exact.to(dtype), towards).double()  # the neighbour behind `exact`, as the nearest sees it
     low, high = torch.minimum(half, other), torch.maximum(half, other)
     chance = (exact - low) / (high - low)
     is_between = (chance > 1e-3) & (chance < 1 - 1e-3)  # nearer to a neighbour, the order of sums decides which side
@@ -197,6 +202,21 @@ def test_rows_in_fp16_are_rounded_up_or_down_by_how_near_they_are_and_differentl
             assert abs((is_up.double() - chance)[part].mean()) < 4 * 0.5 / math.sqrt(int(part.sum()))
     assert (first != second)[is_between].float().mean() > 0.2
     assert torch.equal(updated(kernels, case, grads, rate=0.0), case.weights.view(-1, DIM))
+
+
+def test_plain_torch_rounds_rows_to_bf16_as_the_kernels_do(kernels, case):
+    case.weights = case.weights.bfloat16()
+    grads = torch.randn(case.num_samples, 3 * DIM)
+    grads[:, 0] = torch.nan
+    by_kernels = updated(kernels, case, grads)
+    case.weights = case.weights.float()
+    exact, starts = updated(kernels, case, grads), torch.tensor(case.starts)
+    origins = {start * DIM: (int(number + start), int(column))
+               for start, (number, column) in zip(case.starts, ORIGINS, strict=True)}
+    rounding = RowRounding(int(SEED), torch.tensor([7]), origins)
+    rounded = rounding(exact, torch.arange(len(exact)), starts, (starts * DIM).tolist())
+    touched = gradients_of_rows(case, grads)[1] > 0
+    assert torch.equal(rounded[touched].view(torch.int16), by_kernels[touched].view(torch.int16))
 
 
 def test_random_bits_are_those_of_the_table_the_row_and_the_column(kernels, case):

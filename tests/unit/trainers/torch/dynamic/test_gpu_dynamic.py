@@ -77,10 +77,12 @@ def test_the_captured_step_has_the_losses_of_the_pipeline_and_the_map_of_a_cpu(t
     assert sum(event["ids_evicted"]["a"] for event in captured.of("step")) > 0
 
 
-def test_a_resumed_run_gives_the_losses_of_one_that_was_not_interrupted(train_tiny):
-    whole = train_tiny(*GPU, TABLES, "name=whole")
-    train_tiny(*GPU, TABLES, "train.num_steps=21", "store.checkpoint_at_end=true")
-    resumed = train_tiny(*GPU, TABLES, fresh=False)
+@pytest.mark.parametrize("dtype", ["fp32", "bf16"])
+def test_a_resumed_run_gives_the_losses_of_one_that_was_not_interrupted(train_tiny, dtype):
+    sets = (*GPU, TABLES, f"train.table_dtype={dtype}")
+    whole = train_tiny(*sets, "name=whole")
+    train_tiny(*sets, "train.num_steps=21", "store.checkpoint_at_end=true")
+    resumed = train_tiny(*sets, fresh=False)
     keys = ("loss", *METRICS)
     assert [[event[key] for key in keys] for event in resumed.of("step")][-19:] == [
         [event[key] for key in keys] for event in whole.of("step")][-19:]

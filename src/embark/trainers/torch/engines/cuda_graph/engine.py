@@ -235,7 +235,7 @@ class CudaGraphEngine(Engine):
         self._plans = plans
         num_samples = exchange.num_global if exchange else sizes.num_samples
         if not self._is_gpu:
-            return FbgemmLookup(plans, num_samples)
+            return FbgemmLookup(plans, num_samples, rounding_seed(spec), self._step)
         seed = torch.tensor([rounding_seed(spec)], device=self._device)
         return KernelLookup(plans, num_samples, Device(self._table_rates, self._step, self._bad_id, seed),
                             spec.train.eps, spec.train.embedding_l2 / spec.train.batch_size)
@@ -391,7 +391,7 @@ def _sum_over_ranks(grads: Tensor) -> None:
 
 
 def rounding_seed(spec: RunSpec) -> int:
-    """Of the bits that round rows in fp16."""
+    """Of the bits that round rows in fp16 and bf16."""
     return zlib.crc32(f"{spec.train.seed}/rounding".encode())
 
 

@@ -8,7 +8,7 @@ from itertools import pairwise
 from typing import Any
 
 import torch
-from fbgemm_gpu.split_embedding_configs import EmbOptimType
+from fbgemm_gpu.split_embedding_configs import EmbOptimType, SparseType
 from fbgemm_gpu.split_table_batched_embeddings_ops_common import PoolingMode
 from fbgemm_gpu.split_table_batched_embeddings_ops_training import SplitTableBatchedEmbeddingBagsCodegen
 from torch import Tensor
@@ -16,6 +16,8 @@ from torchrec.distributed.embeddingbag import ShardedEmbeddingBagCollection
 from torchrec.distributed.types import ShardingPlan
 
 from embark.spec import Table
+from embark.trainers.torch.cpu_lookup import round_stochastically
+from embark.trainers.torch.row_rounding import RowRounding
 
 OPTIMIZERS = {
     EmbOptimType.EXACT_ROWWISE_ADAGRAD: "rowwise_adagrad",
@@ -102,7 +104,8 @@ class LookupPlan:
 class FbgemmLookup:
     """FBGEMM's own forward and fused backward, for the ids of all samples: any device, any optimizer, no graph."""
 
-    def __init__(self, plans: Sequence[LookupPlan], num_samples: int) -> None:
+    def __init__(self, plans: Sequence[LookupPlan], num_samples: int, seed: int, step: Tensor) -> None:
+        """`seed`: of the stochastic rounding of rows in bf16."""
         self._num_samples = num_samples
         batches = {id(p.local.batch): p.local.batch for p in plans}
         self._batches = [
@@ -110,6 +113,12 @@ class FbgemmLookup:
             for batch in batches.values()
         ]
         self._outputs: list[Tensor] = []
+        for batch, of_batch in self._batches:
+            if batch.weights_precision == SparseType.BF16:
+                starts = batch.weights_offsets.tolist()
+                origins = {starts[p.local.position]: (p.first_number + p.local.shard.first_row,
+                                                      p.local.shard.first_column) for p in of_batch}
+                round_stochastically(batch, RowRounding(seed, step, origins))
 
     def set_rates(self, rates: Sequence[float]) -> None:
         for batch, plans in self._batches:

@@ -5,8 +5,8 @@ the host when they are launched, and a graph would replay the first one for ever
 
 Gradients of a row are added up in the order of the batch, whatever the card does in parallel, so a run repeats to the
 bit: ids are sorted; the first of a run of equal ids adds up the others. Long runs, of hot rows and small tables, are
-added up tile by tile, and a last kernel joins the tiles. Rows in fp16 are rounded stochastically, by a hash of the
-seed, the step, the row and the column: how a step rounds does not depend on what was drawn before.
+added up tile by tile, and a last kernel joins the tiles. Rows in fp16 and bf16 are rounded stochastically, by a hash of
+the seed, the step, the row and the column: how a step rounds does not depend on what was drawn before.
 """
 
 import math
@@ -77,7 +77,7 @@ class SortedIds:
 
 @dataclass(frozen=True, slots=True)
 class Rounding:
-    """Where rows in fp16 take their random bits from."""
+    """Where rows in fp16 and bf16 take their random bits from."""
 
     seed: Tensor
     origins: Tensor  # [num_shards, 2]: from a key to the number of its row among those of all tables; first column.
@@ -346,7 +346,11 @@ def _write_rows(
         column = (tl.load(origin + 1, mask=is_row, other=0)[:, None] + columns[None, :]).to(tl.uint32)
         of_step = _mixed(tl.load(seed).to(tl.uint32) ^ _mixed(tl.load(step).to(tl.uint32)))
         by_row = _mixed(of_step ^ _mixed(number.to(tl.uint32) ^ _mixed((number >> 32).to(tl.uint32) + 1)))
-        value = _rounded(value, _mixed(by_row[:, None] + column * 0x9E3779B9))
+        random = _mixed(by_row[:, None] + column * 0x9E3779B9)
+        if weights.dtype.element_ty == tl.bfloat16:  # noqa: SIM108
+            value = _rounded_to_bf16(value, random)
+        else:
+            value = _rounded(value, random)
     tl.store(weights + element, value, mask=is_element)
 
 
@@ -356,6 +360,13 @@ def _mixed(bits):
     bits = (bits ^ (bits >> 16)) * 0x7FEB352D
     bits = (bits ^ (bits >> 15)) * 0x846CA68B
     return bits ^ (bits >> 16)
+
+
+@triton.jit
+def _rounded_to_bf16(value, random):
+    """As `_rounded`; bf16 has the exponents of fp32."""
+    bits = (value.to(tl.uint32, bitcast=True) + (random & 0xFFFF)) & 0xFFFF0000
+    return tl.where(value == value, bits.to(tl.float32, bitcast=True), value).to(tl.bfloat16)
 
 
 @triton.jit
