@@ -21,7 +21,7 @@ from embark.spec import RunSpec
 from embark.trainers.torch.engines.cuda_graph.batch_layout import BatchBuffer, BatchLayout, DrawnLayout
 from embark.trainers.torch.engines.cuda_graph.compile_kernels import compile_in_parallel
 from embark.trainers.torch.engines.cuda_graph.dynamic_step import DynamicStep
-from embark.trainers.torch.engines.cuda_graph.exchange import Exchange, Sizes
+from embark.trainers.torch.engines.cuda_graph.exchange import Exchange, Sizes, wire_dtype
 from embark.trainers.torch.engines.cuda_graph.geometry import FlatDense, FlatParameters
 from embark.trainers.torch.engines.cuda_graph.lookup import (
     Device,
@@ -172,7 +172,7 @@ class CudaGraphEngine(Engine):
         self._exchange: Exchange | None = None
         if needs_exchange(world):
             self._exchange = Exchange(self._shards, sizes, world.rank, world.world_size, self._device,
-                                      _wire_dtype(spec, self._shards, self._network.pooled.dtype))
+                                      wire_dtype(spec, self._shards, self._network.pooled.dtype))
         self._lookup = self._make_lookup(sizes)
         self._mean_features = [
             (sizes.id_starts[f], sizes.num_ids[f], sizes.columns[f], sizes.widths[f])
@@ -393,12 +393,3 @@ def _sum_over_ranks(grads: Tensor) -> None:
 def rounding_seed(spec: RunSpec) -> int:
     """Of the bits that round rows in fp16 and bf16."""
     return zlib.crc32(f"{spec.train.seed}/rounding".encode())
-
-
-def _wire_dtype(spec: RunSpec, shards: list[Shard], dtype: torch.dtype) -> torch.dtype:
-    """What pooled rows travel in. Rounding before the wire changes nothing where the dense layers round anyway, but
-    sums over shards of rows would be of rounded inputs."""
-    if spec.train.comms_dtype != "fp32":
-        return torch.float16 if spec.train.comms_dtype == "fp16" else torch.bfloat16
-    rows = {f: t.stored_rows for f, t in enumerate(spec.model.table_list())}
-    return torch.float32 if any(s.num_rows < rows[s.feature] for s in shards) else dtype

@@ -12,6 +12,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from embark.spec import RunSpec
 from embark.trainers.torch.engines.cuda_graph.lookup import Shard
 
 
@@ -120,3 +121,12 @@ class Exchange:
 
 def _rows_of(shards: Sequence[Shard], feature: int) -> int:
     return max(s.first_row + s.num_rows for s in shards if s.feature == feature)
+
+
+def wire_dtype(spec: RunSpec, shards: list[Shard], dtype: torch.dtype) -> torch.dtype:
+    """What pooled rows travel in. Rounding before the wire changes nothing where the dense layers round anyway, but
+    sums over shards of rows would be of rounded inputs."""
+    if spec.train.comms_dtype != "fp32":
+        return torch.float16 if spec.train.comms_dtype == "fp16" else torch.bfloat16
+    rows = {f: t.stored_rows for f, t in enumerate(spec.model.table_list())}
+    return torch.float32 if any(s.num_rows < rows[s.feature] for s in shards) else dtype
