@@ -11,6 +11,7 @@ from embark.data.hashing import hash_counters, stream_key
 
 Shuffle = Literal["rows", "blocks", "none"]
 _PARTS, _BLOCKS, _ROWS = range(3)
+TABLE_COLUMNS = 6
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,3 +80,22 @@ def row_order(seed: int, epoch: int, piece: BlockSlice) -> NDArray[np.int64]:
     bits.sort()
     bits &= low
     return bits.view(np.int64)
+
+
+def num_in_table(num_rows: int, block_rows: int) -> int:
+    """Blocks that `block_table` has space for."""
+    return num_rows // block_rows + 4
+
+
+def block_table(region: NDArray[np.int32], block_rows: int) -> NDArray[np.int64]:
+    """[blocks, 6], in the memory that their rows' order takes later: the key of a block's order, the bits of a row's
+    number, its rows, where they begin in the buffer, the first wanted of its order, and the sample behind the last. A
+    block without rows stands for rows that are in order."""
+    size = num_in_table(len(region), block_rows) * TABLE_COLUMNS
+    return region[: 2 * size].view(np.int64).reshape(-1, TABLE_COLUMNS)
+
+
+def row_key(seed: int, epoch: int, piece: BlockSlice) -> tuple[int, int]:
+    """The key of a block's order, as a signed number, and the bits of a row's number in it."""
+    key = stream_key(seed, _ROWS, epoch, piece.part, piece.block)
+    return key - (key >> 63 << 64), (1 << (piece.block_rows - 1).bit_length()) - 1

@@ -18,7 +18,7 @@ from embark.data.loader import Batch
 from embark.data.prepared.copy_rows import Rows, copy_block, copy_features, copy_rows
 from embark.data.prepared.layout import REPAIR, Block, Layout
 from embark.data.prepared.manifest import Manifest, Part, label_columns_of
-from embark.data.prepared.order import BlockSlice, EpochOrder, Shuffle, row_order
+from embark.data.prepared.order import BlockSlice, EpochOrder, Shuffle, block_table, row_key, row_order
 from embark.data.prepared.parts import Parts
 from embark.data.task_labels import task_labels
 from embark.errors import DataError
@@ -67,8 +67,8 @@ class PreparedSource:
             "rows" if manifest.num_rows("train") <= _FEW_ROWS else "blocks")
         self._train_parts = manifest.parts.get("train", ())
         self._eval_parts = manifest.parts.get(data.eval_split, ())
-        self._block_rows = manifest.block_rows
-        self._eval_order = EpochOrder([p.rows for p in self._eval_parts], self._block_rows)
+        self.block_rows: int = manifest.block_rows
+        self._eval_order = EpochOrder([p.rows for p in self._eval_parts], self.block_rows)
         self.num_train_samples: int = manifest.num_rows("train")
         self.num_eval_samples: int = self._eval_order.num_rows
         self.notes: tuple[str, ...] = _notes(manifest, data)  # What a person should know of the data.
@@ -98,17 +98,17 @@ class PreparedSource:
                              f"held-out samples {start} to {stop - 1}")
 
     def spare_rows(self, num_rows: int) -> int:
-        """What `train_raw` needs besides so many shuffled rows to leave their order to the device, which gathers faster
-        than the host's threads, whose every call takes the interpreter's lock again; 0 where they are too few blocks
-        for that. The first block and the last may be whole for a part of their rows."""
-        return 2 * self._block_rows if self._shuffle == "rows" and num_rows >= 2 * self._block_rows else 0
+        """What `train_raw` needs besides so many shuffled rows to leave their order to the device, which sorts and
+        gathers faster than the host's threads, whose every call takes the interpreter's lock again; 0 where they are
+        too few blocks for that. The first block and the last may be whole for a part of their rows."""
+        return 2 * self.block_rows if self._shuffle == "rows" and num_rows >= 2 * self.block_rows else 0
 
     def train_raw(
         self, ranges: Sequence[Range], into: NDArray[np.uint8], capacity: int = 1, *, spare_rows: int = 0
     ) -> RawBatches:
         """The same rows as `train_rows`, as the bytes of one block with all the layout's columns. With `spare_rows`:
-        blocks as they are stored, and `Layout.row_order` behind them."""
-        pieces: list[tuple[int | None, BlockSlice]] = []
+        blocks as they are stored, and `block_table` behind them, where `Layout.row_order` is to be."""
+        pieces: list[tuple[int, BlockSlice]] = []
         # Ranges that follow each other are one to copy: a call costs more than a small batch's rows.
         for epoch, start, stop in _joined(ranges):
             pieces += [(epoch, piece) for piece in self._epoch(epoch).pieces(start, stop)]
@@ -155,23 +155,33 @@ class PreparedSource:
             at = end
 
     def _fill_blocks(
-        self, pieces: Sequence[tuple[int | None, BlockSlice]], out: Block, order: NDArray[np.int32], spare_rows: int
+        self, pieces: Sequence[tuple[int, BlockSlice]], out: Block, order: NDArray[np.int32], spare_rows: int
     ) -> None:
         """Whole blocks, as long as the space is there and a good part of each is wanted."""
-        at = place = 0
+        table = block_table(order, self.block_rows)
+        table[:] = (0, 0, 0, 0, 0, len(order))
+        at = place = number = 0
+        is_in_order = False
         for epoch, piece in pieces:
             num_rows = piece.stop - piece.start
             num_others = piece.block_rows - num_rows
-            with self._block(epoch, piece) as (block, rows):
-                if num_others <= spare_rows and num_others <= 3 * num_rows and not isinstance(rows, slice):
+            has_line = number + is_in_order < len(table) - 1  # The last is for all rows without one of their own.
+            if has_line and num_others <= min(spare_rows, 3 * num_rows):
+                with self._stored(epoch, piece) as block:
                     copy_block(out, slice(at, at + piece.block_rows), block, slice(0, piece.block_rows))
-                    np.add(rows, at, out=order[place : place + num_rows], casting="same_kind")
-                    at += piece.block_rows
-                    spare_rows -= num_others
-                else:
+                key, low = row_key(self._data.seed, epoch, piece)
+                number += is_in_order
+                table[number] = (key, low, piece.block_rows, at, piece.start, place + num_rows)
+                number, is_in_order = number + 1, False
+                at += piece.block_rows
+                spare_rows -= num_others
+            else:
+                with self._block(epoch, piece) as (block, rows):
                     copy_block(out, slice(at, at + num_rows), block, rows)
-                    order[place : place + num_rows] = np.arange(at, at + num_rows, dtype=np.int32)
-                    at += num_rows
+                if not is_in_order:
+                    table[number] = (0, 0, 0, at, 0, 0)
+                table[number, 5], is_in_order = place + num_rows, True
+                at += num_rows
             place += num_rows
 
     def _batch(self, epoch: int | None, pieces: list[BlockSlice], num_rows: int) -> Batch:
@@ -228,10 +238,15 @@ class PreparedSource:
     @contextmanager
     def _block(self, epoch: int | None, piece: BlockSlice) -> Iterator[tuple[Block, Rows]]:
         """The arrays to copy from, and which rows."""
+        with self._stored(epoch, piece) as block:
+            yield block, self._rows(epoch, piece)
+
+    @contextmanager
+    def _stored(self, epoch: int | None, piece: BlockSlice) -> Iterator[Block]:
         self._announce_next_parts(epoch, piece)
         parts = self._eval_parts if epoch is None else self._train_parts
         with self._parts.using(parts[piece.part]) as part:
-            yield part.block(piece.block), self._rows(epoch, piece)
+            yield part.block(piece.block)
 
     def _rows(self, epoch: int | None, piece: BlockSlice) -> Rows:
         if epoch is None or self._shuffle != "rows":
@@ -246,7 +261,7 @@ class PreparedSource:
             return self._epoch_orders(epoch)
 
     def _epoch_order(self, epoch: int) -> EpochOrder:
-        return EpochOrder([p.rows for p in self._train_parts], self._block_rows, shuffle=self._shuffle,
+        return EpochOrder([p.rows for p in self._train_parts], self.block_rows, shuffle=self._shuffle,
                           seed=self._data.seed, epoch=epoch)
 
     def _announce_next_parts(self, epoch: int | None, piece: BlockSlice) -> None:

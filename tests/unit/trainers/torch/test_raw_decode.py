@@ -11,6 +11,7 @@ from prepared_rows import FIXED, RAGGED, make_prepared
 
 from embark.data import Loader, open_source, resolve_from_data
 from embark.trainers.torch.batch import RawDecoder, ToDevice, pinned
+from embark.trainers.torch.row_order import RowOrder
 
 
 @pytest.mark.parametrize("shuffle", ["rows", "blocks", "none"])
@@ -45,23 +46,27 @@ def test_each_of_several_batches_in_one_buffer_decodes_to_its_own(tmp_path: Path
             np.testing.assert_array_equal(found, expected)
 
 
+@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
 @pytest.mark.parametrize("ranges", [[(1, 30, 180), (2, 64, 214)], [(1, 60, 210), (1, 210, 360)]])
-def test_rows_of_blocks_are_brought_into_order_when_they_are_decoded(tmp_path: Path, ranges: list[tuple[int, ...]]):
+def test_the_device_brings_rows_of_blocks_into_order(tmp_path: Path, ranges: list[tuple[int, ...]], device: str):
     """Blocks that are wanted whole, for a part, and for less than a quarter; more of them than there is space for."""
     made = make_prepared(tmp_path, dense_bits=16)  # in blocks of 64
     source = made.open(shuffle="rows")
     assert (source.spare_rows(128), source.spare_rows(127)) == (128, 0)
     assert made.open(shuffle="blocks").spare_rows(1_000) == 0
-    decoder = RawDecoder(made.layout, [f.name for f in FIXED], 150, torch.device("cpu"), 2, spare_rows=128)
+    decoder = RawDecoder(made.layout, [f.name for f in FIXED], 150, torch.device(device), 2, spare_rows=128)
+    row_order = RowOrder(made.layout.row_order(300, 128), 64, torch.device(device))
     buffer = np.full(decoder.size_bytes, 0xEE, np.uint8)
     source.train_raw(ranges, buffer, capacity=2, spare_rows=128)
-    order = made.layout.row_order(300, 128).of(buffer)
-    assert not np.array_equal(order, np.arange(300))
-    for number, one in enumerate(ranges):
-        batch = source.train_rows(*one)
-        for found, expected in zip(decoder.decode(torch.from_numpy(buffer), number),
-                                   (batch.dense, batch.ids, batch.label), strict=True):
-            np.testing.assert_array_equal(found, expected)
+    slot = torch.empty(decoder.size_bytes, dtype=torch.uint8, device=device)
+    for _ in range(3):  # on a GPU at once, captured, replayed
+        slot.copy_(torch.from_numpy(buffer))
+        row_order(slot)
+        for number, one in enumerate(ranges):
+            batch = source.train_rows(*one)
+            wanted = batch.dense, batch.ids, batch.label
+            for found, expected in zip(decoder.decode(slot, number), wanted, strict=True):
+                np.testing.assert_array_equal(found.cpu(), expected)
 
 
 @pytest.mark.parametrize("names", [["huge"], ["pair", "edge", "wide", "middle", "many"], ["tiny", "small"]])

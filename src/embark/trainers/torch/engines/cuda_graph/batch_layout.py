@@ -25,6 +25,7 @@ from embark.model.batch import EVAL_SAMPLES, num_together
 from embark.trainers.torch.batch import RawDecoder, pinned
 from embark.trainers.torch.device_samples import DeviceSampler, Samples
 from embark.trainers.torch.engines.pipeline import Part
+from embark.trainers.torch.row_order import RowOrder
 
 ALIGNMENT = 64
 MAX_IN_FLIGHT = 4  # Raw buffers on their way to the device at a time.
@@ -37,10 +38,13 @@ class HostBuffer:
     buffer: Tensor
     release: Any  # Takes the event after which the memory may be used again.
     num_batches: int = 1
+    row_order: RowOrder | None = None  # What finds the order of their rows, where the host did not.
 
     def write(self, slot: Tensor) -> None:
         """Bring them into device memory; does not wait."""
         slot.copy_(self.buffer, non_blocking=True)
+        if self.row_order is not None:
+            self.row_order(slot)
 
     def correct(self, slot: Tensor) -> None:
         """Nothing is left to do for batches that the host made."""
@@ -123,6 +127,8 @@ class RawLayout:
         self._decoder = RawDecoder(source.layout, names, num_samples, device, self.max_batches,
                                    spare_rows=self._spare_rows)
         self.size_bytes = self._decoder.size_bytes
+        field = source.layout.row_order(self.max_batches * num_samples, self._spare_rows)
+        self._row_order = RowOrder(field, source.block_rows, device) if self._spare_rows else None
 
     def decode(self, buffer: Tensor, number: int = 0) -> tuple[Tensor, Tensor, Tensor]:
         return self._decoder.decode(buffer, number)
@@ -131,7 +137,7 @@ class RawLayout:
     def feed(self, source: Any, part: Part, device: torch.device) -> Iterator[Iterator[HostBuffer]]:
         with RawLoader(source, **asdict(part), allocate=pinned(device), depth=4, num_threads=num_loader_threads(),
                        max_held=MAX_IN_FLIGHT, capacity=self.max_batches, spare_rows=self._spare_rows) as loader:
-            yield _released_when_copied(loader)
+            yield _released_when_copied(loader, self._row_order)
 
 
 class DrawnLayout:
@@ -207,11 +213,11 @@ BatchLayout = PackedLayout | RawLayout | DrawnLayout
 BatchBuffer = HostBuffer | DrawnBatches
 
 
-def _released_when_copied(loader: RawLoader) -> Iterator[HostBuffer]:
+def _released_when_copied(loader: RawLoader, row_order: RowOrder | None) -> Iterator[HostBuffer]:
     copied: deque[tuple[RawBatches, Any]] = deque()
     for batches in loader:
         yield HostBuffer(torch.from_numpy(batches.buffer), lambda event, done=batches: copied.append((done, event)),
-                     batches.num_batches)
+                         batches.num_batches, row_order)
         while copied and (len(copied) >= MAX_IN_FLIGHT - 1 or copied[0][1] is None or copied[0][1].query()):
             done, event = copied.popleft()
             if event is not None:
