@@ -33,7 +33,7 @@ def as_json(row: list[str], draw: random.Random, has_lists: bool) -> dict[str, o
     return found
 
 
-@pytest.mark.parametrize("num_rows", [1_500, pytest.param(20_000, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("num_rows", [1_500, pytest.param(100_000, marks=pytest.mark.slow)])
 def test_scores_of_a_server_are_those_of_the_rows_prepared_and_evaluated(tmp_path, num_rows):
     draw = random.Random(7)
     rows = draw_rows(num_rows, 11, new_words=[f"unseen {i}" for i in range(30)])
