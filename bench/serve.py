@@ -108,9 +108,9 @@ class Connection:
         return piece
 
 
-def peer_app(artifact: str, num_threads: int) -> Any:
+def peer_app(artifact: str, num_threads: int, *, is_bf16: bool) -> Any:
     """Plain PyTorch behind FastAPI, at its best: float32 tables in one, numpy bodies, no checks, the bottom network of
-    a user once, and the fastest product of batches that torch has on this machine."""
+    a user once, and the fastest product of batches that torch has on this machine; with `is_bf16`, layers by AMX."""
     import torch
     from fastapi import FastAPI, Request, Response
 
@@ -127,6 +127,8 @@ def peer_app(artifact: str, num_threads: int) -> Any:
     pairs = network.dots.pair_cells
     num_dense, num_tables, num_shared = len(layout.dense), len(layout.features), len(layout.features) // 2
     torch.set_num_threads(num_threads)
+    if is_bf16:
+        torch.backends.mkldnn.matmul.fp32_precision = "bf16"
 
     def forward(dense: Any, ids: Any) -> Any:
         passed_on = bottom(dense).expand(len(ids), -1)
@@ -156,15 +158,16 @@ def peer_app(artifact: str, num_threads: int) -> Any:
     return app
 
 
-def serve_peer(artifact: str, port: int, num_processes: int, num_threads: int) -> None:
+def serve_peer(args: argparse.Namespace) -> None:
     """The peer, in processes that accept from one socket."""
     import uvicorn
 
-    with socket.create_server(("127.0.0.1", port)) as listener:
-        for _ in range(num_processes - 1):
+    with socket.create_server(("127.0.0.1", args.peer_port)) as listener:
+        for _ in range(args.peer_processes - 1):
             if not os.fork():
                 break
-        uvicorn.Server(uvicorn.Config(peer_app(artifact, num_threads), log_level="warning")).run([listener])
+        app = peer_app(args.artifact, args.peer_threads, is_bf16=args.peer_bf16)
+        uvicorn.Server(uvicorn.Config(app, log_level="warning")).run([listener])
 
 
 def make_requests(artifact: str, num_rows: int, is_shared: bool = False) -> tuple[list[Any], list[Any], str]:
@@ -324,13 +327,14 @@ def main() -> None:
     parser.add_argument("--peer-threads", type=int, help=argparse.SUPPRESS)
     parser.add_argument("--workers", type=int, nargs="*", default=[1, None], help="of Embark; default: 1 and its own")
     parser.add_argument("--peers", type=int, nargs="*", default=[1, len(os.sched_getaffinity(0))], help="processes")
+    parser.add_argument("--peer-bf16", action="store_true", help="layers of the peer in bf16, which AMX multiplies")
     args = parser.parse_args()
     if args.peer_port:
-        serve_peer(args.artifact, args.peer_port, args.peer_processes, args.peer_threads)
+        serve_peer(args)
         return
     own, shared = (make_requests(args.artifact, args.candidates, is_shared) for is_shared in (False, True))
     model = own[2]
-    script = [sys.executable, __file__, args.artifact]
+    script = [sys.executable, __file__, args.artifact, *(["--peer-bf16"] if args.peer_bf16 else [])]
     ours = [start(f"Embark, --workers {num or 'by default'}", [
         sys.executable, "-m", "embark", "serve", args.artifact, "--device", "cpu", "--port", "PORT",
         *(["--workers", str(num)] if num else [])], f"/v2/models/{model}/infer", own[0]) for num in args.workers]

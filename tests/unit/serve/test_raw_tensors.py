@@ -84,7 +84,8 @@ def test_columns_of_one_user_are_computed_once_unless_bits_must_stay(artifacts, 
                              for name, values in draw(num, user, seed=num).items()}) for num in (NUM, 3)]
     networks: list[int] = []
     if (candidates := at_once._score_number_rows.__self__._candidates) is not None:
-        candidates._network.bottom.register_forward_pre_hook(lambda _, given: networks.append(len(given[0])))
+        for bottom in (candidates._bottom, candidates._network.bottom):
+            bottom.register_forward_pre_hook(lambda _, given: networks.append(len(given[0])))
     found = at_once.score([shared[0], every[0], shared[1]])
     assert networks == ([] if tables == "fp32" else [NUM, 1, 1])
     expected = [by_column.score([one])[0] for one in (every[0], every[0], every[1])]

@@ -26,16 +26,19 @@ class _Split:
 class CandidateNetwork:
     """Splits the sums of a network, so that scores differ in the last bits from those of the same rows one by one."""
 
-    def __init__(self, network: DotNetwork, first: nn.Linear, faster: Callable[[nn.Linear], nn.Module]) -> None:
-        """`first` is the layer above the dots; `faster` replaces a layer by one that is so without gradients."""
+    def __init__(self, network: DotNetwork, bottom: nn.Module, first: nn.Linear,
+                 faster: Callable[[nn.Linear], nn.Module]) -> None:
+        """`bottom` takes one row; `first` is the layer above the dots; `faster` replaces a layer by one that is so
+        without gradients."""
         assert isinstance(network.top, nn.Sequential)
-        self._network, self._first, self._faster, self._above = network, first, faster, network.top[1:]
+        self._network, self._bottom, self._first, self._above = network, bottom, first, network.top[1:]
+        self._faster = faster
         self._splits: dict[tuple[int, ...], _Split] = {}
 
     def logits(self, dense: Tensor, user: Tensor, own: Tensor, shared: tuple[int, ...]) -> Tensor:
         """[n] of dense values [1, D], rows of the `shared` tables [S, dim] and of the others [n, T - S, dim]."""
         split = self._splits.get(shared) or self._split(shared)
-        below = self._network.bottom(dense)  # type: ignore[misc]
+        below = self._bottom(dense)
         vectors = torch.cat([below, user])
         of_user = torch.mm(vectors, vectors.t()).view(-1).index_select(0, split.user_pairs)
         user_part = torch.addmv(self._first.bias, split.user_weight, torch.cat([below[0], of_user]))

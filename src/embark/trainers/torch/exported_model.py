@@ -56,12 +56,16 @@ class ExportedModel:
 
     def _speed_up(self, info: ArtifactInfo) -> None:
         is_int8, network = info.tables in ("int8", "int4") and has_int8_products(), self._dense
-        first = network.top[0] if isinstance(network, DotNetwork) and not info.model.tasks else None
-        speed_up(network, is_int8=is_int8)
+        layers = None
         # Of fp32 tables scores are the trainer's to the last bit.
-        if isinstance(network, DotNetwork) and isinstance(first, nn.Linear) and network.bottom is not None and \
-                self._one_table is not None and info.tables != "fp32":
-            self._candidates = CandidateNetwork(network, first, lambda linear: _faster(linear, is_int8=is_int8))
+        if isinstance(network, DotNetwork) and not info.model.tasks and self._one_table is not None and \
+                info.tables != "fp32" and isinstance(network.bottom, nn.Sequential):
+            assert isinstance(network.top, nn.Sequential)
+            layers = nn.Sequential(*network.bottom), network.top[0]
+            speed_up(layers[0], is_int8=False)  # of one row, which it takes longer to round than to multiply
+        speed_up(network, is_int8=is_int8)
+        if layers and isinstance(network, DotNetwork) and isinstance(layers[1], nn.Linear):
+            self._candidates = CandidateNetwork(network, *layers, lambda linear: _faster(linear, is_int8=is_int8))
 
     def _open_tables(self, artifact: Artifact) -> None:
         positions = positions_of(artifact)
