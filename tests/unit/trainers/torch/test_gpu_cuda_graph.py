@@ -179,6 +179,7 @@ def test_compiled_kernels_round_without_bias_to_a_neighbour(dtype, scale, bits):
     keys, order = (torch.arange(num_rows, device=device, dtype=dtype) for dtype in (torch.int32, torch.int64))
     slots = torch.tensor([[0, 0, 1, 0]], dtype=torch.int32, device=device)
     ids = kernels.SortedIds(keys, order, num_rows, slots, num_rows, 16)
+    kernels.locate(ids, grads.stride(0))
     partial = torch.zeros(kernels.partial_shape(num_rows, dim), device=device)
     rounding = kernels.Rounding(torch.tensor([5], device=device), torch.zeros(1, 2, dtype=torch.int64, device=device))
     exact = (start.float() - torch.tensor(0.5, device=device) * grads).double()
@@ -188,7 +189,7 @@ def test_compiled_kernels_round_without_bias_to_a_neighbour(dtype, scale, bits):
         weights = start.clone().view(-1)
         rows = kernels.Rows(weights, None, None, torch.zeros(1, dtype=torch.int64, device=device), dim, "sgd", 1e-8)
         kernels.update(ids, grads, partial, torch.tensor([0.5], device=device),
-                       torch.tensor([step], device=device), rows, rounding)
+                       torch.tensor([step], device=device), rows, rounding, has_long_runs=False)
         rounded = weights.view(num_rows, dim).double()
         # Subnormal numbers have one step for all; of others none is larger than 2^-bits of the number.
         space = torch.clamp(exact.abs() * 2.0**-bits, min=2.0**-24)

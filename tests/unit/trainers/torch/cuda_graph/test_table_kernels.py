@@ -117,7 +117,10 @@ def updated(kernels, case: Case, grads, *, optimizer="sgd", rate=0.1, l2=0.0, st
     partial = torch.zeros(table_kernels.partial_shape(keys.numel(), DIM))
     rows = table_kernels.Rows(weights, state, second_state, SHIFTS, DIM, optimizer, EPS, l2)
     rounding = None if weights.dtype == torch.float32 else table_kernels.Rounding(SEED, ORIGINS)
-    table_kernels.update(ids, grads, partial, torch.tensor([rate]), torch.tensor([step]), rows, rounding)
+    table_kernels.locate(ids, grads.stride(0))
+    for has_long_runs in (True, False):
+        table_kernels.update(ids, grads, partial, torch.tensor([rate]), torch.tensor([step]), rows, rounding,
+                             has_long_runs=has_long_runs)
     return weights.view(-1, DIM)
 
 

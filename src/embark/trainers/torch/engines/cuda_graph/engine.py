@@ -33,7 +33,7 @@ from embark.trainers.torch.engines.cuda_graph.lookup import (
     divides_itself,
 )
 from embark.trainers.torch.engines.cuda_graph.network import Network
-from embark.trainers.torch.engines.cuda_graph.ops import TorchOps, gpu_ops
+from embark.trainers.torch.engines.cuda_graph.ops import FEW_SAMPLES, TorchOps, gpu_ops
 from embark.trainers.torch.engines.cuda_graph.own_network import OwnNetworkStep
 from embark.trainers.torch.engines.cuda_graph.streams import Streams
 from embark.trainers.torch.engines.pipeline import Engine, EngineInputs, Part
@@ -68,7 +68,8 @@ class CudaGraphEngine(Engine):
         self._step = torch.zeros(1, dtype=torch.int64, device=self._device)
         self._bad_id, self._bad_loss = (torch.full_like(self._step, NO_STEP) for _ in range(2))
         self._slots = [torch.zeros(layout.size_bytes, dtype=torch.uint8, device=self._device) for _ in range(2)]
-        self._streams = Streams(self._device) if self._is_gpu else None
+        is_small = inputs.spec.train.batch_size // inputs.world.world_size <= FEW_SAMPLES
+        self._streams = Streams(self._device, is_main_first=is_small) if self._is_gpu else None
         self._graphs: list[list[torch.cuda.CUDAGraph]] = []  # By slot, and by the batch's place in it.
         self._filled: BatchBuffer | None = None  # What is in the slot in use.
         self._following: BatchBuffer | None = None  # What is on its way into the other.
@@ -311,7 +312,7 @@ class CudaGraphEngine(Engine):
         network.forward_bottom()
         self._join("tables")
         with self._beside("sort")():
-            self._lookup.sort()
+            self._lookup.sort(exchange.grads if exchange else network.grad_pooled)
         if exchange:
             exchange.pooled(network.pooled)
         self._divide(ids, network.pooled)
@@ -331,10 +332,10 @@ class CudaGraphEngine(Engine):
                 _sum_over_ranks(flat.early_grads)
         self._join("sort")
         with self._beside("tables")():
-            self._lookup.backward(grads)
+            self._lookup.backward(grads, self._beside("long_runs"))
         network.backward_bottom()
+        flat.add_up(self._ops.add_up)
         self._join("weights")
-        flat.add_up()
         if exchange:
             self._join("reduction")
             _sum_over_ranks(flat.late_grads)
@@ -342,8 +343,8 @@ class CudaGraphEngine(Engine):
         self._ops.optimizer_step(flat.master, flat.places, flat.grads, flat.shadow, flat.state, flat.second_state,
                                  self._dense_rate, self._step, flat.decays, optimizer=train.dense_optimizer,
                                  eps=train.eps)
-        self._join("tables")
-        self._join("metrics")
+        for name in ("tables", "long_runs", "metrics"):
+            self._join(name)
         self._step += 1
 
     def _rows_of(self, ids: Tensor, *, has_ids: bool) -> Tensor:

@@ -1,6 +1,6 @@
 """The dense layers in flat memory: one kernel then moves them all, and one all-reduce joins their gradients."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -79,7 +79,7 @@ class FlatParameters:
             at += parameter.numel()
         self.shadow[self.places] = self.master.to(self.shadow.dtype)
 
-    def add_up(self) -> None:
+    def add_up(self, do: Callable[[Tensor, Tensor], None]) -> None:
         """Bring gradients that were kept by portions of the batch together."""
 
     def clip(self) -> None:
@@ -134,8 +134,8 @@ class FlatDense(FlatParameters):
             self.sums[:, begin - self._sums_start : begin - self._sums_start + width + 1], width,
         )
 
-    def add_up(self) -> None:
-        torch.sum(self.sums, 0, out=self.grads[self._sums_start :])
+    def add_up(self, do: Callable[[Tensor, Tensor], None]) -> None:
+        do(self.sums, self.grads[self._sums_start :])
 
     def _layer(self, linear: nn.Linear, starts: dict[int, int]) -> Layer:
         shape = padded(linear.out_features), padded(linear.in_features)

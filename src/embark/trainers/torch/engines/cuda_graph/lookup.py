@@ -3,6 +3,7 @@ or by kernels that a graph can hold."""
 
 import math
 from collections.abc import Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
@@ -17,6 +18,7 @@ from torchrec.distributed.types import ShardingPlan
 
 from embark.spec import Table
 from embark.trainers.torch.cpu_lookup import round_stochastically
+from embark.trainers.torch.engines.cuda_graph.streams import Beside
 from embark.trainers.torch.row_rounding import RowRounding
 
 OPTIMIZERS = {
@@ -136,10 +138,11 @@ class FbgemmLookup:
                 out[:, one.column : one.column + width] = rows[:, start : start + width].detach()
                 start += width
 
-    def sort(self) -> None:
-        """What an update needs of the ids alone: it may run beside the dense layers. Here FBGEMM sorts."""
+    def sort(self, grads: Tensor) -> None:
+        """What an update needs of the ids alone, and of where gradients will be: it may run beside the dense layers.
+        Here FBGEMM sorts."""
 
-    def backward(self, grads: Tensor) -> None:
+    def backward(self, grads: Tensor, beside: Beside = nullcontext) -> None:
         incoming = [
             torch.cat([grads[:, p.column : p.column + p.local.shard.num_columns] for p in plans], dim=1).to(rows.dtype)
             for (_, plans), rows in zip(self._batches, self._outputs, strict=True)
@@ -195,13 +198,16 @@ class KernelLookup:
         for group in self._groups:
             group.forward(ids, out)
 
-    def sort(self) -> None:
+    def sort(self, grads: Tensor) -> None:
         for group in self._groups:
-            group.sort()
+            group.sort(grads)
 
-    def backward(self, grads: Tensor) -> None:
+    def backward(self, grads: Tensor, beside: Beside = nullcontext) -> None:
+        with beside():
+            for group in self._groups:
+                group.backward(grads, has_long_runs=True)
         for group in self._groups:
-            group.backward(grads)
+            group.backward(grads, has_long_runs=False)
 
 
 class _Group:
@@ -257,14 +263,15 @@ class _Group:
             num_samples=self._num_samples, dim=self._dim, column_multiple=self._sorted_ids.column_multiple,
         )
 
-    def sort(self) -> None:
+    def sort(self, grads: Tensor) -> None:
         keys, ordered, order = (t.view(-1, self._sorted_ids.segment)
-                                for t in (self._keys, self._sorted_ids.keys, self._sorted_ids.order))
+                                for t in (self._keys, self._sorted_ids.keys, self._sorted_ids.places))
         torch.sort(keys, dim=1, stable=True, out=(ordered, order))
+        self._kernels.locate(self._sorted_ids, grads.stride(0))
 
-    def backward(self, grads: Tensor) -> None:
+    def backward(self, grads: Tensor, *, has_long_runs: bool) -> None:
         self._kernels.update(self._sorted_ids, grads, self._partial, self._rates, self._on_device.step, self._rows,
-                             self._rounding)
+                             self._rounding, has_long_runs=has_long_runs)
 
 
 def _keys_sorted_together(first_keys: Sequence[int], num_samples: int, num_keys: int) -> int:

@@ -1,7 +1,6 @@
 """The dense network's way there and back, written out over fixed buffers: nothing is made while it runs."""
 
-from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import nullcontext
 from typing import Any
 
 import torch
@@ -12,9 +11,7 @@ from embark.trainers.torch.dense_network import CrossNetwork, DotNetwork
 from embark.trainers.torch.dropout import ReLUWithDropout, drop
 from embark.trainers.torch.engines.cuda_graph.geometry import FlatDense, Layer
 from embark.trainers.torch.engines.cuda_graph.ops import TorchOps
-
-Beside = Callable[[], AbstractContextManager[Any]]
-"""Opens a branch of work that the rest does not wait for: gradients of weights, which nothing reads until the end."""
+from embark.trainers.torch.engines.cuda_graph.streams import Beside
 
 
 class Dropout:
@@ -107,25 +104,32 @@ class Network:
             layer = self._top[at]
             with self._beside():
                 self._ops.grad_weight(grads[at + 1], values[at], layer)
+            if at and not self._top_dropouts:
+                self._ops.grad_input_relu(grads[at + 1], layer, values[at], grads[at], _sums(self._top[at - 1]))
+                continue
             self._ops.grad_input(grads[at + 1], layer, grads[at])
             if at:
-                if self._top_dropouts:
-                    self._top_dropouts[at - 1].backward(grads[at])
+                self._top_dropouts[at - 1].backward(grads[at])
                 self._ops.relu_backward(grads[at], values[at], _sums(self._top[at - 1]))
         self._middle.backward()
 
     def backward_bottom(self) -> None:
         """The rest of the way, which the tables do not wait for."""
         values = [self.inputs, *self._bottom_values]
-        for at in range(len(self._bottom) - 1, -1, -1):
+        last = len(self._bottom) - 1
+        for at in range(last, -1, -1):
             layer, grad = self._bottom[at], self._bottom_grads[at]
             if at in self._bottom_dropouts:
                 self._bottom_dropouts[at].backward(grad)
-            self._ops.relu_backward(grad, values[at + 1], _sums(layer))
+            if at == last or self._bottom_dropouts:
+                self._ops.relu_backward(grad, values[at + 1], _sums(layer))
             with self._beside():
                 self._ops.grad_weight(grad, values[at], layer)
-            if at:
+            if at and self._bottom_dropouts:
                 self._ops.grad_input(grad, layer, self._bottom_grads[at - 1])
+            elif at:
+                self._ops.grad_input_relu(grad, layer, values[at], self._bottom_grads[at - 1],
+                                          _sums(self._bottom[at - 1]))
 
     @property
     def bottom_out(self) -> Tensor | None:

@@ -5,6 +5,8 @@ from torch import Tensor
 
 from embark.trainers.torch.engines.cuda_graph.geometry import Head, Layer
 
+FEW_SAMPLES = 4096  # Up to here a kernel's start takes as long as its work.
+
 
 class TorchOps:
     """Plain torch: the reference, and what runs on a CPU and in fp32. Every operation writes into existing buffers:
@@ -35,6 +37,11 @@ class TorchOps:
     def grad_input(self, grad: Tensor, layer: Layer, out: Tensor) -> None:
         torch.mm(grad, layer.weight, out=out)
 
+    def grad_input_relu(self, grad: Tensor, layer: Layer, active: Tensor, out: Tensor, sums: Tensor) -> None:
+        """To the layer before, behind its ReLU."""
+        self.grad_input(grad, layer, out)
+        self.relu_backward(out, active, sums)
+
     def add_grad_input(self, grad: Tensor, layer: Layer, to: Tensor) -> None:
         to.addmm_(grad, layer.weight)
 
@@ -42,6 +49,10 @@ class TorchOps:
         if active is not None:
             grad.mul_(active > 0)
         torch.sum(grad, 0, dtype=torch.float32, out=sums[0])
+
+    def add_up(self, sums: Tensor, out: Tensor) -> None:
+        """Over the portions."""
+        torch.sum(sums, 0, out=out)
 
     def interact(self, bottom: Tensor | None, pooled: Tensor, out: Tensor, *, num_vectors: int, dim: int) -> None:
         vectors = _vectors(bottom, pooled, num_vectors, dim)
@@ -128,6 +139,7 @@ def gpu_ops() -> TorchOps:
     class GpuOps(TorchOps):
         num_portions = staticmethod(kernels.num_portions)
         relu_backward = staticmethod(kernels.relu_backward)
+        add_up = staticmethod(kernels.add_up)
         cross = staticmethod(kernels.cross)
         cross_backward = staticmethod(kernels.cross_backward)
         optimizer_step = staticmethod(kernels.optimizer_step)
@@ -135,6 +147,12 @@ def gpu_ops() -> TorchOps:
         def linear_relu(self, values: Tensor, layer: Layer, out: Tensor) -> None:
             # cuBLAS adds the bias and takes the ReLU on the way out.
             torch.ops.aten._addmm_activation.out(layer.bias, values, layer.weight.t(), out=out)
+
+        def grad_input_relu(self, grad: Tensor, layer: Layer, active: Tensor, out: Tensor, sums: Tensor) -> None:
+            if len(out) <= FEW_SAMPLES:
+                kernels.grad_input_relu(grad, layer.weight, active, out, sums)
+            else:
+                super().grad_input_relu(grad, layer, active, out, sums)
 
         def interact(self, bottom: Tensor | None, pooled: Tensor, out: Tensor, *, num_vectors: int, dim: int) -> None:
             do = kernels.interact if num_vectors <= kernels.MAX_VECTORS else super().interact

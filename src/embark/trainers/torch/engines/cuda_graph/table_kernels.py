@@ -17,17 +17,14 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+PLACE_BITS = tl.constexpr(40)  # Above them an id's place has its shard.
+PLACE = tl.constexpr((1 << 40) - 1)
 NO_KEY = tl.constexpr(2147483647)  # Sorts last: an id that is not there, or is another rank's.
 FIELDS = tl.constexpr(9)  # Numbers that describe a shard; see `lookup._Group`.
-ROWWISE_ADAGRAD = tl.constexpr(0)
-ADAGRAD = tl.constexpr(1)
-SGD = tl.constexpr(2)
-ADAM = tl.constexpr(3)
-ROWWISE_ADAM = tl.constexpr(4)
+ROWWISE_ADAGRAD, ADAGRAD, SGD, ADAM, ROWWISE_ADAM = (tl.constexpr(kind) for kind in range(5))
 KINDS = {"rowwise_adagrad": ROWWISE_ADAGRAD, "adagrad": ADAGRAD, "sgd": SGD, "adam": ADAM, "rowwise_adam": ROWWISE_ADAM}
-TILE = 16  # Sorted ids; a run of equal ones that fills one is added up by tiles.
-TILES_AT_A_TIME = 8
 # The quickest of those tried on an H200 (bench/LOG.md), for rows of 64 and of 128.
+MANY_KEYS = 2**20
 VALUES_AT_A_TIME = 512  # Of the rows that one warp updates.
 SAMPLES_AT_A_TIME = 8
 
@@ -43,9 +40,8 @@ def look_up(
     """
     grid = (triton.cdiv(num_samples, SAMPLES_AT_A_TIME), shards.shape[0])
     _look_up[grid](
-        ids, weights, shards, out, keys, trouble, step, num_samples, out.stride(0), dim,
-        BLOCK=SAMPLES_AT_A_TIME, DIM=triton.next_power_of_2(dim), MULTIPLE=column_multiple,
-        num_warps=1 if dim <= 64 else 2,
+        ids, weights, shards, out, keys, trouble, step, num_samples, out.stride(0), dim, BLOCK=SAMPLES_AT_A_TIME,
+        DIM=triton.next_power_of_2(dim), MULTIPLE=column_multiple, num_warps=1 if dim <= 64 else 2,
     )
 
 
@@ -68,7 +64,8 @@ class SortedIds:
     """Ids as keys in ascending order, and how each leads to its gradient."""
 
     keys: Tensor
-    order: Tensor  # Where each was, within its segment: the ids of all samples in one shard, then in the next.
+    places: Tensor  # Of the gradient of each, and above `PLACE_BITS` its shard. Before `locate`: where the id
+    # was within its segment: the ids of all samples in one shard, then in the next.
     segment: int  # So many keys were sorted together.
     slots: Tensor  # [ids a sample has in all shards, 4]: shard, first position, ids a sample, column of its shard.
     num_samples: int
@@ -83,38 +80,51 @@ class Rounding:
     origins: Tensor  # [num_shards, 2]: from a key to the number of its row among those of all tables; first column.
 
 
+def locate(ids: SortedIds, grad_stride: int) -> None:
+    """From where sorted ids were to where their gradients are; needs no gradient, so nothing waits for it."""
+    num_keys = ids.keys.numel()
+    _locate[(triton.cdiv(num_keys, 512),)](ids.places, ids.slots, num_keys, ids.segment, ids.num_samples, grad_stride,
+                                           BLOCK=512, num_warps=4)
+
+
 def update(
-    ids: SortedIds, grads: Tensor, partial: Tensor, rates: Tensor, step: Tensor, rows: Rows, rounding: Rounding | None
+    ids: SortedIds, grads: Tensor, partial: Tensor, rates: Tensor, step: Tensor, rows: Rows, rounding: Rounding | None,
+    *, has_long_runs: bool,
 ) -> None:
-    """Move every row that has a key by the sum of its gradients: rows of `grads`, [samples, columns]."""
+    """Move every row that has a key by the sum of its gradients, rows of `grads`, [samples, columns]: those whose run
+    of equal keys fills a tile, or the others. Neither touches what the other does."""
     num_keys, dim = ids.keys.numel(), triton.next_power_of_2(rows.dim)
-    num_tiles = num_keys // TILE  # those that are complete
+    tile, many = tiles(num_keys)
+    num_tiles = num_keys // tile  # those that are complete
     # What is None takes no part in the compiled kernel.
     seed, origins = (rounding.seed, rounding.origins) if rounding else (None, None)
     stepped = step if rounding or "adam" in rows.optimizer else None
-    of_ids = (ids.keys, ids.order, ids.slots, grads, num_keys, ids.segment, ids.num_samples, grads.stride(0))
+    of_ids = (ids.keys, ids.places, grads, num_keys)
     of_rows = (rows.weights, rows.state, rows.second_state, rows.state_shifts, rates, stepped, seed, origins, rows.dim,
                rows.eps, rows.l2 or None)
     multiple = math.gcd(ids.column_multiple, grads.stride(0))
-    common: dict[str, Any] = {
-        "KIND": KINDS[rows.optimizer].value, "DIM": dim, "TILE": TILE, "MULTIPLE": multiple,
-        "HAS_SHIFTS": rows.state_shifts.numel() > 1,
-    }
-    block = max(1, VALUES_AT_A_TIME // dim)
-    _update_short[(triton.cdiv(num_keys, block),)](
-        *of_ids, *of_rows, BLOCK=block, num_warps=max(1, dim // 512), **common,
-    )
-    if num_tiles:
-        grid = (triton.cdiv(num_tiles, TILES_AT_A_TIME),)
-        _sum_tiles[grid](*of_ids, partial, rows.dim, num_tiles, MANY=TILES_AT_A_TIME, DIM=dim, TILE=TILE,
-                         MULTIPLE=multiple, num_warps=4)
-        _update_long[grid](*of_ids, partial, *of_rows, num_tiles, MANY=TILES_AT_A_TIME, SUMS=max(1, 8192 // dim),
+    common: dict[str, Any] = {"KIND": KINDS[rows.optimizer].value, "DIM": dim, "TILE": tile, "MULTIPLE": multiple,
+                              "HAS_SHIFTS": rows.state_shifts.numel() > 1}
+    if not has_long_runs:
+        block = max(1, VALUES_AT_A_TIME // dim)
+        grid = (triton.cdiv(num_keys, block),)
+        _update_short[grid](*of_ids, *of_rows, BLOCK=block, num_warps=max(1, dim // 512), **common)
+    elif num_tiles:
+        grid = (triton.cdiv(num_tiles, many),)
+        _sum_tiles[grid](*of_ids, partial, rows.dim, num_tiles, MANY=many, DIM=dim, TILE=tile, MULTIPLE=multiple,
+                         num_warps=4)
+        _update_long[grid](*of_ids, partial, *of_rows, num_tiles, MANY=many, SUMS=max(1, 8192 // dim),
                            num_warps=4, **common)
+
+
+def tiles(num_keys: int) -> tuple[int, int]:
+    """Sorted ids in a tile: a run of equal ones that fills one is added up by tiles. And tiles of a program."""
+    return (64, 2) if num_keys >= MANY_KEYS else (32, 1)
 
 
 def partial_shape(num_keys: int, dim: int) -> tuple[int, int]:
     """Of the sums that the kernels of an update hand each other."""
-    return max(1, num_keys // TILE), triton.next_power_of_2(dim)
+    return max(1, num_keys // tiles(num_keys)[0]), triton.next_power_of_2(dim)
 
 
 @triton.jit
@@ -154,82 +164,88 @@ def _look_up(
 
 
 @triton.jit
-def _gradients(
-    at, is_wanted, order, slots, grads, segment, num_samples, grad_stride, dim, DIM: tl.constexpr,
-    MULTIPLE: tl.constexpr,
-):
-    """Of the sorted ids at these places; and what `slots` has about the first column of numbers, their shards."""
-    position = at // segment * segment + tl.load(order + at, mask=is_wanted, other=0).to(tl.int32)
+def _locate(places, slots, num_keys, segment, num_samples, grad_stride, BLOCK: tl.constexpr):
+    at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    is_key = at < num_keys
+    position = at // segment * segment + tl.load(places + at, mask=is_key, other=0).to(tl.int32)
     about = slots + 4 * (position // num_samples)
-    sample = (position - tl.load(about + 1, mask=is_wanted, other=0)) // tl.load(about + 2, mask=is_wanted, other=1)
-    place = sample.to(tl.int64) * grad_stride + tl.load(about + 3, mask=is_wanted, other=0)
+    sample = (position - tl.load(about + 1, mask=is_key, other=0)) // tl.load(about + 2, mask=is_key, other=1)
+    place = sample.to(tl.int64) * grad_stride + tl.load(about + 3, mask=is_key, other=0)
+    tl.store(places + at, place | (tl.load(about, mask=is_key, other=0).to(tl.int64) << PLACE_BITS), mask=is_key)
+
+
+@triton.jit
+def _gradients(packed, is_wanted, grads, dim, DIM: tl.constexpr, MULTIPLE: tl.constexpr):
+    """At these places."""
+    place = packed & PLACE
     columns = tl.arange(0, DIM)
     from_ = grads + tl.multiple_of(place, MULTIPLE)[:, None] + columns[None, :]
     values = tl.load(from_, mask=is_wanted[:, None] & (columns < dim)[None, :], other=0.0)
-    return values.to(tl.float32), about
+    return values.to(tl.float32)
 
 
 @triton.jit
 def _update_short(
-    keys, order, slots, grads, num_keys, segment, num_samples, grad_stride, weights, state, second_state, state_shifts,
-    rates, step, seed, origins, dim, eps, l2, KIND: tl.constexpr, DIM: tl.constexpr, TILE: tl.constexpr,
-    MULTIPLE: tl.constexpr, HAS_SHIFTS: tl.constexpr, BLOCK: tl.constexpr,
+    keys, places, grads, num_keys, weights, state, second_state, state_shifts, rates, step, seed, origins, dim, eps, l2,
+    KIND: tl.constexpr, DIM: tl.constexpr, TILE: tl.constexpr, MULTIPLE: tl.constexpr, HAS_SHIFTS: tl.constexpr,
+    BLOCK: tl.constexpr,
 ):
     """Rows whose run of equal keys fills no tile: the first of a run adds the others up, one after the other."""
     at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    # All that needs no gradient is asked for at once.
     key = tl.load(keys + at, mask=at < num_keys, other=NO_KEY)
+    packed = tl.load(places + at, mask=at < num_keys, other=0)
     before = tl.load(keys + at - 1, mask=(at > 0) & (at < num_keys), other=-1)
+    behind = at + 1
+    after = tl.load(keys + behind, mask=behind < num_keys, other=-1)
     end = (at + TILE - 1) // TILE * TILE + TILE - 1  # of the first tile that the run may fill
     far = tl.load(keys + end, mask=end < num_keys, other=-1)
     is_first = (key != NO_KEY) & (key != before) & (key != far)
-    # Rows and gradients are both asked for before either is waited for.
-    total, about = _gradients(at, is_first, order, slots, grads, segment, num_samples, grad_stride, dim, DIM, MULTIPLE)
-    row, first, second, of_row = _read_rows(key, about, is_first, weights, state, second_state, state_shifts, dim,
+    shard = packed >> PLACE_BITS
+    total = _gradients(packed, is_first, grads, dim, DIM, MULTIPLE)
+    row, first, second, of_row = _read_rows(key, shard, is_first, weights, state, second_state, state_shifts, dim,
                                             KIND, DIM, HAS_SHIFTS)
     count = tl.zeros([BLOCK], tl.float32) + 1.0
-    behind = at + 1
-    goes_on = is_first & (tl.load(keys + behind, mask=behind < num_keys, other=-1) == key)
+    goes_on = is_first & (after == key)
     while tl.max(goes_on.to(tl.int32), axis=0) > 0:
         # Two at a time: each waits for the memory.
+        one = tl.load(places + behind, mask=behind < num_keys, other=0)
+        two = tl.load(places + behind + 1, mask=behind + 1 < num_keys, other=0)
         is_next = goes_on & (tl.load(keys + behind + 1, mask=behind + 1 < num_keys, other=-1) == key)
-        other, _ = _gradients(behind, goes_on, order, slots, grads, segment, num_samples, grad_stride, dim, DIM,
-                              MULTIPLE)
-        another, _ = _gradients(behind + 1, is_next, order, slots, grads, segment, num_samples, grad_stride, dim, DIM,
-                                MULTIPLE)
+        after = tl.load(keys + behind + 2, mask=behind + 2 < num_keys, other=-1)
+        other = _gradients(one, goes_on, grads, dim, DIM, MULTIPLE)
+        another = _gradients(two, is_next, grads, dim, DIM, MULTIPLE)
         total += other
         total += another
         count += goes_on.to(tl.float32) + is_next.to(tl.float32)
         behind += 2
-        goes_on = is_next & (tl.load(keys + behind, mask=behind < num_keys, other=-1) == key)
-    _write_rows(key, about, total, count, is_first, row, first, second, of_row, weights, state, second_state, rates,
+        goes_on = is_next & (after == key)
+    _write_rows(key, shard, total, count, is_first, row, first, second, of_row, weights, state, second_state, rates,
                 step, seed, origins, dim, eps, l2, KIND, DIM)
 
 
 @triton.jit
 def _sum_tiles(
-    keys, order, slots, grads, num_keys, segment, num_samples, grad_stride, partial, dim, num_tiles,
-    MANY: tl.constexpr, DIM: tl.constexpr, TILE: tl.constexpr, MULTIPLE: tl.constexpr,
+    keys, places, grads, num_keys, partial, dim, num_tiles, MANY: tl.constexpr, DIM: tl.constexpr, TILE: tl.constexpr,
+    MULTIPLE: tl.constexpr,
 ):
     """Gradients of tiles that are filled by one key."""
-    tiles = tl.program_id(0) * MANY + tl.arange(0, MANY)
-    is_tile = tiles < num_tiles
-    first = tl.load(keys + tiles * TILE, mask=is_tile, other=NO_KEY)
-    last = tl.load(keys + tiles * TILE + TILE - 1, mask=is_tile, other=NO_KEY)
-    left = ((first == last) & (first != NO_KEY)).to(tl.int32)
-    while tl.max(left, axis=0) > 0:
-        tile = tl.min(tl.where(left > 0, tiles, 2147483647), axis=0)
+    for which in range(MANY):
+        tile = tl.program_id(0) * MANY + which
         at = tile * TILE + tl.arange(0, TILE)
-        values, _ = _gradients(at, at >= 0, order, slots, grads, segment, num_samples, grad_stride, dim, DIM, MULTIPLE)
-        tl.store(partial + tile.to(tl.int64) * DIM + tl.arange(0, DIM), tl.sum(values, axis=0))
-        left = tl.where(tiles == tile, 0, left)
+        first = tl.load(keys + tile * TILE, mask=tile < num_tiles, other=NO_KEY)
+        last = tl.load(keys + tile * TILE + TILE - 1, mask=tile < num_tiles, other=NO_KEY)
+        packed = tl.load(places + at, mask=at < num_keys, other=0)
+        if (first == last) & (first != NO_KEY):
+            values = _gradients(packed, at >= 0, grads, dim, DIM, MULTIPLE)
+            tl.store(partial + tile.to(tl.int64) * DIM + tl.arange(0, DIM), tl.sum(values, axis=0))
 
 
 @triton.jit
 def _update_long(
-    keys, order, slots, grads, num_keys, segment, num_samples, grad_stride, partial, weights, state, second_state,
-    state_shifts, rates, step, seed, origins, dim, eps, l2, num_tiles, KIND: tl.constexpr, DIM: tl.constexpr,
-    TILE: tl.constexpr, MULTIPLE: tl.constexpr, HAS_SHIFTS: tl.constexpr, MANY: tl.constexpr,
-    SUMS: tl.constexpr,
+    keys, places, grads, num_keys, partial, weights, state, second_state, state_shifts, rates, step, seed, origins, dim,
+    eps, l2, num_tiles, KIND: tl.constexpr, DIM: tl.constexpr, TILE: tl.constexpr, MULTIPLE: tl.constexpr,
+    HAS_SHIFTS: tl.constexpr, MANY: tl.constexpr, SUMS: tl.constexpr,
 ):
     """Rows whose run of equal keys fills tiles: what stands before them, their sums, and what is left behind."""
     tiles = tl.program_id(0) * MANY + tl.arange(0, MANY)
@@ -244,10 +260,15 @@ def _update_long(
         tile = tl.min(tl.where(left > 0, tiles, 2147483647), axis=0)
         left = tl.where(tiles == tile, 0, left)
         key = tl.load(keys + tile * TILE)
+        one = tl.arange(0, 1)
+        is_row = one == 0
+        shard = tl.load(places + tile * TILE + one) >> PLACE_BITS
+        row, held, second, of_row = _read_rows(key + one, shard, is_row, weights, state, second_state, state_shifts,
+                                               dim, KIND, DIM, HAS_SHIFTS)
         at = tile * TILE - TILE + within
+        packed = tl.load(places + at, mask=at >= 0, other=0)
         is_part = (at >= 0) & (tl.load(keys + at, mask=at >= 0, other=-1) == key)
-        values, _ = _gradients(at, is_part, order, slots, grads, segment, num_samples, grad_stride, dim, DIM, MULTIPLE)
-        total = tl.sum(values, axis=0)
+        total = tl.sum(_gradients(packed, is_part, grads, dim, DIM, MULTIPLE), axis=0)
         count = tl.sum(is_part.to(tl.float32), axis=0)
         next_tile = tile
         goes_on = 1
@@ -261,23 +282,17 @@ def _update_long(
             next_tile += num_full
             goes_on = num_full // SUMS
         at = next_tile * TILE + within
+        packed = tl.load(places + at, mask=at < num_keys, other=0)
         is_part = tl.load(keys + at, mask=at < num_keys, other=-1) == key
-        values, _ = _gradients(at, is_part, order, slots, grads, segment, num_samples, grad_stride, dim, DIM, MULTIPLE)
-        total += tl.sum(values, axis=0)
+        total += tl.sum(_gradients(packed, is_part, grads, dim, DIM, MULTIPLE), axis=0)
         count += tl.sum(is_part.to(tl.float32), axis=0)
-        one = tl.arange(0, 1)
-        is_row = one == 0
-        position = tile * TILE // segment * segment + tl.load(order + tile * TILE + one).to(tl.int32)
-        about = slots + 4 * (position // num_samples)
-        row, held, second, of_row = _read_rows(key + one, about, is_row, weights, state, second_state, state_shifts,
-                                               dim, KIND, DIM, HAS_SHIFTS)
-        _write_rows(key + one, about, total[None, :], count, is_row, row, held, second, of_row, weights, state,
+        _write_rows(key + one, shard, total[None, :], count, is_row, row, held, second, of_row, weights, state,
                     second_state, rates, step, seed, origins, dim, eps, l2, KIND, DIM)
 
 
 @triton.jit
 def _read_rows(
-    key, about, is_row, weights, state, second_state, state_shifts, dim, KIND: tl.constexpr, DIM: tl.constexpr,
+    key, shard, is_row, weights, state, second_state, state_shifts, dim, KIND: tl.constexpr, DIM: tl.constexpr,
     HAS_SHIFTS: tl.constexpr,
 ):
     """Rows, what the optimizer holds of each, and where that stands; zeros for what it does not hold."""
@@ -288,7 +303,7 @@ def _read_rows(
     of_row = key.to(tl.int64)
     if KIND == ROWWISE_ADAGRAD or KIND == ROWWISE_ADAM:  # noqa: SIM109
         if HAS_SHIFTS:
-            of_row += tl.load(state_shifts + tl.load(about, mask=is_row, other=0), mask=is_row, other=0)
+            of_row += tl.load(state_shifts + shard, mask=is_row, other=0)
         else:
             of_row += tl.load(state_shifts)
     first = tl.zeros_like(row)
@@ -306,7 +321,7 @@ def _read_rows(
 
 @triton.jit
 def _write_rows(
-    key, about, total, count, is_row, row, first, second, of_row, weights, state, second_state, rates, step, seed,
+    key, shard, total, count, is_row, row, first, second, of_row, weights, state, second_state, rates, step, seed,
     origins, dim, eps, l2, KIND: tl.constexpr, DIM: tl.constexpr,
 ):
     rate = tl.load(rates)
@@ -341,7 +356,7 @@ def _write_rows(
     # At a rate of zero no bit may move, and -0.0 less -0.0 is 0.0.
     value = tl.where(rate == 0.0, row, row - change)
     if seed is not None:
-        origin = origins + 2 * tl.load(about, mask=is_row, other=0).to(tl.int64)
+        origin = origins + 2 * shard
         number = key.to(tl.int64) + tl.load(origin, mask=is_row, other=0)
         column = (tl.load(origin + 1, mask=is_row, other=0)[:, None] + columns[None, :]).to(tl.uint32)
         of_step = _mixed(tl.load(seed).to(tl.uint32) ^ _mixed(tl.load(step).to(tl.uint32)))
