@@ -5,21 +5,20 @@
     python bench/random_plan.py compare FILE [--device cuda] [--part fitted | unseen]          computes only
     python bench/random_plan.py fit FILE --device cpu                                        computes only
 
-Calibrations may be fitted to all seeds but 120 to 159, and on a CPU but 300 to 399, which are only ever predicted. Each
-is measured in a process of its own, from batches in memory; for a GPU the next one imports torch meanwhile, and waits
-for the device. On a CPU, what other processes took of it is in the CSV; where that is much, it is not counted.
+Calibrations may be fitted to all seeds but 180 to 219, and on a CPU but 300 to 399, which are only ever predicted. Each
+is measured in a process of its own, forked from one that has imported torch, from batches in memory; for a GPU the next
+one waits for the device meanwhile. On a CPU, what other processes took of it is in the CSV; where that is much, it is
+not counted.
 """
 
 from __future__ import annotations
 
 import argparse
 import csv
-import fcntl
 import os
 import statistics
-import tempfile
 from collections.abc import Iterator, Sequence
-from concurrent.futures import Future, ProcessPoolExecutor, as_completed
+from concurrent.futures import ProcessPoolExecutor, as_completed
 from dataclasses import asdict
 from multiprocessing import get_context
 from pathlib import Path
@@ -40,7 +39,7 @@ from embark.plan.fit import Measurement, fit_cpu
 from embark.spec import ModelSpec, RunSpec, Table, load_spec
 from embark.trainers.torch.bench.calibrate import Comparison, compare, measure
 
-UNSEEN = {"cuda": range(120, 160), "cpu": range(300, 400)}
+UNSEEN = {"cuda": range(180, 220), "cpu": range(300, 400)}
 MAX_TABLE_BYTES = {"cuda": 12e9, "cpu": 0.8e9}
 MAX_IDS = {"cuda": 8e6, "cpu": 1e5}  # Of a batch.
 MAX_VALUES = 1e7  # Of all batches that are drawn before the clock starts.
@@ -96,41 +95,44 @@ def measure_all(path: Path, specs: dict[int, RunSpec], seconds: float, repeats: 
     """In the order in which they are finished, so that nothing measured is lost when the rest is stopped. What the
     host may be the bottleneck of is measured in `repeats` processes: its pace differs from one to the other."""
     device = next(iter(specs.values())).place.device
-    ahead = 3 if device == "cuda" and (os.cpu_count() or 1) >= 8 else 1
-    lock = Path(tempfile.mkdtemp()) / "device"
-    # On a CPU each is forked from a process that has imported torch: nothing else runs while one is measured.
-    context = get_context("spawn" if device == "cuda" else "forkserver")
-    context.set_forkserver_preload(["embark.trainers.torch.bench.contenders"])
     is_new = not path.exists()
-    with (path.open("a", newline="") as file,
-          ProcessPoolExecutor(ahead, mp_context=context, max_tasks_per_child=1) as pool):
+    with path.open("a", newline="") as file, _pool(1) as pool:  # one at a time: memory is the device's, whoever has it
         rows = csv.writer(file, lineterminator="\n")
         if is_new:
             rows.writerow(COLUMNS if device == "cuda" else CPU_COLUMNS)
-        waiting: dict[Future[tuple[Measurement, float]], int] = {
-            pool.submit(_measure_alone, spec, seconds, str(lock)): seed
-            for seed, spec in specs.items()
-            for _ in range(repeats if spec.train.engine == "pipeline" else 1)}
-        for done in as_completed(waiting):
-            seed = waiting[done]
-            if error := done.exception():
-                print(f"seed {seed}: {type(error).__name__}: {error}", flush=True)
-                continue
-            found, others = done.result()
-            rest = [f"{others:.3f}"] if device == "cpu" else [
-                round(float(getattr(found, name))) for name in COLUMNS[4:]]
-            rows.writerow([seed, found.engine, found.precision, f"{found.step_s:.4g}", *rest])
-            file.flush()
-            print(f"seed {seed}: measured", flush=True)
+        for _ in range(repeats):
+            waiting = {pool.submit(_measure_alone, spec, seconds): seed for seed, spec in specs.items()}
+            for done in as_completed(waiting):
+                seed = waiting[done]
+                if error := done.exception():
+                    print(f"seed {seed}: {type(error).__name__}: {error}", flush=True)
+                    continue
+                found, others = done.result()
+                rest = [f"{others:.3f}"] if device == "cpu" else [
+                    round(float(getattr(found, name))) for name in COLUMNS[4:]]
+                rows.writerow([seed, found.engine, found.precision, f"{found.step_s:.4g}", *rest])
+                file.flush()
+                print(f"seed {seed}: measured", flush=True)
+                if found.engine != "pipeline":
+                    del specs[seed]  # once is enough
 
 
 def compile_all(specs: dict[int, RunSpec]) -> None:
     """Some at a time. What has its kernels in Triton's cache is measured in half the time."""
     specs = {seed: spec for seed, spec in specs.items() if spec.train.engine != "pipeline"}
-    with ProcessPoolExecutor(10, mp_context=get_context("spawn"), max_tasks_per_child=1) as pool:
+    with _pool(10) as pool:
         for done in as_completed([pool.submit(measure, spec, 0.01) for spec in specs.values()]):
             if error := done.exception():
                 print(f"{type(error).__name__}: {error}", flush=True)
+
+
+def _pool(num_at_once: int) -> ProcessPoolExecutor:
+    """A process for each call, forked from one that has imported torch and not touched the GPU."""
+    os.environ["PYTORCH_NVML_BASED_CUDA_CHECK"] = "1"  # asked otherwise, whether there is one is for one process alone
+    context = get_context("forkserver")
+    context.set_forkserver_preload(["embark.cli.console", "embark.trainers.torch.bench.calibrate",
+                                    "embark.trainers.torch.bench.contenders"])
+    return ProcessPoolExecutor(num_at_once, mp_context=context, max_tasks_per_child=1)
 
 
 def compare_all(path: Path, device: str, part: str) -> None:
@@ -140,23 +142,15 @@ def compare_all(path: Path, device: str, part: str) -> None:
 
 
 def fit_cpu_steps(path: Path) -> CpuFit:
-    """At the shipped rates."""
-    return fit_cpu(read_calibrations(SHIPPED)[CPU], read_measured(path, "cpu")[0])
+    """At the shipped rates. What few specs leave open on x86 stays as it is elsewhere."""
+    shipped, fitted = read_calibrations(SHIPPED), read_measured(path, "cpu")[0]
+    if "x86" in path.name:
+        return fit_cpu(shipped[f"{CPU}-x86_64"], fitted, shipped[CPU].engines["pipeline"])
+    return fit_cpu(shipped[CPU], fitted)
 
 
-def _measure_alone(spec: RunSpec, seconds: float, lock: str) -> tuple[Measurement, float]:
+def _measure_alone(spec: RunSpec, seconds: float) -> tuple[Measurement, float]:
     """And what others took of the CPU meanwhile."""
-    cores = sorted(os.sched_getaffinity(0))
-    is_beside = len(cores) >= 8  # those that get ready leave half of the cores to the one that is measured
-    if is_beside:
-        os.sched_setaffinity(0, cores[len(cores) // 2 :])
-    import embark.trainers.torch.bench.contenders  # noqa: F401  what takes long, before the device is asked for
-
-    # Held until the process ends: what it had of the device's memory is free by then.
-    fcntl.flock(os.open(lock, os.O_CREAT | os.O_RDWR), fcntl.LOCK_EX)
-    if is_beside:
-        for thread in os.listdir("/proc/self/task"):
-            os.sched_setaffinity(int(thread), cores[: len(cores) // 2])
     before_s = _cpu_seconds()
     found = measure(spec, seconds)
     own_s, all_s, in_all_s = (after - before for after, before in zip(_cpu_seconds(), before_s, strict=True))
@@ -164,15 +158,19 @@ def _measure_alone(spec: RunSpec, seconds: float, lock: str) -> tuple[Measuremen
 
 
 def _cpu_seconds() -> tuple[float, float, float]:
-    """Of this process, of all, and of all with what no process used."""
+    """Of this process; of all, and with what no process used, on the cores that this one may run on."""
+    names = {f"cpu{core}" for core in os.sched_getaffinity(0)}
+    rows = [line.split() for line in Path("/proc/stat").read_text().splitlines()]
     user, nice, system, idle, waiting, *rest = (
-        int(text) / os.sysconf("SC_CLK_TCK") for text in Path("/proc/stat").read_text().split("\n")[0].split()[1:9])
+        sum(map(int, ticks)) / os.sysconf("SC_CLK_TCK")
+        for ticks in zip(*(row[1:9] for row in rows if row[0] in names), strict=True))
     own, busy = os.times(), user + nice + system + sum(rest)
     return own.user + own.system, busy, busy + idle + waiting
 
 
 def read_measured(path: Path, device: str) -> tuple[list[Measurement], list[Measurement]]:
-    """Those that may be fitted, and the others. Of a spec that was measured several times, the medians."""
+    """Those that may be fitted, and the others. Of a spec that was measured several times, the medians. Where there is
+    no step time, that was measured on another host."""
     rows: dict[tuple[int, str], list[dict[str, str]]] = {}
     with path.open() as file:
         for row in csv.DictReader(file):
@@ -180,7 +178,7 @@ def read_measured(path: Path, device: str) -> tuple[list[Measurement], list[Meas
                 rows.setdefault((int(row["seed"]), row["engine"]), []).append(row)
     fitted, unseen = [], []
     for (seed, engine), of_seed in rows.items():
-        sizes = (statistics.median(float(row.get(name, 0)) for row in of_seed) for name in COLUMNS[3:])
+        sizes = (statistics.median(float(row.get(name) or 0) for row in of_seed) for name in COLUMNS[3:])
         found = Measurement(random_spec(seed, device), engine, of_seed[0]["precision"], *sizes)
         (unseen if seed in UNSEEN[device] else fitted).append(found)
     return fitted, unseen
@@ -189,7 +187,7 @@ def read_measured(path: Path, device: str) -> tuple[list[Measurement], list[Meas
 def _print(calibration: Calibration, measured: Sequence[Measurement]) -> None:
     compared = [compare(calibration, one) for one in sorted(measured, key=lambda one: int(one.spec.name.split()[1]))]
     Console().table([_row(one) for one in compared])
-    for name, errors in (("step time", [abs(c.predicted_s / c.step_s - 1) for c in compared]),
+    for name, errors in (("step time", [abs(c.predicted_s / c.step_s - 1) for c in compared if c.step_s]),
                          ("memory", [abs(c.predicted_bytes / c.used_bytes - 1) for c in compared if c.used_bytes])):
         if not errors:
             continue
@@ -199,7 +197,8 @@ def _print(calibration: Calibration, measured: Sequence[Measurement]) -> None:
 
 def _row(one: Comparison) -> dict[str, object]:
     times = {"spec": one.model, "engine": one.engine, "batch": one.batch, "ms/step": f"{one.step_s * 1e3:.3f}",
-             "predicted": f"{one.predicted_s * 1e3:.3f}", "off by": f"{one.predicted_s / one.step_s - 1:+.1%}"}
+             "predicted": f"{one.predicted_s * 1e3:.3f}",
+             "off by": f"{one.predicted_s / one.step_s - 1:+.1%}" if one.step_s else ""}
     return times if not one.used_bytes else times | {
             "GB": f"{one.used_bytes / 1e9:.2f}", "predicted ": f"{one.predicted_bytes / 1e9:.2f}",
             "off by ": f"{one.predicted_bytes / one.used_bytes - 1:+.1%}"}

@@ -11,6 +11,7 @@ from embark.spec import ModelSpec, RunSpec, StoredTable
 from embark.spec.sequence import SEQUENCE_KINDS
 from embark.spec.two_tower import is_item_table
 
+MAX_SORTED_AT_ONCE = 4096  # Keys: torch sorts rows of a matrix up to this length in one launch, longer ones in turn.
 PADDING = 8  # The captured step rounds widths up to this: tensor cores want rows of 16 bytes.
 DENSE_STATES: dict[str, tuple[str, ...]] = {"sgd": (), "adagrad": ("sum",), "adam": ("exp_avg", "exp_avg_sq")}
 """What an optimizer keeps for each dense weight, by torch's names."""

@@ -1,5 +1,6 @@
 """What was measured on real machines, and how it is carried over to those that were not."""
 
+import platform
 import tomllib
 from dataclasses import asdict, dataclass, field, replace
 from functools import cache
@@ -40,6 +41,7 @@ class EngineFit:
     host_wait: float  # Of the device's time, the share for which the host waits before it can go on.
     start_s: float  # Device time of a step whatever its size.
     layer_s: float  # … and for each dense layer.
+    sort_s: float  # … and for each group of tables whose ids are too many or too uneven to be sorted table by table.
     mean_s: float  # … and for each feature whose several rows are averaged.
     hot_id_s: float  # … and for each id of the row that has the most.
     # Times the time that alone would be taken by …
@@ -94,10 +96,8 @@ class MemoryFit:
     workspace_bytes: float  # Matrix libraries' working memory.
     pooled: float  # Bytes held at the peak for each byte that is counted of the tables' pooled vectors.
     layers: float  # … of the layers' outputs.
-    dots: float  # … of DLRM's dots.
-    middle: float  # … of DCNv2's crossed vectors.
     ids: float  # … of what is kept for each id.
-    fragmentation: float  # What the allocator holds besides for each of these bytes.
+    gaps: float  # What the allocator holds besides, for each byte of the largest tensor that comes and goes.
 
 
 @dataclass(frozen=True, slots=True)
@@ -159,14 +159,15 @@ def calibration_for(gpu: Gpu, known: dict[str, Calibration] | None = None) -> Ca
 
 def cpu_calibration() -> Calibration:
     """Of this machine's CPU: what was measured here, or what was measured elsewhere at the rates of this one."""
-    return _of_this_cpu(calibration_path())
+    return _of_this_cpu(calibration_path(), platform.machine())
 
 
 @cache
-def _of_this_cpu(own: Path) -> Calibration:
-    known = _load(own)[CPU]
+def _of_this_cpu(own: Path, architecture: str) -> Calibration:
+    """Libraries have other kernels on another architecture."""
     if own.exists() and CPU in read_calibrations(own):
-        return known
+        return _load(own)[CPU]
+    known = replace(_load(own).get(f"{CPU}-{architecture}", _load(own)[CPU]), device=CPU)
     found = probe_cpu()
     drawn = known.rates.synthetic_values * found.copy_bytes / known.rates.copy_bytes
     rates = replace(with_probed(known.rates, found), synthetic_values=drawn)

@@ -5,13 +5,13 @@ from dataclasses import astuple, dataclass, replace
 
 from embark.model.placement import Placement, Shard
 from embark.plan.calibration import CPU, Calibration, CpuFit, EngineFit, MemoryFit
-from embark.plan.memory import cuda_graph_bytes, pipeline_bytes
+from embark.plan.memory import counted_bytes, pipeline_bytes
 from embark.plan.step_time import NUM_OF_HOST, features, host_features, one_rank_cpu_features
 from embark.spec import RunSpec
 
 PRIOR_ERROR = 0.05
 NUM_GUESSES = 12
-PARTS = ("pooled", "layers", "dots", "middle", "ids")  # Of the activations.
+PARTS = ("pooled", "layers", "ids", "largest")  # Of what comes and goes.
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,7 +21,7 @@ class Measurement:
     spec: RunSpec
     engine: str
     precision: str
-    step_s: float
+    step_s: float  # 0: of its memory alone.
     used_bytes: float  # Of the device, whoever uses them; on a CPU, resident.
     reserved_bytes: float  # Of those, what torch's allocator holds; 0 on a CPU.
     allocated_bytes: float  # Of those, the most that tensors took.
@@ -40,12 +40,12 @@ def fit_calibration(
             continue
         # Both engines move the same bytes: what is known of one is a guess at the other.
         near = known.get(name, engines.get("cuda_graph"))
-        engines[name] = fit_engine(base, [m for m in measured if m.engine == name], near)
-    memory = {name: fit_memory([m for m in measured if m.engine == name]) for name in engines}
+        engines[name] = fit_engine(base, [m for m in measured if m.engine == name and m.step_s], near)
+    memory = {name: fit_memory([m for m in measured if m.engine == name], is_cpu=base.device == CPU)
+              for name in engines}
     resident = sorted(m.resident_bytes for m in measured if m.resident_bytes)
     if resident:
-        memory["host"] = MemoryFit(context_bytes=resident[len(resident) // 2], workspace_bytes=0.0, fragmentation=0.0,
-                                   **dict.fromkeys(PARTS, 0.0))
+        memory["host"] = MemoryFit(resident[len(resident) // 2], 0.0, *[0.0] * len(PARTS))
     return replace(base, engines=engines, memory=memory, id_maps=prior.id_maps if prior else base.id_maps)
 
 
@@ -54,7 +54,8 @@ def fit_engine(
 ) -> EngineFit:
     """The device's part alone, or a host beside it that small steps wait for: whichever comes nearer. What the
     measurements leave open stays near `prior`, another device's fit."""
-    steps = [_Step(host_features(m.spec), features(m.spec, one_rank_placement(m.spec), m.precision, base), m.step_s)
+    steps = [_Step(host_features(m.spec), features(m.spec, one_rank_placement(m.spec), m.precision, base, m.engine),
+                   m.step_s)
              for m in measured]
     near = astuple(prior) if isinstance(prior, EngineFit) else None
     device = solve_non_negative([step.device for step in steps], [step.step_s for step in steps],
@@ -85,30 +86,25 @@ class _Step:
         return _product(astuple(fit)[:NUM_OF_HOST], (*self.host, self.device_s(fit)))
 
 
-def fit_memory(measured: Sequence[Measurement]) -> MemoryFit:
+def fit_memory(measured: Sequence[Measurement], *, is_cpu: bool) -> MemoryFit:
     """Bytes over what is counted: a part that is always there, and those that grow with the activations."""
-    rows, used, allocated = [], [], []
+    rows, over = [], []
     for m in measured:
-        count = cuda_graph_bytes if m.engine == "cuda_graph" else pipeline_bytes
-        counted = count(m.spec, one_rank_placement(m.spec), 0, m.precision)
+        placement = one_rank_placement(m.spec)
+        counted = pipeline_bytes(m.spec, placement, 0, m.precision) if is_cpu else counted_bytes(
+            m.spec, placement, 0, m.engine, m.precision)
         rows.append((1.0, *(getattr(counted, part) for part in PARTS)))
-        used.append((counted.fixed, m.used_bytes))
-        allocated.append((counted.fixed, m.allocated_bytes or m.used_bytes))
-    always, *grows = _over(rows, used)
-    _, *kept = _over(rows, allocated)
-    in_all = [sum(column) for column in list(zip(*rows, strict=True))[1:]]
-    wanted = sum(k * size for k, size in zip(kept, in_all, strict=True))
-    share = max(0.0, sum(g * size for g, size in zip(grows, in_all, strict=True)) / wanted - 1) if wanted else 0.0
+        over.append(m.used_bytes - counted.fixed)
+    always, *grows = solve_non_negative(rows, over, [1 / m.used_bytes for m in measured])
     outside = sorted(m.used_bytes - m.reserved_bytes for m in measured if m.reserved_bytes)
     context = min(outside[len(outside) // 2], always) if outside else always
-    held = {part: g / (1 + share) for part, g in zip(PARTS, grows, strict=True)}
-    return MemoryFit(context_bytes=context, workspace_bytes=always - context, fragmentation=share, **held)
+    return MemoryFit(context, always - context, *grows)
 
 
 def _beside_a_host(steps: Sequence[_Step], near: Sequence[float] | None) -> Iterator[EngineFit]:
     """From each guess at how many of the smallest steps are the host's, on to where the fit itself says the same. The
-    host, not the device, then takes time for a step and for each layer."""
-    skipped = 2
+    host, not the device, then takes time for a step, for each layer and for sorts."""
+    skipped = 3
     by_size = sorted(range(len(steps)), key=lambda i: sum(steps[i].device[skipped:]))
     for number in range(2, len(steps) - 2, max(1, len(steps) // NUM_GUESSES)):
         of_host = set(by_size[:number])
@@ -134,11 +130,6 @@ def _distance(fit: EngineFit, steps: Sequence[_Step]) -> float:
 
 def _product(factors: Sequence[float], values: Sequence[float]) -> float:
     return sum((factor * value for factor, value in zip(factors, values, strict=True)), 0.0)
-
-
-def _over(rows: Sequence[Sequence[float]], sizes: Sequence[tuple[float, float]]) -> list[float]:
-    """What to multiply `rows` by so that, with the first of each pair, they come relatively nearest to the second."""
-    return solve_non_negative(rows, [whole - fixed for fixed, whole in sizes], [1 / whole for _, whole in sizes])
 
 
 def one_rank_placement(spec: RunSpec) -> Placement:

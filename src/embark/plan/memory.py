@@ -1,7 +1,7 @@
 """Bytes that a run takes on the fullest rank and on a host, part by part: counted where the trainer's own buffers are
 known, measured where they are a library's."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from embark.model.batch import EVAL_SAMPLES, num_together
 from embark.model.placement import (
@@ -16,6 +16,7 @@ from embark.model.placement import (
 )
 from embark.model.sharding import CACHED_SHARE
 from embark.model.work import Layers, dense_work_of, layers_of, lookups_of, padded
+from embark.plan.autograd import passes_of
 from embark.plan.calibration import Calibration, MemoryFit
 from embark.plan.prediction import ASSUMPTIONS
 from embark.spec import RunSpec
@@ -36,16 +37,11 @@ class ByteCounts:
     dense: float
     pooled: float
     layers: float
-    dots: float
-    middle: float
     ids: float
     inputs: float
     exchange: float
     id_maps: float = 0.0
-
-    @property
-    def activations(self) -> float:
-        return self.pooled + self.layers + self.dots + self.middle + self.ids
+    largest: float = 0.0  # Of the tensors that come and go: the allocator leaves gaps as large.
 
     @property
     def fixed(self) -> float:
@@ -59,7 +55,7 @@ def device_parts(
     """Of the fullest rank of a GPU run."""
     fit = calibration.memory[engine]
     rank = fullest_rank(spec, placement)
-    counted = (cuda_graph_bytes if engine == "cuda_graph" else pipeline_bytes)(spec, placement, rank, precision)
+    counted = counted_bytes(spec, placement, rank, engine, precision)
     held = _held(counted, fit)
     parts = {
         "tables": counted.tables,
@@ -69,7 +65,7 @@ def device_parts(
         "input buffers": counted.inputs,
         "exchange": counted.exchange,
         "id maps": counted.id_maps,
-        "fragmentation": held * fit.fragmentation,
+        "fragmentation": counted.largest * fit.gaps,
         "CUDA and libraries": fit.context_bytes + fit.workspace_bytes,
         "NCCL": MEMORY["nccl_bytes"] if placement.num_ranks > 1 else 0.0,
     }
@@ -87,6 +83,12 @@ def with_own_input(parts: dict[str, float], spec: RunSpec, engine: str, num_rank
     if spec.data.kind == "columns":
         return parts
     return parts | {"input buffers": num_together(spec.train.batch_size // num_ranks) * parts["input buffers"]}
+
+
+def counted_bytes(spec: RunSpec, placement: Placement, rank: int, engine: str, precision: str) -> ByteCounts:
+    """On a GPU."""
+    count = cuda_graph_bytes if engine == "cuda_graph" else gpu_pipeline_bytes
+    return count(spec, placement, rank, precision)
 
 
 def fullest_rank(spec: RunSpec, placement: Placement) -> int:
@@ -117,15 +119,34 @@ def cuda_graph_bytes(spec: RunSpec, placement: Placement, rank: int, precision: 
         exchange = wire * (2 * looked_up.pooled_values + samples * sum(t.dim or 0 for t in tables))
         exchange += 4 * (3 * looked_up.num_ids + samples * num_ids) + 8 * (looked_up.num_ids + samples * num_ids)
     dense, per_sample = (_own_network_bytes if model.is_own else _flat_dense_bytes)(spec, size, samples)
-    return ByteCounts(on_device, state, dense, 0.0, samples * (per_sample + 4), 0.0, 0.0, keys,
+    return ByteCounts(on_device, state, dense, 0.0, samples * (per_sample + 4), keys,
                       2 * samples * 4 * (1 + model.num_dense + num_ids), exchange,
                       _id_map_bytes(spec, placement.num_ranks))
 
 
+def gpu_pipeline_bytes(spec: RunSpec, placement: Placement, rank: int, precision: str) -> ByteCounts:
+    """What autograd holds at its peak in TorchRec's pipeline is counted, and three batches: features, ids, lengths and
+    offsets. Of one batch FBGEMM has ids and offsets in 64 bits, and each group of tables has its own."""
+    counted, model = pipeline_bytes(spec, placement, rank, precision), spec.model
+    layers, tables, size = dense_work_of(model, spec.train.batch_size), model.table_list(), value_bytes(precision)
+    samples = spec.train.batch_size // placement.num_ranks
+    if isinstance(layers, Layers):
+        held = float(passes_of(spec, layers, samples, size).peak)
+        width = sum(table.max_width for table in tables)
+        largest: float = samples * max(size * max(layer.num_out for layer in layers.all),
+                                       size * layers.num_vectors * layers.dim,
+                                       4 * width if layers.num_vectors and not layers.bottom else 0)
+    else:
+        held = MEMORY["own_pooled"] * counted.pooled + MEMORY["own_outputs"] * counted.layers
+        largest = counted.pooled
+    copied = 8 * (len({table.pooling for table in tables}) > 1)
+    ids = (20 + copied) * counted.ids / 8 + (32 + copied) * samples * len(tables)
+    return replace(counted, pooled=0.0, layers=held, ids=ids, largest=largest)
+
+
 def pipeline_bytes(spec: RunSpec, placement: Placement, rank: int, precision: str) -> ByteCounts:
-    """What autograd keeps and makes for TorchRec's pipeline: pooled vectors in fp32, and what the layers above begin
-    with, DLRM's dots or DCNv2's crossed vectors, in several forms; each layer's output. How much of it lives at once is
-    measured: the products of all pairs, of which the dots are a part, do not."""
+    """What autograd makes on any device: pooled vectors in fp32, each layer's output. How much of it lives at once is
+    measured."""
     layers, model = dense_work_of(spec.model, spec.train.batch_size), spec.model
     size = value_bytes(precision)
     samples = spec.train.batch_size / placement.num_ranks
@@ -135,14 +156,11 @@ def pipeline_bytes(spec: RunSpec, placement: Placement, rank: int, precision: st
     on_device, state = _table_bytes(spec, placement, rank)
     exchange = 0.0 if placement.num_ranks == 1 else 4 * 2 * (looked_up.pooled_values + samples * pooled)
     states = DENSE_STATES[spec.train.dense_optimizer]
-    middle = layers.middle_width if isinstance(layers, Layers) else 0
-    dots, crossed = (0, middle) if isinstance(layers, Layers) and layers.up else (middle, 0)
     return ByteCounts(
         on_device, state, layers.num_values * (4 * (2 + states) + (2 if size == 2 else 0))
         + 4.0 * data_parallel_values(spec),
-        4 * samples * pooled, samples * (layers.output_width - middle) * size, samples * dots * size,
-        samples * crossed * size, 8 * looked_up.num_ids,
-        4 * samples * 4 * (max(1, len(model.tasks)) + model.num_dense), exchange,
+        4 * samples * pooled, samples * layers.output_width * size, 8 * looked_up.num_ids,
+        3 * samples * 4 * (max(1, len(model.tasks)) + model.num_dense), exchange,
         _id_map_bytes(spec, placement.num_ranks),
     )
 
@@ -169,13 +187,12 @@ def host_parts(
         counted = pipeline_bytes(spec, placement, rank, precision)
         parts["dense layers"] = counted.dense * len(ranks)
         parts["id maps"] = counted.id_maps * len(ranks)
-        parts["activations"] = _held(counted, fit) * (1 + fit.fragmentation) * len(ranks)
+        parts["activations"] = _held(counted, fit) * len(ranks)
     return {name: size for name, size in parts.items() if size}
 
 
 def _held(counted: ByteCounts, fit: MemoryFit) -> float:
-    return (counted.pooled * fit.pooled + counted.layers * fit.layers + counted.dots * fit.dots
-            + counted.middle * fit.middle + counted.ids * fit.ids)
+    return counted.pooled * fit.pooled + counted.layers * fit.layers + counted.ids * fit.ids
 
 
 def _table_bytes(spec: RunSpec, placement: Placement, rank: int) -> tuple[float, float]:

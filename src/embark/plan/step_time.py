@@ -4,15 +4,17 @@ slowest of what runs side by side wins, as the engine lets it."""
 from dataclasses import astuple, fields
 
 from embark.model.placement import DENSE_STATES, Cluster, Placement, data_parallel_values, value_bytes, wire_bytes
-from embark.model.work import DenseWork, Layers, Lookups, dense_work_of, lookups_of
+from embark.model.work import MAX_SORTED_AT_ONCE, DenseWork, Layers, Lookups, dense_work_of, lookups_of
+from embark.plan.autograd import passes_of
 from embark.plan.calibration import Calibration, CpuFit, EngineFit, Rates
 from embark.plan.cpu_step import cpu_features, cpu_parts
 from embark.plan.prediction import ASSUMPTIONS, StepTime
-from embark.spec import RunSpec
+from embark.spec import ModelSpec, RunSpec
 
 STEP = ASSUMPTIONS["step"]
 NUM_OF_HOST = 4
 FEATURES = tuple(field.name for field in fields(EngineFit))[NUM_OF_HOST:]  # Those of the device.
+ALIGNED = 8  # Values: cuBLAS has fast kernels for rows of 16 bytes.
 RANKS_LOOKED_AT = 64  # Of a large cluster, the busiest so many ranks are computed through.
 
 
@@ -31,7 +33,7 @@ def step_time(
     if isinstance(fit, CpuFit):
         took = cpu_parts(fit, cpu_features(spec, layers, looked_up, placement.num_ranks, precision, rates))
     else:
-        took = _device_parts(fit, _features(spec, layers, looked_up, samples, precision, calibration))
+        took = _device_parts(fit, _features(spec, layers, looked_up, samples, precision, calibration, engine))
     parts = {
         "lookup and update": took["lookup and update"],
         "id maps": _id_map_s(spec, placement.num_ranks, engine, calibration),
@@ -77,7 +79,7 @@ def _device_parts(fit: EngineFit, features: tuple[float, ...]) -> dict[str, floa
     return {
         "lookup and update": sum(took[name] for name in ("sort", "lookup", "update", "state", "hot_id_s")),
         "dense layers": sum(took[name] for name in ("matmul", "weights", "activations", "interaction", "crossing")),
-        "launches": took["start_s"] + took["layer_s"] + took["mean_s"],
+        "launches": took["start_s"] + took["layer_s"] + took["sort_s"] + took["mean_s"],
     }
 
 
@@ -88,11 +90,13 @@ def one_rank_cpu_features(spec: RunSpec, placement: Placement, precision: str, r
     return tuple(found[field.name] for field in fields(CpuFit))
 
 
-def features(spec: RunSpec, placement: Placement, precision: str, calibration: Calibration) -> tuple[float, ...]:
+def features(
+    spec: RunSpec, placement: Placement, precision: str, calibration: Calibration, engine: str
+) -> tuple[float, ...]:
     """What a fit multiplies, in the order of FEATURES: counts, and the seconds that bytes and arithmetic alone take."""
     layers, samples = dense_work_of(spec.model, spec.train.batch_size), spec.train.batch_size / placement.num_ranks
     _, looked_up = _busiest(spec, placement, value_bytes(precision))
-    return _features(spec, layers, looked_up, samples, precision, calibration)
+    return _features(spec, layers, looked_up, samples, precision, calibration, engine)
 
 
 def host_features(spec: RunSpec) -> tuple[float, float, float]:
@@ -103,7 +107,7 @@ def host_features(spec: RunSpec) -> tuple[float, float, float]:
 
 def _features(
     spec: RunSpec, layers: Layers | DenseWork, looked_up: Lookups, samples: float, precision: str,
-    calibration: Calibration,
+    calibration: Calibration, engine: str,
 ) -> tuple[float, ...]:
     size, copy_bytes = value_bytes(precision), calibration.rates.copy_bytes
     flops = calibration.rates.matmul_flops[precision]
@@ -116,17 +120,28 @@ def _features(
                              size * (samples * (layer.num_in + layer.num_out) + layer.num_weights) / copy_bytes)
                          for layer in layers.all)
         width: float = sum(layer.num_out for layer in (*layers.bottom, *layers.top, *layers.head)) + layers.mixed_width
+        if engine == "pipeline":  # all that autograd's operations write; products of unaligned matrices are slow
+            moved, width, crossing = 1 / copy_bytes, float(passes_of(spec, layers, round(samples), size).written), 0.0
+            interaction *= layers.num_vectors % ALIGNED > 0
     else:
         matmul = samples * layers.flops_per_sample / flops
         width = layers.output_width
     num_means = sum(t.multi_hot > 1 and t.pooling == "mean" for t in spec.model.table_list())
     weights = 4 * layers.num_values * (3 + 2 * DENSE_STATES[spec.train.dense_optimizer])
     return (
-        1.0, float(layers.num_layers), float(num_means), looked_up.hot_ids,
+        1.0, float(layers.num_layers), _num_sorts(spec.model, spec.train.batch_size), float(num_means),
+        looked_up.hot_ids,
         STEP["sort_bytes"] * looked_up.num_ids / copy_bytes, looked_up.read_bytes / copy_bytes,
         (looked_up.update_bytes - looked_up.state_bytes) / copy_bytes, looked_up.state_bytes / copy_bytes,
         matmul, weights / copy_bytes, moved * width, interaction, crossing,
     )
+
+
+def _num_sorts(model: ModelSpec, batch_size: int) -> float:
+    """Groups of tables of one width and pooling whose ids the captured step does not sort table by table."""
+    tables = model.table_list()
+    ragged = {(table.dim, table.pooling) for table in tables if table.multi_hot > 1}
+    return float(len({(table.dim, table.pooling) for table in tables} if batch_size > MAX_SORTED_AT_ONCE else ragged))
 
 
 def sample_bytes(spec: RunSpec) -> float:

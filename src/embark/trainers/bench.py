@@ -96,8 +96,12 @@ def time_steps(contender: Contender, seconds: float, warm_up_steps: int = WARM_U
 def first_batches(spec: RunSpec, source: SampleSource) -> list[Batch]:
     """In host memory before the clock starts."""
     size = spec.train.batch_size
-    num_batches = min(NUM_BATCHES, steps_per_epoch(source.num_train_samples, size))
-    return [source.train_rows(0, i * size, (i + 1) * size) for i in range(num_batches)]
+    return [source.train_rows(0, i * size, (i + 1) * size) for i in range(num_batches(spec, source))]
+
+
+def num_batches(spec: RunSpec, source: SampleSource) -> int:
+    """How many are in memory before the clock starts."""
+    return min(NUM_BATCHES, steps_per_epoch(source.num_train_samples, spec.train.batch_size))
 
 
 def _step_s(contender: Contender, num_steps: int) -> float:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from embark.catalog import load_catalog
@@ -20,14 +22,14 @@ from embark.plan.cpu_probe import CpuRates
 from embark.plan.predict import match_gpu
 
 
-def test_what_ships_was_measured_on_an_h200_and_on_a_cpu():
+def test_what_ships_was_measured_on_an_h200_and_on_two_kinds_of_cpu():
     shipped = load_calibrations()
-    assert set(shipped) == {"H200", "cpu"}
+    assert set(shipped) == {"H200", "cpu", "cpu-x86_64"}
     assert all(c.is_measured and c.date and c.versions for c in shipped.values())
     assert set(shipped["H200"].engines) == {"cuda_graph", "pipeline"}
 
 
-@pytest.mark.parametrize("device", ["H200", "cpu"])
+@pytest.mark.parametrize("device", ["H200", "cpu", "cpu-x86_64"])
 def test_a_calibration_is_read_as_it_was_written(tmp_path, device):
     shipped = load_calibrations()[device]
     (tmp_path / "one.toml").write_text(to_toml(shipped))
@@ -73,9 +75,11 @@ def test_an_unknown_card_is_none():
     assert match_gpu("NVIDIA GeForce RTX 9090", 24 * 2**30, load_catalog()) is None
 
 
-def test_another_cpu_is_an_estimate_at_its_own_rates_until_it_is_measured(tmp_path, monkeypatch):
+@pytest.mark.parametrize(("architecture", "name"), [("aarch64", "cpu"), ("x86_64", "cpu-x86_64"), ("riscv64", "cpu")])
+def test_another_cpu_is_an_estimate_at_its_own_rates_until_it_is_measured(tmp_path, monkeypatch, architecture, name):
     monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path))
-    shipped = read_calibrations(SHIPPED)["cpu"]
+    monkeypatch.setattr("platform.machine", lambda: architecture)
+    shipped = replace(read_calibrations(SHIPPED)[name], device="cpu")
     half = shipped.rates.matmul_flops["fp32"] / 2
     monkeypatch.setattr(calibration, "probe_cpu", lambda: CpuRates(1e10, half, 2e-6))
     found = calibration.cpu_calibration()

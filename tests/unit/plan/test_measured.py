@@ -37,14 +37,14 @@ def test_the_shipped_factors_are_what_the_recorded_steps_give(bench_plan):
         here, there = shipped.memory[engine], fit.memory[engine]
         assert here.context_bytes + here.workspace_bytes == pytest.approx(
             there.context_bytes + there.workspace_bytes, rel=0.01)
-        for name in ("pooled", "layers", "dots", "middle", "ids"):
+        for name in ("layers", "ids", "gaps"):
             assert getattr(here, name) == pytest.approx(getattr(there, name), rel=0.01)
 
 
-def test_both_models_at_three_sizes_by_both_engines_are_within_what_is_promised(bench_plan):
+def test_runs_that_were_not_fitted_are_within_what_is_promised(bench_plan):
     _, others = bench_plan.recorded(BENCH / "h200_steps.csv")
     shipped = read_calibrations(SHIPPED)["H200"]
-    assert len(others) == 12
+    assert others
     for one in others:
         row = compare(shipped, one)
         assert abs(row.predicted_s / row.step_s - 1) < 0.2, row
@@ -54,9 +54,15 @@ def test_both_models_at_three_sizes_by_both_engines_are_within_what_is_promised(
 def test_random_specs_that_were_fitted_are_met(bench_plan):
     fitted, _ = bench_plan.read_measured(BENCH / "h200_random.csv", "cuda")
     found = [compare(read_calibrations(SHIPPED)["H200"], one) for one in fitted]
-    steps = [abs(one.predicted_s / one.step_s - 1) for one in found]
-    assert sum(step <= 0.15 for step in steps) >= 0.9 * len(found)
+    steps = [abs(one.predicted_s / one.step_s - 1) for one in found if one.step_s]
+    assert sum(step <= 0.15 for step in steps) >= 0.9 * len(steps)
     assert sum(abs(one.predicted_bytes / one.used_bytes - 1) <= 0.05 for one in found) >= 0.95 * len(found)
+
+
+def test_the_shipped_x86_cpu_is_what_its_recorded_steps_give(bench_plan):
+    fit = importlib.import_module("random_plan").fit_cpu_steps(BENCH / "cpu_x86_random.csv")
+    shipped = read_calibrations(SHIPPED)["cpu-x86_64"]
+    assert astuple(shipped.engines["pipeline"]) == pytest.approx(astuple(fit), rel=0.01)
 
 
 def test_the_shipped_cpu_is_what_its_recorded_steps_give_and_meets_nine_of_ten_unseen_ones(bench_plan):

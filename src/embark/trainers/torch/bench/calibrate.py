@@ -101,13 +101,14 @@ def measure(spec: RunSpec, seconds: float) -> Measurement:
 
     from embark.data import open_source, resolve_from_data
     from embark.run.host_memory import peak_resident_bytes
-    from embark.trainers.bench import NUM_BATCHES, WARM_UP_STEPS, time_steps
+    from embark.trainers.bench import WARM_UP_STEPS, num_batches, time_steps
     from embark.trainers.torch.bench.contenders import Embark
     from embark.trainers.torch.world import join
 
     with join(spec.place) as world:
-        fit = resolve_from_data(spec)
-        ours, is_gpu = Embark(fit, world, open_source(fit), NUM_BATCHES), world.device.type == "cuda"
+        fit, is_gpu = resolve_from_data(spec), world.device.type == "cuda"
+        source = open_source(fit)
+        ours = Embark(fit, world, source, num_batches(fit, source))
         times = time_steps(ours, seconds, WARM_UP_STEPS if is_gpu else 3)
         resident, device = peak_resident_bytes(), world.device
         return Measurement(

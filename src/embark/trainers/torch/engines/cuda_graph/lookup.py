@@ -16,6 +16,7 @@ from torch import Tensor
 from torchrec.distributed.embeddingbag import ShardedEmbeddingBagCollection
 from torchrec.distributed.types import ShardingPlan
 
+from embark.model.work import MAX_SORTED_AT_ONCE
 from embark.spec import Table
 from embark.trainers.torch.cpu_lookup import round_stochastically
 from embark.trainers.torch.engines.cuda_graph.streams import Beside
@@ -28,7 +29,6 @@ OPTIMIZERS = {
     EmbOptimType.ADAM: "adam",
     EmbOptimType.PARTIAL_ROWWISE_ADAM: "rowwise_adam",
 }
-MAX_SORTED_AT_ONCE = 4096  # Keys: torch sorts rows of a matrix up to this length in one launch, longer ones in turn.
 ROWWISE = {"rowwise_adagrad": "momentum1", "rowwise_adam": "momentum2"}
 """Which of its states, by FBGEMM's names, has a number for each row."""
 
