@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -61,9 +62,9 @@ def embark_without(absent: tuple[str, ...], words: list[str], where: Path) -> su
                           capture_output=True, text=True, timeout=HANG_S)
 
 
-@pytest.mark.parametrize(("device", "extra"), [("jax", "embark-rec[jax]"), ("tpu", "embark-rec[tpu]")])
+@pytest.mark.parametrize("device", ["jax", "tpu"])
 def test_without_jax_a_run_that_asks_for_it_is_refused_with_the_extra_that_brings_it(
-    tmp_path, monkeypatch, capsys, device, extra
+    tmp_path, monkeypatch, capsys, device
 ):
     monkeypatch.setattr(trainers, "find_spec", lambda name: None)
     monkeypatch.setenv("COLUMNS", "120")
@@ -71,7 +72,7 @@ def test_without_jax_a_run_that_asks_for_it_is_refused_with_the_extra_that_bring
     assert run(["train", str(tmp_path / "t.toml"), "--set", f"place.device={device}"]) == 64
     output = capsys.readouterr().err
     assert f'place.device = "{device}" needs jax, which is not installed' in output
-    assert f"pip install '{extra}'" in output
+    assert re.search(rf"pip install (-e )?'\S+\[{device}\]'", output)
     assert "Traceback" not in output
 
 

@@ -160,11 +160,6 @@ def test_labels_can_be_learnt(train_tiny):
     assert result.values["auc"] > 0.6
 
 
-def test_bf16_tables_are_not_offered(tiny):
-    with pytest.raises(SpecError, match=r"train\.table_dtype"):
-        tiny("train.table_dtype=bf16")
-
-
 def test_a_gpu_that_is_not_there_is_refused(monkeypatch):
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 0)
     with pytest.raises(UserError, match="torch sees no GPU"), join(PlaceSpec(device="cuda")):
