@@ -59,6 +59,14 @@ def test_random_specs_that_were_fitted_are_met(bench_plan):
     assert sum(abs(one.predicted_bytes / one.used_bytes - 1) <= 0.05 for one in found) >= 0.95 * len(found)
 
 
+def test_the_memory_of_random_specs_that_were_never_fitted_is_met(bench_plan):
+    _, unseen = bench_plan.read_measured(BENCH / "h200_random.csv", "cuda")
+    shipped = read_calibrations(SHIPPED)["H200"]
+    assert len(unseen) == 40
+    for one in (compare(shipped, one) for one in unseen):
+        assert abs(one.predicted_bytes / one.used_bytes - 1) <= 0.05, one
+
+
 def test_the_shipped_x86_cpu_is_what_its_recorded_steps_give(bench_plan):
     fit = importlib.import_module("random_plan").fit_cpu_steps(BENCH / "cpu_x86_random.csv")
     shipped = read_calibrations(SHIPPED)["cpu-x86_64"]
