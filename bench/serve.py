@@ -328,6 +328,7 @@ def main() -> None:
     parser.add_argument("--workers", type=int, nargs="*", default=[1, None], help="of Embark; default: 1 and its own")
     parser.add_argument("--peers", type=int, nargs="*", default=[1, len(os.sched_getaffinity(0))], help="processes")
     parser.add_argument("--peer-bf16", action="store_true", help="layers of the peer in bf16, which AMX multiplies")
+    parser.add_argument("--client-cpus", default="", help="10,11: the client's own; the servers keep those of taskset")
     args = parser.parse_args()
     if args.peer_port:
         serve_peer(args)
@@ -343,6 +344,8 @@ def main() -> None:
         *script, "--peer-port", "PORT", "--peer-processes", str(num), "--peer-threads", str(threads)], "/score", own[1])
         for num, threads in ((num, max(1, cores // num)) for num in args.peers)]
     embark = ours[-1]
+    if args.client_cpus:
+        os.sched_setaffinity(0, set(map(int, args.client_cpus.split(","))))
     try:
         parts = args.only or ("rates", "overload", "idle")
         num_rounds = args.rounds if "rates" in parts else 1
