@@ -1,4 +1,4 @@
-"""Stochastic rounding of rows to bf16 in plain torch: a CPU rounds as the kernels of `cuda_graph.table_kernels` do."""
+"""Stochastic rounding of rows to bf16 in plain torch: a CPU rounds as `cuda_graph.rounding_kernels` do."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -33,7 +33,7 @@ class RowRounding:
 
 
 def _mixed(bits: Tensor) -> Tensor:
-    """`table_kernels._mixed`, of 32-bit numbers in 64 bits."""
+    """`rounding_kernels.mixed`, of 32-bit numbers in 64 bits."""
     bits = ((bits ^ (bits >> 16)) * 0x7FEB352D) & _LOW
     bits = ((bits ^ (bits >> 15)) * 0x846CA68B) & _LOW
     return bits ^ (bits >> 16)

@@ -24,12 +24,14 @@ SHARED = ("data.ragged=true", "model.tables=[{name='item', rows=40}, {name='shop
           "multi_hot=2}, {name='seen', multi_hot=3, shares='item'}, {name='last', shares='shop'}]")
 RATES = ("model.tables=[{name='a', rows=9, learning_rate=0.2}, {name='b', rows=60}, {name='c', rows=5, "
          "learning_rate=0.0}, {name='d', rows=50, init_range=0.5}]", "train.warmup_steps=5")
+WIDTHS = ("model.kind=dcnv2", "model.tables=[{name='a', rows=9, dim=8}, {name='b', rows=61, dim=12}, {name='c', "
+          "rows=5, dim=8}, {name='d', rows=50, dim=20, multi_hot=2}]")
 ALL = ("train.table_dtype=fp16", "train.optimizer=adam", "train.learning_rate=0.005", "train.weight_decay=0.1",
        "train.dense_optimizer=adam", "train.embedding_l2=0.01", "train.max_gradient_norm=0.05", "model.dropout=0.2")
 
 
 @pytest.mark.parametrize("sets", [
-    (), ("model.kind=dcnv2",), ("model.num_dense=0",), RAGGED, ("model.top_mlp=[]", "model.bottom_mlp=[]"),
+    (), ("model.kind=dcnv2",), WIDTHS, ("model.num_dense=0",), RAGGED, ("model.top_mlp=[]", "model.bottom_mlp=[]"),
     ("model.embedding_dim=12",), ("model.embedding_dim=256",), ("model.num_tables=1",), ("model.num_tables=70",),
     ("train.optimizer=adagrad", "train.dense_optimizer=adam", "train.dense_learning_rate=0.01"),
     ("train.optimizer=sgd", "train.dense_optimizer=sgd"), ("train.warmup_steps=9", "train.decay=cosine"),
@@ -187,7 +189,8 @@ def test_compiled_kernels_round_without_bias_to_a_neighbour(dtype, scale, bits):
     num_steps = 100
     for step in range(num_steps):
         weights = start.clone().view(-1)
-        rows = kernels.Rows(weights, None, None, torch.zeros(1, dtype=torch.int64, device=device), dim, "sgd", 1e-8)
+        rows = kernels.Rows(weights, None, None, torch.zeros(1, dtype=torch.int64, device=device), None, 0, dim,
+                            "sgd", 1e-8)
         kernels.update(ids, grads, partial, torch.tensor([0.5], device=device),
                        torch.tensor([step], device=device), rows, rounding, has_long_runs=False)
         rounded = weights.view(num_rows, dim).double()

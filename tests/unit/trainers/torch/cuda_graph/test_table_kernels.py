@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import pytest
 import torch
@@ -24,10 +24,36 @@ class Case:
     ids: list[torch.Tensor]
     weights: torch.Tensor
     num_samples: int
+    gaps: tuple[int, ...] = (0, 0, 0)  # Values before each shard that are no shard's.
+
+    @property
+    def places(self) -> list[int]:
+        """Where the values of each shard begin."""
+        return [sum(self.rows[:shard]) * DIM + sum(self.gaps[: shard + 1]) for shard in range(len(self.rows))]
 
     @property
     def starts(self) -> list[int]:
-        return [sum(self.rows[:shard]) for shard in range(len(self.rows))]
+        return [-(-place // DIM) for place in self.places]
+
+    @property
+    def offsets(self) -> list[int]:
+        return [place - start * DIM for place, start in zip(self.places, self.starts, strict=True)]
+
+    @property
+    def offset_multiple(self) -> int:
+        return math.gcd(16, *self.offsets) if any(self.offsets) else 0
+
+    def matrix(self, values: torch.Tensor) -> torch.Tensor:
+        """Without what is no shard's."""
+        return torch.cat([values[at : at + rows * DIM] for at, rows in zip(self.places, self.rows, strict=True)]).view(
+            -1, DIM)
+
+    def spread(self, values: torch.Tensor) -> torch.Tensor:
+        """The reverse, of a case without gaps."""
+        spread = torch.full((len(values) + sum(self.gaps) + DIM,), torch.nan, dtype=values.dtype)
+        for rows, at, of_shard in zip(self.rows, self.places, values.view(-1, DIM).split(self.rows), strict=True):
+            spread[at : at + rows * DIM] = of_shard.reshape(-1)
+        return spread
 
     @property
     def flat_ids(self) -> torch.Tensor:
@@ -39,7 +65,7 @@ class Case:
         at = [sum(counts[:shard]) for shard in range(len(counts))]
         return torch.tensor([
             [at[s], self.num_ids[s], self.first_rows[s], rows, rows + self.first_rows[s], s * DIM, self.starts[s],
-             at[s], 10 + s]
+             at[s], 10 + s, self.offsets[s]]
             for s, rows in enumerate(self.rows)
         ])
 
@@ -63,7 +89,8 @@ def looked_up(kernels, case: Case):
     keys = torch.zeros(case.flat_ids.numel(), dtype=torch.int32)
     error = torch.full((1,), torch.iinfo(torch.int64).max)
     table_kernels.look_up(case.flat_ids, case.weights, case.about, out, keys, error, torch.tensor([7]),
-                          num_samples=case.num_samples, dim=DIM, column_multiple=4)
+                          num_samples=case.num_samples, dim=DIM, column_multiple=4,
+                          offset_multiple=case.offset_multiple)
     return out, keys, error
 
 
@@ -115,13 +142,17 @@ def updated(kernels, case: Case, grads, *, optimizer="sgd", rate=0.1, l2=0.0, st
     ids = table_kernels.SortedIds(ordered, order, keys.numel(), slots, case.num_samples, 4)
     weights = case.weights.clone()
     partial = torch.zeros(table_kernels.partial_shape(keys.numel(), DIM))
-    rows = table_kernels.Rows(weights, state, second_state, SHIFTS, DIM, optimizer, EPS, l2)
-    rounding = None if weights.dtype == torch.float32 else table_kernels.Rounding(SEED, ORIGINS)
+    moved = torch.tensor(replace(case, gaps=(0, 0, 0)).starts) - torch.tensor(case.starts)  # of keys, by gaps
+    offsets = torch.tensor(case.offsets) if any(case.offsets) else None
+    rows = table_kernels.Rows(weights, state, second_state, SHIFTS + moved, offsets, case.offset_multiple, DIM,
+                              optimizer, EPS, l2)
+    origins = ORIGINS + torch.stack([moved, torch.zeros_like(moved)], 1)
+    rounding = None if weights.dtype == torch.float32 else table_kernels.Rounding(SEED, origins)
     table_kernels.locate(ids, grads.stride(0))
     for has_long_runs in (True, False):
         table_kernels.update(ids, grads, partial, torch.tensor([rate]), torch.tensor([step]), rows, rounding,
                              has_long_runs=has_long_runs)
-    return weights.view(-1, DIM)
+    return case.matrix(weights)
 
 
 def gradients_of_rows(case: Case, grads) -> tuple[torch.Tensor, torch.Tensor]:
@@ -245,3 +276,27 @@ def test_what_is_no_number_stays_none_and_what_is_too_large_becomes_infinite(ker
     weights = updated(kernels, case, grads)
     assert weights[:2, 0].isnan().all()
     assert weights[:2, 1].eq(torch.inf).all()
+
+
+@pytest.mark.parametrize(("optimizer", "dtype", "gaps"), [
+    ("rowwise_adagrad", torch.float32, (8, 0, 4)), ("adam", torch.float32, (0, 20, 0)),
+    ("rowwise_adam", torch.float16, (4, 4, 0)), ("sgd", torch.bfloat16, (0, 0, 16)),
+])
+def test_tables_of_other_widths_between_them_change_no_bit(kernels, case, optimizer, dtype, gaps):
+    case.weights = case.weights.to(dtype)
+    grads = torch.randn(case.num_samples, 3 * DIM)
+    of_values, others, of_rows = torch.rand(case.weights.numel()), torch.rand(case.weights.numel()), torch.rand(500)
+    apart = replace(case, gaps=gaps)
+    results = []
+    for one, values in ((case, torch.clone), (apart, apart.spread)):
+        one.weights = values(case.weights)
+        states = {"rowwise_adagrad": (of_rows.clone(), None), "adam": (values(of_values), values(others)),
+                  "rowwise_adam": (values(of_values), of_rows.clone()), "sgd": (None, None)}[optimizer]
+        out, _, _ = looked_up(kernels, one)
+        rows = updated(kernels, one, grads, optimizer=optimizer, state=states[0], second_state=states[1])
+        held = [x if x is None or len(x) == len(of_rows) else one.matrix(x) for x in states]
+        results.append((out, rows, *(x for x in held if x is not None)))
+    assert all(offset % 4 == 0 and offset <= 0 for offset in apart.offsets)
+    assert any(apart.offsets)
+    for even, uneven in zip(*results, strict=True):
+        assert torch.equal(even, uneven)

@@ -211,7 +211,8 @@ class KernelLookup:
 
 
 class _Group:
-    """Shards of one width in one batch of FBGEMM's: their rows are one matrix, and a row of it is a key."""
+    """Shards of one width in one batch of FBGEMM's: where their rows are one matrix, a row of it is a key. Tables of
+    other widths among them move rows by less than a row."""
 
     def __init__(
         self, batch: Any, plans: Sequence[LookupPlan], num_samples: int, on_device: Device, eps: float, l2: float
@@ -227,13 +228,14 @@ class _Group:
         states = starts
         if optimizer in ROWWISE:
             states = getattr(batch, f"{ROWWISE[optimizer]}_offsets").tolist()
-        about, shifts, origins, slots = [], [], [], []
+        about, shifts, offsets, origins, slots = [], [], [], [], []
         key_start = 0
         for at, one in enumerate(plans):
             shard, position = one.local.shard, one.local.position
-            row = starts[position] // self._dim
+            row = -(-starts[position] // self._dim)  # upwards: no other shard's last row has this key
+            offsets.append(starts[position] - row * self._dim)
             about.append([one.id_start, one.num_ids, shard.first_row, shard.num_rows, one.table_rows, one.column, row,
-                          key_start, one.number])
+                          key_start, one.number, offsets[-1]])
             shifts.append(states[position] - row)
             origins.append([one.first_number + shard.first_row - row, shard.first_column])
             slots += [[at, key_start, one.num_ids, one.column]] * one.num_ids
@@ -247,10 +249,12 @@ class _Group:
             math.gcd(16, self._dim, *(one.column for one in plans)),
         )
         self._partial = torch.zeros(kernels.partial_shape(key_start, self._dim), device=device)
+        self._offset_multiple = math.gcd(16, *offsets) if any(offsets) else 0
         self._rows = kernels.Rows(
             self._weights, None if optimizer == "sgd" else batch.momentum1_dev,
             batch.momentum2_dev if "adam" in optimizer else None,
             torch.tensor(shifts if len(set(shifts)) > 1 else shifts[:1], device=device),
+            torch.tensor(offsets, device=device) if any(offsets) else None, self._offset_multiple,
             self._dim, optimizer, eps, l2,
         )
         self._rounding = None
@@ -261,6 +265,7 @@ class _Group:
         self._kernels.look_up(
             ids, self._weights, self._about, out, self._keys, self._on_device.trouble, self._on_device.step,
             num_samples=self._num_samples, dim=self._dim, column_multiple=self._sorted_ids.column_multiple,
+            offset_multiple=self._offset_multiple,
         )
 
     def sort(self, grads: Tensor) -> None:
@@ -288,8 +293,6 @@ def why_not_by_kernels(shards: Sequence[LocalShard]) -> str:
         batch = one.batch
         if batch.optimizer not in OPTIMIZERS:
             return "its optimizer is not one of those whose update the graph has"
-        if int(batch.weights_offsets[one.position]) % one.shard.num_columns:
-            return "tables of several widths lie unevenly"
         if batch.weights_dev.numel() // one.shard.num_columns >= 2**31 - 1:
             return "this rank has more rows than 32 bits count"
     return ""

@@ -17,10 +17,12 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from embark.trainers.torch.engines.cuda_graph.rounding_kernels import mixed, rounded, rounded_to_bf16
+
 PLACE_BITS = tl.constexpr(40)  # Above them an id's place has its shard.
 PLACE = tl.constexpr((1 << 40) - 1)
 NO_KEY = tl.constexpr(2147483647)  # Sorts last: an id that is not there, or is another rank's.
-FIELDS = tl.constexpr(9)  # Numbers that describe a shard; see `lookup._Group`.
+FIELDS = tl.constexpr(10)  # Numbers that describe a shard; see `lookup._Group`.
 ROWWISE_ADAGRAD, ADAGRAD, SGD, ADAM, ROWWISE_ADAM = (tl.constexpr(kind) for kind in range(5))
 KINDS = {"rowwise_adagrad": ROWWISE_ADAGRAD, "adagrad": ADAGRAD, "sgd": SGD, "adam": ADAM, "rowwise_adam": ROWWISE_ADAM}
 # The quickest of those tried on an H200 (bench/LOG.md), for rows of 64 and of 128.
@@ -31,17 +33,18 @@ SAMPLES_AT_A_TIME = 8
 
 def look_up(
     ids: Tensor, weights: Tensor, shards: Tensor, out: Tensor, keys: Tensor, trouble: Tensor, step: Tensor,
-    *, num_samples: int, dim: int, column_multiple: int,
+    *, num_samples: int, dim: int, column_multiple: int, offset_multiple: int,
 ) -> None:
     """Pool the rows of every shard into its columns of `out`, and write the sort key of every id.
 
     An id outside its table counts as none, and the first step it happened in is kept in `trouble`. `column_multiple`:
-    what the columns in `out` are multiples of.
+    what the columns in `out` are multiples of; `offset_multiple`: what the shards' offsets are, 0 where all are 0.
     """
     grid = (triton.cdiv(num_samples, SAMPLES_AT_A_TIME), shards.shape[0])
     _look_up[grid](
         ids, weights, shards, out, keys, trouble, step, num_samples, out.stride(0), dim, BLOCK=SAMPLES_AT_A_TIME,
-        DIM=triton.next_power_of_2(dim), MULTIPLE=column_multiple, num_warps=1 if dim <= 64 else 2,
+        DIM=triton.next_power_of_2(dim), MULTIPLE=column_multiple, OFFSETS=offset_multiple,
+        num_warps=1 if dim <= 64 else 2,
     )
 
 
@@ -53,6 +56,8 @@ class Rows:
     state: Tensor | None  # The optimizer's first, by its name for it; None: it has none.
     second_state: Tensor | None
     state_shifts: Tensor  # From a key to the place of its row-wise state: one number, or one for each shard.
+    offsets: Tensor | None  # From a key times `dim` to where its row begins, for each shard; None: nowhere else.
+    offset_multiple: int  # What they are multiples of; 0: there are none.
     dim: int
     optimizer: str
     eps: float
@@ -100,11 +105,11 @@ def update(
     seed, origins = (rounding.seed, rounding.origins) if rounding else (None, None)
     stepped = step if rounding or "adam" in rows.optimizer else None
     of_ids = (ids.keys, ids.places, grads, num_keys)
-    of_rows = (rows.weights, rows.state, rows.second_state, rows.state_shifts, rates, stepped, seed, origins, rows.dim,
-               rows.eps, rows.l2 or None)
+    of_rows = (rows.weights, rows.state, rows.second_state, rows.state_shifts, rows.offsets, rates, stepped, seed,
+               origins, rows.dim, rows.eps, rows.l2 or None)
     multiple = math.gcd(ids.column_multiple, grads.stride(0))
     common: dict[str, Any] = {"KIND": KINDS[rows.optimizer].value, "DIM": dim, "TILE": tile, "MULTIPLE": multiple,
-                              "HAS_SHIFTS": rows.state_shifts.numel() > 1}
+                              "HAS_SHIFTS": rows.state_shifts.numel() > 1, "OFFSETS": rows.offset_multiple}
     if not has_long_runs:
         block = max(1, VALUES_AT_A_TIME // dim)
         grid = (triton.cdiv(num_keys, block),)
@@ -130,7 +135,7 @@ def partial_shape(num_keys: int, dim: int) -> tuple[int, int]:
 @triton.jit
 def _look_up(
     ids, weights, shards, out, keys, trouble, step, num_samples, out_stride, dim, BLOCK: tl.constexpr,
-    DIM: tl.constexpr, MULTIPLE: tl.constexpr,
+    DIM: tl.constexpr, MULTIPLE: tl.constexpr, OFFSETS: tl.constexpr,
 ):
     shard = tl.program_id(1)
     about = shards + shard * FIELDS
@@ -156,6 +161,8 @@ def _look_up(
         is_bad = (id_ < -1) | (id_ >= table_rows)
         key = tl.where(is_mine, first_key + row, NO_KEY)
         element = key.to(tl.int64)[:, None] * dim + columns[None, :]
+        if OFFSETS > 0:
+            element += tl.multiple_of(tl.load(about + 9), OFFSETS)
         total += tl.load(weights + element, mask=is_mine[:, None] & is_column[None, :], other=0.0).to(tl.float32)
         tl.store(keys + keys_start + place, key, mask=is_sample)
         tl.atomic_min(trouble + tl.zeros_like(row), note + tl.zeros_like(place), mask=is_bad)
@@ -186,9 +193,9 @@ def _gradients(packed, is_wanted, grads, dim, DIM: tl.constexpr, MULTIPLE: tl.co
 
 @triton.jit
 def _update_short(
-    keys, places, grads, num_keys, weights, state, second_state, state_shifts, rates, step, seed, origins, dim, eps, l2,
-    KIND: tl.constexpr, DIM: tl.constexpr, TILE: tl.constexpr, MULTIPLE: tl.constexpr, HAS_SHIFTS: tl.constexpr,
-    BLOCK: tl.constexpr,
+    keys, places, grads, num_keys, weights, state, second_state, state_shifts, offsets, rates, step, seed, origins, dim,
+    eps, l2, KIND: tl.constexpr, DIM: tl.constexpr, TILE: tl.constexpr, MULTIPLE: tl.constexpr,
+    HAS_SHIFTS: tl.constexpr, OFFSETS: tl.constexpr, BLOCK: tl.constexpr,
 ):
     """Rows whose run of equal keys fills no tile: the first of a run adds the others up, one after the other."""
     at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
@@ -203,8 +210,8 @@ def _update_short(
     is_first = (key != NO_KEY) & (key != before) & (key != far)
     shard = packed >> PLACE_BITS
     total = _gradients(packed, is_first, grads, dim, DIM, MULTIPLE)
-    row, first, second, of_row = _read_rows(key, shard, is_first, weights, state, second_state, state_shifts, dim,
-                                            KIND, DIM, HAS_SHIFTS)
+    row, first, second, of_row = _read_rows(key, shard, is_first, weights, state, second_state, state_shifts, offsets,
+                                            dim, KIND, DIM, HAS_SHIFTS, OFFSETS)
     count = tl.zeros([BLOCK], tl.float32) + 1.0
     goes_on = is_first & (after == key)
     while tl.max(goes_on.to(tl.int32), axis=0) > 0:
@@ -220,8 +227,8 @@ def _update_short(
         count += goes_on.to(tl.float32) + is_next.to(tl.float32)
         behind += 2
         goes_on = is_next & (after == key)
-    _write_rows(key, shard, total, count, is_first, row, first, second, of_row, weights, state, second_state, rates,
-                step, seed, origins, dim, eps, l2, KIND, DIM)
+    _write_rows(key, shard, total, count, is_first, row, first, second, of_row, weights, state, second_state, offsets,
+                rates, step, seed, origins, dim, eps, l2, KIND, DIM, OFFSETS)
 
 
 @triton.jit
@@ -243,9 +250,9 @@ def _sum_tiles(
 
 @triton.jit
 def _update_long(
-    keys, places, grads, num_keys, partial, weights, state, second_state, state_shifts, rates, step, seed, origins, dim,
-    eps, l2, num_tiles, KIND: tl.constexpr, DIM: tl.constexpr, TILE: tl.constexpr, MULTIPLE: tl.constexpr,
-    HAS_SHIFTS: tl.constexpr, MANY: tl.constexpr, SUMS: tl.constexpr,
+    keys, places, grads, num_keys, partial, weights, state, second_state, state_shifts, offsets, rates, step, seed,
+    origins, dim, eps, l2, num_tiles, KIND: tl.constexpr, DIM: tl.constexpr, TILE: tl.constexpr, MULTIPLE: tl.constexpr,
+    HAS_SHIFTS: tl.constexpr, OFFSETS: tl.constexpr, MANY: tl.constexpr, SUMS: tl.constexpr,
 ):
     """Rows whose run of equal keys fills tiles: what stands before them, their sums, and what is left behind."""
     tiles = tl.program_id(0) * MANY + tl.arange(0, MANY)
@@ -264,7 +271,7 @@ def _update_long(
         is_row = one == 0
         shard = tl.load(places + tile * TILE + one) >> PLACE_BITS
         row, held, second, of_row = _read_rows(key + one, shard, is_row, weights, state, second_state, state_shifts,
-                                               dim, KIND, DIM, HAS_SHIFTS)
+                                               offsets, dim, KIND, DIM, HAS_SHIFTS, OFFSETS)
         at = tile * TILE - TILE + within
         packed = tl.load(places + at, mask=at >= 0, other=0)
         is_part = (at >= 0) & (tl.load(keys + at, mask=at >= 0, other=-1) == key)
@@ -275,8 +282,8 @@ def _update_long(
         while goes_on > 0:
             some = next_tile + tl.arange(0, SUMS)
             is_full = tl.load(keys + some * TILE + TILE - 1, mask=some < num_tiles, other=-1) == key
-            element = some.to(tl.int64)[:, None] * DIM + columns[None, :]
-            total += tl.sum(tl.load(partial + element, mask=is_full[:, None], other=0.0), axis=0)
+            sums = some.to(tl.int64)[:, None] * DIM + columns[None, :]
+            total += tl.sum(tl.load(partial + sums, mask=is_full[:, None], other=0.0), axis=0)
             num_full = tl.sum(is_full.to(tl.int32), axis=0)
             count += TILE * num_full.to(tl.float32)
             next_tile += num_full
@@ -287,18 +294,27 @@ def _update_long(
         total += tl.sum(_gradients(packed, is_part, grads, dim, DIM, MULTIPLE), axis=0)
         count += tl.sum(is_part.to(tl.float32), axis=0)
         _write_rows(key + one, shard, total[None, :], count, is_row, row, held, second, of_row, weights, state,
-                    second_state, rates, step, seed, origins, dim, eps, l2, KIND, DIM)
+                    second_state, offsets, rates, step, seed, origins, dim, eps, l2, KIND, DIM, OFFSETS)
+
+
+@triton.jit
+def _elements(key, shard, is_row, offsets, dim, DIM: tl.constexpr, OFFSETS: tl.constexpr):
+    """Where the values of rows stand."""
+    element = key.to(tl.int64)[:, None] * dim + tl.arange(0, DIM)[None, :]
+    if OFFSETS > 0:
+        element += tl.multiple_of(tl.load(offsets + shard, mask=is_row, other=0), OFFSETS)[:, None]
+    return element
 
 
 @triton.jit
 def _read_rows(
-    key, shard, is_row, weights, state, second_state, state_shifts, dim, KIND: tl.constexpr, DIM: tl.constexpr,
-    HAS_SHIFTS: tl.constexpr,
+    key, shard, is_row, weights, state, second_state, state_shifts, offsets, dim, KIND: tl.constexpr, DIM: tl.constexpr,
+    HAS_SHIFTS: tl.constexpr, OFFSETS: tl.constexpr,
 ):
     """Rows, what the optimizer holds of each, and where that stands; zeros for what it does not hold."""
     columns = tl.arange(0, DIM)
     is_element = is_row[:, None] & (columns < dim)[None, :]
-    element = key.to(tl.int64)[:, None] * dim + columns[None, :]
+    element = _elements(key, shard, is_row, offsets, dim, DIM, OFFSETS)
     row = tl.load(weights + element, mask=is_element, other=0.0).to(tl.float32)
     of_row = key.to(tl.int64)
     if KIND == ROWWISE_ADAGRAD or KIND == ROWWISE_ADAM:  # noqa: SIM109
@@ -321,13 +337,13 @@ def _read_rows(
 
 @triton.jit
 def _write_rows(
-    key, shard, total, count, is_row, row, first, second, of_row, weights, state, second_state, rates, step, seed,
-    origins, dim, eps, l2, KIND: tl.constexpr, DIM: tl.constexpr,
+    key, shard, total, count, is_row, row, first, second, of_row, weights, state, second_state, offsets, rates, step,
+    seed, origins, dim, eps, l2, KIND: tl.constexpr, DIM: tl.constexpr, OFFSETS: tl.constexpr,
 ):
     rate = tl.load(rates)
     columns = tl.arange(0, DIM)
     is_element = is_row[:, None] & (columns < dim)[None, :]
-    element = key.to(tl.int64)[:, None] * dim + columns[None, :]
+    element = _elements(key, shard, is_row, offsets, dim, DIM, OFFSETS)
     if l2 is not None:
         total += (l2 * (count + tl.zeros_like(key).to(tl.float32)))[:, None] * row
     if KIND == ROWWISE_ADAGRAD:
@@ -359,41 +375,11 @@ def _write_rows(
         origin = origins + 2 * shard
         number = key.to(tl.int64) + tl.load(origin, mask=is_row, other=0)
         column = (tl.load(origin + 1, mask=is_row, other=0)[:, None] + columns[None, :]).to(tl.uint32)
-        of_step = _mixed(tl.load(seed).to(tl.uint32) ^ _mixed(tl.load(step).to(tl.uint32)))
-        by_row = _mixed(of_step ^ _mixed(number.to(tl.uint32) ^ _mixed((number >> 32).to(tl.uint32) + 1)))
-        random = _mixed(by_row[:, None] + column * 0x9E3779B9)
+        of_step = mixed(tl.load(seed).to(tl.uint32) ^ mixed(tl.load(step).to(tl.uint32)))
+        by_row = mixed(of_step ^ mixed(number.to(tl.uint32) ^ mixed((number >> 32).to(tl.uint32) + 1)))
+        random = mixed(by_row[:, None] + column * 0x9E3779B9)
         if weights.dtype.element_ty == tl.bfloat16:  # noqa: SIM108
-            value = _rounded_to_bf16(value, random)
+            value = rounded_to_bf16(value, random)
         else:
-            value = _rounded(value, random)
+            value = rounded(value, random)
     tl.store(weights + element, value, mask=is_element)
-
-
-@triton.jit
-def _mixed(bits):
-    """A hash of 32-bit numbers: https://nullprogram.com/blog/2018/07/31/."""
-    bits = (bits ^ (bits >> 16)) * 0x7FEB352D
-    bits = (bits ^ (bits >> 15)) * 0x846CA68B
-    return bits ^ (bits >> 16)
-
-
-@triton.jit
-def _rounded_to_bf16(value, random):
-    """As `_rounded`; bf16 has the exponents of fp32."""
-    bits = (value.to(tl.uint32, bitcast=True) + (random & 0xFFFF)) & 0xFFFF0000
-    return tl.where(value == value, bits.to(tl.float32, bitcast=True), value).to(tl.bfloat16)
-
-
-@triton.jit
-def _rounded(value, random):
-    """To one of the two neighbours in fp16: the nearer, the likelier. What has no digits behind stays as it is,
-    infinities and NaN too."""
-    bits = value.to(tl.uint32, bitcast=True)
-    magnitude = bits & 0x7FFFFFFF
-    normal = (magnitude + (random & 0x1FFF)) & 0xFFFFE000
-    # Below 2^-14 fp16 has steps of 2^-24.
-    steps = tl.abs(value) * 16777216.0 + (random & 0x1FFF).to(tl.float32) * 0.0001220703125
-    small = (tl.floor(steps) * 5.9604644775390625e-08).to(tl.uint32, bitcast=True)
-    magnitude = tl.where(magnitude < 0x38800000, small, normal)
-    rounded = (magnitude | (bits & 0x80000000)).to(tl.float32, bitcast=True)
-    return tl.where(value == value, rounded, value).to(tl.float16)
