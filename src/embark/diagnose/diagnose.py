@@ -10,6 +10,7 @@ from typing import Literal
 from embark.diagnose.checks import GIB, NcclLog, StepTimes, Versions, machine_of
 from embark.diagnose.scan import Diagnosis, Evidence, RuleMatch, Scan, load_rules
 from embark.diagnose.source import DiagnosedFile
+from embark.events.quality import start_command
 from embark.formatting import redact, to_one_line
 from embark.plan.prediction import Prediction, Setup
 from embark.spec import RunSpec
@@ -101,9 +102,8 @@ def _diagnosis(match: RuleMatch, spec: RunSpec | None, names: Mapping[str, str])
     memory = OUT_OF_MEMORY.get(rule.name)
     if memory is not None and spec is not None and (advice := memory_advice(spec, memory)):
         fix = f"{advice}. Else: {fix}"
-    command = match.command or rule.command.format_map(values)
-    if spec is not None and spec.stream.is_on:
-        command = command.replace("embark train", "embark follow")
+    command = start_command(match.command or rule.command.format_map(values),
+                            has_stream=spec is not None and spec.stream.is_on)
     for name, word in names.items():
         command = word.join(re.split(rf"(?<![\w-]){name}(?![\w-])", command))
     return Diagnosis(

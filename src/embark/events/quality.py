@@ -40,6 +40,11 @@ class Finding:
     command: str
 
 
+def start_command(command: str, *, has_stream: bool) -> str:
+    """A command with `embark train` in it, as a run on a stream needs it: with `embark follow`."""
+    return command.replace("embark train", "embark follow") if has_stream else command
+
+
 @cache
 def quality_rules() -> Mapping[str, Mapping[str, str]]:
     """By name."""
@@ -54,7 +59,7 @@ class Quality:
         self._evals: dict[int, Mapping[str, Any]] = {}
         self._notes: dict[str, str] = {}  # By the rule's name.
         self._has_stopped_early = False
-        self._command = "embark train"  # What the run was started with.
+        self._has_stream = False
         self.traffic = TrafficRecord()  # Of a server.
 
     def add(self, event: Event) -> None:
@@ -65,7 +70,7 @@ class Quality:
             return
         step = to_finite(values.get("step"))
         if event.kind == "start":
-            self._command = "embark follow" if values.get("stream") else "embark train"
+            self._has_stream = bool(values.get("stream"))
         if event.kind == "start" and not to_finite(values.get("first_step")):
             self._train, self._evals, self._notes = {}, {}, {}
         elif event.kind == "step" and step is not None:
@@ -87,7 +92,7 @@ class Quality:
         """In the order of their codes."""
         found = dict(self._found())
         return tuple(Finding(rule["code"], name, rule["cause"].format_map(found[name]), rule["fix"],
-                             rule["command"].replace("embark train", self._command))
+                             start_command(rule["command"], has_stream=self._has_stream))
                      for name, rule in quality_rules().items() if name in found)
 
     def _found(self) -> Iterator[tuple[str, Mapping[str, str]]]:

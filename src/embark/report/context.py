@@ -13,6 +13,7 @@ from embark.catalog.pricing import RunPrice, price_of_run
 from embark.diagnose import Diagnosis
 from embark.diagnose.targets import diagnose_targets
 from embark.errors import EmbarkError, UserError
+from embark.events.quality import start_command
 from embark.events.spending import Interruption, Spending
 from embark.events.summary import outcome_sentence, resume_hint
 from embark.events.traffic import WINDOW_S
@@ -151,11 +152,11 @@ class RunContext:
     def commands(self) -> tuple[str, ...]:
         """How to repeat the run, or to resume it."""
         is_done = self.status.state == "finished"
-        command = "follow" if (self.spec.get("stream") or {}).get("source") else "train"
+        command = start_command("embark train", has_stream=bool((self.spec.get("stream") or {}).get("source")))
         if self.is_remote:
             copy = shlex.join(["embark", "data", "copy", f"{self.uri}/{SPEC}", SPEC])
-            return copy, f"embark {command} {SPEC}" + (" --fresh" if is_done else "")
-        train = shlex.join(["embark", command, str(Path(self.uri.removeprefix("file://")) / SPEC)])
+            return copy, f"{command} {SPEC}" + (" --fresh" if is_done else "")
+        train = shlex.join([*command.split(), str(Path(self.uri.removeprefix("file://")) / SPEC)])
         return (f"{train} --fresh",) if is_done else (f"{train}   # resumes from its last checkpoint",
                                                       f"{train} --fresh")
 
