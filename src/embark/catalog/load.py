@@ -110,11 +110,20 @@ def load_catalog() -> Catalog:
 
 @cache
 def _load(newer: Path) -> Catalog:
-    return read_catalog(HERE, newer if newer.exists() else None)
+    catalog = _shipped()
+    if not newer.exists():
+        return catalog
+    imported = read_prices(newer, catalog.priced, fix=f"remove {newer}, or import a complete one")
+    return replace(catalog, prices=merge_newest(catalog.prices, imported))
+
+
+@cache
+def _shipped() -> Catalog:
+    return read_catalog(HERE)
 
 
 def clear_cache() -> None:
-    """Read the files again at the next call."""
+    """Read the imported prices again at the next call."""
     _load.cache_clear()
 
 
@@ -130,8 +139,8 @@ def prices_path() -> Path:
     return user_data_dir() / "prices.csv"
 
 
-def read_catalog(folder: Path, newer: Path | None = None) -> Catalog:
-    """A folder of catalog files; the rows of the price file `newer` replace older ones."""
+def read_catalog(folder: Path) -> Catalog:
+    """A folder of catalog files."""
     mistakes: Mistakes = []
     try:
         catalog = _read(folder, mistakes)
@@ -139,10 +148,7 @@ def read_catalog(folder: Path, newer: Path | None = None) -> Catalog:
         raise UserError(f"{error.filename}: {error.strerror}", fix="install Embark again") from error
     if mistakes:
         raise MistakesError(mistakes, "the catalog")
-    if newer is None:
-        return catalog
-    imported = read_prices(newer, catalog.priced, fix=f"remove {newer}, or import a complete one")
-    return replace(catalog, prices=merge_newest(catalog.prices, imported))
+    return catalog
 
 
 def read_prices(path: Path, machines: Collection[str], *, fix: str = "") -> dict[tuple[str, str], Price]:

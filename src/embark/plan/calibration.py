@@ -134,10 +134,12 @@ def clear_cache() -> None:
 
 @cache
 def _load(own: Path) -> dict[str, Calibration]:
-    found = read_calibrations(SHIPPED)
-    if own.exists():
-        found |= read_calibrations(own)
-    return found
+    return _shipped() | (read_calibrations(own) if own.exists() else {})
+
+
+@cache
+def _shipped() -> dict[str, Calibration]:
+    return read_calibrations(SHIPPED)
 
 
 def read_calibrations(path: Path) -> dict[str, Calibration]:
@@ -168,12 +170,17 @@ def _of_this_cpu(own: Path, architecture: str) -> Calibration:
     if own.exists() and CPU in read_calibrations(own):
         return _load(own)[CPU]
     known = replace(_load(own).get(f"{CPU}-{architecture}", _load(own)[CPU]), device=CPU)
-    found = probe_cpu()
+    found = _cpu_rates()
     drawn = known.rates.synthetic_values * found.copy_bytes / known.rates.copy_bytes
     rates = replace(with_probed(known.rates, found), synthetic_values=drawn)
     basis = (f"an estimate: measured on {known.title}, at the rates of this CPU ({found.matmul_flops / 1e9:,.0f} "
              f"GFLOP/s in fp32, {found.copy_bytes / 1e9:,.0f} GB/s)")
     return replace(known, rates=rates, is_measured=False, basis=basis)
+
+
+@cache
+def _cpu_rates() -> CpuRates:
+    return probe_cpu()
 
 
 def with_probed(rates: Rates, found: CpuRates) -> Rates:

@@ -59,7 +59,7 @@ tensorboard = false
 """
 # All that a run would import by itself; torch.distributed.optim is compiled as it is, which takes half a second.
 BOTH = ("embark.__main__", "embark.cli.train", "embark.run.loop", "embark.events.sinks.terminal",
-        "embark.data.synthetic", "embark.data.workers", "embark.report.report")
+        "embark.data.synthetic", "embark.data.workers", "embark.report.report", "warm_caches")
 TORCH = (*BOTH, "embark.trainers.torch.trainer", "torch.distributed.checkpoint", "torch.distributed.optim")
 JAX = (*BOTH, "embark.trainers.jax.trainer")
 KIB_FOR_TWO = 1100

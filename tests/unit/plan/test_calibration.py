@@ -81,7 +81,7 @@ def test_another_cpu_is_an_estimate_at_its_own_rates_until_it_is_measured(tmp_pa
     monkeypatch.setattr("platform.machine", lambda: architecture)
     shipped = replace(read_calibrations(SHIPPED)[name], device="cpu")
     half = shipped.rates.matmul_flops["fp32"] / 2
-    monkeypatch.setattr(calibration, "probe_cpu", lambda: CpuRates(1e10, half, 2e-6))
+    monkeypatch.setattr(calibration, "_cpu_rates", lambda: CpuRates(1e10, half, 2e-6))
     found = calibration.cpu_calibration()
     assert not found.is_measured
     assert (found.rates.copy_bytes, found.rates.op_s) == (1e10, 2e-6)
