@@ -30,7 +30,7 @@ BUCKETS = "/mnt/embark-rehearsal"  # Where the pods see the folder that stands f
 SAMPLE = f"{BUCKETS}/sample"  # Where they see the sample of the run's data.
 MAX_ROWS = 1000
 SAMPLES_PER_RANK = 32
-NUM_EVAL_SAMPLES = 2048
+MAX_EVAL_SAMPLES = 2048  # And no more than are trained on.
 MAX_SAMPLES = 32_768  # To train on, of the run's own data; a longer rehearsal has several epochs.
 SAVES = 10  # Checkpoints in a rehearsal, about.
 _PROCESSES = re.compile(r"(--nproc[-_]per[-_]node(?:=|\s+))([\w$(){}]+)")
@@ -260,7 +260,7 @@ def _take_sample(spec: RunSpec, world_size: int, num_steps: int) -> tuple[Sample
     from embark.data.sample import take_sample
 
     num_train = min(SAMPLES_PER_RANK * world_size * num_steps, MAX_SAMPLES)
-    sample, why = take_sample(spec, num_train=num_train, num_eval=NUM_EVAL_SAMPLES)
+    sample, why = take_sample(spec, num_train=num_train, num_eval=min(num_train, MAX_EVAL_SAMPLES))
     if sample is not None and sample.num_train < world_size:
         return None, f"{spec.data.path}: has {sample.num_train} rows to train on, fewer than ranks"
     return sample, why
@@ -284,7 +284,7 @@ def downscale_spec(spec: RunSpec, world_size: int, num_steps: int, sample: Sampl
     most = min(train["batch_size"], sample.num_train if sample else train["batch_size"])
     train["batch_size"] = min(most // world_size or 1, SAMPLES_PER_RANK) * world_size
     data["num_train_samples"] = train["batch_size"] * num_steps
-    data["num_eval_samples"] = min(data["num_eval_samples"], NUM_EVAL_SAMPLES)
+    data["num_eval_samples"] = min(data["num_eval_samples"], data["num_train_samples"], MAX_EVAL_SAMPLES)
     train["num_steps"] = num_steps
     train["num_epochs"] = 1
     train |= {"eval_every": 0, "early_stopping_patience": 0, "early_stopping_metric": "auc",
