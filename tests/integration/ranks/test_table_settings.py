@@ -8,14 +8,15 @@ TABLES = """model.tables=[
     { name = "user", rows = 301, optimizer = "adagrad", sharding = "row_wise" },
     { name = "item", rows = 100, multi_hot = 3, pooling = "mean", sharding = "data_parallel" },
     { name = "seen", shares = "item", multi_hot = 5 }, { name = "shop", rows = 7, optimizer = "sgd" },
-    { name = "city", rows = 9, sharding = "data_parallel", optimizer = "adagrad", learning_rate = 0.2 }]"""
+    { name = "city", rows = 9, sharding = "data_parallel", optimizer = "adagrad", learning_rate = 0.2 },
+    { name = "once", rows = 1, sharding = "row_wise" }]"""
 
 
 def test_two_ranks_give_the_losses_of_one_and_three_those_of_a_run_that_was_never_killed(ranks):
     one, two = ranks(1, TABLES, name="one"), ranks(2, TABLES, name="two")
     assert (one.code, two.code) == (0, 0), one.output + two.output
     assert {t["table"]: t["sharding"] for t in two.events("plan")[0]["tables"]} == {
-        "user": "row_wise", "item": "data_parallel", "shop": "table_wise", "city": "data_parallel"}
+        "user": "row_wise", "item": "data_parallel", "shop": "table_wise", "city": "data_parallel", "once": "row_wise"}
     assert two.losses() == pytest.approx(one.losses(), rel=2e-5)
     sets = (TABLES, "store.checkpoint_every=5")
     whole = ranks(3, *sets, name="whole")
@@ -28,7 +29,8 @@ def test_two_ranks_give_the_losses_of_one_and_three_those_of_a_run_that_was_neve
 def test_two_ranks_give_the_losses_of_one_with_weighted_ids(ranks):
     tables = """model.tables=[{ name = "user", rows = 301 },
         { name = "item", rows = 100, multi_hot = 3, pooling = "mean", weights_column = "seconds" },
-        { name = "shop", rows = 7, sharding = "data_parallel" }]"""
+        { name = "shop", rows = 7, sharding = "data_parallel" },
+        { name = "once", rows = 1, weights_column = "count", sharding = "row_wise", optimizer = "sgd" }]"""
     one, two = ranks(1, tables, name="one"), ranks(2, tables, name="two")
     assert (one.code, two.code) == (0, 0), one.output + two.output
     assert two.losses() == pytest.approx(one.losses(), rel=2e-5)

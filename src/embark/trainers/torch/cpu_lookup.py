@@ -25,9 +25,10 @@ from embark.trainers.torch.row_rounding import RowRounding
 
 def use_fast_cpu_lookup(dmp: nn.Module) -> int:
     """Give every batch of CPU tables inside a sharded model the fast lookup; returns how many changed. Tables with
-    anything it does not compute (weighted features, int8, other optimizers, weight decay, caches) keep FBGEMM's."""
+    anything it does not compute (weighted features, int8, other optimizers, weight decay, caches) keep FBGEMM's, which
+    fails without rows: of a table with fewer rows than ranks, some ranks have none."""
     num_replaced = 0
-    for tbe in _unweighted_tbes(dmp):
+    for tbe in _tbes(dmp):
         if _can_replace(tbe):
             tbe.forward = _FastLookup(tbe)
             num_replaced += 1
@@ -36,7 +37,7 @@ def use_fast_cpu_lookup(dmp: nn.Module) -> int:
 
 def use_lookup_of_bf16(dmp: nn.Module) -> None:
     """Let a sharded model on a GPU look rows in bf16 up, for evaluation; kernels of the captured step train them."""
-    for tbe in _unweighted_tbes(dmp):
+    for tbe in _tbes(dmp):
         if tbe.weights_precision == SparseType.BF16:
             tbe.forward = _FastLookup(tbe)
 
@@ -48,9 +49,11 @@ def round_stochastically(tbe: SplitTableBatchedEmbeddingBagsCodegen, rounding: R
     lookup.rounding = rounding
 
 
-def _unweighted_tbes(root: nn.Module) -> Iterator[SplitTableBatchedEmbeddingBagsCodegen]:
-    """TorchRec keeps its lookups in plain lists, which `modules()` does not enter."""
+def _tbes(root: nn.Module) -> Iterator[SplitTableBatchedEmbeddingBagsCodegen]:
+    """Of weighted features only those on a CPU without rows. TorchRec keeps its lookups in plain lists, which
+    `modules()` does not enter."""
     seen: set[int] = set()
+    weighted: set[int] = set()
     pending: list[nn.Module] = [root]
     while pending:
         module = pending.pop()
@@ -58,10 +61,11 @@ def _unweighted_tbes(root: nn.Module) -> Iterator[SplitTableBatchedEmbeddingBags
             continue
         seen.add(id(module))
         if isinstance(module, SplitTableBatchedEmbeddingBagsCodegen):
-            yield module
+            if id(module) not in weighted or (module.use_cpu and module.weights_host.numel() == 0):
+                yield module
             continue
         if hasattr(module, "_emb_module") and getattr(getattr(module, "_config", None), "is_weighted", False):
-            continue
+            weighted.add(id(module._emb_module))
         pending.extend(child for child in module._modules.values() if child is not None)
         for value in vars(module).values():
             if isinstance(value, (list, tuple)):
@@ -69,14 +73,19 @@ def _unweighted_tbes(root: nn.Module) -> Iterator[SplitTableBatchedEmbeddingBags
 
 
 def _can_replace(tbe: SplitTableBatchedEmbeddingBagsCodegen) -> bool:
-    has_elementwise_state = tbe.optimizer == EmbOptimType.EXACT_ADAGRAD
     return (
         type(tbe) is SplitTableBatchedEmbeddingBagsCodegen
         and not isinstance(vars(tbe).get("forward"), _FastLookup)
         and tbe.use_cpu
         and tbe.weights_host.device.type == "cpu"
-        and tbe.weights_host.numel() > 0
-        and (tbe.pooling_mode in (PoolingMode.SUM, PoolingMode.MEAN) or len(_group_features(tbe)) == 1)
+        and (tbe.weights_host.numel() == 0 or _has_fast_lookup(tbe))
+    )
+
+
+def _has_fast_lookup(tbe: SplitTableBatchedEmbeddingBagsCodegen) -> bool:
+    has_elementwise_state = tbe.optimizer == EmbOptimType.EXACT_ADAGRAD
+    return (
+        (tbe.pooling_mode in (PoolingMode.SUM, PoolingMode.MEAN) or len(_group_features(tbe)) == 1)
         and tbe.weights_precision in (SparseType.FP32, SparseType.FP16, SparseType.BF16)
         and tbe.optimizer in (EmbOptimType.EXACT_SGD, EmbOptimType.EXACT_ADAGRAD, EmbOptimType.EXACT_ROWWISE_ADAGRAD)
         and (not has_elementwise_state or tbe.momentum1_offsets.equal(tbe.weights_offsets))
@@ -114,6 +123,10 @@ class _FastLookup:
     def __call__(
         self, indices: Tensor, offsets: Tensor, per_sample_weights: Tensor | None = None, *args: Any, **kwargs: Any,
     ) -> Tensor:
+        if _weights(self.tbe).numel() == 0:
+            shape = ((offsets.numel() - 1) // self.num_features, self.column_starts[-1]) if self.is_pooled else \
+                (indices.numel(), self.tbe.dims[0])
+            return torch.zeros(shape, dtype=self.output_dtype, device=offsets.device, requires_grad=True)
         extras = (per_sample_weights, *args, *kwargs.values())
         if any(extra is not None for extra in extras) or not _has_plain_update(self.tbe):
             return type(self.tbe).forward(self.tbe, indices, offsets, per_sample_weights, *args, **kwargs)

@@ -83,6 +83,16 @@ def train_step(tbe, indices, offsets, seed=0):
     return pooled.detach()
 
 
+@pytest.mark.parametrize(("pooling", "shape"), [(PoolingMode.SUM, (BATCH_SIZE, 32)), (PoolingMode.NONE, (0, 16))])
+def test_tables_without_rows_give_zeros_that_have_a_gradient(pooling, shape):
+    tbe = make_tbe([(0, 16), (0, 16)], pooling_mode=pooling, optimizer=EmbOptimType.EXACT_SGD)
+    assert use_fast_cpu_lookup(tbe) == 1
+    values = tbe(*make_batch(tbe, "empty"))
+    assert values.shape == shape
+    assert not values.any()
+    values.sum().backward()
+
+
 def assert_same_state(stock, fast, atol=1e-6):
     torch.testing.assert_close(fast.weights_host, stock.weights_host, rtol=0, atol=atol)
     torch.testing.assert_close(fast.momentum1_host, stock.momentum1_host, rtol=1e-6, atol=1e-6)
