@@ -19,8 +19,11 @@ from torch import Tensor
 
 from embark.trainers.torch.engines.cuda_graph.rounding_kernels import mixed, rounded, rounded_to_bf16
 
-PLACE_BITS = tl.constexpr(40)  # Above them an id's place has its shard.
+PLACE_BITS = tl.constexpr(40)  # Above them an id's place has its shard, and above that what its neighbours are.
 PLACE = tl.constexpr((1 << 40) - 1)
+SHARD = tl.constexpr((1 << 20) - 1)
+IS_NEXT_EQUAL = tl.constexpr(1 << 61)  # The key behind is the same.
+IS_FIRST = tl.constexpr(1 << 62)  # Of a run of equal keys that fills no tile.
 NO_KEY = tl.constexpr(2147483647)  # Sorts last: an id that is not there, or is another rank's.
 FIELDS = tl.constexpr(10)  # Numbers that describe a shard; see `lookup._Group`.
 ROWWISE_ADAGRAD, ADAGRAD, SGD, ADAM, ROWWISE_ADAM = (tl.constexpr(kind) for kind in range(5))
@@ -69,8 +72,8 @@ class SortedIds:
     """Ids as keys in ascending order, and how each leads to its gradient."""
 
     keys: Tensor
-    places: Tensor  # Of the gradient of each, and above `PLACE_BITS` its shard. Before `locate`: where the id
-    # was within its segment: the ids of all samples in one shard, then in the next.
+    places: Tensor  # Of the gradient of each, and above `PLACE_BITS` its shard and its place in its run of equal keys.
+    # Before `locate`: where the id was within its segment: the ids of all samples in one shard, then in the next.
     segment: int  # So many keys were sorted together.
     slots: Tensor  # [ids a sample has in all shards, 4]: shard, first position, ids a sample, column of its shard.
     num_samples: int
@@ -86,10 +89,11 @@ class Rounding:
 
 
 def locate(ids: SortedIds, grad_stride: int) -> None:
-    """From where sorted ids were to where their gradients are; needs no gradient, so nothing waits for it."""
+    """From where sorted ids were to where their gradients are, and which have the same row; needs no gradient, so
+    nothing waits for it."""
     num_keys = ids.keys.numel()
-    _locate[(triton.cdiv(num_keys, 512),)](ids.places, ids.slots, num_keys, ids.segment, ids.num_samples, grad_stride,
-                                           BLOCK=512, num_warps=4)
+    _locate[(triton.cdiv(num_keys, 512),)](ids.keys, ids.places, ids.slots, num_keys, ids.segment, ids.num_samples,
+                                           grad_stride, TILE=tiles(num_keys)[0], BLOCK=512, num_warps=4)
 
 
 def update(
@@ -108,7 +112,7 @@ def update(
     of_rows = (rows.weights, rows.state, rows.second_state, rows.state_shifts, rows.offsets, rates, stepped, seed,
                origins, rows.dim, rows.eps, rows.l2 or None)
     multiple = math.gcd(ids.column_multiple, grads.stride(0))
-    common: dict[str, Any] = {"KIND": KINDS[rows.optimizer].value, "DIM": dim, "TILE": tile, "MULTIPLE": multiple,
+    common: dict[str, Any] = {"KIND": KINDS[rows.optimizer].value, "DIM": dim, "MULTIPLE": multiple,
                               "HAS_SHIFTS": rows.state_shifts.numel() > 1, "OFFSETS": rows.offset_multiple}
     if not has_long_runs:
         block = max(1, VALUES_AT_A_TIME // dim)
@@ -118,8 +122,8 @@ def update(
         grid = (triton.cdiv(num_tiles, many),)
         _sum_tiles[grid](*of_ids, partial, rows.dim, num_tiles, MANY=many, DIM=dim, TILE=tile, MULTIPLE=multiple,
                          num_warps=4)
-        _update_long[grid](*of_ids, partial, *of_rows, num_tiles, MANY=many, SUMS=max(1, 8192 // dim),
-                           num_warps=4, **common)
+        _update_long[grid](*of_ids, partial, *of_rows, num_tiles, MANY=many, TILE=tile,
+                           SUMS=max(1, 8192 // dim), num_warps=4, **common)
 
 
 def tiles(num_keys: int) -> tuple[int, int]:
@@ -171,14 +175,24 @@ def _look_up(
 
 
 @triton.jit
-def _locate(places, slots, num_keys, segment, num_samples, grad_stride, BLOCK: tl.constexpr):
+def _locate(
+    keys, places, slots, num_keys, segment, num_samples, grad_stride, TILE: tl.constexpr, BLOCK: tl.constexpr,
+):
     at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     is_key = at < num_keys
     position = at // segment * segment + tl.load(places + at, mask=is_key, other=0).to(tl.int32)
     about = slots + 4 * (position // num_samples)
     sample = (position - tl.load(about + 1, mask=is_key, other=0)) // tl.load(about + 2, mask=is_key, other=1)
     place = sample.to(tl.int64) * grad_stride + tl.load(about + 3, mask=is_key, other=0)
-    tl.store(places + at, place | (tl.load(about, mask=is_key, other=0).to(tl.int64) << PLACE_BITS), mask=is_key)
+    packed = place | (tl.load(about, mask=is_key, other=0).to(tl.int64) << PLACE_BITS)
+    key = tl.load(keys + at, mask=is_key, other=NO_KEY)
+    before = tl.load(keys + at - 1, mask=(at > 0) & is_key, other=-1)
+    after = tl.load(keys + at + 1, mask=at + 1 < num_keys, other=-1)
+    end = (at + TILE - 1) // TILE * TILE + TILE - 1  # of the first tile that the run may fill
+    far = tl.load(keys + end, mask=end < num_keys, other=-1)
+    is_first = (key != NO_KEY) & (key != before) & (key != far)
+    packed |= tl.where(is_first, IS_FIRST, 0) | tl.where(key == after, IS_NEXT_EQUAL, 0)
+    tl.store(places + at, packed, mask=is_key)
 
 
 @triton.jit
@@ -194,39 +208,38 @@ def _gradients(packed, is_wanted, grads, dim, DIM: tl.constexpr, MULTIPLE: tl.co
 @triton.jit
 def _update_short(
     keys, places, grads, num_keys, weights, state, second_state, state_shifts, offsets, rates, step, seed, origins, dim,
-    eps, l2, KIND: tl.constexpr, DIM: tl.constexpr, TILE: tl.constexpr, MULTIPLE: tl.constexpr,
-    HAS_SHIFTS: tl.constexpr, OFFSETS: tl.constexpr, BLOCK: tl.constexpr,
+    eps, l2, KIND: tl.constexpr, DIM: tl.constexpr, MULTIPLE: tl.constexpr, HAS_SHIFTS: tl.constexpr,
+    OFFSETS: tl.constexpr, BLOCK: tl.constexpr,
 ):
     """Rows whose run of equal keys fills no tile: the first of a run adds the others up, one after the other."""
     at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
-    # All that needs no gradient is asked for at once.
+    behind = at + 1
     key = tl.load(keys + at, mask=at < num_keys, other=NO_KEY)
     packed = tl.load(places + at, mask=at < num_keys, other=0)
-    before = tl.load(keys + at - 1, mask=(at > 0) & (at < num_keys), other=-1)
-    behind = at + 1
-    after = tl.load(keys + behind, mask=behind < num_keys, other=-1)
-    end = (at + TILE - 1) // TILE * TILE + TILE - 1  # of the first tile that the run may fill
-    far = tl.load(keys + end, mask=end < num_keys, other=-1)
-    is_first = (key != NO_KEY) & (key != before) & (key != far)
-    shard = packed >> PLACE_BITS
+    one = tl.load(places + behind, mask=behind < num_keys, other=0)
+    is_first = (packed & IS_FIRST) != 0
+    goes_on = is_first & ((packed & IS_NEXT_EQUAL) != 0)
+    shard = (packed >> PLACE_BITS) & SHARD
+    # Asked for at once: most runs have one key or two.
     total = _gradients(packed, is_first, grads, dim, DIM, MULTIPLE)
+    other = _gradients(one, goes_on, grads, dim, DIM, MULTIPLE)
     row, first, second, of_row = _read_rows(key, shard, is_first, weights, state, second_state, state_shifts, offsets,
                                             dim, KIND, DIM, HAS_SHIFTS, OFFSETS)
-    count = tl.zeros([BLOCK], tl.float32) + 1.0
-    goes_on = is_first & (after == key)
+    total += other
+    count = 1.0 + goes_on.to(tl.float32)
+    goes_on &= (one & IS_NEXT_EQUAL) != 0
     while tl.max(goes_on.to(tl.int32), axis=0) > 0:
         # Two at a time: each waits for the memory.
-        one = tl.load(places + behind, mask=behind < num_keys, other=0)
-        two = tl.load(places + behind + 1, mask=behind + 1 < num_keys, other=0)
-        is_next = goes_on & (tl.load(keys + behind + 1, mask=behind + 1 < num_keys, other=-1) == key)
-        after = tl.load(keys + behind + 2, mask=behind + 2 < num_keys, other=-1)
+        one = tl.load(places + behind + 1, mask=behind + 1 < num_keys, other=0)
+        two = tl.load(places + behind + 2, mask=behind + 2 < num_keys, other=0)
+        is_next = goes_on & ((one & IS_NEXT_EQUAL) != 0)
         other = _gradients(one, goes_on, grads, dim, DIM, MULTIPLE)
         another = _gradients(two, is_next, grads, dim, DIM, MULTIPLE)
         total += other
         total += another
         count += goes_on.to(tl.float32) + is_next.to(tl.float32)
         behind += 2
-        goes_on = is_next & (after == key)
+        goes_on = is_next & ((two & IS_NEXT_EQUAL) != 0)
     _write_rows(key, shard, total, count, is_first, row, first, second, of_row, weights, state, second_state, offsets,
                 rates, step, seed, origins, dim, eps, l2, KIND, DIM, OFFSETS)
 
@@ -269,7 +282,7 @@ def _update_long(
         key = tl.load(keys + tile * TILE)
         one = tl.arange(0, 1)
         is_row = one == 0
-        shard = tl.load(places + tile * TILE + one) >> PLACE_BITS
+        shard = (tl.load(places + tile * TILE + one) >> PLACE_BITS) & SHARD
         row, held, second, of_row = _read_rows(key + one, shard, is_row, weights, state, second_state, state_shifts,
                                                offsets, dim, KIND, DIM, HAS_SHIFTS, OFFSETS)
         at = tile * TILE - TILE + within
