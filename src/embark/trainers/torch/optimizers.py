@@ -68,15 +68,15 @@ class Optimizers:
 
     def set_rates(self, step: int) -> float:
         """Set what `step` trains with; returns the rate of tables that have none of their own."""
-        factor = rate_factor(self._train, step, self._num_steps)
+        factor = self.factor(step)
         for group, full_rate in self._table_groups:
             group["lr"] = full_rate * factor
         _set_rate(self._dense_groups, dense_rate(self._train) * factor)
         return self._train.learning_rate * factor
 
-    def rates(self) -> tuple[dict[float, float], float]:
-        """What was set last: for each full rate of this rank's tables, and for the dense layers."""
-        return {full_rate: group["lr"] for group, full_rate in self._table_groups}, self._dense_groups[0]["lr"]
+    def factor(self, step: int) -> float:
+        """The share of their full rates that tables and dense layers train with in `step`."""
+        return rate_factor(self._train, step, self._num_steps)
 
     @property
     def dense_kind(self) -> str:

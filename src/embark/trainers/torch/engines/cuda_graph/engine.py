@@ -15,6 +15,7 @@ from torch import Tensor
 
 from embark.data import SampleSource
 from embark.data.dynamic_ids import NO_ID
+from embark.model.learning_rate import dense_rate
 from embark.model.work import DENSE_STATES
 from embark.run.evaluation import Trouble
 from embark.spec import RunSpec
@@ -35,6 +36,7 @@ from embark.trainers.torch.engines.cuda_graph.lookup import (
 from embark.trainers.torch.engines.cuda_graph.network import Network
 from embark.trainers.torch.engines.cuda_graph.ops import FEW_SAMPLES, TorchOps, gpu_ops
 from embark.trainers.torch.engines.cuda_graph.own_network import OwnNetworkStep
+from embark.trainers.torch.engines.cuda_graph.rates import StepRates
 from embark.trainers.torch.engines.cuda_graph.streams import Streams
 from embark.trainers.torch.engines.pipeline import Engine, EngineInputs, Part
 from embark.trainers.torch.metrics import MetricWindow
@@ -63,8 +65,7 @@ class CudaGraphEngine(Engine):
         full_rates = table_rates(inputs.spec)
         self._full_rates = sorted(set(full_rates.values()))
         self._rate_of = {name: self._full_rates.index(rate) for name, rate in full_rates.items()}
-        self._all_rates = torch.zeros(len(self._full_rates) + 1, device=self._device)
-        self._table_rates, self._dense_rate = self._all_rates[:-1], self._all_rates[-1:]
+        self._rates = StepRates(self._rates_at, self._device)
         self._step = torch.zeros(1, dtype=torch.int64, device=self._device)
         self._bad_id, self._bad_loss = (torch.full_like(self._step, NO_STEP) for _ in range(2))
         self._slots = [torch.zeros(layout.size_bytes, dtype=torch.uint8, device=self._device) for _ in range(2)]
@@ -74,7 +75,6 @@ class CudaGraphEngine(Engine):
         self._filled: BatchBuffer | None = None  # What is in the slot in use.
         self._following: BatchBuffer | None = None  # What is on its way into the other.
         self._slot = self._number = 0
-        self._rates: list[float] = []  # Those that are on the device: each launch between two steps is waited for.
         self._measured: Tensor | None = None
         self._is_built = False
 
@@ -88,7 +88,7 @@ class CudaGraphEngine(Engine):
         is_first = not self._is_built
         if is_first:
             self._build(step)
-        self._set_values()
+        self._set_values(step)
         self._next_batch(batches)
         if is_first and self._is_gpu and isinstance(self._network, OwnNetworkStep):
             self._check_first(self._network)
@@ -96,7 +96,6 @@ class CudaGraphEngine(Engine):
             self._body(self._slot, self._number)
         else:
             self._graphs[self._slot][self._number].replay()
-            self._streams.done[self._slot].record(torch.cuda.current_stream())
         if self._number == 0:
             self._fetch_following(batches)
         self._window.count(self._num_samples)
@@ -123,6 +122,8 @@ class CudaGraphEngine(Engine):
             self._fetch_following(batches)
         if self._following is None:
             raise StopIteration
+        if self._streams is not None:
+            self._streams.done[self._slot].record(torch.cuda.current_stream())
         self._filled, self._slot, self._number = self._following, 1 - self._slot, 0
         if self._streams is not None:
             torch.cuda.current_stream().wait_event(self._streams.copied[self._slot])
@@ -149,17 +150,16 @@ class CudaGraphEngine(Engine):
             event.record(streams.copy)
         filled.release(event)
 
-    def _set_values(self) -> None:
+    def _set_values(self, step: int) -> None:
         """What a graph cannot know when it is captured: rates, and what is dropped."""
-        by_full, dense_rate = self._inputs.optimizers.rates()
-        rates = [by_full.get(full, 0.0) for full in self._full_rates]  # 0: of tables that only other ranks have
-        new = [*rates, dense_rate]
-        if new != self._rates:
-            for at, rate in [(slice(None), dense_rate)] if len(set(new)) == 1 else enumerate(new):
-                self._all_rates[at].fill_(rate)
-        self._rates = new
+        self._rates.bring(step)
         self._network.set_keys()
-        self._lookup.set_rates(rates)
+        self._lookup.set_rates(self._rates_at(step))
+
+    def _rates_at(self, step: int) -> list[float]:
+        """Of tables, then of the dense layers."""
+        factor = self._inputs.optimizers.factor(step)
+        return [full * factor for full in (*self._full_rates, dense_rate(self._inputs.spec.train))]
 
     def _build(self, step: int) -> None:
         """Lay everything out, and capture it; the parameters are as a checkpoint may have left them."""
@@ -181,7 +181,7 @@ class CudaGraphEngine(Engine):
             if table.pooling == "mean" and table.multi_hot > 1 and self._must_divide(f)
         ]
         self._dynamic = DynamicStep(inputs.dynamic, sizes, world) if inputs.dynamic else None
-        self._step.fill_(step)
+        self._step.fill_(step - 1)  # which the step begins by counting
         if self._is_gpu:
             self._capture()
         self._is_built = True
@@ -215,6 +215,7 @@ class CudaGraphEngine(Engine):
             exchange.pooled(network.pooled)
         self._divide(ids, network.pooled)
         network.check_values()
+        self._bad_id.fill_(NO_STEP)  # the step itself notes it, with its number
 
     def _make_lookup(self, sizes: Sizes) -> FbgemmLookup | KernelLookup:
         exchange, spec = self._exchange, self._inputs.spec
@@ -238,7 +239,7 @@ class CudaGraphEngine(Engine):
         if not self._is_gpu:
             return FbgemmLookup(plans, num_samples, rounding_seed(spec), self._step)
         seed = torch.tensor([rounding_seed(spec)], device=self._device)
-        return KernelLookup(plans, num_samples, Device(self._table_rates, self._step, self._bad_id, seed),
+        return KernelLookup(plans, num_samples, Device(self._rates.now, self._step, self._bad_id, seed),
                             spec.train.eps, spec.train.embedding_l2 / spec.train.batch_size)
 
     def _must_divide(self, feature: int) -> bool:
@@ -300,7 +301,7 @@ class CudaGraphEngine(Engine):
         dense, ids, label = self.layout.decode(self._slots[slot], number)
         if not has_ids:
             ids = torch.full_like(ids, -1 if ids.dtype == torch.int32 else NO_ID)
-        network.inputs[:, : dense.shape[1]] = dense
+        self._rates.start(dense, network.inputs, self._step)
         looked_up = network.pooled
         if exchange:
             ids = self._rows_of(ids, has_ids=has_ids)
@@ -330,8 +331,8 @@ class CudaGraphEngine(Engine):
             with self._beside("reduction")():  # while the tables are updated and the bottom layers go back
                 self._join("weights")
                 _sum_over_ranks(flat.early_grads)
-        self._join("sort")
         with self._beside("tables")():
+            self._join("sort")
             self._lookup.backward(grads, self._beside("long_runs"))
         network.backward_bottom()
         flat.add_up(self._ops.add_up)
@@ -340,12 +341,11 @@ class CudaGraphEngine(Engine):
             self._join("reduction")
             _sum_over_ranks(flat.late_grads)
         flat.clip()
-        self._ops.optimizer_step(flat.master, flat.places, flat.grads, flat.shadow, flat.state, flat.second_state,
-                                 self._dense_rate, self._step, flat.decays, optimizer=train.dense_optimizer,
-                                 eps=train.eps)
-        for name in ("tables", "long_runs", "metrics"):
+        for name in ("tables", "long_runs", "metrics"):  # before the last kernel: a graph that ends in several is slow
             self._join(name)
-        self._step += 1
+        self._ops.optimizer_step(flat.master, flat.places, flat.grads, flat.shadow, flat.state, flat.second_state,
+                                 self._rates.now[-1:], self._step, flat.decays, optimizer=train.dense_optimizer,
+                                 eps=train.eps)
 
     def _rows_of(self, ids: Tensor, *, has_ids: bool) -> Tensor:
         return ids if self._dynamic is None else self._dynamic(ids, self._step, has_ids=has_ids)
