@@ -8,6 +8,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from embark.trainers.torch.engines.cuda_graph.dependent_launch_kernels import EARLY, wait_for_inputs
+
 MAX_VECTORS = 64  # More would not fit the registers.
 HEAD_VALUES = 2048  # Of its input that a program reads at a time.
 HEAD_WARPS = 1
@@ -31,7 +33,7 @@ def interact(
         pooled if bottom is None else bottom, pooled, out, 0 if bottom is None else bottom.stride(0), pooled.stride(0),
         out.stride(0), N=num_vectors,
         VECTORS=max(16, triton.next_power_of_2(num_vectors)), D=dim, DIM=max(16, triton.next_power_of_2(dim)),
-        HAS_BOTTOM=bottom is not None, INPUT_PRECISION=input_precision, num_warps=1 if dim <= 64 else 2,
+        HAS_BOTTOM=bottom is not None, INPUT_PRECISION=input_precision, num_warps=1 if dim <= 64 else 2, **EARLY,
     )
 
 
@@ -46,7 +48,7 @@ def interact_backward(
         grad_pooled, 0 if bottom is None else bottom.stride(0), pooled.stride(0), grad_pooled.stride(0), grad.stride(0),
         N=num_vectors,
         VECTORS=max(16, triton.next_power_of_2(num_vectors)), D=dim, DIM=max(16, triton.next_power_of_2(dim)),
-        HAS_BOTTOM=bottom is not None, num_warps=1 if dim <= 64 else 2,
+        HAS_BOTTOM=bottom is not None, num_warps=1 if dim <= 64 else 2, **EARLY,
     )
 
 
@@ -58,7 +60,7 @@ def relu_backward(grad: Tensor, active: Tensor | None, sums: Tensor) -> None:
     _relu_backward[(sums.shape[0], triton.cdiv(width, block))](
         grad, grad if active is None else active, sums, num_samples, width, grad.stride(0),
         grad.stride(0) if active is None else active.stride(0), sums.stride(0), rows,
-        HAS_RELU=active is not None, ROWS=min(16, triton.next_power_of_2(rows)), COLUMNS=block, num_warps=2,
+        HAS_RELU=active is not None, ROWS=min(16, triton.next_power_of_2(rows)), COLUMNS=block, num_warps=2, **EARLY,
     )
 
 
@@ -71,14 +73,15 @@ def grad_input_relu(grad: Tensor, weight: Tensor, active: Tensor, out: Tensor, s
     _grad_input_relu[grid](
         grad, weight, active, out, sums, num_samples, width, depth, grad.stride(0), weight.stride(0), out.stride(0),
         sums.stride(0), IS_EVEN=depth % step == 0, ROWS=PRODUCT_ROWS, COLUMNS=128, DEPTH=step, num_warps=4,
-        num_stages=3,
+        num_stages=3, **EARLY,
     )
 
 
 def add_up(sums: Tensor, out: Tensor) -> None:
     """Of the portions."""
     portions, width = sums.shape
-    _add_up[(triton.cdiv(width, 16),)](sums, out, portions, width, sums.stride(0), ROWS=128, COLUMNS=16, num_warps=4)
+    _add_up[(triton.cdiv(width, 16),)](sums, out, portions, width, sums.stride(0), ROWS=128, COLUMNS=16, num_warps=4,
+                                       **EARLY)
 
 
 def head(
@@ -96,13 +99,13 @@ def head(
         active, weight, bias, label, logits, grad, sums, grad_sums, num_samples, width, active.stride(0),
         grad.stride(0), sums.stride(0), grad_sums.stride(0), rows, 1.0 / num_global, HAS_RELU=has_relu,
         ROWS=min(max(1, HEAD_VALUES // triton.next_power_of_2(width)), triton.next_power_of_2(rows)),
-        WIDTH=triton.next_power_of_2(width), num_warps=max(HEAD_WARPS, triton.next_power_of_2(width) // 512),
+        WIDTH=triton.next_power_of_2(width), num_warps=max(HEAD_WARPS, triton.next_power_of_2(width) // 512), **EARLY,
     )
 
 
 def cross(first: Tensor, up: Tensor, crossed: Tensor, out: Tensor) -> None:
     """out = first * up + crossed"""
-    _cross[(triton.cdiv(out.numel(), 1024),)](first, up, crossed, out, out.numel(), BLOCK=1024, num_warps=4)
+    _cross[(triton.cdiv(out.numel(), 1024),)](first, up, crossed, out, out.numel(), BLOCK=1024, num_warps=4, **EARLY)
 
 
 def cross_backward(
@@ -115,7 +118,7 @@ def cross_backward(
     _cross_backward[(sums.shape[0], triton.cdiv(width, 128))](
         grad, first, up, grad_up, grad_first, sums, num_samples, width, grad.stride(0), sums.stride(0), rows,
         IS_FIRST=is_first_call, IS_LAST=is_last_call, ROWS=min(16, triton.next_power_of_2(rows)), COLUMNS=128,
-        num_warps=4,
+        num_warps=4, **EARLY,
     )
 
 
@@ -128,7 +131,7 @@ def optimizer_step(
     kind = {"sgd": SGD, "adagrad": ADAGRAD, "adam": ADAM}[optimizer].value
     _optimizer_step[(triton.cdiv(master.numel(), 1024),)](
         master, places, grads, shadow, state, second_state, rates, step, decays, master.numel(), eps, KIND=kind,
-        BLOCK=1024, num_warps=4,
+        BLOCK=1024, num_warps=4, **EARLY,
     )
 
 
@@ -155,6 +158,7 @@ def _interact(
     bottom, pooled, out, bottom_stride, pooled_stride, out_stride, N: tl.constexpr, VECTORS: tl.constexpr,
     D: tl.constexpr, DIM: tl.constexpr, HAS_BOTTOM: tl.constexpr, INPUT_PRECISION: tl.constexpr,
 ):
+    wait_for_inputs()
     sample = tl.program_id(0).to(tl.int64)
     vectors = _vectors(bottom, pooled, sample, bottom_stride, pooled_stride, N, VECTORS, D, DIM, HAS_BOTTOM)
     dots = tl.dot(vectors, tl.trans(vectors), input_precision=INPUT_PRECISION)
@@ -178,6 +182,7 @@ def _interact_backward(
     bottom, pooled, grad, grad_bottom, grad_pooled, bottom_stride, pooled_stride, grad_pooled_stride, grad_stride,
     N: tl.constexpr, VECTORS: tl.constexpr, D: tl.constexpr, DIM: tl.constexpr, HAS_BOTTOM: tl.constexpr,
 ):
+    wait_for_inputs()
     sample = tl.program_id(0).to(tl.int64)
     vectors = _vectors(bottom, pooled, sample, bottom_stride, pooled_stride, N, VECTORS, D, DIM, HAS_BOTTOM)
     first = tl.arange(0, VECTORS)[:, None]
@@ -210,6 +215,7 @@ def _relu_backward(
     grad, active, sums, num_samples, width, grad_stride, active_stride, sums_stride, rows_each,
     HAS_RELU: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr,
 ):
+    wait_for_inputs()
     portion = tl.program_id(0)
     columns = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
     is_column = columns < width
@@ -235,6 +241,7 @@ def _grad_input_relu(
     grad, weight, active, out, sums, num_samples, width, depth, grad_stride, weight_stride, stride, sums_stride,
     IS_EVEN: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr, DEPTH: tl.constexpr,
 ):
+    wait_for_inputs()
     across = tl.cdiv(width, COLUMNS)
     portion = tl.program_id(0) // across
     rows = portion * ROWS + tl.arange(0, ROWS)
@@ -265,6 +272,7 @@ def _grad_input_relu(
 
 @triton.jit
 def _add_up(sums, out, portions, width, stride, ROWS: tl.constexpr, COLUMNS: tl.constexpr):
+    wait_for_inputs()
     columns = tl.program_id(0) * COLUMNS + tl.arange(0, COLUMNS)
     total = tl.zeros([ROWS, COLUMNS], tl.float32)
     for start in range(0, portions, ROWS):
@@ -279,6 +287,7 @@ def _head(
     active, weight, bias, label, logits, grad, sums, grad_sums, num_samples, width, active_stride, grad_stride,
     sums_stride, grad_sums_stride, rows_each, share, HAS_RELU: tl.constexpr, ROWS: tl.constexpr, WIDTH: tl.constexpr,
 ):
+    wait_for_inputs()
     portion = tl.program_id(0)
     columns = tl.arange(0, WIDTH)
     is_column = columns < width
@@ -316,6 +325,7 @@ def _head(
 
 @triton.jit
 def _cross(first, up, crossed, out, num_values, BLOCK: tl.constexpr):
+    wait_for_inputs()
     at = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
     is_value = at < num_values
     value = tl.load(first + at, mask=is_value).to(tl.float32) * tl.load(up + at, mask=is_value).to(tl.float32)
@@ -328,6 +338,7 @@ def _cross_backward(
     grad, first, up, grad_up, grad_first, sums, num_samples, width, stride, sums_stride, rows_each,
     IS_FIRST: tl.constexpr, IS_LAST: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr,
 ):
+    wait_for_inputs()
     portion = tl.program_id(0)
     columns = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
     total = tl.zeros([COLUMNS], tl.float32)
@@ -355,6 +366,7 @@ def _optimizer_step(
     master, places, grads, shadow, state, second_state, rates, step, decays, num_values, eps, KIND: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
+    wait_for_inputs()
     at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     is_value = at < num_values
     place = tl.load(places + at, mask=is_value, other=0)
