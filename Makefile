@@ -10,7 +10,7 @@ SHELL := /bin/bash
 PYTHON ?=
 VARIANT ?= auto
 TESTS ?= tests
-# Of `test`, half as many again as there are cores: its tests wait for processes and sockets. The others start their own.
+# Half as many again as there are cores: tests wait for processes and sockets.
 CORES := $(shell getconf _NPROCESSORS_ONLN)
 WORKERS ?= $(shell echo $$(( ($(CORES) * 3 + 1) / 2 )))
 
@@ -34,7 +34,7 @@ test: .venv/.dev  ## run the tests that need nothing but Python: every promise a
 	@$(PYTEST) -n $(WORKERS) -m "not slow" $(TESTS)
 
 test-slow: .venv/.dev  ## run the others: containers, emulators, browsers, long fault drills, the TPU's compiler
-	@$(PYTEST) -n $(CORES) -m slow $(TESTS)
+	@$(PYTEST) -n $(WORKERS) -m slow $(TESTS)
 
 coverage: .venv/.dev  ## run all tests and report which lines none of them ran
 	@$(PYTEST) -n $(CORES) --cov --cov-report= $(TESTS)

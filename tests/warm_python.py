@@ -34,7 +34,7 @@ from limits import HANG_S
 TORCH = ("embark.cli.train", "embark.run.loop", "embark.trainers.torch.trainer", "embark.events.sinks.terminal",
          "embark.torchrun.launcher", "torch.distributed.checkpoint", "torch.distributed.optim",
          "torch.distributed.run", "torch.utils.tensorboard", "embark.cli.app", "embark.data.synthetic",
-         "embark.data.workers", "embark.report.report", "warm_caches")
+         "embark.data.workers", "embark.report.report", "warm_caches", "warm_renders")
 RAY_NEEDS = ("google.protobuf.json_format", "jsonschema", "pandas", "pyarrow.fs", "requests", "yaml")
 RAY = ("ray.scripts.scripts", "ray.train.collective", "ray.train.v2.api.data_parallel_trainer",
        "ray._private.log_monitor", "ray.autoscaler._private.monitor", "ray.util.client.server.proxier",
@@ -104,7 +104,7 @@ def warm_python(folder: Path, *scripts: str, modules: Sequence[str] = (), forked
             one.bind(str(folder / name))
             one.listen()
         files = [listener.fileno(), ray_listener.fileno()]
-        words = modules or (*TORCH, "warm_renders", *(("", *RAY_NEEDS) if ray else ()))
+        words = modules or (*TORCH, *(("", *RAY_NEEDS) if ray else ()))
         process = subprocess.Popen([sys.executable, __file__, "serve", *map(str, files), *words], pass_fds=files,
                                    stdin=subprocess.DEVNULL)
     try:
