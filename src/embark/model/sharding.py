@@ -193,12 +193,20 @@ class Option:
         object.__setattr__(self, "all_host_bytes", self.num_blocks * host)
 
 
+Options = dict[tuple[str, str, Memory], Option]  # By table, sharding and memory.
+
+
 def options_of(
-    table: StoredTable, shardings: list[str], spec: RunSpec, cluster: Cluster, *, may_spill: bool
+    table: StoredTable, shardings: list[str], spec: RunSpec, cluster: Cluster, *, may_spill: bool,
+    known: Options | None = None,
 ) -> list[Option]:
-    """A table cut in each of these ways, the device's memory first."""
+    """A table cut in each of these ways, the device's memory first. `known`: those of the spec on clusters that differ
+    in their memory alone, which get what was not among them."""
     memories: tuple[Memory, ...] = ("device", "host") if may_spill and not table.is_data_parallel else ("device",)
-    return [_option(table, kind, memory, spec, cluster) for memory in memories for kind in shardings]
+    keys = [(table.name, kind, memory) for memory in memories for kind in shardings]
+    known = {} if known is None else known
+    known |= {key: _option(table, *key[1:], spec, cluster) for key in keys if key not in known}
+    return [known[key] for key in keys]
 
 
 def _option(table: StoredTable, kind: str, memory: Memory, spec: RunSpec, cluster: Cluster) -> Option:

@@ -3,7 +3,7 @@
 import heapq
 import itertools
 import math
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from operator import attrgetter
@@ -13,6 +13,7 @@ from embark.model.sharding import (
     MAX_GRID,
     NUM_STRIDES,
     Option,
+    Options,
     allowed_shardings,
     num_groups,
     options_of,
@@ -33,14 +34,15 @@ ON_ALL_RANKS = ("row_wise", "data_parallel")
 Choice = tuple[int, ...]  # Of each table, which of its options.
 
 
-def closed_form(spec: RunSpec, cluster: Cluster) -> Placement:
+def closed_form(spec: RunSpec, cluster: Cluster, known: Options | None = None) -> Placement:
     """Where the trainer puts the tables. The cluster's own rates do not count: the trainer's planner does not know
-    them."""
+    them. `known`: as `options_of` has it."""
     cluster = replace(cluster, intra_gbyte_per_s=0.0, inter_gbyte_per_s=0.0)
     tables, (kinds, numbers) = spec.model.stored_tables(), tables_alike(spec.model)
     for search in search_rounds(spec, cluster):
-        of_kind = [options_of(kind, search.shardings[kind.name], spec, cluster, may_spill=search.may_spill)
-                   for kind in kinds]
+        of_kind = [
+            options_of(kind, search.shardings[kind.name], spec, cluster, may_spill=search.may_spill, known=known)
+            for kind in kinds]
         if not _could_fit(of_kind, numbers, spec, cluster):
             continue
         options = [of_kind[number] for number in numbers]
@@ -63,19 +65,21 @@ def _could_fit(of_kind: list[list[Option]], numbers: Sequence[int], spec: RunSpe
 class CachedPlanner:
     """A planner for one spec on many clusters.
 
-    The closed form does not look at the links' rates, nor at the hosts' memory where the devices hold all tables.
+    The closed form does not look at the links' rates, nor at the hosts' memory where the devices hold all tables; what
+    a table takes, cut in some way, does not depend on the memory.
     """
 
     def __init__(self) -> None:
         self._on_devices: dict[Cluster, Placement] = {}
         self._with_hosts: dict[Cluster, Placement] = {}
+        self._options: defaultdict[Cluster, Options] = defaultdict(dict)
 
     def __call__(self, spec: RunSpec, cluster: Cluster) -> Placement:
         cluster = replace(cluster, intra_gbyte_per_s=0.0, inter_gbyte_per_s=0.0)
         device_only = replace(cluster, host_bytes=0.0)
         known = self._on_devices.get(device_only) or self._with_hosts.get(cluster)
         if known is None:
-            known = closed_form(spec, cluster)
+            known = closed_form(spec, cluster, self._options[replace(device_only, device_bytes=0.0)])
             if known.is_on_host or cluster.device == "cpu":
                 self._with_hosts[cluster] = known
             else:
@@ -178,6 +182,7 @@ class _Packing:
         self.group_s = [0.0] * (self.num_ranks // self.group)
         self.queue: list[tuple[float, int, int]] = []
         """Ranks by their step; entries that no longer hold are passed over."""
+        self.is_queue_old = True
 
     def place(self, options: list[Option]) -> _Found | None:
         """Those on all ranks first, then by size, each to the ranks with the least to do that can hold it."""
@@ -187,8 +192,6 @@ class _Packing:
             return None
         for index in on_all:
             ranks[index] = range(options[index].num_parts)
-        self.queue = [(self.step_s[r], r % self.group, r) for r in range(self.num_ranks)]
-        heapq.heapify(self.queue)
         others = [i for i, option in enumerate(options) if option.sharding not in ON_ALL_RANKS]
         others.sort(key=lambda i: (-options[i].all_device_bytes, -options[i].all_host_bytes))
         for index in others:
@@ -222,6 +225,9 @@ class _Packing:
         return min(self.device_left) >= 0 and min(self.host_left) >= 0 and each_s < self.below_s
 
     def _anywhere(self, option: Option) -> list[int] | None:
+        if self.is_queue_old:
+            self.queue = sorted((step_s, rank % self.group, rank) for rank, step_s in enumerate(self.step_s))
+            self.is_queue_old = False
         ranks: list[int] = []
         for _ in range(option.num_parts):
             passed: list[tuple[float, int, int]] = []
@@ -239,6 +245,7 @@ class _Packing:
             if chosen < 0:
                 return None
             self._take(chosen, option)
+            heapq.heappush(self.queue, (self.step_s[chosen], chosen % self.group, chosen))
             ranks.append(chosen)
         return ranks
 
@@ -272,6 +279,7 @@ class _Packing:
         self.host_left[used[-1]] -= option.last_host_bytes
         for rank in members:  # one without rows waits for the others all the same
             self._add_time(rank, option.part_s)
+        self.is_queue_old = True
         return used
 
     def _in_a_group(self, option: Option) -> list[int] | None:
@@ -299,6 +307,7 @@ class _Packing:
                 return None
             ranks.append(min(fitting)[1])
             self._take(ranks[-1], option)
+        self.is_queue_old = True
         return ranks
 
     def _fits(self, option: Option, rank: int) -> bool:
@@ -313,10 +322,9 @@ class _Packing:
         step_s = self.step_s[rank] = self.step_s[rank] + part_s
         if step_s > self.longest_s:
             self.longest_s = step_s
-        group, place = divmod(rank, self.group)
+        group = rank // self.group
         if group < len(self.group_s):
             self.group_s[group] += part_s
-        heapq.heappush(self.queue, (step_s, place, rank))
 
 
 def _placement(tables: Sequence[StoredTable], found: _Found, cluster: Cluster) -> Placement:
