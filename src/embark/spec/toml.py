@@ -4,6 +4,7 @@ import re
 import shlex
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
+from functools import lru_cache
 from pathlib import Path
 from typing import Any, get_args
 
@@ -151,6 +152,7 @@ def _default(value: object) -> str:
     return inline(list(value) if isinstance(value, tuple) else value)
 
 
+@lru_cache(1)  # a spec may have a mistake in each of its tables
 def _field_lines(text: str) -> dict[str, int]:
     lines: dict[str, int] = {}
     counts: dict[str, int] = {}
