@@ -7,6 +7,7 @@ the bit.
 import triton
 import triton.language as tl
 from torch import Tensor
+from triton.tools.tensor_descriptor import TensorDescriptor
 
 from embark.trainers.torch.engines.cuda_graph.dependent_launch_kernels import EARLY, wait_for_inputs
 
@@ -14,6 +15,9 @@ MAX_VECTORS = 64  # More would not fit the registers.
 HEAD_VALUES = 2048  # Of its input that a program reads at a time.
 HEAD_WARPS = 1
 PRODUCT_ROWS = 64  # Of a program, and of a portion; a small batch has at least as many portions, and the others stay 0.
+LARGE_PRODUCT_ROWS = 128  # Likewise.
+MAX_PORTIONS = 1024
+MAX_PRODUCT_SAMPLES = MAX_PORTIONS * LARGE_PRODUCT_ROWS
 SGD = tl.constexpr(0)
 ADAGRAD = tl.constexpr(1)
 ADAM = tl.constexpr(2)
@@ -21,7 +25,7 @@ ADAM = tl.constexpr(2)
 
 def num_portions(num_samples: int) -> int:
     """Portions of the batch whose sums are kept apart: enough to keep a large card's multiprocessors busy."""
-    return min(1024, max(128, num_samples // 64))
+    return min(MAX_PORTIONS, max(128, num_samples // 64))
 
 
 def interact(
@@ -65,8 +69,7 @@ def relu_backward(grad: Tensor, active: Tensor | None, sums: Tensor) -> None:
 
 
 def grad_input_relu(grad: Tensor, weight: Tensor, active: Tensor, out: Tensor, sums: Tensor) -> None:
-    """out = grad @ weight where `active` is above zero, else zero; its column sums, by portions, in `sums`. A large
-    product takes longer than cuBLAS's and `relu_backward` together."""
+    """out = grad @ weight where `active` is above zero, else zero; its column sums, by portions, in `sums`."""
     (num_samples, width), depth = out.shape, grad.shape[1]
     step = min(64, max(16, triton.next_power_of_2(depth)))
     grid = (triton.cdiv(num_samples, PRODUCT_ROWS) * triton.cdiv(width, 128),)
@@ -74,6 +77,19 @@ def grad_input_relu(grad: Tensor, weight: Tensor, active: Tensor, out: Tensor, s
         grad, weight, active, out, sums, num_samples, width, depth, grad.stride(0), weight.stride(0), out.stride(0),
         sums.stride(0), IS_EVEN=depth % step == 0, ROWS=PRODUCT_ROWS, COLUMNS=128, DEPTH=step, num_warps=4,
         num_stages=3, **EARLY,
+    )
+
+
+def grad_input_relu_large(grad: Tensor, weight: Tensor, active: Tensor, out: Tensor, sums: Tensor) -> None:
+    """The same for up to `MAX_PRODUCT_SAMPLES`, in tiles that the hardware copies, from compute capability 9.0 on."""
+    (num_samples, width), rows = out.shape, LARGE_PRODUCT_ROWS
+
+    def tiled(matrix: Tensor, *tile: int) -> TensorDescriptor:
+        return TensorDescriptor(matrix, list(matrix.shape), list(matrix.stride()), list(tile))
+
+    _grad_input_relu_large[(triton.cdiv(num_samples, rows) * triton.cdiv(width, 128),)](
+        tiled(grad, rows, 64), tiled(weight, 64, 128), tiled(active, rows, 128), tiled(out, rows, 128), sums, width,
+        grad.shape[1], sums.stride(0), ROWS=rows, COLUMNS=128, DEPTH=64, num_warps=4, num_stages=3,
     )
 
 
@@ -268,6 +284,26 @@ def _grad_input_relu(
     value = tl.where(height > 0, total, 0.0).to(out.dtype.element_ty)
     tl.store(out + at, value, mask=is_value)
     tl.store(sums + portion.to(tl.int64) * sums_stride + columns, tl.sum(value.to(tl.float32), axis=0), mask=is_column)
+
+
+@triton.jit
+def _grad_input_relu_large(
+    grad, weight, active, out, sums, width, depth, sums_stride, ROWS: tl.constexpr, COLUMNS: tl.constexpr,
+    DEPTH: tl.constexpr,
+):
+    """A tile's load reads zeros beyond the matrix, and its store writes nothing there."""
+    across = tl.cdiv(width, COLUMNS)
+    portion = tl.program_id(0) // across
+    row, column = portion * ROWS, tl.program_id(0) % across * COLUMNS
+    total = tl.zeros([ROWS, COLUMNS], tl.float32)
+    for start in range(0, depth, DEPTH):
+        total = tl.dot(grad.load([row, start]), weight.load([start, column]), total)
+    height = active.load([row, column])
+    value = tl.where(height > 0, total, 0.0).to(height.dtype)
+    out.store([row, column], value)
+    columns = column + tl.arange(0, COLUMNS)
+    tl.store(sums + portion.to(tl.int64) * sums_stride + columns, tl.sum(value.to(tl.float32), axis=0),
+             mask=columns < width)
 
 
 @triton.jit

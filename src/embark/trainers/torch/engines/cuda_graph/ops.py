@@ -136,6 +136,8 @@ def gpu_ops() -> TorchOps:
     """Triton's kernels, with cuBLAS for the matrices."""
     from embark.trainers.torch.engines.cuda_graph import dense_kernels as kernels
 
+    copies_tiles = torch.cuda.get_device_capability() >= (9, 0)  # in hardware, on which a large product relies
+
     class GpuOps(TorchOps):
         num_portions = staticmethod(kernels.num_portions)
         relu_backward = staticmethod(kernels.relu_backward)
@@ -151,6 +153,8 @@ def gpu_ops() -> TorchOps:
         def grad_input_relu(self, grad: Tensor, layer: Layer, active: Tensor, out: Tensor, sums: Tensor) -> None:
             if len(out) <= FEW_SAMPLES:
                 kernels.grad_input_relu(grad, layer.weight, active, out, sums)
+            elif copies_tiles and len(out) <= kernels.MAX_PRODUCT_SAMPLES:
+                kernels.grad_input_relu_large(grad, layer.weight, active, out, sums)
             else:
                 super().grad_input_relu(grad, layer, active, out, sums)
 
