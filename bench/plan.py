@@ -84,7 +84,7 @@ def recorded(path: Path) -> tuple[Calibration, list[Measurement]]:
         for row in csv.DictReader(file):
             used_bytes = float(row["used_gib"]) * 2**30
             rows[row["use"]].append(Measurement(_spec_of(row), row["engine"], "bf16", float(row["step_ms"]) / 1e3,
-                                             used_bytes, 0.0, 0.0))
+                                             used_bytes, 0.0, 0.0, python_s=float(row.get("python_s") or 0)))
     fitted, _ = read_measured(Path(__file__).with_name("h200_random.csv"), "cuda")
     shipped = load_calibrations()["H200"]
     return fit_calibration(replace(shipped, engines={}, memory={}), [*rows["fit"], *fitted]), rows["compare"]

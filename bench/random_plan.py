@@ -43,7 +43,8 @@ UNSEEN = {"cuda": range(180, 220), "cpu": range(300, 400)}
 MAX_TABLE_BYTES = {"cuda": 12e9, "cpu": 0.8e9}
 MAX_IDS = {"cuda": 8e6, "cpu": 1e5}  # Of a batch.
 MAX_VALUES = 1e7  # Of all batches that are drawn before the clock starts.
-COLUMNS = ("seed", "engine", "precision", "step_s", "used_bytes", "reserved_bytes", "allocated_bytes", "resident_bytes")
+COLUMNS = ("seed", "engine", "precision", "step_s", "used_bytes", "reserved_bytes", "allocated_bytes", "resident_bytes",
+           "python_s")
 CPU_COLUMNS = (*COLUMNS[:4], "others")  # A forked process's memory is not that of a run.
 MAX_OTHERS = 0.05  # Of the cores' time, what other processes may take while one is measured.
 
@@ -109,7 +110,7 @@ def measure_all(path: Path, specs: dict[int, RunSpec], seconds: float, repeats: 
                     continue
                 found, others = done.result()
                 rest = [f"{others:.3f}"] if device == "cpu" else [
-                    round(float(getattr(found, name))) for name in COLUMNS[4:]]
+                    *(round(float(getattr(found, name))) for name in COLUMNS[4:8]), f"{found.python_s:.4g}"]
                 rows.writerow([seed, found.engine, found.precision, f"{found.step_s:.4g}", *rest])
                 file.flush()
                 print(f"seed {seed}: measured", flush=True)

@@ -160,7 +160,6 @@ class Lookups:
     grad_bytes: float  # Gradients, read once for each id.
     update_bytes: float  # Touched rows and their state, read and written.
     state_bytes: float  # Of these, the state.
-    hot_ids: float  # Ids of the row that has the most of a table's: one row's are summed one after the other.
     host_bytes: float  # Of all these, what crosses from and to the host's memory.
 
     @property
@@ -172,7 +171,7 @@ def lookups_of(spec: RunSpec, placement: Placement, rank: int, value_bytes: int)
     """For the whole batch: a rank looks its rows up for the samples of all. Ids are as unequal as synthetic ones are by
     `data.zipf_exponent`; what real ones are stands in no spec."""
     tables = tables_by_name(spec.model)
-    ids = read = pooled = grads = updates = states = hot = host = 0.0
+    ids = read = pooled = grads = updates = states = host = 0.0
     for shard in placement.of_rank(rank):
         table = tables[shard.table]
         num_ids = spec.train.batch_size * table.mean_ids + sum(
@@ -190,14 +189,13 @@ def lookups_of(spec: RunSpec, placement: Placement, rank: int, value_bytes: int)
         pooled += num_samples * shard.num_columns * table.vectors_per_sample
         grads += of_shard * shard.num_columns * value_bytes
         states += 2 * touched * (of_row - row_bytes)
-        hot = max(hot, of_shard * hottest(shard.num_rows, spec.data.zipf_exponent))
         if table.is_data_parallel:  # a gradient of all rows, set to zero, added to and read
             updates += shard.num_rows * (2 * of_row + 3 * row_bytes)
         else:
             updates += 2 * touched * of_row
         if shard.memory == "host":
             host += 2 * touched * of_row
-    return Lookups(ids, read, pooled, grads, updates, states, hot, host)
+    return Lookups(ids, read, pooled, grads, updates, states, host)
 
 
 def padded(width: int) -> int:
@@ -220,11 +218,6 @@ def distinct(num_ids: int, num_rows: int, exponent: float) -> float:
         touched += (stop - start) * -math.expm1(-num_ids * chance)
         start = stop
     return touched
-
-
-def hottest(num_rows: int, exponent: float) -> float:
-    """The chance of the likeliest of so many rows."""
-    return _integral(0.5, 1.5, exponent) / _integral(0.5, num_rows + 0.5, exponent) if num_rows else 0.0
 
 
 def _integral(start: float, stop: float, exponent: float) -> float:

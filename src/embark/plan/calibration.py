@@ -13,10 +13,11 @@ from pydantic import TypeAdapter
 from embark.catalog import Gpu, load_catalog
 from embark.catalog.load import user_data_dir
 from embark.errors import UserError
-from embark.plan.cpu_probe import CpuRates, probe_cpu
+from embark.plan.cpu_probe import CpuRates, probe_cpu, probe_python_s
 
 SHIPPED = Path(__file__).parent / "calibration.toml"
 CPU = "cpu"
+PYTHON_SHARE = 0.6  # Of the host's time for a step, what goes with Python's pace (bench/RESULTS.md).
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,6 +30,7 @@ class Rates:
     synthetic_values: float = 0.0
     """Of the hidden model's samples, labels, features and ids that a rank's loader draws; 0: not measured."""
     op_s: float = 0.0  # Of a small operation; of CPUs alone.
+    python_s: float = 0.0  # Of Python's compiling a fixed text on the host of a GPU; 0: not measured.
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,10 +42,11 @@ class EngineFit:
     host_group_s: float  # … and for each group of tables that FBGEMM looks up together: those of one pooling.
     host_wait: float  # Of the device's time, the share for which the host waits before it can go on.
     start_s: float  # Device time of a step whatever its size.
-    layer_s: float  # … and for each dense layer.
-    sort_s: float  # … and for each group of tables whose ids are too many or too uneven to be sorted table by table.
+    layer_s: float  # … and for each dense layer; those behind the lookup start while ids are sorted.
+    group_s: float  # … and for each group of tables of one width and pooling.
+    sort_s: float  # … and for each of them whose ids are too many or too uneven to be sorted table by table.
     mean_s: float  # … and for each feature whose several rows are averaged.
-    hot_id_s: float  # … and for each id of the row that has the most.
+    layer_sample_s: float  # … and for each sample in each dense layer.
     # Times the time that alone would be taken by …
     sort: float  # … bringing equal ids together.
     lookup: float  # … reading the rows of all ids.
@@ -159,6 +162,11 @@ def calibration_for(gpu: Gpu, known: dict[str, Calibration] | None = None) -> Ca
     return known[gpu.name] if gpu.name in known else _scaled(known["H200"], gpu)
 
 
+def calibration_here(gpu: Gpu) -> Calibration:
+    """Of an accelerator of this machine, at the pace of its host."""
+    return at_pace(calibration_for(gpu), probe_python_s())
+
+
 def cpu_calibration() -> Calibration:
     """Of this machine's CPU: what was measured here, or what was measured elsewhere at the rates of this one."""
     return _of_this_cpu(calibration_path(), platform.machine())
@@ -190,6 +198,21 @@ def with_probed(rates: Rates, found: CpuRates) -> Rates:
                    matmul_flops={name: rate * factor for name, rate in rates.matmul_flops.items()})
 
 
+def host_pace(calibration: Calibration, python_s: float) -> float:
+    """Times the calibration's, what a GPU's host takes for a step where its Python takes so long."""
+    known_s = calibration.rates.python_s
+    return 1 + PYTHON_SHARE * (python_s / known_s - 1) if python_s and known_s else 1.0
+
+
+def at_pace(calibration: Calibration, python_s: float) -> Calibration:
+    """Of a GPU whose host's Python takes so long."""
+    pace = host_pace(calibration, python_s)
+    engines = {name: replace(fit, host_s=pace * fit.host_s, host_layer_s=pace * fit.host_layer_s,
+                             host_group_s=pace * fit.host_group_s) if isinstance(fit, EngineFit) else fit
+               for name, fit in calibration.engines.items()}
+    return replace(calibration, engines=engines)
+
+
 def _scaled(base: Calibration, gpu: Gpu) -> Calibration:
     """Rates by the ratio of the datasheets; what is fixed in time stays."""
     of_base = load_catalog().gpus[base.device]
@@ -202,7 +225,7 @@ def _scaled(base: Calibration, gpu: Gpu) -> Calibration:
     upload = _ratio(gpu.pcie_gbyte_per_s, of_base.pcie_gbyte_per_s) if gpu.pcie_gbyte_per_s else 1.0
     rates = Rates(
         base.rates.copy_bytes * memory, {name: rate * matmul[name] for name, rate in base.rates.matmul_flops.items()},
-        base.rates.upload_bytes * min(1.0, upload), base.rates.synthetic_values,
+        base.rates.upload_bytes * min(1.0, upload), base.rates.synthetic_values, python_s=base.rates.python_s,
     )
     return replace(
         base, device=gpu.name, title=gpu.name, rates=rates, is_measured=False,

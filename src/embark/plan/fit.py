@@ -4,13 +4,24 @@ from collections.abc import Iterator, Sequence
 from dataclasses import astuple, dataclass, replace
 
 from embark.model.placement import Placement, Shard
-from embark.plan.calibration import CPU, Calibration, CpuFit, EngineFit, MemoryFit
+from embark.model.work import dense_work_of
+from embark.plan.calibration import CPU, Calibration, CpuFit, EngineFit, MemoryFit, host_pace
 from embark.plan.memory import counted_bytes, pipeline_bytes
-from embark.plan.step_time import NUM_OF_HOST, features, host_features, one_rank_cpu_features
+from embark.plan.step_time import (
+    FEATURES,
+    NUM_OF_HOST,
+    features,
+    host_features,
+    layers_behind_lookup,
+    one_rank_cpu_features,
+    sample_bytes,
+    side_by_side_s,
+)
 from embark.spec import RunSpec
 
 PRIOR_ERROR = 0.05
 NUM_GUESSES = 12
+UPLOAD_SHARE = 0.9  # Of a step: one whose batch takes longer to come waits for it.
 PARTS = ("pooled", "layers", "ids", "largest")  # Of what comes and goes.
 
 
@@ -22,10 +33,11 @@ class Measurement:
     engine: str
     precision: str
     step_s: float  # 0: of its memory alone.
-    used_bytes: float  # Of the device, whoever uses them; on a CPU, resident.
+    used_bytes: float  # Of the device, whoever uses them; on a CPU, resident. 0: of its step alone.
     reserved_bytes: float  # Of those, what torch's allocator holds; 0 on a CPU.
     allocated_bytes: float  # Of those, the most that tensors took.
     resident_bytes: float = 0.0  # Of the host's memory, what a process takes that trains on a GPU.
+    python_s: float = 0.0  # Of the host's pace while a GPU is measured, as `Rates` has it.
 
 
 def fit_calibration(
@@ -41,7 +53,7 @@ def fit_calibration(
         # Both engines move the same bytes: what is known of one is a guess at the other.
         near = known.get(name, engines.get("cuda_graph"))
         engines[name] = fit_engine(base, [m for m in measured if m.engine == name and m.step_s], near)
-    memory = {name: fit_memory([m for m in measured if m.engine == name], is_cpu=base.device == CPU)
+    memory = {name: fit_memory([m for m in measured if m.engine == name and m.used_bytes], is_cpu=base.device == CPU)
               for name in engines}
     resident = sorted(m.resident_bytes for m in measured if m.resident_bytes)
     if resident:
@@ -53,15 +65,17 @@ def fit_engine(
     base: Calibration, measured: Sequence[Measurement], prior: EngineFit | CpuFit | None = None
 ) -> EngineFit:
     """The device's part alone, or a host beside it that small steps wait for: whichever comes nearer. What the
-    measurements leave open stays near `prior`, another device's fit."""
-    steps = [_Step(host_features(m.spec), features(m.spec, one_rank_placement(m.spec), m.precision, base, m.engine),
-                   m.step_s)
-             for m in measured]
+    measurements leave open stays near `prior`, another device's fit. Steps that wait for their batch tell nothing."""
+    steps = [_Step(tuple(host_pace(base, m.python_s) * value for value in host_features(m.spec)),
+                   features(m.spec, one_rank_placement(m.spec), m.precision, base, m.engine),
+                   layers_behind_lookup(dense_work_of(m.spec.model, m.spec.train.batch_size)), m.step_s)
+             for m in measured
+             if m.spec.train.batch_size * sample_bytes(m.spec) / base.rates.upload_bytes < UPLOAD_SHARE * m.step_s]
     near = astuple(prior) if isinstance(prior, EngineFit) else None
-    device = solve_non_negative([step.device for step in steps], [step.step_s for step in steps],
-                                prior=near and near[NUM_OF_HOST:])
-    alone = EngineFit(*[0.0] * NUM_OF_HOST, *device)
-    return min([alone, *_beside_a_host(steps, near)], key=lambda fit: _distance(fit, steps))
+    guesses = [*_alone(steps, near)]
+    if measured[0].engine != "cuda_graph":  # which is replayed: its host has nothing to do
+        guesses += _beside_a_host(steps, near)
+    return min(guesses, key=lambda fit: _distance(fit, steps))
 
 
 def fit_cpu(base: Calibration, measured: Sequence[Measurement], prior: EngineFit | CpuFit | None = None) -> CpuFit:
@@ -77,10 +91,22 @@ class _Step:
 
     host: tuple[float, ...]
     device: tuple[float, ...]
+    num_behind: int  # Layers.
     step_s: float
 
     def device_s(self, fit: EngineFit) -> float:
-        return _product(astuple(fit)[NUM_OF_HOST:], self.device)
+        return (_product(astuple(fit)[NUM_OF_HOST:], self.device)
+                - min(side_by_side_s(fit, self.device, self.num_behind)))
+
+    def hides_sort(self, fit: EngineFit) -> bool:
+        sort_s, layers_s = side_by_side_s(fit, self.device, self.num_behind)
+        return sort_s < layers_s
+
+    def counted(self, *, is_sort_hidden: bool) -> tuple[float, ...]:
+        """What a fit of the device multiplies; of what runs side by side, the longer."""
+        hidden = {"sort_s": 0.0, "sort": 0.0} if is_sort_hidden else {
+            "layer_s": self.device[FEATURES.index("layer_s")] - self.num_behind}
+        return tuple(hidden.get(name, value) for name, value in zip(FEATURES, self.device, strict=True))
 
     def host_s(self, fit: EngineFit) -> float:
         return _product(astuple(fit)[:NUM_OF_HOST], (*self.host, self.device_s(fit)))
@@ -101,10 +127,25 @@ def fit_memory(measured: Sequence[Measurement], *, is_cpu: bool) -> MemoryFit:
     return MemoryFit(context, always - context, *grows)
 
 
+def _alone(steps: Sequence[_Step], near: Sequence[float] | None) -> Iterator[EngineFit]:
+    """From each guess at how many of the steps with the fewest ids sort them while the layers behind start, on to where
+    the fit itself says the same."""
+    by_ids = sorted(steps, key=lambda step: step.device[FEATURES.index("sort")])
+    for number in range(0, len(steps) + 1, max(1, len(steps) // NUM_GUESSES)):
+        rows = [step.counted(is_sort_hidden=at < number) for at, step in enumerate(by_ids)]
+        for _ in range(NUM_GUESSES):
+            device = solve_non_negative(rows, [step.step_s for step in by_ids], prior=near and near[NUM_OF_HOST:])
+            fit = EngineFit(*[0.0] * NUM_OF_HOST, *device)
+            yield fit
+            last, rows = rows, [step.counted(is_sort_hidden=step.hides_sort(fit)) for step in by_ids]
+            if rows == last:
+                break
+
+
 def _beside_a_host(steps: Sequence[_Step], near: Sequence[float] | None) -> Iterator[EngineFit]:
     """From each guess at how many of the smallest steps are the host's, on to where the fit itself says the same. The
-    host, not the device, then takes time for a step, for each layer and for sorts."""
-    skipped = 3
+    host, not the device, then takes time for a step, for each layer, each group and each sort."""
+    skipped = 4
     by_size = sorted(range(len(steps)), key=lambda i: sum(steps[i].device[skipped:]))
     for number in range(2, len(steps) - 2, max(1, len(steps) // NUM_GUESSES)):
         of_host = set(by_size[:number])

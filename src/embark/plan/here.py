@@ -9,7 +9,7 @@ from embark.errors import UserError
 from embark.formatting import format_duration, pluralize
 from embark.model.placement import Cluster, Placement, TooLarge
 from embark.model.precision import choose_precision, cpu_has_matrix_bf16, gpu_has_matrix_bf16
-from embark.plan.calibration import Calibration, calibration_for, calibration_path, cpu_calibration, load_calibrations
+from embark.plan.calibration import Calibration, calibration_here, calibration_path, cpu_calibration, load_calibrations
 from embark.plan.closed_form import closed_form
 from embark.plan.dense_trace import dense_notes, trace_dense
 from embark.plan.memory import device_parts, host_parts, with_own_input
@@ -144,8 +144,7 @@ def _memory(
 def _calibration(device: str, gpu: Gpu | None) -> Calibration:
     if device == "cpu":
         return cpu_calibration()
-    known = load_calibrations()
-    return known[UNKNOWN_GPU] if gpu is None else calibration_for(gpu, known)
+    return load_calibrations()[UNKNOWN_GPU] if gpu is None else calibration_here(gpu)
 
 
 def _has_matrix_bf16(machine: ThisMachine, device: str) -> bool:

@@ -9,7 +9,7 @@ from embark.model.engine_selection import cuda_graph_obstacle, select_engine
 from embark.model.jax_layout import LINE_WIDTHS, make_layout
 from embark.model.placement import Cluster, Placement, Planner, TooLarge, all_table_bytes
 from embark.model.precision import choose_precision
-from embark.plan.calibration import Calibration, MemoryFit, calibration_for, cpu_calibration
+from embark.plan.calibration import Calibration, MemoryFit, calibration_for, calibration_here, cpu_calibration
 from embark.plan.closed_form import closed_form
 from embark.plan.dense_trace import dense_notes
 from embark.plan.memory import MEMORY, device_parts, host_parts, with_own_input
@@ -151,7 +151,7 @@ def predict_local(spec: RunSpec, here: dict[str, Any]) -> dict[str, Any] | None:
     gpu = None if is_cpu else match_gpu(here["device_name"], here["device_bytes"], load_catalog())
     if not is_cpu and gpu is None:
         return None
-    calibration = cpu_calibration() if gpu is None else calibration_for(gpu)
+    calibration = cpu_calibration() if gpu is None else calibration_here(gpu)
     if engine not in calibration.engines:
         return None
     cluster = Cluster(num_ranks, num_ranks, here["device_bytes"], here["host_bytes"], "cpu" if is_cpu else "cuda")

@@ -15,6 +15,7 @@ STEP = ASSUMPTIONS["step"]
 NUM_OF_HOST = 4
 FEATURES = tuple(field.name for field in fields(EngineFit))[NUM_OF_HOST:]  # Those of the device.
 ALIGNED = 8  # Values: cuBLAS has fast kernels for rows of 16 bytes.
+WEIGHT_BYTES = 30  # Of a dense weight in a step: its rounded copy, its gradient and itself, each written and read.
 RANKS_LOOKED_AT = 64  # Of a large cluster, the busiest so many ranks are computed through.
 
 
@@ -33,7 +34,8 @@ def step_time(
     if isinstance(fit, CpuFit):
         took = cpu_parts(fit, cpu_features(spec, layers, looked_up, placement.num_ranks, precision, rates))
     else:
-        took = _device_parts(fit, _features(spec, layers, looked_up, samples, precision, calibration, engine))
+        took = _device_parts(fit, _features(spec, layers, looked_up, samples, precision, calibration, engine),
+                             layers_behind_lookup(layers))
     parts = {
         "lookup and update": took["lookup and update"],
         "id maps": _id_map_s(spec, placement.num_ranks, engine, calibration),
@@ -74,13 +76,25 @@ def step_time(
                     calibration.is_measured and not draws_on_device, calibration.basis)
 
 
-def _device_parts(fit: EngineFit, features: tuple[float, ...]) -> dict[str, float]:
+def _device_parts(fit: EngineFit, features: tuple[float, ...], num_behind: int) -> dict[str, float]:
     took = {name: getattr(fit, name) * value for name, value in zip(FEATURES, features, strict=True)}
     return {
-        "lookup and update": sum(took[name] for name in ("sort", "lookup", "update", "state", "hot_id_s")),
-        "dense layers": sum(took[name] for name in ("matmul", "weights", "activations", "interaction", "crossing")),
-        "launches": took["start_s"] + took["layer_s"] + took["sort_s"] + took["mean_s"],
+        "lookup and update": sum(took[name] for name in ("sort", "lookup", "update", "state")),
+        "dense layers": sum(took[name] for name in ("layer_sample_s", "matmul", "weights", "activations", "interaction",
+                                                    "crossing")),
+        "launches": sum(took[name] for name in ("start_s", "layer_s", "group_s", "sort_s", "mean_s"))
+                    - min(side_by_side_s(fit, features, num_behind)),
     }
+
+
+def side_by_side_s(fit: EngineFit, features: tuple[float, ...], num_behind: int) -> tuple[float, float]:
+    """Sorting ids, and the starts of the layers behind the lookup: the longer counts."""
+    took = dict(zip(FEATURES, features, strict=True))
+    return fit.sort_s * took["sort_s"] + fit.sort * took["sort"], fit.layer_s * num_behind
+
+
+def layers_behind_lookup(layers: Layers | DenseWork) -> int:
+    return layers.num_layers - (len(layers.bottom) if isinstance(layers, Layers) else 0)
 
 
 def one_rank_cpu_features(spec: RunSpec, placement: Placement, precision: str, rates: Rates) -> tuple[float, ...]:
@@ -112,7 +126,7 @@ def _features(
     size, copy_bytes = value_bytes(precision), calibration.rates.copy_bytes
     flops = calibration.rates.matmul_flops[precision]
     moved = samples * STEP["passes"] * size / copy_bytes  # For each value of a sample.
-    interaction = crossing = 0.0
+    layer_samples, interaction, crossing = samples * layers.num_layers, 0.0, 0.0
     if isinstance(layers, Layers):
         crossed = 2 * len(layers.up) * layers.middle_width
         interaction, crossing = moved * layers.num_vectors * layers.dim, moved * crossed
@@ -123,25 +137,26 @@ def _features(
         if engine == "pipeline":  # all that autograd's operations write; products of unaligned matrices are slow
             moved, width, crossing = 1 / copy_bytes, float(passes_of(spec, layers, round(samples), size).written), 0.0
             interaction *= layers.num_vectors % ALIGNED > 0
+            layer_samples = 0.0
     else:
         matmul = samples * layers.flops_per_sample / flops
         width = layers.output_width
     num_means = sum(t.multi_hot > 1 and t.pooling == "mean" for t in spec.model.table_list())
-    weights = 4 * layers.num_values * (3 + 2 * DENSE_STATES[spec.train.dense_optimizer])
+    weights = layers.num_values * (WEIGHT_BYTES + 8 * DENSE_STATES[spec.train.dense_optimizer])
     return (
-        1.0, float(layers.num_layers), _num_sorts(spec.model, spec.train.batch_size), float(num_means),
-        looked_up.hot_ids,
+        1.0, float(layers.num_layers), *_num_groups(spec.model, spec.train.batch_size), float(num_means),
+        layer_samples,
         STEP["sort_bytes"] * looked_up.num_ids / copy_bytes, looked_up.read_bytes / copy_bytes,
         (looked_up.update_bytes - looked_up.state_bytes) / copy_bytes, looked_up.state_bytes / copy_bytes,
         matmul, weights / copy_bytes, moved * width, interaction, crossing,
     )
 
 
-def _num_sorts(model: ModelSpec, batch_size: int) -> float:
-    """Groups of tables of one width and pooling whose ids the captured step does not sort table by table."""
-    tables = model.table_list()
-    ragged = {(table.dim, table.pooling) for table in tables if table.multi_hot > 1}
-    return float(len({(table.dim, table.pooling) for table in tables} if batch_size > MAX_SORTED_AT_ONCE else ragged))
+def _num_groups(model: ModelSpec, batch_size: int) -> tuple[float, float]:
+    """Of tables of one width and pooling; those whose ids the captured step does not sort table by table."""
+    every = {(table.dim, table.pooling) for table in model.table_list()}
+    ragged = {(table.dim, table.pooling) for table in model.table_list() if table.multi_hot > 1}
+    return float(len(every)), float(len(every if batch_size > MAX_SORTED_AT_ONCE else ragged))
 
 
 def sample_bytes(spec: RunSpec) -> float:

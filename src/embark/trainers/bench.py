@@ -86,11 +86,18 @@ def time_contender(make: Callable[[], Contender], batch_size: int, seconds: floa
     )
 
 
-def time_steps(contender: Contender, seconds: float, warm_up_steps: int = WARM_UP_STEPS) -> list[float]:
+def time_steps(
+    contender: Contender, seconds: float, warm_up_steps: int = WARM_UP_STEPS,
+    before_round: Callable[[], None] = lambda: None,
+) -> list[float]:
     """Seconds of a step in each round."""
     contender.run(warm_up_steps)
     num_steps = max(3, int(seconds / ROUNDS / _step_s(contender, 3)))
-    return [_step_s(contender, num_steps) for _ in range(ROUNDS)]
+    times = []
+    for _ in range(ROUNDS):
+        before_round()
+        times.append(_step_s(contender, num_steps))
+    return times
 
 
 def first_batches(spec: RunSpec, source: SampleSource) -> list[Batch]:

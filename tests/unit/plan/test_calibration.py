@@ -10,7 +10,10 @@ from embark.catalog import load_catalog
 from embark.errors import UserError
 from embark.plan import calibration
 from embark.plan.calibration import (
+    PYTHON_SHARE,
     SHIPPED,
+    EngineFit,
+    at_pace,
     calibration_for,
     calibration_path,
     clear_cache,
@@ -54,6 +57,21 @@ def test_other_cards_are_estimates_by_their_datasheets():
     of = catalog.gpus["H100"].hbm_gbyte_per_s / catalog.gpus["H200"].hbm_gbyte_per_s
     assert h100.rates.copy_bytes == pytest.approx(h200.rates.copy_bytes * of)
     assert calibration_for(catalog.gpus["H200"]).is_measured
+
+
+def test_what_a_step_waits_for_of_its_host_goes_with_the_pace_of_python_there():
+    h200 = load_calibrations()["H200"]
+    h200 = replace(h200, rates=replace(h200.rates, python_s=2e-3))
+    pace = 1 + 0.5 * PYTHON_SHARE
+    for name, fit in at_pace(h200, 3e-3).engines.items():
+        was = h200.engines[name]
+        assert isinstance(fit, EngineFit)
+        assert fit == replace(was, host_s=fit.host_s, host_layer_s=fit.host_layer_s, host_group_s=fit.host_group_s)
+        assert (fit.host_s, fit.host_layer_s, fit.host_group_s) == pytest.approx(
+            (pace * was.host_s, pace * was.host_layer_s, pace * was.host_group_s))
+    unknown = replace(h200, rates=replace(h200.rates, python_s=0.0))
+    assert at_pace(h200, 0.0) == h200
+    assert at_pace(unknown, 3e-3) == unknown
 
 
 @pytest.mark.parametrize("text", ["[H200]\ntitle = 1", "not toml", "[H200]\n"])

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from embark.plan.cpu_probe import probe_cpu
+from embark.plan.cpu_probe import probe_cpu, probe_python_s
 
 
 def test_a_cpu_is_probed_in_bytes_and_arithmetic_a_second_and_in_seconds_of_an_operation():
@@ -10,3 +10,7 @@ def test_a_cpu_is_probed_in_bytes_and_arithmetic_a_second_and_in_seconds_of_an_o
     assert 1e8 < found.copy_bytes < 1e13
     assert 1e8 < found.matmul_flops < 1e14
     assert 1e-8 < found.op_s < 1e-3
+
+
+def test_the_pace_of_python_is_probed_in_seconds():
+    assert 1e-5 < probe_python_s(1) < 1

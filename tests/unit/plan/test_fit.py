@@ -7,15 +7,15 @@ from dataclasses import replace
 import pytest
 
 from embark.model.placement import Cluster
-from embark.plan.calibration import Calibration, EngineFit, MemoryFit, Rates
+from embark.plan.calibration import Calibration, EngineFit, MemoryFit, Rates, at_pace
 from embark.plan.fit import Measurement, fit_calibration, fit_engine, fit_memory, one_rank_placement, solve_non_negative
 from embark.plan.memory import device_parts
 from embark.plan.step_time import step_time
 from embark.spec import load_spec
 
-RATES = Rates(4e12, {"fp32": 5e13, "tf32": 4e14, "bf16": 8e14}, 5e10)
-GRAPH = EngineFit(0.0, 0.0, 0.0, 0.0, 2e-5, 2e-5, 4e-5, 3e-5, 0.0, 2.0, 2.5, 2.2, 2.2, 1.2, 2.0, 0.3, 1.5, 4.0)
-PIPELINE = EngineFit(3e-3, 3e-4, 1e-3, 0.1, 0.0, 0.0, 0.0, 0.0, 0.0, 2.0, 2.0, 2.0, 2.0, 1.0, 2.0, 5.0, 5.0, 5.0)
+RATES = Rates(4e12, {"fp32": 5e13, "tf32": 4e14, "bf16": 8e14}, 5e10, python_s=2e-3)
+GRAPH = EngineFit(0.0, 0.0, 0.0, 0.0, 2e-5, 2e-5, 1e-5, 4e-5, 3e-5, 2e-10, 2.0, 2.5, 2.2, 2.2, 1.2, 2.0, 0.3, 1.5, 4.0)
+PIPELINE = EngineFit(3e-3, 3e-4, 1e-3, 0.1, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 2.0, 2.0, 2.0, 2.0, 1.0, 2.0, 5.0, 5.0, 5.0)
 HELD = MemoryFit(1.3e9, 1e8, 0.0, 1.0, 1.2, 0.0)
 TRUTH = Calibration("H200", "a card", "2026-11-15", "", RATES, {"cuda_graph": GRAPH, "pipeline": PIPELINE},
                     {"cuda_graph": HELD, "pipeline": MemoryFit(1.4e9, 1e8, 0.0, 1.0, 1.5, 1.6)})
@@ -27,21 +27,23 @@ SHAPES = {
     "narrow": ("model.embedding_dim=16", "train.optimizer=sgd"), "small": ("model.rows_per_table=1000",),
     "many": ("model.tables=[{name='a', rows=1000000, multi_hot=20}, {name='b', rows=5000, multi_hot=3}]",),
     "means": ("model.tables=[{name='a', rows=1000000, multi_hot=9, pooling='mean'}, {name='b', rows=5000}]",),
+    "widths": ("model.kind=dcnv2", "model.tables=[{name='a', rows=1000000, dim=32}, {name='b', rows=5000}]"),
 }
 OTHER = ("model.kind=dcnv2", "model.num_tables=40", "model.embedding_dim=48", "train.batch_size=16384",
          "model.top_mlp=[256, 128]", "train.optimizer=adam")
 
 
-def measured(engine: str, *, noise: float = 0.0) -> list[Measurement]:
-    """What a machine that is exactly as TRUTH says would show."""
+def measured(engine: str, *, noise: float = 0.0, python_s: float = 0.0) -> list[Measurement]:
+    """What a machine that is exactly as TRUTH says would show; `python_s`: of its host."""
     found = []
     for name, sets in SHAPES.items():
         for batch in (512, 4_096, 32_768, 262_144):
             spec = load_spec("quickstart", [f"name={name}", f"train.batch_size={batch}", *sets])
-            step_s = step_time(spec, one_rank_placement(spec), Cluster(1, 1, 0, 0), engine, "bf16", TRUTH).total_s
+            step_s = step_time(spec, one_rank_placement(spec), Cluster(1, 1, 0, 0), engine, "bf16",
+                               at_pace(TRUTH, python_s), from_memory=True).total_s
             used = sum(device_parts(spec, one_rank_placement(spec), engine, "bf16", TRUTH).values())
             step_s *= 1 + noise * (1 if batch == 4_096 else 0)
-            found.append(Measurement(spec, engine, "bf16", step_s, used, used - 1.3e9, 0.0))
+            found.append(Measurement(spec, engine, "bf16", step_s, used, used - 1.3e9, 0.0, python_s=python_s))
     return found
 
 
@@ -63,6 +65,12 @@ def test_a_pipeline_that_waits_for_its_host_is_found_again_though_some_steps_wer
     for name in ("host_s", "host_layer_s", "host_group_s"):
         assert getattr(found, name) == pytest.approx(getattr(PIPELINE, name), rel=0.1), name
     assert other_step_s(found, "pipeline") == pytest.approx(other_step_s(PIPELINE, "pipeline"), rel=0.1)
+
+
+def test_hosts_of_different_pace_give_the_fit_of_the_one_that_the_rates_name():
+    found = fit_engine(TRUTH, [*measured("pipeline", python_s=1.5e-3), *measured("pipeline", python_s=3e-3)], GRAPH)
+    for name in ("host_s", "host_layer_s", "host_group_s", "host_wait"):
+        assert getattr(found, name) == pytest.approx(getattr(PIPELINE, name), rel=0.1), name
 
 
 def test_what_few_measurements_leave_open_stays_as_another_device_has_it():

@@ -17,13 +17,14 @@ from embark.plan.calibration import (
     SHIPPED,
     Calibration,
     Rates,
+    at_pace,
     calibration_path,
     clear_cache,
     read_calibrations,
     to_toml,
     with_probed,
 )
-from embark.plan.cpu_probe import probe_cpu
+from embark.plan.cpu_probe import probe_cpu, probe_python_s
 from embark.plan.fit import Measurement, fit_calibration, one_rank_placement
 from embark.plan.memory import device_parts, host_parts
 from embark.plan.predict import match_gpu
@@ -109,14 +110,15 @@ def measure(spec: RunSpec, seconds: float) -> Measurement:
         fit, is_gpu = resolve_from_data(spec), world.device.type == "cuda"
         source = open_source(fit)
         ours = Embark(fit, world, source, num_batches(fit, source))
-        times = time_steps(ours, seconds, WARM_UP_STEPS if is_gpu else 3)
+        paces: list[float] = []
+        times = time_steps(ours, seconds, WARM_UP_STEPS if is_gpu else 3, lambda: paces.append(probe_python_s(1)))
         resident, device = peak_resident_bytes(), world.device
         return Measurement(
             spec=spec, engine=ours.trainer.engine.name, precision=ours.trainer.precision,
             step_s=statistics.median(times), used_bytes=ours.trainer.peak_bytes(),
             reserved_bytes=torch.cuda.max_memory_reserved(device) if is_gpu else 0,
             allocated_bytes=torch.cuda.max_memory_allocated(device) if is_gpu else 0,
-            resident_bytes=resident if is_gpu else 0.0,
+            resident_bytes=resident if is_gpu else 0.0, python_s=statistics.mean(paces) if is_gpu else 0.0,
         )
 
 
@@ -133,7 +135,8 @@ def measure_rates(spec: RunSpec) -> DeviceRates:
         for precision in ("fp32", "tf32", "bf16"):
             set_matmul_precision(precision)
             flops[precision] = matrix_rate(world.device, precision)
-        rates = Rates(bandwidth(world.device), flops, upload_rate(world.device), _drawing_rate())
+        rates = Rates(bandwidth(world.device), flops, upload_rate(world.device), _drawing_rate(),
+                      python_s=probe_python_s())
         if world.device.type == "cpu":  # as an unmeasured one is planned: what a fit multiplies is counted at these
             rates = with_probed(rates, probe_cpu())
         return DeviceRates(device=world.device_name, kind=world.device.type, versions=f"torch {torch.__version__}",
@@ -141,7 +144,8 @@ def measure_rates(spec: RunSpec) -> DeviceRates:
 
 
 def compare(calibration: Calibration, measured: Measurement) -> Comparison:
-    """A measurement beside what the calibration says of it."""
+    """A measurement beside what the calibration says of it, at the pace of its host."""
+    calibration = at_pace(calibration, measured.python_s)
     spec, placement = measured.spec, one_rank_placement(measured.spec)
     is_cpu = calibration.device == CPU
     cluster = Cluster(1, 1, 0.0, 0.0, "cpu" if is_cpu else "cuda")
