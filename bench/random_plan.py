@@ -170,8 +170,8 @@ def _cpu_seconds() -> tuple[float, float, float]:
 
 
 def read_measured(path: Path, device: str) -> tuple[list[Measurement], list[Measurement]]:
-    """Those that may be fitted, and the others. Of a spec that was measured several times, the medians. Where there is
-    no step time, that was measured on another host."""
+    """Those that may be fitted, and the others. Of a spec that was measured several times, the medians of what each row
+    has: step and memory may have rows of their own."""
     rows: dict[tuple[int, str], list[dict[str, str]]] = {}
     with path.open() as file:
         for row in csv.DictReader(file):
@@ -179,7 +179,8 @@ def read_measured(path: Path, device: str) -> tuple[list[Measurement], list[Meas
                 rows.setdefault((int(row["seed"]), row["engine"]), []).append(row)
     fitted, unseen = [], []
     for (seed, engine), of_seed in rows.items():
-        sizes = (statistics.median(float(row.get(name) or 0) for row in of_seed) for name in COLUMNS[3:])
+        sizes = (statistics.median([float(row[name]) for row in of_seed if row.get(name)] or [0.0])
+                 for name in COLUMNS[3:])
         found = Measurement(random_spec(seed, device), engine, of_seed[0]["precision"], *sizes)
         (unseen if seed in UNSEEN[device] else fitted).append(found)
     return fitted, unseen
