@@ -20,10 +20,12 @@ versions = "none"
 rates = { copy_bytes = 4.0e12, upload_bytes = 5.0e10, synthetic_values = 3e7, \
 matmul_flops = { fp32 = 5e13, tf32 = 3.5e14, bf16 = 6.5e14 } }
 engines.cuda_graph = { host_s = 0, host_layer_s = 0, host_group_s = 0, host_wait = 0, start_s = 8e-5, \
-layer_s = 5e-6, group_s = 0, sort_s = 0, mean_s = 0, layer_sample_s = 0, sort = 1.5, lookup = 1.5, update = 1.5, \
+layer_s = 5e-6, group_s = 0, sort_s = 0, large_sort_s = 0, cross_s = 0, skewed_s = 0, mean_s = 0, \
+layer_sample_s = 0, sort = 1.5, lookup = 1.5, update = 1.5, \
 state = 1.5, matmul = 1.3, weights = 0, activations = 1.3, interaction = 1.3, crossing = 1.3 }
 engines.pipeline = { host_s = 5e-3, host_layer_s = 1e-4, host_group_s = 0, host_wait = 0, start_s = 5e-4, \
-layer_s = 1e-5, group_s = 0, sort_s = 0, mean_s = 0, layer_sample_s = 0, sort = 3, lookup = 3, update = 3, state = 3, \
+layer_s = 1e-5, group_s = 0, sort_s = 0, large_sort_s = 0, cross_s = 0, skewed_s = 0, mean_s = 0, \
+layer_sample_s = 0, sort = 3, lookup = 3, update = 3, state = 3, \
 matmul = 1.5, weights = 0, activations = 3, interaction = 3, crossing = 3 }
 memory.cuda_graph = { context_bytes = 6e8, workspace_bytes = 3e8, pooled = 1.1, layers = 1.1, \
 ids = 1.1, gaps = 0.05 }

@@ -45,6 +45,9 @@ class EngineFit:
     layer_s: float  # … and for each dense layer; those behind the lookup start while ids are sorted.
     group_s: float  # … and for each group of tables of one width and pooling.
     sort_s: float  # … and for each of them whose ids are too many or too uneven to be sorted table by table.
+    large_sort_s: float  # … and besides for each whose ids are more than torch sorts with few launches.
+    cross_s: float  # … and where there are cross layers.
+    skewed_s: float  # … and where some rows have many of the ids.
     mean_s: float  # … and for each feature whose several rows are averaged.
     layer_sample_s: float  # … and for each sample in each dense layer.
     # Times the time that alone would be taken by …

@@ -9,6 +9,7 @@ from embark.plan.calibration import CPU, Calibration, CpuFit, EngineFit, MemoryF
 from embark.plan.memory import counted_bytes, pipeline_bytes
 from embark.plan.step_time import (
     FEATURES,
+    LAUNCHES,
     NUM_OF_HOST,
     features,
     host_features,
@@ -144,8 +145,8 @@ def _alone(steps: Sequence[_Step], near: Sequence[float] | None) -> Iterator[Eng
 
 def _beside_a_host(steps: Sequence[_Step], near: Sequence[float] | None) -> Iterator[EngineFit]:
     """From each guess at how many of the smallest steps are the host's, on to where the fit itself says the same. The
-    host, not the device, then takes time for a step, for each layer, each group and each sort."""
-    skipped = 4
+    host, not the device, then takes time for each launch."""
+    skipped = len(LAUNCHES) - 1  # all but the averaged features'
     by_size = sorted(range(len(steps)), key=lambda i: sum(steps[i].device[skipped:]))
     for number in range(2, len(steps) - 2, max(1, len(steps) // NUM_GUESSES)):
         of_host = set(by_size[:number])

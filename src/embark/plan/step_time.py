@@ -15,6 +15,8 @@ STEP = ASSUMPTIONS["step"]
 NUM_OF_HOST = 4
 FEATURES = tuple(field.name for field in fields(EngineFit))[NUM_OF_HOST:]  # Those of the device.
 ALIGNED = 8  # Values: cuBLAS has fast kernels for rows of 16 bytes.
+LAUNCHES = ("start_s", "layer_s", "group_s", "sort_s", "large_sort_s", "cross_s", "skewed_s", "mean_s")
+LARGE_SORT = 32_768  # Ids: more of them are sorted in more passes.
 WEIGHT_BYTES = 30  # Of a dense weight in a step: its rounded copy, its gradient and itself, each written and read.
 RANKS_LOOKED_AT = 64  # Of a large cluster, the busiest so many ranks are computed through.
 
@@ -82,7 +84,7 @@ def _device_parts(fit: EngineFit, features: tuple[float, ...], num_behind: int) 
         "lookup and update": sum(took[name] for name in ("sort", "lookup", "update", "state")),
         "dense layers": sum(took[name] for name in ("layer_sample_s", "matmul", "weights", "activations", "interaction",
                                                     "crossing")),
-        "launches": sum(took[name] for name in ("start_s", "layer_s", "group_s", "sort_s", "mean_s"))
+        "launches": sum(took[name] for name in LAUNCHES)
                     - min(side_by_side_s(fit, features, num_behind)),
     }
 
@@ -144,7 +146,8 @@ def _features(
     num_means = sum(t.multi_hot > 1 and t.pooling == "mean" for t in spec.model.table_list())
     weights = layers.num_values * (WEIGHT_BYTES + 8 * DENSE_STATES[spec.train.dense_optimizer])
     return (
-        1.0, float(layers.num_layers), *_num_groups(spec.model, spec.train.batch_size), float(num_means),
+        1.0, float(layers.num_layers), *_num_groups(spec.model, spec.train.batch_size),
+        float(isinstance(layers, Layers) and bool(layers.up)), float(spec.data.zipf_exponent > 0), float(num_means),
         layer_samples,
         STEP["sort_bytes"] * looked_up.num_ids / copy_bytes, looked_up.read_bytes / copy_bytes,
         (looked_up.update_bytes - looked_up.state_bytes) / copy_bytes, looked_up.state_bytes / copy_bytes,
@@ -152,11 +155,14 @@ def _features(
     )
 
 
-def _num_groups(model: ModelSpec, batch_size: int) -> tuple[float, float]:
-    """Of tables of one width and pooling; those whose ids the captured step does not sort table by table."""
-    every = {(table.dim, table.pooling) for table in model.table_list()}
-    ragged = {(table.dim, table.pooling) for table in model.table_list() if table.multi_hot > 1}
-    return float(len(every)), float(len(every if batch_size > MAX_SORTED_AT_ONCE else ragged))
+def _num_groups(model: ModelSpec, batch_size: int) -> tuple[float, float, float]:
+    """Of tables of one width and pooling; those whose ids the captured step does not sort table by table; and those
+    with many ids among them."""
+    groups: dict[object, list[int]] = {}
+    for table in model.table_list():
+        groups.setdefault((table.dim, table.pooling), []).append(table.multi_hot)
+    whole = [ids for ids in groups.values() if batch_size > MAX_SORTED_AT_ONCE or max(ids) > 1]
+    return float(len(groups)), float(len(whole)), float(sum(batch_size * sum(ids) > LARGE_SORT for ids in whole))
 
 
 def sample_bytes(spec: RunSpec) -> float:

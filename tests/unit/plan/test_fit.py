@@ -14,8 +14,9 @@ from embark.plan.step_time import step_time
 from embark.spec import load_spec
 
 RATES = Rates(4e12, {"fp32": 5e13, "tf32": 4e14, "bf16": 8e14}, 5e10, python_s=2e-3)
-GRAPH = EngineFit(0.0, 0.0, 0.0, 0.0, 2e-5, 2e-5, 1e-5, 4e-5, 3e-5, 2e-10, 2.0, 2.5, 2.2, 2.2, 1.2, 2.0, 0.3, 1.5, 4.0)
-PIPELINE = EngineFit(3e-3, 3e-4, 1e-3, 0.1, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 2.0, 2.0, 2.0, 2.0, 1.0, 2.0, 5.0, 5.0, 5.0)
+GRAPH = EngineFit(*[0.0] * 4, 2e-5, 2e-5, 1e-5, 4e-5, 1e-5, 1e-5, 0.0, 3e-5, 2e-10, 2.0, 2.5, 2.2, 2.2, 1.2, 2.0,
+                  0.3, 1.5, 4.0)
+PIPELINE = EngineFit(3e-3, 3e-4, 1e-3, 0.1, *[0.0] * 9, 2.0, 2.0, 2.0, 2.0, 1.0, 2.0, 5.0, 5.0, 5.0)
 HELD = MemoryFit(1.3e9, 1e8, 0.0, 1.0, 1.2, 0.0)
 TRUTH = Calibration("H200", "a card", "2026-11-15", "", RATES, {"cuda_graph": GRAPH, "pipeline": PIPELINE},
                     {"cuda_graph": HELD, "pipeline": MemoryFit(1.4e9, 1e8, 0.0, 1.0, 1.5, 1.6)})
