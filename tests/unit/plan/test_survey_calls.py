@@ -16,9 +16,9 @@ def test_what_fits_nowhere_without_its_tables_is_counted_once_a_number_of_ranks_
             counted.append((engine, precision, placement.num_ranks))
         return count(spec, placement, engine, precision, calibration)
 
-    def placing(spec, cluster):
+    def placing(spec, cluster, *known):
         placed.append(cluster)
-        return place(spec, cluster)
+        return place(spec, cluster, *known)
 
     monkeypatch.setattr(predict_module, "device_parts", counting)
     monkeypatch.setattr("embark.plan.closed_form.closed_form", placing)
