@@ -10,10 +10,10 @@ import torch
 
 @pytest.fixture(scope="session")
 def kernels():
-    """The two modules of kernels, interpreted; on a machine with a GPU they would be compiled, and want its memory."""
+    """The modules of kernels, interpreted; on a machine with a GPU they would be compiled, and want its memory."""
     if torch.cuda.is_available():
         pytest.skip("test_gpu.py has the compiled ones")
     assert os.environ["TRITON_INTERPRET"] == "1"
-    from embark.trainers.torch.engines.cuda_graph import dense_kernels, table_kernels
+    from embark.trainers.torch.engines.cuda_graph import dense_kernels, product_kernels, table_kernels
 
-    return table_kernels, dense_kernels
+    return table_kernels, dense_kernels, product_kernels

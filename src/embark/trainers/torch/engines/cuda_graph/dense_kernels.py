@@ -7,17 +7,13 @@ the bit.
 import triton
 import triton.language as tl
 from torch import Tensor
-from triton.tools.tensor_descriptor import TensorDescriptor
 
 from embark.trainers.torch.engines.cuda_graph.dependent_launch_kernels import EARLY, wait_for_inputs
 
 MAX_VECTORS = 64  # More would not fit the registers.
 HEAD_VALUES = 2048  # Of its input that a program reads at a time.
 HEAD_WARPS = 1
-PRODUCT_ROWS = 64  # Of a program, and of a portion; a small batch has at least as many portions, and the others stay 0.
-LARGE_PRODUCT_ROWS = 128  # Likewise.
 MAX_PORTIONS = 1024
-MAX_PRODUCT_SAMPLES = MAX_PORTIONS * LARGE_PRODUCT_ROWS
 SGD = tl.constexpr(0)
 ADAGRAD = tl.constexpr(1)
 ADAM = tl.constexpr(2)
@@ -65,31 +61,6 @@ def relu_backward(grad: Tensor, active: Tensor | None, sums: Tensor) -> None:
         grad, grad if active is None else active, sums, num_samples, width, grad.stride(0),
         grad.stride(0) if active is None else active.stride(0), sums.stride(0), rows,
         HAS_RELU=active is not None, ROWS=min(16, triton.next_power_of_2(rows)), COLUMNS=block, num_warps=2, **EARLY,
-    )
-
-
-def grad_input_relu(grad: Tensor, weight: Tensor, active: Tensor, out: Tensor, sums: Tensor) -> None:
-    """out = grad @ weight where `active` is above zero, else zero; its column sums, by portions, in `sums`."""
-    (num_samples, width), depth = out.shape, grad.shape[1]
-    step = min(64, max(16, triton.next_power_of_2(depth)))
-    grid = (triton.cdiv(num_samples, PRODUCT_ROWS) * triton.cdiv(width, 128),)
-    _grad_input_relu[grid](
-        grad, weight, active, out, sums, num_samples, width, depth, grad.stride(0), weight.stride(0), out.stride(0),
-        sums.stride(0), IS_EVEN=depth % step == 0, ROWS=PRODUCT_ROWS, COLUMNS=128, DEPTH=step, num_warps=4,
-        num_stages=3, **EARLY,
-    )
-
-
-def grad_input_relu_large(grad: Tensor, weight: Tensor, active: Tensor, out: Tensor, sums: Tensor) -> None:
-    """The same for up to `MAX_PRODUCT_SAMPLES`, in tiles that the hardware copies, from compute capability 9.0 on."""
-    (num_samples, width), rows = out.shape, LARGE_PRODUCT_ROWS
-
-    def tiled(matrix: Tensor, *tile: int) -> TensorDescriptor:
-        return TensorDescriptor(matrix, list(matrix.shape), list(matrix.stride()), list(tile))
-
-    _grad_input_relu_large[(triton.cdiv(num_samples, rows) * triton.cdiv(width, 128),)](
-        tiled(grad, rows, 64), tiled(weight, 64, 128), tiled(active, rows, 128), tiled(out, rows, 128), sums, width,
-        grad.shape[1], sums.stride(0), ROWS=rows, COLUMNS=128, DEPTH=64, num_warps=4, num_stages=3,
     )
 
 
@@ -250,60 +221,6 @@ def _relu_backward(
             tl.store(at, value, mask=is_value)
         total += tl.sum(value.to(tl.float32), axis=0)
     tl.store(sums + portion.to(tl.int64) * sums_stride + columns, total, mask=is_column)
-
-
-@triton.jit
-def _grad_input_relu(
-    grad, weight, active, out, sums, num_samples, width, depth, grad_stride, weight_stride, stride, sums_stride,
-    IS_EVEN: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr, DEPTH: tl.constexpr,
-):
-    wait_for_inputs()
-    across = tl.cdiv(width, COLUMNS)
-    portion = tl.program_id(0) // across
-    rows = portion * ROWS + tl.arange(0, ROWS)
-    columns = tl.program_id(0) % across * COLUMNS + tl.arange(0, COLUMNS)
-    is_row, is_column = rows < num_samples, columns < width
-    steps = tl.arange(0, DEPTH)
-    from_grad = grad + rows.to(tl.int64)[:, None] * grad_stride + steps[None, :]
-    from_weight = weight + steps[:, None] * weight_stride + columns[None, :]
-    total = tl.zeros([ROWS, COLUMNS], tl.float32)
-    for start in range(0, depth, DEPTH):
-        if IS_EVEN:
-            left = tl.load(from_grad, mask=is_row[:, None], other=0.0)
-            right = tl.load(from_weight, mask=is_column[None, :], other=0.0)
-        else:
-            is_step = start + steps < depth
-            left = tl.load(from_grad, mask=is_row[:, None] & is_step[None, :], other=0.0)
-            right = tl.load(from_weight, mask=is_step[:, None] & is_column[None, :], other=0.0)
-        total = tl.dot(left, right, total, input_precision="ieee")
-        from_grad += DEPTH
-        from_weight += DEPTH * weight_stride
-    at = rows.to(tl.int64)[:, None] * stride + columns[None, :]
-    is_value = is_row[:, None] & is_column[None, :]
-    height = tl.load(active + at, mask=is_value, other=0.0)
-    value = tl.where(height > 0, total, 0.0).to(out.dtype.element_ty)
-    tl.store(out + at, value, mask=is_value)
-    tl.store(sums + portion.to(tl.int64) * sums_stride + columns, tl.sum(value.to(tl.float32), axis=0), mask=is_column)
-
-
-@triton.jit
-def _grad_input_relu_large(
-    grad, weight, active, out, sums, width, depth, sums_stride, ROWS: tl.constexpr, COLUMNS: tl.constexpr,
-    DEPTH: tl.constexpr,
-):
-    """A tile's load reads zeros beyond the matrix, and its store writes nothing there."""
-    across = tl.cdiv(width, COLUMNS)
-    portion = tl.program_id(0) // across
-    row, column = portion * ROWS, tl.program_id(0) % across * COLUMNS
-    total = tl.zeros([ROWS, COLUMNS], tl.float32)
-    for start in range(0, depth, DEPTH):
-        total = tl.dot(grad.load([row, start]), weight.load([start, column]), total)
-    height = active.load([row, column])
-    value = tl.where(height > 0, total, 0.0).to(height.dtype)
-    out.store([row, column], value)
-    columns = column + tl.arange(0, COLUMNS)
-    tl.store(sums + portion.to(tl.int64) * sums_stride + columns, tl.sum(value.to(tl.float32), axis=0),
-             mask=columns < width)
 
 
 @triton.jit

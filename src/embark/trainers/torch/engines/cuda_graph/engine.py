@@ -6,7 +6,7 @@ On a CPU, or over gloo, the same step runs operation by operation, so its number
 import zlib
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, nullcontext
-from itertools import accumulate
+from itertools import accumulate, cycle
 from typing import Any
 
 import torch
@@ -37,7 +37,7 @@ from embark.trainers.torch.engines.cuda_graph.network import Network
 from embark.trainers.torch.engines.cuda_graph.ops import FEW_SAMPLES, TorchOps, gpu_ops
 from embark.trainers.torch.engines.cuda_graph.own_network import OwnNetworkStep
 from embark.trainers.torch.engines.cuda_graph.rates import StepRates
-from embark.trainers.torch.engines.cuda_graph.streams import Streams
+from embark.trainers.torch.engines.cuda_graph.streams import WEIGHTS, Streams
 from embark.trainers.torch.engines.pipeline import Engine, EngineInputs, Part
 from embark.trainers.torch.metrics import MetricWindow
 from embark.trainers.torch.optimizers import table_rates
@@ -69,8 +69,8 @@ class CudaGraphEngine(Engine):
         self._step = torch.zeros(1, dtype=torch.int64, device=self._device)
         self._bad_id, self._bad_loss = (torch.full_like(self._step, NO_STEP) for _ in range(2))
         self._slots = [torch.zeros(layout.size_bytes, dtype=torch.uint8, device=self._device) for _ in range(2)]
-        is_small = inputs.spec.train.batch_size // inputs.world.world_size <= FEW_SAMPLES
-        self._streams = Streams(self._device, is_main_first=is_small) if self._is_gpu else None
+        self._is_small = inputs.spec.train.batch_size // inputs.world.world_size <= FEW_SAMPLES
+        self._streams = Streams(self._device, is_main_first=self._is_small) if self._is_gpu else None
         self._graphs: list[list[torch.cuda.CUDAGraph]] = []  # By slot, and by the batch's place in it.
         self._filled: BatchBuffer | None = None  # What is in the slot in use.
         self._following: BatchBuffer | None = None  # What is on its way into the other.
@@ -203,7 +203,7 @@ class CudaGraphEngine(Engine):
                                       self._ops.num_portions(self._num_samples), train)
         flat.adopt()
         self._network = Network(inputs.dense, flat, self._ops, self._num_samples, train.batch_size,
-                                self._beside("weights"))
+                                self._beside(*WEIGHTS[: 1 + self._is_small]))
 
     def _check_first(self, network: OwnNetworkStep) -> None:
         """Look for NaN that the user's file makes, on the batch of the first step, before any weight has it."""
@@ -329,20 +329,19 @@ class CudaGraphEngine(Engine):
             exchange.send_grads(grads)
             grads = exchange.grads
             with self._beside("reduction")():  # while the tables are updated and the bottom layers go back
-                self._join("weights")
+                self._join(*WEIGHTS)
                 _sum_over_ranks(flat.early_grads)
         with self._beside("tables")():
             self._join("sort")
             self._lookup.backward(grads, self._beside("long_runs"))
         network.backward_bottom()
         flat.add_up(self._ops.add_up)
-        self._join("weights")
+        self._join(*WEIGHTS)
         if exchange:
             self._join("reduction")
             _sum_over_ranks(flat.late_grads)
         flat.clip()
-        for name in ("tables", "long_runs", "metrics"):  # before the last kernel: a graph that ends in several is slow
-            self._join(name)
+        self._join("tables", "long_runs", "metrics")  # before the last kernel: a graph that ends in several is slow
         self._ops.optimizer_step(flat.master, flat.places, flat.grads, flat.shadow, flat.state, flat.second_state,
                                  self._rates.now[-1:], self._step, flat.decays, optimizer=train.dense_optimizer,
                                  eps=train.eps)
@@ -370,15 +369,17 @@ class CudaGraphEngine(Engine):
         is_bad = ~torch.isfinite(logits).all()
         torch.minimum(self._bad_loss, torch.where(is_bad, self._step, NO_STEP), out=self._bad_loss)
 
-    def _beside(self, name: str) -> Callable[[], Any]:
-        streams = self._streams
+    def _beside(self, *names: str) -> Callable[[], Any]:
+        """A branch for each call, in turns."""
+        streams, turns = self._streams, cycle(names)
         if streams is None:
             return nullcontext
-        return lambda: streams.branch(name)
+        return lambda: streams.branch(next(turns))
 
-    def _join(self, name: str) -> None:
-        if self._streams is not None and name in self._streams.opened:
-            torch.cuda.current_stream().wait_stream(self._streams.named[name])
+    def _join(self, *names: str) -> None:
+        for name in names:
+            if self._streams is not None and name in self._streams.opened:
+                torch.cuda.current_stream().wait_stream(self._streams.named[name])
 
 
 def needs_exchange(world: World) -> bool:

@@ -135,8 +135,9 @@ class TorchOps:
 def gpu_ops() -> TorchOps:
     """Triton's kernels, with cuBLAS for the matrices."""
     from embark.trainers.torch.engines.cuda_graph import dense_kernels as kernels
+    from embark.trainers.torch.engines.cuda_graph import product_kernels as products
 
-    copies_tiles = torch.cuda.get_device_capability() >= (9, 0)  # in hardware, on which a large product relies
+    copies_tiles = torch.cuda.get_device_capability() >= (9, 0)  # in hardware
 
     class GpuOps(TorchOps):
         num_portions = staticmethod(kernels.num_portions)
@@ -151,10 +152,10 @@ def gpu_ops() -> TorchOps:
             torch.ops.aten._addmm_activation.out(layer.bias, values, layer.weight.t(), out=out)
 
         def grad_input_relu(self, grad: Tensor, layer: Layer, active: Tensor, out: Tensor, sums: Tensor) -> None:
-            if len(out) <= FEW_SAMPLES:
-                kernels.grad_input_relu(grad, layer.weight, active, out, sums)
-            elif copies_tiles and len(out) <= kernels.MAX_PRODUCT_SAMPLES:
-                kernels.grad_input_relu_large(grad, layer.weight, active, out, sums)
+            if copies_tiles and len(out) <= products.MAX_SAMPLES:
+                products.grad_input_relu_tma(grad, layer.weight, active, out, sums)
+            elif len(out) <= FEW_SAMPLES:
+                products.grad_input_relu(grad, layer.weight, active, out, sums)
             else:
                 super().grad_input_relu(grad, layer, active, out, sums)
 
