@@ -50,7 +50,7 @@ def test_a_run_on_an_h200_is_foreseen_as_calibrated():
                    "precision": "bf16"}
     read = predict_local(load_spec("quickstart", ["data.kind=prepared", "data.path=/data"]), here)
     assert read["is_calibrated"]
-    assert read["step_s"] == pytest.approx(0.000130, rel=0.1)
+    assert read["step_s"] == pytest.approx(0.000109, rel=0.1)
     assert read["peak_bytes"] == pytest.approx(2.31e9, rel=0.05)
     # The card draws synthetic samples itself, beside the step; what that takes was not measured.
     drawn = predict_local(load_spec("quickstart", []), here)
