@@ -137,8 +137,6 @@ def gpu_ops() -> TorchOps:
     from embark.trainers.torch.engines.cuda_graph import dense_kernels as kernels
     from embark.trainers.torch.engines.cuda_graph import product_kernels as products
 
-    copies_tiles = torch.cuda.get_device_capability() >= (9, 0)  # in hardware
-
     class GpuOps(TorchOps):
         num_portions = staticmethod(kernels.num_portions)
         relu_backward = staticmethod(kernels.relu_backward)
@@ -152,7 +150,7 @@ def gpu_ops() -> TorchOps:
             torch.ops.aten._addmm_activation.out(layer.bias, values, layer.weight.t(), out=out)
 
         def grad_input_relu(self, grad: Tensor, layer: Layer, active: Tensor, out: Tensor, sums: Tensor) -> None:
-            if copies_tiles and len(out) <= products.MAX_SAMPLES:
+            if products.HAS_TMA and len(out) <= products.MAX_SAMPLES:
                 products.grad_input_relu_tma(grad, layer.weight, active, out, sums)
             elif len(out) <= FEW_SAMPLES:
                 products.grad_input_relu(grad, layer.weight, active, out, sums)

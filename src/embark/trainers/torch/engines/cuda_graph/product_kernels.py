@@ -7,12 +7,13 @@ from torch import Tensor
 from triton.tools.tensor_descriptor import TensorDescriptor
 
 from embark.trainers.torch.engines.cuda_graph.dense_kernels import MAX_PORTIONS
-from embark.trainers.torch.engines.cuda_graph.dependent_launch_kernels import EARLY, wait_for_inputs
+from embark.trainers.torch.engines.cuda_graph.dependent_launch_kernels import CAN_WAIT, EARLY, wait_for_inputs
 from embark.trainers.torch.engines.cuda_graph.ops import FEW_SAMPLES
 
 ROWS = 64  # Of a program, and of a portion; a small batch has at least as many portions, and the others stay 0.
 MANY_ROWS = 128  # Likewise.
 MAX_SAMPLES = MAX_PORTIONS * MANY_ROWS
+HAS_TMA = CAN_WAIT.value  # Both begin with compute capability 9.0.
 
 
 def grad_input_relu(grad: Tensor, weight: Tensor, active: Tensor, out: Tensor, sums: Tensor) -> None:
@@ -28,7 +29,7 @@ def grad_input_relu(grad: Tensor, weight: Tensor, active: Tensor, out: Tensor, s
 
 
 def grad_input_relu_tma(grad: Tensor, weight: Tensor, active: Tensor, out: Tensor, sums: Tensor) -> None:
-    """The same for up to `MAX_SAMPLES`, in tiles that the hardware copies, from compute capability 9.0 on."""
+    """The same for up to `MAX_SAMPLES`, in tiles that the hardware copies, where it `HAS_TMA`."""
     num_samples, width = out.shape
     rows = ROWS if num_samples <= FEW_SAMPLES else MANY_ROWS
 
