@@ -298,13 +298,14 @@ class WorkerPool:
     def _signals(self) -> Iterator[None]:
         def stop(number: int, frame: object) -> None:
             self._stopping.set()
-            with suppress(OSError):
-                self._wake.send(b"\0")
 
         before = {number: signal.signal(number, stop) for number in (signal.SIGTERM, signal.SIGINT)}
+        self._wake.setblocking(False)
+        woken_before = signal.set_wakeup_fd(self._wake.fileno(), warn_on_full_buffer=False)  # whichever thread gets it
         try:
             yield
         finally:
+            signal.set_wakeup_fd(woken_before)
             for number, handler in before.items():
                 signal.signal(number, handler)
 
