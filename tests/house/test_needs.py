@@ -46,7 +46,7 @@ def suite(tmp_path: Path) -> Path:
     harness = (TESTS / "conftest.py").read_text()
     assert '"/dev"' in harness
     (tmp_path / "conftest.py").write_text(harness.replace('"/dev"', repr(str(tmp_path / "dev"))))
-    table = (TESTS / "needs.py").read_text()
+    table = (TESTS / "support" / "needs.py").read_text()
     extra = (
         'TOOLS["absent-tool"] = Tool((("no-such-program",),), ("absent-package",))\n'
         'TOOLS["present-tool"] = Tool((("sh",),), ("present-package",))\n\n\n'
@@ -148,7 +148,7 @@ def test_a_tool_that_is_not_a_literal_of_the_table_is_refused_by_the_scan(suite:
 
 
 def test_this_suite_names_only_tools_of_the_table():
-    done = subprocess.run([sys.executable, TESTS / "needs.py", "packages"], capture_output=True, text=True,
+    done = subprocess.run([sys.executable, TESTS / "support" / "needs.py", "packages"], capture_output=True, text=True,
                           timeout=HANG_S)
     assert done.returncode == 0, done.stderr
 

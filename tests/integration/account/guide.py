@@ -33,7 +33,7 @@ class WarmSession(AccountSession):
     """Its pods are forked by `python`, which `warm_ray_python` is."""
 
     def __init__(self, cloud: str, folder: Path, python: str) -> None:
-        self.server = (str(REPOSITORY / "tests" / "warm_python.py"), python)
+        self.server = (str(REPOSITORY / "tests" / "support" / "warm_python.py"), python)
         super().__init__(cloud, folder)
 
 

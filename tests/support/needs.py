@@ -1,8 +1,8 @@
 """Programs from the system's packages that some tests need: how to tell they are here, and what would get them.
 
-    python tests/needs.py packages    # Debian packages of every program the tests name
-    python tests/needs.py missing     # those of the programs that are not here
-    python tests/needs.py npm         # npm packages of the programs that are not here
+    python tests/support/needs.py packages    # Debian packages of every program the tests name
+    python tests/support/needs.py missing     # those of the programs that are not here
+    python tests/support/needs.py npm         # npm packages of the programs that are not here
 
 It needs only the standard library: CI runs it before anything is installed.
 """
@@ -100,7 +100,7 @@ def main(words: list[str]) -> int:
     if not listed:
         print(__doc__, file=sys.stderr)
         return 2
-    tools = [TOOLS[name] for name in tools_used(Path(__file__).parent)]
+    tools = [TOOLS[name] for name in tools_used(Path(__file__).parents[1])]
     for package in sorted({package for tool in tools for package in listed(tool)}):
         print(package)
     return 0
