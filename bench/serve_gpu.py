@@ -46,9 +46,9 @@ from embark.export.artifact import (
 )
 from embark.export.quantize import TableDtype, quantize_rows, row_format
 from embark.export.safetensors_file import TensorSource, file_of, in_memory
-from embark.export.scoring_device import Precision, ScoringDevice
 from embark.spec.data import PrepareSpec
 from embark.spec.model import ModelSpec
+from embark.spec.serve import Precision, ScoringDevice
 from embark.store import ChecksumWriter, checkpoint_name
 from embark.store.checkpoint_arrays import table_weight
 from embark.trainers.torch.dense_network import dense_network
@@ -167,7 +167,7 @@ def has_grpc() -> bool:
 
 def make_requests(artifact: Artifact, num_rows: int) -> list[Request]:
     if has_grpc():
-        from embark.serve.grpc_messages import message_classes
+        from embark.serve.grpc_server import message_classes
 
         infer = message_classes()["ModelInferRequest"]
     found = []
@@ -207,7 +207,7 @@ def http_client(address: str, requests: list[Request]) -> Send:
 def grpc_client(address: str, requests: list[Request]) -> Send:
     import grpc
 
-    from embark.serve.grpc_messages import SERVICE, message_classes
+    from embark.serve.grpc_server import SERVICE, message_classes
 
     read = message_classes()["ModelInferResponse"].FromString
     call = grpc.insecure_channel(address).unary_unary(f"/{SERVICE}/ModelInfer")

@@ -14,7 +14,7 @@ _LOCATIONS = {
     "Endpoint": "serve.endpoint:Endpoint",
     "PlanRequest": "plan.plan:PlanRequest",
     "RunSpec": "spec:RunSpec",
-    "ScoringDevice": "export.scoring_device:ScoringDevice",
+    "ScoringDevice": "spec.serve:ScoringDevice",
     "ServeRequest": "plan.serving:ServeRequest",
     "TuneRequest": "tuning.tune:TuneRequest",
     "check_data": "data.check:check",

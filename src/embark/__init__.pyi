@@ -10,7 +10,6 @@ from embark.errors import EmbarkError
 from embark.export.export_run import export_weights
 from embark.export.rollback import list_versions
 from embark.export.rollback import rollback as rollback_model
-from embark.export.scoring_device import ScoringDevice
 from embark.lint.check import lint as lint_files
 from embark.lint.rendered import render_spec as render_files
 from embark.plan.plan import PlanRequest
@@ -21,6 +20,7 @@ from embark.serve.endpoint import Endpoint
 from embark.serve.score_file import score_file
 from embark.serve.server import serve as serve_model
 from embark.spec import RunSpec, load_spec
+from embark.spec.serve import ScoringDevice
 from embark.store.checkpoint_inspect import list_checkpoints
 from embark.trainers import evaluate, evaluate_slices, export_run, feature_importance, train
 from embark.tuning.tune import TuneRequest, tune

@@ -40,7 +40,7 @@ class Client:
 def while_serving(artifact, use, *, scorer=None, limits=None, endpoint=None, workers=1):
     """What `use` returns, called with a client of a server of one version."""
     if workers > 1:
-        return use_server(lambda on_start: serve(artifact.place, endpoint=endpoint or Endpoint(port=0), limits=limits,
+        return use_server(lambda on_start: serve(artifact.uri, endpoint=endpoint or Endpoint(port=0), limits=limits,
                                                  on_start=on_start, workers=workers), use)
     model = ServedModel(scorer or RequestScorer(artifact, ExportedModel(artifact).score))
     return use_server(lambda on_start: serve_scorer(model, endpoint or Endpoint(port=0), limits, on_start), use)

@@ -16,7 +16,7 @@ def scores(*at):
 
 
 def serve_event(version=1, time_s=0.0, **more):
-    return Event("serve", {"model": "clicks", "place": "/models", "version": version, "is_start": version == 1,
+    return Event("serve", {"model": "clicks", "uri": "/models", "version": version, "is_start": version == 1,
                            "reference": {"rows": "held-out", "num_rows": 10_000, "label_rate": 0.5, "columns": COLUMNS,
                                          "scores": scores(10, 11), "why_none": ""}} | more, time_s)
 

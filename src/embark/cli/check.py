@@ -43,8 +43,8 @@ def check(
 
 def _render(console: Console, result: CheckResult) -> None:
     verdict = result.verdict
-    against = f"version {result.published} of {result.place}" if result.published else \
-        f"nothing: {result.place} has no current version"
+    against = f"version {result.published} of {result.uri}" if result.published else \
+        f"nothing: {result.uri} has no current version"
     console.result(f"{result.run}, step {result.step:,}: "
                    + ("passes the gate" if verdict.is_passed else f"refused: {verdict.why}")
                    + f"\ncompared with {against}; {verdict.rows}")

@@ -71,5 +71,5 @@ def _render(console: Console, result: ExportResult) -> None:
         console.text(f"Its index of {found.num_items:,} items ({found.kind}) finds {100 * found.recall:.1f} % of an "
                      f"exact search's first {found.k}.")
     if result.version is not None:
-        console.text(f"Score rows with: embark score {result.place} ROWS.csv --to scores.parquet"
+        console.text(f"Score rows with: embark score {result.uri} ROWS.csv --to scores.parquet"
                      + (f" --model-file {result.model_file}" if result.model_file else ""))

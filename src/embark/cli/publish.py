@@ -57,13 +57,13 @@ def publish(
 def _render(console: Console, result: PublishResult) -> None:
     size = f"{format_bytes(result.num_bytes)}, " + (f"a delta of version {result.parent}" if result.parent else "full")
     if not result.is_new:
-        console.result(f"{result.place}: step {result.step:,} is version {result.version} already, "
+        console.result(f"{result.uri}: step {result.step:,} is version {result.version} already, "
                        + (f"refused: {result.refused}" if result.refused else
                           "which is current" if result.is_current else "which is not current"))
         return
-    console.result(f"{result.place}: version {result.version} ({result.run}, step {result.step:,}; {size}) is "
+    console.result(f"{result.uri}: version {result.version} ({result.run}, step {result.step:,}; {size}) is "
                    + (f"refused: {result.refused}" if result.refused else "now current"))
     if result.verdict:
         render_verdict(console, result.verdict)
     if result.refused:
-        console.text(f"Publish it nevertheless: embark rollback {result.place} {result.version}")
+        console.text(f"Publish it nevertheless: embark rollback {result.uri} {result.version}")

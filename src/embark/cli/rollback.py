@@ -45,18 +45,18 @@ def rollback(
 
 def _render(console: Console, result: Rollback) -> None:
     if result.version == result.previous:
-        console.result(f"{result.place}: version {result.version} is current already")
+        console.result(f"{result.uri}: version {result.version} is current already")
         return
     before = f" (was {result.previous})" if result.previous else ""
-    console.result(f"{result.place}: version {result.version} is now current{before}")
+    console.result(f"{result.uri}: version {result.version} is now current{before}")
     console.text("Running servers switch at their next look, every --poll-s seconds."
-                 + (f" Undo: embark rollback {result.place} {result.previous}" if result.previous else ""))
+                 + (f" Undo: embark rollback {result.uri} {result.previous}" if result.previous else ""))
 
 
 def _render_list(console: Console, listed: VersionList) -> None:
     headings = {"version": "version", "current": "current", "when": "exported", "run": "run", "step": "step",
                 "tables": "tables", "parent": "delta of", "auc": "AUC", "size": "size"}
-    console.table([_row(one) for one in listed.versions], headings, title=listed.place)
+    console.table([_row(one) for one in listed.versions], headings, title=listed.uri)
     for one in listed.versions:
         if one.refused:
             console.text(f"version {one.version} was refused: {one.refused}")

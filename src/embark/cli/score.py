@@ -55,4 +55,4 @@ def _render(console: Console, result: ScoreResult) -> None:
         console.text(f"  {example}")
     mean = "" if result.mean_score is None else f", mean {format_float(result.mean_score)}"
     console.result(f"wrote {result.path}: {pluralize(result.num_scored, 'score')} by version {result.version} of "
-                   f"{result.place}{mean}")
+                   f"{result.uri}{mean}")

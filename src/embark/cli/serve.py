@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Annotated
 from cyclopts import Parameter
 
 from embark.cli.console import Console
-from embark.export.scoring_device import DeviceKind, Precision, ScoringDevice
 from embark.formatting import pluralize
+from embark.spec.serve import DeviceKind, Precision, ScoringDevice
 
 if TYPE_CHECKING:
     from embark.serve.endpoint import Listening

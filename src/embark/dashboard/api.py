@@ -237,7 +237,7 @@ def _about(record: Record, held_by: str, published: str = "") -> list[list[str]]
         ("held-out samples", format_count(start.get("num_eval_samples"))),
         ("best checkpoint", best_checkpoint(record.end)), ("published", published),
         ("directory", to_one_line(start.get("run_dir", ""))), ("held by", held_by), ("serves", served.model),
-        ("exported model", served.place), ("address", served.url),
+        ("exported model", served.uri), ("address", served.url),
     ]
     return [[name, value[:MAX_TEXT]] for name, value in rows if value and value != "–"]
 

@@ -122,7 +122,7 @@ class TrafficRecord:
     def __init__(self) -> None:
         self.model = ""
         self.url = ""
-        self.place = ""
+        self.uri = ""
         self.version: int | None = None  # That answers.
         self.versions: dict[int, VersionTraffic] = {}
         self.windows: deque[Window] = deque(maxlen=MAX_WINDOWS)
@@ -149,8 +149,8 @@ class TrafficRecord:
 
     def _add_version(self, event: Event, number: int) -> None:
         values = event.values
-        self.model, self.url, self.place = (to_one_line(values.get(name, ""))[:500] for name in
-                                            ("model", "url", "place"))
+        self.model, self.url, self.uri = (to_one_line(values.get(name, ""))[:500] for name in
+                                            ("model", "url", "uri"))
         is_switch = self.version is not None and not values.get("is_start")
         self.changes.append((event.time_s, f"version {number} answers" + (f", after {self.version}" if is_switch else
                                                                           ": the server started"), False))

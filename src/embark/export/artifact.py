@@ -7,6 +7,7 @@
     version-000000001/items.safetensors      of a retrieval model: its items, their values, the index that searches them
     version-000000001/reference.json         what it was evaluated on: bins of each column's values, of the scores
     version-000000001/commit.json            the mark: every file with its size and checksum
+    version-000000001/gate.json              the gate's verdict on a version that was written to be published
     current.json                             the version that is scored and served with
 
 A version may be a delta: instead of weights and id maps it has `delta.safetensors`, what changed since its parent.
@@ -22,7 +23,8 @@ import json
 import os
 import re
 import shutil
-from collections.abc import Collection, Sequence
+import time
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -50,7 +52,7 @@ from embark.store.run_dir import SPEC
 
 FORMAT_VERSION = 1
 INFO, WEIGHTS, ID_MAPS, ITEMS = "artifact.json", "weights.safetensors", "id_maps.safetensors", "items.safetensors"
-CURRENT = "current.json"
+CURRENT, GATE = "current.json", "gate.json"
 _OTHER = "choose another version with --version or `embark rollback`, or export the run again"
 CANDIDATE = "candidate"  # Set in a commit record: the version becomes current only when `current.json` names it.
 DENSE = "dense."  # What the names of the dense network's weights begin with.
@@ -113,7 +115,7 @@ def code_digest(code: str) -> str:
 class Artifact:
     """A version whose files are on this machine and match their checksums."""
 
-    place: str
+    uri: str
     version: int
     folder: Path
     info: ArtifactInfo
@@ -168,7 +170,7 @@ class Artifact:
             return model
         fix = f"--model-file {file_of(model.kind)}: the file that the run was trained with"
         if not model_file:
-            raise UserError(f"{self.place}: its model is {model.kind}, and an artifact holds no code", fix=fix)
+            raise UserError(f"{self.uri}: its model is {model.kind}, and an artifact holds no code", fix=fix)
         try:
             code = Path(model_file).read_text(encoding="utf-8-sig")
         except (OSError, UnicodeDecodeError) as error:
@@ -195,9 +197,9 @@ class Artifact:
                           model.features_of_any_number, same_lengths_of(model))
 
 
-def open_versions(place: str) -> CheckpointStore:
+def open_versions(uri: str) -> CheckpointStore:
     """Open the versions at a URI."""
-    return CheckpointStore(open_store(place), kind="version")
+    return CheckpointStore(open_store(uri), kind="version")
 
 
 def current_version(versions: CheckpointStore) -> int:
@@ -211,9 +213,9 @@ def current_version(versions: CheckpointStore) -> int:
         return max((0, *(one.step for one in versions.committed() if not one.values.get(CANDIDATE)),
                     *versions.unreadable()))
     except (ValueError, TypeError, KeyError, RecursionError):
-        place = versions.store.uri
+        uri = versions.store.uri
         raise DataError(f"{versions.store.where(CURRENT)} is damaged: it names no version",
-                        fix=f"`embark rollback {place} VERSION` writes it again; --list lists the versions") from None
+                        fix=f"`embark rollback {uri} VERSION` writes it again; --list lists the versions") from None
 
 
 def set_current(versions: CheckpointStore, version: int) -> None:
@@ -221,20 +223,35 @@ def set_current(versions: CheckpointStore, version: int) -> None:
     versions.store.write(CURRENT, (json.dumps({"version": version}) + "\n").encode())
 
 
+def read_gate(versions: CheckpointStore, version: int) -> dict[str, Any] | None:
+    """Return the gate's verdict on a version that was written to be published, or None if there is none yet."""
+    try:
+        found = json.loads(versions.store.read(f"{checkpoint_name(version, 'version')}/{GATE}"))
+        return found if isinstance(found, dict) else None
+    except (NotFound, ValueError):
+        return None
+
+
+def write_gate(versions: CheckpointStore, version: int, record: Mapping[str, Any]) -> None:
+    """Write the gate's verdict beside a version, completely or not at all."""
+    text = json.dumps({**record, "time_s": round(time.time(), 3)}, indent=1) + "\n"
+    versions.store.write(f"{checkpoint_name(version, 'version')}/{GATE}", text.encode())
+
+
 def open_artifact(
-    place: str, version: int | None = None, onto: Artifact | None = None, *, is_checked: bool = False,
+    uri: str, version: int | None = None, onto: Artifact | None = None, *, is_checked: bool = False,
 ) -> Artifact:
     """Open the current version at `uri`, or the given one, after checking its files; from an object store through a
     folder of the user's cache. If it is a delta of `onto`, directly or through other deltas, these are written into the
     arrays of `onto`, which must not be used any more. With `is_checked`, `fetch_version` was called before, and the
     files are not read again."""
-    place = place.rstrip("/") or place
-    versions, chain = _chain(place, version, onto.version if onto and onto.place == place else 0)
+    uri = uri.rstrip("/") or uri
+    versions, chain = _chain(uri, version, onto.version if onto and onto.uri == uri else 0)
     chosen = chain[-1]
     if onto and chain[0].step == onto.version and len(chain) > 1:
-        return _advanced(place, versions, chain[1:], onto)
-    folders = _folders(place, versions, chain, is_checked=is_checked)
-    found = Artifact(place, chosen.step, folders[-1], _read_info(folders[-1] / INFO), chosen.num_bytes,
+        return _advanced(uri, versions, chain[1:], onto)
+    folders = _folders(uri, versions, chain, is_checked=is_checked)
+    found = Artifact(uri, chosen.step, folders[-1], _read_info(folders[-1] / INFO), chosen.num_bytes,
                      deltas=tuple(folders[1:]), base=folders[0] if len(folders) > 1 else None)
     for file in (WEIGHTS, ID_MAPS) if found.deltas else ():
         tensors = found.weights if file == WEIGHTS else found.id_maps
@@ -244,18 +261,18 @@ def open_artifact(
     return found
 
 
-def fetch_version(place: str, version: int | None = None, have: int = 0) -> int:
+def fetch_version(uri: str, version: int | None = None, have: int = 0) -> int:
     """Bring the files of the current version, or of the given one, to this machine, check them, and return its number.
     Files that version `have` consists of too are skipped."""
-    place = place.rstrip("/") or place
-    versions, chain = _chain(place, version, have)
-    _folders(place, versions, chain[1:] if chain[0].step == have and len(chain) > 1 else chain, is_checked=False)
+    uri = uri.rstrip("/") or uri
+    versions, chain = _chain(uri, version, have)
+    _folders(uri, versions, chain[1:] if chain[0].step == have and len(chain) > 1 else chain, is_checked=False)
     return chain[-1].step
 
 
-def _chain(place: str, version: int | None, until: int) -> tuple[CheckpointStore, list[Checkpoint]]:
+def _chain(uri: str, version: int | None, until: int) -> tuple[CheckpointStore, list[Checkpoint]]:
     """Return the versions at a URI, and the delta chain of the chosen one."""
-    versions = open_versions(place)
+    versions = open_versions(uri)
     number = current_version(versions) if version is None else version
     chosen = versions.find(number)
     if chosen is None:
@@ -263,27 +280,27 @@ def _chain(place: str, version: int | None, until: int) -> tuple[CheckpointStore
             raise DataError(f"{versions.where(number)} is damaged: its {COMMIT_FILE} cannot be read", fix=_OTHER)
         committed = versions.committed()
         if not committed:
-            raise no_versions(place)
-        raise UserError(f"{place}: has no version {number}",
+            raise no_versions(uri)
+        raise UserError(f"{uri}: has no version {number}",
                         fix="its versions: " + ", ".join(str(one.step) for one in committed))
     return versions, delta_chain(versions, chosen, until=until)
 
 
-def _folders(place: str, versions: CheckpointStore, chain: Sequence[Checkpoint], *, is_checked: bool) -> list[Path]:
+def _folders(uri: str, versions: CheckpointStore, chain: Sequence[Checkpoint], *, is_checked: bool) -> list[Path]:
     """Return the folder of each version of a chain. The weights of a delta are checked after they are put together."""
     skipped = WEIGHTS if len(chain) > 1 and DELTA not in chain[0].files else ""
-    return [_on_this_machine(place, versions, one, skipped=skipped if one is chain[0] else "", is_checked=is_checked)
+    return [_on_this_machine(uri, versions, one, skipped=skipped if one is chain[0] else "", is_checked=is_checked)
             for one in chain]
 
 
-def _advanced(place: str, versions: CheckpointStore, deltas: Sequence[Checkpoint], onto: Artifact) -> Artifact:
-    folders = [_on_this_machine(place, versions, one) for one in deltas]
+def _advanced(uri: str, versions: CheckpointStore, deltas: Sequence[Checkpoint], onto: Artifact) -> Artifact:
+    folders = [_on_this_machine(uri, versions, one) for one in deltas]
     weights, id_maps = onto.weights, onto.id_maps
     for folder in folders:
         delta = map_file(folder / DELTA)
         weights, id_maps = (apply_delta(file, before, delta, str(folder))
                             for file, before in ((WEIGHTS, weights), (ID_MAPS, id_maps)))
-    found = Artifact(place, deltas[-1].step, folders[-1], _read_info(folders[-1] / INFO), deltas[-1].num_bytes,
+    found = Artifact(uri, deltas[-1].step, folders[-1], _read_info(folders[-1] / INFO), deltas[-1].num_bytes,
                      deltas=(*onto.deltas, *folders), base=onto.base or onto.folder)
     found.__dict__.update(weights=weights, id_maps=id_maps)  # as read already
     return found
@@ -325,36 +342,36 @@ def file_metadata(info: ArtifactInfo) -> dict[str, str]:
     return {"run": info.run, "step": str(info.step), "tables": info.tables}
 
 
-def no_versions(place: str) -> UserError:
+def no_versions(uri: str) -> UserError:
     """Return the error for a URI without versions."""
-    return UserError(f"{place}: has no exported model", fix=_other_place(place))
+    return UserError(f"{uri}: has no exported model", fix=_suggested_uri(uri))
 
 
-def _other_place(place: str) -> str:
+def _suggested_uri(uri: str) -> str:
     """Guess which URI was meant by one without versions."""
-    folder, _, name = place.rpartition("/")
+    folder, _, name = uri.rpartition("/")
     if re.fullmatch(r"version-\d+", name):
         return f"name the folder that holds the versions: {folder or '.'} --version {int(name.partition('-')[2])}"
-    for found in (f"{place}/export", f"runs/{place}/export"):
+    for found in (f"{uri}/export", f"runs/{uri}/export"):
         if open_versions(found).committed():
             return f"the run's exported model is {found}"
-    store = open_store(place)
+    store = open_store(uri)
     if store.exists(MANIFEST):
         return "this is prepared data; name what `embark export RUN` wrote, such as runs/RUN/export"
     if store.exists(SPEC):
-        return f"`embark export {place}` writes one, to {place}/export"
-    return f"`embark export RUN --to {place}` writes one"
+        return f"`embark export {uri}` writes one, to {uri}/export"
+    return f"`embark export RUN --to {uri}` writes one"
 
 
 def _on_this_machine(
-    place: str, versions: CheckpointStore, chosen: Checkpoint, *, skipped: str = "", is_checked: bool = False,
+    uri: str, versions: CheckpointStore, chosen: Checkpoint, *, skipped: str = "", is_checked: bool = False,
 ) -> Path:
     """Return the local folder of a version whose files match their checksums, except for `skipped`, which is checked
     later. Files of an object store that are absent or damaged are fetched."""
     here, folder = versions, Path(versions.store.uri.removeprefix("file://")) / chosen.name
-    if "://" in place and not place.startswith("file://"):
+    if "://" in uri and not uri.startswith("file://"):
         mark = "".join([chosen.name, *sorted(checksum.sha256 for checksum in chosen.files.values())])
-        folder = _fetched(place) / hashlib.sha256(mark.encode()).hexdigest()[:16] / chosen.name
+        folder = _fetched(uri) / hashlib.sha256(mark.encode()).hexdigest()[:16] / chosen.name
         here = open_versions(str(folder.parent))
         wanted = [name for name in chosen.files if not is_checked and here.damages(chosen, [name])]
         versions.store.download_many([(f"{chosen.name}/{name}", folder / name) for name in wanted])
@@ -363,16 +380,16 @@ def _on_this_machine(
     return folder
 
 
-def remove_fetched(place: str, keep: Collection[Path]) -> None:
+def remove_fetched(uri: str, keep: Collection[Path]) -> None:
     """Delete what was fetched from an object store, except for these folders."""
-    for folder in _fetched(place).glob("*/*"):
+    for folder in _fetched(uri).glob("*/*"):
         if folder not in keep:
             shutil.rmtree(folder.parent, ignore_errors=True)
 
 
-def _fetched(place: str) -> Path:
+def _fetched(uri: str) -> Path:
     cache = Path(os.environ.get("EMBARK_CACHE", "~/.cache/embark")).expanduser() / "exported"
-    return cache / hashlib.sha256(place.encode()).hexdigest()[:16]
+    return cache / hashlib.sha256(uri.encode()).hexdigest()[:16]
 
 
 def _read_info(path: Path) -> ArtifactInfo:

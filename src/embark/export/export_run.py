@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 
 from embark import __version__
 from embark.data import LOOK
+from embark.data.dynamic_ids import FREE, MAP, table_key, unmixed
 from embark.data.id_maps import IdMap, PreparedWith, RowEncoder, by_rising_key, plain_row_format
 from embark.data.loader import SampleSource
 from embark.data.prepare.rows import Keys
@@ -25,13 +26,12 @@ from embark.export.artifact import (
     open_versions,
     set_current,
 )
-from embark.export.dynamic_maps import read_dynamic_maps
 from embark.export.quantize import TABLE_DTYPES, TableDtype, quantize_rows, row_format
 from embark.export.reference import make_reference
 from embark.export.safetensors_file import TensorSource, file_of, in_memory
 from embark.export.write_version import VersionContents, WrittenVersion, write_version
 from embark.formatting import to_finite
-from embark.spec import user_code
+from embark.spec import RunSpec, user_code
 from embark.spec.model import StoredTable
 from embark.store import open_store
 from embark.store.checkpoint_arrays import CheckpointArrays, table_weight
@@ -47,7 +47,7 @@ class ExportResult:
 
     run: str
     step: int
-    place: str
+    uri: str
     path: str  # URI of the version, or path of the file.
     version: int | None  # None of weights alone.
     tables: TableDtype
@@ -74,13 +74,13 @@ def export_run(
     items. With `delta` only what changed since the current version is written, if that is smaller."""
     trained = find_trained(run, step)
     contents = read_contents(trained, tables, build_index)
-    place = export_place(trained, to)
-    written = write_version(contents, place, delta=delta)
-    set_current(open_versions(place), written.version)
-    return result_of(trained, contents, place, written)
+    uri = export_uri(trained, to)
+    written = write_version(contents, uri, delta=delta)
+    set_current(open_versions(uri), written.version)
+    return result_of(trained, contents, uri, written)
 
 
-def export_place(trained: TrainedRun, to: str) -> str:
+def export_uri(trained: TrainedRun, to: str) -> str:
     """Return the URI that a run's versions are written to."""
     return (to or f"{trained.run_dir.uri}/export").rstrip("/") or to
 
@@ -108,9 +108,9 @@ def read_contents(
                            _weights(arrays, model.stored_tables(), tables), items)
 
 
-def result_of(trained: TrainedRun, contents: VersionContents, place: str, written: WrittenVersion) -> ExportResult:
+def result_of(trained: TrainedRun, contents: VersionContents, uri: str, written: WrittenVersion) -> ExportResult:
     """Describe a version that was written."""
-    found = _result(trained, place, written.path, written.version, contents.info.tables, written.num_bytes)
+    found = _result(trained, uri, written.path, written.version, contents.info.tables, written.num_bytes)
     return replace(found, item_index=contents.info.item_index, parent=written.parent,
                    num_changed_rows=written.num_changed_rows, why_full=written.why_full)
 
@@ -132,12 +132,12 @@ def export_weights(run: str, to: str, *, step: int | None = None, force: bool = 
 
 
 def _result(
-    trained: TrainedRun, place: str, path: str, version: int | None, tables: TableDtype, num_bytes: int
+    trained: TrainedRun, uri: str, path: str, version: int | None, tables: TableDtype, num_bytes: int
 ) -> ExportResult:
     model = trained.spec.model
     every = model.stored_tables()
     return ExportResult(
-        run=trained.run_dir.uri, step=trained.checkpoint.step, place=place, path=path, version=version, tables=tables,
+        run=trained.run_dir.uri, step=trained.checkpoint.step, uri=uri, path=path, version=version, tables=tables,
         num_bytes=num_bytes, table_bytes=sum(table.rows * _row_bytes(table, tables) for table in every),
         fp32_table_bytes=sum(table.rows * _row_bytes(table, "fp32") for table in every),
         model_file=user_code.file_of(model.kind) if model.is_own else "", best_step=trained.best_step)
@@ -222,3 +222,20 @@ def _with_slots(one: IdMap, keys: Keys, rows: NDArray[np.int32]) -> IdMap:
 def _tensors(maps: Sequence[IdMap]) -> list[TensorSource]:
     return [in_memory(f"{one.feature.name}.{kind}", np.asarray(values)) for one in maps
             for kind, values in (("keys", one.keys), ("ids", one.ids)) if values is not None]
+
+
+Maps = dict[str, tuple[NDArray[np.uint64], NDArray[np.int32]]]
+
+
+def read_dynamic_maps(arrays: CheckpointArrays, spec: RunSpec) -> Maps:
+    """Return the id and the row of each slot, by table; both are 0 in a free slot."""
+    found: Maps = {}
+    for table in spec.model.stored_tables():
+        if table.is_dynamic:
+            hashes, seen = (arrays.tensor(f"dynamic.{table.name}.{part}", (table.rows - 1,))
+                            for part in ("hashes", "seen"))
+            ids = unmixed(hashes, table_key(spec.train.seed, table.name, MAP)).view(np.uint64)
+            is_taken = seen != FREE
+            found[table.name] = (np.where(is_taken, ids, np.uint64(0)),
+                                 np.where(is_taken, np.arange(1, table.rows), 0).astype(np.int32))
+    return found

@@ -53,9 +53,9 @@ class ColumnBins(_Section):
         bins = np.searchsorted(self.edges, values, side="left")
         if self.kind == "ids":
             top = np.asarray(self.top, np.int64)
-            place = np.searchsorted(top, values)
-            is_top = top[np.minimum(place, len(top) - 1)] == values if len(top) else np.zeros(len(values), np.bool_)
-            bins = np.where(values == 0, 0, np.where(is_top, 1 + place, 1 + len(top) + bins))
+            index = np.searchsorted(top, values)
+            is_top = top[np.minimum(index, len(top) - 1)] == values if len(top) else np.zeros(len(values), np.bool_)
+            bins = np.where(values == 0, 0, np.where(is_top, 1 + index, 1 + len(top) + bins))
         elif self.kind == "dense":
             bins = np.where(values == self.zero, 0, 1 + bins)
         return np.bincount(bins, minlength=len(self.counts))

@@ -5,9 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from embark.errors import DataError, UserError
-from embark.export.artifact import CANDIDATE, current_version, no_versions, open_versions, set_current
+from embark.export.artifact import CANDIDATE, current_version, no_versions, open_versions, read_gate, set_current
 from embark.export.delta import PARENT
-from embark.export.gate_record import read_gate
 from embark.formatting import to_finite
 from embark.store import Checkpoint, CheckpointStore
 
@@ -32,7 +31,7 @@ class ExportedVersion:
 class VersionList:
     """All versions at a URI, oldest first."""
 
-    place: str
+    uri: str
     versions: tuple[ExportedVersion, ...]
 
 
@@ -40,23 +39,23 @@ class VersionList:
 class Rollback:
     """The version that is current now, and the one before."""
 
-    place: str
+    uri: str
     version: int
     previous: int  # 0 where `current.json` could not be read.
 
 
-def list_versions(place: str) -> VersionList:
+def list_versions(uri: str) -> VersionList:
     """List the versions of an exported model."""
-    versions, committed = _committed(place)
+    versions, committed = _committed(uri)
     current = current_version(versions)
-    return VersionList(place, tuple(
+    return VersionList(uri, tuple(
         _described(one, versions, is_current=one.step == current) for one in committed))
 
 
-def rollback(place: str, version: int | None = None) -> Rollback:
+def rollback(uri: str, version: int | None = None) -> Rollback:
     """Make a version current, by default the newest one before the current one. No file of a version changes, and
     servers that poll the URI switch to it."""
-    versions, committed = _committed(place)
+    versions, committed = _committed(uri)
     numbers = [one.step for one in committed]
     every = "its versions: " + ", ".join(map(str, numbers))
     try:
@@ -67,17 +66,17 @@ def rollback(place: str, version: int | None = None) -> Rollback:
         previous = 0
     chosen = version if version is not None else max((one for one in numbers if one < previous), default=0)
     if chosen not in numbers:
-        raise UserError(f"{place}: has no version {version}" if version is not None else
-                        f"{place}: has no version before {previous}, which is current", fix=every)
+        raise UserError(f"{uri}: has no version {version}" if version is not None else
+                        f"{uri}: has no version before {previous}, which is current", fix=every)
     set_current(versions, chosen)
-    return Rollback(place, chosen, previous)
+    return Rollback(uri, chosen, previous)
 
 
-def _committed(place: str) -> tuple[CheckpointStore, list[Checkpoint]]:
-    versions = open_versions(place.rstrip("/") or place)
+def _committed(uri: str) -> tuple[CheckpointStore, list[Checkpoint]]:
+    versions = open_versions(uri.rstrip("/") or uri)
     committed = versions.committed()
     if not committed:
-        raise no_versions(place)
+        raise no_versions(uri)
     return versions, committed
 
 

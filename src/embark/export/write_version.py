@@ -63,11 +63,11 @@ class _Delta:
     values: dict[str, Any] = field(default_factory=dict)
 
 
-def write_version(contents: VersionContents, place: str, *, delta: bool = False, candidate: bool = False,
+def write_version(contents: VersionContents, uri: str, *, delta: bool = False, candidate: bool = False,
                   ) -> WrittenVersion:
     """Write the next version at `uri` without making it current. A `candidate` does not become current either if there
     is no `current.json`."""
-    versions, info = open_versions(place), contents.info
+    versions, info = open_versions(uri), contents.info
     changes, why_full = _changes(contents, versions) if delta else (None, "")
     text = info.model_dump_json(indent=1).encode() + b"\n"
     number = 1 + max((0, *(one.step for one in versions.committed()), *versions.unfinished(), *versions.unreadable()))
@@ -98,7 +98,7 @@ def _changes(contents: VersionContents, versions: CheckpointStore) -> tuple[_Del
         return None, "a retrieval model has an item index, which is built anew"
     try:
         if not (current := versions.find(current_version(versions))):
-            return None, "the place has no current version"
+            return None, "there is no current version"
         chain = delta_chain(versions, current)
         before = open_artifact(versions.store.uri, current.step)
     except (DataError, UserError) as error:

@@ -20,11 +20,12 @@ from embark.export.artifact import (
     delta_chain,
     open_artifact,
     open_versions,
+    read_gate,
     set_current,
+    write_gate,
 )
 from embark.export.delta import PARENT
-from embark.export.export_run import export_place, read_contents
-from embark.export.gate_record import read_gate, write_gate
+from embark.export.export_run import export_uri, read_contents
 from embark.export.write_version import write_version
 from embark.publish.gate import GateVerdict, earlier_gate, judge, to_record
 from embark.publish.gate_rows import GateRows, open_gate_rows
@@ -43,7 +44,7 @@ class PublishResult:
 
     run: str
     step: int
-    place: str
+    uri: str
     version: int
     is_current: bool  # Published.
     is_new: bool  # False: it had its verdict before.
@@ -61,7 +62,7 @@ class CheckResult:
 
     run: str
     step: int
-    place: str
+    uri: str
     published: int  # The version it is compared with; 0: none.
     verdict: GateVerdict
 
@@ -72,8 +73,8 @@ def publish(run: str, *, to: str = "", gate: bool = True, sets: Sequence[str] = 
     `publish.key=value` settings over the run's spec."""
     trained = _find(run, sets=sets)
     bounds = trained.spec.publish.model_copy(update={} if gate else {"gate": False})
-    place = export_place(trained, to or bounds.to)
-    versions = open_versions(place)
+    uri = export_uri(trained, to or bounds.to)
+    versions = open_versions(uri)
     started_s = time.perf_counter()
     candidate = _candidate(versions, trained)
     if candidate is not None and (record := read_gate(versions, candidate.step)) is not None:
@@ -81,11 +82,11 @@ def publish(run: str, *, to: str = "", gate: bool = True, sets: Sequence[str] = 
     with open_gate_rows(trained, bounds) if bounds.gate else nullcontext() as rows:
         if candidate is None:
             contents = read_contents(trained, bounds.tables, build_index, source=rows.rows if rows else None)
-            number = write_version(contents, place, delta=True, candidate=True).version
+            number = write_version(contents, uri, delta=True, candidate=True).version
             candidate = versions.find(number)
             assert candidate is not None
         exported_s = time.perf_counter()
-        verdict = _judged(trained, rows, open_artifact(place, candidate.step), versions, bounds) if rows else None
+        verdict = _judged(trained, rows, open_artifact(uri, candidate.step), versions, bounds) if rows else None
     record = to_record(verdict) if verdict else {"passed": True, "why": "", "notes": ["published without a gate"]}
     if record["passed"]:
         set_current(versions, candidate.step)
@@ -101,12 +102,12 @@ def check(run: str, *, to: str = "", step: int | None = None, sets: Sequence[str
     """Judge a checkpoint, by default the newest, against what is published, and write nothing."""
     trained = _find(run, step, sets)
     bounds = trained.spec.publish
-    place = export_place(trained, to or bounds.to)
-    versions = open_versions(place)
+    uri = export_uri(trained, to or bounds.to)
+    versions = open_versions(uri)
     with TemporaryDirectory(prefix="embark-check-") as folder, open_gate_rows(trained, bounds) as rows:
         write_version(read_contents(trained, bounds.tables, build_index), folder)
         verdict = _judged(trained, rows, open_artifact(folder), versions, bounds)
-    return CheckResult(trained.run_dir.uri, trained.checkpoint.step, place, current_version(versions), verdict)
+    return CheckResult(trained.run_dir.uri, trained.checkpoint.step, uri, current_version(versions), verdict)
 
 
 def watch(
@@ -169,7 +170,7 @@ def _result(versions: CheckpointStore, trained: TrainedRun, candidate: Checkpoin
             ) -> PublishResult:
     parent = candidate.values.get(PARENT)
     return PublishResult(
-        run=trained.run_dir.uri, step=trained.checkpoint.step, place=versions.store.uri, version=candidate.step,
+        run=trained.run_dir.uri, step=trained.checkpoint.step, uri=versions.store.uri, version=candidate.step,
         is_current=current_version(versions) == candidate.step, is_new=is_new,
         parent=parent if isinstance(parent, int) else None, num_bytes=candidate.num_bytes, refused=refused)
 

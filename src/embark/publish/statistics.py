@@ -67,8 +67,8 @@ class AucParts:
 
 def _mid_ranks(values: F64) -> F64:
     """Return ranks from 1 on; equal values share the mean of their ranks."""
-    _, place, counts = np.unique(values, return_inverse=True, return_counts=True)
-    ranks: F64 = (np.cumsum(counts) - (counts - 1) / 2)[place]
+    _, index, counts = np.unique(values, return_inverse=True, return_counts=True)
+    ranks: F64 = (np.cumsum(counts) - (counts - 1) / 2)[index]
     return ranks
 
 

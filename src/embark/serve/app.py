@@ -40,13 +40,12 @@ from embark.serve.request_rows import RequestColumns, Scores
 from embark.serve.retrieve import Retrieved, RetrieveRequest, read_retrieve
 from embark.serve.served_model import ServedModel
 from embark.serve.server_metrics import ServerMetrics
-from embark.serve.traffic import Traffic
-from embark.serve.traffic_log import TrafficLog
+from embark.serve.traffic import Traffic, TrafficLog
 from embark.spec.model import ModelSpec
 
 Handler = Callable[[Request], Awaitable[Response]]
-Asked = TypeVar("Asked", bound=Sized)
-Found = TypeVar("Found")
+RequestT = TypeVar("RequestT", bound=Sized)
+ResponseT = TypeVar("ResponseT")
 _log = logging.getLogger("embark.serve")
 
 
@@ -309,7 +308,9 @@ class ModelServer:
         self.metrics.rows.labels("true", found.version).inc(len(rows) - len(found.errors))
         return found
 
-    async def _answer(self, route: str, batcher: Batcher[Asked, Found | EmbarkError], rows: Asked) -> Found:
+    async def _answer(
+        self, route: str, batcher: Batcher[RequestT, ResponseT | EmbarkError], rows: RequestT,
+    ) -> ResponseT:
         """Submit rows to a batcher; raise if this request, or all that wait, have too many."""
         started = time.perf_counter()
         if not 0 < len(rows) <= self.limits.max_request_rows:

@@ -34,7 +34,7 @@ _CHUNK_BYTES = 8 << 20
 class ScoreResult:
     """What was scored."""
 
-    place: str
+    uri: str
     version: int
     rows: str
     path: str
@@ -56,7 +56,7 @@ def score_file(
     if target.is_dir():
         raise UserError(f"{target}: is a folder", fix="name the Parquet file to write")
     if target.exists() and not force:
-        raise UserError(f"{target}: exists", fix="--force replaces it, or name another file")
+        raise UserError(f"{target}: exists", fix="--force reindices it, or name another file")
     opened, (inputs, files) = open_artifact(artifact, version), open_inputs(rows)
     if taken := [output.name for output in outputs_of(opened.info.model) if output.name in keep]:
         raise UserError(f"--keep {taken[0]}: is what the scores are called", fix="rename the column of the input")
@@ -65,9 +65,9 @@ def score_file(
     from embark.trainers.torch.open_exported import open_on_cpu
 
     scoring = _Scoring(opened, inputs, files, tuple(keep), open_on_cpu(opened, model_file).score)
-    write_parquet(target, scoring.batches(), {"artifact": opened.place, "version": str(opened.version)})
+    write_parquet(target, scoring.batches(), {"artifact": opened.uri, "version": str(opened.version)})
     return ScoreResult(
-        place=opened.place, version=opened.version, rows=rows, path=str(target), num_rows=scoring.num_rows,
+        uri=opened.uri, version=opened.version, rows=rows, path=str(target), num_rows=scoring.num_rows,
         num_scored=scoring.num_scored, reasons=dict(scoring.reasons.most_common()), examples=tuple(scoring.examples),
         mean_score=scoring.total / scoring.num_scored if scoring.num_scored else None)
 
@@ -136,9 +136,9 @@ class _NumberingParser(RowParser):
         lines = np.sort(np.concatenate([location.lines, [bad.line for bad in location.bad]]).astype(np.int64))
         numbers = np.searchsorted(lines, location.lines)
         self.num_rows = len(lines)
-        places = np.full(len(lines), -1, np.int64)
-        places[numbers] = np.arange(len(numbers))
-        self.kept = {name: _kept(normalize_array(column(name))).take(pa.array(places, mask=places < 0))
+        indices = np.full(len(lines), -1, np.int64)
+        indices[numbers] = np.arange(len(numbers))
+        self.kept = {name: _kept(normalize_array(column(name))).take(pa.array(indices, mask=indices < 0))
                      for name in self._keep}
         return super().parse(column, replace(location, positions=numbers), where)
 

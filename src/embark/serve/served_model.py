@@ -37,7 +37,7 @@ class ServedModel:
         """`name` is what clients call the model; by default the name of its run."""
         self._scorer, self._is_named = scorer, bool(name)
         self.name = name or _run_name(scorer.artifact)
-        self.current: int | None = scorer.artifact.version  # What `current` of its place names, where it is followed.
+        self.current: int | None = scorer.artifact.version  # What `current.json` names, if it is polled.
         self.refused: VersionChange | None = None
         self.listeners: list[Callable[[VersionChange], None]] = []
         self._recorded: deque[tuple[RequestColumns, Scores]] = deque(maxlen=NUM_RECORDED)
@@ -124,10 +124,10 @@ class ServedModel:
             outputs = [one.name for model in (other, answering) for one in outputs_of(model.info.model)]
             has = "has other outputs" if differing[0] in outputs else "takes other columns"
             raise DataError(f"it {has} than version {answering.version}, beginning with {differing[0]!r}",
-                            fix="export a model of the same columns, or serve this one at a place of its own")
+                            fix="export a model of the same columns, or serve this one from a URI of its own")
         if (answering.info.item_index is None) != (other.info.item_index is None):
             raise DataError(f"it is {'no' if other.info.item_index is None else 'a'} retrieval model, unlike version "
-                            f"{answering.version}", fix="serve this one at a place of its own")
+                            f"{answering.version}", fix="serve this one from a URI of its own")
         recorded = list(self._recorded.copy())
         answers = scorer.score([rows for rows, _ in recorded])
         num_lost, why = 0, ""

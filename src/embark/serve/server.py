@@ -14,9 +14,9 @@ from dataclasses import replace
 from pathlib import Path
 
 from embark.errors import MissingPackage, UserError
-from embark.export.scoring_device import ScoringDevice
 from embark.run.host_cores import usable_cores
 from embark.serve.endpoint import Endpoint, Listening, bearer_token, listen, shared_grpc_address
+from embark.spec.serve import ScoringDevice
 
 try:
     from embark.serve.app import ModelServer, ServeLimits
@@ -25,10 +25,9 @@ except ModuleNotFoundError as error:
     raise MissingPackage(f"embark serve needs {error.name}, which is not installed",
                          fix="pip install 'embark-rec[serve]'") from None
 from embark.serve.batcher import BatchLimits
-from embark.serve.loading import load_current, load_scorer
 from embark.serve.request_rows import RequestScorer
 from embark.serve.served_model import ServedModel, VersionChange
-from embark.serve.version_follower import VersionFollower, VersionSwitcher
+from embark.serve.version_poller import VersionPoller, VersionSwitcher, load_current, load_scorer
 
 MAX_WORKERS = 8  # That are started unless more are asked for; torch's threads use the other cores.
 _NUM_THREADS = 2  # That score: one computes while the other reads its requests.
@@ -45,7 +44,7 @@ def log_change(change: VersionChange) -> None:
 
 
 def serve(
-    place: str, *, version: int | None = None, model_file: str = "", name: str = "", poll_s: float = 10.0,
+    uri: str, *, version: int | None = None, model_file: str = "", name: str = "", poll_s: float = 10.0,
     device: ScoringDevice | None = None, endpoint: Endpoint | None = None, limits: ServeLimits | None = None,
     on_start: Callable[[Listening], None] = lambda _: None, on_change: Callable[[VersionChange], None] = log_change,
     record: str = "", workers: int | None = 1,
@@ -74,7 +73,7 @@ def serve(
         token, certificate, num_threads = bearer_token(), endpoint.certificate, _threads_of_worker(num_workers)
         with shared_grpc_address(endpoint) as grpc_address:
             pool = WorkerPool(WorkerSettings(
-                place=place, model_file=model_file, name=name, device=replace(device, kind="cpu"),
+                uri=uri, model_file=model_file, name=name, device=replace(device, kind="cpu"),
                 limits=limits_of_worker(limits, num_workers), token=token, certificate=certificate,
                 grpc_address=grpc_address, num_threads=num_threads), num_workers, on_change)
             try:
@@ -84,7 +83,7 @@ def serve(
                     listening = Listening.of(endpoint, port, grpc_address and grpc_address[1], model=model_name,
                                              version=pool.version, needs_token=bool(token), device=where,
                                              workers=num_workers, threads=num_threads)
-                    with pool.following(0 if version else poll_s), \
+                    with pool.polling(0 if version else poll_s), \
                             pool.recording(_folder(record, port), f"{host}:{port}"):
                         pool.run(listener, lambda: on_start(listening))
             finally:
@@ -94,10 +93,10 @@ def serve(
     from embark.trainers.torch.exported_model import shared_cores
 
     def load(number: int | None, onto: RequestScorer | None = None) -> RequestScorer:
-        return load_scorer(place, number, model_file, device, onto)
+        return load_scorer(uri, number, model_file, device, onto)
 
     gc.freeze()  # The collector looks no more through what was imported, for tens of ms while requests wait.
-    scorer, refused = load_current(place, load) if version is None else (load(version), None)
+    scorer, refused = load_current(uri, load) if version is None else (load(version), None)
     model = ServedModel(scorer, name)
     if scorer.model and scorer.model.is_quick:
         limits = replace(limits, num_threads=0)
@@ -107,8 +106,8 @@ def serve(
     if refused:
         model.current, model.refused = refused.version, refused
         model.report(refused)
-    follower = VersionFollower(place, model, VersionSwitcher(model, load), poll_s)
-    with follower.running() if poll_s and version is None else nullcontext(), shared_cores(num_sharing):
+    poller = VersionPoller(uri, model, VersionSwitcher(model, load), poll_s)
+    with poller.running() if poll_s and version is None else nullcontext(), shared_cores(num_sharing):
         serve_scorer(model, endpoint, limits, on_start, record)
 
 

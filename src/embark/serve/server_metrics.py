@@ -34,7 +34,7 @@ class ServerMetrics:
         Gauge("embark_serve_workers", "Processes that answer.", registry=registry).set(1)
         Gauge("embark_serve_version", "The version that answers.", registry=registry).set_function(
             lambda: model.version)
-        Gauge("embark_serve_current_version", "The version that is current at its place; NaN: it cannot be read.",
+        Gauge("embark_serve_current_version", "The version that is current at its URI; NaN: it cannot be read.",
               registry=registry).set_function(lambda: math.nan if model.current is None else model.current)
         changes = Counter("embark_serve_version_changes", "Versions that became current, by what became of them.",
                           ("result",), registry=registry)

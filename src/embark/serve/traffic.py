@@ -8,25 +8,207 @@ import os
 import threading
 import time
 from bisect import bisect_right
-from collections import Counter
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections import Counter, OrderedDict
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
+from functools import reduce
 from pathlib import Path
 from random import random
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
+from prometheus_client.core import GaugeMetricFamily, Metric
 
 from embark.data.prepare.rows import RawRows
 from embark.events.events import Event
+from embark.events.rotating_log import RotatingEventLog
 from embark.events.score_bins import NUM_SCORE_BINS, score_bins
-from embark.events.traffic import LATENCIES_S
+from embark.events.traffic import LATENCIES_S, WINDOW_S, TrafficRecord
 from embark.export.artifact import Artifact
-from embark.serve.feedback import Feedback
 from embark.serve.request_rows import Scores
 from embark.serve.served_model import ServedModel, VersionChange
-from embark.serve.traffic_log import TrafficLog, Window
+
+Window = dict[int, dict[str, Any]]  # The contents of a `traffic` event of one process, by version.
+_log = logging.getLogger("embark.serve")
+
+
+class TrafficLog:
+    """Records the traffic of all processes of a server; safe to call from several threads."""
+
+    def __init__(self) -> None:
+        self.record = TrafficRecord()
+        self._log: RotatingEventLog | None = None
+        self._opening = Event("serve")  # With the version that answers.
+        self._written_s = time.time()
+        self._metrics: dict[str, Any] = {}
+        self._lock = threading.RLock()
+
+    def open(self, folder: Path | None) -> None:
+        """Write to `events.jsonl` in the folder too."""
+        self._log = RotatingEventLog(folder / "events.jsonl") if folder else None
+
+    def close(self) -> None:
+        """End the record of the server."""
+        self.add(Event("serve_end"))
+        if self._log:
+            self._log.close()
+
+    @property
+    def is_due(self) -> bool:
+        """Tell whether a window has ended, at the same time on all replicas."""
+        return time.time() // WINDOW_S != self._written_s // WINDOW_S
+
+    def write(self, windows: Sequence[Window]) -> None:
+        """Write the window of each process that ends now: an event for each version that answered in it."""
+        with self._lock:
+            now_s, answering = time.time(), self.record.version
+            seconds, self._written_s = max(1e-3, now_s - self._written_s), now_s
+            for version in sorted({one for window in windows for one in window},
+                                  key=lambda one: (one == answering, one)):
+                values = reduce(_sum, [window[version] for window in windows if version in window])
+                self.add(Event("traffic", {
+                    "version": version, "seconds": round(seconds, 3) if version == answering else 0, **values}),
+                    with_metrics=version == answering)
+
+    def add_refused(self, change: VersionChange) -> None:
+        """Record a version that was rejected."""
+        self.add(Event("version_refused", {"version": change.version or 0, "why": change.refused}))
+
+    def add(self, event: Event, *, with_metrics: bool = False) -> None:
+        """Write an event. A full disk or a deleted folder stops no answer."""
+        with self._lock:
+            self.record.add(event)
+            if event.kind == "serve":
+                self._opening = event
+            if with_metrics:
+                self._metrics = self.record.metrics()
+                event = replace(event, values={**event.values, **self._metrics})
+            try:
+                if self._log:
+                    self._log.emit(event, self._opening)
+            except Exception as error:
+                _log.warning("traffic is no longer recorded: %s", error)
+                lost, self._log = self._log, None
+                with suppress(Exception):
+                    if lost:
+                        lost.close()
+
+    def collect(self) -> Iterator[Metric]:
+        """Yield the metrics for Prometheus."""
+        version, metrics = str(self.record.version), self._metrics
+        psi = GaugeMetricFamily("embark_serve_column_psi", "Drift of a column from the model's reference: above 0.1 "
+                                "moderate, above 0.25 large.", labels=("column", "version"))
+        for column, value in metrics.get("psi", {}).items():
+            psi.add_metric((column, version), value)
+        yield psi
+        for name, key, about in (("score_psi", "score_psi", "Drift of the scores from those of the evaluation."),
+                                 ("calibration", "calibration", "Predicted over observed clicks, by /feedback.")):
+            family = GaugeMetricFamily(f"embark_serve_{name}", about, labels=("version",))
+            if key in metrics:
+                family.add_metric((version,), metrics[key])
+            yield family
+
+
+def _sum(one: Any, other: Any) -> Any:
+    """Add counts by index and by key; an empty list counts as zeros."""
+    if isinstance(one, dict):
+        return {key: _sum(one[key], other[key]) if key in one and key in other else (one if key in one else other)[key]
+                for key in {**one, **other}}
+    if isinstance(one, list):
+        return [_sum(*both) for both in zip(one, other, strict=True)] if one and other else one or other
+    return one + other
+
+
+MAX_REQUESTS, MAX_ROWS = 65_536, 1 << 20  # Whose scores are kept for their labels.
+MAX_ID_CHARS = 256
+MAX_VERSIONS = 16  # Whose labels are counted in one window: clients say which, and each becomes an event.
+Kept = Sequence[float | None] | NDArray[np.float64]  # NaN, and in JSON None, of a row without a score.
+_SENT = """send {"id": "…", "labels": [0, 1, null, …]}, or {"version": 1, "scores": […], "labels": […]}"""
+
+
+class LabelSums:
+    """Sums of one version since they were last written."""
+
+    def __init__(self) -> None:
+        self.num = np.zeros(NUM_SCORE_BINS, np.int64)
+        self.predicted, self.clicks = np.zeros(NUM_SCORE_BINS), np.zeros(NUM_SCORE_BINS)
+
+    def add(self, scores: NDArray[np.float64], labels: NDArray[np.float64]) -> None:
+        """Add rows that have a score and a label."""
+        bins = score_bins(scores)
+        for total, weights in ((self.num, None), (self.predicted, scores), (self.clicks, labels)):
+            total += np.bincount(bins, weights, NUM_SCORE_BINS).astype(total.dtype)
+
+    def to_json(self) -> dict[str, Any]:
+        return {"num": self.num.tolist(), "predicted": [round(one, 6) for one in self.predicted.tolist()],
+                "clicks": self.clicks.tolist()}
+
+
+class Feedback:
+    """Keeps the scores of the last requests that have an id until their labels come."""
+
+    def __init__(self) -> None:
+        self._scores: OrderedDict[str, tuple[int, Kept]] = OrderedDict()
+        self._num_rows = 0
+        self._sums: dict[int, LabelSums] = {}
+        self._lock = threading.Lock()
+
+    def keep(self, request_id: str, found: Scores) -> None:
+        """Keep the scores of a request for labels that may come."""
+        scores = found.values.astype(np.float64)
+        if len(request_id) > MAX_ID_CHARS or scores.ndim > 1 or np.isnan(scores).all():  # only of one task
+            return
+        with self._lock:
+            self._drop(request_id)
+            self._scores[request_id] = found.version, scores
+            self._num_rows += len(found)
+            while len(self._scores) > MAX_REQUESTS or self._num_rows > MAX_ROWS:
+                self._drop(next(iter(self._scores)))
+
+    def _drop(self, request_id: str) -> tuple[int, Kept] | None:
+        found = self._scores.pop(request_id, None)
+        self._num_rows -= len(found[1]) if found else 0
+        return found
+
+    def add(self, body: Mapping[str, Any]) -> int:
+        """Return how many rows had a score and a label; 0 if no scores of the request are known. Raises ValueError."""
+        labels, request_id = body.get("labels"), body.get("id")
+        if not isinstance(labels, list) or not labels or not all(one is None or one in (0, 1) for one in labels):
+            raise ValueError(f"'labels' is no array of 0, 1 and null; {_SENT}")
+        if "scores" in body:
+            version, scores = body.get("version"), body["scores"]
+            if type(version) is not int or not 0 < version < 1 << 53 or not isinstance(scores, list) or not all(
+                    one is None or (isinstance(one, int | float) and 0 <= one <= 1) for one in scores):
+                raise ValueError(f"'version' is no number, or 'scores' no array of probabilities; {_SENT}")
+            if version not in self._sums and len(self._sums) >= MAX_VERSIONS:
+                raise ValueError(f"labels of {MAX_VERSIONS} other versions came in the last seconds; send them later")
+            found: tuple[int, Kept] = version, scores
+        elif isinstance(request_id, str):
+            with self._lock:
+                known = self._scores.get(request_id)
+                if known is None:
+                    return 0
+                if len(known[1]) == len(labels):
+                    self._drop(request_id)
+            found = known
+        else:
+            raise ValueError(_SENT)
+        if len(found[1]) != len(labels):
+            raise ValueError(f"{len(labels)} labels, and the request has {len(found[1])} scores")
+        scores_of, labels_of = (np.array(one, np.float64) for one in (found[1], labels))
+        is_both = np.isfinite(scores_of) & np.isfinite(labels_of)
+        with self._lock:
+            self._sums.setdefault(found[0], LabelSums()).add(scores_of[is_both], labels_of[is_both])
+        return len(labels)
+
+    def take(self) -> dict[int, LabelSums]:
+        """Return what came since the last call, by version."""
+        with self._lock:
+            taken, self._sums = self._sums, {}
+        return taken
+
 
 COUNT_EVERY_S = 1.0
 MAX_CPU_SHARE = 0.005  # Share of a core; rows beyond it are left out. It delays one of 200 requests, so that p99 stays.
@@ -36,7 +218,6 @@ MAX_HELD_SCORES = 1 << 20
 COLUMNS_EVERY_S, COLUMNS_EVERY_ROWS = 60.0, 2_000  # The larger part of an event is written less often.
 _ROUTES = ("/score", "/infer", "/invocations", "grpc ModelInfer", os.environ.get("AIP_PREDICT_ROUTE") or "/score")
 _EDGES_S = LATENCIES_S.tolist()
-_log = logging.getLogger("embark.serve")
 
 
 @dataclass(slots=True)
@@ -208,7 +389,7 @@ class Traffic:
             # what a request without scores was refused by is not known: it counts to the version that answers now
             found[version] = values = {
                 "statuses": statuses if version == answering else {}, "rows": of.num_rows, "unscored": of.num_unscored,
-                "latency": {str(place): num for place, num in sorted(of.latency.items())},
+                "latency": {str(index): num for index, num in sorted(of.latency.items())},
                 "scores": of.scores.tolist() if of.num_rows else []}
             if version in due:
                 values["columns"] = {"rows": due[version].num_rows, "counts": [one.tolist() for one in
@@ -232,7 +413,7 @@ class Traffic:
                    for one in reference.columns]
         return Event("serve", {
             "model": self._model.name, "version": artifact.version, "is_start": is_start, "url": url,
-            "place": artifact.place, "run": artifact.info.run, "step": artifact.info.step,
+            "uri": artifact.uri, "run": artifact.info.run, "step": artifact.info.step,
             "reference": {**reference.model_dump(exclude={"columns"}), "columns": columns}})
 
 

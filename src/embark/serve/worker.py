@@ -3,27 +3,108 @@
 from __future__ import annotations
 
 import gc
+import itertools
+import logging
 import os
 import queue
 import signal
 import socket
+import threading
 from collections.abc import Callable, Mapping
-from concurrent.futures import Future
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
-from embark.errors import EmbarkError
-from embark.export.scoring_device import ScoringDevice
+from embark.errors import EmbarkError, Fault
 from embark.serve.app import ModelServer, ServeLimits
 from embark.serve.http_server import serve_requests
-from embark.serve.loading import load_scorer
-from embark.serve.process_channel import ProcessChannel, ProcessEnded
 from embark.serve.request_rows import RequestScorer
 from embark.serve.served_model import ServedModel, VersionChange
-from embark.serve.version_follower import VersionSwitcher
+from embark.serve.version_poller import VersionSwitcher, load_scorer
+from embark.spec.serve import ScoringDevice
+
+_log = logging.getLogger("embark.serve")
+
+
+class ProcessEnded(Exception):
+    """Raised if the other process is gone or does not answer in time."""
+
+
+class ProcessChannel:
+    """One end of a channel. Each process trusts what the other sends: one of them started the other."""
+
+    def __init__(self, connection: Connection, answers: Mapping[str, Callable[..., Any]],
+                 on_end: Callable[[], None] = lambda: None) -> None:
+        """`answers` are the functions that the other process may call. `on_end` is called when it is gone."""
+        self._connection, self._answers, self._on_end = connection, answers, on_end
+        self._lock, self._numbers = threading.Lock(), itertools.count()
+        self._waiting: dict[int, Future[Any]] = {}
+        self._has_ended = False
+        self._threads = ThreadPoolExecutor(8, thread_name_prefix="embark-call")
+        threading.Thread(target=self._read, name="embark-channel", daemon=True).start()
+
+    def call(self, name: str, *args: Any, timeout_s: float | None = None) -> Any:
+        """Call a function of the other process; raise what it raised."""
+        answer: Future[Any] = Future()
+        with self._lock:
+            number = next(self._numbers)
+            if self._has_ended:
+                raise ProcessEnded(name)
+            self._waiting[number] = answer
+        self._send((number, name, args))
+        try:
+            return answer.result(timeout_s)
+        except TimeoutError:
+            raise ProcessEnded(name) from None
+        finally:
+            with self._lock:
+                self._waiting.pop(number, None)
+
+    def close(self) -> None:
+        """Close the channel, which the other process notices."""
+        with suppress(OSError):
+            self._connection.close()
+
+    def _send(self, message: tuple[Any, ...]) -> None:
+        with self._lock, suppress(OSError):  # the thread that reads notices
+            self._connection.send(message)
+
+    def _read(self) -> None:
+        while True:
+            try:
+                number, name, value = self._connection.recv()
+            except (OSError, EOFError):
+                break
+            if name:
+                self._threads.submit(self._answer, number, name, value)
+                continue
+            with self._lock:
+                waiting = self._waiting.get(number)
+            if waiting and isinstance(value, BaseException):
+                waiting.set_exception(value)
+            elif waiting:
+                waiting.set_result(value)
+        with self._lock:
+            self._has_ended = True
+            waiting_for = list(self._waiting.values())
+        for one in waiting_for:
+            one.set_exception(ProcessEnded("the process ended"))
+        self._threads.shutdown(wait=False)
+        self._on_end()
+
+    def _answer(self, number: int, name: str, args: tuple[Any, ...]) -> None:
+        try:
+            value = self._answers[name](*args)
+        except (EmbarkError, ValueError) as error:
+            value = error
+        except Exception:
+            _log.exception("%s failed", name)
+            value = Fault("internal error", fix="see the log")
+        self._send((number, "", value))
+
 
 CALL_S = 30.0  # That a process waits at most for what another answers at once.
 
@@ -32,7 +113,7 @@ CALL_S = 30.0  # That a process waits at most for what another answers at once.
 class WorkerSettings:
     """Settings that all processes of a server share."""
 
-    place: str
+    uri: str
     model_file: str
     name: str
     device: ScoringDevice
@@ -117,7 +198,7 @@ class _Worker:
 
     def _open(self, version: int, onto: RequestScorer | None) -> RequestScorer:
         settings = self._settings
-        return load_scorer(settings.place, version, settings.model_file, settings.device, onto, is_checked=True)
+        return load_scorer(settings.uri, version, settings.model_file, settings.device, onto, is_checked=True)
 
     def _load(self, version: int) -> None:
         """Load a version beside the active one, if there is one."""

@@ -1,4 +1,4 @@
-"""The processes of `embark serve` on a CPU: one that accepts connections and follows versions, and those that answer.
+"""The processes of `embark serve` on a CPU: one that accepts connections and polls versions, and those that answer.
 
 Each connection goes to the process that has the fewest. Tables are mapped from files, so that all processes share their
 pages; each has copies of those only that a delta changed. A new version is loaded and checked by every process before
@@ -27,15 +27,13 @@ from prometheus_client.core import Metric
 
 from embark.errors import EmbarkError, Fault
 from embark.export.artifact import fetch_version
-from embark.serve.deadlines import DRAIN_S
 from embark.serve.endpoint import MAX_CONNECTIONS
-from embark.serve.loading import load_current
-from embark.serve.process_channel import ProcessChannel, ProcessEnded
 from embark.serve.served_model import VersionChange
 from embark.serve.server_metrics import add_up, metrics_text
-from embark.serve.traffic_log import TrafficLog, Window
-from embark.serve.version_follower import VersionFollower
-from embark.serve.worker import CALL_S, WorkerSettings, run_worker
+from embark.serve.traffic import TrafficLog, Window
+from embark.serve.version_poller import VersionPoller, load_current
+from embark.serve.worker import CALL_S, ProcessChannel, ProcessEnded, WorkerSettings, run_worker
+from embark.spec.serve import DRAIN_S
 
 PRELOADED = ("embark.serve.worker", "embark.trainers.torch.open_exported")  # Once, before processes are forked.
 MAX_RESTART_S = 60.0  # Between two tries to replace a process.
@@ -75,7 +73,7 @@ class WorkerPool:
         self._current: int | None = None
         self._refused: VersionChange | None = None
 
-    # What answers, for the one that follows versions.
+    # The state that the poller reads and sets.
 
     @property
     def current(self) -> int | None:
@@ -106,7 +104,7 @@ class WorkerPool:
 
     def prepare(self, wanted: int) -> None:
         """Prepare a version in every process, or in none."""
-        fetch_version(self._settings.place, wanted, self.version)
+        fetch_version(self._settings.uri, wanted, self.version)
         try:
             self._load(wanted)
         except EmbarkError:
@@ -131,14 +129,14 @@ class WorkerPool:
         """Start processes that answer with this version, or with the current one. Return the model's name and where it
         runs."""
         self._workers = [self._spawn() for _ in range(self._num_workers)]
-        self.version, self._refused = load_current(self._settings.place, self._load_first) if version is None else (
+        self.version, self._refused = load_current(self._settings.uri, self._load_first) if version is None else (
             self._load_first(version), None)
         self._current = self._refused.version if self._refused else self.version
         names = self._on_all("serve", self._current, self._refused, is_needed=True)
         return names[0]  # type: ignore[no-any-return]
 
     def _load_first(self, version: int | None) -> int:
-        version = fetch_version(self._settings.place, version)
+        version = fetch_version(self._settings.uri, version)
         self._load(version)
         return version
 
@@ -207,7 +205,7 @@ class WorkerPool:
             with self.version_lock:
                 worker = self._spawn()
                 try:
-                    fetch_version(self._settings.place, self.version)
+                    fetch_version(self._settings.uri, self.version)
                     worker.channel.call("load", self.version)
                     worker.channel.call("serve", self._current, self._refused)
                     with self._lock:
@@ -262,10 +260,10 @@ class WorkerPool:
                 self._drain()
 
     @contextmanager
-    def following(self, poll_s: float) -> Iterator[None]:
+    def polling(self, poll_s: float) -> Iterator[None]:
         """Switch to versions that become current while the block runs; with 0, never."""
-        follower = _PoolFollower(self._settings.place, self, self, poll_s)
-        with follower.running() if poll_s else nullcontext():
+        poller = _PoolPoller(self._settings.uri, self, self, poll_s)
+        with poller.running() if poll_s else nullcontext():
             yield
 
     @contextmanager
@@ -385,14 +383,14 @@ class WorkerPool:
         self._log.write([*windows, *ended])
 
 
-class _PoolFollower(VersionFollower):
+class _PoolPoller(VersionPoller):
     """Polls versions for the pool. A process is not replaced while a version is loaded, nor the other way round."""
 
-    def look(self) -> None:
+    def poll(self) -> None:
         pool = self._model
         assert isinstance(pool, WorkerPool)
         with pool.version_lock:
-            super().look()
+            super().poll()
 
 
 def _how(process: BaseProcess) -> str:

@@ -1,10 +1,14 @@
 """`[serve]`: how an exported model is deployed."""
 
-from typing import Literal
+from dataclasses import dataclass
+from typing import Literal, get_args
 
 from pydantic import Field, PositiveFloat, PositiveInt
 
+from embark.errors import UserError
 from embark.spec.section import Section
+
+DRAIN_S = 30  # Seconds after SIGTERM within which a server answers every request that it has accepted.
 
 
 class ServeSpec(Section):
@@ -29,3 +33,21 @@ class ServeSpec(Section):
     machine: str = Field(default="", max_length=100, pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$|^$")
     """A machine without accelerators, such as `m7i.2xlarge`, on which alone replicas run; empty: on Kubernetes any node
     with room, of a managed endpoint the cheapest with room."""
+
+
+DeviceKind = Literal["auto", "cpu", "cuda"]
+Precision = Literal["fp32", "tf32", "bf16"]
+
+
+@dataclass(frozen=True, slots=True)
+class ScoringDevice:
+    """The device that a model is served from, and how its dense layers are computed there."""
+
+    kind: DeviceKind = "auto"  # `auto`: the GPU where there is one.
+    precision: Precision = "tf32"  # Precision of dense layers on a GPU; on a CPU see `ExportedModel`.
+
+    def __post_init__(self) -> None:
+        for name, value, known in (("device", self.kind, get_args(DeviceKind)),
+                                   ("precision", self.precision, get_args(Precision))):
+            if value not in known:
+                raise UserError(f"--{name} {value}: is none of {', '.join(known)}", fix=f"leave out --{name}")

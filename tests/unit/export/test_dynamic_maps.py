@@ -37,8 +37,8 @@ def run(tmp_path_factory) -> str:
     return str(train(spec, fresh=True)["run_dir"])
 
 
-def test_raw_rows_have_the_scores_of_the_run_and_unseen_ids_those_of_the_default_row(run, tmp_path):
-    artifact = open_artifact(export_run(run, str(tmp_path / "export")).place)
+def test_raw_rows_score_as_in_the_run_and_unseen_ids_as_the_default(run, tmp_path):
+    artifact = open_artifact(export_run(run, str(tmp_path / "export")).uri)
     scorer = RequestScorer(artifact, ExportedModel(artifact).score)
     trained = find_trained(run, None)
     lines = Path(trained.spec.data.path).read_text().splitlines()[1:]

@@ -31,18 +31,18 @@ def run_dir(tmp_path_factory):
 
 
 def test_each_export_is_the_next_version_and_the_newest_is_opened(run_dir, tmp_path):
-    place = str(tmp_path / "models" / "clicks")
-    first, second = export_run(run_dir.uri, place), export_run(run_dir.uri, place, tables="int8")
+    uri = str(tmp_path / "models" / "clicks")
+    first, second = export_run(run_dir.uri, uri), export_run(run_dir.uri, uri, tables="int8")
     assert (first.version, second.version) == (1, 2)
     assert second.table_bytes < first.table_bytes == second.fp32_table_bytes
-    newest = open_artifact(place)
+    newest = open_artifact(uri)
     assert (newest.version, newest.info.tables, newest.info.step) == (2, "int8", 3)
     assert newest.info.metrics == {"auc": 0.75}
     assert newest.num_bytes == second.num_bytes == sum(
         path.stat().st_size for path in newest.folder.iterdir() if path.name != "commit.json")
-    assert open_artifact(f"{place}/", 1).info.tables == "fp32"
+    assert open_artifact(f"{uri}/", 1).info.tables == "fp32"
     with pytest.raises(UserError, match="has no version 3") as error:
-        open_artifact(place, 3)
+        open_artifact(uri, 3)
     assert "1, 2" in error.value.fix
 
 
@@ -58,8 +58,8 @@ def test_weights_are_those_of_the_checkpoint_bit_for_bit(run_dir, tmp_path):
         assert all(np.array_equal(found[name], values) for name, values in expected.items())
 
 
-def test_an_export_that_stops_anywhere_is_invisible_and_its_number_is_not_used_again(run_dir, tmp_path, monkeypatch):
-    place, write, left = str(tmp_path / "models"), LocalStore.write, [0]
+def test_an_interrupted_export_is_invisible_and_its_number_not_reused(run_dir, tmp_path, monkeypatch):
+    uri, write, left = str(tmp_path / "models"), LocalStore.write, [0]
 
     def failing(self: LocalStore, path: str, *rest: object) -> None:
         left[0] -= 1
@@ -71,27 +71,27 @@ def test_an_export_that_stops_anywhere_is_invisible_and_its_number_is_not_used_a
     for num_written in (0, 1, 2):
         left[0] = num_written
         with pytest.raises(OSError, match="No space"):
-            export_run(run_dir.uri, place)
-        assert open_versions(place).committed() == []
+            export_run(run_dir.uri, uri)
+        assert open_versions(uri).committed() == []
         with pytest.raises(UserError, match="has no exported model"):
-            open_artifact(place)
+            open_artifact(uri)
     left[0] = 99
-    assert export_run(run_dir.uri, place).version == 4
+    assert export_run(run_dir.uri, uri).version == 4
 
 
 def test_two_exports_at_once_have_a_version_each(run_dir, tmp_path, monkeypatch):
     """The second begins after the first has chosen its number and before it is committed."""
-    place, to_file = str(tmp_path), write_version.file_of
+    uri, to_file = str(tmp_path), write_version.file_of
 
     def meanwhile(*args: object) -> object:
         monkeypatch.setattr(write_version, "file_of", to_file)
         monkeypatch.setattr("embark.store.CheckpointStore.unfinished", lambda self: [])
-        assert export_run(run_dir.uri, place, tables="int4").version == 2
+        assert export_run(run_dir.uri, uri, tables="int4").version == 2
         return to_file(*args)
 
     monkeypatch.setattr(write_version, "file_of", meanwhile)
-    assert export_run(run_dir.uri, place, tables="int8").version == 1
-    assert [open_artifact(place, number).info.tables for number in (1, 2)] == ["int8", "int4"]
+    assert export_run(run_dir.uri, uri, tables="int8").version == 1
+    assert [open_artifact(uri, number).info.tables for number in (1, 2)] == ["int8", "int4"]
 
 
 @pytest.mark.parametrize("name", [INFO, WEIGHTS])
@@ -104,19 +104,19 @@ def test_a_changed_file_is_refused(run_dir, tmp_path, name):
         open_artifact(str(tmp_path))
 
 
-def test_a_newest_version_whose_mark_cannot_be_read_is_an_error_and_an_older_one_can_be_named(run_dir, tmp_path):
-    place = str(tmp_path)
-    folders = [Path(export_run(run_dir.uri, place).path) for _ in range(2)]
+def test_an_unreadable_newest_version_is_an_error_and_others_open(run_dir, tmp_path):
+    uri = str(tmp_path)
+    folders = [Path(export_run(run_dir.uri, uri).path) for _ in range(2)]
     (folders[1] / "commit.json").write_bytes(b"{")
     for version in (None, 2):
         with pytest.raises(DataError, match=r"version-000000002 is damaged: its commit\.json cannot be read"):
-            open_artifact(place, version)
-    assert open_artifact(place, 1).version == 1
-    assert export_run(run_dir.uri, place).version == open_artifact(place).version == 3
+            open_artifact(uri, version)
+    assert open_artifact(uri, 1).version == 1
+    assert export_run(run_dir.uri, uri).version == open_artifact(uri).version == 3
     for folder in (folders[0], tmp_path / "version-000000003"):
         (folder / "commit.json").write_bytes(b"{")
     with pytest.raises(DataError, match="version-000000003 is damaged"):
-        open_artifact(place)
+        open_artifact(uri)
 
 
 def test_another_format_version_and_other_json_are_refused(run_dir, tmp_path, monkeypatch):
@@ -130,26 +130,26 @@ def test_another_format_version_and_other_json_are_refused(run_dir, tmp_path, mo
             open_artifact(str(tmp_path))
 
 
-def test_from_an_object_store_a_version_is_fetched_once_and_what_was_damaged_here_again(run_dir, tmp_path, monkeypatch):
+def test_a_version_is_fetched_once_and_its_damaged_files_again(run_dir, tmp_path, monkeypatch):
     monkeypatch.setenv("EMBARK_CACHE", str(tmp_path))
-    place, fetched = f"memory://models-{tmp_path.name}", []
+    uri, fetched = f"memory://models-{tmp_path.name}", []
     download = ObjectStore.download
     monkeypatch.setattr(ObjectStore, "download", lambda self, path, to: (fetched.append(to.name),
                                                                          download(self, path, to)))
-    version = export_run(run_dir.uri, place).path
-    assert version == f"{place}/version-000000001"
-    first = open_artifact(place)
+    version = export_run(run_dir.uri, uri).path
+    assert version == f"{uri}/version-000000001"
+    first = open_artifact(uri)
     assert first.folder.is_relative_to(tmp_path)
     assert sorted(fetched) == ["artifact.json", "id_maps.safetensors", "reference.json", "weights.safetensors"]
     (first.folder / WEIGHTS).write_bytes(bytes((first.folder / WEIGHTS).stat().st_size))
-    again = open_artifact(place)
+    again = open_artifact(uri)
     assert fetched[4:] == [WEIGHTS]
     assert "dense.top.0.weight" in again.weights
-    open_artifact(place)
+    open_artifact(uri)
     assert len(fetched) == 5
 
 
-def test_a_run_whose_data_is_gone_or_changed_is_refused_and_its_weights_are_not(tmp_path):
+def test_a_run_without_its_data_exports_its_weights_alone(tmp_path):
     train = write_csv(tmp_path / "train.csv", draw_rows(60, 1))
     spec = prepared_spec(tmp_path, train, write_csv(tmp_path / "later.csv", draw_rows(9, 2)))
     run_dir = save_run(spec)
@@ -160,7 +160,7 @@ def test_a_run_whose_data_is_gone_or_changed_is_refused_and_its_weights_are_not(
     assert export_weights(run_dir.uri, str(tmp_path / "w.safetensors")).num_bytes > 0
 
 
-def test_the_command_says_what_it_wrote_and_refuses_what_does_not_fit_together(run_dir, tmp_path, capsys):
+def test_the_command_says_what_it_wrote_and_refuses_odd_flags(run_dir, tmp_path, capsys):
     assert embark(["export", run_dir.uri, "--tables", "int4", "--to", str(tmp_path / "m"), "--json"]) == 0
     shown = json.loads(capsys.readouterr().out)
     assert (shown["version"], shown["tables"], shown["path"]) == (1, "int4", f"{tmp_path / 'm'}/version-000000001")
@@ -190,15 +190,15 @@ def test_a_better_checkpoint_than_the_exported_one_is_named(tmp_path, capsys):
         assert (better in shown) is is_told
 
 
-def test_a_run_a_version_and_prepared_data_are_told_the_place_of_the_exported_model(run_dir, tmp_path, monkeypatch):
+def test_a_wrong_uri_is_answered_with_that_of_the_exported_model(run_dir, tmp_path, monkeypatch):
     run, prepared = tmp_path / "runs" / "clicks", Path(run_dir.uri).parent / "prepared"
     run.mkdir(parents=True)
     (run / "spec.toml").touch()
     monkeypatch.chdir(tmp_path)
 
-    def fix(place: str) -> str:
+    def fix(uri: str) -> str:
         with pytest.raises(UserError, match="has no exported model") as error:
-            open_artifact(place)
+            open_artifact(uri)
         return error.value.fix
 
     assert fix("runs/clicks") == "`embark export runs/clicks` writes one, to runs/clicks/export"
@@ -210,11 +210,11 @@ def test_a_run_a_version_and_prepared_data_are_told_the_place_of_the_exported_mo
     assert not (tmp_path / "elsewhere").exists()
 
 
-def test_the_default_place_is_the_runs_own_folder(tmp_path):
+def test_the_default_uri_is_the_runs_own_folder(tmp_path):
     spec = resolve({"name": "ids", "model": {"num_tables": 2, "rows_per_table": 9, "embedding_dim": 4},
                     "store": {"root": str(tmp_path)}})
     run_dir = save_run(spec)
-    assert export_run(run_dir.uri).place == f"{run_dir.uri}/export"
+    assert export_run(run_dir.uri).uri == f"{run_dir.uri}/export"
     assert open_artifact(f"{run_dir.uri}/export").info.rows.plain_ids == "refuse"
     with pytest.raises(EmbarkError, match="no such type"):
         export_run(run_dir.uri, tables="int2")  # type: ignore[arg-type]

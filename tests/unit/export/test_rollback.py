@@ -17,7 +17,7 @@ from embark.spec import resolve
 
 
 @pytest.fixture
-def place(tmp_path):
+def uri(tmp_path):
     spec = resolve({"name": "ids", "model": {"num_tables": 2, "rows_per_table": 9, "embedding_dim": 4},
                     "store": {"root": str(tmp_path / "runs")}})
     uri = save_run(spec).uri
@@ -26,67 +26,67 @@ def place(tmp_path):
     return str(tmp_path / "models")
 
 
-def current(place: str) -> int:
-    number, = [one.version for one in list_versions(place).versions if one.is_current]
-    assert open_artifact(place).version == number
+def current(uri: str) -> int:
+    number, = [one.version for one in list_versions(uri).versions if one.is_current]
+    assert open_artifact(uri).version == number
     return number
 
 
-def test_each_rollback_goes_one_version_back_and_any_version_can_be_named(place):
-    found = [current(place)]
+def test_each_rollback_goes_one_version_back_and_any_version_can_be_named(uri):
+    found = [current(uri)]
     for version in (None, None, 3, 2):
-        found.append(rollback(place, version).version)
-        assert found[-1] == current(place)
+        found.append(rollback(uri, version).version)
+        assert found[-1] == current(uri)
     assert found == [3, 2, 1, 3, 2]
-    (Path(place) / "version-000000001" / "commit.json").unlink()  # no version any more
+    (Path(uri) / "version-000000001" / "commit.json").unlink()  # no version any more
     with pytest.raises(UserError, match="has no version before 2, which is current"):
-        rollback(place)
+        rollback(uri)
     with pytest.raises(UserError, match="has no version 1") as error:
-        rollback(f"{place}/", 1)
+        rollback(f"{uri}/", 1)
     assert error.value.fix == "its versions: 2, 3"
-    assert current(place) == 2
+    assert current(uri) == 2
 
 
-def test_an_export_after_a_rollback_is_current(place):
-    rollback(place, 1)
-    assert export_run(open_artifact(place).info.run, place).version == current(place) == 4
+def test_an_export_after_a_rollback_is_current(uri):
+    rollback(uri, 1)
+    assert export_run(open_artifact(uri).info.run, uri).version == current(uri) == 4
 
 
-def test_without_the_file_the_newest_is_current(place):
-    rollback(place, 1)
-    (Path(place) / "current.json").unlink()
-    assert current(place) == 3
+def test_without_the_file_the_newest_is_current(uri):
+    rollback(uri, 1)
+    (Path(uri) / "current.json").unlink()
+    assert current(uri) == 3
 
 
 @pytest.mark.parametrize("text", ["", "[]", "{}", '{"version": "1"}', '{"version": true}', "[" * 100_000])
-def test_a_damaged_file_is_an_error_until_it_is_written_again(place, text):
-    (Path(place) / "current.json").write_text(text)
+def test_a_damaged_file_is_an_error_until_it_is_written_again(uri, text):
+    (Path(uri) / "current.json").write_text(text)
     for use in (open_artifact, rollback, list_versions):
         with pytest.raises(DataError, match=r"current\.json is damaged: it names no version") as error:
-            use(place)
-        assert error.value.fix.startswith(f"`embark rollback {place} VERSION`")
-    assert rollback(place, 2).previous == 0
-    assert current(place) == 2
+            use(uri)
+        assert error.value.fix.startswith(f"`embark rollback {uri} VERSION`")
+    assert rollback(uri, 2).previous == 0
+    assert current(uri) == 2
 
 
-def test_a_place_without_versions_is_refused(tmp_path):
+def test_a_uri_without_versions_is_refused(tmp_path):
     for use in (rollback, list_versions):
         with pytest.raises(UserError, match="has no exported model"):
             use(str(tmp_path / "nothing"))
     assert not (tmp_path / "nothing").exists()
 
 
-def test_the_command_lists_and_goes_back(place, capsys):
-    assert embark(["rollback", place]) == 0
-    assert embark(["rollback", place, "--list"]) == 0
+def test_the_command_lists_and_goes_back(uri, capsys):
+    assert embark(["rollback", uri]) == 0
+    assert embark(["rollback", uri, "--list"]) == 0
     lines = capsys.readouterr().out.splitlines()
-    assert lines[0] == f"{place}: version 2 is now current (was 3)"
-    assert lines[1].endswith(f"Undo: embark rollback {place} 3")
+    assert lines[0] == f"{uri}: version 2 is now current (was 3)"
+    assert lines[1].endswith(f"Undo: embark rollback {uri} 3")
     (current,) = [line for line in lines[2:] if " yes " in line]  # a long path of its run may take further lines
     assert (current.split()[0], "int8" in current, "0.7500" in current) == ("2", True, True)
-    assert embark(["rollback", place, "2"]) == 0
+    assert embark(["rollback", uri, "2"]) == 0
     assert "version 2 is current already" in capsys.readouterr().out
-    assert embark(["rollback", place, "2", "--list"]) == 64
+    assert embark(["rollback", uri, "2", "--list"]) == 64
     capsys.readouterr()
-    assert embark(["rollback", place, "--list", "--json"]) == 0
+    assert embark(["rollback", uri, "--list", "--json"]) == 0
     assert [one["version"] for one in json.loads(capsys.readouterr().out)["versions"]] == [1, 2, 3]

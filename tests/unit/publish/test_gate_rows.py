@@ -52,19 +52,19 @@ def test_a_delta_has_the_slots_that_changed_and_equals_a_full_export(run, tmp_pa
     assert (result.version, result.parent, result.is_current, result.refused) == (2, 1, True, "")
     assert result.verdict.auc == checked["verdict"]["auc"]
     assert any(name.startswith("user = ") for name in result.verdict.sums)
-    whole, delta = open_artifact(export_run(run, str(tmp_path / "full")).place), open_artifact(result.place)
+    whole, delta = open_artifact(export_run(run, str(tmp_path / "full")).uri), open_artifact(result.uri)
     for file in ("id_maps", "weights"):
         expected, found = getattr(whole, file), getattr(delta, file)
         assert expected.keys() == found.keys()
         assert all(np.array_equal(expected[name], found[name]) for name in expected)
-    before = open_artifact(result.place, 1).id_maps["user.keys"]
+    before = open_artifact(result.uri, 1).id_maps["user.keys"]
     assert 0 < (before != whole.id_maps["user.keys"]).sum() < len(before) / 2
-    assert Path(result.place, "version-000000002", "delta.safetensors").exists()
+    assert Path(result.uri, "version-000000002", "delta.safetensors").exists()
 
 
 def test_the_gate_s_scores_are_the_run_s(run, tmp_path):
     trained = find_trained(run, None)
-    artifact = open_artifact(export_run(run, str(tmp_path / "full")).place)
+    artifact = open_artifact(export_run(run, str(tmp_path / "full")).uri)
     with open_gate_rows(trained, trained.spec.publish) as rows:
         found = rows.scored(artifact, None, trained.spec.publish)
     with (open_rows(trained.spec, trained.fingerprint) as held_out,

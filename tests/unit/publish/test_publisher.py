@@ -21,11 +21,11 @@ BOUNDS = {"max_calibration_error": 9.0, "max_auc_drop": 0.2}  # of weights that 
 
 
 class Publishing(EditedRun):
-    """With a place."""
+    """A run that is published to a folder."""
 
     def __init__(self, folder, **bounds) -> None:
-        self.place = str(folder / "at")
-        super().__init__(folder, rows=4_000, publish={"to": self.place, **BOUNDS, **bounds})
+        self.to = str(folder / "at")
+        super().__init__(folder, rows=4_000, publish={"to": self.to, **BOUNDS, **bounds})
         self.weights = {name: values / 20 for name, values in self.weights.items()}
 
     def publish(self, num_rows: int = 20):
@@ -43,7 +43,7 @@ class Publishing(EditedRun):
         self.weights[name] = self.weights[name] + np.float32(4)
 
 
-def test_a_version_that_passes_is_current_and_one_that_is_refused_is_kept_with_the_reason(tmp_path, capsys):
+def test_a_passed_version_is_current_and_a_refused_one_is_kept(tmp_path, capsys):
     run = Publishing(tmp_path)
     first, second = run.publish(), run.publish()
     assert (first.version, first.parent, first.is_current, first.refused) == (1, None, True, "")
@@ -52,22 +52,22 @@ def test_a_version_that_passes_is_current_and_one_that_is_refused_is_kept_with_t
     run.save(scale=0.001)
     assert embark(["check", run.uri]) == 1
     assert "refused: all rows: " in capsys.readouterr().out
-    assert len(list_versions(run.place).versions) == 2  # nothing was written
+    assert len(list_versions(run.to).versions) == 2  # nothing was written
     refused = publisher.publish(run.uri)
     assert (refused.version, refused.is_current) == (3, False)
     assert "the log loss is" in refused.refused
-    assert current_version(open_versions(run.place)) == 2
+    assert current_version(open_versions(run.to)) == 2
     record = json.loads((tmp_path / "at" / "version-000000003" / "gate.json").read_text())
     assert (record["passed"], record["why"]) == (False, refused.refused)
-    assert list_versions(run.place).versions[2].refused == refused.refused
+    assert list_versions(run.to).versions[2].refused == refused.refused
     assert embark(["publish", run.uri]) == 1
     assert "is version 3 already, refused: " in capsys.readouterr().out
     run.weights = {name: values + 0 for name, values in find_weights(run, 2).items()}
     good = run.publish()
     assert (good.version, good.parent, good.is_current) == (4, 2, True)
     assert embark(["check", run.uri]) == 0
-    rollback(run.place, 3)  # by hand it can be served
-    assert open_artifact(run.place).version == 3
+    rollback(run.to, 3)  # by hand it can be served
+    assert open_artifact(run.to).version == 3
 
 
 def test_bounds_can_be_set_when_a_run_is_published_and_nothing_else(tmp_path, capsys):
@@ -97,43 +97,43 @@ def find_weights(run: Publishing, step: int):
 def test_a_first_version_that_is_refused_is_not_served(tmp_path):
     run = Publishing(tmp_path, max_calibration_error=0.0001)
     assert "the mean prediction is" in run.publish().refused
-    assert current_version(open_versions(run.place)) == 0
+    assert current_version(open_versions(run.to)) == 0
     with pytest.raises(UserError, match="has no version 0"):
-        open_artifact(run.place)
+        open_artifact(run.to)
 
 
-def test_a_publisher_that_was_killed_goes_on_with_the_version_that_it_had_written(tmp_path, monkeypatch):
+def test_a_killed_publisher_goes_on_with_the_version_it_had_written(tmp_path, monkeypatch):
     run = Publishing(tmp_path)
     run.publish()
     run.save(scale=0.001)
-    for place in ("_judged", "set_current", "write_gate"):
+    for function in ("_judged", "set_current", "write_gate"):
         def killed(*_: object) -> None:
             raise KeyboardInterrupt
         with monkeypatch.context() as patch:
-            patch.setattr(publisher, place, killed)
+            patch.setattr(publisher, function, killed)
             with pytest.raises(KeyboardInterrupt):
                 publisher.publish(run.uri)
-        assert open_artifact(run.place).version == (2 if place == "write_gate" else 1)
+        assert open_artifact(run.to).version == (2 if function == "write_gate" else 1)
     result = publisher.publish(run.uri)
     assert (result.version, result.is_current, result.is_new) == (2, True, True)
-    rollback(run.place, 1)
+    rollback(run.to, 1)
     assert not publisher.publish(run.uri).is_new  # which a publisher that starts again does not undo
-    assert current_version(open_versions(run.place)) == 1
+    assert current_version(open_versions(run.to)) == 1
 
 
-def test_old_versions_go_but_for_what_the_kept_ones_are_deltas_of_and_what_was_exported(tmp_path):
+def test_old_versions_go_except_parents_of_deltas_and_exports(tmp_path):
     run = Publishing(tmp_path, keep_versions=2, gate=False)
-    export_run(run.save(scale=0.001), run.place)
-    write_version(read_contents(find_trained(run.save(scale=0.001))), run.place, candidate=True)
+    export_run(run.save(scale=0.001), run.to)
+    write_version(read_contents(find_trained(run.save(scale=0.001))), run.to, candidate=True)
     for _ in range(4):
         run.publish()
-    numbers = [one.version for one in list_versions(run.place).versions]
+    numbers = [one.version for one in list_versions(run.to).versions]
     assert numbers == [1, 3, 4, 5, 6]  # 2 is a delta of none
     for number in numbers:
-        open_artifact(run.place, number)
+        open_artifact(run.to, number)
 
 
-def test_watching_publishes_each_newest_checkpoint_and_reports_an_error_once(tmp_path, monkeypatch):
+def test_watch_publishes_new_checkpoints_and_reports_an_error_once(tmp_path, monkeypatch):
     run, results, errors = Publishing(tmp_path, gate=False, every_minutes=1e-9), [], []
     steps = iter([run.save, lambda: None, lambda: (run.save(), run.save()), lambda: None, lambda: None])
     publish = publisher.publish

@@ -28,7 +28,7 @@ def models(tmp_path_factory) -> str:
     folder = tmp_path_factory.mktemp("models")
     spec = prepared_spec(folder, write_csv(folder / "a.csv", draw_rows(100, 0)),
                          write_csv(folder / "b.csv", draw_rows(20, 1)))
-    return export_run(save_run(spec).uri, str(folder / "models")).place
+    return export_run(save_run(spec).uri, str(folder / "models")).uri
 
 
 @cache

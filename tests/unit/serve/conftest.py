@@ -13,4 +13,4 @@ def artifact(tmp_path_factory):
     folder = tmp_path_factory.mktemp("served")
     train, later = (write_csv(folder / f"{name}.csv", draw_rows(num, num)) for name, num in
                     (("train", 300), ("later", 20)))
-    return open_artifact(export_run(save_run(prepared_spec(folder, train, later)).uri, str(folder / "models")).place)
+    return open_artifact(export_run(save_run(prepared_spec(folder, train, later)).uri, str(folder / "models")).uri)

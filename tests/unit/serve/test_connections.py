@@ -11,11 +11,11 @@ from http.client import HTTPConnection
 from limits import HANG_S
 from served_models import ROWS, BlockedScorer, while_serving
 
-from embark.serve import connections, http_server
+from embark.serve import http_server
 
 
-def test_connections_without_a_request_and_those_beyond_the_limit_are_closed(artifact, monkeypatch):
-    monkeypatch.setattr(connections, "_CHECK_S", 0.05)
+def test_idle_connections_and_those_beyond_the_limit_are_closed(artifact, monkeypatch):
+    monkeypatch.setattr(http_server, "_CHECK_S", 0.05)
     monkeypatch.setattr(http_server, "MAX_CONNECTIONS", 4)
 
     def use(client):
@@ -34,15 +34,15 @@ def test_connections_without_a_request_and_those_beyond_the_limit_are_closed(art
     assert status == 200
 
 
-def test_a_connection_is_kept_between_requests_and_closed_in_the_midst_of_the_next_one_s_headers(artifact, monkeypatch):
-    monkeypatch.setattr(connections, "_CHECK_S", 0.02)
-    checked, check = threading.Semaphore(0), connections.BoundedProtocol._check
+def test_a_connection_is_kept_between_requests_but_not_within_headers(artifact, monkeypatch):
+    monkeypatch.setattr(http_server, "_CHECK_S", 0.02)
+    checked, check = threading.Semaphore(0), http_server.BoundedProtocol._check
 
     def counted(*words):
         checked.release()
         check(*words)
 
-    monkeypatch.setattr(connections.BoundedProtocol, "_check", counted)
+    monkeypatch.setattr(http_server.BoundedProtocol, "_check", counted)
 
     def use(client):
         with closing(HTTPConnection(client.address, timeout=HANG_S)) as kept:
@@ -63,7 +63,7 @@ def test_a_connection_is_kept_between_requests_and_closed_in_the_midst_of_the_ne
 
 
 def test_a_client_that_does_not_read_is_closed(artifact, monkeypatch):
-    monkeypatch.setattr(connections, "_CHECK_S", 0.05)
+    monkeypatch.setattr(http_server, "_CHECK_S", 0.05)
     scorer = BlockedScorer(artifact)
 
     def use(client):

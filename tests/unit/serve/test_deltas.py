@@ -18,7 +18,7 @@ from embark.serve.batcher import BatchLimits
 from embark.serve.request_rows import JsonColumns
 from embark.serve.served_model import ServedModel
 from embark.serve.server import Endpoint, load_scorer
-from embark.serve.version_follower import VersionFollower, VersionSwitcher
+from embark.serve.version_poller import VersionPoller, VersionSwitcher
 
 ROWS = [{"dense_0": i / 9, "dense_1": -i, "a": 9 * i % 400, "b": i % 3} for i in range(40)]
 TABLE = "tables.embedding_bags.a.weight"
@@ -29,82 +29,82 @@ def scores_of(scorer, num: int = 40):
     return found.version, found.scores
 
 
-class Followed:
-    """A place that a server follows."""
+class Polled:
+    """An exported model that a server polls."""
 
     def __init__(self, folder: Path) -> None:
-        self.run, self.place = EditedRun(folder, rows=4_000), str(folder / "at")
+        self.run, self.uri = EditedRun(folder, rows=4_000), str(folder / "at")
         self.publish()
-        self.model = ServedModel(load_scorer(self.place, None))
-        self.switcher = VersionSwitcher(self.model, lambda version, onto: load_scorer(self.place, version, onto=onto))
-        self.follower = VersionFollower(self.place, self.model, self.switcher, 10.0)
+        self.model = ServedModel(load_scorer(self.uri, None))
+        self.switcher = VersionSwitcher(self.model, lambda version, onto: load_scorer(self.uri, version, onto=onto))
+        self.poller = VersionPoller(self.uri, self.model, self.switcher, 10.0)
 
     def publish(self, num: int = 1, **settings) -> None:
         for _ in range(num):
-            export_run(self.run.save(), self.place, **{"delta": True, **settings})
+            export_run(self.run.save(), self.uri, **{"delta": True, **settings})
 
-    def look(self) -> int:
+    def poll(self) -> int:
         """The version that answers, with the scores of one that is opened for itself."""
-        self.follower.look()
+        self.poller.poll()
         version, scores = scores_of(self.model)
-        assert (version, scores) == scores_of(load_scorer(self.place, version))
+        assert (version, scores) == scores_of(load_scorer(self.uri, version))
         return version
 
 
 def test_deltas_go_in_turn_into_the_tables_of_two_versions(tmp_path):
-    followed = Followed(tmp_path)
+    polled = Polled(tmp_path)
     tables = []
     for version in range(2, 6):
-        followed.publish()
-        assert followed.look() == version
-        tables.append(followed.model.artifact.weights[TABLE])
+        polled.publish()
+        assert polled.poll() == version
+        tables.append(polled.model.artifact.weights[TABLE])
         assert tables[-1].shape == (4_000, 4)
     assert np.shares_memory(tables[0], tables[2])
     assert np.shares_memory(tables[1], tables[3])
     assert not np.shares_memory(tables[0], tables[1])
 
 
-def test_a_server_that_missed_deltas_catches_up_and_follows_a_rewritten_base(tmp_path):
-    followed = Followed(tmp_path)
+def test_a_server_that_missed_deltas_catches_up_over_a_rewritten_base(tmp_path):
+    polled = Polled(tmp_path)
     found = []
     for num, delta in ((3, True), (1, True), (2, True), (1, False), (3, True), (1, True)):
-        followed.publish(num, delta=delta)
-        found.append(followed.look())
+        polled.publish(num, delta=delta)
+        found.append(polled.poll())
     assert found == [4, 5, 7, 8, 11, 12]
 
 
-def test_a_broken_chain_is_refused_and_the_full_version_that_follows_it_is_taken(tmp_path):
-    followed = Followed(tmp_path)
-    followed.publish()
-    assert followed.look() == 2
-    followed.publish()
+def test_a_broken_chain_is_refused_and_the_next_full_version_taken(tmp_path):
+    polled = Polled(tmp_path)
+    polled.publish()
+    assert polled.poll() == 2
+    polled.publish()
     damaged = tmp_path / "at" / "version-000000003" / DELTA
     damaged.write_bytes(damaged.read_bytes()[:-1])
-    assert followed.look() == 2
-    assert "version-000000003 is damaged" in followed.model.refused.refused
-    followed.publish(2)  # of which the first is in full
-    assert followed.look() == 5
-    assert len(followed.model.artifact.deltas) == 1
+    assert polled.poll() == 2
+    assert "version-000000003 is damaged" in polled.model.refused.refused
+    polled.publish(2)  # of which the first is in full
+    assert polled.poll() == 5
+    assert len(polled.model.artifact.deltas) == 1
 
 
 def test_a_version_that_a_batch_still_uses_is_not_written_into(tmp_path):
-    followed = Followed(tmp_path)
+    polled = Polled(tmp_path)
     for _ in range(2):
-        followed.publish()
-        followed.look()
-    previous = followed.switcher.previous.artifact
-    followed.model._uses[id(previous)] += 1  # as while a batch is scored
+        polled.publish()
+        polled.poll()
+    previous = polled.switcher.previous.artifact
+    polled.model._uses[id(previous)] += 1  # as while a batch is scored
     before = previous.weights[TABLE].copy()
-    followed.publish()
-    assert followed.look() == 4
+    polled.publish()
+    assert polled.poll() == 4
     assert (previous.weights[TABLE] == before).all()
 
 
 @pytest.mark.parametrize("workers", [1, 2])
 def test_deltas_under_load_fail_no_request_and_mix_no_answer(tmp_path, workers):
-    run, place, answers, failures = EditedRun(tmp_path), str(tmp_path / "at"), [], []
+    run, uri, answers, failures = EditedRun(tmp_path), str(tmp_path / "at"), [], []
     stop, has_answered = threading.Event(), threading.Condition()
-    export_run(run.save(), place)
+    export_run(run.save(), uri)
 
     def load(client, num: int) -> None:
         try:
@@ -121,7 +121,7 @@ def test_deltas_under_load_fail_no_request_and_mix_no_answer(tmp_path, workers):
         for one in clients:
             one.start()
         for version in range(2, 8):
-            export_run(run.save(), place, delta=True)
+            export_run(run.save(), uri, delta=True)
             with has_answered:
                 assert has_answered.wait_for(lambda wanted=version: failures or any(
                     answer.get("version") == wanted for _, _, answer in answers[-9:]), 60)
@@ -131,11 +131,11 @@ def test_deltas_under_load_fail_no_request_and_mix_no_answer(tmp_path, workers):
 
     limits = ServeLimits(batch=BatchLimits(max_batch_rows=1))  # each request as it would be scored alone
     use_server(lambda on_start: serve_model(
-        place, endpoint=Endpoint(port=0), poll_s=0.01, limits=limits, on_start=on_start,
+        uri, endpoint=Endpoint(port=0), poll_s=0.01, limits=limits, on_start=on_start,
         workers=workers), use)
     assert failures == []
     expected = {(version, num): list(scores_of(scorer, num)[1]) for version in range(1, 8)
-                for scorer in [load_scorer(place, version)] for num in (3, 40)}
+                for scorer in [load_scorer(uri, version)] for num in (3, 40)}
     for num, status, answer in answers:
         assert status == 200, answer
         assert answer["scores"] == expected[answer["version"], num]

@@ -51,7 +51,7 @@ def test_overload_is_answered_with_429_and_retry_after(artifact):
     assert refused[2]["Retry-After"] == "1"
 
 
-def test_with_five_times_the_requests_as_many_are_answered_as_the_queue_holds_again_and_again(artifact):
+def test_an_overloaded_server_answers_what_its_queue_holds(artifact):
     scorer, num_waves, num_held = BlockedScorer(artifact), 6, 4
 
     def use(client):

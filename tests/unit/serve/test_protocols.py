@@ -26,7 +26,7 @@ from embark.errors import UserError
 from embark.serve.app import ServeLimits
 from embark.serve.batcher import BatchLimits
 from embark.serve.endpoint import TOKEN, Endpoint
-from embark.serve.grpc_messages import SERVICE, message_classes
+from embark.serve.grpc_server import SERVICE, message_classes
 from embark.serve.served_model import ServedModel
 from embark.serve.server import serve_scorer
 
@@ -299,6 +299,6 @@ def test_a_grpc_port_in_use_is_refused(artifact):
         with pytest.raises(UserError, match="cannot listen there for gRPC"):
             serve_scorer(ServedModel(BlockedScorer(artifact)), Endpoint(port=0, grpc_port=port))
         with pytest.raises(UserError, match="cannot listen there for gRPC"):
-            serve_model(artifact.place, endpoint=Endpoint(port=0, grpc_port=port), workers=2)
+            serve_model(artifact.uri, endpoint=Endpoint(port=0, grpc_port=port), workers=2)
 
     while_serving(artifact, use, endpoint=GRPC)

@@ -31,7 +31,7 @@ def artifacts(tmp_path_factory):
     spec = resolve({"name": "clicks", "model": model, "data": {"num_train_samples": 64}, "store": {"root": str(folder)},
                     "train": {"batch_size": 16}})
     run = save_run(spec).uri
-    return {tables: open_artifact(export_run(run, str(folder / tables), tables=tables).place)
+    return {tables: open_artifact(export_run(run, str(folder / tables), tables=tables).uri)
             for tables in ("fp32", "int8")}
 
 
@@ -59,7 +59,7 @@ def scorers(artifact):
     return RequestScorer(artifact, model.score, score_numbers=model.score_numbers), RequestScorer(artifact, model.score)
 
 
-def test_numbers_in_any_order_have_the_scores_of_the_same_columns_one_by_one(artifacts):
+def test_raw_numbers_in_any_order_have_the_scores_of_their_columns(artifacts):
     artifact, reader = artifacts["int8"], InferReader()
     at_once, by_column = scorers(artifact)
     names = [*DENSE, *ROWS]

@@ -20,7 +20,7 @@ ITEMS = [f"film {number}" for number in range(30)]
 
 
 @pytest.fixture(scope="module")
-def place(tmp_path_factory) -> str:
+def uri(tmp_path_factory) -> str:
     """Of drawn weights; user and item are words, and the genre belongs to the item."""
     folder, draw = tmp_path_factory.mktemp("retrieval"), random.Random(1)
     rows = [[f"u{draw.randrange(20)}", draw.choice(ITEMS), "1"] for _ in range(900)]
@@ -33,17 +33,17 @@ def place(tmp_path_factory) -> str:
                  "prepare": {"input": str(path), "sparse_columns": ["user", "film", "genre"], "min_count": 1}},
         "place": {"device": "cpu"}, "store": {"root": str(folder)}})
     prepare_from_spec(spec, folder / "prepared")
-    return embark.export_run(save_run(spec).uri, str(folder / "models")).place
+    return embark.export_run(save_run(spec).uri, str(folder / "models")).uri
 
 
-def test_the_artifact_says_what_its_index_finds(place):
-    info = open_artifact(place).info.item_index
+def test_the_artifact_says_what_its_index_finds(uri):
+    info = open_artifact(uri).info.item_index
     assert info is not None
     assert (info.num_items, info.kind, info.k, info.recall) == (len(ITEMS), "exact", 20, 1.0)
     assert info.num_queries > 50
 
 
-def test_items_come_by_raw_value_in_the_order_of_their_scores_without_excluded_ones(place):
+def test_items_are_ordered_by_score_and_excluded_ones_are_left_out(uri):
     def use(ask):
         every = [{"film": film, "genre": f"g{len(film) % 3}"} for film in ITEMS]
         status, scored, _ = ask("POST", "/score", {"user": {"user": "u3"}, "candidates": every})
@@ -64,11 +64,11 @@ def test_items_come_by_raw_value_in_the_order_of_their_scores_without_excluded_o
             assert status == 400, body
             assert refused["error"]
 
-    while_serving(None, use, scorer=load_scorer(place, None))
+    while_serving(None, use, scorer=load_scorer(uri, None))
 
 
-def test_a_version_without_an_index_does_not_take_over(place):
-    served, other = ServedModel(load_scorer(place, None)), load_scorer(place, None)
+def test_a_version_without_an_index_does_not_take_over(uri):
+    served, other = ServedModel(load_scorer(uri, None)), load_scorer(uri, None)
     served.check(other)
     without = other.artifact.info.model_copy(update={"item_index": None})
     object.__setattr__(other.artifact, "info", without)

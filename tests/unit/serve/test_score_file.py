@@ -33,11 +33,11 @@ LATER = [*draw_rows(10_000, 7, new_words=["never seen", "Ωμέγα ", "\U0001f9
 
 @pytest.fixture(scope="module")
 def exported(tmp_path_factory):
-    """A place with an artifact, the held-out rows as a file, and the data that was prepared of them."""
+    """The URI of an artifact, the held-out rows as a file, and the data that was prepared of them."""
     folder = tmp_path_factory.mktemp("scored")
     train, later = write_csv(folder / "train.csv", draw_rows(1_000, 3)), write_csv(folder / "later.csv", LATER)
     spec = prepared_spec(folder, train, later)
-    return export_run(save_run(spec).uri, str(folder / "models")).place, later, spec.data.path
+    return export_run(save_run(spec).uri, str(folder / "models")).uri, later, spec.data.path
 
 
 def parsed(artifact, rows: list[dict[str, object]]):
@@ -53,8 +53,8 @@ def scores_of(path) -> list[float | None]:
 
 
 def test_raw_rows_become_bit_for_bit_what_preparing_them_gave(exported):
-    place, _, prepared = exported
-    found = parsed(open_artifact(place), [dict(zip(COLUMNS, row, strict=True)) for row in LATER])
+    uri, _, prepared = exported
+    found = parsed(open_artifact(uri), [dict(zip(COLUMNS, row, strict=True)) for row in LATER])
     (block,) = iter_blocks(Path(prepared), read_manifest(prepared), "validation")
     assert block.dense.tobytes() == found.dense.tobytes()
     assert len(found) == len(LATER) == len(block.label)
@@ -87,28 +87,28 @@ def test_a_list_and_its_text_give_the_same_ids(exported, rows):
         assert np.array_equal(ours, of_both)
 
 
-def test_csv_json_lines_and_parquet_give_the_same_scores_in_the_order_of_the_rows(exported, tmp_path):
-    place, later, _ = exported
+def test_csv_json_lines_and_parquet_give_the_same_scores_in_order(exported, tmp_path):
+    uri, later, _ = exported
     rows = [dict(zip(COLUMNS[:-1], row, strict=False)) for row in LATER]
     (tmp_path / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
     pq.write_table(pa.Table.from_pylist(rows), tmp_path / "rows.parquet")
-    result = score_file(place, str(later), tmp_path / "csv.parquet", keep=["word"])
+    result = score_file(uri, str(later), tmp_path / "csv.parquet", keep=["word"])
     assert (result.num_rows, result.num_scored, result.reasons) == (len(LATER), len(LATER), {})
     assert pq.read_table(tmp_path / "csv.parquet").column("word").to_pylist() == [row[0] for row in LATER]
     expected = scores_of(tmp_path / "csv.parquet")
     assert len(set(expected)) > len(LATER) / 2
     assert result.mean_score == pytest.approx(sum(expected) / len(expected))
     for name in ("rows.jsonl", "rows.parquet"):
-        score_file(place, str(tmp_path / name), tmp_path / "out.parquet", force=True)
+        score_file(uri, str(tmp_path / name), tmp_path / "out.parquet", force=True)
         assert scores_of(tmp_path / "out.parquet") == expected
 
 
 def test_a_row_that_cannot_be_read_has_no_score_and_keeps_its_place(exported, tmp_path):
-    place, _, _ = exported
+    uri, _, _ = exported
     good = LATER[0]
     rows = [good, ["w1", "", "1", "x", "", "", "0"], good, good[:3], good, ["w1", "", "2", "1", "June", "", "0"]]
     source = write_csv(tmp_path / "rows.csv", rows)
-    result = score_file(place, str(source), tmp_path / "out.parquet", keep=["word"])
+    result = score_file(uri, str(source), tmp_path / "out.parquet", keep=["word"])
     found = scores_of(tmp_path / "out.parquet")
     assert [score is None for score in found] == [False, True, False, True, False, True]
     assert len({score for score in found if score is not None}) == 1
@@ -119,30 +119,30 @@ def test_a_row_that_cannot_be_read_has_no_score_and_keeps_its_place(exported, tm
 
 
 @pytest.mark.parametrize("broken", ["a;b;c;d;e;f;g;h;i", "one two three four", "x|y|z|x|y|z|x|y"])
-def test_broken_rows_of_a_short_file_do_not_decide_what_separates_its_fields(exported, tmp_path, broken):
-    place, _, _ = exported
+def test_broken_rows_do_not_decide_the_delimiter_of_a_short_file(exported, tmp_path, broken):
+    uri, _, _ = exported
     source = write_csv(tmp_path / "rows.csv", [LATER[0]])
-    expected = scores_of(score_file(place, str(source), tmp_path / "good.parquet").path)
+    expected = scores_of(score_file(uri, str(source), tmp_path / "good.parquet").path)
     with source.open("a") as file:
         file.writelines(f"{broken}\n" for _ in range(9))
-    score_file(place, str(source), tmp_path / "out.parquet")
+    score_file(uri, str(source), tmp_path / "out.parquet")
     assert scores_of(tmp_path / "out.parquet") == [*expected, *[None] * 9]
 
 
-def test_rows_of_plain_ids_are_scored_and_ids_that_no_table_has_are_refused_or_clipped(tmp_path):
+def test_plain_ids_beyond_a_table_are_refused_or_clipped(tmp_path):
     spec = resolve({"name": "ids", "store": {"root": str(tmp_path)},
                     "model": {"num_dense": 1, "embedding_dim": 4, "bottom_mlp": [4], "top_mlp": [4],
                               "tables": [{"name": "user", "rows": 5}, {"name": "seen", "rows": 9, "multi_hot": 2}]}})
-    place = export_run(save_run(spec).uri).place
+    uri = export_run(save_run(spec).uri).uri
     cells = [["0.5", "4", "1|8"], ["0.5", "5", "1|8"], ["", "4", "1"], ["0.5", "", "1"], ["0.5", "4", "1|2|3"],
              ["0.5", "4", "-1"], ["0.5", "4", ""]]
     source = write_csv(tmp_path / "rows.csv", cells, ["dense_0", "user", "seen"])
-    result = score_file(place, str(source), tmp_path / "out.parquet")
+    result = score_file(uri, str(source), tmp_path / "out.parquet")
     assert [score is not None for score in scores_of(tmp_path / "out.parquet")] == [True] + 5 * [False] + [True]
     assert set(result.reasons) == {
         "column 'user': an id is not in 0 to 4", "column 'dense_0' is empty", "column 'user' is empty",
         "column 'seen': more than 2 ids", "column 'seen': an id is not in 0 to 8"}
-    artifact = open_artifact(place)
+    artifact = open_artifact(uri)
     clipping = replace(artifact.encoder, plain_ids="clip")
     count = np.arange(2)
     raw = RowParser(artifact.info.rows.columns, artifact.info.rows.prepare).parse(
@@ -166,14 +166,14 @@ class Net(torch.nn.Module):
 """
 
 
-def test_a_model_of_ones_own_is_run_only_from_the_file_that_the_operator_names(tmp_path, monkeypatch, capsys):
+def test_a_custom_model_runs_only_from_the_file_the_operator_names(tmp_path, monkeypatch, capsys):
     spec = resolve({"name": "own", "store": {"root": str(tmp_path)}, "model": {
         "kind": "mine:Net", "code": OWN, "num_dense": 1, "embedding_dim": 4, "num_tables": 2, "rows_per_table": 5}})
     run_dir = save_run(spec)
     assert embark(["export", run_dir.uri]) == 0
-    place = f"{run_dir.uri}/export"
-    assert f"embark score {place} ROWS.csv --to scores.parquet --model-file mine.py" in capsys.readouterr().out
-    artifact, source = open_artifact(place), write_csv(tmp_path / "rows.csv", [["0.5", "4", "1"]],
+    uri = f"{run_dir.uri}/export"
+    assert f"embark score {uri} ROWS.csv --to scores.parquet --model-file mine.py" in capsys.readouterr().out
+    artifact, source = open_artifact(uri), write_csv(tmp_path / "rows.csv", [["0.5", "4", "1"]],
                                                        ["dense_0", "cat_0", "cat_1"])
     assert "torch.nn" not in (artifact.folder / INFO).read_text()
     assert artifact.weights["dense.own.steps"].dtype == np.int64
@@ -182,10 +182,10 @@ def test_a_model_of_ones_own_is_run_only_from_the_file_that_the_operator_names(t
     for file, message in (("", "an artifact holds no code"), (str(tmp_path / "no.py"), "cannot be read"),
                           (str(tmp_path / "other.py"), "is not the code that the model was trained with")):
         with pytest.raises(UserError, match=message) as error:
-            score_file(place, str(source), tmp_path / "out.parquet", model_file=file)
+            score_file(uri, str(source), tmp_path / "out.parquet", model_file=file)
     trained_with = error.value.fix.removeprefix("put back that text: it is model.code in ")
     assert tomllib.loads(Path(trained_with).read_text())["model"]["code"] == OWN
-    score_file(place, str(source), tmp_path / "out.parquet", model_file=str(tmp_path / "mine.py"))
+    score_file(uri, str(source), tmp_path / "out.parquet", model_file=str(tmp_path / "mine.py"))
     weights = artifact.weights
     pooled = [weights[f"tables.embedding_bags.cat_{i}.weight"][row] for i, row in enumerate((4, 1))]
     logit = np.concatenate([[0.5], *pooled]) @ weights["dense.own.layer.weight"][0] + weights["dense.own.layer.bias"]
@@ -194,7 +194,7 @@ def test_a_model_of_ones_own_is_run_only_from_the_file_that_the_operator_names(t
     text = (artifact.folder / INFO).read_text()
     (artifact.folder / INFO).write_text(text.replace('"code": ""', '"code": "import os"'))
     with pytest.raises(DataError, match="holds code, which is never run"):
-        score_file(place, str(source), tmp_path / "new.parquet", model_file=str(tmp_path / "mine.py"))
+        score_file(uri, str(source), tmp_path / "new.parquet", model_file=str(tmp_path / "mine.py"))
 
 
 def test_criteo_rows_are_scored_with_and_without_their_label(tmp_path):
@@ -214,9 +214,9 @@ def test_criteo_rows_are_scored_with_and_without_their_label(tmp_path):
         "prepare": {key: value for key, value in changes.items() if value} | {"split": "file"}},
         "store": {"root": str(tmp_path)}})
     prepare_from_spec(spec, tmp_path / "prepared")
-    place = export_run(save_run(spec).uri).place
+    uri = export_run(save_run(spec).uri).uri
     for name in ("day_1", "unlabelled"):
-        score_file(place, str(tmp_path / name), tmp_path / f"{name}.parquet")
+        score_file(uri, str(tmp_path / name), tmp_path / f"{name}.parquet")
     from embark.data.prepared import Rows
     from embark.trainers.torch.exported_model import ExportedModel
 
@@ -224,7 +224,7 @@ def test_criteo_rows_are_scored_with_and_without_their_label(tmp_path):
     (block,) = iter_blocks(tmp_path / "prepared", manifest, "validation")
     num = len(manifest.layout.features)
     rows = Rows(block.label, block.dense, tuple(block.ids(i) for i in range(num)), (None,) * num)
-    expected = ExportedModel(open_artifact(place)).score_encoded(rows).tolist()
+    expected = ExportedModel(open_artifact(uri)).score_encoded(rows).tolist()
     assert scores_of(tmp_path / "day_1.parquet") == scores_of(tmp_path / "unlabelled.parquet") == expected
 
 

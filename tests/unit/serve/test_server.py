@@ -30,7 +30,7 @@ from embark.trainers.torch.exported_model import ExportedModel
 
 def test_scores_are_those_of_embark_score_by_both_protocols(artifact, tmp_path):
     source = write_csv(tmp_path / "rows.csv", [row.values() for row in ROWS])
-    score_file(artifact.place, str(source), tmp_path / "out.parquet")
+    score_file(artifact.uri, str(source), tmp_path / "out.parquet")
     expected = pq.read_table(tmp_path / "out.parquet").column("score").to_pylist()
     names = [name for name in COLUMNS if name != "clicked"]
     tensors = [{"name": name, "shape": [len(ROWS), 1], "datatype": "BYTES", "data": [row[name] for row in ROWS]}
@@ -109,7 +109,7 @@ def test_managed_endpoints_find_their_routes(artifact, monkeypatch):
 
 
 @pytest.mark.parametrize("workers", [1, 2])
-def test_hostile_requests_get_4xx_without_a_traceback_and_the_server_goes_on(artifact, workers):
+def test_hostile_requests_get_4xx_and_the_server_goes_on(artifact, workers):
     limits = ServeLimits(max_body_bytes=1 << 20, max_request_rows=100)
 
     def use(client):
@@ -128,7 +128,7 @@ def test_hostile_requests_get_4xx_without_a_traceback_and_the_server_goes_on(art
         assert status == 200 or (answer.keys() == {"error"} and len(answer["error"]) <= 1_000)
 
 
-def test_a_row_that_cannot_be_read_has_its_reason_and_the_others_their_scores(artifact):
+def test_an_unreadable_row_has_a_reason_and_the_others_their_scores(artifact):
     rows = [ROWS[0], {**ROWS[0], "price": "cheap"}, ROWS[0]]
 
     def use(client):
@@ -333,7 +333,7 @@ def test_no_part_of_a_request_waits_for_an_acknowledgement():
             assert accepted.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)
 
 
-def test_each_thread_that_scores_gets_its_share_of_the_cores_unless_the_user_decides(monkeypatch):
+def test_each_scoring_thread_gets_its_share_of_the_cores(monkeypatch):
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(16)))
     monkeypatch.setenv("OMP_NUM_THREADS", "6")
     assert (server._share_cores(2), os.environ["OMP_NUM_THREADS"]) == (2, "6")

@@ -13,12 +13,10 @@ from embark.events.events import read_events
 from embark.events.traffic import TrafficView
 from embark.report.record import Record
 from embark.serve import traffic as traffic_module
-from embark.serve.feedback import MAX_REQUESTS, MAX_VERSIONS, Feedback
 from embark.serve.request_rows import JsonColumns, RequestScorer, Scores
 from embark.serve.served_model import ServedModel
 from embark.serve.server import Endpoint, serve_scorer
-from embark.serve.traffic import Traffic
-from embark.serve.traffic_log import TrafficLog
+from embark.serve.traffic import MAX_REQUESTS, MAX_VERSIONS, Feedback, Traffic, TrafficLog
 from embark.trainers.torch.exported_model import ExportedModel
 
 DRAWN = [dict(zip(COLUMNS, row, strict=True)) for row in draw_rows(600, 11)]

@@ -20,13 +20,13 @@ from served_models import ROWS, is_closed, use_server, while_serving
 from embark import serve_model
 from embark.errors import UserError
 from embark.events.events import read_events
-from embark.export.scoring_device import ScoringDevice
 from embark.report.record import Record
 from embark.serve import server
 from embark.serve.app import ServeLimits
 from embark.serve.batcher import BatchLimits
 from embark.serve.endpoint import Endpoint
 from embark.serve.server import limits_of_worker, workers_on
+from embark.spec.serve import ScoringDevice
 
 
 def send(connection, path, body):
@@ -66,7 +66,7 @@ def test_metrics_labels_and_the_record_are_those_of_the_whole_server(artifact, t
         return labels, wrong, values(client)
 
     labels, wrong, metrics = use_server(lambda on_start: serve_model(
-        artifact.place, endpoint=Endpoint(port=0), on_start=on_start, record=str(tmp_path), workers=2), use)
+        artifact.uri, endpoint=Endpoint(port=0), on_start=on_start, record=str(tmp_path), workers=2), use)
     assert [status for status, _ in labels] == [200, 200, 200, 404]
     assert wrong == (400, {"error": "1 labels, and the request has 5 scores"})
     assert metrics["embark_serve_workers",] == 2
@@ -85,7 +85,7 @@ def test_metrics_labels_and_the_record_are_those_of_the_whole_server(artifact, t
     assert sum(int(one.num_labels.sum()) for one in traffic.versions.values()) == 12
 
 
-def test_a_process_that_is_killed_is_replaced_and_fails_no_request_of_the_others(artifact):
+def test_a_killed_process_is_replaced_and_others_fail_no_request(artifact):
     def use(client):
         connections = [http.client.HTTPConnection(client.address, timeout=HANG_S) for _ in range(4)]
         statuses = [send(one, "/score", {"rows": ROWS[:2]})[0] for one in connections]
@@ -139,7 +139,7 @@ def test_sigterm_answers_every_request_that_a_process_has_begun_to_read(artifact
         assert len(json.loads(answer.partition(b"\r\n\r\n")[2])["scores"]) == 3
 
 
-def test_each_process_has_its_share_of_what_may_wait_and_room_for_a_request():
+def test_each_process_has_its_share_of_the_limits():
     limits = ServeLimits(max_request_rows=100, batch=BatchLimits(max_queued_rows=1_000))
     assert limits_of_worker(limits, 4).batch.max_queued_rows == 250
     assert limits_of_worker(limits, 64).batch.max_queued_rows == 100
@@ -156,4 +156,4 @@ def test_there_are_as_many_processes_as_cores_and_one_on_a_gpu(artifact, monkeyp
     assert (workers_on(ScoringDevice("cpu")), workers_on(ScoringDevice())) == (8, 1)
     for workers, why in ((0, "is no number of processes"), (2, "a GPU is served by one process")):
         with pytest.raises(UserError, match=f"--workers {workers}: {why}"):
-            serve_model(artifact.place, workers=workers)
+            serve_model(artifact.uri, workers=workers)

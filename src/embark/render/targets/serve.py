@@ -9,8 +9,8 @@ from embark.render.serving import GIB, artifact_of, knows_tables, memory_gib, se
 from embark.render.shell_text import job_text
 from embark.render.targets.kubernetes import IDENTITY_ANNOTATIONS
 from embark.render.yaml_text import note
-from embark.serve.deadlines import DRAIN_S
 from embark.spec import RunSpec
+from embark.spec.serve import DRAIN_S
 from embark.spec.user_code import file_of
 
 FILES = {"serve": "serve.yaml", "kserve": "inference_service.yaml"}

@@ -15,7 +15,7 @@ from embark.data.prepare.rows import RawRows
 from embark.data.prepared import Rows
 from embark.errors import UserError
 from embark.export.artifact import Artifact
-from embark.export.scoring_device import ScoringDevice
+from embark.spec.serve import ScoringDevice
 from embark.trainers.torch.exported_model import ExportedModel
 from embark.trainers.torch.exported_sequence_model import ExportedSequenceModel
 

@@ -48,7 +48,7 @@ def trained(tmp_path_factory, request):
 
 def test_fp32_scores_of_raw_rows_are_the_trainers_to_1e_6(trained, tmp_path):
     run, later, _, logits = trained
-    score_file(export_run(run, str(tmp_path / "models")).place, str(later), tmp_path / "out.parquet")
+    score_file(export_run(run, str(tmp_path / "models")).uri, str(later), tmp_path / "out.parquet")
     scores = pq.read_table(tmp_path / "out.parquet").column("score").to_numpy()
     assert len(np.unique(logits)) > 100
     assert np.abs(scores - 1 / (1 + np.exp(-logits.astype(np.float64)))).max() <= 1e-6
@@ -56,7 +56,7 @@ def test_fp32_scores_of_raw_rows_are_the_trainers_to_1e_6(trained, tmp_path):
 
 def test_in_the_same_batches_fp32_logits_are_the_trainers_and_with_mkl_bit_for_bit(trained, tmp_path):
     run, _, prepared, logits = trained
-    model = ExportedModel(open_artifact(export_run(run, str(tmp_path / "models")).place))
+    model = ExportedModel(open_artifact(export_run(run, str(tmp_path / "models")).uri))
     rows = validation_rows(prepared)
     found = np.concatenate([model.logits(rows.cut(start, start + 64)).numpy() for start in range(0, len(rows), 64)])
     assert np.allclose(found, logits, rtol=1e-5, atol=1e-6)
@@ -66,7 +66,7 @@ def test_in_the_same_batches_fp32_logits_are_the_trainers_and_with_mkl_bit_for_b
 @pytest.mark.parametrize("tables", ["fp16", "int8", "int4"])
 def test_looking_up_in_fewer_bits_is_looking_up_what_they_stand_for(trained, tmp_path, tables):
     run, _, prepared, logits = trained
-    artifact = open_artifact(export_run(run, str(tmp_path / "models"), tables=tables).place)
+    artifact = open_artifact(export_run(run, str(tmp_path / "models"), tables=tables).uri)
     unpack = {"fp16": torch.Tensor.float, "int8": torch.ops.quantized.embedding_bag_byte_unpack,
               "int4": torch.ops.quantized.embedding_bag_4bit_unpack}[tables]
     unpacked = replace(artifact, info=artifact.info.model_copy(update={"tables": "fp32"}))
@@ -81,7 +81,7 @@ def test_looking_up_in_fewer_bits_is_looking_up_what_they_stand_for(trained, tmp
 
 def test_a_score_depends_neither_on_the_rows_beside_it_nor_on_what_they_share(trained, tmp_path):
     run, _, prepared, _ = trained
-    model = ExportedModel(open_artifact(export_run(run, str(tmp_path / "models"), tables="int8").place))
+    model = ExportedModel(open_artifact(export_run(run, str(tmp_path / "models"), tables="int8").uri))
     rows = validation_rows(prepared).cut(0, 48)
     together = model.score_encoded(rows)
     alone = np.concatenate([model.score_encoded(rows.cut(row, row + 1)) for row in range(len(rows))])

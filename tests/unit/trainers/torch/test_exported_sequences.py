@@ -13,9 +13,9 @@ from served_models import while_serving
 from embark import export_run, score_file
 from embark.data.evaluation_rows import open_rows
 from embark.export.artifact import open_artifact
-from embark.export.scoring_device import ScoringDevice
 from embark.run.evaluate_run import loaded
 from embark.serve.request_rows import RequestScorer
+from embark.spec.serve import ScoringDevice
 from embark.store.trained_run import find_trained
 from embark.trainers import open_backend
 from embark.trainers.torch.open_exported import open_model
@@ -78,7 +78,7 @@ def test_scores_of_raw_rows_are_those_of_the_trainers_evaluation_to_1e_6(train_t
         logits = logits[whole]
         assert any(not row["item"] for row in rows)
     (tmp_path / "rows.jsonl").write_text("\n".join(map(json.dumps, rows)))
-    place = export_run(run, str(tmp_path / "models")).place
+    place = export_run(run, str(tmp_path / "models")).uri
     score_file(place, str(tmp_path / "rows.jsonl"), tmp_path / "out.parquet")
     scores = pq.read_table(tmp_path / "out.parquet").column("score").to_numpy().astype(np.float64)
     assert len(np.unique(scores)) > len(scores) / 3
@@ -92,7 +92,7 @@ def test_scores_of_raw_rows_are_those_of_the_trainers_evaluation_to_1e_6(train_t
 
 def test_a_server_ranks_candidates_given_a_history(train_tiny, log, tmp_path):
     run = train_tiny(*SETS["hstu"], log, "train.num_steps=3", "store.checkpoint_at_end=true").values["run_dir"]
-    artifact = open_artifact(export_run(run, str(tmp_path / "models"), tables="int8").place)
+    artifact = open_artifact(export_run(run, str(tmp_path / "models"), tables="int8").uri)
     model = open_model(artifact, "", ScoringDevice("cpu"))
     candidates = [{"candidate": item} for item in (5, 9, 39, 5)]
 

@@ -101,7 +101,7 @@ def test_a_ranking_is_learned_and_scores_of_rows_sort_their_list(train_tiny, tin
     assert found.tasks["chosen"]["ndcg_at_k"] == pytest.approx(held["ndcg_at_k"])
     rows = tmp_path / "rows.csv"
     rows.write_text("query,item\n" + "".join(f"2,{item}\n" for item in (3, 7, 1, 5)))
-    score_file(export_run(run.values["run_dir"], str(tmp_path / "models")).place, str(rows), tmp_path / "s.parquet")
+    score_file(export_run(run.values["run_dir"], str(tmp_path / "models")).uri, str(rows), tmp_path / "s.parquet")
     scores = pq.read_table(tmp_path / "s.parquet").column("chosen").to_numpy()
     assert np.argsort(-scores).tolist() == [1, 3, 0, 2]
     with pytest.raises(UserError, match="has a task over lists of rows"):

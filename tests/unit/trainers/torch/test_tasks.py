@@ -146,8 +146,8 @@ def test_evaluate_and_the_report_show_each_task(trained):
 
 
 def test_score_and_serve_have_one_output_for_each_task(trained, rows, tmp_path):
-    artifact = open_artifact(export_run(trained["run_dir"], str(tmp_path / "models")).place)
-    score_file(artifact.place, str(rows), tmp_path / "scores.parquet")
+    artifact = open_artifact(export_run(trained["run_dir"], str(tmp_path / "models")).uri)
+    score_file(artifact.uri, str(rows), tmp_path / "scores.parquet")
     table = pq.read_table(tmp_path / "scores.parquet")
     assert table.column_names == ["click", "stars", "kind"]
     scores = {name: table.column(name).to_pylist() for name in table.column_names}

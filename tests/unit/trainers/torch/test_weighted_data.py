@@ -98,7 +98,7 @@ def test_prepared_weights_train_as_a_source_of_ones_own_and_raw_rows_score_as_ev
     sets = (*SETS, TABLES.format(pooling=pooling), "store.checkpoint_at_end=true")
     run = train_tiny(*sets, *DATA, f"data.path={spec.data.path}", "data.shuffle=rows")
     # The same rows, cut to four items, by a source of one's own.
-    encoder = open_artifact(export_run(run.values["run_dir"], str(tmp_path / "models")).place).encoder
+    encoder = open_artifact(export_run(run.values["run_dir"], str(tmp_path / "models")).uri).encoder
     maps = {one.feature.name: one for one in encoder.maps}
     source = open_source(resolve_from_data(spec))
     batch = source.eval_rows(0, 96)
@@ -126,7 +126,7 @@ def test_prepared_weights_train_as_a_source_of_ones_own_and_raw_rows_score_as_ev
 
     pooled, logits = _evaluated(run.values["run_dir"])
     artifact = open_artifact(str(tmp_path / "models"))
-    score_file(artifact.place, str(tmp_path / f"later{suffix}"), tmp_path / "out.parquet")
+    score_file(artifact.uri, str(tmp_path / f"later{suffix}"), tmp_path / "out.parquet")
     scores = pq.read_table(tmp_path / "out.parquet").column("score").to_numpy()
     assert len(np.unique(logits)) > 50
     expected = 1 / (1 + np.exp(-logits.astype(np.float64)))
@@ -185,7 +185,7 @@ def test_synthetic_weights_are_made_into_prepared_data_and_scored_in_fewer_bits(
     run = train_tiny(TABLES.format(pooling="mean"), "data.kind=prepared", f"data.path={tmp_path / 'made'}",
                      "train.num_steps=2", "train.batch_size=64", "store.checkpoint_at_end=true").values["run_dir"]
     rows = validation_rows(str(tmp_path / "made"))
-    exact, *others = (ExportedModel(open_artifact(export_run(run, str(tmp_path / one), tables=one).place))
+    exact, *others = (ExportedModel(open_artifact(export_run(run, str(tmp_path / one), tables=one).uri))
                       .score_encoded(rows) for one in ("fp32", "fp16", "int8", "int4"))
     assert [bool(np.abs(exact - one).max() < 0.02) for one in others] == [True] * 3
     unweighted = replace(rows, ids=(*rows.ids[:-1], np.ones_like(rows.ids[-1])))

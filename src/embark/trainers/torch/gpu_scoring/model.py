@@ -19,8 +19,8 @@ from embark.data.prepared import Rows
 from embark.export.artifact import Artifact
 from embark.export.delta import DELTA
 from embark.export.safetensors_file import map_file
-from embark.export.scoring_device import Precision
 from embark.formatting import to_one_line
+from embark.spec.serve import Precision
 from embark.trainers.torch.exported_model import load_network
 from embark.trainers.torch.gpu_scoring.network import gpu_forward
 from embark.trainers.torch.gpu_scoring.tables import GpuTables, check_memory

@@ -10,8 +10,8 @@ from typing import Protocol
 import torch
 from torch import Tensor, nn
 
-from embark.export.scoring_device import Precision
 from embark.model.work import padded
+from embark.spec.serve import Precision
 from embark.trainers.torch.dense_network import CrossNetwork, DotNetwork, PairwiseDots
 
 MAX_VECTORS = 64  # Of the kernel that makes the dots.

@@ -18,12 +18,12 @@ from embark import export_run
 from embark.data.prepared import Rows
 from embark.errors import UserError
 from embark.export.artifact import DENSE, Artifact, open_artifact
-from embark.export.scoring_device import ScoringDevice
 from embark.serve.request_rows import JsonColumns
 from embark.serve.served_model import ServedModel
 from embark.serve.server import load_scorer
-from embark.serve.version_follower import VersionFollower, VersionSwitcher
+from embark.serve.version_poller import VersionPoller, VersionSwitcher
 from embark.spec import resolve
+from embark.spec.serve import ScoringDevice
 from embark.trainers.torch import starter_model
 from embark.trainers.torch.exported_model import ExportedModel
 from embark.trainers.torch.gpu_scoring.model import GpuModel, buckets
@@ -64,7 +64,7 @@ def exported(folder, model: dict, tables: str = "int8", seed: int = 0) -> Artifa
     """With weights so small that few scores are 0 or 1."""
     spec = resolve({"name": "clicks", "model": model, "data": {"num_train_samples": 64}, "store": {"root": str(folder)},
                     "train": {"batch_size": 16}})
-    artifact = open_artifact(export_run(save_run(spec, seed).uri, tables=tables).place)
+    artifact = open_artifact(export_run(save_run(spec, seed).uri, tables=tables).uri)
     for name, values in artifact.weights.items():
         if name.startswith(DENSE):
             values *= 0.2
@@ -157,7 +157,7 @@ def test_tables_that_do_not_fit_are_refused_with_the_type_that_would(tmp_path):
 @pytest.mark.parametrize("tables", ["fp32", "int8"])
 def test_deltas_are_written_into_the_tables_and_weights_that_graphs_read(tmp_path, device, tables):
     run, place = EditedRun(tmp_path, rows=4_000), str(tmp_path / "at")
-    open_last = lambda: open_artifact(export_run(run.save(), place, tables=tables, delta=True).place)  # noqa: E731
+    open_last = lambda: open_artifact(export_run(run.save(), place, tables=tables, delta=True).uri)  # noqa: E731
     model = GpuModel(open_last(), precision="fp32", max_batch_rows=16, device=device)
     rows, graphs = draw(model._artifact, 40), dict(model._graphs)
     pointers = [one.data_ptr() for one in (*model._tables._stored.values(), *model._forward.weights())]
@@ -171,7 +171,7 @@ def test_deltas_are_written_into_the_tables_and_weights_that_graphs_read(tmp_pat
         assert model.score_encoded(rows) == pytest.approx(ExportedModel(artifact).score_encoded(rows), abs=2e-5)
     assert pointers == [one.data_ptr() for one in (*model._tables._stored.values(), *model._forward.weights())]
     assert model._graphs == graphs
-    full = open_artifact(export_run(run.save(), place, tables=tables).place)
+    full = open_artifact(export_run(run.save(), place, tables=tables).uri)
     assert not model.advance(full)
 
 
@@ -181,7 +181,7 @@ def test_a_server_on_a_gpu_takes_deltas_in_place_while_it_answers(tmp_path):
     asked = [{"dense_0": i / 9, "dense_1": -i, "a": 9 * i % 400, "b": i % 3} for i in range(40)]
     export_run(run.save(), place)
     served = ServedModel(load_scorer(place, None, device=device))
-    follower = VersionFollower(place, served, VersionSwitcher(
+    poller = VersionPoller(place, served, VersionSwitcher(
         served, lambda number, onto: load_scorer(place, number, device=device, onto=onto)), 10.0)
     answers, stop, models = [], threading.Event(), []
 
@@ -196,7 +196,7 @@ def test_a_server_on_a_gpu_takes_deltas_in_place_while_it_answers(tmp_path):
         for version in range(2, 12):
             export_run(run.save(), place, delta=True)
             while served.artifact.version != version:  # a batch may still use the version before the last
-                follower.look()
+                poller.poll()
             models.append(served.scorer.model)
             while answers[-1][0] != version:
                 time.sleep(0.001)

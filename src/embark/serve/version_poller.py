@@ -1,4 +1,4 @@
-"""Follows `current` of an exported model's place: loads what it names beside the version that answers, and switches.
+"""Polls `current.json` of an exported model: loads what it names beside the version that answers, and switches.
 
 A delta is written into the tables of the version that answered before this one, which no request uses any more. Both
 map the same file, so that only the pages with changed rows are twice in memory. On a GPU both have their tables there,
@@ -13,20 +13,62 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Protocol
+from typing import Protocol, TypeVar
 
-from embark.errors import EmbarkError, Fault
-from embark.export.artifact import current_version, open_versions, remove_fetched
+from embark.errors import DataError, EmbarkError, Fault
+from embark.export.artifact import current_version, open_artifact, open_versions, remove_fetched
 from embark.serve.request_rows import RequestScorer
+from embark.serve.retrieve import open_retriever
 from embark.serve.served_model import ServedModel, VersionChange
+from embark.spec.serve import ScoringDevice
+
+Loaded = TypeVar("Loaded")
+_log = logging.getLogger("embark.serve")
+
+
+def load_current(uri: str, load: Callable[[int | None], Loaded]) -> tuple[Loaded, VersionChange | None]:
+    """Load the current version; if it is damaged, the newest earlier one that is not, with the reason."""
+    try:
+        return load(None), None
+    except DataError as error:
+        versions = open_versions(uri)
+        try:
+            wanted: int | None = current_version(versions)
+        except DataError:  # `current.json` is what is damaged
+            wanted = None
+        for number in sorted((one.step for one in versions.committed()), reverse=True):
+            if wanted is not None and number >= wanted:
+                continue
+            try:
+                return load(number), VersionChange(wanted, number, error.what, error.fix)
+            except DataError as other:
+                _log.warning("version %d cannot be served either: %s", number, other.what)
+        raise
+
+
+def load_scorer(
+    uri: str, version: int | None, model_file: str = "", device: ScoringDevice | None = None,
+    onto: RequestScorer | None = None, *, is_checked: bool = False,
+) -> RequestScorer:
+    """Load a version and warm it up. `onto` is a version that nobody uses any more: if this one is a delta of it, its
+    tables are reused. `is_checked` is explained in `open_artifact`."""
+    from embark.trainers.torch.open_exported import open_model
+
+    artifact = open_artifact(uri, version, onto.artifact if onto else None, is_checked=is_checked)
+    model = open_model(artifact, model_file, device or ScoringDevice(), onto.model if onto else None)
+    scorer = RequestScorer(artifact, model.score, model.device, model.score_numbers)
+    scorer.model = model
+    scorer.score([scorer.empty_request()])
+    scorer.retriever = open_retriever(scorer, model.user_vectors)
+    return scorer
+
 
 Load = Callable[[int, RequestScorer | None], RequestScorer]
 MAX_RETRY_S = 300.0
 _STOP_S = 5.0  # After the last answer; what is being loaded is given up.
-_log = logging.getLogger("embark.serve")
 
 
-class Followed(Protocol):
+class PolledModel(Protocol):
     """A model that is kept at the current version, in this process or in several."""
 
     current: int | None
@@ -81,19 +123,19 @@ class VersionSwitcher:
         self._prepared = None
 
 
-class VersionFollower:
+class VersionPoller:
     """Keeps `model` at the current version. A rejected version is tried again at growing intervals."""
 
-    def __init__(self, place: str, model: Followed, switcher: Switcher, poll_s: float) -> None:
-        self._place, self._model, self._switcher, self._poll_s = place.rstrip("/") or place, model, switcher, poll_s
-        self._versions = open_versions(self._place)
+    def __init__(self, uri: str, model: PolledModel, switcher: Switcher, poll_s: float) -> None:
+        self._uri, self._model, self._switcher, self._poll_s = uri.rstrip("/") or uri, model, switcher, poll_s
+        self._versions = open_versions(self._uri)
         self._stopping = threading.Event()
         self._retry_s, self._retry_from_s = poll_s, 0.0
 
     @contextmanager
     def running(self) -> Iterator[None]:
         """Poll in a thread while the block runs."""
-        thread = threading.Thread(target=self._run, name="embark-follow", daemon=True)
+        thread = threading.Thread(target=self._run, name="embark-poll", daemon=True)
         thread.start()
         try:
             yield
@@ -103,9 +145,9 @@ class VersionFollower:
 
     def _run(self) -> None:
         while not self._stopping.wait(self._poll_s):
-            self.look()
+            self.poll()
 
-    def look(self) -> None:
+    def poll(self) -> None:
         """Switch to the current version, unless it is active already or was rejected."""
         wanted = None
         try:
@@ -137,7 +179,7 @@ class VersionFollower:
             return
         keep = self._switcher.switch()
         self._retry_s = self._poll_s
-        remove_fetched(self._place, keep)  # A rollback needs the one before.
+        remove_fetched(self._uri, keep)  # A rollback needs the one before.
 
     def _refuse(self, wanted: int | None, error: Exception) -> None:
         """Report a rejected version, once for the same reason."""

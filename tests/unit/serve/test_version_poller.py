@@ -1,4 +1,4 @@
-"""A server follows `current`: it switches without failing or mixing an answer, and refuses a version that is bad."""
+"""A server polls `current.json`: it switches without failing or mixing an answer, and refuses a version that is bad."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ from embark import export_run, serve_model
 from embark.errors import DataError, Fault, UserError
 from embark.export.artifact import WEIGHTS, open_versions, set_current
 from embark.export.rollback import rollback
-from embark.serve import served_model, version_follower
+from embark.serve import served_model, version_poller
 from embark.serve.app import ServeLimits
 from embark.serve.batcher import BatchLimits
 from embark.serve.request_rows import JsonColumns, RequestScorer
 from embark.serve.served_model import ServedModel
 from embark.serve.server import Endpoint, load_scorer
-from embark.serve.version_follower import VersionFollower, VersionSwitcher
+from embark.serve.version_poller import VersionPoller, VersionSwitcher
 from embark.spec import resolve
 
 HERE = Endpoint(port=0)
@@ -46,24 +46,24 @@ def runs(tmp_path_factory):
     return found
 
 
-class Followed:
-    """A place whose version 1 is served, and what was reported."""
+class Polled:
+    """A model whose version 1 is served, and what was reported."""
 
-    def __init__(self, place: str, run: str) -> None:
-        export_run(run, place)
-        self.place, self.changes, self.num_loaded = place, [], 0
-        self.model = ServedModel(load_scorer(place, None))
+    def __init__(self, uri: str, run: str) -> None:
+        export_run(run, uri)
+        self.uri, self.changes, self.num_loaded = uri, [], 0
+        self.model = ServedModel(load_scorer(uri, None))
         self.model.listeners.append(self.changes.append)
-        self.load = lambda version, onto=None: load_scorer(place, version, onto=onto)  # tests replace it
-        self.follower = VersionFollower(place, self.model, VersionSwitcher(self.model, self._load), 10.0)
+        self.load = lambda version, onto=None: load_scorer(uri, version, onto=onto)  # tests replace it
+        self.poller = VersionPoller(uri, self.model, VersionSwitcher(self.model, self._load), 10.0)
 
     def _load(self, version: int, onto: RequestScorer | None) -> RequestScorer:
         self.num_loaded += 1
         return self.load(version) if onto is None else self.load(version, onto)
 
-    def look(self) -> int:
-        """The version that answers after a look, and gives a score."""
-        self.follower.look()
+    def poll(self) -> int:
+        """The version that answers after a poll, and gives a score."""
+        self.poller.poll()
         scores, = self.model.score([JsonColumns(ROWS[:1])])
         assert scores.scores[0] is not None
         assert scores.version == self.model.artifact.version
@@ -71,12 +71,12 @@ class Followed:
 
 
 @pytest.mark.parametrize("workers", [1, 2])
-def test_a_server_that_starts_at_a_damaged_version_serves_the_newest_good_one_before_it(runs, tmp_path, workers):
-    place, changes = str(tmp_path / "models"), []
+def test_a_server_starts_with_the_newest_version_that_is_not_damaged(runs, tmp_path, workers):
+    uri, changes = str(tmp_path / "models"), []
     for run in ("first", "second", "second", "second"):
-        export_run(runs[run], place)
+        export_run(runs[run], uri)
     for version in (3, 4):
-        weights = Path(place) / f"version-{version:09}" / WEIGHTS
+        weights = Path(uri) / f"version-{version:09}" / WEIGHTS
         weights.write_bytes(weights.read_bytes()[:-1])
 
     def use(client):
@@ -84,7 +84,7 @@ def test_a_server_that_starts_at_a_damaged_version_serves_the_newest_good_one_be
             client("POST", "/score", {"rows": ROWS[:1]})[1]
 
     def serve(on_start, **options):
-        serve_model(place, endpoint=HERE, on_start=on_start, on_change=changes.append, workers=workers, **options)
+        serve_model(uri, endpoint=HERE, on_start=on_start, on_change=changes.append, workers=workers, **options)
 
     found, scored = use_server(serve, use)
     assert scored["version"] == 2
@@ -97,16 +97,16 @@ def test_a_server_that_starts_at_a_damaged_version_serves_the_newest_good_one_be
     assert "embark_serve_current_version 4.0" in found["/metrics"]
     with pytest.raises(DataError, match="version-000000004 is damaged"):
         serve(lambda _: None, version=4)
-    (Path(place) / "current.json").write_text("{")
+    (Path(uri) / "current.json").write_text("{")
     changes.clear()
     assert use_server(serve, use)[1]["version"] == 2
     assert changes[0].version is None
 
 
 @pytest.fixture
-def followed(runs, tmp_path, monkeypatch):
+def polled(runs, tmp_path, monkeypatch):
     monkeypatch.setattr(served_model, "RECORD_EVERY_S", 0.0)
-    return Followed(str(tmp_path / "models"), runs["first"])
+    return Polled(str(tmp_path / "models"), runs["first"])
 
 
 def wait_until(is_true) -> None:
@@ -118,8 +118,8 @@ def wait_until(is_true) -> None:
 
 @pytest.mark.parametrize("workers", [1, 2])
 def test_swaps_under_load_fail_no_request_and_mix_no_answer(runs, tmp_path, workers):
-    place, answers, failures, changes, stop = str(tmp_path / "models"), [], [], [], threading.Event()
-    export_run(runs["first"], place)
+    uri, answers, failures, changes, stop = str(tmp_path / "models"), [], [], [], threading.Event()
+    export_run(runs["first"], uri)
 
     def load(client, first: int) -> None:
         """Requests of many sizes, one after the other."""
@@ -134,8 +134,8 @@ def test_swaps_under_load_fail_no_request_and_mix_no_answer(runs, tmp_path, work
         clients = [threading.Thread(target=load, args=(client, first), daemon=True) for first in (0, 3)]
         for one in clients:
             one.start()
-        for act, version in ((lambda: export_run(runs["second"], place), 2), (lambda: rollback(place), 1),
-                             (lambda: rollback(place, 2), 2)):
+        for act, version in ((lambda: export_run(runs["second"], uri), 2), (lambda: rollback(uri), 1),
+                             (lambda: rollback(uri, 2), 2)):
             num_changes = len(changes)
             act()
             wait_until(lambda before=num_changes: len(changes) > before)  # in all processes
@@ -143,14 +143,14 @@ def test_swaps_under_load_fail_no_request_and_mix_no_answer(runs, tmp_path, work
         stop.set()
         for one in clients:
             one.join(HANG_S)
-        wait_until(lambda: f"{place}/version-000000001/" not in Path("/proc/self/maps").read_text())
+        wait_until(lambda: f"{uri}/version-000000001/" not in Path("/proc/self/maps").read_text())
         return client("GET", "/metrics")[1]
 
     limits = ServeLimits(batch=BatchLimits(max_batch_rows=1))  # each request as it would be scored alone
     metrics = use_server(
-        lambda on_start: serve_model(place, endpoint=HERE, poll_s=0.01, limits=limits, on_start=on_start,
+        lambda on_start: serve_model(uri, endpoint=HERE, poll_s=0.01, limits=limits, on_start=on_start,
                                      on_change=changes.append, workers=workers), use)
-    scorers = {version: load_scorer(place, version) for version in (1, 2)}
+    scorers = {version: load_scorer(uri, version) for version in (1, 2)}
     seen = []
     assert failures == []
     for first, num, (status, answer, _) in answers:
@@ -167,21 +167,21 @@ def test_swaps_under_load_fail_no_request_and_mix_no_answer(runs, tmp_path, work
     assert f'embark_serve_rows_total{{scored="true",version="1"}} {float(num_rows)}' in metrics
 
 
-def test_all_requests_of_a_batch_are_scored_by_one_version(runs, followed):
+def test_all_requests_of_a_batch_are_scored_by_one_version(runs, polled):
     """Which switches while the batch is being scored."""
-    export_run(runs["second"], followed.place)
-    other, answering = load_scorer(followed.place, 2), followed.model._scorer
+    export_run(runs["second"], polled.uri)
+    other, answering = load_scorer(polled.uri, 2), polled.model._scorer
     score = answering.score
 
     def switching(requests):
-        followed.model.switch(other)
+        polled.model.switch(other)
         return score(requests)
 
     expected = [scores.scores for scores in score([JsonColumns(ROWS[:3]), JsonColumns(ROWS[3:40])])]
     answering.score = switching
-    found = followed.model.score([JsonColumns(ROWS[:3]), JsonColumns(ROWS[3:40])])
+    found = polled.model.score([JsonColumns(ROWS[:3]), JsonColumns(ROWS[3:40])])
     assert [(one.version, one.scores) for one in found] == [(1, scores) for scores in expected]
-    assert [one.version for one in followed.model.score([JsonColumns(ROWS[:3])])] == [2]
+    assert [one.version for one in polled.model.score([JsonColumns(ROWS[:3])])] == [2]
 
 
 def damage(path: Path) -> None:
@@ -205,33 +205,33 @@ BAD = {
 
 
 @pytest.mark.parametrize("kind", BAD)
-def test_a_bad_version_is_refused_and_reported_once_and_the_old_one_goes_on(runs, followed, kind):
+def test_a_bad_version_is_refused_once_and_the_old_one_goes_on(runs, polled, kind):
     run, spoil, why = BAD[kind]
-    assert followed.look() == 1
-    spoil(Path(export_run(runs[run], followed.place).path))
+    assert polled.poll() == 1
+    spoil(Path(export_run(runs[run], polled.uri).path))
     for _ in range(3):
-        assert followed.look() == 1
-    change, = followed.changes
+        assert polled.poll() == 1
+    change, = polled.changes
     assert (change.version, change.previous) == (None if kind == "not named" else 2, 1)
     assert why in change.refused
-    assert change == followed.model.refused
-    assert export_run(runs["second"], followed.place).version == 3  # which is good
-    assert followed.look() == 3
-    assert followed.model.refused is None
-    assert [one.refused for one in followed.changes[1:]] == [""]
+    assert change == polled.model.refused
+    assert export_run(runs["second"], polled.uri).version == 3  # which is good
+    assert polled.poll() == 3
+    assert polled.model.refused is None
+    assert [one.refused for one in polled.changes[1:]] == [""]
 
 
 @pytest.mark.parametrize("workers", [1, 2])
 def test_a_refused_version_is_in_metadata_and_metrics(runs, tmp_path, workers):
-    place = str(tmp_path / "models")
-    export_run(runs["first"], place)
+    uri = str(tmp_path / "models")
+    export_run(runs["first"], uri)
     changes = []
 
     def use(client):
         (tmp_path / "models" / "current.json").write_text("7")
         wait_until(lambda: changes)
         unread = client("GET", "/metrics")[1]
-        export_run(runs["renamed"], place)
+        export_run(runs["renamed"], uri)
         wait_until(lambda: len(changes) == 2)
         return unread, client("GET", "/v2/models/clicks")[1], client("GET", "/metrics")[1], client(
             "POST", "/v2/models/clicks/versions/1/infer", {"inputs": [
@@ -239,7 +239,7 @@ def test_a_refused_version_is_in_metadata_and_metrics(runs, tmp_path, workers):
                 for name in COLUMNS]})
 
     unread, about, metrics, answer = use_server(lambda on_start: serve_model(
-        place, endpoint=HERE, poll_s=0.01, on_start=on_start, on_change=changes.append, workers=workers), use)
+        uri, endpoint=HERE, poll_s=0.01, on_start=on_start, on_change=changes.append, workers=workers), use)
     assert "embark_serve_current_version NaN" in unread
     assert about["versions"] == ["1"]
     assert about["parameters"] == {"run": runs["first"], "step": 3, "refused_version": 2,
@@ -250,57 +250,57 @@ def test_a_refused_version_is_in_metadata_and_metrics(runs, tmp_path, workers):
     assert (answer[0], answer[1]["model_version"]) == (200, "1")
 
 
-def test_an_unreachable_store_is_reported_and_followed_again_when_it_answers(runs, followed, monkeypatch):
-    export_run(runs["second"], followed.place)
-    store = followed.follower._versions.store
+def test_an_unreachable_store_is_reported_and_polled_again(runs, polled, monkeypatch):
+    export_run(runs["second"], polled.uri)
+    store = polled.poller._versions.store
     with monkeypatch.context() as broken:
         broken.setattr(store, "read", lambda path: (_ for _ in ()).throw(Fault("the store does not answer")))
-        assert [followed.look(), followed.look()] == [1, 1]
-        assert followed.model.current is None
-    assert [change.refused for change in followed.changes] == ["the store does not answer"]
-    assert followed.look() == 2
-    Path(followed.place).rename(f"{followed.place}-away")
-    assert followed.look() == 2
-    assert "has no exported model" in followed.changes[-1].refused
+        assert [polled.poll(), polled.poll()] == [1, 1]
+        assert polled.model.current is None
+    assert [change.refused for change in polled.changes] == ["the store does not answer"]
+    assert polled.poll() == 2
+    Path(polled.uri).rename(f"{polled.uri}-away")
+    assert polled.poll() == 2
+    assert "has no exported model" in polled.changes[-1].refused
 
 
-def test_a_version_that_gives_recorded_rows_no_finite_score_is_refused(runs, followed):
-    export_run(runs["second"], followed.place)
-    followed.look()
-    export_run(runs["first"], followed.place)
-    followed.load = lambda version: RequestScorer(
-        load_scorer(followed.place, version).artifact, lambda raw: np.full(len(raw), np.nan, np.float32))
-    assert followed.look() == 2
-    assert "1 recorded row that version 2 gave a score got none" in followed.changes[-1].refused
-    assert followed.model.refused.version == 3
+def test_a_version_that_gives_recorded_rows_no_finite_score_is_refused(runs, polled):
+    export_run(runs["second"], polled.uri)
+    polled.poll()
+    export_run(runs["first"], polled.uri)
+    polled.load = lambda version: RequestScorer(
+        load_scorer(polled.uri, version).artifact, lambda raw: np.full(len(raw), np.nan, np.float32))
+    assert polled.poll() == 2
+    assert "1 recorded row that version 2 gave a score got none" in polled.changes[-1].refused
+    assert polled.model.refused.version == 3
 
 
-def test_rows_that_had_no_score_before_need_none_now(runs, followed):
+def test_rows_that_had_no_score_before_need_none_now(runs, polled):
     cheap = {**ROWS[0], "price": "cheap"}
-    scored, = followed.model.score([JsonColumns([ROWS[0], cheap])])
+    scored, = polled.model.score([JsonColumns([ROWS[0], cheap])])
     assert scored.scores[1] is None
-    export_run(runs["second"], followed.place)
-    assert followed.look() == 2
+    export_run(runs["second"], polled.uri)
+    assert polled.poll() == 2
 
 
-def test_any_error_of_loading_refuses_the_version(runs, followed):
-    export_run(runs["second"], followed.place)
-    followed.load = lambda version: 1 / 0
-    assert followed.look() == 1
-    assert (followed.changes[0].refused, followed.changes[0].fix) == ("internal error", "see the log")
+def test_any_error_of_loading_refuses_the_version(runs, polled):
+    export_run(runs["second"], polled.uri)
+    polled.load = lambda version: 1 / 0
+    assert polled.poll() == 1
+    assert (polled.changes[0].refused, polled.changes[0].fix) == ("internal error", "see the log")
 
 
-def test_a_named_model_takes_versions_of_runs_of_any_name(runs, followed):
-    followed.model._is_named = ServedModel(followed.model._scorer, "ranker")._is_named
-    export_run(runs["renamed"], followed.place)
-    assert followed.look() == 2
-    assert ServedModel(followed.model._scorer, "ranker").name == "ranker"
+def test_a_named_model_takes_versions_of_runs_of_any_name(runs, polled):
+    polled.model._is_named = ServedModel(polled.model._scorer, "ranker")._is_named
+    export_run(runs["renamed"], polled.uri)
+    assert polled.poll() == 2
+    assert ServedModel(polled.model._scorer, "ranker").name == "ranker"
 
 
-def test_what_becomes_current_while_another_version_is_loaded_is_served_instead(runs, followed):
-    versions, load = open_versions(followed.place), followed.load
+def test_a_version_that_becomes_current_during_a_load_is_served(runs, polled):
+    versions, load = open_versions(polled.uri), polled.load
     for _ in range(2):
-        export_run(runs["second"], followed.place)
+        export_run(runs["second"], polled.uri)
     set_current(versions, 2)
     pointed_at = iter([3, 2, 3])  # during the loads of 2, 3 and 2
 
@@ -309,66 +309,66 @@ def test_what_becomes_current_while_another_version_is_loaded_is_served_instead(
             set_current(versions, number)
         return load(version)
 
-    followed.load = changing
-    assert followed.look() == 3
-    assert [change.version for change in followed.changes] == [3]
-    assert followed.num_loaded == 4
+    polled.load = changing
+    assert polled.poll() == 3
+    assert [change.version for change in polled.changes] == [3]
+    assert polled.num_loaded == 4
 
 
-def test_a_rollback_while_the_version_is_loaded_is_heeded(runs, followed):
-    export_run(runs["second"], followed.place)
-    load = followed.load
-    followed.load = lambda version: (rollback(followed.place), load(version))[1]
-    assert followed.look() == 1
-    assert followed.changes == []
-    assert followed.num_loaded == 1
+def test_a_rollback_while_the_version_is_loaded_is_heeded(runs, polled):
+    export_run(runs["second"], polled.uri)
+    load = polled.load
+    polled.load = lambda version: (rollback(polled.uri), load(version))[1]
+    assert polled.poll() == 1
+    assert polled.changes == []
+    assert polled.num_loaded == 1
 
 
-def test_a_refused_version_is_loaded_again_at_growing_intervals(runs, followed, monkeypatch):
+def test_a_refused_version_is_loaded_again_at_growing_intervals(runs, polled, monkeypatch):
     clock = [0.0]
-    monkeypatch.setattr(version_follower, "time", SimpleNamespace(monotonic=lambda: clock[0]))
-    damage(Path(export_run(runs["second"], followed.place).path) / WEIGHTS)
+    monkeypatch.setattr(version_poller, "time", SimpleNamespace(monotonic=lambda: clock[0]))
+    damage(Path(export_run(runs["second"], polled.uri).path) / WEIGHTS)
     loaded_at = []
     for second in range(0, 200, 10):
-        clock[0], before = float(second), followed.num_loaded
-        assert followed.look() == 1
-        if followed.num_loaded > before:
+        clock[0], before = float(second), polled.num_loaded
+        assert polled.poll() == 1
+        if polled.num_loaded > before:
             loaded_at.append(second)
     assert loaded_at == [0, 10, 30, 70, 150]
-    assert len(followed.changes) == 1
-    export_run(runs["second"], followed.place)
-    assert followed.look() == 3  # another one is not waited for
+    assert len(polled.changes) == 1
+    export_run(runs["second"], polled.uri)
+    assert polled.poll() == 3  # another one is not waited for
 
 
-def test_memory_and_mapped_files_of_the_old_version_are_released(runs, followed):
+def test_memory_and_mapped_files_of_the_old_version_are_released(runs, polled):
     def mapped() -> set[int]:
-        return {number for number in (1, 2) if f"{followed.place}/version-00000000{number}/" in
+        return {number for number in (1, 2) if f"{polled.uri}/version-00000000{number}/" in
                 Path("/proc/self/maps").read_text()}
 
-    old = weakref.ref(followed.model._scorer)
+    old = weakref.ref(polled.model._scorer)
     assert mapped() == {1}
-    export_run(runs["second"], followed.place)
-    assert followed.look() == 2
+    export_run(runs["second"], polled.uri)
+    assert polled.poll() == 2
     assert old() is None
     assert mapped() == {2}
 
 
-def test_of_an_object_store_the_present_version_and_the_one_before_are_kept_on_disk(runs, tmp_path, monkeypatch):
+def test_the_active_and_the_previous_fetched_version_are_kept_on_disk(runs, tmp_path, monkeypatch):
     monkeypatch.setenv("EMBARK_CACHE", str(tmp_path))
-    followed = Followed(f"memory://models-{tmp_path.name}", runs["first"])
+    polled = Polled(f"memory://models-{tmp_path.name}", runs["first"])
     for version in (2, 3, 4):
-        export_run(runs["second"], followed.place)
-        assert followed.look() == version
+        export_run(runs["second"], polled.uri)
+        assert polled.poll() == version
     assert sorted(path.name for path in tmp_path.glob("exported/*/*/*")) == ["version-000000003", "version-000000004"]
-    rollback(followed.place, 1)
-    assert followed.look() == 1
+    rollback(polled.uri, 1)
+    assert polled.poll() == 1
 
 
 @pytest.mark.parametrize("settings", [{"version": 1}, {"poll_s": 0.0}])
 def test_a_server_of_one_version_follows_nothing(runs, tmp_path, monkeypatch, settings):
-    place = export_run(runs["first"], str(tmp_path / "models")).place
-    monkeypatch.setattr(VersionFollower, "running", lambda self: pytest.fail("it follows"))
-    assert use_server(lambda on_start: serve_model(place, endpoint=HERE, on_start=on_start, **settings),
+    uri = export_run(runs["first"], str(tmp_path / "models")).uri
+    monkeypatch.setattr(VersionPoller, "running", lambda self: pytest.fail("it polls"))
+    assert use_server(lambda on_start: serve_model(uri, endpoint=HERE, on_start=on_start, **settings),
                       lambda client: client("GET", "/v2/health/ready")[0]) == 200
     with pytest.raises(UserError, match="--poll-s -1: out of range"):
-        serve_model(place, poll_s=-1)
+        serve_model(uri, poll_s=-1)
