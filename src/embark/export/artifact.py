@@ -199,7 +199,7 @@ class Artifact:
 
 def open_versions(uri: str) -> CheckpointStore:
     """Open the versions at a URI."""
-    return CheckpointStore(open_store(uri), kind="version")
+    return CheckpointStore(open_store(uri.rstrip("/") or uri), kind="version")
 
 
 def current_version(versions: CheckpointStore) -> int:
@@ -250,12 +250,12 @@ def open_artifact(
     chosen = chain[-1]
     if onto and chain[0].step == onto.version and len(chain) > 1:
         return _advanced(uri, versions, chain[1:], onto)
-    folders = _folders(uri, versions, chain, is_checked=is_checked)
+    folders = _folders(versions, chain, is_checked=is_checked)
     found = Artifact(uri, chosen.step, folders[-1], _read_info(folders[-1] / INFO), chosen.num_bytes,
                      deltas=tuple(folders[1:]), base=folders[0] if len(folders) > 1 else None)
     for file in (WEIGHTS, ID_MAPS) if found.deltas else ():
         tensors = found.weights if file == WEIGHTS else found.id_maps
-        if tensors_checksum(tensors, file_metadata(found.info)) != _checksum_of(chosen, file):
+        if tensors_checksum(tensors, file_metadata(found.info)) != checksum_of(chosen, file):
             raise DataError(f"{versions.where(chosen.step)} is damaged: {file} put together from version "
                             f"{chain[0].step} and {len(found.deltas)} deltas has other bytes", fix=_OTHER)
     return found
@@ -264,9 +264,8 @@ def open_artifact(
 def fetch_version(uri: str, version: int | None = None, have: int = 0) -> int:
     """Bring the files of the current version, or of the given one, to this machine, check them, and return its number.
     Files that version `have` consists of too are skipped."""
-    uri = uri.rstrip("/") or uri
     versions, chain = _chain(uri, version, have)
-    _folders(uri, versions, chain[1:] if chain[0].step == have and len(chain) > 1 else chain, is_checked=False)
+    _folders(versions, chain[1:] if chain[0].step == have and len(chain) > 1 else chain, is_checked=False)
     return chain[-1].step
 
 
@@ -286,15 +285,15 @@ def _chain(uri: str, version: int | None, until: int) -> tuple[CheckpointStore, 
     return versions, delta_chain(versions, chosen, until=until)
 
 
-def _folders(uri: str, versions: CheckpointStore, chain: Sequence[Checkpoint], *, is_checked: bool) -> list[Path]:
+def _folders(versions: CheckpointStore, chain: Sequence[Checkpoint], *, is_checked: bool) -> list[Path]:
     """Return the folder of each version of a chain. The weights of a delta are checked after they are put together."""
     skipped = WEIGHTS if len(chain) > 1 and DELTA not in chain[0].files else ""
-    return [_on_this_machine(uri, versions, one, skipped=skipped if one is chain[0] else "", is_checked=is_checked)
+    return [_on_this_machine(versions, one, skipped=skipped if one is chain[0] else "", is_checked=is_checked)
             for one in chain]
 
 
 def _advanced(uri: str, versions: CheckpointStore, deltas: Sequence[Checkpoint], onto: Artifact) -> Artifact:
-    folders = [_on_this_machine(uri, versions, one) for one in deltas]
+    folders = [_on_this_machine(versions, one) for one in deltas]
     weights, id_maps = onto.weights, onto.id_maps
     for folder in folders:
         delta = map_file(folder / DELTA)
@@ -314,15 +313,15 @@ def delta_chain(versions: CheckpointStore, chosen: Checkpoint, until: int = 0) -
         number = chain[0].values.get(PARENT)
         parent = versions.find(number) if isinstance(number, int) else None
         if parent is None or parent.step >= chain[0].step or \
-                _checksum_of(parent, WEIGHTS).sha256 != chain[0].values.get(PARENT_WEIGHTS):
+                checksum_of(parent, WEIGHTS).sha256 != chain[0].values.get(PARENT_WEIGHTS):
             raise DataError(f"{versions.where(chosen.step)} is a delta that needs version {number}, which is "
                             f"{'gone' if parent is None else 'another one now'}", fix=_OTHER)
         chain.insert(0, parent)
     return chain
 
 
-def _checksum_of(version: Checkpoint, file: str) -> FileChecksum:
-    """Return the checksum that a file of tensors has in a full export."""
+def checksum_of(version: Checkpoint, file: str) -> FileChecksum:
+    """Return the checksum that a file of tensors has in a full export, even if the version is a delta."""
     if file in version.files:
         return version.files[file]
     try:
@@ -330,11 +329,6 @@ def _checksum_of(version: Checkpoint, file: str) -> FileChecksum:
         return FileChecksum(int(size), str(digest))
     except (KeyError, TypeError, ValueError):
         return FileChecksum(0, "")
-
-
-def weights_checksum(version: Checkpoint) -> str:
-    """Return the checksum of the weights, whether the version is a delta or not."""
-    return _checksum_of(version, WEIGHTS).sha256
 
 
 def file_metadata(info: ArtifactInfo) -> dict[str, str]:
@@ -364,14 +358,15 @@ def _suggested_uri(uri: str) -> str:
 
 
 def _on_this_machine(
-    uri: str, versions: CheckpointStore, chosen: Checkpoint, *, skipped: str = "", is_checked: bool = False,
+    versions: CheckpointStore, chosen: Checkpoint, *, skipped: str = "", is_checked: bool = False,
 ) -> Path:
     """Return the local folder of a version whose files match their checksums, except for `skipped`, which is checked
     later. Files of an object store that are absent or damaged are fetched."""
-    here, folder = versions, Path(versions.store.uri.removeprefix("file://")) / chosen.name
-    if "://" in uri and not uri.startswith("file://"):
+    here, uri = versions, versions.store.uri.removeprefix("file://")
+    folder = Path(uri) / chosen.name
+    if "://" in uri:
         mark = "".join([chosen.name, *sorted(checksum.sha256 for checksum in chosen.files.values())])
-        folder = _fetched(uri) / hashlib.sha256(mark.encode()).hexdigest()[:16] / chosen.name
+        folder = _fetched(versions) / hashlib.sha256(mark.encode()).hexdigest()[:16] / chosen.name
         here = open_versions(str(folder.parent))
         wanted = [name for name in chosen.files if not is_checked and here.damages(chosen, [name])]
         versions.store.download_many([(f"{chosen.name}/{name}", folder / name) for name in wanted])
@@ -380,16 +375,16 @@ def _on_this_machine(
     return folder
 
 
-def remove_fetched(uri: str, keep: Collection[Path]) -> None:
+def remove_fetched(versions: CheckpointStore, keep: Collection[Path]) -> None:
     """Delete what was fetched from an object store, except for these folders."""
-    for folder in _fetched(uri).glob("*/*"):
+    for folder in _fetched(versions).glob("*/*"):
         if folder not in keep:
             shutil.rmtree(folder.parent, ignore_errors=True)
 
 
-def _fetched(uri: str) -> Path:
+def _fetched(versions: CheckpointStore) -> Path:
     cache = Path(os.environ.get("EMBARK_CACHE", "~/.cache/embark")).expanduser() / "exported"
-    return cache / hashlib.sha256(uri.encode()).hexdigest()[:16]
+    return cache / hashlib.sha256(versions.store.uri.encode()).hexdigest()[:16]
 
 
 def _read_info(path: Path) -> ArtifactInfo:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -14,7 +14,6 @@ from embark.data import LOOK
 from embark.data.dynamic_ids import FREE, MAP, table_key, unmixed
 from embark.data.id_maps import IdMap, PreparedWith, RowEncoder, by_rising_key, plain_row_format
 from embark.data.loader import SampleSource
-from embark.data.prepare.rows import Keys
 from embark.data.prepared.cache import find_manifest
 from embark.errors import DataError, UserError
 from embark.export.artifact import (
@@ -29,7 +28,7 @@ from embark.export.artifact import (
 from embark.export.quantize import TABLE_DTYPES, TableDtype, quantize_rows, row_format
 from embark.export.reference import make_reference
 from embark.export.safetensors_file import TensorSource, file_of, in_memory
-from embark.export.write_version import VersionContents, WrittenVersion, write_version
+from embark.export.write_version import VersionContents, write_version
 from embark.formatting import to_finite
 from embark.spec import RunSpec, user_code
 from embark.spec.model import StoredTable
@@ -77,7 +76,7 @@ def export_run(
     uri = export_uri(trained, to)
     written = write_version(contents, uri, delta=delta)
     set_current(open_versions(uri), written.version)
-    return result_of(trained, contents, uri, written)
+    return _result(trained, uri, tables, item_index=contents.info.item_index, **asdict(written))
 
 
 def export_uri(trained: TrainedRun, to: str) -> str:
@@ -108,13 +107,6 @@ def read_contents(
                            _weights(arrays, model.stored_tables(), tables), items)
 
 
-def result_of(trained: TrainedRun, contents: VersionContents, uri: str, written: WrittenVersion) -> ExportResult:
-    """Describe a version that was written."""
-    found = _result(trained, uri, written.path, written.version, contents.info.tables, written.num_bytes)
-    return replace(found, item_index=contents.info.item_index, parent=written.parent,
-                   num_changed_rows=written.num_changed_rows, why_full=written.why_full)
-
-
 def export_weights(run: str, to: str, *, step: int | None = None, force: bool = False) -> ExportResult:
     """Write the weights of the newest checkpoint, or of that of `step`, as one safetensors file in float32. With
     `force` an existing file is replaced."""
@@ -128,24 +120,20 @@ def export_weights(run: str, to: str, *, step: int | None = None, force: bool = 
     about = {"format": "pt", "run": trained.run_dir.uri, "step": str(trained.checkpoint.step)}
     size, pieces = file_of(_weights(_checked_arrays(trained), trained.spec.model.stored_tables(), "fp32"), about)
     store.write(name, pieces, size)
-    return _result(trained, to, to, None, "fp32", size)
+    return _result(trained, to, "fp32", path=to, version=None, num_bytes=size)
 
 
-def _result(
-    trained: TrainedRun, uri: str, path: str, version: int | None, tables: TableDtype, num_bytes: int
-) -> ExportResult:
+def _result(trained: TrainedRun, uri: str, tables: TableDtype, **written: Any) -> ExportResult:
     model = trained.spec.model
-    every = model.stored_tables()
+
+    def table_bytes(dtype: TableDtype) -> int:
+        formats = [(table.rows, *row_format(dtype, table.dim)) for table in model.stored_tables()]
+        return sum(rows * element.itemsize * num for rows, element, num in formats)
+
     return ExportResult(
-        run=trained.run_dir.uri, step=trained.checkpoint.step, uri=uri, path=path, version=version, tables=tables,
-        num_bytes=num_bytes, table_bytes=sum(table.rows * _row_bytes(table, tables) for table in every),
-        fp32_table_bytes=sum(table.rows * _row_bytes(table, "fp32") for table in every),
-        model_file=user_code.file_of(model.kind) if model.is_own else "", best_step=trained.best_step)
-
-
-def _row_bytes(table: StoredTable, dtype: TableDtype) -> int:
-    element, num = row_format(dtype, table.dim)
-    return element.itemsize * num
+        run=trained.run_dir.uri, step=trained.checkpoint.step, uri=uri, tables=tables,
+        table_bytes=table_bytes(tables), fp32_table_bytes=table_bytes("fp32"),
+        model_file=user_code.file_of(model.kind) if model.is_own else "", best_step=trained.best_step, **written)
 
 
 def _checked_arrays(trained: TrainedRun) -> CheckpointArrays:
@@ -205,18 +193,19 @@ def _row_format(trained: TrainedRun, arrays: CheckpointArrays) -> tuple[RowForma
                                                 has_words=data.kind == "columns" or trained.spec.stream.is_on)
     dynamic = read_dynamic_maps(arrays, trained.spec)
     slots = {table.name: dynamic[table.weights] for table in model.table_list() if table.is_dynamic}
-    by_slot = tuple(_with_slots(one, *slots[one.feature.name]) if one.feature.name in slots else one
-                    for one in encoder.maps)
-    maps = tuple(_with_slots(one, *by_rising_key(*slots[one.feature.name])) if one.feature.name in slots else one
-                 for one in encoder.maps)
+    by_slot = _with_slots(encoder.maps, slots)
+    maps = _with_slots(encoder.maps, {name: by_rising_key(*arrays) for name, arrays in slots.items()})
     rows = RowFormat(
         columns=schema.unlabelled(), prepare=prepare, layout=encoder.layout,
         hashed_rows={one.feature.name: one.hashed_rows for one in maps}, plain_ids=data.on_bad_id)
     return rows, _tensors(by_slot), replace(encoder, maps=maps)
 
 
-def _with_slots(one: IdMap, keys: Keys, rows: NDArray[np.int32]) -> IdMap:
-    return replace(one, keys=keys, ids=rows, hashed_rows=0)
+def _with_slots(maps: Sequence[IdMap], slots: Maps) -> tuple[IdMap, ...]:
+    """Return the id maps with the ids and rows of dynamic tables."""
+    found = {one.feature.name: one for one in maps}
+    found |= {name: replace(found[name], keys=keys, ids=rows, hashed_rows=0) for name, (keys, rows) in slots.items()}
+    return tuple(found.values())
 
 
 def _tensors(maps: Sequence[IdMap]) -> list[TensorSource]:

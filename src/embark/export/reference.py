@@ -174,12 +174,24 @@ def _values(
         yield "ids", one.name, one.ids[chosen].astype(np.int64)
 
 
-def _with_counts(bins: ColumnBins, values: NDArray[Any]) -> ColumnBins:
+def _counted(values: NDArray[Any], labels: Sequence[str], **fields: Any) -> ColumnBins:
+    """Return bins with the number of values in each."""
+    bins = ColumnBins(labels=tuple(labels), counts=(0,) * len(labels), **fields)
     return bins.model_copy(update={"counts": tuple(bins.count(values).tolist())})
 
 
-def _empty(name: str, kind: Kind, labels: Sequence[str], edges: Sequence[float], **more: Any) -> ColumnBins:
-    return ColumnBins(name=name, kind=kind, edges=tuple(edges), labels=tuple(labels), counts=(0,) * len(labels), **more)
+def _quantiles(values: NDArray[Any], num_bins: int) -> NDArray[Any]:
+    """Return the edges between bins that hold about as many values each."""
+    if not len(values):
+        return np.empty(0)
+    edges = np.unique(np.quantile(values, np.linspace(0, 1, num_bins + 1)[1:-1], method="lower"))
+    return edges[:-1] if edges[-1] >= values.max() else edges
+
+
+def _range_labels(edges: Sequence[str]) -> list[str]:
+    if not edges:
+        return []
+    return [f"up to {edges[0]}", *(f"{low} to {high}" for low, high in pairwise(edges)), f"above {edges[-1]}"]
 
 
 def _dense_bins(name: str, values: NDArray[Any], encoder: RowEncoder) -> ColumnBins:
@@ -188,16 +200,11 @@ def _dense_bins(name: str, values: NDArray[Any], encoder: RowEncoder) -> ColumnB
         transform_dense(zero, encoder.dense)
     if encoder.layout.dense_bits != 32:
         zero = zero.astype(np.float16).astype(np.float32)
-    others = values[values != zero[0]]
-    inner = np.linspace(0, 1, _NUM_QUANTILES + 1)[1:-1]
-    edges = np.unique(np.quantile(others, inner, method="lower")) if len(others) else np.empty(0)
-    if len(edges) and edges[-1] >= others.max():
-        edges = edges[:-1]
-    shown = [f"{value:.3g}" for value in _untransformed(edges, encoder.dense)]
-    labels = [f"up to {shown[0]}", *(f"{low} to {high}" for low, high in pairwise(shown)),
-              f"above {shown[-1]}"] if shown else ["other"]
+    edges = _quantiles(values[values != zero[0]], _NUM_QUANTILES)
+    labels = _range_labels([f"{value:.3g}" for value in _untransformed(edges, encoder.dense)]) or ["other"]
     first = "0" if encoder.plain_ids else "missing or 0"
-    return _with_counts(_empty(name, "dense", [first, *labels], edges.tolist(), zero=float(zero[0])), values)
+    return _counted(values, [first, *labels], name=name, kind="dense", edges=tuple(edges.tolist()),
+                    zero=float(zero[0]))
 
 
 def _untransformed(values: NDArray[Any], method: DenseTransform) -> NDArray[np.float64]:
@@ -212,20 +219,16 @@ def _id_bins(name: str, values: NDArray[Any], encoder: RowEncoder) -> ColumnBins
     ids, nums = np.unique(values[values != 0], return_counts=True)
     num_top = len(ids) if len(ids) <= _ALL_TOP else _NUM_TOP
     top = np.sort(ids[np.argsort(-nums, kind="stable")[:num_top]])
-    rest = values[(values != 0) & ~np.isin(values, top)]
-    inner = np.linspace(0, 1, _NUM_TAIL + 1)[1:-1]
-    edges = np.unique(np.quantile(rest, inner, method="lower")) if len(rest) else np.empty(0)
-    if len(edges) and edges[-1] >= rest.max():
-        edges = edges[:-1]
-    shown = [f"{value:.0f}" for value in edges]
-    tail = [f"other ids up to {shown[0]}", *(f"other ids {low} to {high}"
-                                             for low, high in pairwise(shown)),
-            f"other ids above {shown[-1]}"] if shown else ["other ids"]
-    one = next(one for one in encoder.maps if one.feature.name == name)
-    zero = "id 0" if encoder.plain_ids else "missing or unseen" if one.keys is not None and not one.hashed_rows else \
-        "missing or id 0"
-    labels = [zero, *(f"id {value}" for value in top.tolist()), *tail]
-    return _with_counts(_empty(name, "ids", labels, edges.tolist(), top=tuple(top.tolist())), values)
+    edges = _quantiles(values[(values != 0) & ~np.isin(values, top)], _NUM_TAIL)
+    tail = [f"other ids {label}" for label in _range_labels([f"{value:.0f}" for value in edges])]
+    id_map = next(one for one in encoder.maps if one.feature.name == name)
+    zero = "missing or id 0"
+    if encoder.plain_ids:
+        zero = "id 0"
+    elif id_map.keys is not None and not id_map.hashed_rows:
+        zero = "missing or unseen"
+    labels = [zero, *(f"id {value}" for value in top.tolist()), *(tail or ["other ids"])]
+    return _counted(values, labels, name=name, kind="ids", edges=tuple(edges.tolist()), top=tuple(top.tolist()))
 
 
 def _length_bins(name: str, values: NDArray[Any], encoder: RowEncoder) -> ColumnBins:
@@ -233,7 +236,7 @@ def _length_bins(name: str, values: NDArray[Any], encoder: RowEncoder) -> Column
     edges = [edge for edge in _LENGTHS if edge < most]
     labels = ["no ids", *(pluralize(high, "id") if low + 1 == high else f"{low + 1} to {high} ids"
                           for low, high in pairwise([*edges, most]))]
-    return _with_counts(_empty(name, "length", labels, edges), values)
+    return _counted(values, labels, name=name, kind="length", edges=tuple(edges))
 
 
 _BINS = {"dense": _dense_bins, "ids": _id_bins, "length": _length_bins}

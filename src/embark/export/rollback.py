@@ -73,7 +73,7 @@ def rollback(uri: str, version: int | None = None) -> Rollback:
 
 
 def _committed(uri: str) -> tuple[CheckpointStore, list[Checkpoint]]:
-    versions = open_versions(uri.rstrip("/") or uri)
+    versions = open_versions(uri)
     committed = versions.committed()
     if not committed:
         raise no_versions(uri)

@@ -31,6 +31,12 @@ class Endpoint:
         """The address of gRPC, if the server has it."""
         return None if self.grpc_port is None else (self.host, self.grpc_port)
 
+    def urls(self, port: int, grpc_port: int | None) -> tuple[str, str | None]:
+        """Return the addresses of HTTP and gRPC with the ports that the server was given."""
+        host = f"[{self.host}]" if ":" in self.host else self.host
+        grpc = None if grpc_port is None else f"{host}:{grpc_port}"
+        return f"{'https' if self.tls_cert else 'http'}://{host}:{port}", grpc
+
     @property
     def certificate(self) -> tuple[Path, Path] | None:
         """The certificate and its key, which match."""
@@ -60,16 +66,6 @@ class Listening:
     device: str  # Where and how the model runs, for people to read.
     workers: int = 1  # Processes that answer.
     threads: int = 0  # That each of several computes with.
-
-    @staticmethod
-    def of(endpoint: Endpoint, port: int, grpc_port: int | None, *, model: str, version: int, needs_token: bool,
-           device: str, workers: int = 1, threads: int = 0) -> Listening:
-        """Describe a server with the ports that it was given."""
-        host = f"[{endpoint.host}]" if ":" in endpoint.host else endpoint.host
-        return Listening(
-            url=f"{'https' if endpoint.tls_cert else 'http'}://{host}:{port}",
-            grpc=None if grpc_port is None else f"{host}:{grpc_port}", model=model, version=version,
-            needs_token=needs_token, device=device, workers=workers, threads=threads)
 
 
 def bearer_token() -> str:

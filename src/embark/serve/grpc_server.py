@@ -27,7 +27,8 @@ except ModuleNotFoundError as error:
     raise MissingPackage(f"--grpc-port needs {error.name}, which is not installed",
                          fix="pip install 'embark-rec[grpc]'") from None
 
-Answer = Callable[[Any], Awaitable[Any]]
+Fields = dict[str, Any]  # The fields of a response message.
+Answer = Callable[[Any], Awaitable[Fields]]
 _log = logging.getLogger("embark.serve")
 _CODES = {400: grpc.StatusCode.INVALID_ARGUMENT, 401: grpc.StatusCode.UNAUTHENTICATED,
           404: grpc.StatusCode.NOT_FOUND, 413: grpc.StatusCode.INVALID_ARGUMENT,
@@ -131,7 +132,7 @@ class GrpcServer:
         await self._server.stop(drain_s)
 
     def _answered(self, name: str, answer: Answer, is_private: bool) -> Callable[[Any, Any], Awaitable[Any]]:
-        read = self._messages[f"{name}Request"].FromString
+        read, respond = self._messages[f"{name}Request"].FromString, self._messages[f"{name}Response"]
 
         async def answered(data: bytes, context: Any) -> Any:
             status, what = 200, ""
@@ -139,7 +140,7 @@ class GrpcServer:
                 if is_private:
                     given = dict(context.invocation_metadata()).get("authorization", "")
                     self._model.check_token(given.encode() if isinstance(given, str) else given)
-                return await answer(read(data))
+                return respond(**await answer(read(data)))
             except DecodeError:
                 status, what = 400, f"the message is no {name}Request"
             except Refusal as refusal:
@@ -152,24 +153,24 @@ class GrpcServer:
             return await context.abort(_CODES[status], what)
         return answered
 
-    async def _live(self, _: Any) -> Any:
-        return self._messages["ServerLiveResponse"](live=True)
+    async def _live(self, _: Any) -> Fields:
+        return {"live": True}
 
-    async def _ready(self, _: Any) -> Any:
-        return self._messages["ServerReadyResponse"](ready=True)
+    async def _ready(self, _: Any) -> Fields:
+        return {"ready": True}
 
-    async def _model_ready(self, request: Any) -> Any:
+    async def _model_ready(self, request: Any) -> Fields:
         self._model.check_model(request.name, request.version)
-        return self._messages["ModelReadyResponse"](ready=True)
+        return {"ready": True}
 
-    async def _about_server(self, _: Any) -> Any:
-        return self._messages["ServerMetadataResponse"](**self._model.about_server())
+    async def _about_server(self, _: Any) -> Fields:
+        return self._model.about_server()
 
-    async def _about_model(self, request: Any) -> Any:
+    async def _about_model(self, request: Any) -> Fields:
         self._model.check_model(request.name, request.version)
-        return self._messages["ModelMetadataResponse"](**self._model.about_model())
+        return self._model.about_model()
 
-    async def _infer(self, request: Any) -> Any:
+    async def _infer(self, request: Any) -> Fields:
         self._model.check_model(request.model_name, request.model_version)
         self._model.check_room()
         with self._model.holding(request.ByteSize()):
@@ -181,11 +182,10 @@ class GrpcServer:
         tensors = list(tensors_of(outputs, all_scores(found)))
         response = {"model_name": self._model.name, "model_version": str(found.version), "id": request.id}
         if request.raw_input_contents:
-            return self._messages["ModelInferResponse"](
-                **response, outputs=[tensor for tensor, _ in tensors],
-                raw_output_contents=[values.tobytes() for _, values in tensors])
-        return self._messages["ModelInferResponse"](**response, outputs=[
-            {**tensor, "contents": {"fp32_contents": values.reshape(-1).tolist()}} for tensor, values in tensors])
+            return {**response, "outputs": [tensor for tensor, _ in tensors],
+                    "raw_output_contents": [values.tobytes() for _, values in tensors]}
+        return {**response, "outputs": [
+            {**tensor, "contents": {"fp32_contents": values.reshape(-1).tolist()}} for tensor, values in tensors]}
 
     def _columns(self, request: Any) -> RequestColumns:
         """Read the columns of a request. Clients repeat names, types and shapes, so what was read of them is

@@ -91,28 +91,25 @@ def serve_requests(
     """Serve until SIGTERM or Ctrl-C. Connections are accepted by `listener`, or by another process that sends them over
     `handed` and is told of each closed one by a byte; then others listen on the port of gRPC too. `on_start` is called
     with this port."""
+    async def run() -> None:
+        config = uvicorn.Config(
+            model.app(), lifespan="off", access_log=False, log_level="warning", limit_concurrency=MAX_CONNECTIONS,
+            timeout_graceful_shutdown=DRAIN_S, timeout_keep_alive=KEEP_ALIVE_S, server_header=False,
+            http=BoundedProtocol, ws="none", ssl_certfile=certificate and certificate[0],
+            ssl_keyfile=certificate and certificate[1])
+        grpc = None
+        if grpc_address is not None:
+            from embark.serve.grpc_server import GrpcServer
+
+            grpc = GrpcServer(model, grpc_address, MAX_CONNECTIONS,
+                              certificate and (certificate[0].read_bytes(), certificate[1].read_bytes()),
+                              is_shared=handed is not None)
+        server = _Server(config, grpc, lambda: on_start(grpc.port if grpc else None), handed)
+        async with model.scoring():
+            await server.serve(sockets=[listener] if listener else [])
+
     with _short_switches(), asyncio.Runner(loop_factory=_loop_factory()) as runner:
-        runner.run(_serve(model, certificate, grpc_address, on_start, listener, handed))
-
-
-async def _serve(
-    model: ModelServer, certificate: tuple[Path, Path] | None, grpc_address: tuple[str, int] | None,
-    on_start: Callable[[int | None], None], listener: socket.socket | None, handed: socket.socket | None,
-) -> None:
-    config = uvicorn.Config(
-        model.app(), lifespan="off", access_log=False, log_level="warning", limit_concurrency=MAX_CONNECTIONS,
-        timeout_graceful_shutdown=DRAIN_S, timeout_keep_alive=KEEP_ALIVE_S, server_header=False, http=BoundedProtocol,
-        ws="none", ssl_certfile=certificate and certificate[0], ssl_keyfile=certificate and certificate[1])
-    grpc = None
-    if grpc_address is not None:
-        from embark.serve.grpc_server import GrpcServer
-
-        grpc = GrpcServer(model, grpc_address, MAX_CONNECTIONS,
-                          certificate and (certificate[0].read_bytes(), certificate[1].read_bytes()),
-                          is_shared=handed is not None)
-    server = _Server(config, grpc, lambda: on_start(grpc.port if grpc else None), handed)
-    async with model.scoring():
-        await server.serve(sockets=[listener] if listener else [])
+        runner.run(run())
 
 
 class _Server(uvicorn.Server):

@@ -35,7 +35,7 @@ class ServedModel:
 
     def __init__(self, scorer: RequestScorer, name: str = "") -> None:
         """`name` is what clients call the model; by default the name of its run."""
-        self._scorer, self._is_named = scorer, bool(name)
+        self.scorer, self._is_named = scorer, bool(name)  # The scorer of the active version.
         self.name = name or _run_name(scorer.artifact)
         self.current: int | None = scorer.artifact.version  # What `current.json` names, if it is polled.
         self.refused: VersionChange | None = None
@@ -49,7 +49,7 @@ class ServedModel:
     def _in_use(self) -> Iterator[RequestScorer]:
         """Hold the active scorer, even if another thread calls `switch` meanwhile."""
         with self._lock:
-            scorer = self._scorer
+            scorer = self.scorer
             self._uses[id(scorer.artifact)] += 1
         try:
             yield scorer
@@ -60,25 +60,15 @@ class ServedModel:
     def is_in_use(self, artifact: Artifact) -> bool:
         """Tell whether it is active, or a batch that began before the switch is not finished yet."""
         with self._lock:
-            return artifact is self._scorer.artifact or self._uses[id(artifact)] > 0
-
-    @property
-    def scorer(self) -> RequestScorer:
-        """The scorer of the active version."""
-        return self._scorer
+            return artifact is self.scorer.artifact or self._uses[id(artifact)] > 0
 
     @property
     def artifact(self) -> Artifact:
-        return self._scorer.artifact
+        return self.scorer.artifact
 
     @property
     def version(self) -> int:
         return self.artifact.version
-
-    @property
-    def device(self) -> str:
-        """Where and how the active version runs, for people to read."""
-        return self._scorer.device
 
     def score(self, requests: Sequence[RequestColumns]) -> list[Scores | EmbarkError]:
         """Return the scores of each request, all by the same version, or the error that it has instead."""
@@ -95,7 +85,7 @@ class ServedModel:
     @property
     def has_items(self) -> bool:
         """Whether the model retrieves items."""
-        return self._scorer.retriever is not None
+        return self.scorer.retriever is not None
 
     def retrieve(self, requests: Sequence[RetrieveRequest]) -> list[Retrieved | EmbarkError]:
         """Return the items of each request, by the towers and the index of one version."""
@@ -105,11 +95,11 @@ class ServedModel:
 
     def observe(self, on_rows: OnRows) -> None:
         """Call `on_rows` with the rows of each batch from now on, whichever version scores them."""
-        self._scorer.on_rows = on_rows
+        self.scorer.on_rows = on_rows
 
     def record_empty_request(self) -> None:
         """Record an empty request first, so that there is always one to check with."""
-        self.score([self._scorer.empty_request()])
+        self.score([self.scorer.empty_request()])
 
     def check(self, scorer: RequestScorer) -> None:
         """Raise unless the scorer is another version of the same model: the name, inputs and outputs are the same, and
@@ -142,10 +132,10 @@ class ServedModel:
     def switch(self, scorer: RequestScorer) -> None:
         """Answer with the scorer from the next batch on, its towers and item index together."""
         change = VersionChange(scorer.artifact.version, self.artifact.version)
-        scorer.on_rows = self._scorer.on_rows
+        scorer.on_rows = self.scorer.on_rows
         with self._lock:
             self._uses += Counter()  # drops zeros: an identity is used again once its artifact is gone
-            self._scorer, self.refused = scorer, None
+            self.scorer, self.refused = scorer, None
         self.report(change)
 
     def report(self, change: VersionChange) -> None:

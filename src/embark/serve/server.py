@@ -9,8 +9,8 @@ import socket
 import sys
 import threading
 from collections.abc import Callable
-from contextlib import nullcontext
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 
 from embark.errors import MissingPackage, UserError
@@ -25,9 +25,10 @@ except ModuleNotFoundError as error:
     raise MissingPackage(f"embark serve needs {error.name}, which is not installed",
                          fix="pip install 'embark-rec[serve]'") from None
 from embark.serve.batcher import BatchLimits
-from embark.serve.request_rows import RequestScorer
 from embark.serve.served_model import ServedModel, VersionChange
-from embark.serve.version_poller import VersionPoller, VersionSwitcher, load_current, load_scorer
+from embark.serve.version_poller import Load, VersionPoller, VersionSwitcher, load_first, load_scorer
+from embark.serve.worker import WorkerSettings
+from embark.serve.worker_pool import WorkerPool
 
 MAX_WORKERS = 8  # That are started unless more are asked for; torch's threads use the other cores.
 _NUM_THREADS = 2  # That score: one computes while the other reads its requests.
@@ -59,56 +60,72 @@ def serve(
         raise UserError(f"--poll-s {poll_s:g}: out of range", fix="seconds, such as 10; 0: never")
     if "://" in record:
         raise UserError(f"--record {record}: is no folder of this machine", fix="name a folder, or a mounted volume")
-    limits, device, endpoint = limits or ServeLimits(num_threads=_NUM_THREADS), device or ScoringDevice(), \
-        endpoint or Endpoint()
+    poll_s = 0.0 if version is not None else poll_s
+    limits, device = limits or ServeLimits(num_threads=_NUM_THREADS), device or ScoringDevice()
     num_workers = workers_on(device) if workers is None else workers
     if num_workers < 1 or (num_workers > 1 and _has_gpu(device)):
         raise UserError(f"--workers {num_workers}: " + (
             "a GPU is served by one process" if num_workers > 1 else "is no number of processes"),
             fix="leave out --workers, or serve with --device cpu")
+    load = partial(load_scorer, uri, model_file=model_file, device=device)
+    server = _Server(uri, name, endpoint or Endpoint(), version, poll_s, record, on_start, on_change)
     if num_workers > 1:
-        from embark.serve.worker import WorkerSettings
-        from embark.serve.worker_pool import WorkerPool
+        load = partial(load, device=replace(device, kind="cpu"), is_checked=True)
+        server.run_workers(load, limits_of_worker(limits, num_workers), num_workers)
+    else:
+        server.run_alone(load, limits)
 
-        token, certificate, num_threads = bearer_token(), endpoint.certificate, _threads_of_worker(num_workers)
-        with shared_grpc_address(endpoint) as grpc_address:
-            pool = WorkerPool(WorkerSettings(
-                uri=uri, model_file=model_file, name=name, device=replace(device, kind="cpu"),
-                limits=limits_of_worker(limits, num_workers), token=token, certificate=certificate,
-                grpc_address=grpc_address, num_threads=num_threads), num_workers, on_change)
+
+@dataclass(frozen=True, slots=True)
+class _Server:
+    """Which versions a server answers with, how it is reached, and who is told about it."""
+
+    uri: str
+    name: str
+    endpoint: Endpoint
+    version: int | None
+    poll_s: float
+    record: str
+    on_start: Callable[[Listening], None]
+    on_change: Callable[[VersionChange], None]
+
+    def run_alone(self, load: Load, limits: ServeLimits) -> None:
+        """Serve with this process."""
+        num_sharing = _share_cores(limits.num_threads)
+        from embark.trainers.torch.exported_model import shared_cores
+
+        gc.freeze()  # The collector looks no more through what was imported, for tens of ms while requests wait.
+        scorer, refused = load_first(self.uri, self.version, load)
+        model = ServedModel(scorer, self.name)
+        if scorer.model and scorer.model.is_quick:
+            limits = replace(limits, num_threads=0)
+        del scorer  # its memory is released when another version takes over
+        model.record_empty_request()
+        model.listeners.append(self.on_change)
+        if refused:
+            model.current, model.refused = refused.version, refused
+            model.report(refused)
+        poller = VersionPoller(self.uri, model, VersionSwitcher(model, load), self.poll_s)
+        with poller.running(), shared_cores(num_sharing):
+            serve_scorer(model, self.endpoint, limits, self.on_start, self.record)
+
+    def run_workers(self, load: Load, limits: ServeLimits, num_workers: int) -> None:
+        """Serve with several processes, each with these limits."""
+        token, certificate, num_threads = bearer_token(), self.endpoint.certificate, _threads_of_worker(num_workers)
+        with shared_grpc_address(self.endpoint) as grpc_address:
+            settings = WorkerSettings(
+                self.uri, self.name, load, limits, token, certificate, grpc_address, num_threads)
+            pool = WorkerPool(settings, num_workers, self.on_change)
             try:
-                model_name, where = pool.start(version)
-                with listen(endpoint.host, endpoint.port) as listener:
+                model, device = pool.start(self.version)
+                with listen(self.endpoint.host, self.endpoint.port) as listener:
                     host, port = listener.getsockname()[:2]
-                    listening = Listening.of(endpoint, port, grpc_address and grpc_address[1], model=model_name,
-                                             version=pool.version, needs_token=bool(token), device=where,
-                                             workers=num_workers, threads=num_threads)
-                    with pool.polling(0 if version else poll_s), \
-                            pool.recording(_folder(record, port), f"{host}:{port}"):
-                        pool.run(listener, lambda: on_start(listening))
+                    url, grpc = self.endpoint.urls(port, grpc_address and grpc_address[1])
+                    listening = Listening(url, grpc, model, pool.version, bool(token), device, num_workers, num_threads)
+                    with pool.polling(self.poll_s), pool.recording(_folder(self.record, port), f"{host}:{port}"):
+                        pool.run(listener, lambda: self.on_start(listening))
             finally:
                 pool.stop()
-        return
-    num_sharing = _share_cores(limits.num_threads)
-    from embark.trainers.torch.exported_model import shared_cores
-
-    def load(number: int | None, onto: RequestScorer | None = None) -> RequestScorer:
-        return load_scorer(uri, number, model_file, device, onto)
-
-    gc.freeze()  # The collector looks no more through what was imported, for tens of ms while requests wait.
-    scorer, refused = load_current(uri, load) if version is None else (load(version), None)
-    model = ServedModel(scorer, name)
-    if scorer.model and scorer.model.is_quick:
-        limits = replace(limits, num_threads=0)
-    del scorer  # its memory is released when another version takes over
-    model.record_empty_request()
-    model.listeners.append(on_change)
-    if refused:
-        model.current, model.refused = refused.version, refused
-        model.report(refused)
-    poller = VersionPoller(uri, model, VersionSwitcher(model, load), poll_s)
-    with poller.running() if poll_s and version is None else nullcontext(), shared_cores(num_sharing):
-        serve_scorer(model, endpoint, limits, on_start, record)
 
 
 def workers_on(device: ScoringDevice) -> int:
@@ -170,9 +187,10 @@ def serve_scorer(
     model, certificate = ModelServer(served, limits or ServeLimits(), token), endpoint.certificate
     with listen(endpoint.host, endpoint.port) as listener:
         host, port = listener.getsockname()[:2]
+
+        def started(grpc_port: int | None) -> None:
+            url, grpc = endpoint.urls(port, grpc_port)
+            on_start(Listening(url, grpc, model.name, served.version, bool(token), served.scorer.device))
+
         with model.traffic.running(_folder(record, port), f"{host}:{port}"):
-            serve_requests(model, certificate, endpoint.grpc_address, lambda grpc_port: on_start(Listening.of(
-                endpoint, port, grpc_port, model=model.name, version=served.version, needs_token=bool(token),
-                device=served.device)), listener=listener)
-
-
+            serve_requests(model, certificate, endpoint.grpc_address, started, listener=listener)

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable
+from types import SimpleNamespace
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 from prometheus_client.core import Metric
@@ -52,17 +52,9 @@ class ServerMetrics:
         return generate_latest(self.registry)
 
 
-@dataclass(frozen=True, slots=True)
-class _Families:
-    families: Iterable[Metric]
-
-    def collect(self) -> Iterator[Metric]:
-        yield from self.families
-
-
 def metrics_text(families: Iterable[Metric]) -> bytes:
     """Return metrics in the text format of Prometheus."""
-    return generate_latest(_Families(families))
+    return generate_latest(SimpleNamespace(collect=lambda: families))
 
 
 def add_up(processes: Iterable[Iterable[Metric]], *, is_ended: bool = False) -> list[Metric]:

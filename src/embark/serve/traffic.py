@@ -30,6 +30,19 @@ from embark.export.artifact import Artifact
 from embark.serve.request_rows import Scores
 from embark.serve.served_model import ServedModel, VersionChange
 
+COUNT_EVERY_S = 1.0
+MAX_CPU_SHARE = 0.005  # Share of a core; rows beyond it are left out. It delays one of 200 requests, so that p99 stays.
+FIRST_CPU_S = 0.2  # That may be spent before.
+MAX_HELD_ROWS = 32_768  # Rows of requests that wait to be counted.
+MAX_HELD_SCORES = 1 << 20
+COLUMNS_EVERY_S, COLUMNS_EVERY_ROWS = 60.0, 2_000  # The larger part of an event is written less often.
+_ROUTES = ("/score", "/infer", "/invocations", "grpc ModelInfer", os.environ.get("AIP_PREDICT_ROUTE") or "/score")
+_EDGES_S = LATENCIES_S.tolist()
+MAX_REQUESTS, MAX_ROWS = 65_536, 1 << 20  # Whose scores are kept for their labels.
+MAX_ID_CHARS = 256
+MAX_VERSIONS = 16  # Whose labels are counted in one window: clients say which, and each becomes an event.
+Kept = Sequence[float | None] | NDArray[np.float64]  # NaN, and in JSON None, of a row without a score.
+_SENT = """send {"id": "…", "labels": [0, 1, null, …]}, or {"version": 1, "scores": […], "labels": […]}"""
 Window = dict[int, dict[str, Any]]  # The contents of a `traffic` event of one process, by version.
 _log = logging.getLogger("embark.serve")
 
@@ -103,11 +116,11 @@ class TrafficLog:
         for column, value in metrics.get("psi", {}).items():
             psi.add_metric((column, version), value)
         yield psi
-        for name, key, about in (("score_psi", "score_psi", "Drift of the scores from those of the evaluation."),
-                                 ("calibration", "calibration", "Predicted over observed clicks, by /feedback.")):
+        for name, about in (("score_psi", "Drift of the scores from those of the evaluation."),
+                            ("calibration", "Predicted over observed clicks, by /feedback.")):
             family = GaugeMetricFamily(f"embark_serve_{name}", about, labels=("version",))
-            if key in metrics:
-                family.add_metric((version,), metrics[key])
+            if name in metrics:
+                family.add_metric((version,), metrics[name])
             yield family
 
 
@@ -119,13 +132,6 @@ def _sum(one: Any, other: Any) -> Any:
     if isinstance(one, list):
         return [_sum(*both) for both in zip(one, other, strict=True)] if one and other else one or other
     return one + other
-
-
-MAX_REQUESTS, MAX_ROWS = 65_536, 1 << 20  # Whose scores are kept for their labels.
-MAX_ID_CHARS = 256
-MAX_VERSIONS = 16  # Whose labels are counted in one window: clients say which, and each becomes an event.
-Kept = Sequence[float | None] | NDArray[np.float64]  # NaN, and in JSON None, of a row without a score.
-_SENT = """send {"id": "…", "labels": [0, 1, null, …]}, or {"version": 1, "scores": […], "labels": […]}"""
 
 
 class LabelSums:
@@ -147,7 +153,7 @@ class LabelSums:
 
 
 class Feedback:
-    """Keeps the scores of the last requests that have an id until their labels come."""
+    """Scores of the last requests with an id, which `/feedback` joins with the labels that arrive later."""
 
     def __init__(self) -> None:
         self._scores: OrderedDict[str, tuple[int, Kept]] = OrderedDict()
@@ -167,10 +173,9 @@ class Feedback:
             while len(self._scores) > MAX_REQUESTS or self._num_rows > MAX_ROWS:
                 self._drop(next(iter(self._scores)))
 
-    def _drop(self, request_id: str) -> tuple[int, Kept] | None:
-        found = self._scores.pop(request_id, None)
-        self._num_rows -= len(found[1]) if found else 0
-        return found
+    def _drop(self, request_id: str) -> None:
+        if found := self._scores.pop(request_id, None):
+            self._num_rows -= len(found[1])
 
     def add(self, body: Mapping[str, Any]) -> int:
         """Return how many rows had a score and a label; 0 if no scores of the request are known. Raises ValueError."""
@@ -208,16 +213,6 @@ class Feedback:
         with self._lock:
             taken, self._sums = self._sums, {}
         return taken
-
-
-COUNT_EVERY_S = 1.0
-MAX_CPU_SHARE = 0.005  # Share of a core; rows beyond it are left out. It delays one of 200 requests, so that p99 stays.
-FIRST_CPU_S = 0.2  # That may be spent before.
-MAX_HELD_ROWS = 32_768  # Rows of requests that wait to be counted.
-MAX_HELD_SCORES = 1 << 20
-COLUMNS_EVERY_S, COLUMNS_EVERY_ROWS = 60.0, 2_000  # The larger part of an event is written less often.
-_ROUTES = ("/score", "/infer", "/invocations", "grpc ModelInfer", os.environ.get("AIP_PREDICT_ROUTE") or "/score")
-_EDGES_S = LATENCIES_S.tolist()
 
 
 @dataclass(slots=True)

@@ -23,14 +23,27 @@ from embark.serve.served_model import ServedModel, VersionChange
 from embark.spec.serve import ScoringDevice
 
 Loaded = TypeVar("Loaded")
+MAX_RETRY_S = 300.0
+_STOP_S = 5.0  # After the last answer; a version that is being loaded is given up.
 _log = logging.getLogger("embark.serve")
 
 
-def load_current(uri: str, load: Callable[[int | None], Loaded]) -> tuple[Loaded, VersionChange | None]:
-    """Load the current version; if it is damaged, the newest earlier one that is not, with the reason."""
+class Load(Protocol):
+    """Loads a version and scores something with it. A delta may use up the version that it is loaded onto."""
+
+    def __call__(self, version: int | None, onto: RequestScorer | None = None) -> RequestScorer: ...
+
+
+def load_first(
+    uri: str, version: int | None, load: Callable[[int | None], Loaded],
+) -> tuple[Loaded, VersionChange | None]:
+    """Load a version, by default the current one; if that is damaged, the newest earlier one that is not, with the
+    reason."""
     try:
-        return load(None), None
+        return load(version), None
     except DataError as error:
+        if version is not None:
+            raise
         versions = open_versions(uri)
         try:
             wanted: int | None = current_version(versions)
@@ -47,8 +60,8 @@ def load_current(uri: str, load: Callable[[int | None], Loaded]) -> tuple[Loaded
 
 
 def load_scorer(
-    uri: str, version: int | None, model_file: str = "", device: ScoringDevice | None = None,
-    onto: RequestScorer | None = None, *, is_checked: bool = False,
+    uri: str, version: int | None, onto: RequestScorer | None = None, *, model_file: str = "",
+    device: ScoringDevice | None = None, is_checked: bool = False,
 ) -> RequestScorer:
     """Load a version and warm it up. `onto` is a version that nobody uses any more: if this one is a delta of it, its
     tables are reused. `is_checked` is explained in `open_artifact`."""
@@ -61,11 +74,6 @@ def load_scorer(
     scorer.score([scorer.empty_request()])
     scorer.retriever = open_retriever(scorer, model.user_vectors)
     return scorer
-
-
-Load = Callable[[int, RequestScorer | None], RequestScorer]
-MAX_RETRY_S = 300.0
-_STOP_S = 5.0  # After the last answer; what is being loaded is given up.
 
 
 class PolledModel(Protocol):
@@ -99,7 +107,6 @@ class VersionSwitcher:
     """Switches the model of this process."""
 
     def __init__(self, model: ServedModel, load: Load) -> None:
-        """`load` opens a version and scores something with it; a delta is loaded onto a version that it may use up."""
         self._model, self._load = model, load
         self._prepared: RequestScorer | None = None
         self.previous: RequestScorer | None = None  # What answered before; None where it cannot take a delta.
@@ -127,14 +134,16 @@ class VersionPoller:
     """Keeps `model` at the current version. A rejected version is tried again at growing intervals."""
 
     def __init__(self, uri: str, model: PolledModel, switcher: Switcher, poll_s: float) -> None:
-        self._uri, self._model, self._switcher, self._poll_s = uri.rstrip("/") or uri, model, switcher, poll_s
-        self._versions = open_versions(self._uri)
+        self._versions, self._model, self._switcher, self._poll_s = open_versions(uri), model, switcher, poll_s
         self._stopping = threading.Event()
         self._retry_s, self._retry_from_s = poll_s, 0.0
 
     @contextmanager
     def running(self) -> Iterator[None]:
-        """Poll in a thread while the block runs."""
+        """Poll in a thread while the block runs; not at all with an interval of 0."""
+        if not self._poll_s:
+            yield
+            return
         thread = threading.Thread(target=self._run, name="embark-poll", daemon=True)
         thread.start()
         try:
@@ -179,7 +188,7 @@ class VersionPoller:
             return
         keep = self._switcher.switch()
         self._retry_s = self._poll_s
-        remove_fetched(self._uri, keep)  # A rollback needs the one before.
+        remove_fetched(self._versions, keep)  # A rollback needs the one before.
 
     def _refuse(self, wanted: int | None, error: Exception) -> None:
         """Report a rejected version, once for the same reason."""

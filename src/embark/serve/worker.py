@@ -23,8 +23,7 @@ from embark.serve.app import ModelServer, ServeLimits
 from embark.serve.http_server import serve_requests
 from embark.serve.request_rows import RequestScorer
 from embark.serve.served_model import ServedModel, VersionChange
-from embark.serve.version_poller import VersionSwitcher, load_scorer
-from embark.spec.serve import ScoringDevice
+from embark.serve.version_poller import Load, VersionSwitcher
 
 _log = logging.getLogger("embark.serve")
 
@@ -114,9 +113,8 @@ class WorkerSettings:
     """Settings that all processes of a server share."""
 
     uri: str
-    model_file: str
-    name: str
-    device: ScoringDevice
+    name: str  # What clients call the model; empty: the name of its run.
+    load: Load
     limits: ServeLimits  # Limits of one process.
     token: str
     certificate: tuple[Path, Path] | None
@@ -142,10 +140,11 @@ class _Worker:
         self._started: Future[tuple[str, str]] = Future()
         self._model: ServedModel
         self._server: ModelServer
-        self._switcher: VersionSwitcher | None = None
+        self._switcher: VersionSwitcher
+        self._has_switcher = False
         answers: dict[str, Callable[..., Any]] = {
-            "load": self._load, "serve": self._serve, "switch": lambda: self._known_switcher.switch(),
-            "discard": lambda: self._known_switcher.discard(), "set_state": self._set_state,
+            "load": self._load, "serve": self._serve, "switch": lambda: self._switcher.switch(),
+            "discard": lambda: self._switcher.discard(), "set_state": self._set_state,
             "report": lambda change: self._model.report(change),
             "metrics": lambda: list(self._server.metrics.registry.collect()),
             "window": lambda: self._server.traffic.take(),
@@ -164,11 +163,13 @@ class _Worker:
         try:
             model.record_empty_request()
             model.current, model.refused = current, refused
-            self._model, self._switcher = model, VersionSwitcher(model, self._open)
+            self._model, self._switcher = model, VersionSwitcher(model, settings.load)
+            self._has_switcher = True
             self._server = server = ModelServer(model, settings.limits, settings.token, self)
             with server.traffic.running(None, ""), num_threads(settings.num_threads):
+                about = model.name, model.scorer.device
                 serve_requests(server, settings.certificate, settings.grpc_address,
-                               lambda _: self._started.set_result((model.name, model.device)), handed=self._handed)
+                               lambda _: self._started.set_result(about), handed=self._handed)
         except EmbarkError as error:
             self._started.set_exception(error)
             return
@@ -191,22 +192,13 @@ class _Worker:
         except ProcessEnded:
             return 0
 
-    @property
-    def _known_switcher(self) -> VersionSwitcher:
-        assert self._switcher is not None
-        return self._switcher
-
-    def _open(self, version: int, onto: RequestScorer | None) -> RequestScorer:
-        settings = self._settings
-        return load_scorer(settings.uri, version, settings.model_file, settings.device, onto, is_checked=True)
-
     def _load(self, version: int) -> None:
         """Load a version beside the active one, if there is one."""
-        if self._switcher:
+        if self._has_switcher:
             self._switcher.prepare(version)
         else:
             self._first = None
-            self._first = self._open(version, None)
+            self._first = self._settings.load(version)
 
     def _serve(self, current: int | None, refused: VersionChange | None) -> tuple[str, str]:
         """Return the name of the model and where it runs, once it answers."""

@@ -15,7 +15,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager, nullcontext, suppress
+from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import dataclass, field
 from functools import partial
 from multiprocessing.connection import wait
@@ -31,7 +31,7 @@ from embark.serve.endpoint import MAX_CONNECTIONS
 from embark.serve.served_model import VersionChange
 from embark.serve.server_metrics import add_up, metrics_text
 from embark.serve.traffic import TrafficLog, Window
-from embark.serve.version_poller import VersionPoller, load_current
+from embark.serve.version_poller import VersionPoller, load_first
 from embark.serve.worker import CALL_S, ProcessChannel, ProcessEnded, WorkerSettings, run_worker
 from embark.spec.serve import DRAIN_S
 
@@ -59,10 +59,10 @@ class WorkerPool:
         self._settings, self._num_workers, self._on_change = settings, num_workers, on_change
         self._context = multiprocessing.get_context("forkserver")
         self._context.set_forkserver_preload(list(PRELOADED))
-        self._workers: list[_Worker] = []  # Those that answer.
-        self._started: list[_Worker] = []  # And those that do not yet.
-        self._lock = threading.Lock()  # Guards the list.
-        self.version_lock = threading.RLock()  # While a version is loaded, or a process with it.
+        self._workers: list[_Worker] = []  # Workers that answer.
+        self._started: list[_Worker] = []  # These, and workers that do not accept requests yet.
+        self._lock = threading.Lock()  # Guards the list of workers.
+        self.version_lock = threading.RLock()  # Held while a version is loaded, or a process with it.
         self._ended_metrics: list[Metric] = []
         self._last_windows: list[Window] = []
         self._log = TrafficLog()
@@ -129,8 +129,7 @@ class WorkerPool:
         """Start processes that answer with this version, or with the current one. Return the model's name and where it
         runs."""
         self._workers = [self._spawn() for _ in range(self._num_workers)]
-        self.version, self._refused = load_current(self._settings.uri, self._load_first) if version is None else (
-            self._load_first(version), None)
+        self.version, self._refused = load_first(self._settings.uri, version, self._load_first)
         self._current = self._refused.version if self._refused else self.version
         names = self._on_all("serve", self._current, self._refused, is_needed=True)
         return names[0]  # type: ignore[no-any-return]
@@ -259,12 +258,9 @@ class WorkerPool:
                 listener.close()
                 self._drain()
 
-    @contextmanager
-    def polling(self, poll_s: float) -> Iterator[None]:
+    def polling(self, poll_s: float) -> AbstractContextManager[None]:
         """Switch to versions that become current while the block runs; with 0, never."""
-        poller = _PoolPoller(self._settings.uri, self, self, poll_s)
-        with poller.running() if poll_s else nullcontext():
-            yield
+        return _PoolPoller(self._settings.uri, self, self, poll_s).running()
 
     @contextmanager
     def recording(self, folder: Path | None, url: str) -> Iterator[None]:

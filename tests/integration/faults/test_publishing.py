@@ -24,7 +24,7 @@ from limits import HANG_S
 
 from embark.export.artifact import CURRENT, open_artifact, open_versions
 from embark.serve.request_rows import JsonColumns
-from embark.serve.server import load_scorer
+from embark.serve.version_poller import load_scorer
 
 ROWS = [{"dense_0": i / 9, "dense_1": -i, "a": 97 * i % 4_000, "b": i % 3} for i in range(20)]
 PUBLISH = """

@@ -17,8 +17,8 @@ from embark.serve.app import ServeLimits
 from embark.serve.batcher import BatchLimits
 from embark.serve.request_rows import JsonColumns
 from embark.serve.served_model import ServedModel
-from embark.serve.server import Endpoint, load_scorer
-from embark.serve.version_poller import VersionPoller, VersionSwitcher
+from embark.serve.server import Endpoint
+from embark.serve.version_poller import VersionPoller, VersionSwitcher, load_scorer
 
 ROWS = [{"dense_0": i / 9, "dense_1": -i, "a": 9 * i % 400, "b": i % 3} for i in range(40)]
 TABLE = "tables.embedding_bags.a.weight"

@@ -13,7 +13,7 @@ from embark.data.prepare.prepare import prepare_from_spec
 from embark.errors import DataError
 from embark.export.artifact import open_artifact
 from embark.serve.served_model import ServedModel
-from embark.serve.server import load_scorer
+from embark.serve.version_poller import load_scorer
 from embark.spec import resolve
 
 ITEMS = [f"film {number}" for number in range(30)]

@@ -23,8 +23,8 @@ from embark.serve.app import ServeLimits
 from embark.serve.batcher import BatchLimits
 from embark.serve.request_rows import JsonColumns, RequestScorer
 from embark.serve.served_model import ServedModel
-from embark.serve.server import Endpoint, load_scorer
-from embark.serve.version_poller import VersionPoller, VersionSwitcher
+from embark.serve.server import Endpoint
+from embark.serve.version_poller import VersionPoller, VersionSwitcher, load_scorer
 from embark.spec import resolve
 
 HERE = Endpoint(port=0)
@@ -170,7 +170,7 @@ def test_swaps_under_load_fail_no_request_and_mix_no_answer(runs, tmp_path, work
 def test_all_requests_of_a_batch_are_scored_by_one_version(runs, polled):
     """Which switches while the batch is being scored."""
     export_run(runs["second"], polled.uri)
-    other, answering = load_scorer(polled.uri, 2), polled.model._scorer
+    other, answering = load_scorer(polled.uri, 2), polled.model.scorer
     score = answering.score
 
     def switching(requests):
@@ -291,10 +291,10 @@ def test_any_error_of_loading_refuses_the_version(runs, polled):
 
 
 def test_a_named_model_takes_versions_of_runs_of_any_name(runs, polled):
-    polled.model._is_named = ServedModel(polled.model._scorer, "ranker")._is_named
+    polled.model._is_named = ServedModel(polled.model.scorer, "ranker")._is_named
     export_run(runs["renamed"], polled.uri)
     assert polled.poll() == 2
-    assert ServedModel(polled.model._scorer, "ranker").name == "ranker"
+    assert ServedModel(polled.model.scorer, "ranker").name == "ranker"
 
 
 def test_a_version_that_becomes_current_during_a_load_is_served(runs, polled):
@@ -345,7 +345,7 @@ def test_memory_and_mapped_files_of_the_old_version_are_released(runs, polled):
         return {number for number in (1, 2) if f"{polled.uri}/version-00000000{number}/" in
                 Path("/proc/self/maps").read_text()}
 
-    old = weakref.ref(polled.model._scorer)
+    old = weakref.ref(polled.model.scorer)
     assert mapped() == {1}
     export_run(runs["second"], polled.uri)
     assert polled.poll() == 2
@@ -365,10 +365,12 @@ def test_the_active_and_the_previous_fetched_version_are_kept_on_disk(runs, tmp_
 
 
 @pytest.mark.parametrize("settings", [{"version": 1}, {"poll_s": 0.0}])
-def test_a_server_of_one_version_follows_nothing(runs, tmp_path, monkeypatch, settings):
+def test_a_server_of_one_version_polls_nothing(runs, tmp_path, monkeypatch, settings):
     uri = export_run(runs["first"], str(tmp_path / "models")).uri
-    monkeypatch.setattr(VersionPoller, "running", lambda self: pytest.fail("it polls"))
+    polling = []
+    monkeypatch.setattr(VersionPoller, "_run", polling.append)
     assert use_server(lambda on_start: serve_model(uri, endpoint=HERE, on_start=on_start, **settings),
                       lambda client: client("GET", "/v2/health/ready")[0]) == 200
+    assert not polling
     with pytest.raises(UserError, match="--poll-s -1: out of range"):
         serve_model(uri, poll_s=-1)

@@ -20,8 +20,7 @@ from embark.errors import UserError
 from embark.export.artifact import DENSE, Artifact, open_artifact
 from embark.serve.request_rows import JsonColumns
 from embark.serve.served_model import ServedModel
-from embark.serve.server import load_scorer
-from embark.serve.version_poller import VersionPoller, VersionSwitcher
+from embark.serve.version_poller import VersionPoller, VersionSwitcher, load_scorer
 from embark.spec import resolve
 from embark.spec.serve import ScoringDevice
 from embark.trainers.torch import starter_model
