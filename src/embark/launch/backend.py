@@ -5,10 +5,12 @@ from __future__ import annotations
 
 import re
 import time
+import tomllib
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
+from functools import cache
 from importlib import import_module
 from pathlib import Path
 from typing import Literal
@@ -215,10 +217,10 @@ class LaunchBackend(ABC):
 
 
 BACKENDS = {
-    "local": "local:Local", "local-server": "local_server:LocalServer",
+    "local": "local:Local", "local-server": "local:LocalServer",
     "kubernetes": "kubernetes.backend:Kubernetes", "kubernetes-server": "kubernetes.server:KubernetesServer",
-    "ray": "ray.backend:Ray",
-    "torchx": "torchx:TorchX", "torchx-local": "torchx:TorchXLocal",
+    "ray": "ray:Ray",
+    "torchx": "torchx:TorchX",
     "vertex": "vertex:Vertex", "vm": "vm:Vm", "tpu-vm": "tpu_vm:TpuVm",
 }
 TARGETS = {
@@ -272,11 +274,11 @@ def _name_of(spec: RunSpec) -> str:
     if place.target == FOLLOW:
         return ""
     if place.target == "ray":
-        from embark.launch.backends.ray.backend import address
+        from embark.launch.backends.ray import address
 
         return "ray" if is_here or address() else "kubernetes"
     if is_here:
-        return "torchx-local" if place.target == "torchx" else "local"
+        return "local"
     return TARGETS.get(place.target, "")
 
 
@@ -298,3 +300,51 @@ def time_s(text: object) -> float | None:
     except ValueError:
         return None
     return (at if at.tzinfo else at.replace(tzinfo=UTC)).timestamp()
+
+
+def explain(topic: str, message: str, **values: str) -> list[Reason]:
+    """Every row of the topic whose pattern is in the message, in the table's order. `values` fill in {names}."""
+    found = []
+    for pattern, text, fix in _table()[topic]:
+        match = pattern.search(message)
+        if match:
+            groups = {"{1}": (match[1] or "") if pattern.groups else "", **{f"{{{k}}}": v for k, v in values.items()}}
+            for name, value in groups.items():
+                text, fix = text.replace(name, value), fix.replace(name, value)
+            found.append(Reason(text, fix))
+    return found
+
+
+def explain_exit(code: int, reason: str = "") -> Reason:
+    found = explain("exit", reason if reason == "OOMKilled" else str(code))
+    return found[0] if found else Reason(f"exit code {code}", "embark logs says why")
+
+
+def explain_unschedulable(message: str) -> Reason:
+    """Of the scheduler's message: every cause that is in it, followed by the message."""
+    found = explain("pod", message)
+    if not found:
+        return Reason(message or "not scheduled yet")
+    return Reason(f"{'; '.join(dict.fromkeys(one.text for one in found))} ({message})", found[0].fix)
+
+
+def explain_waiting(reason: str, message: str) -> Reason:
+    """Of a container that does not run."""
+    known = explain("waiting", reason)
+    if not known:
+        return Reason(": ".join(part for part in (reason, message) if part))
+    explained = explain_unschedulable(message) if message else Reason("")
+    if explained.fix:
+        return explained
+    return Reason(f"{known[0].text} ({message})" if message else known[0].text, known[0].fix)
+
+
+def explain_preemption(reason: str, message: str) -> str:
+    return next((one.text for one in explain("preempted", reason)), message or reason)
+
+
+@cache
+def _table() -> dict[str, list[tuple[re.Pattern[str], str, str]]]:
+    rows = tomllib.loads(Path(__file__).with_name("explanations.toml").read_text(encoding="utf-8"))
+    return {topic: [(re.compile(row["pattern"], re.DOTALL), row["text"], row.get("fix", "")) for row in found]
+            for topic, found in rows.items()}

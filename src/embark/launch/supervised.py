@@ -18,8 +18,7 @@ from typing import Any, TypeVar
 from embark.errors import EmbarkError, ExitCode, Fault, UserError
 from embark.formatting import format_duration, pluralize, to_one_line
 from embark.launch import supervisor
-from embark.launch.backend import LogLine, Replica, State, Status, time_ns
-from embark.launch.explanations import explain_exit
+from embark.launch.backend import LogLine, Replica, State, Status, explain_exit, time_ns
 from embark.launch.log_follower import LogSource
 from embark.launch.shell import CommandResult, LineStream, Notify, Shell
 from embark.render.job import EXITS

@@ -11,7 +11,7 @@ from tempfile import mkdtemp
 from typing import Literal
 
 from embark.errors import Interrupted, UserError
-from embark.launch.image_builder import usable
+from embark.launch.image import usable
 from embark.launch.shell import Shell
 from embark.lint.check import lint_texts
 from embark.lint.rule import Finding

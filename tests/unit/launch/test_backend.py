@@ -28,7 +28,7 @@ def kind_of(*settings: str, context: str = "") -> str:
     ([], "Local"), ([MACHINE], "Kubernetes"), ([MACHINE, "place.target=jobset"], "Kubernetes"),
     ([MACHINE, "place.target=trainjob"], "Kubernetes"), ([MACHINE, "place.target=pytorchjob"], "Kubernetes"),
     (["place.target=ray"], "Ray"), ([MACHINE, "place.target=ray"], "Kubernetes"),
-    (["place.target=torchx"], "TorchXLocal"), ([MACHINE, "place.target=torchx"], "TorchX"),
+    (["place.target=torchx"], "Local"), ([MACHINE, "place.target=torchx"], "TorchX"),
     (["place.machine=a2-highgpu-8g", "place.target=vertex"], "Vertex")])
 def test_the_target_and_the_machine_say_who_takes_it(settings, name):
     assert kind_of(*settings) == name

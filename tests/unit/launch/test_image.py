@@ -11,7 +11,7 @@ import pytest
 from embark.cli.console import Console
 from embark.cli.image import image
 from embark.errors import Fault, UserError
-from embark.launch.image_registry import ImageName
+from embark.launch.image import ImageName
 from embark.render.job import default_image
 from embark.spec import load_spec
 
@@ -212,7 +212,7 @@ def test_an_edited_dockerfile_is_built_as_it_is_and_a_missing_one_is_refused(bui
     mine.write_text(mine.read_text() + "# mine\n")
     image("run.toml", tag=f"{ECR}/embark:3", console=Console(quiet=True))
     assert mine.read_text().endswith("# mine\n")
-    from embark.launch.image_builder import build
+    from embark.launch.image import build
 
     os.remove(mine)
     with pytest.raises(UserError, match="has no Dockerfile"):

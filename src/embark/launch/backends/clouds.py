@@ -15,9 +15,8 @@ from typing import Any, Literal
 
 from embark.errors import EmbarkError, Fault, UserError
 from embark.formatting import to_one_line
-from embark.launch.backend import Resource, RunEvent, time_s
+from embark.launch.backend import Resource, RunEvent, explain, time_s
 from embark.launch.backends.machines import RUN_FOLDER
-from embark.launch.explanations import explain
 from embark.launch.shell import CommandResult, Shell
 from embark.launch.supervised import Host, ssh_words
 from embark.render.clouds import aws, azure, gcp

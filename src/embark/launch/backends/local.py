@@ -1,7 +1,8 @@
-"""This machine: a supervised process group that outlives the terminal, found again by its folder."""
+"""This machine: a supervised training run or server that outlives the terminal, found again by its folder."""
 
 import os
 import re
+import socket
 import sys
 import time
 from collections.abc import Iterator
@@ -9,6 +10,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from embark.errors import Fault, UserError
+from embark.export.artifact import current_version, no_versions, open_versions
 from embark.formatting import format_duration, pluralize, to_one_line
 from embark.launch import supervisor
 from embark.launch.backend import (
@@ -24,7 +26,10 @@ from embark.launch.backend import (
 from embark.launch.run_registry import registry_dir
 from embark.launch.shell import CommandResult
 from embark.launch.supervised import PROGRAM, SupervisorState, job_json, status_of
+from embark.render.serving import artifact_of, server_name
+from embark.serve.deadlines import DRAIN_S
 from embark.spec import RunSpec, to_toml
+from embark.spec.user_code import file_of
 from embark.store import run_uri, write_atomic
 from embark.store.run_dir import SPEC
 
@@ -147,3 +152,65 @@ class Local(LaunchBackend):
 
 def num_gpus() -> int:
     return len(list(Path("/dev").glob("nvidia[0-9]*")))
+
+
+PORT = 8000
+
+
+class LocalServer(Local):
+    """Serves an exported model here."""
+
+    restarts = True
+    source = "server"
+    ending = "it answers what it accepted"
+    resumed = "embark launch starts it again"
+
+    def handle_of(self, spec: RunSpec) -> RunHandle:
+        artifact = artifact_of(spec)
+        artifact = artifact if "://" in artifact else str(Path(artifact).expanduser().absolute())
+        name, port = server_name(spec.name), _free_port()
+        where: dict[str, str | int] = {
+            "folder": str(registry_dir() / "local" / name), "cwd": str(Path.cwd()), "port": port,
+            "model_file": file_of(spec.model.kind) if spec.model.is_own else "", "grace_s": DRAIN_S + 5,
+        }
+        return RunHandle(name=name, backend="local-server", where=where, run_uri=artifact,
+                         title=f"{name} on this machine: http://127.0.0.1:{port}")
+
+    def check(self, request: LaunchRequest) -> None:
+        super().check(request)
+        place = request.handle.run_uri
+        if not current_version(open_versions(place)):
+            raise no_versions(place)
+
+    def submit(self, request: LaunchRequest) -> None:
+        if name := str(request.handle.where["model_file"]):
+            write_atomic(request.handle.folder / name, request.spec.model.code)
+        super().submit(request)
+
+    def status(self, handle: RunHandle) -> Status:
+        status = super().status(handle)
+        if self._state(handle).was_stopped:
+            return replace(status, state="gone", reason="stopped", fix=self.resumed)
+        return status
+
+    def remains(self, handle: RunHandle) -> tuple[Resource, ...]:
+        return (artifact_remains(handle),)
+
+    def _command(self, handle: RunHandle, folder: Path) -> list[str]:
+        own = [f"--model-file={folder / str(name)}"] if (name := handle.where["model_file"]) else []
+        return [sys.executable, "-m", "embark", "serve", handle.run_uri, f"--port={handle.where['port']}", *own]
+
+
+def artifact_remains(handle: RunHandle) -> Resource:
+    return Resource(f"the exported model in {handle.run_uri}", "remains until you delete it")
+
+
+def _free_port() -> int:
+    """The usual one, or any where another program has it."""
+    for port in (PORT, 0):
+        try:
+            with socket.create_server(("127.0.0.1", port)) as listener:
+                return int(listener.getsockname()[1])
+        except OSError:
+            continue
+    raise UserError("no port of 127.0.0.1 is free", fix="end a program that listens there")

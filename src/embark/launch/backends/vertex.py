@@ -23,10 +23,11 @@ from embark.launch.backend import (
     RunHandle,
     State,
     Status,
+    explain,
+    explain_exit,
     time_ns,
     time_s,
 )
-from embark.launch.explanations import explain, explain_exit
 from embark.launch.http import API_RETRY, HttpClient, Response
 from embark.launch.shell import Notify, Shell
 from embark.render.job import make_job

@@ -8,9 +8,8 @@ from typing import Any
 
 from embark.errors import ExitCode
 from embark.formatting import to_one_line
-from embark.launch.backend import Reason
+from embark.launch.backend import Reason, explain, explain_exit
 from embark.launch.backends.kubernetes.pods import Pod, condition_of
-from embark.launch.explanations import explain, explain_exit
 
 FAILED = ("Failed", "FailureTarget")
 MAX_MESSAGE = 400  # Ray's message has the end of its log in it.

@@ -7,8 +7,17 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from embark.launch.backend import LogLine, Reason, RunEvent, time_ns, time_s
-from embark.launch.explanations import explain_exit, explain_preemption, explain_unschedulable, explain_waiting
+from embark.launch.backend import (
+    LogLine,
+    Reason,
+    RunEvent,
+    explain_exit,
+    explain_preemption,
+    explain_unschedulable,
+    explain_waiting,
+    time_ns,
+    time_s,
+)
 
 INDEX_LABELS = ("batch.kubernetes.io/job-completion-index", "training.kubeflow.org/replica-index",
                 "torchx.pytorch.org/replica-id")

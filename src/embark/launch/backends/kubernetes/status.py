@@ -7,11 +7,10 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from embark.formatting import pluralize, to_one_line
-from embark.launch.backend import LogLine, Reason, Replica, RunEvent, State, Status, time_s
+from embark.launch.backend import LogLine, Reason, Replica, RunEvent, State, Status, explain_unschedulable, time_s
 from embark.launch.backends.kubernetes.failure import failed_condition, why_failed
 from embark.launch.backends.kubernetes.pods import Pod, condition_of, newest
-from embark.launch.backends.ray.status import line_of
-from embark.launch.explanations import explain_unschedulable
+from embark.launch.backends.ray import line_of
 from embark.render.targets.kubernetes import CONTAINERS, MANIFESTS
 
 SUCCEEDED = ("Complete", "SuccessCriteriaMet", "Completed", "Succeeded")

@@ -14,7 +14,7 @@ from embark.cli.console import Console
 from embark.cli.launch import launch_run
 from embark.cli.status import status as status_command
 from embark.errors import Fault, Interrupted, SpecError, UserError
-from embark.launch.backends.ray.backend import Ray, address
+from embark.launch.backends.ray import Ray, address
 from embark.launch.http import HttpClient
 from embark.launch.run_registry import find_run, list_runs
 from embark.launch.shell import Shell
