@@ -4,7 +4,7 @@ import math
 import os
 import re
 import unicodedata
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from functools import lru_cache
 from typing import Any
 from urllib.parse import quote
@@ -121,6 +121,17 @@ def format_clock(seconds: Any) -> str:
 def pluralize(num: int, noun: str) -> str:
     """`1 rank`, `8 ranks`"""
     return f"{num:,} {noun}" if num == 1 else f"{num:,} {noun}s"
+
+
+def join_words(words: Sequence[str]) -> str:
+    """`a, b and c`"""
+    return " and ".join(filter(None, [", ".join(words[:-1]), *words[-1:]]))
+
+
+def shorten_list(values: Sequence[object], max_shown: int) -> str:
+    """`a, b, c`, or `a, b and 7 more`; `none` without values."""
+    rest = f" and {len(values) - max_shown} more" if len(values) > max_shown else ""
+    return ", ".join(map(str, values[:max_shown])) + rest or "none"
 
 
 def strip_control_chars(text: object) -> str:

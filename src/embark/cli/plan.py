@@ -134,7 +134,7 @@ def plan(
 
 
 def _plan_here(console: Console, spec: RunSpec, samples: int | None, others: Sequence[str]) -> ExitCode:
-    from embark.doctor.this_machine import plan_this_machine
+    from embark.doctor.machine import plan_this_machine
 
     if others:
         raise UserError(f"--here plans for this machine, and {others[0]} for those of a cloud", fix="leave one out")

@@ -1,6 +1,6 @@
 """`embark rehearse`: its flags and its output."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 from typing import Annotated
@@ -11,14 +11,13 @@ from embark.cli.console import Console
 from embark.cli.options import Flag, Settings
 from embark.errors import ExitCode, UserError
 from embark.formatting import pluralize, to_one_line
-from embark.lint.rule import Finding
 from embark.rehearse.controller import Observer, read_duration
 from embark.rehearse.downscale import Change
-from embark.rehearse.following import PreparedFollow, find_follower, prepare_follow, rehearse_follow
 from embark.rehearse.manifest import read_texts
 from embark.rehearse.rehearsal import EngineName, RehearsalOptions, RehearsalReport, load_manifests, prepare
 from embark.rehearse.rehearsal import rehearse as run_rehearsal
-from embark.rehearse.server import PreparedServer, ServerReport, find_server, prepare_server, rehearse_server
+from embark.rehearse.server import PreparedServices, ServerReport, find_server, prepare_server, rehearse_services
+from embark.rehearse.stream import find_stream_trainer, prepare_stream
 
 Times = Annotated[tuple[str, ...], Parameter(negative="", show_default=False)]
 
@@ -87,18 +86,20 @@ def rehearse(
         lambda text: console.text(f"== {text}", style="cyan"),
     )
     objects = read_texts(texts)
-    if find_follower(objects) is not None:
+    if find_stream_trainer(objects) is not None:
         if engine not in ("auto", "processes") or artifact or any(words for _, words in options.faults):
             raise UserError("a deployment that follows a stream is rehearsed by processes, each of which is killed",
                             fix="leave --engine, --artifact, --kill and other faults out")
-        return _rehearse_follow(prepare_follow(texts, objects), options, observer, console)
+        stream = prepare_stream(texts, objects)
+        return _rehearse_services(stream, f"{', '.join(stream.pods)} and servers", options, observer, console)
     if find_server(objects) is not None:
         if engine not in ("auto", "processes") or any(words for _, words in options.faults):
             raise UserError("a server is rehearsed by processes, one of which is killed",
                             fix="leave --engine, --kill and other faults out")
-        return _rehearse_server(prepare_server(texts, objects, artifact), options, observer, console)
+        server = prepare_server(texts, objects, artifact)
+        return _rehearse_services(server, pluralize(len(server.pods), "replica"), options, observer, console)
     if artifact:
-        raise UserError("--artifact is of a server, and this is a run that trains", fix="leave it out")
+        raise UserError("--artifact applies to servers; this manifest trains a model", fix="leave it out")
     prepared = prepare(texts, where, options)
     for one in prepared.lint:
         console.text(f"{one.path}:{one.line}: {one.code} {one.what}", style="yellow")
@@ -113,22 +114,14 @@ def rehearse(
     return ExitCode.DONE if report.verdict.is_ok else ExitCode.OTHER
 
 
-def _rehearse_server(prepared: PreparedServer, options: RehearsalOptions, observer: Observer, console: Console) -> int:
-    what = f"Deployment {prepared.name}: {pluralize(len(prepared.pods), 'replica')}"
-    return _rehearse_pods(what, prepared.lint, partial(rehearse_server, prepared, observer), options, console)
-
-
-def _rehearse_follow(prepared: PreparedFollow, options: RehearsalOptions, observer: Observer, console: Console) -> int:
-    what = f"{prepared.name}: {', '.join(prepared.pods)} and servers"
-    return _rehearse_pods(what, prepared.lint, partial(rehearse_follow, prepared, observer), options, console)
-
-
-def _rehearse_pods(what: str, lint: Sequence[Finding], rehearse_them: Callable[..., ServerReport],
-                   options: RehearsalOptions, console: Console) -> int:
-    for one in lint:
+def _rehearse_services(
+    prepared: PreparedServices, what: str, options: RehearsalOptions, observer: Observer, console: Console
+) -> int:
+    for one in prepared.lint:
         console.text(f"{one.path}:{one.line}: {one.code} {one.what}", style="yellow")
-    console.text(what, style="bold")
-    report = rehearse_them(limit_s=options.limit_s, keep=options.keep, on_start=partial(_show_start, console))
+    console.text(f"{prepared.name}: {what}", style="bold")
+    report = rehearse_services(prepared, observer, limit_s=options.limit_s, keep=options.keep,
+                               on_start=partial(_show_start, console))
     console.show(report, _render)
     return ExitCode.DONE if report.verdict.is_ok else ExitCode.OTHER
 

@@ -9,7 +9,7 @@ from embark.data.loader import Batch, Loader, SampleSource, eval_batches
 from embark.spec.paths import with_absolute_paths, without_local_input
 from embark.spec.train_defaults import with_train_defaults
 from embark.spec.user_code import with_code
-from embark.store.retry_policy import RetryPolicy
+from embark.store.retry_policy import BRIEF_RETRY
 
 if TYPE_CHECKING:
     from embark.data.prepared.source import Allocate
@@ -18,8 +18,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Batch", "Loader", "SampleSource", "eval_batches", "open_source", "open_training_source",
            "resolve_from_data", "resolve_if_readable", "synthetic_source"]
-LOOK = RetryPolicy(max_retries=1, connect_s=5.0, silence_s=10.0, request_s=20.0, give_up_s=20.0)
-"""For commands that read data where they can and do without it where they cannot."""
+LOOK = BRIEF_RETRY
 
 
 def resolve_from_data(spec: RunSpec) -> RunSpec:

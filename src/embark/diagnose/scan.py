@@ -16,6 +16,7 @@ from typing import Any, Literal
 
 from embark.diagnose.source import DiagnosedFile, Line, fold, lines, pieces, rank_of, time_of
 from embark.events.quality import quality_rules
+from embark.formatting import shorten_list
 
 Kind = Literal["cause", "symptom", "summary", "slow", "quality"]
 """`cause`: ends a run by itself. `symptom`: what the other ranks then say. `summary`: what a launcher says at the end.
@@ -144,9 +145,7 @@ class Diagnosis:
         """`ranks 1, 3`; empty where no line names its rank."""
         if not self.ranks:
             return ""
-        shown = ", ".join(map(str, self.ranks[:MAX_RANKS_SHOWN]))
-        more = f" and {len(self.ranks) - MAX_RANKS_SHOWN} more" if len(self.ranks) > MAX_RANKS_SHOWN else ""
-        return f"rank {shown}" if len(self.ranks) == 1 else f"ranks {shown}{more}"
+        return f"rank{'s' if len(self.ranks) > 1 else ''} {shorten_list(self.ranks, MAX_RANKS_SHOWN)}"
 
 
 MAX_SUBJECTS = 500

@@ -4,7 +4,7 @@ import json
 import stat
 from collections.abc import Callable, Iterator
 
-from embark.doctor import Check, Host
+from embark.doctor.host import Check, Host
 
 
 def check_credentials(host: Host) -> Iterator[Check]:

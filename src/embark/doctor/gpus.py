@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
-from embark.doctor import Check, Host, check
+from embark.doctor.host import Check, Host, check
 
 _FIELDS = ("name", "memory.total", "driver_version", "compute_cap", "ecc.errors.uncorrected.volatile.total")
 _FEWER = _FIELDS[:3]  # What drivers of every age know.

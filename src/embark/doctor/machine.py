@@ -16,11 +16,16 @@ from pathlib import Path
 
 from embark.catalog import load_catalog
 from embark.catalog.machine import Catalog
-from embark.doctor import GIB, Check, Host, Verdict, check, size_text
+from embark.doctor.credentials import check_credentials
+from embark.doctor.gpus import check_driver, check_gpus, list_gpus
+from embark.doctor.host import GIB, Check, Host, Verdict, check, size_text
+from embark.doctor.network import Facts, Probe, check_network, check_ranks
 from embark.errors import EmbarkError
 from embark.model.precision import cpu_has_matrix_bf16
+from embark.plan.here import LocalGpu, LocalPlan, ThisMachine, plan_here
 from embark.run.host_cores import cpu_quota
 from embark.run.host_memory import cgroup_limit_bytes
+from embark.spec import RunSpec
 from embark.stack import versions as stack
 
 MIN_SHM_BYTES = 1 * GIB  # NCCL and data loaders use /dev/shm; a container's default of 64 MiB ends in a bus error.
@@ -265,3 +270,46 @@ def _nearest(run_dir: Path) -> Path:
     while not folder.is_dir() and folder != folder.parent:
         folder = folder.parent
     return folder
+
+
+def this_machine(host: Host | None = None) -> ThisMachine:
+    """What a process here may use: the container's limits, and the GPUs that the driver shows."""
+    host = host or Host()
+    gpus = tuple(LocalGpu(gpu.name, float(gpu.memory.split()[0]) * 2**20, _capability(gpu.capability))
+                 for gpu in list_gpus(host) if gpu.memory[:1].isdigit())
+    return ThisMachine(usable_cores(host), usable_bytes(host), gpus)
+
+
+def plan_this_machine(spec: RunSpec, num_samples: int | None = None) -> LocalPlan:
+    """What the run takes here; `num_samples` in an epoch, if the data cannot be read from here."""
+    return plan_here(spec, this_machine(), num_samples)
+
+
+def _capability(text: str) -> tuple[int, int] | None:
+    major, _, minor = text.partition(".")
+    return (int(major), int(minor)) if minor else None
+
+
+def check_host(host: Host | None = None, today: datetime.date | None = None) -> Iterator[Check]:
+    """All checks of a machine, in the order to fix them, each as soon as it is known."""
+    host = host or Host()
+    packages = stack.installed()
+    # Torch takes seconds to load, and the rest does not wait for it.
+    probe = Probe(host) if packages["torch"] else None
+    try:
+        found = list_gpus(host)
+        yield from check_machine(host)
+        for one in stack.check(packages, gpu=bool(found)):
+            yield check(one.name, one.ok, one.found or "missing", one.expected, one.fix)
+        yield from check_gpus(host, found, packages)
+        yield from check_network(host)
+        yield from check_disk(host)
+        yield from check_credentials(host)
+        yield check_prices(today or datetime.date.today())
+        facts = probe.facts() if probe else Facts()
+        yield from check_driver(host, facts.cuda, facts.arches, found)
+        if probe:
+            yield from check_ranks(facts, len(found))
+    finally:
+        if probe:
+            probe.end()

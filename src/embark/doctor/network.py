@@ -14,7 +14,7 @@ from typing import Any
 
 from pydantic import TypeAdapter
 
-from embark.doctor import Check, Host, check
+from embark.doctor.host import Check, Host, check
 
 _AMAZON = "0x1d0f"
 _PLUGIN_FOLDERS = ("/opt/amazon/ofi-nccl", "/opt/aws-ofi-nccl", "/opt/amazon/efa", "/usr/lib/x86_64-linux-gnu",

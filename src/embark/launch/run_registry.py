@@ -18,13 +18,11 @@ from embark.launch.backend import Replica, RunEvent, RunHandle, Status, backend_
 from embark.launch.shell import Notify, Shell
 from embark.spec import RunSpec, parse_spec
 from embark.store import open_store, write_atomic
-from embark.store.retry_policy import RetryPolicy
+from embark.store.retry_policy import BRIEF_RETRY
 from embark.store.run_dir import EVENTS
 
 FORMAT = 2
 WRITABLE = "set XDG_DATA_HOME to a folder that can be written"
-STORE_RETRY = RetryPolicy(max_retries=1, connect_s=5.0, silence_s=10.0, request_s=20.0, give_up_s=20.0)
-"""For what is beside the point of a command: a store that does not answer is not waited for."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,7 +142,7 @@ def _read(path: Path) -> RunRecord | None:
 def run_outcome(run_uri: str, since_s: float = 0.0) -> str | None:
     """`done`, `budget` or `interrupted`; empty: it has not ended since then; None: its events cannot be read here."""
     try:
-        store = open_store(run_uri.removeprefix("file://"), STORE_RETRY)
+        store = open_store(run_uri.removeprefix("file://"), BRIEF_RETRY)
         lines = store.read(EVENTS).splitlines() if store.exists(EVENTS) else []
     except (EmbarkError, ImportError, OSError):
         return None

@@ -15,16 +15,22 @@ from embark.launch.image import usable
 from embark.launch.shell import Shell
 from embark.lint.check import lint_texts
 from embark.lint.rule import Finding
-from embark.rehearse.containers import ENGINES, Containers, Engine, has_image
-from embark.rehearse.controller import RESTART_S, Controller, Fault, FaultKind, Observer, read_faults
+from embark.rehearse.controller import (
+    RESTART_S,
+    Controller,
+    EventReader,
+    Fault,
+    FaultKind,
+    Observer,
+    Progress,
+    read_faults,
+)
 from embark.rehearse.downscale import MAX_ROWS, SAMPLE, Change, RehearsedRun, downscale, downscale_pods
+from embark.rehearse.engines import ENGINES, Containers, Engine, Folders, Processes, Start, has_image
 from embark.rehearse.failure_policies import FailurePolicy, PodEnd
 from embark.rehearse.manifest import MANIFEST_SUFFIXES, find_training_job, manifest_texts, read_texts
-from embark.rehearse.processes import Folders, Processes, Start
-from embark.rehearse.progress import EventReader, Progress
-from embark.rehearse.ray_job import INSTALL_RAY, NO_RAY
 from embark.rehearse.verdict import Case, Verdict, judge_outcome, refused
-from embark.rehearse.workload import Workload, make_workload
+from embark.rehearse.workload import INSTALL_RAY, NO_RAY, Workload, make_workload
 
 _STOPS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 EngineName = Literal["auto", "podman", "docker", "processes"]

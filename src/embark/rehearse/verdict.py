@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 from embark.errors import ExitCode
-from embark.formatting import format_duration, format_float, pluralize
+from embark.formatting import format_duration, format_float, join_words, pluralize
 from embark.lint.rule import Finding
 from embark.rehearse.controller import Outcome
 from embark.rehearse.downscale import RehearsedRun, launch_of
@@ -153,7 +153,8 @@ def _missing(case: Case) -> Cause | None:
     lacking = [pod for pod in case.workload.pods if pod.missing]
     if not lacking:
         return None
-    return Cause(f"{_listed([pod.name for pod in lacking])} cannot start: there is no {_listed(lacking[0].missing)}",
+    names, missing = join_words([pod.name for pod in lacking]), join_words(lacking[0].missing)
+    return Cause(f"{names} cannot start: there is no {missing}",
                  "put it into the same files, or make it before the job")
 
 
@@ -179,7 +180,7 @@ def _stopped_with_zero(case: Case) -> Cause | None:
     pods = stopped_with_zero(case)
     if not pods:
         return None
-    return Cause(f"{_listed(pods)} exited with 0 after SIGTERM: the {case.workload.kind} counts it as "
+    return Cause(f"{join_words(pods)} exited with 0 after SIGTERM: the {case.workload.kind} counts it as "
                  "complete, though it is not trained, and does not replace it",
                  "exit with another code after SIGTERM, such as 75, and let podFailurePolicy ignore it")
 
@@ -245,15 +246,15 @@ def _too_slow(case: Case) -> Cause | None:
         return None
     progress = case.outcome.progress
     return Cause(f"the run was at step {progress.step} of {progress.num_steps} at the time limit, and "
-                 f"{_listed(case.outcome.running) or 'no pod'} had not ended", "fewer --steps, or a longer --limit")
+                 f"{join_words(case.outcome.running) or 'no pod'} had not ended", "fewer --steps, or a longer --limit")
 
 
 def _too_long(case: Case) -> Cause | None:
     if case.outcome.finish != "too long":
         return None
     what = "met" if case.run is not None else "ended"
-    return Cause(f"{_listed(case.outcome.running)} had not {what} at the time limit", "a longer --limit, such as 20m",
-                 _last_line(case))
+    return Cause(f"{join_words(case.outcome.running)} had not {what} at the time limit",
+                 "a longer --limit, such as 20m", _last_line(case))
 
 
 def _endpoint_host(pod: Pod) -> str:
@@ -273,8 +274,4 @@ def _last_line(case: Case) -> str:
 
 def _pods(pods: Iterable[Pod]) -> str:
     numbers = [str(pod.index) for pod in pods]
-    return f"pod {numbers[0]}" if len(numbers) == 1 else f"pods {_listed(numbers)}"
-
-
-def _listed(words: Sequence[str]) -> str:
-    return " and ".join(filter(None, [", ".join(words[:-1]), *words[-1:]]))
+    return f"pod {numbers[0]}" if len(numbers) == 1 else f"pods {join_words(numbers)}"

@@ -11,7 +11,7 @@ import pytest
 import yaml
 from render_jobs import job_of
 
-from embark.rehearse import processes
+from embark.rehearse import engines as processes
 from embark.rehearse.account.account import Account, Call
 from embark.rehearse.account.kubernetes import programs
 from embark.rehearse.account.kubernetes.cloud import NodePool, VolumeFacts

@@ -14,9 +14,8 @@ from integration.cloud import emulators
 from integration.cloud.emulators import SECRET, Emulator
 
 from embark.__main__ import run
-from embark.doctor import Check
-from embark.doctor.account import check_account, need_of
-from embark.doctor.account_aws import counts_to, families_of
+from embark.doctor.account import check_account, counts_to, families_of, need_of
+from embark.doctor.host import Check
 from embark.launch.shell import Shell
 from embark.spec import RunSpec, load_spec
 

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from embark.doctor import Host
 from embark.doctor import machine as host
+from embark.doctor.host import Host
 from embark.doctor.machine import clock
 
 Usage = namedtuple("Usage", "total used free")

@@ -6,7 +6,7 @@ import pytest
 
 from embark.catalog import load_catalog
 from embark.errors import SpecError
-from embark.launch.launching import estimate_launch
+from embark.launch.costs import estimate_launch
 from embark.spec import load_spec
 
 BASE = ["place.machine=p5.48xlarge", "place.nodes=2", "store.root=s3://bucket/runs"]

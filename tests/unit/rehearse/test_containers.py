@@ -11,9 +11,8 @@ from render_jobs import job_of
 
 from embark.errors import UserError
 from embark.launch.shell import CommandResult, Shell
-from embark.rehearse import containers
-from embark.rehearse.containers import Containers
-from embark.rehearse.processes import Folders, Processes, Start
+from embark.rehearse import engines
+from embark.rehearse.engines import Containers, Folders, Processes, Start
 from embark.rehearse.rehearsal import PreparedRehearsal, RehearsalOptions, choose_engine, prepare
 from embark.render.targets.kubernetes import render_job
 
@@ -60,7 +59,7 @@ def prepared() -> PreparedRehearsal:
 def words_of(monkeypatch, tmp_path, number: int = 0, program: str = "podman") -> tuple[list[str], dict[str, str]]:
     """Those of `podman run` for the first pod, and the environment it is called with."""
     called = []
-    monkeypatch.setattr(containers, "LineStream", lambda words, **more: called.append((words, more["env"])))
+    monkeypatch.setattr(engines, "LineStream", lambda words, **more: called.append((words, more["env"])))
     engine = Containers(program, IMAGE, Folders(tmp_path), prepared().workload.names, Answers())
     engine.begin()
     engine.start(Start(prepared().workload.pods[0], number, 0))
@@ -132,7 +131,7 @@ def test_what_was_made_is_removed_and_kept_only_on_request(tmp_path):
 
 def test_a_pod_that_was_never_made_does_not_save_the_others_from_removal(monkeypatch, tmp_path):
     """As when Ctrl-C comes while the second container is being made."""
-    monkeypatch.setattr(containers, "LineStream", lambda words, **_: None)
+    monkeypatch.setattr(engines, "LineStream", lambda words, **_: None)
     shell = Answers()
     engine = Containers("podman", IMAGE, Folders(tmp_path / "embark-rehearse-one"), prepared().workload.names, shell)
     engine.begin()
@@ -144,7 +143,7 @@ def test_a_pod_that_was_never_made_does_not_save_the_others_from_removal(monkeyp
 
 
 def test_what_the_engine_could_not_remove_is_named_with_the_command_that_does(monkeypatch, tmp_path):
-    monkeypatch.setattr(containers, "LineStream", lambda words, **_: None)
+    monkeypatch.setattr(engines, "LineStream", lambda words, **_: None)
     shell = Answers()
     engine = Containers("podman", IMAGE, Folders(tmp_path / "embark-rehearse-one"), prepared().workload.names, shell)
     engine.begin()

@@ -20,6 +20,7 @@ from embark.data.prepare.schema import TIME_ROWS, Schema
 from embark.data.prepared.cache import local_folder, read_manifest
 from embark.data.prepared.manifest import IDS, SHARED, Manifest, shared_tables
 from embark.errors import DataError
+from embark.formatting import shorten_list
 from embark.spec.data import NewIds, TimeColumns
 from embark.spec.run import RunSpec
 from embark.store import open_store
@@ -183,4 +184,4 @@ def _sharing(shared: Mapping[str, str]) -> str:
 
 
 def _listed(names: tuple[str, ...]) -> str:
-    return ", ".join(names[:12]) + (f" and {len(names) - 12} more" if len(names) > 12 else "") or "none"
+    return shorten_list(names, 12)

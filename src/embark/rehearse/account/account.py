@@ -10,7 +10,7 @@ from embark.launch.shell import CommandResult
 from embark.rehearse.account.kubernetes.cluster import Cluster
 from embark.rehearse.account.registry import Images, Registry
 from embark.rehearse.account.state import Clock, Refused, Resources
-from embark.rehearse.ray_job import INSTALL_RAY, NO_RAY
+from embark.rehearse.workload import INSTALL_RAY, NO_RAY
 
 AnsweredBy = Literal["real", "stand-in"]
 

@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from embark.doctor import Check
 from embark.doctor.account import check_account, need_of
+from embark.doctor.host import Check
 from embark.errors import UserError
 from embark.launch.shell import Shell
 from embark.spec import load_spec

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from embark.doctor import Check
 from embark.doctor.account import check_account, need_of
+from embark.doctor.host import Check
 from embark.launch.shell import Shell
 from embark.spec import load_spec
 

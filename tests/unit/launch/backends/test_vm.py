@@ -22,7 +22,7 @@ from embark.errors import Interrupted, SpecError, UserError
 from embark.launch.backend import LaunchRequest
 from embark.launch.backends.clouds import command_error
 from embark.launch.backends.vm import Vm, machine_files
-from embark.launch.launching import estimate_launch
+from embark.launch.costs import estimate_launch
 from embark.launch.run_registry import find_run
 from embark.launch.shell import CommandResult, DryRunShell
 from embark.render.job import make_job

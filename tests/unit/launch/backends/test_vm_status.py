@@ -52,7 +52,7 @@ def test_commands_that_read_issue_no_command_that_changes_anything_and_change_no
     clouds = Clouds()
     use_shell(monkeypatch, lambda: clouds)
     monkeypatch.setattr("embark.launch.costs.Shell", lambda: clouds)
-    monkeypatch.setattr("embark.diagnose.targets.Shell", lambda: clouds)
+    monkeypatch.setattr("embark.diagnose.diagnose.Shell", lambda: clouds)
     launch_run(Console(quiet=True), spec_for(cloud, tmp_path, "place.spot=true"), yes=True, dry_run=False)
     lost = clouds.names("machine")[1]
 

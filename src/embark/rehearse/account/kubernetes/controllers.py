@@ -12,9 +12,8 @@ from embark.rehearse.account.kubernetes.programs import Outcome, run_program
 from embark.rehearse.account.kubernetes.scheduler import choose_node, pool_that_fits, requests
 from embark.rehearse.manifest import K8sObject, Objects, PodIdentity, at, name_of, namespace_of, rows
 from embark.rehearse.pods import Pod, make_pod
-from embark.rehearse.ray_job import CLUSTER, ray_pods
 from embark.rehearse.server import served_artifact, server_pods
-from embark.rehearse.workload import make_workload
+from embark.rehearse.workload import CLUSTER, make_workload, ray_pods
 
 PODS_KINDS = ("Job", "JobSet", "TrainJob", "PyTorchJob", "RayJob", "RayCluster", "VolcanoJob")
 START_S = 20.0  # From a node with the image to a container that runs.

@@ -16,8 +16,8 @@ from embark.rehearse.account.kubernetes.kubelet import path_trouble, volume_of_p
 from embark.rehearse.controller import Observer
 from embark.rehearse.manifest import K8sObject
 from embark.rehearse.pods import Pod
-from embark.rehearse.ray_job import NO_RAY, SUBMITTER
 from embark.rehearse.rehearsal import RehearsalOptions, prepare, rehearse
+from embark.rehearse.workload import NO_RAY, SUBMITTER
 from embark.render.command import SPEC_VARIABLE
 from embark.spec.load import parse_spec
 
