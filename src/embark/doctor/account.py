@@ -1,6 +1,6 @@
 """Can the cloud account that pays start the machines of a run: identity, quotas, machines on sale, budgets, bucket.
 
-Azure and Google Cloud answer by their own command lines; every failure becomes a check with its fix.
+Each cloud answers by its own command line; every failure becomes a check with its fix.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from typing import Any
 
 from embark.catalog import Catalog, load_catalog, machine_of_place
 from embark.doctor.host import Check, check
-from embark.errors import EmbarkError, MissingPackage, UserError
+from embark.errors import EmbarkError, UserError
 from embark.formatting import format_usd, to_one_line
 from embark.launch.shell import Shell
 from embark.render.job import Job
@@ -30,6 +30,7 @@ from embark.store.retry_policy import BRIEF_RETRY
 
 CLOUDS: dict[str, Any] = tomllib.loads(Path(__file__).with_name("account_clouds.toml").read_text(encoding="utf-8"))
 """By cloud: its command line, and what its errors mean."""
+PRICE_MOVED = 0.25  # A spot price that differs this much from the catalog's is worth a warning.
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,10 +103,7 @@ def need_of(spec: RunSpec) -> Need:
 
 def check_account(need: Need, shell: Shell) -> Iterator[Check]:
     """Each check as soon as it is known. The only change is one small file in the bucket, deleted at once."""
-    if need.job.cloud == "aws":
-        checks = check_aws(need)
-    else:
-        checks = _check_by_command_line(CloudCli(need.job.cloud, shell), need)
+    checks = _ask_all(CloudCli(need.job.cloud, shell), need)
     first = next(checks)
     yield first
     if first.verdict == "ok":  # without an identity nothing else can be asked
@@ -114,8 +112,7 @@ def check_account(need: Need, shell: Shell) -> Iterator[Check]:
             yield bucket
 
 
-def _check_by_command_line(cli: CloudCli, need: Need) -> Iterator[Check]:
-    """The identity first."""
+def _ask_all(cli: CloudCli, need: Need) -> Iterator[Check]:
     for question in QUESTIONS[need.job.cloud]:
         try:
             yield from question(cli, need)
@@ -158,12 +155,12 @@ class CheckFailed(Exception):
 
 
 class CloudCli:
-    """`az` or `gcloud`."""
+    """A cloud's command line: `aws`, `az` or `gcloud`."""
 
     def __init__(self, cloud: str, shell: Shell) -> None:
         self._cloud, self._shell = cloud, shell
         self._program: str = CLOUDS[cloud]["program"]
-        self.project = ""  # Of Google Cloud, once the identity is checked.
+        self.account = ""  # AWS's account or Google's project, once the identity is checked.
 
     def require(self) -> None:
         if shutil.which(self._program) is None:
@@ -171,15 +168,17 @@ class CloudCli:
             raise CheckFailed(Check("account", "wrong", found, f"{self._program} on the path",
                                     CLOUDS[self._cloud]["install"]))
 
-    def ask(self, name: str, *words: str) -> Any:
-        """Its answer. `name`: of the check that fails where there is none."""
+    def ask(self, name: str, *words: str, missing: str = "") -> Any:
+        """The answer's JSON; None if the error has the text `missing`. Any other error fails the check `name`."""
         done = self._shell.ask([self._program, *words, *CLOUDS[self._cloud]["flags"]], timeout_s=120)
         if done.has_timed_out:
             raise CheckFailed(Check(name, "wrong", f"{self._program} did not answer in time", "an answer",
                                     "check the network, or a proxy"))
         if not done.is_ok:
             said = to_one_line(done.err)
-            raise CheckFailed(refusal(self._cloud, name, said, said=said[:160]) or Check(
+            if missing and missing in said:
+                return None
+            raise CheckFailed(_refusal(self._cloud, name, said) or Check(
                 name, "warning", f"{self._program} refused: {said[:240]}", "an answer",
                 "ask again, or look in the console"))
         try:
@@ -189,8 +188,9 @@ class CloudCli:
             raise CheckFailed(Check(name, "warning", found, "JSON", CLOUDS[self._cloud]["upgrade"])) from None
 
 
-def refusal(cloud: str, name: str, error: str, **values: str) -> Check | None:
-    """What an error of a cloud means, where that is known."""
+def _refusal(cloud: str, name: str, error: str) -> Check | None:
+    """The check that explains an error of a cloud; None if the error is not known."""
+    values = {"said": error[:160], "action": CLOUDS[cloud].get("actions", {}).get(name, "")}
     for one in CLOUDS[cloud]["refusals"]:
         if any(text in error for text in one["texts"]):
             return Check(name, one["verdict"], *(one[key].format(**values) for key in ("found", "expected", "fix")))
@@ -266,7 +266,7 @@ def _gcp_identity(gcloud: CloudCli, need: Need) -> Iterator[Check]:
     if not project:
         raise CheckFailed(Check("account", "wrong", f"{account}, and no project", "a project that pays",
                                 "set place.account, or gcloud config set project ID"))
-    gcloud.project = project
+    gcloud.account = project
     yield Check("account", "ok", f"project {project} as {account}")
 
 
@@ -276,10 +276,10 @@ def _gcp_quotas(gcloud: CloudCli, need: Need) -> Iterator[Check]:
     quotas = list(cloud_quotas(need.job))
     for quota in quotas:
         infos = gcloud.ask("quota", "beta", "quotas", "info", "list", f"--service={quota.service}",
-                           f"--filter={quota.filter}", f"--project={gcloud.project}")
+                           f"--filter={quota.filter}", f"--project={gcloud.account}")
         place = need.location.zone if quota.is_zonal else need.region
         limit = _cloud_quota_limit(infos, quota, place)
-        fix = (f"https://console.cloud.google.com/iam-admin/quotas?project={gcloud.project}: ask for "
+        fix = (f"https://console.cloud.google.com/iam-admin/quotas?project={gcloud.account}: ask for "
                f"{need.num_units} of {quota.name} in {place}; it may take days")
         if limit is None:
             yield Check(f"quota {quota.name}", "warning", f"no such quota is listed for {place}",
@@ -288,14 +288,14 @@ def _gcp_quotas(gcloud: CloudCli, need: Need) -> Iterator[Check]:
             yield need.quota_check(quota.name, limit, None, fix)
     if quotas:
         return
-    region = gcloud.ask("quota", "compute", "regions", "describe", need.region, f"--project={gcloud.project}")
+    region = gcloud.ask("quota", "compute", "regions", "describe", need.region, f"--project={gcloud.account}")
     rows = {row["metric"]: row for row in region.get("quotas", [])}
     if name in rows:
-        yield _gcp_quota(rows[name], need, f"in {need.region}", gcloud.project)
+        yield _gcp_quota(rows[name], need, f"in {need.region}", gcloud.account)
     else:
         yield Check(f"quota {name or need.job.machine.name}", "warning",
                     f"gcloud compute does not list it in {need.region}", f"{need.num_units} {need.unit} free",
-                    f"https://console.cloud.google.com/iam-admin/quotas?project={gcloud.project}")
+                    f"https://console.cloud.google.com/iam-admin/quotas?project={gcloud.account}")
 
 
 def _cloud_quota_limit(infos: Sequence[dict[str, Any]], quota: CloudQuota, place: str) -> float | None:
@@ -309,11 +309,11 @@ def _cloud_quota_limit(infos: Sequence[dict[str, Any]], quota: CloudQuota, place
 
 
 def _gcp_global_quotas(gcloud: CloudCli, need: Need) -> Iterator[Check]:
-    info = gcloud.ask("quota GPUS_ALL_REGIONS", "compute", "project-info", "describe", f"--project={gcloud.project}")
+    info = gcloud.ask("quota GPUS_ALL_REGIONS", "compute", "project-info", "describe", f"--project={gcloud.account}")
     rows = {row["metric"]: row for row in info.get("quotas", [])}
     for name in quota.also if (quota := quota_of(need.job)) else ():
         if name in rows:
-            yield _gcp_quota(rows[name], need, "in all regions", gcloud.project)
+            yield _gcp_quota(rows[name], need, "in all regions", gcloud.account)
 
 
 def _gcp_quota(row: dict[str, Any], need: Need, where: str, project: str) -> Check:
@@ -327,72 +327,73 @@ def _gcp_offer(gcloud: CloudCli, need: Need) -> Iterator[Check]:
     if not need.job.machine.machine_type:  # The first TPUs are no machines of Compute Engine.
         name, zone = need.job.machine.name, need.location.zone
         rows = gcloud.ask("machine offered", "compute", "tpus", "accelerator-types", "list",
-                          f"--project={gcloud.project}", f"--zone={zone}", f"--filter=type={name}")
+                          f"--project={gcloud.account}", f"--zone={zone}", f"--filter=type={name}")
         yield need.offer_check([zone] if any(row.get("type") == name for row in rows) else [])
         return
-    rows = gcloud.ask("machine offered", "compute", "machine-types", "list", f"--project={gcloud.project}",
+    rows = gcloud.ask("machine offered", "compute", "machine-types", "list", f"--project={gcloud.account}",
                       f"--filter=name={need.location.machine_type} AND zone~^{need.region}-")
     yield need.offer_check(sorted(str(row.get("zone", "")).rsplit("/", 1)[-1] for row in rows))
 
 
 def _gcp_billing(gcloud: CloudCli, _: Need) -> Iterator[Check]:
-    billing = gcloud.ask("billing", "billing", "projects", "describe", gcloud.project)
+    billing = gcloud.ask("billing", "billing", "projects", "describe", gcloud.account)
     if not billing.get("billingEnabled"):
-        yield Check("billing", "wrong", f"project {gcloud.project} has no billing account", "one that pays",
-                    f"gcloud billing projects link {gcloud.project} --billing-account=ID")
+        yield Check("billing", "wrong", f"project {gcloud.account} has no billing account", "one that pays",
+                    f"gcloud billing projects link {gcloud.account} --billing-account=ID")
         return
     account = str(billing.get("billingAccountName", "")).rsplit("/", 1)[-1]
     budgets = gcloud.ask("budgets", "billing", "budgets", "list", f"--billing-account={account}")
     yield budget_check([(str(budget.get("displayName", "")), 0.0, 0.0) for budget in budgets])
 
 
-Question = Callable[[CloudCli, Need], Iterator[Check]]
-QUESTIONS: dict[str, tuple[Question, ...]] = {
-    "azure": (_azure_identity, _azure_quotas, _azure_offer, _azure_budgets),
-    "gcp": (_gcp_identity, _gcp_quotas, _gcp_global_quotas, _gcp_offer, _gcp_billing),
-}
+def _aws_identity(aws: CloudCli, need: Need) -> Iterator[Check]:
+    aws.require()
+    identity = aws.ask("account", "sts", "get-caller-identity", "--region", need.region)
+    aws.account = str(identity["Account"])
+    wanted = need.job.spec.place.account
+    yield check("account", wanted in ("", aws.account), f"{aws.account} as {identity['Arn']}",
+                f"account {wanted}" if wanted else "", "AWS_PROFILE chooses another; or correct place.account")
 
 
-PRICE_MOVED = 0.25  # A spot price that differs this much from the catalog's is worth a warning.
-LOGIN: str = CLOUDS["aws"]["login"]
+def _aws_offer(aws: CloudCli, need: Need) -> Iterator[Check]:
+    offers = aws.ask("machine offered", "ec2", "describe-instance-type-offerings", "--region", need.region,
+                     "--location-type", "availability-zone", "--filters",
+                     f"Name=instance-type,Values={need.location.machine_type}")
+    yield need.offer_check(sorted({row["Location"] for row in offers["InstanceTypeOfferings"]}))
 
 
-def check_aws(need: Need) -> Iterator[Check]:
-    """The identity first."""
-    try:
-        import boto3
-        import botocore.exceptions
-        from botocore.config import Config
-    except ImportError:
-        raise MissingPackage("checking an AWS account needs boto3, which is not installed",
-                             fix="pip install 'embark-rec[cloud]'") from None
-    config = Config(connect_timeout=5, read_timeout=20, retries={"total_max_attempts": 2, "mode": "standard"})
-    try:
-        session = boto3.Session(region_name=need.region)
-    except botocore.exceptions.ProfileNotFound as error:
-        yield Check("account", "wrong", to_one_line(error), "an existing profile", "aws configure list-profiles")
+def _aws_quotas(aws: CloudCli, need: Need) -> Iterator[Check]:
+    name, code = need.quota
+    if not code:
+        yield Check("quota", "warning", f"the quota for {need.job.machine.name} {need.market} is not known",
+                    fix=f"https://{need.region}.console.aws.amazon.com/servicequotas/home/services/ec2/quotas")
         return
+    options = ("--region", need.region, "--service-code", "ec2", "--quota-code", code)
+    # A quota that was never changed for this account is missing.
+    answer = (aws.ask("quota", "service-quotas", "get-service-quota", *options, missing="NoSuchResource")
+              or aws.ask("quota", "service-quotas", "get-aws-default-service-quota", *options))
+    used = _vcpus_in_use(aws, need, families_of(name))
+    fix = (f"aws service-quotas request-service-quota-increase --service-code ec2 --quota-code {code} "
+           f"--desired-value {used + need.num_units:g} --region {need.region}: it may take days")
+    yield need.quota_check(name, float(answer["Quota"]["Value"]), used, fix)
 
-    def client(name: str, region: str = "") -> Any:
-        """Created when needed: each reads megabytes of AWS's own description."""
-        return session.client(name, region_name=region or need.region, config=config)
 
-    identity: dict[str, str] = {}
-    yield from _answer("account", "sts:GetCallerIdentity", lambda: _identity(client("sts"), need, identity))
-    account, ec2 = identity["Account"], client("ec2")
-    questions: tuple[tuple[str, str, Callable[[], list[Check]]], ...] = (
-        ("machine offered", "ec2:DescribeInstanceTypeOfferings", lambda: _offered(ec2, need)),
-        ("quota", "servicequotas:GetServiceQuota, ec2:DescribeInstances and ec2:DescribeInstanceTypes",
-         lambda: _quota(client("service-quotas"), ec2, need)),
-        ("spot price", "ec2:DescribeSpotPriceHistory", lambda: _spot_price(ec2, need)),
-        ("budgets", "budgets:ViewBudget", lambda: _budgets(client("budgets", "us-east-1"), account)),
-    )
-    for name, action, question in questions:
-        yield from _answer(name, action, question)
+def _vcpus_in_use(aws: CloudCli, need: Need, families: tuple[str, ...]) -> float:
+    answer = aws.ask("quota", "ec2", "describe-instances", "--region", need.region, "--filters",
+                     "Name=instance-state-name,Values=pending,running")
+    instances = [one for reservation in answer["Reservations"] for one in reservation["Instances"]]
+    running = Counter(one["InstanceType"] for one in instances if counts_to(one["InstanceType"], families)
+                      and (one.get("InstanceLifecycle") == "spot") == need.job.is_spot)
+    if not running:
+        return 0.0
+    # A machine counts with all its processors, however many it was started with.
+    kinds = aws.ask("quota", "ec2", "describe-instance-types", "--region", need.region, "--instance-types", *running)
+    return float(sum(running[kind["InstanceType"]] * kind["VCpuInfo"]["DefaultVCpus"]
+                     for kind in kinds["InstanceTypes"]))
 
 
 def families_of(quota_name: str) -> tuple[str, ...]:
-    """Of `All P4, P3 and P2 Spot Instance Requests` and `Running On-Demand G and VT instances`: `p4 p3 p2`, `g vt`."""
+    """`p4 p3 p2` of `All P4, P3 and P2 Spot Instance Requests`, `g vt` of `Running On-Demand G and VT instances`."""
     middle = re.sub(r"^(Running On-Demand|All)|(Spot Instance Requests|instances)$", "", quota_name)
     return tuple(word.lower() for word in re.findall(r"\b[A-Z]+\d*\b", middle))
 
@@ -405,97 +406,35 @@ def counts_to(instance_type: str, families: tuple[str, ...]) -> bool:
                for one in families)
 
 
-def _identity(sts: Any, need: Need, identity: dict[str, str]) -> list[Check]:
-    """`identity` receives AWS's answer."""
-    identity |= sts.get_caller_identity()
-    wanted = need.job.spec.place.account
-    found = f"{identity['Account']} as {identity['Arn']}"
-    return [check("account", not wanted or wanted == identity["Account"], found, f"account {wanted}" if wanted else "",
-                  "AWS_PROFILE chooses another; or correct place.account")]
-
-
-def _offered(ec2: Any, need: Need) -> list[Check]:
-    machine = need.location.machine_type
-    pages = ec2.get_paginator("describe_instance_type_offerings").paginate(
-        LocationType="availability-zone", Filters=[{"Name": "instance-type", "Values": [machine]}])
-    return [need.offer_check(sorted({row["Location"] for page in pages for row in page["InstanceTypeOfferings"]}))]
-
-
-def _quota(quotas: Any, ec2: Any, need: Need) -> list[Check]:
-    name, code = need.quota
-    if not code:
-        return [Check("quota", "warning", f"the quota for {need.job.machine.name} {need.market} is not known",
-                      fix=f"https://{need.region}.console.aws.amazon.com/servicequotas/home/services/ec2/quotas")]
-    try:
-        limit = quotas.get_service_quota(ServiceCode="ec2", QuotaCode=code)["Quota"]["Value"]
-    except quotas.exceptions.NoSuchResourceException:  # never changed for this account
-        limit = quotas.get_aws_default_service_quota(ServiceCode="ec2", QuotaCode=code)["Quota"]["Value"]
-    used = _vcpus_in_use(ec2, families_of(name), is_spot=need.job.is_spot)
-    fix = (f"aws service-quotas request-service-quota-increase --service-code ec2 --quota-code {code} "
-           f"--desired-value {used + need.num_units:g} --region {need.region}: it may take days")
-    return [need.quota_check(name, float(limit), used, fix)]
-
-
-def _vcpus_in_use(ec2: Any, families: tuple[str, ...], *, is_spot: bool) -> float:
-    pages = ec2.get_paginator("describe_instances").paginate(
-        Filters=[{"Name": "instance-state-name", "Values": ["pending", "running"]}])
-    running: Counter[str] = Counter()
-    for page in pages:
-        for instance in (one for reservation in page["Reservations"] for one in reservation["Instances"]):
-            is_of_it = (instance.get("InstanceLifecycle") == "spot") == is_spot
-            if is_of_it and counts_to(instance["InstanceType"], families):
-                running[instance["InstanceType"]] += 1
-    if not running:
-        return 0.0
-    # A machine counts with all its processors, however many it was started with.
-    kinds = ec2.get_paginator("describe_instance_types").paginate(InstanceTypes=sorted(running))
-    return float(sum(running[kind["InstanceType"]] * kind["VCpuInfo"]["DefaultVCpus"]
-                     for page in kinds for kind in page["InstanceTypes"]))
-
-
-def _spot_price(ec2: Any, need: Need) -> list[Check]:
+def _aws_spot_price(aws: CloudCli, need: Need) -> Iterator[Check]:
     if not need.job.is_spot:
-        return []
+        return
     machine = need.location.machine_type
-    history = ec2.describe_spot_price_history(InstanceTypes=[machine], ProductDescriptions=["Linux/UNIX"],
-                                              StartTime=datetime.now(UTC), MaxResults=100)
-    prices = {row["AvailabilityZone"]: float(row["SpotPrice"]) for row in history["SpotPriceHistory"]}
+    answer = aws.ask("spot price", "ec2", "describe-spot-price-history", "--region", need.region, "--instance-types",
+                     machine, "--product-descriptions", "Linux/UNIX", "--start-time", datetime.now(UTC).isoformat())
+    prices = {row["AvailabilityZone"]: float(row["SpotPrice"]) for row in answer["SpotPriceHistory"]}
     if not prices:
-        return [Check("spot price", "warning", f"none for {machine} in {need.region} now", "one",
-                      "it may not be sold on spot there: another place.region, or place.spot = false")]
+        yield Check("spot price", "warning", f"none for {machine} in {need.region} now", "one",
+                    "it may not be sold on spot there: another place.region, or place.spot = false")
+        return
     zone, price = min(prices.items(), key=lambda row: row[1])
     known = need.job.price.usd_per_machine_hour
     found = f"{format_usd(price)} an hour in {zone} now; the catalog says {format_usd(known) if known else 'nothing'}"
     is_near = known is not None and abs(price - known) <= PRICE_MOVED * known
-    return [check("spot price", is_near, found, f"within {PRICE_MOVED:.0%} of the catalog",
-                  "embark catalog refresh FILE imports today's price; plans and costs use the catalog's",
-                  bad="warning")]
+    yield check("spot price", is_near, found, f"within {PRICE_MOVED:.0%} of the catalog",
+                "embark catalog refresh FILE imports today's price; plans and costs use the catalog's", bad="warning")
 
 
-def _budgets(client: Any, account: str) -> list[Check]:
-    budgets = client.describe_budgets(AccountId=account).get("Budgets", [])
-    return [budget_check([(one["BudgetName"], float(one.get("BudgetLimit", {}).get("Amount", 0)),
-                           float(one.get("CalculatedSpend", {}).get("ActualSpend", {}).get("Amount", 0)))
-                          for one in budgets], currency="$")]
+def _aws_budgets(aws: CloudCli, _: Need) -> Iterator[Check]:
+    answer = aws.ask("budgets", "budgets", "describe-budgets", "--region", "us-east-1", "--account-id", aws.account)
+    yield budget_check([(one["BudgetName"], float(one.get("BudgetLimit", {}).get("Amount", 0)),
+                         float(one.get("CalculatedSpend", {}).get("ActualSpend", {}).get("Amount", 0)))
+                        for one in answer.get("Budgets", ())], currency="$")
 
 
-def _answer(name: str, action: str, question: Callable[[], list[Check]]) -> list[Check]:
-    """AWS's answer, or a check that says why there is none."""
-    import botocore.exceptions as wrong
-
-    try:
-        return question()
-    except (wrong.NoCredentialsError, wrong.PartialCredentialsError):
-        return [Check(name, "wrong", "no credentials for AWS were found", "credentials", LOGIN)]
-    except (wrong.UnauthorizedSSOTokenError, wrong.SSOTokenLoadError, wrong.TokenRetrievalError):
-        return [Check(name, "wrong", "the login of the AWS profile has expired", "a valid login", "aws sso login")]
-    except (wrong.EndpointConnectionError, wrong.HTTPClientError) as error:
-        return [Check(name, "wrong", f"AWS cannot be reached: {to_one_line(error)}", "an answer",
-                      "check the network, a proxy, AWS_ENDPOINT_URL, and the spelling of the region")]
-    except wrong.ClientError as error:
-        code, said = (str(error.response.get("Error", {}).get(key, "")) for key in ("Code", "Message"))
-        return [refusal("aws", name, code, said=code, action=action, login=LOGIN) or Check(
-            name, "warning", f"AWS refused: {code}: {to_one_line(said)}", "an answer",
-            "try again, or look in the console")]
-    except (wrong.BotoCoreError, KeyError, ValueError) as error:
-        return [Check(name, "warning", f"AWS's answer cannot be read: {to_one_line(error)}", "an answer", "try again")]
+Question = Callable[[CloudCli, Need], Iterator[Check]]
+QUESTIONS: dict[str, tuple[Question, ...]] = {
+    "aws": (_aws_identity, _aws_offer, _aws_quotas, _aws_spot_price, _aws_budgets),
+    "azure": (_azure_identity, _azure_quotas, _azure_offer, _azure_budgets),
+    "gcp": (_gcp_identity, _gcp_quotas, _gcp_global_quotas, _gcp_offer, _gcp_billing),
+}

@@ -1,4 +1,4 @@
-"""Estimate, launch, supervise and cancel a run."""
+"""Launch, recover and cancel a run."""
 
 import time
 from collections.abc import Mapping
@@ -25,7 +25,7 @@ from embark.spec import RunSpec, to_toml
 from embark.store import CheckpointStore, open_store
 from embark.store.retry_policy import BRIEF_RETRY
 
-SUPERVISE_POLL_S = 15.0
+RECOVER_POLL_S = 15.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,7 +139,7 @@ def find_active(name: str, shell: Shell, notify: Notify) -> RunRecord | None:
     return None if run is None or backend_of(run.handle, shell, notify).status(run.handle).has_ended else run
 
 
-def supervise(run: RunRecord, shell: Shell, notify: Notify, *, poll_s: float = SUPERVISE_POLL_S) -> Status:
+def recover_until_ended(run: RunRecord, shell: Shell, notify: Notify, *, poll_s: float = RECOVER_POLL_S) -> Status:
     """Re-creates machines that the run loses, until it ends. Ctrl-C ends the supervision and not the run."""
     handle = run.handle
     backend = backend_of(handle, shell, notify)

@@ -228,7 +228,7 @@ def _from_lines(case: Case) -> Cause | None:
     """What the rules of `embark diagnose` find in the pods' lines."""
     if case.outcome.finish == "succeeded":
         return None
-    from embark.diagnose.diagnose import diagnose
+    from embark.diagnose.report import diagnose
     from embark.diagnose.source import DiagnosedFile
 
     if case.outcome.progress.errors:

@@ -8,7 +8,7 @@ import pytest
 
 from embark.catalog import load_catalog
 from embark.diagnose import diagnose, sources_of
-from embark.diagnose.diagnose import memory_advice
+from embark.diagnose.report import memory_advice
 from embark.plan.predict import predict
 from embark.spec.load import resolve
 

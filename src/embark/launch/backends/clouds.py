@@ -18,7 +18,7 @@ from embark.formatting import to_one_line
 from embark.launch.backend import Resource, RunEvent, explain, time_s
 from embark.launch.backends.machines import RUN_FOLDER
 from embark.launch.shell import CommandResult, Shell
-from embark.launch.supervised import Host, ssh_words
+from embark.launch.supervisor_client import Host, ssh_words
 from embark.render.clouds import aws, azure, gcp
 from embark.render.job import Job
 from embark.render.location import location_of

@@ -25,7 +25,7 @@ from embark.launch.backend import (
 )
 from embark.launch.run_registry import registry_dir
 from embark.launch.shell import CommandResult
-from embark.launch.supervised import PROGRAM, SupervisorState, job_json, status_of
+from embark.launch.supervisor_client import PROGRAM, SupervisorState, job_json, status_of
 from embark.render.serving import artifact_of, server_name
 from embark.serve.deadlines import DRAIN_S
 from embark.spec import RunSpec, to_toml
@@ -130,7 +130,7 @@ class Local(LaunchBackend):
 
     def _state(self, handle: RunHandle) -> SupervisorState:
         """Read from its files: a command for each look would be slow."""
-        return SupervisorState.parse(supervisor.status_line(handle.folder))
+        return SupervisorState(**supervisor.status(handle.folder))
 
     def _supervise(self, handle: RunHandle, command: str, *rest: str) -> CommandResult:
         return self._shell.change([sys.executable, "-P", str(PROGRAM), command, str(handle.folder), *rest])

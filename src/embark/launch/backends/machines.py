@@ -12,9 +12,9 @@ from embark.catalog import load_catalog
 from embark.errors import EmbarkError, Interrupted, UserError
 from embark.formatting import format_duration, pluralize, to_one_line
 from embark.launch.backend import CancelResult, LaunchBackend, LaunchRequest, LogLine, Resource, RunHandle, Status
-from embark.launch.log_follower import LogSource, follow_logs, read_logs
+from embark.launch.log_tail import LogSource, read_logs, tail_logs
 from embark.launch.run_registry import run_outcome
-from embark.launch.supervised import Host, LogPosition, Ssh, names_of
+from embark.launch.supervisor_client import Host, LogPosition, SupervisorClient, names_of
 from embark.render.job import Job, make_job
 from embark.spec import load_spec, to_toml
 from embark.store import write_atomic
@@ -42,8 +42,8 @@ class MachinesBackend(LaunchBackend):
     poll_s = 15.0
 
     @cached_property
-    def _ssh(self) -> Ssh:
-        return Ssh(self._shell, notify=self._notify)
+    def _ssh(self) -> SupervisorClient:
+        return SupervisorClient(self._shell, notify=self._notify)
 
     @abstractmethod
     def _submit(self, request: LaunchRequest, job: Job) -> None: ...
@@ -89,7 +89,7 @@ class MachinesBackend(LaunchBackend):
                             fix=status.fix)
         yield from read_logs(self._ssh.log_sources(hosts, positions))
         if follow and not status.has_ended:
-            yield from follow_logs(look, self.poll_s)
+            yield from tail_logs(look, self.poll_s)
 
     def recover(self, handle: RunHandle) -> None:
         self._recreate(handle, self._job(handle))

@@ -13,7 +13,7 @@ from embark.launch.backend import LaunchRequest, Resource, RunEvent, RunHandle, 
 from embark.launch.backends.clouds import CloudCommands, from_environment, gcp_project
 from embark.launch.backends.machines import RUN_FOLDER, Existing, MachinesBackend
 from embark.launch.run_registry import registry_dir
-from embark.launch.supervised import Host, SupervisorState, job_json, names_of, pack_files, status_of
+from embark.launch.supervisor_client import Host, SupervisorState, job_json, names_of, pack_files, status_of
 from embark.render.clouds.gcp import account_steps
 from embark.render.job import Job, make_job
 from embark.render.location import location_of

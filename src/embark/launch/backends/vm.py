@@ -14,7 +14,7 @@ from embark.launch.backend import LaunchRequest, Replica, Resource, RunEvent, Ru
 from embark.launch.backends.clouds import CLOUDS, Cloud, Machine
 from embark.launch.backends.machines import RUN_FOLDER, Existing, MachinesBackend, submitted_s
 from embark.launch.run_registry import registry_dir
-from embark.launch.supervised import (
+from embark.launch.supervisor_client import (
     Host,
     SupervisorState,
     Unreachable,
@@ -33,7 +33,7 @@ from embark.render.wheel import wheel_bytes, wheel_name
 from embark.spec import RunSpec
 
 READY = "/run/embark-ready"  # Gone after a reboot, and with it what was on the machine's own disks.
-POWER_OFF_AFTER_S = 1800  # From the run's end: time to read the logs, without paying all night.
+POWER_OFF = ("shutdown", "--poweroff", "+30")  # Half an hour to read the logs, without paying all night.
 
 
 class Vm(MachinesBackend):
@@ -200,8 +200,7 @@ def machine_files(job: Job, index: int, master: str) -> Mapping[str, str | bytes
     return {
         **config, **({} if job.spec.place.image else {wheel_name(): wheel_bytes()}),
         "setup.sh": setup_program(job, wheels=RUN_FOLDER), "node.sh": node_program(job, place), "start.sh": start,
-        "job.json": job_json([f"{RUN_FOLDER}/start.sh"], cwd="/", after=["shutdown", "--poweroff", "now"],
-                             after_s=POWER_OFF_AFTER_S),
+        "job.json": job_json([f"{RUN_FOLDER}/start.sh"], cwd="/", after=POWER_OFF),
     }
 
 

@@ -27,7 +27,7 @@ from embark.launch.backends.local import Local
 from embark.launch.launching import prepare_launch, submit_launch
 from embark.launch.run_registry import find_run, launch_lock, list_runs
 from embark.launch.shell import CommandResult, Shell
-from embark.launch.supervised import PROGRAM
+from embark.launch.supervisor_client import PROGRAM
 from embark.spec import load_spec, to_toml
 
 ROOT = Path(__file__).parents[4]

@@ -66,7 +66,7 @@ def launched(tmp_path: Path, *sets: str, machine: str = "v5litepod-16"):
 def grant(clouds: Clouds, num_hosts: int = 4, node: str = "dlrm") -> None:
     clouds.made["request dlrm"]["state"]["state"] = "ACTIVE"
     for worker in range(num_hosts):
-        clouds.supervisors[f"{node} {worker}"] = {"is_alive": True, "ended": None}
+        clouds.supervisors[f"{node} {worker}"] = {"is_alive": True, "code": None}
 
 
 def test_a_request_waits_is_granted_and_trains(tmp_path):
@@ -126,7 +126,7 @@ def test_commands_that_read_issue_no_command_that_changes_anything_and_change_no
     clouds = Clouds()
     use_shell(monkeypatch, lambda: clouds)
     monkeypatch.setattr("embark.launch.costs.Shell", lambda: clouds)
-    monkeypatch.setattr("embark.diagnose.diagnose.Shell", lambda: clouds)
+    monkeypatch.setattr("embark.diagnose.report.Shell", lambda: clouds)
     launch_run(Console(quiet=True), spec_for(tmp_path, "place.spot=true"), yes=True, dry_run=False)
 
     def preempt() -> None:

@@ -199,7 +199,7 @@ def test_what_a_machine_is_handed_readies_it_once_after_each_start(tmp_path):
     assert "/run/embark-ready" in files["start.sh"]
     assert "RANK=1\nMASTER=dlrm-0" in files["node.sh"]
     assert load_spec(_written(tmp_path, files["spec.toml"])).name == "dlrm"
-    assert json.loads(files["job.json"])["after"] == ["shutdown", "--poweroff", "now"]
+    assert json.loads(files["job.json"])["after"] == ["shutdown", "--poweroff", "+30"]
 
 
 def _written(tmp_path: Path, text: str) -> str:

@@ -15,7 +15,7 @@ from embark.cli.console import Console
 from embark.cli.launch import launch, launch_run
 from embark.errors import Interrupted
 from embark.launch.backends.vm import machine_files
-from embark.launch.launching import supervise
+from embark.launch.launching import recover_until_ended
 from embark.launch.run_registry import find_run
 from embark.render.job import make_job
 
@@ -116,11 +116,11 @@ def test_supervision_recreates_lost_spot_machines_until_the_run_ends(tmp_path, m
         if turn == "end":
             assert clouds.made["machine dlrm-1"]["status"] == "RUNNING", "it was started again"
             for one in clouds.supervisors.values():
-                one.update(is_alive=False, ended={"code": 0, "was_stopped": False, "time_s": 2.0})
+                one.update(is_alive=False, code=0, ended_s=2.0)
 
     monkeypatch.setattr("embark.launch.launching.time.sleep", sleep)
     messages: list[str] = []
-    assert supervise(find_run("dlrm"), clouds, messages.append).state == "succeeded"
+    assert recover_until_ended(find_run("dlrm"), clouds, messages.append).state == "succeeded"
     assert any("lost: machine 1 is gone (TERMINATED)" in line for line in messages)
 
 

@@ -21,7 +21,7 @@ from embark.launch.backends.kubernetes.failure import failed_condition
 from embark.launch.backends.kubernetes.kubectl import Cluster, Forbidden, Kubectl, classify_error
 from embark.launch.backends.kubernetes.pods import Pod, PodLogPosition
 from embark.launch.backends.kubernetes.status import INSTANCE, KINDS, RunKind, event_of, status_of
-from embark.launch.log_follower import LogSource, follow_logs, read_logs
+from embark.launch.log_tail import LogSource, read_logs, tail_logs
 from embark.launch.shell import CommandResult, LineStream
 from embark.lint.rendered import render_spec
 from embark.render.job import Job, make_job
@@ -110,7 +110,7 @@ class Kubernetes(LaunchBackend):
         split = self._kind(handle).line
         yield from map(split, read_logs(sources))
         if follow:
-            yield from map(split, follow_logs(
+            yield from map(split, tail_logs(
                 lambda: (self._log_sources(handle, positions), self.status(handle).has_ended), self.poll_s))
 
     def events(self, handle: RunHandle) -> list[RunEvent]:

@@ -31,7 +31,7 @@ def read_logs(sources: Sequence[LogSource]) -> Iterator[LogLine]:
     return heapq.merge(*map(_read, sources), key=lambda line: line.time_ns)
 
 
-def follow_logs(look: Look, poll_s: float) -> Iterator[LogLine]:
+def tail_logs(look: Look, poll_s: float) -> Iterator[LogLine]:
     """What comes, until the run has ended and all of it is read."""
     streams = LineMultiplexer()
     sources: dict[str, LogSource] = {}

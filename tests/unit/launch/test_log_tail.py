@@ -6,7 +6,7 @@ import pytest
 
 from embark.launch.backend import Reason, time_ns
 from embark.launch.backends.kubernetes.pods import Pod, PodLogPosition
-from embark.launch.log_follower import LogSource, follow_logs, read_logs
+from embark.launch.log_tail import LogSource, read_logs, tail_logs
 from embark.launch.shell import CommandResult, LineStream, Shell
 
 
@@ -57,7 +57,7 @@ def test_following_reads_what_a_pod_wrote_between_two_looks_and_stops_when_all_i
     logs = Logs({"a": [at(1, 0, "one")], "b": [at(2, 0, "other")]})
     both = [logs.source("a", is_final=True), logs.source("b", is_final=True)]
     looks = iter([([logs.source("a")], False), ([logs.source("a", is_final=True)], False), (both, False)])
-    found = list(follow_logs(lambda: next(looks, (both, True)), 0.05))
+    found = list(tail_logs(lambda: next(looks, (both, True)), 0.05))
     assert [line.text for line in found] == ["one", "other"]
 
 

@@ -1,4 +1,4 @@
-"""Jobs run by `supervisor.py`, here or on machines reached by ssh: given to it, inspected, read and stopped."""
+"""Jobs that `supervisor.py` runs, here or on machines reached by ssh: start, inspect, read and stop them."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TypeVar
 
 from embark.errors import EmbarkError, ExitCode, Fault, UserError
 from embark.formatting import format_duration, pluralize, to_one_line
 from embark.launch import supervisor
 from embark.launch.backend import LogLine, Replica, State, Status, explain_exit, time_ns
-from embark.launch.log_follower import LogSource
+from embark.launch.log_tail import LogSource
 from embark.launch.shell import CommandResult, LineStream, Notify, Shell
 from embark.render.job import EXITS
 
@@ -30,16 +30,16 @@ GOOD_S = 600.0  # An attempt that lasted so long resets the count of faults.
 
 
 def job_json(command: Sequence[str], *, env: Mapping[str, str] | None = None, cwd: str = "", wait_s: float = WAIT_S,
-             restarts: bool = True, after: Sequence[str] = (), after_s: float = 0.0) -> str:
+             restarts: bool = True, after: Sequence[str] = ()) -> str:
     """The supervisor's job. Which exit codes are retried comes from the table of all controllers' failure policies.
 
-    `after` is run so long after the end, unless the job was stopped.
+    `after`: a command to run once the job has ended, unless it was stopped.
     """
     return json.dumps({
         "command": list(command), "env": dict(env or {}), "cwd": cwd, "wait_s": wait_s, "restarts": restarts,
         "final_codes": [int(row.code) for row in EXITS if not row.must_retry],
         "preempted_code": int(ExitCode.PREEMPTED), "max_faults": MAX_FAULTS, "good_s": GOOD_S,
-        "after": list(after), "after_s": after_s,
+        "after": list(after),
     })
 
 
@@ -60,17 +60,10 @@ class SupervisorState:
 
     @classmethod
     def parse(cls, out: str) -> SupervisorState:
-        """Of its `status` line. Raises ValueError."""
+        """The last line that a command of the supervisor printed. Raises ValueError."""
         try:
-            found: dict[str, Any] = json.loads(out.strip().splitlines()[-1])
-            started, state, ended = found["started"] or {}, found["state"], found["ended"] or {}
-            return cls(
-                is_alive=bool(found["is_alive"]), pid=int(started.get("pid", 0)), orphan=int(found.get("orphan", 0)),
-                started_s=started.get("time_s"),
-                phase=str(state.get("phase", "")), num_restarts=int(state.get("num_restarts", 0)),
-                last_code=int(state.get("last_code", 0)), code=ended.get("code"),
-                was_stopped=bool(ended.get("was_stopped", False)), ended_s=float(ended.get("time_s", 0.0)))
-        except (KeyError, IndexError, TypeError, AttributeError) as error:
+            return cls(**json.loads(out.strip().splitlines()[-1]))
+        except (IndexError, TypeError) as error:
             raise ValueError(str(error)) from error
 
     @property
@@ -191,7 +184,7 @@ def write_known_hosts(known_hosts: Path, keys: Mapping[str, str]) -> None:
     known_hosts.write_text("\n".join(lines) + "\n")
 
 
-class Ssh:
+class SupervisorClient:
     """Talks to the machines' supervisors."""
 
     def __init__(self, shell: Shell, *, notify: Notify) -> None:
@@ -268,9 +261,8 @@ class Ssh:
         return [self._log_source(host, positions.setdefault(host.index, LogPosition())) for host in hosts]
 
     def _log_source(self, host: Host, position: LogPosition) -> LogSource:
-        def open_log(follow: bool) -> LineStream:
-            rest = [position.log_id or "-", str(position.next_line), *(["--follow"] if follow else [])]
-            return self._shell.lines(host.command(host.supervisor("logs", *rest)))
+        def open_log(is_live: bool) -> LineStream:
+            return self._shell.lines(host.command(position.tail_line(host.folder, is_live=is_live)))
 
         def on_failure(done: CommandResult) -> None:
             if not position.has_failed:
@@ -294,22 +286,27 @@ class Ssh:
 class LogPosition:
     """How far one machine's log was read."""
 
-    log_id: str = ""
-    next_line: int = 0
+    log_id: str = ""  # Inode and time of birth: a machine that was replaced has another log.
+    num_read: int = 0
     has_failed: bool = False  # Since its last line.
 
+    def tail_line(self, folder: str, *, is_live: bool) -> str:
+        """A shell's line that prints `log ID`, then the lines that were not read yet."""
+        follow = "--follow " if is_live else ""
+        return (f"cd {shlex.quote(folder)} && [ -e {supervisor.LOG} ] || exit 0; id=$(stat -c %i.%W {supervisor.LOG}); "
+                f"echo log $id; first=1; if [ $id = {self.log_id or '-'} ]; then first={self.num_read + 1}; fi; "
+                f"exec tail --lines=+$first {follow}{supervisor.LOG}")
+
     def parse(self, host: Host, text: str) -> LogLine | None:
-        first, _, rest = text.partition(" ")
-        if first == "log":
+        stamp, _, rest = text.partition(" ")
+        if stamp == "log":
             if rest != self.log_id:
-                self.log_id, self.next_line = rest, 0
+                self.log_id, self.num_read = rest, 0
             return None
-        if not first.isdigit() or int(first) < self.next_line:
-            return None
-        self.next_line, self.has_failed = int(first) + 1, False
-        stamp, _, said = rest.partition(" ")
+        self.num_read += 1
+        self.has_failed = False
         at_ns = time_ns(stamp)
-        return LogLine.of(at_ns, host.name, said if at_ns else rest, host.index)
+        return LogLine.of(at_ns, host.name, rest if at_ns else text, host.index)
 
 
 def pack_files(files: Mapping[str, str | bytes]) -> str:
