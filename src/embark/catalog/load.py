@@ -1,4 +1,4 @@
-"""Reads the catalog's files, checks all of it, and names every mistake at once, with its file and line."""
+"""Reads the catalog's files and imports price files; all of a file is checked, and every mistake named at once."""
 
 import csv
 import datetime
@@ -56,11 +56,11 @@ Prices = Mapping[tuple[str, str], Price]
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """A row of a CSV file or a table of a TOML file. What is wrong in it goes to `mistakes`."""
+    """A row of a CSV file or a table of a TOML file. What is wrong in it is added to `mistakes`."""
 
     where: str
     name: str
-    values: dict[str, Any]  # Without empty cells.
+    values: dict[str, Any]  # Cells that are not empty.
     mistakes: Mistakes
 
     def wrong(self, field: str, what: str, fix: str = "") -> None:
@@ -68,13 +68,13 @@ class Row:
         self.mistakes.append(Mistake(self.where, f"{self.name} {field}".strip(), str(value), what, fix))
 
     def check_name(self, field: str, known: Collection[str], what: str = "no such name") -> None:
-        """A name that the field gives must be known."""
+        """Check that the field names something known."""
         value = str(self.values.get(field, ""))
         if value and value not in known:
             self.wrong(field, what, nearest(value, known))
 
     def check_source(self, sources: Collection[str]) -> None:
-        """A row's source is one of sources.toml, or several joined by +."""
+        """Check that the source is one of sources.toml, or several joined by +."""
         for part in filter(None, str(self.values.get("source", "")).split("+")):
             if part not in sources:
                 self.wrong("source", "not in sources.toml", nearest(part, sources))
@@ -82,7 +82,7 @@ class Row:
     def build(self, kind: Any, **given: Any) -> Any:
         """The row as a dataclass, each field checked as its type says; None if one is wrong.
 
-        `given` are fields that are looked up elsewhere; where one is None, its mistake is reported there.
+        `given` are fields that are looked up elsewhere; if one is None, its mistake is reported there.
         """
         values = self.values | given
         for field in fields(kind):
@@ -107,7 +107,7 @@ class Row:
 
 
 def load_catalog() -> Catalog:
-    """The shipped catalog, with newer prices where the user has imported some."""
+    """The shipped catalog, with newer prices if the user has imported some."""
     return _load(prices_path())
 
 
@@ -131,19 +131,19 @@ def clear_cache() -> None:
 
 
 def user_data_dir() -> Path:
-    """Where Embark stores what belongs to the user and to no run."""
+    """The folder for what belongs to the user and to no run."""
     home = os.environ.get("XDG_DATA_HOME", "")
     base = Path(home) if Path(home).is_absolute() else Path.home() / ".local" / "share"
     return base / "embark"
 
 
 def prices_path() -> Path:
-    """Where `embark catalog refresh` stores imported prices."""
+    """The file in which `embark catalog refresh` stores imported prices."""
     return user_data_dir() / "prices.csv"
 
 
 def read_catalog(folder: Path) -> Catalog:
-    """A folder of catalog files."""
+    """Read a folder of catalog files."""
     mistakes: Mistakes = []
     try:
         catalog = _read(folder, mistakes)
@@ -155,7 +155,7 @@ def read_catalog(folder: Path) -> Catalog:
 
 
 def read_prices(path: Path, machines: Collection[str], *, fix: str = "") -> dict[tuple[str, str], Price]:
-    """A price file from outside: its sources may be any text."""
+    """Read a price file from outside: its sources may be any text."""
     mistakes: Mistakes = []
     try:
         prices = _prices(path, machines, None, mistakes)
@@ -168,7 +168,7 @@ def read_prices(path: Path, machines: Collection[str], *, fix: str = "") -> dict
 
 
 def merge_newest(old: Prices, new: Prices) -> dict[tuple[str, str], Price]:
-    """For each machine and region the row of the later date; of one date, the new one."""
+    """The row of the later date for each machine and region; of one date, the new one."""
     return {**old, **{place: price for place, price in new.items()
                       if place not in old or price.origin.date >= old[place].origin.date}}
 
@@ -335,7 +335,7 @@ Places = Mapping[tuple[str, str], Price]
 
 @dataclass(frozen=True, slots=True)
 class PriceChange:
-    """A price that is another now."""
+    """A price that changed."""
 
     machine: str
     region: str

@@ -1,4 +1,5 @@
-"""What a user names to diagnose: launched runs, run directories, logs, folders of logs, manifests, standard input."""
+"""Diagnoses what a user names (launched runs, run directories, logs, folders of logs, manifests, standard input): which
+finding is the cause, which ones only follow from it, and, if memory ran out, what the plan says would fit."""
 
 import re
 import shlex
@@ -38,7 +39,7 @@ OUT_OF_MEMORY: Mapping[str, MemoryKind] = {
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """The answer."""
+    """The findings of a diagnosis."""
 
     diagnoses: tuple[Diagnosis, ...]  # The cause first.
     num_sources: int
@@ -48,8 +49,8 @@ class Report:
 def diagnose(
     sources: Sequence[DiagnosedFile], *, spec: RunSpec | None = None, names: Mapping[str, str] | None = None
 ) -> Report:
-    """Look through all sources together. With a spec, the expected network and memory count too. `names`: what to put
-    into a command for placeholders like SPEC."""
+    """Search all sources together. With a spec, the expected network and memory count too. `names` replace placeholders
+    like SPEC in commands."""
     nccl, steps, versions = NcclLog(), StepTimes(), Versions()
     scan = Scan(load_rules(), (*nccl.listeners, *steps.listeners, *versions.listeners))
     for order, source in enumerate(sources):
@@ -66,7 +67,7 @@ def diagnose(
 
 
 def _merged(matches: Sequence[RuleMatch]) -> list[RuleMatch]:
-    """What lines and a check both show is reported once, by the first of them."""
+    """Report what both lines and a check show once, by the first of them."""
     by_code: dict[str, RuleMatch] = {}
     for match in matches:
         known = by_code.get(match.rule.code)
@@ -75,7 +76,7 @@ def _merged(matches: Sequence[RuleMatch]) -> list[RuleMatch]:
 
 
 def _without_weaker(matches: Sequence[RuleMatch]) -> list[RuleMatch]:
-    """Of rules that say the same, the one that says it best."""
+    """Drop matches that another one states better."""
     codes = {match.rule.code for match in matches}
     return [match for match in matches if not codes & set(match.rule.unless)]
 
@@ -93,7 +94,7 @@ def _ranked(matches: Sequence[RuleMatch]) -> list[RuleMatch]:
 
 
 def _joined(found: Sequence[Diagnosis]) -> Iterator[Diagnosis]:
-    """What follows from the first cause is listed with it, not as a finding of its own."""
+    """List what follows from the first cause with it, not as a finding of its own."""
     fatal = [one for one in found if one.kind not in ENDED_NOTHING]
     if fatal:
         first, rest = fatal[0], fatal[1:]
@@ -122,7 +123,7 @@ def _diagnosis(match: RuleMatch, spec: RunSpec | None, names: Mapping[str, str])
 
 
 def _lint(sources: Sequence[DiagnosedFile]) -> Iterator[Diagnosis]:
-    """Manifests beside the logs: the errors that `embark lint` finds in them."""
+    """The errors that `embark lint` finds in manifests beside the logs."""
     paths = [Path(source.path) for source in sources if source.form == "manifest" and source.path is not None]
     if not paths:
         return
@@ -148,15 +149,17 @@ def _quoted(evidence: Evidence) -> Evidence:
 
 
 class _Values(dict[str, str]):
-    """A value that the pattern did not find remains as a word to fill in."""
+    """Values of a pattern's groups; a missing one remains as a word to fill in."""
 
     def __missing__(self, name: str) -> str:
         return name.upper()
 
 
 def memory_advice(spec: RunSpec, memory_kind: MemoryKind = "device") -> str:
-    """One sentence: does the spec fit its machine, and the nearest change that does; empty where it names no machine.
-    `memory_kind`: which memory ran out."""
+    """One sentence: whether the spec fits its machine, and the nearest change that does; empty if it names no machine.
+
+    `memory_kind` is the memory that ran out.
+    """
     from embark.plan.predict import predict
 
     if (machine := machine_of(spec)) is None:
@@ -228,7 +231,7 @@ def diagnose_targets(
     targets: Sequence[str | Path] | str | Path, *, spec_path: str = "", logs: Sequence[str] = (),
     warn: Warn = lambda _: None,
 ) -> TargetReport:
-    """Diagnose runs, logs and manifests together. What cannot be read is a warning. `logs`: more of the same run's."""
+    """Diagnose runs, logs and manifests together. What cannot be read is a warning. `logs` are more of the same run."""
     named = [str(one) for one in ([targets] if isinstance(targets, str | Path) else targets)]
     spec = load_spec(spec_path) if spec_path else None
     with tempfile.TemporaryDirectory(prefix="embark-diagnose-") as folder:
@@ -253,8 +256,10 @@ def diagnose_targets(
 
 
 def _launched_run(name: str, folder: Path, warn: Warn) -> LaunchedRun | None:
-    """Its events and logs, written into the folder; None where no run of that name was launched from here. A file or
-    folder of that name takes precedence."""
+    """A run's events and logs, written into the folder; None if no run of that name was launched from here.
+
+    A file or folder of that name takes precedence.
+    """
     if name.startswith("-") or "/" in name or Path(name).exists():
         return None
     run = lookup_run(name)
@@ -289,7 +294,7 @@ def _write(path: Path, name: str, lines: Iterable[str]) -> DiagnosedFile:
 
 
 def _event_text(event: RunEvent) -> str:
-    """As `kubectl get events` prints it, which rules know."""
+    """An event as `kubectl get events` prints it, which rules know."""
     kind = "Warning" if event.is_warning else "Normal"
     return f"{_timestamp(event.time_s)} {kind} {event.reason} pod/{event.source} {event.text}"
 

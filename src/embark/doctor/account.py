@@ -1,4 +1,4 @@
-"""Can the cloud account that pays start the machines of a run: identity, quotas, machines on sale, budgets, bucket.
+"""Checks whether the cloud account can start a run's machines: identity, quotas, machines on sale, budgets, bucket.
 
 Each cloud answers by its own command line; every failure becomes a check with its fix.
 """
@@ -29,13 +29,13 @@ from embark.store import open_store
 from embark.store.retry_policy import BRIEF_RETRY
 
 CLOUDS: dict[str, Any] = tomllib.loads(Path(__file__).with_name("account_clouds.toml").read_text(encoding="utf-8"))
-"""By cloud: its command line, and what its errors mean."""
+"""The command line of each cloud, and what its errors mean."""
 PRICE_MOVED = 0.25  # A spot price that differs this much from the catalog's is worth a warning.
 
 
 @dataclass(frozen=True, slots=True)
 class Need:
-    """The machines, where, and how much of which quota they take."""
+    """The machines of a run, where they are, and how much of which quota they take."""
 
     job: Job
     location: Location
@@ -47,7 +47,7 @@ class Need:
 
     @property
     def num_units(self) -> int:
-        """Of the quota's unit."""
+        """How much of the quota the run takes."""
         return needed_units(self.job)
 
     @property
@@ -57,7 +57,7 @@ class Need:
 
     @property
     def quota(self) -> tuple[str, str]:
-        """The cloud's name for it, and its code; empty where the catalog does not know."""
+        """The cloud's name for the quota, and its code; empty if the catalog does not know."""
         return quota_name(self.job)
 
     @property
@@ -68,14 +68,14 @@ class Need:
         return f"{self.job.num_nodes} x {self.job.machine.name} {self.market} in {self.region}"
 
     def quota_check(self, name: str, limit: float, used: float | None, fix: str) -> Check:
-        """Is enough of a quota left? A limit of -1 is none; what is in use may be unknown."""
+        """Check that enough of a quota is left. A limit of -1 is none; what is in use may be unknown."""
         in_use = "" if used is None else f", {used:g} in use"
         found = f"{limit:g} {self.unit}{in_use}; the run takes {self.num_units:g}"
         is_enough = limit < 0 or limit - (used or 0.0) >= self.num_units
         return check(f"quota {name}", is_enough, found, f"{self.num_units:g} {self.unit} free", fix)
 
     def offer_check(self, zones: Sequence[str]) -> Check:
-        """Is the machine on sale in the region, and in the zone that the spec names?"""
+        """Check that the machine is on sale in the region, and in the zone that the spec names."""
         machine, zone = self.location.machine_type, self.job.spec.place.zone
         if not zones:
             return self.not_offered(f"no {machine} in {self.region}")
@@ -89,7 +89,7 @@ class Need:
 
 
 def need_of(spec: RunSpec) -> Need:
-    """Of the machine that the spec names."""
+    """What the machine that the spec names needs."""
     place = spec.place
     catalog = load_catalog()
     machine = machine_of_place(catalog, place)
@@ -102,7 +102,7 @@ def need_of(spec: RunSpec) -> Need:
 
 
 def check_account(need: Need, shell: Shell) -> Iterator[Check]:
-    """Each check as soon as it is known. The only change is one small file in the bucket, deleted at once."""
+    """Yield each check as soon as it is known. The only change is one small file in the bucket, deleted at once."""
     checks = _ask_all(CloudCli(need.job.cloud, shell), need)
     first = next(checks)
     yield first
@@ -121,7 +121,7 @@ def _ask_all(cli: CloudCli, need: Need) -> Iterator[Check]:
 
 
 def budget_check(budgets: Sequence[tuple[str, float, float]], currency: str = "") -> Check:
-    """Is there a budget, and money left in all? `budgets`: name, limit and spent; 0 and 0 where they are not known."""
+    """Check that there is a budget, and money left in all. `budgets`: name, limit and spent; 0 and 0 if not known."""
     if not budgets:
         return Check("budgets", "warning", "none: nobody is alerted when money is spent", "at least one",
                      "EMAIL=you@example.com ./budget.sh budget, in the folder that embark render writes")
@@ -133,7 +133,7 @@ def budget_check(budgets: Sequence[tuple[str, float, float]], currency: str = ""
 
 
 def bucket_check(spec: RunSpec) -> Check | None:
-    """Can the run write its checkpoints? A small file is written, read back and deleted. None without a bucket."""
+    """Write, read back and delete a small file where the run writes its checkpoints. None without a bucket."""
     root = spec.store.root
     if root.partition("://")[0] not in ("s3", "gs", "az"):
         return None
@@ -147,7 +147,7 @@ def bucket_check(spec: RunSpec) -> Check | None:
 
 
 class CheckFailed(Exception):
-    """The command line gave no answer: the check that says why."""
+    """The command line gave no answer; `check` says why."""
 
     def __init__(self, check: Check) -> None:
         super().__init__(check.found)
@@ -271,7 +271,7 @@ def _gcp_identity(gcloud: CloudCli, need: Need) -> Iterator[Check]:
 
 
 def _gcp_quotas(gcloud: CloudCli, need: Need) -> Iterator[Check]:
-    """Of Compute Engine in the region, or of Cloud Quotas, which has what `gcloud compute` does not show."""
+    """Quotas of Compute Engine in the region, or of Cloud Quotas, which has what `gcloud compute` does not show."""
     name, _ = need.quota
     quotas = list(cloud_quotas(need.job))
     for quota in quotas:
@@ -299,7 +299,8 @@ def _gcp_quotas(gcloud: CloudCli, need: Need) -> Iterator[Check]:
 
 
 def _cloud_quota_limit(infos: Sequence[dict[str, Any]], quota: CloudQuota, place: str) -> float | None:
-    """What is granted to the quota's own dimension value goes before what is granted to any. No value is 0."""
+    """What is granted to the quota's own dimension value takes precedence over what is granted to any. No value is 0.
+    """
     found: dict[str, float] = {}
     for row in (row for info in infos for row in info.get("dimensionsInfos", [])):
         if place in row.get("applicableLocations", []):

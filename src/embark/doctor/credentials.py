@@ -1,4 +1,4 @@
-"""Which clouds this machine has credentials for, and from where. Names of sources only, never a secret."""
+"""Finds the clouds that this machine has credentials for, and their sources, by name only: never a secret."""
 
 import json
 import stat
@@ -78,7 +78,7 @@ def _gcp(host: Host) -> Iterator[Source]:
 
 
 def _has_subscription(host: Host) -> bool:
-    """az writes this file on its first run; after a login it lists subscriptions. It holds no secret."""
+    """Whether somebody is logged in: az writes this file on its first run, and lists subscriptions after a login."""
     try:
         profile = json.loads(host.home(".azure/azureProfile.json").read_text(encoding="utf-8-sig", errors="replace"))
     except (OSError, ValueError):

@@ -1,4 +1,4 @@
-"""GPUs by nvidia-smi: the driver against torch's build, ECC errors, and NVLink."""
+"""Checks GPUs by nvidia-smi: the driver against torch's build, ECC errors, and NVLink."""
 
 import re
 import sys
@@ -19,7 +19,7 @@ _JOINED = ("A100-SXM", "H100 80GB HBM3", "H200", "GH200", "B200", "GB200", "B300
 
 @dataclass(frozen=True, slots=True)
 class Gpu:
-    """One, as the driver has it."""
+    """A GPU as the driver describes it."""
 
     name: str
     memory: str
@@ -29,7 +29,7 @@ class Gpu:
 
 
 def list_gpus(host: Host) -> list[Gpu]:
-    """Empty without a GPU or a driver."""
+    """The GPUs of this machine; none without a driver."""
     for fields in (_FIELDS, _FEWER):
         answer = host.ask("nvidia-smi", f"--query-gpu={','.join(fields)}", "--format=csv,noheader")
         if answer is not None:
@@ -38,7 +38,7 @@ def list_gpus(host: Host) -> list[Gpu]:
 
 
 def check_gpus(host: Host, found: list[Gpu], packages: Mapping[str, str | None]) -> Iterator[Check]:
-    """Without torch: what the driver sees, whether the builds match it, and the links."""
+    """Check, without torch, what the driver sees, whether the builds match it, and the links."""
     yield _builds(host, found, packages)
     if not found:
         return
@@ -50,7 +50,7 @@ def check_gpus(host: Host, found: list[Gpu], packages: Mapping[str, str | None])
 
 
 def check_driver(host: Host, built_for: str | None, arches: list[str], found: list[Gpu]) -> Iterator[Check]:
-    """The driver and the GPUs against what torch was built for."""
+    """Check the driver and the GPUs against what torch was built for."""
     if not found or built_for is None:
         return
     driver = found[0].driver
@@ -71,8 +71,8 @@ def check_driver(host: Host, built_for: str | None, arches: list[str], found: li
 
 
 def has_kernels(capability: str, arches: list[str]) -> bool:
-    """Those of the same major version and a minor that is no higher run; so does, compiled at the start, any PTX that
-    is no newer."""
+    """Whether a GPU can run one of the builds: of the same major version and no higher minor, or any PTX that is no
+    newer."""
     major, minor = _version(capability)
     for arch in arches:
         kind, _, digits = arch.rstrip("af").partition("_")
@@ -85,7 +85,7 @@ def has_kernels(capability: str, arches: list[str]) -> bool:
 
 
 def links(host: Host, found: list[Gpu]) -> Check:
-    """How the GPUs of this machine are joined."""
+    """Check how the GPUs of this machine are joined."""
     matrix = host.ask("nvidia-smi", "topo", "-m")
     if matrix is None:
         return Check("gpu links", "warning", "nvidia-smi topo -m fails", "NVLink", "a newer driver")
@@ -104,7 +104,7 @@ def links(host: Host, found: list[Gpu]) -> Check:
 
 
 def topology(matrix: str, num_gpus: int) -> list[str]:
-    """Of `nvidia-smi topo -m`, how each pair of GPUs is joined: `NV18`, `PIX`, `SYS`…"""
+    """How each pair of GPUs is joined, from `nvidia-smi topo -m`: `NV18`, `PIX`, `SYS`…"""
     rows = [_ANSI.sub("", line).split() for line in matrix.splitlines()]
     found = []
     for row in rows:

@@ -33,11 +33,11 @@ class Host:
             return ""
 
     def home(self, text: str) -> Path:
-        """Below the user's own folder."""
+        """A path below the user's own folder."""
         return Path(self.env.get("HOME") or "~").expanduser() / text
 
     def ask(self, *words: str, timeout_s: float = TIMEOUT_S) -> str | None:
-        """What a program prints; None if it is missing or fails."""
+        """The output of a program; None if it is missing or fails."""
         program = shutil.which(words[0], path=self.env.get("PATH", ""))
         if program is None:
             return None

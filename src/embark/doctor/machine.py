@@ -1,4 +1,4 @@
-"""The machine: Python, system, processors, memory, limits, clock, disk, and the age of the price catalog."""
+"""Checks this machine: Python, system, processors, memory, limits, clock, disk, and the age of the price catalog."""
 
 import ctypes
 import datetime
@@ -112,7 +112,7 @@ def shared_memory(host: Host) -> Check:
 
 
 def limit(name: str, number: int, least: int, ulimit: str, *, bad: Verdict = "wrong") -> Check:
-    """A limit of this process and those it starts."""
+    """Check a limit of this process and those it starts."""
     soft, hard = resource.getrlimit(number)
     is_unlimited = soft == resource.RLIM_INFINITY
     reachable = hard == resource.RLIM_INFINITY or hard >= least
@@ -174,7 +174,7 @@ def _oom_kills(host: Host) -> int:
 
 
 def _kernel_clock() -> tuple[bool, float] | None:
-    """adjtimex: is the clock synchronised, and the kernel's estimate of its error. Changes nothing."""
+    """Whether the clock is synchronised, and the kernel's estimate of its error, by adjtimex. Changes nothing."""
     try:
         adjtimex = ctypes.CDLL(None, use_errno=True).adjtimex
     except (OSError, AttributeError):
@@ -188,7 +188,7 @@ def _kernel_clock() -> tuple[bool, float] | None:
 
 
 def check_prices(today: datetime.date, catalog: Catalog | None = None) -> Check:
-    """Are the catalog's prices recent?"""
+    """Check that the catalog's prices are recent."""
     try:
         dates = sorted(price.origin.date for price in (catalog or load_catalog()).prices.values())
     except EmbarkError as error:
@@ -206,14 +206,14 @@ def check_prices(today: datetime.date, catalog: Catalog | None = None) -> Check:
 
 MIN_DISK_BYTES = 10 * GIB
 MAX_PROBE_BYTES = 256 << 20
-PROBE_S = 1.0  # For writing, and again for reading.
+PROBE_S = 1.0  # Limit of writing, and again of reading.
 _PIECE_BYTES = 4 << 20
 SLOW_BYTES_PER_S = 100e6  # A 10 GB checkpoint then takes minutes, longer than the notice of a spot machine.
 
 
 @dataclass(frozen=True, slots=True)
 class Speed:
-    """Of bytes written to the disk, and of bytes read back past the page cache."""
+    """Speeds of writing to the disk, and of reading back past the page cache."""
 
     num_bytes: int
     write_bytes_per_s: float
@@ -244,7 +244,7 @@ def measure(where: Path, max_bytes: int = MAX_PROBE_BYTES, limit_s: float = PROB
         number, num_bytes, began_s = file.fileno(), 0, time.perf_counter()
         while True:
             num_bytes += os.write(number, piece)
-            # In pieces, so that a very slow disk is left early.
+            # Synchronise each piece, so that a very slow disk is left early.
             os.fdatasync(number)
             write_s = time.perf_counter() - began_s
             if num_bytes + _PIECE_BYTES > max_bytes or write_s >= limit_s:
@@ -273,7 +273,7 @@ def _nearest(run_dir: Path) -> Path:
 
 
 def this_machine(host: Host | None = None) -> ThisMachine:
-    """What a process here may use: the container's limits, and the GPUs that the driver shows."""
+    """Cores, memory and GPUs that a process here may use, within the container's limits."""
     host = host or Host()
     gpus = tuple(LocalGpu(gpu.name, float(gpu.memory.split()[0]) * 2**20, _capability(gpu.capability))
                  for gpu in list_gpus(host) if gpu.memory[:1].isdigit())
@@ -281,7 +281,7 @@ def this_machine(host: Host | None = None) -> ThisMachine:
 
 
 def plan_this_machine(spec: RunSpec, num_samples: int | None = None) -> LocalPlan:
-    """What the run takes here; `num_samples` in an epoch, if the data cannot be read from here."""
+    """Plan a run on this machine. `num_samples` in an epoch, if the data cannot be read from here."""
     return plan_here(spec, this_machine(), num_samples)
 
 

@@ -1,4 +1,4 @@
-"""The network between machines (EFA, InfiniBand, what NCCL needs to use them), and what ranks reach over it."""
+"""Checks the network between machines (EFA, InfiniBand, what NCCL needs to use them), and an all-reduce over it."""
 
 import os
 import resource
@@ -81,7 +81,7 @@ def _libfabric(host: Host) -> Check:
 
 
 def _plugin(host: Host) -> Check:
-    """Without it NCCL silently uses TCP, and is many times slower."""
+    """Check for the NCCL plugin of EFA: NCCL silently uses TCP without it, and is many times slower."""
     folders = [*host.env.get("LD_LIBRARY_PATH", "").split(":"), *_PLUGIN_FOLDERS]
     found = next((path for folder in folders if folder for path in _libraries(host.path(folder))), None)
     return check("nccl plugin", found is not None, str(found) if found else "no libnccl-net.so for EFA",
@@ -111,7 +111,7 @@ LIMIT_S = 120.0
 
 @dataclass(frozen=True, slots=True)
 class Facts:
-    """Torch's answers."""
+    """What a child process found out about torch."""
 
     cuda: str | None = None  # The version that torch was built for.
     nccl: str = ""
@@ -122,7 +122,7 @@ class Facts:
 
 
 class Probe:
-    """The child process; other checks run meanwhile."""
+    """A child process that loads torch while other checks run."""
 
     def __init__(self, host: Host, command: list[str] | None = None) -> None:
         command = command or [sys.executable, "-P", "-m", MODULE]
@@ -133,7 +133,7 @@ class Probe:
                                          start_new_session=True)
 
     def facts(self, limit_s: float = LIMIT_S) -> Facts:
-        """Wait for it; kill it if it takes too long."""
+        """Wait for the facts; kill the process if it takes too long."""
         try:
             _, err = self._process.communicate(timeout=limit_s)
         except subprocess.TimeoutExpired:
@@ -146,7 +146,7 @@ class Probe:
             return Facts(trouble=lines[-1] if lines else f"it ended with {self._process.returncode}")
 
     def end(self) -> None:
-        """With its ranks, which are in its session."""
+        """Kill the process and its ranks, which are in its session."""
         if self._process.poll() is None:
             os.killpg(self._process.pid, signal.SIGKILL)
         self._process.communicate()
@@ -154,7 +154,7 @@ class Probe:
 
 
 def check_ranks(facts: Facts, num_gpus: int) -> Iterator[Check]:
-    """`num_gpus` as the driver sees them."""
+    """Check torch, NCCL and an all-reduce. `num_gpus` is what the driver sees."""
     if facts.trouble and not facts.reduce:
         yield Check("torch runs", "wrong", facts.trouble, "import torch works",
                     f"{sys.executable} -m embark.stack.versions install installs a matched torch, torchrec and fbgemm")

@@ -1,5 +1,5 @@
-"""What a platform that runs are launched on offers to `embark launch`, `status`, `logs` and `cancel`, and which takes a
-run."""
+"""What a launch platform offers to `embark launch`, `status`, `logs` and `cancel`, which platform takes a run, and
+sentences that explain what platforms report."""
 
 from __future__ import annotations
 
@@ -40,22 +40,22 @@ class RunHandle:
     where: Location
     title: str = ""  # `quickstart on 2 x p5.48xlarge: 16 ranks`.
     run_uri: str = ""  # Where its checkpoints and events are.
-    usd_per_hour: float | None = None  # Of all its machines; None: unknown, or nothing to pay.
+    usd_per_hour: float | None = None  # The price of all machines; None: unknown, or nothing to pay.
 
     @classmethod
     def of(cls, job: Job, backend: str, where: Location) -> RunHandle:
-        """Of a run on machines of the catalog."""
+        """The handle of a run on machines of the catalog."""
         return cls(name=job.spec.name, backend=backend, where={**where, "grace_s": grace_s(job)}, title=job.title,
                    run_uri=run_uri(job.spec.store.root, job.spec.name), usd_per_hour=job.usd_per_hour)
 
     @property
     def folder(self) -> Path:
-        """Of this machine, for what identifies the run."""
+        """The folder of this machine that identifies the run."""
         return Path(str(self.where["folder"]))
 
     @property
     def checkpoints(self) -> Resource:
-        """What no backend ever removes."""
+        """The run's checkpoints, which no backend ever removes."""
         return Resource(f"checkpoints and events in {self.run_uri}", "remain until you delete them")
 
 
@@ -89,7 +89,7 @@ class Status:
 
 @dataclass(frozen=True, slots=True)
 class Reason:
-    """A sentence and, where there is one, the fix."""
+    """A sentence and, if there is one, the fix."""
 
     text: str
     fix: str = ""
@@ -109,7 +109,7 @@ class LogLine:
 
     @classmethod
     def of(cls, time_ns: int, source: str, text: str, index: int | None) -> LogLine:
-        """Moves the rank that `embark.torchrun` put before the line into its source."""
+        """Move the rank that `embark.torchrun` put before the line into its source."""
         rank = _RANK.match(text)
         return cls(time_ns, source, text, index) if rank is None else cls(
             time_ns, f"{source} rank {rank[1]}", text[rank.end():], index)
@@ -163,11 +163,11 @@ class LaunchBackend(ABC):
     """One platform that runs can be launched on. `status`, `logs` and `events` only read."""
 
     can_recover = False
-    """Lost machines are re-created by `recover`; else the platform does it, or there is nothing to re-create."""
+    """Whether `recover` re-creates lost machines; else the platform does it, or there is nothing to re-create."""
     poll_s = 5.0
 
     def __init__(self, shell: Shell, *, notify: Notify, retry: RetryPolicy | None = None, context: str = "") -> None:
-        """`context`: of kubectl, for a run that is launched; empty: the current one."""
+        """`context` is kubectl's for a new run; empty means the current one."""
         self._shell = shell
         self._notify = notify
         self._retry = retry or API_RETRY
@@ -175,11 +175,11 @@ class LaunchBackend(ABC):
 
     @abstractmethod
     def handle_of(self, spec: RunSpec) -> RunHandle:
-        """What the run will be found by. Refuses what cannot be rendered."""
+        """Describe how the run will be found again. Refuses what cannot be rendered."""
 
     @abstractmethod
     def check(self, request: LaunchRequest) -> None:
-        """Raises where it cannot be launched; changes nothing."""
+        """Raise if the run cannot be launched. Changes nothing."""
 
     @abstractmethod
     def submit(self, request: LaunchRequest) -> None: ...
@@ -189,21 +189,21 @@ class LaunchBackend(ABC):
 
     @abstractmethod
     def logs(self, handle: RunHandle, *, follow: bool = False) -> Iterator[LogLine]:
-        """All replicas' lines, merged by time. With `follow`, until the run ends."""
+        """Yield all replicas' lines, merged by time. With `follow`, until the run ends."""
 
     @abstractmethod
     def cancel(self, handle: RunHandle) -> CancelResult:
-        """Ends it after a last checkpoint. Of a run that is not there, what remains."""
+        """End the run after a last checkpoint. A run that does not exist only lists what remains."""
 
     def events(self, handle: RunHandle) -> list[RunEvent]:
-        """None where the platform has none: the run's own are in its directory."""
+        """Events of the platform; the run's own are in its directory."""
         return []
 
     def recover(self, handle: RunHandle) -> None:  # noqa: B027 - most platforms do it themselves
-        """Re-creates lost machines, where `can_recover`."""
+        """Re-create lost machines, if `can_recover`."""
 
     def _wait(self, handle: RunHandle, has_ended: Callable[[], bool], limit_s: float) -> bool:
-        """Until a run that is stopping has ended. False: not within the limit."""
+        """Wait until a stopping run has ended; False if the limit passes first."""
         until_s = time.monotonic() + limit_s
         try:
             while not self._shell.is_dry and not has_ended():
@@ -228,14 +228,14 @@ TARGETS = {
     "ray": "ray", "torchx": "torchx", "vertex": "vertex", "vm": "vm", "tpu-vm": "tpu-vm",
     "serve": "kubernetes-server", "kserve": "kubernetes-server",
 }
-"""By `place.target`, for a machine of a cloud."""
+"""The backend of each `place.target`, for a machine of a cloud."""
 USES_KUBECTL = ("kubernetes", "kubernetes-server", "torchx")
 
 
 def backend_for(spec: RunSpec, shell: Shell, notify: Notify, *, context: str = "") -> LaunchBackend:
-    """By the spec's place: its target and, for some targets, whether it names a machine.
+    """Select a backend by the spec's target and, for some targets, by whether it names a machine.
 
-    `context`: of kubectl, if not its current one.
+    `context` is kubectl's, if not its current one.
     """
     name = _name_of(spec)
     if not name:
@@ -243,12 +243,12 @@ def backend_for(spec: RunSpec, shell: Shell, notify: Notify, *, context: str = "
                         fix="embark render writes its files and the script that starts it; or set place.target to "
                             + ", ".join(TARGETS))
     if context and name not in USES_KUBECTL:
-        raise UserError(f"--context is kubectl's, and this run goes to {name}", fix="leave --context out")
+        raise UserError(f"--context applies to kubectl; this run is launched on {name}", fix="leave --context out")
     return _load(name, shell, notify, context=context)
 
 
 def backend_of(handle: RunHandle, shell: Shell, notify: Notify, *, is_hasty: bool = False) -> LaunchBackend:
-    """Of a launched run. `is_hasty`: a platform that does not answer is not waited for."""
+    """The backend that a run was launched on. `is_hasty`: do not wait for a platform that does not answer."""
     if handle.backend not in BACKENDS:
         raise UserError(f"{handle.name} was launched on {handle.backend!r}, which this version does not know",
                         fix="use the version that launched it")
@@ -265,7 +265,7 @@ def _load(
 
 
 def _name_of(spec: RunSpec) -> str:
-    """Of the backend; empty where there is none."""
+    """The backend's name; empty if no backend takes the run."""
     place = spec.place
     is_here = not place.machine and not place.cloud
     if place.target in SERVE_TARGETS:
@@ -287,14 +287,14 @@ _STAMP = re.compile(r"(\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d)(?:\.(\d+))?(Z|[+-]\d\d:\d
 
 
 def time_ns(stamp: str) -> int:
-    """`2026-11-15T09:14:59.123456789Z` since 1970; 0 for anything else."""
+    """Nanoseconds since 1970 of `2026-11-15T09:14:59.123456789Z`; 0 for anything else."""
     match = _STAMP.fullmatch(stamp)
     at_s = time_s(match[1] + match[3]) if match else None
     return int(at_s) * 1_000_000_000 + int((match[2] or "").ljust(9, "0")[:9]) if match and at_s is not None else 0
 
 
 def time_s(text: object) -> float | None:
-    """ISO 8601, UTC where it names no zone; None for anything else."""
+    """Seconds since 1970 of an ISO 8601 time, UTC if it names no zone; None for anything else."""
     try:
         at = datetime.fromisoformat(str(text or "").replace("Z", "+00:00").replace(" GMT", "+00:00"))
     except ValueError:
@@ -321,7 +321,7 @@ def explain_exit(code: int, reason: str = "") -> Reason:
 
 
 def explain_unschedulable(message: str) -> Reason:
-    """Of the scheduler's message: every cause that is in it, followed by the message."""
+    """Every cause that the scheduler's message has, followed by the message."""
     found = explain("pod", message)
     if not found:
         return Reason(message or "not scheduled yet")
@@ -329,7 +329,7 @@ def explain_unschedulable(message: str) -> Reason:
 
 
 def explain_waiting(reason: str, message: str) -> Reason:
-    """Of a container that does not run."""
+    """Explain why a container does not run."""
     known = explain("waiting", reason)
     if not known:
         return Reason(": ".join(part for part in (reason, message) if part))

@@ -53,15 +53,15 @@ class RunCost:
     is_running: bool
     held_s: float  # Machine time so far: `lead_s`, and the spending's.
     spent_usd: float | None
-    left_s: float | None  # To the last step, at the pace measured.
+    left_s: float | None  # Time to the last step, at the pace measured.
     left_usd: float | None
     total_usd: float | None
     predicted_usd: float | None  # The plan's prediction for the complete run.
     usd_per_hour: float | None
     price_source: str  # Where the price is from, and its date.
     lead_s: float
-    """From when the machines were there to the first process: the image was pulled. Without events, all there is."""
-    spending: Spending | None  # From the run's own events; None where there are none.
+    """Time from when the machines were there to the first process, mostly the pull of the image; without events, to now."""
+    spending: Spending | None  # Computed from the run's own events; None if there are none.
     budget_usd: float | None
     is_within_budget: bool | None  # None: there is no budget, or no price to check it with.
     budget_verdict: str
@@ -70,9 +70,10 @@ class RunCost:
 
 
 def run_cost(name: str, notify: Notify, *, budget_usd: float | None = None, now_s: float | None = None) -> RunCost:
-    """Of a run's directory, its name under ./runs, its URI, or the name it was launched by.
+    """What a run has cost and will cost.
 
-    `budget_usd`: to check against, in place of the run's own.
+    `name` is a run's directory, its name under ./runs, its URI, or the name it was launched by. `budget_usd` replaces
+    the run's own budget.
     """
     now_s = time.time() if now_s is None else now_s
     launched = lookup_run(name)
@@ -127,7 +128,7 @@ def _check_budget(name: str, limit_usd: float | None, own_usd: float | None, spe
 
 
 def _price(spec: RunSpec | None, events: Sequence[Event], at_launch: float | None) -> RunPrice:
-    """As the catalog has it now, unless it was another at the launch."""
+    """The catalog's price of today, unless it was another at the launch."""
     price = price_of_run(spec, next((event.values for event in reversed(events) if event.kind == "start"), {}))
     if at_launch is not None and at_launch != price.usd_per_hour:
         return RunPrice(at_launch, source="the catalog's on the day of the launch")
@@ -167,7 +168,7 @@ def _spec(run_dir: RunDir | None, launched: RunRecord | None) -> RunSpec | None:
 
 
 def _lead_s(events: Sequence[Event], status: Status | None, now_s: float, notes: list[str]) -> float:
-    """From when the machines were there to the first process; where there are no events, to now."""
+    """Seconds from when the machines were there to the first process; without events, to now."""
     if status is None:
         return 0.0
     since = [one.since_s for one in status.replicas if one.since_s is not None]
@@ -193,7 +194,7 @@ def _predicted_usd(spec: RunSpec | None) -> float | None:
 
 
 def estimate_launch(spec: RunSpec) -> LaunchEstimate:
-    """Of a run in a cloud. Where no plan can be made, the verdict says why, and only the price an hour is known."""
+    """Estimate a run in a cloud. If no plan can be made, the verdict says why, and only the hourly price is known."""
     catalog = load_catalog()
     job = make_job(spec, catalog)
     region, per_hour, purchase = job.price.region, job.usd_per_hour, job.price.purchase
@@ -216,7 +217,7 @@ def estimate_launch(spec: RunSpec) -> LaunchEstimate:
 
 
 def estimate_server(spec: RunSpec) -> LaunchEstimate:
-    """Of the replicas that always run, on nodes of the cluster that have room for them."""
+    """Estimate the replicas that always run, on nodes of the cluster that have room for them."""
     job = make_job(spec, load_catalog())
     serve, gib = job.spec.serve, memory_gib(job.spec)
     request = ServeRequest(qps=1, p99_ms=10, cloud=job.cloud, region=job.spec.place.region, machine=serve.machine)

@@ -15,7 +15,7 @@ from embark.store.retry_policy import RetriesExhausted, RetryPolicy, call_with_r
 MAX_BYTES = 256 << 20
 API_RETRY = RetryPolicy(max_retries=1000, first_wait_s=1.0, longest_wait_s=15.0, request_s=20.0, give_up_s=180.0)
 NO_RETRY = replace(API_RETRY, max_retries=0)
-"""For a list of all runs: one platform that is away does not hold up the others."""
+"""The policy for a list of all runs: one platform that is away does not hold up the others."""
 T = TypeVar("T")
 
 
@@ -24,7 +24,7 @@ class Unavailable(Exception):
 
 
 def retry_api(call: Callable[[], T], retry: RetryPolicy, notify: Notify, *, name: str, fix: str) -> T:
-    """Calls again while it raises `Unavailable`, and says so."""
+    """Call again while it raises `Unavailable`, and notify."""
     def is_unavailable(error: Exception) -> bool:
         if isinstance(error, Unavailable) and retry.max_retries:
             notify(f"{name} does not answer ({error}); retrying for {format_duration(retry.give_up_s)}")
@@ -38,7 +38,7 @@ def retry_api(call: Callable[[], T], retry: RetryPolicy, notify: Notify, *, name
 
 @dataclass(frozen=True, slots=True)
 class Response:
-    """On a dry run: 200, with no body."""
+    """A response; on a dry run a 200 without a body."""
 
     code: int
     body: bytes = b""
@@ -66,7 +66,7 @@ class Response:
 
 @dataclass(frozen=True, slots=True)
 class HttpClient:
-    """Of one service."""
+    """Requests to one service, with its credentials, retries and explanations."""
 
     shell: Shell
     notify: Notify
@@ -86,7 +86,7 @@ class HttpClient:
 
     def change(self, method: str, url: str, body: bytes = b"", *, body_name: str = "",
                content_type: str = "application/json", is_done: Callable[[], bool] | None = None) -> Response:
-        """A request that can be repeated, unless `is_done` says first that it took effect though its response was lost.
+        """Send a request that may be repeated, unless `is_done` says that it took effect though its response was lost.
 
         `body_name` describes its body to a person.
         """
@@ -96,7 +96,7 @@ class HttpClient:
         return self._request(method, url, body, {"Content-Type": content_type} if body else {}, is_done)
 
     def error(self, response: Response, what: str) -> EmbarkError:
-        """Of a response that no caller expects."""
+        """The error for a response that no caller expects."""
         lines = response.text.strip().splitlines()
         said = to_one_line(lines[-1])[:600] if lines else f"HTTP {response.code}"
         return (Fault if response.code >= 500 else UserError)(f"{self.name} did not {what}: {said}")

@@ -27,13 +27,13 @@ EXAMPLES = {
     "azure": "yourregistry.azurecr.io/embark:1",
     "gcp": "REGION-docker.pkg.dev/your-project/embark/embark:1",
 }
-"""By cloud: an image's name in its own registry."""
+"""An image's name in the registry of each cloud."""
 _TOKEN_USER = "00000000-0000-0000-0000-000000000000"  # Whom Azure's tokens are for.
 
 
 @dataclass(frozen=True, slots=True)
 class ImageName:
-    """`HOST/REPOSITORY:TAG@DIGEST` in its parts."""
+    """The parts of `HOST/REPOSITORY:TAG@DIGEST`."""
 
     host: str  # Empty where the name has no registry.
     repository: str
@@ -54,11 +54,11 @@ class ImageName:
 
     @property
     def can_be_pushed(self) -> bool:
-        """To a registry that is somebody's; a name with one slash and no host is Docker Hub's."""
+        """Whether the registry is somebody's; a name with one slash and no host is Docker Hub's."""
         return "/" in str(self) and self.host not in ("localhost", PLACEHOLDER_REGISTRY.rstrip("/"))
 
     def login_command(self, builder: str) -> str:
-        """A shell's line."""
+        """The command line that logs in to the registry."""
         to = f"{builder} login --username {{}} --password-stdin {self.host}"
         if found := _ECR.fullmatch(self.host):
             return f"aws ecr get-login-password --region {found['region']} | {to.format('AWS')}"
@@ -73,7 +73,7 @@ class ImageName:
 
     @property
     def create_command(self) -> str:
-        """A shell's line that makes the repository; empty where the first push does."""
+        """The command line that creates the repository; empty if the first push does."""
         if found := _ECR.fullmatch(self.host):
             return f"aws ecr create-repository --repository-name {self.repository} --region {found['region']}"
         project, _, rest = self.repository.partition("/")
@@ -85,12 +85,12 @@ class ImageName:
 
 BUILDERS = ("docker", "podman", "buildah")
 _FAST_S = 30.0
-_KEPT_LINES = 40  # Of a program's output, to say why it failed.
+_KEPT_LINES = 40  # The last lines of a program's output, to say why it failed.
 _DIGEST = re.compile(r"sha256:[0-9a-f]{64}")
 
 
 def usable(program: str, shell: Shell) -> bool:
-    """It is here, and it answers: docker only where its daemon runs."""
+    """Whether the builder is installed and answers: docker does only while its daemon runs."""
     try:
         return shell.ask([program, "info"], timeout_s=_FAST_S).is_ok
     except UserError:
@@ -98,7 +98,7 @@ def usable(program: str, shell: Shell) -> bool:
 
 
 def find_builder(shell: Shell, wanted: str = "") -> str:
-    """The first one that works; only `wanted` where one is named."""
+    """The first builder that works; only `wanted`, if one is named."""
     for program in (wanted,) if wanted else BUILDERS:
         if usable(program, shell):
             return program
@@ -109,7 +109,8 @@ def find_builder(shell: Shell, wanted: str = "") -> str:
 
 
 def build(builder: str, folder: Path, image: ImageName, arguments: Sequence[str], notify: Notify) -> None:
-    """Of the folder's Dockerfile, whose defaults are those of its machine. `arguments` go to the builder unchanged."""
+    """Build the folder's Dockerfile, whose defaults are those of its machine. `arguments` go to the builder unchanged.
+    """
     if not (folder / "Dockerfile").is_file():
         raise UserError(f"{folder} has no Dockerfile", fix="embark render writes it; on TPU VMs runs use no image")
     result = _run([builder, "build", "--tag", str(image), *arguments, str(folder)], notify)
@@ -119,7 +120,7 @@ def build(builder: str, folder: Path, image: ImageName, arguments: Sequence[str]
 
 
 def push(builder: str, image: ImageName, shell: Shell, notify: Notify) -> str:
-    """To its registry; returns the digest, empty where the builder does not report it."""
+    """Push the image and return its digest; empty if the builder does not report it."""
     with tempfile.TemporaryDirectory(prefix="embark-image-") as scratch:
         digest_file = Path(scratch) / "digest"
         options = [] if builder == "docker" else ["--digestfile", str(digest_file)]
@@ -138,7 +139,7 @@ def push(builder: str, image: ImageName, shell: Shell, notify: Notify) -> str:
 
 
 def _run(words: Sequence[str], notify: Notify) -> CommandResult:
-    """Shows its output while it runs; Ctrl-C ends it."""
+    """Run a program and show its output meanwhile; Ctrl-C ends it."""
     lines, kept = LineStream(words, is_merged=True), deque[str](maxlen=_KEPT_LINES)
     try:
         for line in lines:
@@ -163,11 +164,11 @@ def _last_line(result: CommandResult) -> str:
 
 @dataclass(frozen=True, slots=True)
 class ImageOptions:
-    """How to build."""
+    """How to build an image."""
 
     tag: str = ""  # The image's name instead of place.image.
     builder: str = ""  # Instead of the first that works.
-    build_options: Sequence[str] = ()  # Of the builder's own `build`.
+    build_options: Sequence[str] = ()  # Options for the builder's own `build`.
     must_push: bool = False
 
 
@@ -175,7 +176,7 @@ class ImageOptions:
 class ImageResult:
     """An image that was built."""
 
-    image: str  # As place.image names it now; with its digest where it was pushed and the builder reported one.
+    image: str  # The new place.image, with its digest if it was pushed and the builder reported one.
     builder: str
     spec: str
     folder: str  # What it was built of.
@@ -185,7 +186,7 @@ class ImageResult:
 
 
 def make_image(spec: str, options: ImageOptions, shell: Shell, notify: Notify) -> ImageResult:
-    """Renders the spec's folder, builds, pushes, and renders again, so that every file names the new image."""
+    """Render the spec's folder, build, push, and render again, so that every file names the new image."""
     if not Path(spec).is_file():
         raise UserError(f"{spec}: not a file, so the image's name cannot be written into it",
                         fix="embark init PRESET writes a spec")

@@ -44,7 +44,7 @@ class PreparedLaunch:
 
 @dataclass(frozen=True, slots=True)
 class LaunchResult:
-    """A run that was launched or, on a dry run, the commands that would have."""
+    """A run that was launched or, on a dry run, the commands that would have launched it."""
 
     name: str
     title: str
@@ -53,7 +53,7 @@ class LaunchResult:
     run_uri: str
     usd_per_hour: float | None
     estimate: LaunchEstimate | None = None
-    state: str = "submitted"  # With `--supervise`: how it ended.
+    state: str = "submitted"  # How the run ended, with `--supervise`.
     reason: str = ""
     commands: tuple[tuple[str, ...], ...] = ()
 
@@ -67,11 +67,11 @@ class Cancellation:
     removed: tuple[str, ...]
     remains: tuple[Resource, ...]
     is_complete: bool
-    last_checkpoint: str  # Its name; empty where none can be seen from here.
+    last_checkpoint: str  # The checkpoint's name; empty if none can be seen from here.
 
 
 def prepare_launch(spec: RunSpec, shell: Shell, notify: Notify, *, context: str = "") -> PreparedLaunch:
-    """Checks everything and creates nothing. Raises where the run does not fit or cannot be launched."""
+    """Check everything and create nothing. Raises if the run does not fit or cannot be launched."""
     try:
         backend = backend_for(spec, shell, notify, context=context)
         is_serving = spec.place.target in SERVE_TARGETS
@@ -97,7 +97,7 @@ def prepare_launch(spec: RunSpec, shell: Shell, notify: Notify, *, context: str 
 
 
 def submit_launch(launch: PreparedLaunch) -> RunRecord:
-    """Whatever interrupts it, the error lists what may exist by then, with the commands that remove it."""
+    """Launch the run. Whatever interrupts it, the error lists what may exist by then and how to remove it."""
     with launch_lock(launch.handle):
         before = lookup_run(f"{launch.handle.name}@{location_hash(launch.handle)}")
         if before is not None and before.submitted_s > launch.prepared_s:  # another command was faster
@@ -134,13 +134,13 @@ def launch_result(launch: PreparedLaunch, *, status: Status | None = None,
 
 
 def find_active(name: str, shell: Shell, notify: Notify) -> RunRecord | None:
-    """A launched run of that name which has not ended: supervision of it may be resumed."""
+    """A launched run of that name that has not ended, so that its supervision can be resumed."""
     run = lookup_run(name)
     return None if run is None or backend_of(run.handle, shell, notify).status(run.handle).has_ended else run
 
 
 def recover_until_ended(run: RunRecord, shell: Shell, notify: Notify, *, poll_s: float = RECOVER_POLL_S) -> Status:
-    """Re-creates machines that the run loses, until it ends. Ctrl-C ends the supervision and not the run."""
+    """Re-create machines that the run loses, until it ends. Ctrl-C ends the supervision and not the run."""
     handle = run.handle
     backend = backend_of(handle, shell, notify)
     said = ""
@@ -167,7 +167,7 @@ def recover_until_ended(run: RunRecord, shell: Shell, notify: Notify, *, poll_s:
 
 
 def cancel_run(run: RunRecord, shell: Shell, notify: Notify) -> Cancellation:
-    """Ends a run after a last checkpoint. A run that is not there any more is removed from the registry."""
+    """End a run after a last checkpoint. A run that does not exist any more is removed from the registry."""
     result = backend_of(run.handle, shell, notify).cancel(run.handle)
     if not shell.is_dry and result.is_complete:
         if result.removed:
@@ -195,6 +195,6 @@ def _last_checkpoint(handle: RunHandle) -> str:
 
 
 def launch_title(handle: RunHandle) -> str:
-    """One line for a person: what it is, and where it goes."""
+    """One line for a person: the run, and where it is launched."""
     where = f" in {handle.where['context']}" if handle.where.get("context") else ""
     return f"{to_one_line(handle.title or handle.name)}{where}"

@@ -30,7 +30,7 @@ MAX_LINE_BYTES = 1 << 20
 START_S = 20.0
 POLL_S = 0.2
 CANNOT_START = 127  # A shell's exit code for it.
-DRAIN_S = 10.0  # To read what is left where a descendant of the process holds its output open.
+DRAIN_S = 10.0  # Time to read the rest if a descendant of the process holds its output open.
 
 
 def main(command: str, folder: Path, *rest: str) -> None:
@@ -237,7 +237,7 @@ def pid_of(path: Path) -> int:
 
 
 def mark_of(pid: int) -> str:
-    """Distinguishes a process from a later one with the same id, and from one before a reboot; empty: not running."""
+    """Distinguish a process from a later one with the same id, and from one before a reboot; empty: not running."""
     try:
         stat = Path(f"/proc/{pid}/stat").read_text()
         boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()

@@ -33,7 +33,7 @@ def job_json(command: Sequence[str], *, env: Mapping[str, str] | None = None, cw
              restarts: bool = True, after: Sequence[str] = ()) -> str:
     """The supervisor's job. Which exit codes are retried comes from the table of all controllers' failure policies.
 
-    `after`: a command to run once the job has ended, unless it was stopped.
+    `after` is a command to run once the job has ended, unless it was stopped.
     """
     return json.dumps({
         "command": list(command), "env": dict(env or {}), "cwd": cwd, "wait_s": wait_s, "restarts": restarts,
@@ -60,7 +60,7 @@ class SupervisorState:
 
     @classmethod
     def parse(cls, out: str) -> SupervisorState:
-        """The last line that a command of the supervisor printed. Raises ValueError."""
+        """Parse the last line that a command of the supervisor printed. Raises ValueError."""
         try:
             return cls(**json.loads(out.strip().splitlines()[-1]))
         except (IndexError, TypeError) as error:
@@ -68,12 +68,12 @@ class SupervisorState:
 
     @property
     def is_lost(self) -> bool:
-        """It is not there, and did not end: the machine was rebooted or replaced, or the supervisor killed."""
+        """Whether it is gone without an end: the machine was rebooted or replaced, or the supervisor killed."""
         return not self.is_alive and self.code is None
 
 
 def status_of(states: Mapping[int, SupervisorState | None], names: Mapping[int, str], run_uri: str) -> Status:
-    """The run's status from what each of its machines reports; None: it does not answer."""
+    """The run's status from the state of each of its machines; None is a machine that does not answer."""
     replicas = tuple(_replica(names[index], index, states[index]) for index in sorted(states))
     known = [one for one in states.values() if one is not None]
     since_s = min((one.started_s for one in known if one.started_s), default=None)
@@ -119,7 +119,7 @@ def _replica(name: str, index: int, state: SupervisorState | None) -> Replica:
 
 
 CONNECT_S = 15
-CALL_S = 90.0  # For one remote command, its connection included.
+CALL_S = 90.0  # Limit of one remote command, its connection included.
 POLL_S = 1.0
 MAX_CONNECTIONS = 16
 CONNECTION_FAILED = 255  # ssh's own exit code.
@@ -132,26 +132,26 @@ class Unreachable(Fault):
 
 @dataclass(frozen=True, slots=True)
 class Host:
-    """A machine, and the command that runs others on it."""
+    """A machine, and the words that run a command on it."""
 
     name: str
     index: int
     words: tuple[str, ...]  # A remote shell's line is added as the last word.
-    folder: str  # Of the run, there. Absolute.
+    folder: str  # The run's folder there, an absolute path.
     prefix: tuple[str, ...] = ()  # `sudo -n` where the login user is not root.
 
     def command(self, line: str) -> tuple[str, ...]:
         return (*self.words, shlex.join([*self.prefix, "sh", "-c", line]))
 
     def supervisor(self, command: str, *rest: str) -> str:
-        """The line that calls the machine's supervisor."""
+        """The shell line that calls the machine's supervisor."""
         return "exec " + shlex.join(["python3", f"{self.folder}/{PROGRAM.name}", command, self.folder, *rest])
 
 
 def ssh_words(
     address: str, *, user: str, key: Path, known_hosts: Path, alias: str, port: int = 22, proxy: str = "",
 ) -> tuple[str, ...]:
-    """A connection that asks nothing and trusts only machines whose key is in `known_hosts` under `alias`."""
+    """An ssh connection that never prompts and trusts only the key of `alias` in `known_hosts`."""
     options = [
         "BatchMode=yes", "StrictHostKeyChecking=yes", f"UserKnownHostsFile={_quoted(known_hosts)}",
         "GlobalKnownHostsFile=/dev/null", "UpdateHostKeys=no", f"HostKeyAlias={alias}", "IdentitiesOnly=yes",
@@ -165,7 +165,7 @@ def ssh_words(
 
 
 def make_key(shell: Shell, path: Path, comment: str) -> None:
-    """A key pair for this run alone, created once."""
+    """Create a key pair for this run alone, unless it exists."""
     if not shell.is_dry and path.exists():
         return
     if not shell.is_dry:
@@ -176,7 +176,7 @@ def make_key(shell: Shell, path: Path, comment: str) -> None:
 
 
 def write_known_hosts(known_hosts: Path, keys: Mapping[str, str]) -> None:
-    """Adds the public key of each machine by its alias, in place of earlier ones."""
+    """Add the public key of each machine by its alias, in place of earlier ones."""
     lines = known_hosts.read_text().splitlines() if known_hosts.exists() else []
     lines = [line for line in lines if line.partition(" ")[0] not in keys]
     lines += [f"{alias} {' '.join(key.split()[:2])}" for alias, key in keys.items()]
@@ -185,14 +185,14 @@ def write_known_hosts(known_hosts: Path, keys: Mapping[str, str]) -> None:
 
 
 class SupervisorClient:
-    """Talks to the machines' supervisors."""
+    """Controls the supervisors of a run's machines."""
 
     def __init__(self, shell: Shell, *, notify: Notify) -> None:
         self._shell = shell
         self._notify = notify
 
     def wait_for(self, hosts: Sequence[Host], limit_s: float) -> None:
-        """Until every one answers: a new machine takes minutes."""
+        """Wait until every machine answers: a new one takes minutes."""
         waiting, until_s, said = list(hosts), time.monotonic() + limit_s, ""
         while waiting:
             results = self._all(waiting, lambda host: self._shell.ask(host.command("exec true"), timeout_s=CALL_S))
@@ -214,7 +214,7 @@ class SupervisorClient:
     def start(
         self, hosts: Sequence[Host], files: Callable[[Host], Mapping[str, str | bytes]], *, is_fresh: bool
     ) -> None:
-        """Copies each host's files and starts its supervisor, unless it runs or the run has ended there."""
+        """Copy each host's files and start its supervisor, unless it runs or the run has ended there."""
         def one(host: Host) -> None:
             folder, start = shlex.quote(host.folder), host.supervisor("start", *(["--fresh"] if is_fresh else []))
             line = f"mkdir -p {folder} && base64 -d | tar -xzf - -C {folder} && {start}"
@@ -227,7 +227,7 @@ class SupervisorClient:
         self._all(hosts, one)
 
     def states(self, hosts: Sequence[Host]) -> dict[int, SupervisorState | None]:
-        """By the machine's index; None: it does not answer."""
+        """States by the machine's index; None for a machine that does not answer."""
         def one(host: Host) -> SupervisorState | None:
             try:
                 return _state(host, self._shell.ask(host.command(host.supervisor("status")), timeout_s=CALL_S))
@@ -237,7 +237,7 @@ class SupervisorClient:
         return {host.index: state for host, state in self._all(hosts, one)}
 
     def stop(self, hosts: Sequence[Host], grace_s: float) -> list[Host]:
-        """SIGTERM to all at once, on which the trainer saves; returns those that were killed or not reached.
+        """Send SIGTERM to all at once, on which the trainer saves; return those that were killed or not reached.
 
         It polls instead of waiting in one connection, which may be cut.
         """
@@ -254,7 +254,7 @@ class SupervisorClient:
         return ending
 
     def restart(self, hosts: Sequence[Host]) -> None:
-        """Ends the current attempt after a checkpoint; the next one finds rank 0 at its new address."""
+        """End the current attempt after a checkpoint; the next one finds rank 0 at its new address."""
         self._send(hosts, "restart")
 
     def log_sources(self, hosts: Sequence[Host], positions: dict[int, LogPosition]) -> list[LogSource]:
@@ -275,7 +275,7 @@ class SupervisorClient:
         self._all(hosts, lambda host: self._shell.change(host.command(host.supervisor(command)), timeout_s=CALL_S))
 
     def _all(self, hosts: Sequence[Host], one: Callable[[Host], _T]) -> list[tuple[Host, _T]]:
-        """The same on all of them at once; on a dry run in order, so that it reads well."""
+        """Call `one` for all hosts at once; on a dry run in order, so that the output reads well."""
         if self._shell.is_dry or len(hosts) < 2:
             return [(host, one(host)) for host in hosts]
         with ThreadPoolExecutor(min(MAX_CONNECTIONS, len(hosts))) as pool:
@@ -291,7 +291,7 @@ class LogPosition:
     has_failed: bool = False  # Since its last line.
 
     def tail_line(self, folder: str, *, is_live: bool) -> str:
-        """A shell's line that prints `log ID`, then the lines that were not read yet."""
+        """The shell line that prints `log ID`, then the lines that were not read yet."""
         follow = "--follow " if is_live else ""
         return (f"cd {shlex.quote(folder)} && [ -e {supervisor.LOG} ] || exit 0; id=$(stat -c %i.%W {supervisor.LOG}); "
                 f"echo log $id; first=1; if [ $id = {self.log_id or '-'} ]; then first={self.num_read + 1}; fi; "
@@ -310,7 +310,7 @@ class LogPosition:
 
 
 def pack_files(files: Mapping[str, str | bytes]) -> str:
-    """A tar of them with the supervisor, as text. Nothing in it is secret: a container's user reads the spec."""
+    """The files and the supervisor as a tar in base64. Nothing in it is secret: a container's user reads the spec."""
     packed = io.BytesIO()
     with tarfile.open(fileobj=packed, mode="w") as tar:
         for name, text in {PROGRAM.name: PROGRAM.read_text(encoding="utf-8"), **files}.items():
@@ -348,5 +348,5 @@ def _error(host: Host, done: CommandResult) -> EmbarkError:
 
 
 def _quoted(path: Path) -> str:
-    """For ssh's own options, which know spaces and percent signs."""
+    """Quote a path for ssh's options, which interpret spaces and percent signs."""
     return '"' + str(path).replace("%", "%%") + '"'

@@ -22,7 +22,7 @@ from embark.store.run_dir import EVENTS
 
 @dataclass(frozen=True, slots=True)
 class Resume:
-    """One time that the run resumed."""
+    """One resumption of the run."""
 
     step: int  # The checkpoint's.
     lost_steps: int  # Trained before, and trained again.
@@ -38,7 +38,7 @@ class Progress:
     saved: list[int] = field(default_factory=list)
     resumes: list[Resume] = field(default_factory=list)
     losses: dict[int, float] = field(default_factory=dict, repr=False)
-    """By step; of one that was trained twice, the later."""
+    """The loss of each step; of a step that was trained twice, the later one."""
     evaluated: dict[str, Any] = field(default_factory=dict)
     is_done: bool = False
     errors: list[str] = field(default_factory=list)
@@ -49,7 +49,7 @@ class Progress:
 
     @property
     def phase(self) -> str:
-        """For a person."""
+        """The run's phase, for a person."""
         if not self.world_sizes:
             return "waiting for the ranks to meet"
         if self.is_done:
@@ -82,7 +82,7 @@ class Progress:
 
 
 class EventReader:
-    """Reads what is new in `events.jsonl`, as it grows."""
+    """Reads new events of `events.jsonl` as it grows."""
 
     def __init__(self, folder: Path | None) -> None:
         self.progress = Progress()
@@ -105,7 +105,7 @@ class EventReader:
 
 
 FaultKind = Literal["preempt", "kill", "lose", "pause", "cut"]
-DURATION_S = 10.0  # Of a pause or a cut whose length is not said.
+DURATION_S = 10.0  # Length of a pause or a cut, unless the flag says it.
 _FAULT = re.compile(r"(?P<pod>\d+)@(?:step(?P<step>\d+)|(?P<at>\d+(?:\.\d+)?)(?P<unit>ms|s|m)?)"
                     r"(?:\+(?P<long>\d+(?:\.\d+)?)(?P<long_unit>ms|s|m)?)?")
 _UNITS = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, None: 1.0}
@@ -113,13 +113,13 @@ _UNITS = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, None: 1.0}
 
 @dataclass(frozen=True, slots=True)
 class Fault:
-    """One thing that happens to one pod."""
+    """A fault that is injected into one pod."""
 
     kind: FaultKind
     pod: int
     at_s: float | None  # Since the pods were started; None where a step is named.
     at_step: int | None = None
-    duration_s: float = 0.0  # Of a lost machine: until there is another; 0 where none comes.
+    duration_s: float = 0.0  # A lost machine is replaced after this time; 0: never.
 
     def __str__(self) -> str:
         when = f"step{self.at_step}" if self.at_step is not None else f"{self.at_s:g}s"
@@ -133,7 +133,7 @@ class Fault:
 
 
 def read_faults(kind: FaultKind, words: Sequence[str], num_pods: int) -> list[Fault]:
-    """From the words of a flag."""
+    """Parse the values of a fault's flag."""
     found = []
     for word in words:
         match = _FAULT.fullmatch(word)
@@ -154,7 +154,7 @@ def read_faults(kind: FaultKind, words: Sequence[str], num_pods: int) -> list[Fa
 
 
 def read_duration(text: str, flag: str) -> float:
-    """`10m`, `90s`, `1h`: seconds."""
+    """Seconds of `10m`, `90s` or `1h`."""
     match = re.fullmatch(r"(\d+(?:\.\d+)?)(ms|s|m|h)?", text)
     if match is None or not float(match[1]):
         raise UserError(f"{flag} {text}: not a duration", fix=f"{flag} 10m")
@@ -166,14 +166,14 @@ TAKE_S = 0.1
 READ_S = 0.1
 SAY_S = 3.0  # Between two notes on progress.
 MAX_TAIL = 2000
-END_S = 5.0  # For the lines of pods that were killed to come to their end.
+END_S = 5.0  # Time for the last lines of pods that were killed.
 _RANK = re.compile(r"\[[a-z]+(\d+)\]:(.*)", re.DOTALL)  # torchrun's prefix under --tee.
 Finish = Literal["succeeded", "failed", "too long"]
 
 
 @dataclass(frozen=True, slots=True)
 class Observer:
-    """Gets what happens as it happens."""
+    """Receives output and notes as they come."""
 
     line: Callable[[str, str, str], None]  # Pod, which of its processes or nothing, text.
     note: Callable[[str], None]  # What the controller does, and what happens to the pods.
@@ -181,7 +181,7 @@ class Observer:
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """All that happened."""
+    """Everything that happened in a rehearsal."""
 
     finish: Finish
     reason: str  # The controller's last message.
@@ -196,16 +196,16 @@ class Outcome:
 
 @dataclass(slots=True)
 class _Slot:
-    """A pod of the job, whichever container is it now."""
+    """A pod of the job and its current container."""
 
     pod: Pod
     generation: int = 0
     start: Start | None = None
     lines: LineStream | None = None
     is_preempted: bool = False
-    is_deleted: bool = False  # By the controller, to restart all: its end does not count.
+    is_deleted: bool = False  # The controller deleted it to restart all: its end does not count.
     kill_at_s: float | None = None
-    away_until_s: float = 0.0  # Its machine is lost, and there is no other before.
+    away_until_s: float = 0.0  # The machine is lost, and there is no other before this time.
     start_at_s: float | None = 0.0
     tail: deque[str] = field(default_factory=lambda: deque(maxlen=MAX_TAIL))
 
@@ -215,7 +215,7 @@ class _Slot:
 
 
 class Controller:
-    """Runs a workload's pods on an engine until they end, or the time is over."""
+    """Runs a workload's pods on an engine until they end, or the time limit passes."""
 
     def __init__(
         self, workload: Workload, policy: FailurePolicy, engine: Engine, reader: EventReader, observer: Observer, *,
@@ -278,7 +278,7 @@ class Controller:
             self._final = ("too long", f"still running after {self._limit_s:g} s")
 
     def _end_all(self) -> None:
-        """Kill what still runs: a rehearsal saves nothing. Its last lines are read."""
+        """Kill what still runs, since a rehearsal saves nothing, and read its last lines."""
         for slot in self._slots.values():
             if slot.start is not None:
                 self._engine.kill(slot.start)
@@ -309,7 +309,7 @@ class Controller:
             self._observer.line(slot.pod.name, rank, said)
 
     def _sweep(self) -> None:
-        """A pod ends with its first process, whatever else is left of it."""
+        """End pods whose first process has ended, whatever else is left of them."""
         for slot in self._slots.values():
             if slot.start is not None and slot.lines is not None and slot.lines.code is not None:
                 self._engine.sweep(slot.start)

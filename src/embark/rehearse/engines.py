@@ -33,7 +33,7 @@ class Start:
 
     pod: Pod
     number: int  # Counted over all starts of all pods.
-    generation: int  # Of the pod: a container that the kubelet starts again is in the same pod, and sees what it left.
+    generation: int  # Counts the pods of this name: a container that restarts in its pod sees what it left.
 
     @property
     def key(self) -> str:
@@ -42,12 +42,12 @@ class Start:
 
 @dataclass(frozen=True, slots=True)
 class Folders:
-    """Where mounts lie on this machine, below one folder."""
+    """Finds the folders of mounts on this machine."""
 
     root: Path
 
     def of(self, mount: Mount, start: Start) -> Path:
-        """The folder, or the file, of a mount; made if it is not there."""
+        """The folder or file of a mount, created if needed."""
         own = self.root / "pods" / start.pod.name / str(start.generation)
         if mount.kind == "files":
             path = own / "files" / mount.name
@@ -67,11 +67,11 @@ class Folders:
         return path
 
     def workdir(self, start: Start) -> Path:
-        """Where a process starts that has no image to start in."""
+        """The working directory of a process that has no image to start in."""
         return self._open(self.root / "pods" / start.pod.name / str(start.generation) / "workdir")
 
     def find(self, path: str, start: Start) -> Path | None:
-        """Where a path that the pod sees lies here; None where it is inside of the container."""
+        """The path here of a path that the pod sees; None if it is inside of the container."""
         for mount in sorted(start.pod.mounts, key=lambda one: -len(one.path)):
             if path == mount.path or path.startswith(mount.path.rstrip("/") + "/"):
                 return self.of(mount, start) / path[len(mount.path):].lstrip("/")
@@ -89,7 +89,7 @@ LOOPBACK = "127.0.0.1"
 NATS_SERVER = "nats-server"
 _MARK = "EMBARK_REHEARSAL_POD"
 _INHERITED = ("PATH", "LANG", "LC_ALL", "TMPDIR", "PYTHONPATH", "LD_LIBRARY_PATH", "SSL_CERT_FILE")
-"""What a process needs of this machine; of an image it would have its own."""
+"""Variables of this machine that a process needs; an image would have its own."""
 _SHIMS = {"python": "", "python3": "", "torchrun": "-m torch.distributed.run", "embark": "-m embark",
           "ray": "-m ray.scripts.scripts"}
 _PORT = re.compile(r"(?P<host>[\w.-]+):(?P<port>\d{2,5})\b")
@@ -99,7 +99,8 @@ _PORT_VARIABLES = ("MASTER_PORT", "PET_MASTER_PORT")
 
 
 class Processes:
-    """Each pod a process group of this machine's own Python. Names that the cluster would resolve are the loopback."""
+    """Runs each pod as a process group of this machine's own Python. Names that the cluster would resolve are the
+    loopback."""
 
     name = "processes"
     can_cut = False
@@ -114,7 +115,7 @@ class Processes:
         self._starts: list[Start] = []
 
     def changes(self) -> list[Change]:
-        """What is not as in the cluster because of how pods are run here."""
+        """Differences from the cluster that come from how pods are run here."""
         return [
             Change("pods", "containers of the image", f"processes of {sys.executable} on this machine, as its user"),
             Change("names of pods", "those that a Service makes resolvable", f"{LOOPBACK}, and a free port for each"),
@@ -133,7 +134,7 @@ class Processes:
             (folder / NATS_SERVER).symlink_to(program)
 
     def start(self, start: Start) -> LineStream:
-        """Its lines; the pod ends as the program does."""
+        """Start the pod's program and return its lines; the pod ends as the program does."""
         pod = start.pod
         if not pod.words:
             raise UserError(f"{pod.name}: its command is the image's own, and there is no image here",
@@ -152,11 +153,11 @@ class Processes:
         return lines
 
     def translate(self, start: Start) -> Callable[[str], str]:
-        """From words of the pod to what they are right here."""
+        """A function that translates paths and addresses of the pod into those of this machine."""
         return self._here(start)
 
     def term(self, start: Start) -> None:
-        """SIGTERM to its first process."""
+        """Send SIGTERM to the pod's first process."""
         lines = self._running[start.key]
         if lines.code is None:
             os.kill(lines.pid, signal.SIGTERM)
@@ -169,18 +170,18 @@ class Processes:
             time.sleep(0.01)
 
     def sweep(self, start: Start) -> None:
-        """What is left of a pod whose first process has ended."""
+        """Kill what is left of a pod whose first process has ended."""
         self.kill(start)
 
     def begin_fault(self, kind: str, start: Start) -> None:
-        """A pause; only a container has a network to be cut off from."""
+        """Pause the pod; only a container has a network to be cut off from."""
         self._send(start, signal.SIGSTOP)
 
     def end_fault(self, kind: str, start: Start) -> None:
         self._send(start, signal.SIGCONT)
 
     def close(self, *, keep: bool) -> str:
-        """Ends what runs, and removes what was made, but for the folders; with `keep`, says what is left."""
+        """End what runs and remove everything but the folders; with `keep`, return what is left."""
         for start in self._starts:
             self.kill(start)
         return f"{self.folders.root}; rm -r {self.folders.root} removes it" if keep else ""
@@ -212,7 +213,7 @@ class Processes:
         return {**own, **env, _MARK: self._mark(start)}
 
     def _here(self, start: Start) -> Callable[[str], str]:
-        """Words of the pod as they are right here."""
+        """Translate the pod's files of ConfigMaps, and return the function that translates its words."""
         pod = start.pod
         places: Mapping[str, str] = {mount.path.rstrip("/"): str(self.folders.of(mount, start)) for mount in pod.mounts
                                      if mount.path.rstrip("/") != "/dev/shm"}
@@ -247,7 +248,7 @@ class Processes:
         return f"{match[1]}{LOOPBACK if self._names.resolves(match[2]) else match[2]}"
 
     def _port(self, there: str) -> str:
-        """A free one, the same each time: two rehearsals of one machine do not meet by mistake."""
+        """A free port, the same each time, so that two rehearsals of one machine do not meet."""
         if there not in self._ports and there not in self._ports.values():
             self._ports[there] = str(free_port())
         return self._ports.get(there, there)
@@ -272,7 +273,7 @@ def has_nats_server() -> bool:
 
 
 def _nats_server() -> str | None:
-    """That pip installed, or the machine's own."""
+    """The program that pip installed, or the machine's own."""
     return shutil.which(NATS_SERVER, path=sysconfig.get_path("scripts")) or shutil.which(NATS_SERVER)
 
 
@@ -299,7 +300,7 @@ def has_image(program: str, image: str, shell: Shell) -> bool:
 
 
 class Containers:
-    """One container a pod, of one image."""
+    """Runs each pod as one container of one image."""
 
     can_cut = True
 
@@ -310,7 +311,7 @@ class Containers:
         self._names = names
         self._shell = shell
         self._id = folders.root.name
-        """Of the network and, with a number, of each container: what belongs together is called alike."""
+        """The name of the network and, with a number, of each container."""
         self._subnet: ipaddress.IPv4Network | None = None
         self._addresses: dict[str, str] = {}
         self._started: list[str] = []  # Containers, made or about to be.
@@ -341,7 +342,7 @@ class Containers:
                  "--ip", address, *DNS, *self._aliases(start), *self._mounts(start, address), *self._limits(start),
                  *self._may(start)]
         env = {name: value.replace(POD_IP, address) for name, value in pod.env.items()}
-        # By the environment of the client: what is on a command line, everybody on the machine can read. Not those
+        # Set in the environment of the client: what is on a command line, everybody on the machine can read. Not those
         # that the client itself lives by.
         handed = {name: value for name, value in env.items() if name not in os.environ}
         words += [word for name, value in env.items()
@@ -360,7 +361,7 @@ class Containers:
         self._change("kill", "--signal", "KILL", self._called(start))
 
     def sweep(self, start: Start) -> None:
-        """A container ends with its first process: nothing is left of it."""
+        """Do nothing: a container ends with its first process."""
 
     def begin_fault(self, kind: str, start: Start) -> None:
         own = self._called(start)
@@ -373,7 +374,7 @@ class Containers:
                             ["network", "connect", "--ip", address, *aliases, self._id, own]))
 
     def close(self, *, keep: bool) -> str:
-        """What is left and how to remove it: with `keep`, or where the engine could not remove it."""
+        """Remove everything; return what is left and how to remove it, with `keep` or if the engine failed."""
         names = self._there()
         remove = ["rm", "--force", *(["--time", "0"] if self.name == "podman" else []), *names]
         network = ["network", "rm", self._id]
@@ -388,14 +389,16 @@ class Containers:
                          for words, done in failed)
 
     def _there(self) -> list[str]:
-        """The containers that were made: of several names to remove, podman removes none where one is not there. All
-        that were started, if the engine does not say."""
+        """The containers that exist: of several names to remove, podman removes none if one does not exist.
+
+        If the engine does not answer, all that were started.
+        """
         answer = self._shell.ask([self.name, "ps", "--all", "--filter", f"name={self._id}", "--format", "{{.Names}}"],
                                timeout_s=_SLOW_S)
         return answer.out.split() if answer.is_ok else self._started
 
     def _refuse_nameless(self) -> None:
-        """Podman with its older network plugins makes networks where no name resolves."""
+        """Refuse networks of podman's older plugins, in which no name resolves."""
         answer = self._shell.ask([self.name, "network", "inspect", self._id], timeout_s=_FAST_S)
         if self.name == "podman" and '"dns_enabled": false' in answer.out:
             raise UserError("podman's networks have no names here",
@@ -422,7 +425,7 @@ class Containers:
         return words
 
     def _hosts(self, start: Start, address: str) -> Path:
-        """As the kubelet writes it: a pod knows itself by its whole name, and says that name to others."""
+        """Write /etc/hosts as the kubelet does: a pod knows itself by its full name, and gives that name to others."""
         pod = start.pod
         path = self.folders.root / "hosts" / start.key.replace("#", "-")
         path.parent.mkdir(parents=True, exist_ok=True)

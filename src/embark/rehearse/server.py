@@ -50,7 +50,7 @@ class Clients:
         self._threads = [threading.Thread(target=self._run, daemon=True) for _ in range(NUM_CLIENTS)]
         self._lock, self._is_over = threading.Lock(), threading.Event()
         self.num_answered = self.num_retried = self.num_failed = 0
-        self.reasons: list[str] = []  # Of failures.
+        self.reasons: list[str] = []  # Reasons of failures.
 
     def start(self) -> None:
         for thread in self._threads:
@@ -111,17 +111,17 @@ class Clients:
                 self.reasons.append(failure)
 
 
-MAX_STARTS = 3  # Of a pod that ends before it is ready.
+MAX_STARTS = 3  # Starts of a pod that ends before it is ready.
 
 
 @dataclass(slots=True)
 class RunningPod:
-    """One pod, as its kubelet sees it."""
+    """A running pod, as its kubelet sees it."""
 
     pod: Pod
     start: Start
     lines: LineStream
-    port: int = 0  # 0: it is asked nothing.
+    port: int = 0  # 0: it gets no requests.
     probe: str = ""  # The path of the readiness probe.
     num_starts: int = 1
     is_ready: bool = False
@@ -129,11 +129,11 @@ class RunningPod:
 
     @property
     def is_up(self) -> bool:
-        """Whether a Service sends requests there."""
+        """Whether a Service would send requests to it."""
         return self.is_ready and self.lines.code is None
 
     def get(self, path: str) -> str | None:
-        """What it answers; None where it does not."""
+        """The body of the pod's answer; None without an answer."""
         try:
             with urllib.request.urlopen(f"http://{LOOPBACK}:{self.port}{path}", timeout=5) as answer:
                 return str(answer.read().decode())
@@ -141,16 +141,16 @@ class RunningPod:
             return None
 
     def metric(self, name: str) -> list[float]:
-        """Its values, of all labels."""
+        """Values of a metric, for all labels."""
         return [float(value) for value in re.findall(rf"^{re.escape(name)}(?:{{[^}}]*}})? ([\d.e+-]+)$",
                                                      self.get("/metrics") or "", re.MULTILINE)]
 
 
 class Kubelet:
-    """Of all pods of a rehearsal."""
+    """Starts, probes and restarts the pods."""
 
     def __init__(self, engine: Processes, observer: Observer, until_s: float) -> None:
-        """`until_s`: when to give up waiting, by `time.monotonic`."""
+        """`until_s` is when to give up waiting, by `time.monotonic`."""
         self._engine, self._observer, self._until_s = engine, observer, until_s
         self._output, self._number = LineMultiplexer(), 0
         self.pods: list[RunningPod] = []
@@ -160,16 +160,15 @@ class Kubelet:
         return self.pods[-1]
 
     def note(self, text: str) -> None:
-        """To who observes."""
         self._observer.note(text)
 
     def kill(self, one: RunningPod) -> None:
-        """SIGKILL, without notice."""
+        """Send SIGKILL, without notice."""
         self.note(f"{one.pod.name} is killed under load")
         self._engine.kill(one.start)
 
     def wait(self, is_so: Callable[[], bool]) -> bool:
-        """False: it is too late, or a pod was started too often."""
+        """Wait for a condition; False if the time limit passes or a pod was started too often."""
         while not is_so():
             self.take(0.05)
             self._look()
@@ -179,7 +178,7 @@ class Kubelet:
         return True
 
     def end(self, pods: list[RunningPod], grace_s: float) -> list[int | None]:
-        """SIGTERM to these; their exit codes within the grace period."""
+        """Send SIGTERM to these pods; return their exit codes within the grace period."""
         for one in pods:
             self._engine.term(one.start)
         until_s = time.monotonic() + grace_s
@@ -216,8 +215,8 @@ class Kubelet:
 
 
 MAX_REPLICAS = 2
-NUM_REQUESTS = 25  # Of each replica, before one is killed and after it is back.
-NUM_ROWS = 8  # Of a request.
+NUM_REQUESTS = 25  # Requests to each replica, before one is killed and after it is back.
+NUM_ROWS = 8  # Rows of a request.
 ROUTE = "/score"
 _ANSWERED = re.compile(rf'^embark_serve_requests_total{{route="{ROUTE}",status="200"}} ([\d.e+]+)', re.MULTILINE)
 
@@ -237,7 +236,7 @@ class PreparedServices(ABC):
 
     @abstractmethod
     def judge(self, engine: Processes, kubelet: Kubelet) -> tuple[Verdict, Clients | None]:
-        """Run the rehearsal; the clients, if it came to any."""
+        """Run the rehearsal and return its verdict, with the clients if there were any."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -245,9 +244,9 @@ class PreparedServer(PreparedServices):
     """A server that can be rehearsed."""
 
     pods: tuple[Pod, ...]
-    ports: tuple[int, ...]  # Of each pod, here.
+    ports: tuple[int, ...]  # The port of each pod here.
     probe: str  # The path of the readiness probe.
-    metric: str  # That the autoscaler asks for; empty where it asks for none.
+    metric: str  # The metric that the autoscaler asks for; empty if it asks for none.
     rows: bytes  # A request.
     service: Check
 
@@ -284,12 +283,12 @@ def find_server(objects: Objects) -> K8sObject | None:
 
 
 def served_artifact(deployment: K8sObject) -> str:
-    """What its container serves; empty where it serves nothing."""
+    """The artifact that a Deployment's container serves; empty if it serves nothing."""
     return next(iter(_serve_words(main_container(at(deployment, "spec.template.spec") or {}))), "")
 
 
 def server_pods(deployment: K8sObject, objects: Objects) -> tuple[Pod, ...]:
-    """As many as always run."""
+    """The pods that always run."""
     name, scaler = name_of(deployment), _scaler(deployment, objects)
     least = int(at(scaler, "spec.minReplicas") or at(scaler, "spec.minReplicaCount") or
                 at(deployment, "spec.replicas") or 1)
@@ -304,7 +303,7 @@ def _scaler(deployment: K8sObject, objects: Objects) -> K8sObject:
 
 
 def prepare_server(texts: Mapping[str, str], objects: Objects, artifact: str = "") -> PreparedServer:
-    """`artifact`: served in place of the manifest's."""
+    """Prepare a server's pods for this machine. `artifact` replaces the manifest's."""
     deployment = find_server(objects)
     assert deployment is not None
     name, container = name_of(deployment), main_container(at(deployment, "spec.template.spec") or {})
@@ -364,7 +363,7 @@ class ServerRehearsal:
         self.clients = Clients(self.replicas, ROUTE, prepared.rows)
 
     def check_ready(self) -> Check:
-        """Waits until all are."""
+        """Wait until all replicas are ready."""
         began_s = time.monotonic()
         is_ready = self._kubelet.wait(lambda: all(one.is_up for one in self.replicas))
         return Check("ready", is_ready, f"{pluralize(len(self.replicas), 'replica')} after "
@@ -377,14 +376,14 @@ class ServerRehearsal:
                        "shows why", "\n".join(broken.last_lines[-3:]), tuple(checks))
 
     def check_requests(self, *, before: str = "", is_answering: bool = True) -> Check:
-        """Of the clients, which are stopped."""
+        """Stop the clients, and check what became of their requests."""
         self.clients.stop()
         clients = self.clients
         text = f"{before}{clients.num_retried:,} sent again, {clients.num_failed:,} failed"
         return Check("requests", is_answering and not clients.num_failed, ": ".join([text, *clients.reasons[:1]]))
 
     def judge(self) -> Verdict:
-        """What happened, in the order of the checks."""
+        """Run the checks in order."""
         checks = [self._prepared.service, self.check_ready()]
         if not checks[-1].is_ok:
             return self.not_ready(checks)
@@ -415,7 +414,7 @@ class ServerRehearsal:
         return Verdict(False, f"{wrong.name}: {wrong.text}", fix, checks=tuple(checks))
 
     def check_drain(self) -> Check:
-        """SIGTERM to all: each ends by itself within its grace period."""
+        """Send SIGTERM to all: each must end by itself within its grace period."""
         codes = self._kubelet.end(self.replicas, self._prepared.pods[0].grace_s)
         return Check("ends on SIGTERM", codes == [0] * len(codes), "exit codes " + ", ".join(map(str, codes)))
 
@@ -443,7 +442,7 @@ def _num_answered(replica: RunningPod) -> float:
 
 
 def _serve_words(container: K8sObject) -> list[str]:
-    """What follows `embark serve` in its command: the artifact, then options."""
+    """The words after `embark serve` in a command: the artifact, then options."""
     words = [str(word) for word in [*(container.get("command") or ()), *(container.get("args") or ())]]
     at_serve = next((index for index, word in enumerate(words) if word == "serve" and index and
                      words[index - 1].rpartition("/")[2] == "embark"), None)
@@ -463,7 +462,7 @@ def _here(pod: Pod, there: str, place: str, port: int) -> Pod:
 
 
 def _request(place: str) -> bytes:
-    """Rows without a value in any column: every model scores them."""
+    """A request of rows without a value in any column: every model scores them."""
     from embark.data.prepare.arrow.row_parser import RowParser
     from embark.export.artifact import open_artifact
 
@@ -477,7 +476,7 @@ def _request(place: str) -> bytes:
 
 
 def _metric(scaler: K8sObject) -> str:
-    """The first that it asks the server for."""
+    """The first metric that the autoscaler asks the server for."""
     names = [str(at(one, "pods.metric.name")) for one in rows(scaler, "spec.metrics") if at(one, "pods.metric.name")]
     queries = [str(at(one, "metadata.query") or "") for one in rows(scaler, "spec.triggers")]
     names += [found[0] for query in queries if (found := re.search(r"[a-zA-Z_:][\w:]*(?=\{)", query))]
@@ -485,7 +484,7 @@ def _metric(scaler: K8sObject) -> str:
 
 
 def _check_service(objects: Objects, pod: Pod, container: K8sObject) -> Check:
-    """The Service leads to the port that the container names."""
+    """Check that the Service leads to the port that the container names."""
     service = next((one for one, read in zip(objects.of_kind("Service"), read_services(objects), strict=True)
                     if read.selects(pod)), None)
     if service is None:

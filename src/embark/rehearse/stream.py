@@ -1,5 +1,5 @@
-"""A rendered deployment that follows a stream, on this machine: broker, trainer, publisher and servers as processes,
-each killed under load; after every kill the servers must answer with what was learnt since."""
+"""Rehearses a deployment that trains on a stream: broker, trainer, publisher and servers run as processes, each is
+killed under load, and after every kill the servers must answer with what was learnt since."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ _RETRY_S = 0.2
 
 
 def random_rows(spec: RunSpec) -> Iterator[dict[str, Any]]:
-    """Without end. The label goes with the first table's ids, so that there is something to learn."""
+    """Rows without end. The label depends on the first table's ids, so that there is something to learn."""
     draw, model = random.Random(0), spec.model
     dense = spec.data.dense_columns or tuple(f"dense_{i}" for i in range(model.num_dense))
     labels = label_columns(model.tasks) if model.tasks else (spec.data.label,)
@@ -76,7 +76,7 @@ class StreamSender:
         self._thread.join(10)
 
     def _batches(self) -> Iterator[list[dict[str, Any]]]:
-        """At the rate."""
+        """Yield batches of rows at the rate."""
         due_s = time.monotonic()
         while not self._is_over.wait(max(0.0, due_s - time.monotonic())):
             yield [next(self._rows) for _ in range(ROWS_AT_ONCE)]
@@ -116,22 +116,22 @@ class StreamSender:
 
 
 async def _ignore(_: Exception) -> None:
-    """A row that is not stored is sent again."""
+    """Ignore a connection error: a row that is not stored is sent again."""
 
 
 KINDS = ("StatefulSet", "Deployment")
 EVERY_STEPS, BATCH_SIZE = 10, 32
 EVERY_MINUTES = 0.01  # Between versions.
-ROLES = {"follow": "trainer", "publish": "publisher", "serve": "server"}  # By the command of embark that it runs.
+ROLES = {"follow": "trainer", "publish": "publisher", "serve": "server"}  # The role of a pod by its command of embark.
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PreparedStream(PreparedServices):
     """A deployment that trains on a stream, ready to be rehearsed."""
 
-    spec: RunSpec  # In small.
+    spec: RunSpec  # The spec, scaled down.
     texts: Mapping[str, str]
-    objects: Objects  # With that spec.
+    objects: Objects  # The objects with that spec.
     pods: Mapping[str, Pod]  # `broker`, where NATS is followed, `trainer` and `publisher`.
 
     @property
@@ -154,7 +154,7 @@ def find_stream_trainer(objects: Objects) -> K8sObject | None:
 
 
 def prepare_stream(texts: Mapping[str, str], objects: Objects) -> PreparedStream:
-    """In small, with a stream of this machine."""
+    """Scale the deployment down, with a stream of this machine."""
     found = {role: one for one in objects.of_kind(*KINDS) if (role := _role(one))}
     for role in ROLES.values():
         if role not in found:
@@ -176,7 +176,7 @@ def prepare_stream(texts: Mapping[str, str], objects: Objects) -> PreparedStream
 
 
 class _Rehearsal:
-    """From the first record to the last answer."""
+    """One rehearsal, from the first record to the last answer."""
 
     def __init__(self, prepared: PreparedStream, engine: Processes, kubelet: Kubelet) -> None:
         self._prepared, self._kubelet, spec = prepared, kubelet, prepared.spec
@@ -188,7 +188,7 @@ class _Rehearsal:
         self.servers: ServerRehearsal | None = None
 
     def judge(self) -> Verdict:
-        """What happened, in the order of the checks. The servers start once there is a version to serve."""
+        """Run the checks in order. The servers start once there is a version to serve."""
         pods, began_s = {role: self._kubelet.start(pod) for role, pod in self._prepared.pods.items()}, time.monotonic()
         self.sender.start()
         has_version = self._kubelet.wait(lambda: current_version(open_versions(str(self._place))) > 0)
@@ -225,7 +225,7 @@ class _Rehearsal:
                        "answered with what was learnt since", checks=tuple(checks))
 
     def _check_fresher(self, name: str) -> Check:
-        """All servers answer with a version that was trained on later records than any until now."""
+        """Wait until all servers answer with a version that was trained on later records than any before."""
         assert self.servers is not None
         trained, began_s, replicas = max(self._steps(), default=0), time.monotonic(), self.servers.replicas
         is_so = self._kubelet.wait(lambda: all(one.is_up and self._served_step(one) > trained for one in replicas))
@@ -234,7 +234,7 @@ class _Rehearsal:
                      f"servers have step {served}" if is_so else f"trained to step {trained}, served is {served}")
 
     def _check_once(self) -> Check:
-        """What was trained again after a kill has the losses and counts of the first time."""
+        """Check that what was trained again after a kill has the losses and counts of the first time."""
         steps = self._steps()
         missing = next((step for step in range(1, max(steps) + 1) if step not in steps), None)
         twice = next((step for step, found in steps.items() if len(found) > 1), None)
@@ -243,13 +243,13 @@ class _Rehearsal:
                      if missing is None and twice is None else f"step {missing or twice} has other records")
 
     def _check_end(self, pods: Mapping[str, RunningPod]) -> Check:
-        """SIGTERM: the trainer saves and says so (75), the publisher ends."""
+        """Send SIGTERM: the trainer must save and exit with 75, and the publisher end."""
         trainer, publisher = pods["trainer"], pods["publisher"]
         codes = self._kubelet.end([trainer, publisher], trainer.pod.grace_s)
         return Check("saves on SIGTERM", codes == [75, 0], f"exit codes {codes[0]} and {codes[1]}")
 
     def _steps(self) -> dict[int, set[str]]:
-        """What the run's events ever said of each step."""
+        """Everything that the run's events said of each step."""
         found: dict[int, set[str]] = {}
         for line in self._events.read_text(encoding="utf-8").splitlines() if self._events.exists() else ():
             event = parse_event(line)
@@ -264,7 +264,7 @@ class _Rehearsal:
 
 
 def _role(thing: K8sObject) -> str:
-    """Of what makes its pods; empty for any other."""
+    """The role of a StatefulSet or Deployment; empty for any other."""
     container = main_container(at(thing, "spec.template.spec") or {})
     words = [str(word).rpartition("/")[2] for key in ("command", "args") for word in container.get(key) or ()]
     if words[:1] == [NATS_SERVER]:
@@ -285,7 +285,7 @@ def _pod(thing: K8sObject, objects: Objects) -> Pod:
 def _in_small(
     name: str, objects: Objects, *, has_broker: bool, changes: list[Change]
 ) -> tuple[Objects, RunSpec | None]:
-    """The spec that a ConfigMap has, with a stream and a store of this machine."""
+    """Scale the spec in a ConfigMap down, with a stream and a store of this machine."""
     copies, spec = [copy.deepcopy(dict(one)) for one in objects.all], None
     for one in copies:
         for key, text in (one.get("data") or {}).items() if one.get("kind") == "ConfigMap" else ():

@@ -1,4 +1,8 @@
-"""From a job's object to the pods that its controller would make of it, for each kind of controller."""
+"""The pods that a controller would make of a job, for each kind of controller, and the policy that it follows.
+
+Pods of a RayJob run `ray start` as KubeRay writes it (ray-operator/controllers/ray/common/pod.go and job.go, 1.7), but
+for what Ray's nodes on one machine would otherwise share: ports, folders and memory.
+"""
 
 import copy
 import zlib
@@ -62,7 +66,7 @@ class RayJobPolicy:
 
 
 def ray_pods(job: K8sObject, objects: Objects) -> tuple[Pod, ...]:
-    """Head, workers and, of a RayJob, the submitter."""
+    """Head, workers and, for a RayJob, the submitter."""
     name, space = name_of(job), namespace_of(job)
     cluster = at(job, "spec.rayClusterSpec") or at(job, "spec") or {}
     head = at(cluster, "headGroupSpec") or {}
@@ -91,7 +95,7 @@ def ray_services(job: K8sObject, objects: Objects) -> list[Service]:
 
 
 def _submitter(job: K8sObject, head: Pod, index: int, objects: Objects) -> Pod:
-    """A Job's pod in the cluster. The driver itself runs on the head, so paths are those of the head's mounts."""
+    """The pod that submits the driver. The driver itself runs on the head, so paths are those of the head's mounts."""
     name = name_of(job)
     spec = at(job, "spec.submitterPodTemplate.spec") or _SUBMITTER_SPEC
     identity = PodIdentity(name=f"{name}-submitter-0", namespace=namespace_of(job), index=index, group="submitter",
@@ -136,7 +140,7 @@ _OWN = ("PET_NNODES", "PET_NPROC_PER_NODE", "PET_NODE_RANK", "PET_MASTER_ADDR", 
 
 @dataclass(frozen=True, slots=True)
 class Cause:
-    """Why a job is refused or fails, the fix, and the line that shows it where one does."""
+    """Why a job is refused or fails, the fix, and the line that shows it, if one does."""
 
     what: str
     fix: str
@@ -145,7 +149,7 @@ class Cause:
 
 @dataclass(frozen=True, slots=True)
 class Workload:
-    """A job and all that its controller would make."""
+    """A job and everything that its controller would make."""
 
     kind: str
     name: str
@@ -188,7 +192,8 @@ def _replicated(
     job: K8sObject, spec: K8sObject, replicated: Sequence[K8sObject], objects: Objects, *, kind: str, name: str,
     env: Any = None, container: str = "",
 ) -> tuple[Workload, FailurePolicy]:
-    """A JobSet: child Jobs NAME-JOB-i, pods NAME-JOB-i-j, one headless Service for all, made by the controller."""
+    """The pods of a JobSet: child Jobs NAME-JOB-i, pods NAME-JOB-i-j, one headless Service for all, made by the
+    controller."""
     space = namespace_of(job)
     network = at(spec, "network") or {}
     subdomain = str(network.get("subdomain") or name)
@@ -255,7 +260,7 @@ def _train_job(job: K8sObject, objects: Objects) -> tuple[Workload, FailurePolic
 
 
 def _with_trainer(replicated: K8sObject, trainer: K8sObject, num_nodes: int) -> K8sObject:
-    """The runtime's job with what the TrainJob puts over it."""
+    """The runtime's job with what the TrainJob overrides."""
     if replicated.get("name") != NODE:
         return replicated
     patched: dict[str, Any] = copy.deepcopy(dict(replicated))
@@ -375,7 +380,7 @@ def _child_pods(
     spec: K8sObject, name: str, space: str, objects: Objects, *, is_indexed: bool, subdomain: str = "",
     labels: dict[str, str] | None = None, first: int = 0, env: Any = None, container: str = "",
 ) -> tuple[Pod, ...]:
-    """Of a Job: as many as run at once."""
+    """The pods of a Job that run at once."""
     pods = []
     for index in range(int(spec.get("parallelism", 1))):
         suffix = str(index) if is_indexed else _random_suffix(name, index)
@@ -397,7 +402,7 @@ def _defaulted(child: K8sObject) -> K8sObject:
 
 
 def _random_suffix(name: str, index: int) -> str:
-    """What stands for the random letters of a pod's name: the same at each rehearsal."""
+    """A stand-in for the random letters of a pod's name, the same at each rehearsal."""
     letters = "bcdfghjklmnpqrstvwxz2456789"
     number = zlib.crc32(f"{name} {index}".encode())
     return "".join(letters[number // len(letters) ** place % len(letters)] for place in range(5))

@@ -1,8 +1,9 @@
-"""An AWS account is asked over HTTP, of moto's server: identity, quotas, machines in use, zones, budgets, bucket."""
+"""An AWS account is asked by the AWS CLI, of moto's server: identity, quotas, machines in use, zones, budgets, bucket."""
 
 from __future__ import annotations
 
 import json
+import os
 import sys
 from pathlib import Path
 from uuid import uuid4
@@ -29,6 +30,12 @@ def account():
     with emulators._server(lambda port: [sys.executable, program, "-H", "127.0.0.1", "-p", str(port)]) as port:
         emulators._call("PUT", f"http://127.0.0.1:{port}/models")
         yield Emulator("s3://models", port, emulators.s3_env(port))
+
+
+@pytest.fixture(autouse=True)
+def _aws_cli(monkeypatch):
+    """The AWS CLI of this environment is on the path."""
+    monkeypatch.setenv("PATH", f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}")
 
 
 @pytest.fixture

@@ -41,8 +41,8 @@ class Local(LaunchBackend):
     """Runs `embark train` here, a rank for each GPU."""
 
     poll_s = 0.5
-    restarts = False  # Of a process that crashed.
-    source = "rank 0"  # Of a line that names no rank.
+    restarts = False  # Whether a process that crashed is started again.
+    source = "rank 0"  # The source of a line that names no rank.
     ending = "it saves a last checkpoint"
     resumed = "embark launch resumes it from the last checkpoint in {}"
 
@@ -112,7 +112,7 @@ class Local(LaunchBackend):
             time.sleep(self.poll_s)
 
     def cancel(self, handle: RunHandle) -> CancelResult:
-        """SIGTERM, on which the trainer saves and ends."""
+        """Send SIGTERM, on which the trainer saves and ends."""
         remains, state = self.remains(handle), self._state(handle)
         if not state.is_alive:
             return CancelResult((), remains)
@@ -129,7 +129,7 @@ class Local(LaunchBackend):
         return (handle.checkpoints,)
 
     def _state(self, handle: RunHandle) -> SupervisorState:
-        """Read from its files: a command for each look would be slow."""
+        """The supervisor's state from its files: a command for each look would be slow."""
         return SupervisorState(**supervisor.status(handle.folder))
 
     def _supervise(self, handle: RunHandle, command: str, *rest: str) -> CommandResult:
@@ -206,7 +206,7 @@ def artifact_remains(handle: RunHandle) -> Resource:
 
 
 def _free_port() -> int:
-    """The usual one, or any where another program has it."""
+    """The usual port, or any if another program has it."""
     for port in (PORT, 0):
         try:
             with socket.create_server(("127.0.0.1", port)) as listener:

@@ -52,7 +52,7 @@ def status_of(
     job: Mapping[str, Any], actors: Sequence[Mapping[str, Any]], groups: Sequence[Mapping[str, Any]],
     nodes: Sequence[Mapping[str, Any]], *, num_machines: int, name: str, run_uri: str,
 ) -> Status:
-    """Of a job that the cluster knows. `groups` are Ray's placement groups: what the workers wait for together."""
+    """The status of a job that the cluster knows. `groups` are Ray's placement groups, which the workers wait for."""
     workers = [actor for actor in actors if actor.get("class_name") == WORKER]
     lost = [actor for actor in workers if _died(actor)]
     num_restarts = max(len({actor.get("placement_group_id") for actor in workers}) - 1, 0)
@@ -92,7 +92,7 @@ def status_of(
 def events_of(
     job: Mapping[str, Any], actors: Sequence[Mapping[str, Any]], nodes: Sequence[Mapping[str, Any]],
 ) -> list[RunEvent]:
-    """What Ray says of it, by time; Ray does not say when a worker died."""
+    """Events that Ray reports, by time; Ray does not report when a worker died."""
     found = [
         RunEvent(0.0, _who(actor), str(_context(actor).get("reason", "Died")),
                  to_one_line(str(_context(actor).get("error_message", ""))), True)
@@ -113,7 +113,7 @@ def events_of(
 
 
 def line_of(text: str) -> LogLine:
-    """Of the job's log, where Ray has put who said it before what every rank said with its time."""
+    """Parse a line of the job's log: Ray writes who printed it before each rank's own time and text."""
     text = _COLOUR.sub("", text)
     match = _SAID_BY.fullmatch(text)
     if match is None:
@@ -127,13 +127,13 @@ def line_of(text: str) -> LogLine:
 
 
 def resources_text(resources: Mapping[str, float]) -> str:
-    """`{CPU: 2, GPU: 8}`, as Ray writes it, without internal ones."""
+    """`{CPU: 2, GPU: 8}`, as Ray writes it, without internal resources."""
     shown = {name: value for name, value in resources.items() if name in ("CPU", "GPU", "TPU")}
     return "{" + ", ".join(f"{name}: {value:g}" for name, value in sorted((shown or resources).items())) + "}"
 
 
 def can_hold(nodes: Sequence[Mapping[str, Any]], resources: Mapping[str, float]) -> int:
-    """How many machines are large enough, busy or not."""
+    """The number of machines that are large enough, busy or not."""
     return sum(node.get("state") == "ALIVE" and all(
         float(node.get("resources_total", {}).get(name, 0.0)) >= value for name, value in resources.items())
         for node in nodes)
@@ -173,7 +173,7 @@ def _restarted(num_restarts: int, lost: Sequence[Mapping[str, Any]]) -> str:
 
 
 def _died(actor: Mapping[str, Any]) -> bool:
-    """Of itself, and not because the run had ended or its neighbour died."""
+    """Whether a worker died by itself, not because the run had ended or its neighbour died."""
     return actor.get("state") == "DEAD" and _context(actor).get("reason") not in WANTED
 
 
@@ -195,7 +195,7 @@ def _who(actor: Mapping[str, Any]) -> str:
 
 DASHBOARD = "http://127.0.0.1:8265"
 ADDRESSES = ("RAY_API_SERVER_ADDRESS", "RAY_ADDRESS")  # Variables that Ray's own commands read.
-GRACE_S = 120  # For a last checkpoint, where the spec says nothing else: the machines stay.
+GRACE_S = 120  # Time for a last checkpoint, unless the spec sets it: the machines stay.
 END_MARGIN_S = 30.0
 BYTES_PER_POLL_S = 1 << 20  # Ray returns the complete log each time: a long one is read less often.
 ACTIVE = ("PENDING", "RUNNING")
@@ -203,7 +203,7 @@ RUN = "embark_run"  # The key of a job's metadata that has the run's name.
 
 
 def address() -> str:
-    """Of the cluster that Ray's own commands would go to; empty where there is none."""
+    """The cluster that Ray's own commands would use; empty if there is none."""
     for variable in ADDRESSES:
         value = os.environ.get(variable, "").rstrip("/")
         if value.startswith(("http://", "https://")):
@@ -218,7 +218,7 @@ def address() -> str:
 
 
 class Ray(LaunchBackend):
-    """The cluster at `address()` when a run is launched; afterwards the one that the run is in."""
+    """A run on the cluster at `address()` when it is launched; afterwards on the cluster that it is in."""
 
     poll_s = 2.0
 
@@ -319,7 +319,7 @@ class Ray(LaunchBackend):
         return [] if job is None else events_of(job, self._of_job(handle, job, "actors"), self._nodes(handle))
 
     def cancel(self, handle: RunHandle) -> CancelResult:
-        """The script passes SIGTERM on to the ranks, which save and end; Ray waits for it as long as their grace is."""
+        """The script passes SIGTERM on to the ranks, which save and end; Ray waits for it during their grace period."""
         client, identity = self._client(handle), str(handle.where["id"])
         remains = (handle.checkpoints,
                    Resource(f"the Ray cluster {handle.where['context']}", "not created by embark launch"))
@@ -343,7 +343,7 @@ class Ray(LaunchBackend):
         return CancelResult((f"the record of Ray job {identity}",), remains)
 
     def _share(self, spec: RunSpec, where: str) -> tuple[dict[str, str | int], str, float | None]:
-        """What each machine gives, the run's title, and its price where its machine is named."""
+        """What each machine contributes, the run's title, and its price if its machine is named."""
         place = spec.place
         if place.machine or place.cloud:
             job = make_job(spec, load_catalog())
@@ -367,14 +367,17 @@ class Ray(LaunchBackend):
         return share, f"{spec.name} on {pluralize(place.max_nodes, 'machine')} of a Ray cluster: {ranks}", None
 
     def _job(self, handle: RunHandle) -> Mapping[str, Any] | None:
-        """None where it does not exist. If a record is deleted before Ray's monitor, which looks once a second, has
-        seen the job's end, the monitor writes another: failed, and without the job's metadata."""
+        """The run's job; None if it does not exist.
+
+        If a record is deleted before Ray's monitor, which looks once a second, has seen the job's end, the monitor
+        writes another: failed, and without the job's metadata.
+        """
         found = self._read(handle, f"api/jobs/{quote(str(handle.where['id']))}")
         is_ours = isinstance(found, dict) and (found.get("metadata") or {}).get(RUN) == handle.name
         return found if is_ours else None
 
     def _of_job(self, handle: RunHandle, job: Mapping[str, Any], kind: str) -> list[Mapping[str, Any]]:
-        """Those of its driver; none before that has begun. Older clusters do not report them."""
+        """Actors or placement groups of the job's driver, once it has begun. Older clusters do not report them."""
         number = job.get("job_id")
         if not number:
             return []
@@ -389,7 +392,7 @@ class Ray(LaunchBackend):
         return []
 
     def _read(self, handle: RunHandle, path: str) -> Any:
-        """None where it does not exist."""
+        """The JSON at a path of the API; None if it does not exist."""
         client = self._client(handle)
         response = client.get(f"{handle.where['context']}/{path}")
         if response.is_missing:
@@ -413,7 +416,7 @@ class Ray(LaunchBackend):
 
 
 def _package(spec: RunSpec, handle: RunHandle) -> bytes:
-    """The script and the spec, as Ray takes a working directory; the same bytes for the same run."""
+    """The script and the spec as Ray takes a working directory; the same run always gives the same bytes."""
     where = handle.where
     script = ray_script(
         name=str(where["id"]), spec_path=SPEC, num_machines=int(where["num_machines"]),
@@ -426,7 +429,7 @@ def _package(spec: RunSpec, handle: RunHandle) -> bytes:
 
 
 def _mistakes(spec: RunSpec, num_gpus: int, num_processes: int, *, is_known: bool) -> Iterator[Mistake]:
-    """Of a run on machines that no catalog describes."""
+    """Mistakes of a spec for machines that no catalog describes."""
     place, store, data = spec.place, spec.store, spec.data
     if is_known and place.device == "cuda" and not num_gpus:
         yield Mistake("", "place.device", "cuda", "the Ray cluster has not so many machines with GPUs",
@@ -441,13 +444,13 @@ def _mistakes(spec: RunSpec, num_gpus: int, num_processes: int, *, is_known: boo
 
 
 def _nth(nodes: list[Mapping[str, float]], name: str, count: int) -> int:
-    """What each of the `count` best machines has; where there are fewer, what each of those has that have any."""
+    """What each of the `count` best machines has; if there are fewer, the least that any machine with some has."""
     best = sorted((int(node.get(name, 0)) for node in nodes), reverse=True)[:count]
     return min((value for value in best if value), default=0)
 
 
 def _headers() -> dict[str, str]:
-    """Read for each request, and never stored: they are credentials."""
+    """Credentials from the environment. They are read for each request, and never stored."""
     found: dict[str, str] = {}
     if token := os.environ.get("RAY_AUTH_TOKEN", ""):
         found["Authorization"] = f"Bearer {token}"
@@ -461,7 +464,7 @@ def _headers() -> dict[str, str]:
 
 
 def _query(filters: Mapping[str, str] | None = None) -> str:
-    """Of Ray's state API."""
+    """The query string of a request to Ray's state API."""
     words = [("detail", "true"), ("limit", "10000")]
     for key, value in (filters or {}).items():
         words += [("filter_keys", key), ("filter_predicates", "="), ("filter_values", value)]
@@ -469,6 +472,6 @@ def _query(filters: Mapping[str, str] | None = None) -> str:
 
 
 def _rows(found: Any) -> list[Mapping[str, Any]]:
-    """Of the state API's response."""
+    """The rows of a response of Ray's state API."""
     inner = ((found or {}).get("data") or {}).get("result") or {}
     return list(inner.get("result") or ())

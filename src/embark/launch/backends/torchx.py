@@ -78,7 +78,7 @@ class TorchX(Kubernetes):
         write_atomic(folder / APP, json.dumps({"name": _app_name(done.out)}))
 
     def _object(self, handle: RunHandle) -> str:
-        """The name that TorchX gave it; where that was not saved, the newest that starts with the run's."""
+        """The name that TorchX gave the job; if that was not saved, the newest that starts with the run's."""
         try:
             return str(json.loads((handle.folder / APP).read_text())["name"])
         except (OSError, ValueError, KeyError):
@@ -88,7 +88,7 @@ class TorchX(Kubernetes):
         return str(newest["name"]) if newest else str(handle.where["object"])
 
     def _jobs(self, handle: RunHandle) -> list[dict[str, Any]]:
-        """All attempts at this run: TorchX adds a mark to the name."""
+        """All attempts at this run: TorchX appends random characters to the name."""
         name = re.compile(re.escape(f"{handle.where['object']}-") + r"[a-z0-9]+")
         return [one for one in self._kubectl(handle).items(self._kind(handle).name)
                 if name.fullmatch(str(one["metadata"]["name"]))]
@@ -105,7 +105,7 @@ class TorchX(Kubernetes):
 
 
 def _app_name(out: str) -> str:
-    """Of `{"app_id": "namespace:name", …}`."""
+    """The name in `{"app_id": "namespace:name", …}`."""
     answer = next((line for line in reversed(out.splitlines()) if line.startswith("{")), "{}")
     try:
         return str(json.loads(answer)["app_id"]).rpartition(":")[2]

@@ -48,18 +48,18 @@ STATES: dict[str, State] = {
     "PARTIALLY_SUCCEEDED": "succeeded", "FAILED": "failed", "EXPIRED": "failed", "CANCELLING": "pending",
     "CANCELLED": "gone", "PAUSED": "pending", "UPDATING": "running",
 }
-"""Of `JOB_STATE_…`."""
+"""The state of a run by `JOB_STATE_…`."""
 ACTIVE = ("QUEUED", "PENDING", "RUNNING", "CANCELLING", "PAUSED", "UPDATING")
 _TASK = re.compile(r"workerpool(\d+)-(\d+)")
 SCOPES = ("https://www.googleapis.com/auth/cloud-platform",)
 ENDPOINT = "CLOUDSDK_API_ENDPOINT_OVERRIDES_"
-"""With AIPLATFORM or LOGGING, as gcloud reads them: for private access to Google's network."""
+"""Begins the variables of endpoints for private access to Google's network, which gcloud reads too."""
 LOGIN = "gcloud auth application-default login"
 PAGE = 1000
 
 
 class VertexApi:
-    """Of one project and region. On a dry run every request is printed, and none is sent."""
+    """The API of one project and region. On a dry run every request is printed, and none is sent."""
 
     def __init__(self, shell: Shell, *, project: str, region: str, notify: Notify,
                  retry: RetryPolicy = API_RETRY) -> None:
@@ -80,7 +80,7 @@ class VertexApi:
         self._logging = client("Cloud Logging", self._logging_url, f"{LOGIN}; reading logs needs roles/logging.viewer")
 
     def find(self, condition: str) -> list[dict[str, Any]]:
-        """Jobs, newest first. `condition`: of the list filter."""
+        """Jobs that meet the condition of a list filter, newest first."""
         def page(query: dict[str, Any]) -> Response:
             return self._checked(self._jobs.get(f"{self._jobs_url}?{urlencode(query)}"))
 
@@ -88,7 +88,8 @@ class VertexApi:
         return sorted(found, key=lambda job: str(job.get("createTime", "")), reverse=True)
 
     def create(self, job: Mapping[str, Any], *, label: str) -> None:
-        """`label`: a condition that finds it again: a request whose response was lost is not repeated blindly."""
+        """Create a job. `label` is a condition that finds it again if the response was lost, so that it is not created
+        twice."""
         self._checked(self._jobs.change("POST", self._jobs_url, json.dumps(job).encode(), body_name="vertex_job.yaml",
                                         is_done=lambda: bool(self.find(label))))
 
@@ -96,7 +97,7 @@ class VertexApi:
         self._checked(self._jobs.change(method, f"{self._url}/v1/{path}"))
 
     def entries(self, condition: str) -> Iterator[dict[str, Any]]:
-        """Of Cloud Logging, by time."""
+        """Entries of Cloud Logging, by time."""
         def page(query: dict[str, Any]) -> Response:
             response = self._logging.change("POST", f"{self._logging_url}/v2/entries:list", json.dumps(query).encode(),
                                             body_name="the log filter")
@@ -149,7 +150,7 @@ def _pages(page: Callable[[dict[str, Any]], Response], key: str, query: dict[str
 
 
 class Vertex(LaunchBackend):
-    """The project and the region that a run is in."""
+    """Runs as CustomJobs of a project and region."""
 
     late_s = 15.0  # Lines reach Cloud Logging after the job has ended.
 
@@ -201,7 +202,7 @@ class Vertex(LaunchBackend):
                          project=str(handle.where["project"]), run_uri=handle.run_uri)
 
     def logs(self, handle: RunHandle, *, follow: bool = False) -> Iterator[LogLine]:
-        """Of all replicas, as Cloud Logging has them."""
+        """The lines of all replicas, as Cloud Logging has them."""
         seen: dict[str, None] = {}
         since, end_s = "", 0.0
         while True:
@@ -266,13 +267,13 @@ class Vertex(LaunchBackend):
 
 
 def _of_job(job: dict[str, Any]) -> str:
-    """For Cloud Logging."""
+    """The condition that selects a job's entries in Cloud Logging."""
     number = str(job["name"]).rpartition("/")[2]
     return f'resource.type="ml_job" AND resource.labels.job_id="{number}"'
 
 
 def explain_message(message: str, *, region: str, project: str) -> Reason:
-    """Of Google's message: the cause, followed by the message."""
+    """The cause that Google's message names, followed by the message."""
     said = to_one_line(message)
     exited = re.search(r"exit(?:ed with a non-zero)? (?:status|code)(?: of)?:? ?(\d+)", said)
     if exited and exited[1] != "1":
@@ -317,7 +318,7 @@ def state_of(job: Mapping[str, Any]) -> str:
 
 
 def entry_line(entry: Mapping[str, Any]) -> LogLine:
-    """Of Cloud Logging."""
+    """An entry of Cloud Logging as a line of a replica."""
     task = _task(entry)
     match = _TASK.fullmatch(task)
     index = None if match is None else (0 if match[1] == "0" else 1) + int(match[2])
@@ -326,7 +327,7 @@ def entry_line(entry: Mapping[str, Any]) -> LogLine:
 
 
 def entry_event(entry: Mapping[str, Any]) -> RunEvent | None:
-    """What Vertex AI itself said; None of a line of the ranks."""
+    """A message of Vertex AI itself; None for a line of the ranks."""
     if _task(entry) != SERVICE:
         return None
     severity = str(entry.get("severity", "DEFAULT"))

@@ -1,4 +1,5 @@
-"""Plain VMs of AWS, Azure or Google Cloud, without Kubernetes: created by its own command line, given the run by ssh.
+"""Plain VMs of AWS, Azure or Google Cloud, without Kubernetes: created by the cloud's own command line, given the run
+by ssh.
 
 The supervisor on each machine restarts its ranks. Machines that are lost are re-created by `recover` alone.
 """
@@ -37,7 +38,7 @@ POWER_OFF = ("shutdown", "--poweroff", "+30")  # Half an hour to read the logs, 
 
 
 class Vm(MachinesBackend):
-    """The cloud is the one that sells the spec's machine."""
+    """VMs of the cloud that sells the spec's machine."""
 
     boot_s = 900.0
 
@@ -104,7 +105,7 @@ class Vm(MachinesBackend):
         return hosts, status
 
     def _provision(self, handle: RunHandle, job: Job, record: Callable[[Resource], None], *, is_fresh: bool) -> None:
-        """Creates what is missing, and gives the run to each machine that does not have it."""
+        """Create what is missing, and give the run to each machine that does not have it."""
         cloud = self._cloud(handle, job)
         for step in cloud.steps():
             if step.unless and cloud.ask(step.unless).is_ok and not self._shell.is_dry:
@@ -161,7 +162,7 @@ class Vm(MachinesBackend):
             time.sleep(min(5.0, self.poll_s))
 
     def _learn_host_keys(self, cloud: Cloud, machines: Sequence[Machine]) -> None:
-        """Of new machines, from the cloud itself and not from whatever answers at the address."""
+        """Record the keys of new machines, from the cloud itself and not from whatever answers at the address."""
         if self._shell.is_dry:
             return
         known_hosts = cloud.folder / "known_hosts"
@@ -185,9 +186,9 @@ class Vm(MachinesBackend):
 
 
 def machine_files(job: Job, index: int, master: str) -> Mapping[str, str | bytes]:
-    """What a machine is given: the programs that a rendered one finds at its first start.
+    """The programs that a rendered machine would find at its first start.
 
-    `master`: the address at which the others reach the first one.
+    `master` is the address at which the others reach the first machine.
     """
     config = config_data(job)
     folder = SPEC_PATH.rpartition("/")[0]
@@ -205,7 +206,7 @@ def machine_files(job: Job, index: int, master: str) -> Mapping[str, str | bytes
 
 
 def _with_machines(status: Status, machines: Mapping[int, Machine]) -> Status:
-    """The replicas, with what the cloud reports of machines that do not answer."""
+    """Add what the cloud reports of machines that do not answer."""
     replicas = []
     for replica in status.replicas:
         machine = machines.get(replica.index or 0)
@@ -220,7 +221,7 @@ def _with_machines(status: Status, machines: Mapping[int, Machine]) -> Status:
 
 
 def _with_fewer(lost: Status, job: Job, gone: Sequence[int]) -> Status:
-    """An elastic run trains on without machines that are gone, unless one of them is the first."""
+    """An elastic run continues without machines that are gone, unless one of them is the first."""
     num_left = job.num_nodes - len(gone)
     if not job.is_elastic or 0 in gone or num_left < job.min_nodes or lost.state not in ("lost", "failed"):
         return lost
@@ -230,7 +231,7 @@ def _with_fewer(lost: Status, job: Job, gone: Sequence[int]) -> Status:
 
 
 def _with_cost(handle: RunHandle, status: Status, num_up: int, num_nodes: int) -> Status:
-    """It has ended, and its machines cost as if it had not."""
+    """Say that the run has ended and its machines still cost money."""
     if not num_up:
         return status
     cost = f" at {format_usd(handle.usd_per_hour * num_up / num_nodes)} an hour" if handle.usd_per_hour else ""
