@@ -169,8 +169,8 @@ def read_prices(path: Path, machines: Collection[str], *, fix: str = "") -> dict
 
 def merge_newest(old: Prices, new: Prices) -> dict[tuple[str, str], Price]:
     """The row of the later date for each machine and region; of one date, the new one."""
-    return {**old, **{place: price for place, price in new.items()
-                      if place not in old or price.origin.date >= old[place].origin.date}}
+    return {**old, **{key: price for key, price in new.items()
+                      if key not in old or price.origin.date >= old[key].origin.date}}
 
 
 def _read(folder: Path, mistakes: Mistakes) -> Catalog:
@@ -257,7 +257,7 @@ def _interruptions(
         row.check_source(sources)
         cloud, machine, region = (str(row.values.get(name, "")) for name in INTERRUPTION_COLUMNS[:3])
         if (cloud, machine, region) in interruptions:
-            row.wrong("machine", "a second rate for the same place")
+            row.wrong("machine", "a second rate for the same machine and region")
         interruptions[cloud, machine, region] = row.build(Interruption)
     mistakes += [Mistake(path.name, cloud, "", "no rate for the cloud as a whole") for cloud in CLOUDS
                  if (cloud, "", "") not in interruptions]
@@ -363,14 +363,14 @@ def refresh_prices(catalog: Catalog, file: Path, stored: Path, today: datetime.d
         raise UserError(f"{file}: is dated {late[-1]}, and today is {today}",
                         fix="nothing was changed; a date to come would outlast every later price")
     changes, num_same, num_older = [], 0, 0
-    for place, price in new.items():
-        old = catalog.prices.get(place)
+    for key, price in new.items():
+        old = catalog.prices.get(key)
         if old is not None and price.origin.date < old.origin.date:
             num_older += 1
         elif old is not None and _figures(old) == _figures(price):
             num_same += 1
         else:
-            changes.append(PriceChange(*place, old, price))
+            changes.append(PriceChange(*key, old, price))
     before = read_prices(stored, catalog.priced) if stored.exists() else {}
     if changes or num_same:
         try:

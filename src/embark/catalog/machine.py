@@ -334,9 +334,9 @@ class Catalog:
     def interruptions(self, machine: Machine, region: str) -> Interruption:
         """The most specific rate: of the machine in the region, of the machine, or of its cloud."""
         rows, cloud = self.spot_interruptions, machine.cloud
-        for place in ((cloud, machine.name, region), (cloud, machine.name, "")):
-            if place in rows:
-                return rows[place]
+        for key in ((cloud, machine.name, region), (cloud, machine.name, "")):
+            if key in rows:
+                return rows[key]
         return rows[cloud, "", ""]
 
     def urls(self, source: str) -> list[str]:

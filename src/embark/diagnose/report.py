@@ -129,7 +129,7 @@ def _lint(sources: Sequence[DiagnosedFile]) -> Iterator[Diagnosis]:
         return
     from embark.lint.check import lint_paths
 
-    order: Mapping[str, int] = {str(path): place for place, path in enumerate(paths)}
+    order: Mapping[str, int] = {str(path): index for index, path in enumerate(paths)}
     for found in lint_paths(paths):
         if found.level == "error":
             evidence = Evidence(found.path, found.line, found.what, (order.get(found.path, 0), found.line))

@@ -101,7 +101,7 @@ class Evidence:
     rank: int | None = None
 
     @property
-    def place(self) -> str:
+    def location(self) -> str:
         return f"{self.source}:{self.line}" if self.line else self.source
 
 
@@ -227,12 +227,12 @@ class Scan:
         starts = [0, *accumulate(len(key) + 1 for key in keys)]
         found: list[tuple[bytes, ...]] = [()] * len(keys)
         for needle in self._needles - self._muted:
-            place = text.find(needle)
-            while place >= 0:
-                at = bisect_right(starts, place) - 1
+            index = text.find(needle)
+            while index >= 0:
+                at = bisect_right(starts, index) - 1
                 if needle in self._listeners or any(one.also in keys[at] for one, _, _ in self._patterns[needle]):
                     found[at] += (needle,)
-                place = text.find(needle, starts[at + 1])
+                index = text.find(needle, starts[at + 1])
         return found
 
     def _look(

@@ -193,17 +193,17 @@ def pieces(line: Line, needle: bytes) -> Iterator[str]:
     if len(line.data) <= SHORT_BYTES and b"\r" not in line.data:
         yield line.data.decode("utf-8", "replace")
         return
-    place, last = line.key.find(needle), -1
+    index, last = line.key.find(needle), -1
     for _ in range(MAX_PIECES):
-        if place < 0:
+        if index < 0:
             return
-        begin = max(line.data.rfind(b"\r", 0, place) + 1, place - CONTEXT_BYTES)
-        back = line.data.find(b"\r", place)
-        end = min(back if back >= 0 else len(line.data), place + CONTEXT_BYTES)
+        begin = max(line.data.rfind(b"\r", 0, index) + 1, index - CONTEXT_BYTES)
+        back = line.data.find(b"\r", index)
+        end = min(back if back >= 0 else len(line.data), index + CONTEXT_BYTES)
         if begin != last:
             yield line.data[begin:end].decode("utf-8", "replace")
         last = begin
-        place = line.key.find(needle, end)
+        index = line.key.find(needle, end)
 
 
 def rank_of(text: str) -> int | None:
@@ -228,4 +228,4 @@ def _split(data: bytes, number: int) -> list[Line]:
     data = data.replace(b"\r\n", b"\n")
     each = data.removesuffix(b"\n").split(b"\n")
     keys = data.translate(_FOLD).removesuffix(b"\n").split(b"\n")
-    return [Line(number + place, *both) for place, both in enumerate(zip(each, keys, strict=True))]
+    return [Line(number + index, *both) for index, both in enumerate(zip(each, keys, strict=True))]

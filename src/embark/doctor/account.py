@@ -277,12 +277,12 @@ def _gcp_quotas(gcloud: CloudCli, need: Need) -> Iterator[Check]:
     for quota in quotas:
         infos = gcloud.ask("quota", "beta", "quotas", "info", "list", f"--service={quota.service}",
                            f"--filter={quota.filter}", f"--project={gcloud.account}")
-        place = need.location.zone if quota.is_zonal else need.region
-        limit = _cloud_quota_limit(infos, quota, place)
+        location = need.location.zone if quota.is_zonal else need.region
+        limit = _cloud_quota_limit(infos, quota, location)
         fix = (f"https://console.cloud.google.com/iam-admin/quotas?project={gcloud.account}: ask for "
-               f"{need.num_units} of {quota.name} in {place}; it may take days")
+               f"{need.num_units} of {quota.name} in {location}; it may take days")
         if limit is None:
-            yield Check(f"quota {quota.name}", "warning", f"no such quota is listed for {place}",
+            yield Check(f"quota {quota.name}", "warning", f"no such quota is listed for {location}",
                         f"{need.num_units} {need.unit} free", fix)
         else:
             yield need.quota_check(quota.name, limit, None, fix)
@@ -298,12 +298,12 @@ def _gcp_quotas(gcloud: CloudCli, need: Need) -> Iterator[Check]:
                     f"https://console.cloud.google.com/iam-admin/quotas?project={gcloud.account}")
 
 
-def _cloud_quota_limit(infos: Sequence[dict[str, Any]], quota: CloudQuota, place: str) -> float | None:
+def _cloud_quota_limit(infos: Sequence[dict[str, Any]], quota: CloudQuota, location: str) -> float | None:
     """What is granted to the quota's own dimension value takes precedence over what is granted to any. No value is 0.
     """
     found: dict[str, float] = {}
     for row in (row for info in infos for row in info.get("dimensionsInfos", [])):
-        if place in row.get("applicableLocations", []):
+        if location in row.get("applicableLocations", []):
             value = row.get("dimensions", {}).get(quota.dimension, "")
             found[value] = float(row.get("details", {}).get("value") or 0)
     return found.get(quota.value, found.get(""))

@@ -60,7 +60,7 @@ class RunCost:
     usd_per_hour: float | None
     price_source: str  # Where the price is from, and its date.
     lead_s: float
-    """Time from when the machines were there to the first process, mostly the pull of the image; without events, to now."""
+    """Time from when the machines were there to the first process: the image is pulled. Without events, to now."""
     spending: Spending | None  # Computed from the run's own events; None if there are none.
     budget_usd: float | None
     is_within_budget: bool | None  # None: there is no budget, or no price to check it with.

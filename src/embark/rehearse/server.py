@@ -310,17 +310,17 @@ def prepare_server(texts: Mapping[str, str], objects: Objects, artifact: str = "
     pods = list(server_pods(deployment, objects))
     least, num = len(pods), min(MAX_REPLICAS, len(pods))
     there = served_artifact(deployment)
-    place = str(Path(artifact).expanduser().absolute()) if artifact and "://" not in artifact else artifact or there
+    uri = str(Path(artifact).expanduser().absolute()) if artifact and "://" not in artifact else artifact or there
     changes = [Change("replicas", f"at least {least}", str(num)),
                Change("the Service", "kube-proxy", "each client connects to the ready replicas in turn"),
                Change("probes", "by the manifest's periods", "several times a second"),
                Change("restart delay", "10 s, doubled each time", f"{RESTART_S:g} s"),
-               *([Change("artifact", there, place)] if place != there else [])]
+               *([Change("artifact", there, uri)] if uri != there else [])]
     ports = tuple(free_port() for _ in range(num))
-    pods = [_here(pod, there, place, port) for pod, port in zip(pods, ports, strict=False)]
+    pods = [_here(pod, there, uri, port) for pod, port in zip(pods, ports, strict=False)]
     return PreparedServer(
         name=name, pods=tuple(pods), ports=ports, probe=str(at(container, "readinessProbe.httpGet.path") or ""),
-        metric=_metric(_scaler(deployment, objects)), rows=_request(place),
+        metric=_metric(_scaler(deployment, objects)), rows=_request(uri),
         service=_check_service(objects, pods[0], container), changes=tuple(changes),
         lint=tuple(one for one in lint_texts(dict(texts)) if one.level == "error"))
 
@@ -449,9 +449,9 @@ def _serve_words(container: K8sObject) -> list[str]:
     return [] if at_serve is None else words[at_serve + 1:]
 
 
-def _here(pod: Pod, there: str, place: str, port: int) -> Pod:
+def _here(pod: Pod, there: str, uri: str, port: int) -> Pod:
     """The pod with an artifact, a port and an address of this machine."""
-    words = [place if word == there else word for word in pod.words]
+    words = [uri if word == there else word for word in pod.words]
     for option, value in (("--port", str(port)), ("--host", LOOPBACK)):
         if option in words:
             words[words.index(option) + 1] = value
@@ -461,13 +461,13 @@ def _here(pod: Pod, there: str, place: str, port: int) -> Pod:
     return replace(pod, command=tuple(words), args=(), mounts=tuple(m for m in pod.mounts if m.path != "/tmp"))
 
 
-def _request(place: str) -> bytes:
+def _request(uri: str) -> bytes:
     """A request of rows without a value in any column: every model scores them."""
     from embark.data.prepare.arrow.row_parser import RowParser
     from embark.export.artifact import open_artifact
 
     try:
-        rows_format = open_artifact(place).info.rows
+        rows_format = open_artifact(uri).info.rows
     except EmbarkError as error:
         raise UserError(f"the artifact cannot be read here: {error.what}",
                         fix="--artifact runs/RUN/export serves another one, or give this machine access") from None

@@ -405,7 +405,7 @@ def _random_suffix(name: str, index: int) -> str:
     """A stand-in for the random letters of a pod's name, the same at each rehearsal."""
     letters = "bcdfghjklmnpqrstvwxz2456789"
     number = zlib.crc32(f"{name} {index}".encode())
-    return "".join(letters[number // len(letters) ** place % len(letters)] for place in range(5))
+    return "".join(letters[number // len(letters) ** digit % len(letters)] for digit in range(5))
 
 
 def _refuses_job(spec: K8sObject) -> Cause | None:

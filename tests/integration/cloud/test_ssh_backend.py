@@ -234,7 +234,7 @@ def test_a_second_hand_over_leaves_what_runs_and_what_has_ended_alone(machines, 
     assert all(not seen.is_alive for seen in ssh.states(hosts).values())
 
 
-def test_what_a_killed_supervisor_left_behind_is_found_and_ended_and_nothing_starts_beside_it(machines, ssh):
+def test_what_a_killed_supervisor_left_runs_alone_and_can_be_ended(machines, ssh):
     _, (host, *_) = machines
     quiet = bash("trap 'exit 75' TERM\nwhile true; do sleep 0.1; done")  # nobody reads its output any more
     ssh.start([host], quiet, is_fresh=True)

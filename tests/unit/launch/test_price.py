@@ -32,7 +32,7 @@ def test_data_that_is_not_here_leaves_the_price_an_hour(tmp_path):
     assert "an hour" in estimate.price
 
 
-def test_a_budget_is_reported_with_the_price_and_that_it_ends_the_run_early():
+def test_the_price_says_that_a_budget_ends_the_run_early():
     assert "stops itself" not in estimate_launch(load_spec("quickstart", BASE)).price
     tight = estimate_launch(load_spec("quickstart", [*BASE, "place.budget_usd=0.01"]))
     assert "; it stops itself at $0.01, before it is done: the plan says $" in tight.price

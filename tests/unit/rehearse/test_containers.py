@@ -107,7 +107,7 @@ def test_it_sees_its_files_and_the_folders_that_all_share(monkeypatch, tmp_path)
     assert int(after(words, "--shm-size")[0]) > 64 << 20
 
 
-def test_its_command_is_the_manifests_and_its_variables_are_not_on_the_command_line(monkeypatch, tmp_path):
+def test_variables_of_a_pod_are_not_on_the_engines_command_line(monkeypatch, tmp_path):
     monkeypatch.setenv("HOME", "/somewhere")
     words, env = words_of(monkeypatch, tmp_path)
     assert after(words, "--entrypoint") == ["/bin/sh"]
@@ -142,7 +142,7 @@ def test_a_pod_that_was_never_made_does_not_save_the_others_from_removal(monkeyp
     assert shell.containers == ["embark-rehearse-another-0"]
 
 
-def test_what_the_engine_could_not_remove_is_named_with_the_command_that_does(monkeypatch, tmp_path):
+def test_what_the_engine_could_not_remove_is_reported(monkeypatch, tmp_path):
     monkeypatch.setattr(engines, "LineStream", lambda words, **_: None)
     shell = Answers()
     engine = Containers("podman", IMAGE, Folders(tmp_path / "embark-rehearse-one"), prepared().workload.names, shell)

@@ -178,9 +178,9 @@ class LocalServer(Local):
 
     def check(self, request: LaunchRequest) -> None:
         super().check(request)
-        place = request.handle.run_uri
-        if not current_version(open_versions(place)):
-            raise no_versions(place)
+        artifact = request.handle.run_uri
+        if not current_version(open_versions(artifact)):
+            raise no_versions(artifact)
 
     def submit(self, request: LaunchRequest) -> None:
         if name := str(request.handle.where["model_file"]):

@@ -197,10 +197,10 @@ def machine_files(job: Job, index: int, master: str) -> Mapping[str, str | bytes
         f"cd {RUN_FOLDER}\nmkdir -p {folder}\ncp {' '.join(quote(name) for name in config)} {folder}/",
         f"if [ ! -e {READY} ]; then\n  ./setup.sh\n  touch {READY}\nfi",
         "exec ./node.sh")
-    place = f"RANK={index}\nMASTER={quote(master)}{plugin_text(job)}"
+    identity = f"RANK={index}\nMASTER={quote(master)}{plugin_text(job)}"
     return {
         **config, **({} if job.spec.place.image else {wheel_name(): wheel_bytes()}),
-        "setup.sh": setup_program(job, wheels=RUN_FOLDER), "node.sh": node_program(job, place), "start.sh": start,
+        "setup.sh": setup_program(job, wheels=RUN_FOLDER), "node.sh": node_program(job, identity), "start.sh": start,
         "job.json": job_json([f"{RUN_FOLDER}/start.sh"], cwd="/", after=POWER_OFF),
     }
 

@@ -95,7 +95,7 @@ def test_a_run_trains_to_its_end_and_is_followed_there(tmp_path, capsys):
 
 
 @pytest.mark.slow
-def test_it_outlives_its_launcher_and_cancelling_it_leaves_a_complete_checkpoint(tmp_path, capsys, warm_python):
+def test_a_run_outlives_its_launcher_and_saves_when_it_is_cancelled(tmp_path, capsys, warm_python):
     script = ("import sys; sys.executable = sys.argv.pop(1); from embark.cli.console import Console; "
               "from embark.cli.launch import launch_run; "
               "from embark.spec import load_spec; "
@@ -181,7 +181,7 @@ def test_a_dry_run_says_the_command_and_leaves_nothing(tmp_path, capsys):
     assert not list(tmp_path.iterdir())
 
 
-def test_what_a_killed_supervisor_left_behind_is_found_and_ended_and_nothing_starts_beside_it(tmp_path, monkeypatch):
+def test_what_a_killed_supervisor_left_runs_alone_and_can_be_ended(tmp_path, monkeypatch):
     monkeypatch.setattr(Local, "_command", lambda self, handle, folder: SAVES)
     handle = launched("orphan")
     folder = Path(str(handle.where["folder"]))
@@ -200,7 +200,7 @@ def test_what_a_killed_supervisor_left_behind_is_found_and_ended_and_nothing_sta
     assert "stopped after" in local().status(handle).reason
 
 
-def test_a_cancel_that_has_to_kill_ends_every_process_and_is_reported_as_a_cancel(tmp_path, monkeypatch):
+def test_a_cancel_that_has_to_kill_ends_every_process(tmp_path, monkeypatch):
     monkeypatch.setattr(Local, "_command", lambda self, handle, folder: DEAF)
     handle = launched("deaf", "place.grace_s=0.3")
     until(lambda: Path("rank").exists() and Path("rank").read_text())

@@ -22,7 +22,7 @@ from embark.render.job import make_job
 pytestmark = pytest.mark.usefixtures("vm_home")
 
 
-def test_a_spot_machine_that_google_stopped_is_reported_and_recover_starts_it_again(tmp_path):
+def test_recover_starts_a_spot_machine_that_google_stopped(tmp_path):
     clouds, place, handle = launched("gcp", tmp_path, "place.spot=true")
     clouds.made["machine dlrm-1"]["status"] = "TERMINATED"
     status = place.status(handle)
@@ -47,7 +47,7 @@ def test_recover_creates_a_spot_machine_that_azure_deleted(tmp_path):
     assert place.status(handle).state == "running"
 
 
-def test_when_the_first_machine_is_replaced_the_others_are_restarted_with_its_address(tmp_path):
+def test_the_others_restart_when_the_first_machine_is_replaced(tmp_path):
     clouds, place, handle = launched("aws", tmp_path, "place.spot=true")
     clouds._gone("machine i-0")
     before = len(clouds.changes)
@@ -124,7 +124,7 @@ def test_supervision_recreates_lost_spot_machines_until_the_run_ends(tmp_path, m
     assert any("lost: machine 1 is gone (TERMINATED)" in line for line in messages)
 
 
-def test_ctrl_c_ends_the_supervision_and_not_the_run_and_the_name_resumes_it(tmp_path, monkeypatch):
+def test_ctrl_c_ends_the_supervision_and_not_the_run(tmp_path, monkeypatch):
     clouds = Clouds()
     use_shell(monkeypatch, lambda: clouds)
     launch_run(Console(quiet=True), spec_for("gcp", tmp_path, "place.spot=true"), yes=True, dry_run=False)

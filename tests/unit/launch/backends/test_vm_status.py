@@ -48,7 +48,7 @@ def test_a_machine_that_is_starting_is_waited_for_and_not_taken_for_lost(tmp_pat
 
 
 @pytest.mark.parametrize("cloud", CLOUDS)
-def test_commands_that_read_issue_no_command_that_changes_anything_and_change_no_file(cloud, tmp_path, monkeypatch):
+def test_commands_that_read_change_nothing(cloud, tmp_path, monkeypatch):
     clouds = Clouds()
     use_shell(monkeypatch, lambda: clouds)
     monkeypatch.setattr("embark.launch.costs.Shell", lambda: clouds)
@@ -115,7 +115,7 @@ def test_ctrl_c_while_the_ranks_save_says_that_the_machines_are_there_yet(cloud,
 
 
 @pytest.mark.parametrize("cloud", CLOUDS)
-def test_cancelling_tells_the_ranks_then_ends_the_machines_and_says_what_is_left(cloud, tmp_path):
+def test_cancel_stops_the_ranks_then_deletes_the_machines(cloud, tmp_path):
     clouds, place, handle = launched(cloud, tmp_path)
     done = place.cancel(handle)
     assert clouds.paid() == []
