@@ -4,7 +4,6 @@ finding is the cause, which ones only follow from it, and, if memory ran out, wh
 import re
 import shlex
 import tempfile
-import tomllib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
@@ -15,17 +14,18 @@ from typing import Literal
 from embark.diagnose.checks import GIB, NcclLog, StepTimes, Versions, machine_of
 from embark.diagnose.scan import Diagnosis, Evidence, RuleMatch, Scan, load_rules
 from embark.diagnose.source import DiagnosedFile, sources_of
-from embark.errors import EmbarkError, UserError
+from embark.errors import EmbarkError
 from embark.events.quality import start_command
 from embark.formatting import redact, to_one_line
 from embark.launch.backend import LogLine, RunEvent, backend_of
 from embark.launch.run_registry import lookup_run
 from embark.launch.shell import Shell
-from embark.plan.prediction import Prediction, Setup
-from embark.spec import RunSpec, load_spec, resolve
+from embark.plan.predict import predict
+from embark.plan.prediction import Setup
+from embark.spec import RunSpec, load_spec
 from embark.spec.batch import divides
+from embark.store.run_dir import SPEC
 
-Predict = Callable[[Setup], Prediction]
 MemoryKind = Literal["device", "host"]
 MAX_QUOTED = 300
 DOUBLINGS = (2, 4, 8, 16, 32, 64)  # How many times fewer samples, or more nodes, are tried where memory ran out.
@@ -61,18 +61,18 @@ def diagnose(
             scan.read(source, order, only=lambda rule: "manifest" in rule.where)
         else:
             scan.read(source, order)
-    matches = [*scan.found, *nccl.findings(spec), *steps.findings(), *versions.findings()]
+    matches = [*scan.matches, *nccl.findings(spec), *steps.findings(), *versions.findings()]
     found = [_diagnosis(match, spec, names or {}) for match in _ranked(_without_weaker(_merged(matches)))]
     return Report((*_joined(found), *_lint(sources)), len(sources), tuple(scan.cut_short))
 
 
 def _merged(matches: Sequence[RuleMatch]) -> list[RuleMatch]:
-    """Report what both lines and a check show once, by the first of them."""
+    """One match for each rule, by the first line or check that shows it."""
     by_code: dict[str, RuleMatch] = {}
     for match in matches:
         known = by_code.get(match.rule.code)
         by_code[match.rule.code] = match if known is None else known.merged(match)
-    return list(by_code.values())
+    return [match for match in by_code.values() if match.num_lines >= match.rule.num_least]
 
 
 def _without_weaker(matches: Sequence[RuleMatch]) -> list[RuleMatch]:
@@ -160,8 +160,6 @@ def memory_advice(spec: RunSpec, memory_kind: MemoryKind = "device") -> str:
 
     `memory_kind` is the memory that ran out.
     """
-    from embark.plan.predict import predict
-
     if (machine := machine_of(spec)) is None:
         return ""
     setup = Setup(spec, machine, spec.place.min_nodes)
@@ -179,13 +177,13 @@ def memory_advice(spec: RunSpec, memory_kind: MemoryKind = "device") -> str:
         return (f"the plan says it fits {where}, with {memory.device_total / GIB:,.1f} of "
                 f"{memory.device_limit / GIB:,.1f} GiB on the fullest rank: look for another process on the {device} "
                 f"({command}), or for memory that is not the model's")
-    offers = [words for words in (_smaller_batch(setup, predict), _more_nodes(setup, predict)) if words]
+    offers = [words for words in (_smaller_batch(setup), _more_nodes(setup)) if words]
     rest = f"; would fit: {', or '.join(offers)}" if offers else "; no smaller batch and no number of nodes up to " \
         f"{DOUBLINGS[-1] * spec.place.min_nodes} fits: use a machine with more memory, or train.table_dtype = \"fp16\""
     return f"the plan says it does not fit {where}: {now.why}{rest}"
 
 
-def _smaller_batch(setup: Setup, predict: Predict) -> str:
+def _smaller_batch(setup: Setup) -> str:
     for factor in DOUBLINGS:
         size = setup.spec.train.batch_size // factor // setup.num_ranks * setup.num_ranks
         if size < setup.num_ranks:
@@ -196,7 +194,7 @@ def _smaller_batch(setup: Setup, predict: Predict) -> str:
     return ""
 
 
-def _more_nodes(setup: Setup, predict: Predict) -> str:
+def _more_nodes(setup: Setup) -> str:
     for factor in DOUBLINGS:
         larger = replace(setup, num_nodes=setup.num_nodes * factor)
         if divides(setup.spec.train.batch_size, larger.num_ranks) and predict(larger).fits:
@@ -245,7 +243,9 @@ def diagnose_targets(
         own_spec = own.name if own else ""
         if spec is None and own is not None:
             with _warning(warn, f"{own_spec} is not used"):
-                spec = load_spec(own_spec) if own.data is None else _parse_spec(own.data, own_spec)
+                if own.data is not None:
+                    (Path(folder) / SPEC).write_bytes(own.data)
+                spec = load_spec(own_spec if own.data is None else str(Path(folder) / SPEC))
         spec = spec or next((run.spec for run in runs.values() if run.spec), None)
         sources = [source for run in runs.values() for source in run.sources]
         sources += [source for one in found for source in one.sources]
@@ -306,11 +306,3 @@ def _log_text(line: LogLine) -> str:
 
 def _timestamp(time_s: float) -> str:
     return datetime.fromtimestamp(time_s, UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ")
-
-
-def _parse_spec(data: bytes, name: str) -> RunSpec:
-    text = data.decode(errors="replace")
-    try:
-        return resolve(tomllib.loads(text), where=name, text=text)
-    except tomllib.TOMLDecodeError as error:
-        raise UserError(f"not TOML: {error}", fix="strings are in quotes, sections in [brackets]") from error

@@ -181,12 +181,9 @@ class Scan:
         self.cut_short: list[str] = []  # Sources that could not be read to their end.
 
     @property
-    def found(self) -> list[RuleMatch]:
-        """One match for each rule, without those that a later line cured."""
-        together: dict[str, RuleMatch] = {}
-        for (code, _), match in self._open.items():
-            together[code] = together[code].merged(match) if code in together else match
-        return [match for match in together.values() if match.num_lines >= match.rule.num_least]
+    def matches(self) -> list[RuleMatch]:
+        """Matches by rule and subject, without those that a later line cured."""
+        return list(self._open.values())
 
     def read(self, source: DiagnosedFile, order: int, *, only: Callable[[Rule], bool] | None = None) -> None:
         """Search a source, the `order`th of all; with `only`, for some rules and no checks."""

@@ -160,17 +160,16 @@ class CloudCli:
     def __init__(self, cloud: str, shell: Shell) -> None:
         self._cloud, self._shell = cloud, shell
         self._program: str = CLOUDS[cloud]["program"]
+        self.flags: list[str] = [*CLOUDS[cloud]["flags"]]  # Appended to every command.
         self.account = ""  # AWS's account or Google's project, once the identity is checked.
-
-    def require(self) -> None:
-        if shutil.which(self._program) is None:
-            found = f"{self._program}, {CLOUDS[self._cloud]['title']}'s command line, is not installed"
-            raise CheckFailed(Check("account", "wrong", found, f"{self._program} on the path",
-                                    CLOUDS[self._cloud]["install"]))
 
     def ask(self, name: str, *words: str, missing: str = "") -> Any:
         """The answer's JSON; None if the error has the text `missing`. Any other error fails the check `name`."""
-        done = self._shell.ask([self._program, *words, *CLOUDS[self._cloud]["flags"]], timeout_s=120)
+        if shutil.which(self._program) is None:
+            found = f"{self._program}, {CLOUDS[self._cloud]['title']}'s command line, is not installed"
+            raise CheckFailed(Check(name, "wrong", found, f"{self._program} on the path",
+                                    CLOUDS[self._cloud]["install"]))
+        done = self._shell.ask([self._program, *words, *self.flags], timeout_s=120)
         if done.has_timed_out:
             raise CheckFailed(Check(name, "wrong", f"{self._program} did not answer in time", "an answer",
                                     "check the network, or a proxy"))
@@ -198,7 +197,6 @@ def _refusal(cloud: str, name: str, error: str) -> Check | None:
 
 
 def _azure_identity(az: CloudCli, need: Need) -> Iterator[Check]:
-    az.require()
     account = az.ask("account", "account", "show")
     wanted = need.job.spec.place.account
     found = f"{account.get('name')} ({account.get('id')}) as {account.get('user', {}).get('name')}"
@@ -255,7 +253,6 @@ def _azure_budgets(az: CloudCli, _: Need) -> Iterator[Check]:
 
 
 def _gcp_identity(gcloud: CloudCli, need: Need) -> Iterator[Check]:
-    gcloud.require()
     accounts = gcloud.ask("account", "auth", "list", "--filter=status:ACTIVE")
     if not accounts:
         raise CheckFailed(Check("account", "wrong", "not logged in to Google Cloud", "a login", "gcloud auth login"))
@@ -267,6 +264,7 @@ def _gcp_identity(gcloud: CloudCli, need: Need) -> Iterator[Check]:
         raise CheckFailed(Check("account", "wrong", f"{account}, and no project", "a project that pays",
                                 "set place.account, or gcloud config set project ID"))
     gcloud.account = project
+    gcloud.flags.append(f"--project={project}")
     yield Check("account", "ok", f"project {project} as {account}")
 
 
@@ -276,7 +274,7 @@ def _gcp_quotas(gcloud: CloudCli, need: Need) -> Iterator[Check]:
     quotas = list(cloud_quotas(need.job))
     for quota in quotas:
         infos = gcloud.ask("quota", "beta", "quotas", "info", "list", f"--service={quota.service}",
-                           f"--filter={quota.filter}", f"--project={gcloud.account}")
+                           f"--filter={quota.filter}")
         location = need.location.zone if quota.is_zonal else need.region
         limit = _cloud_quota_limit(infos, quota, location)
         fix = (f"https://console.cloud.google.com/iam-admin/quotas?project={gcloud.account}: ask for "
@@ -288,7 +286,7 @@ def _gcp_quotas(gcloud: CloudCli, need: Need) -> Iterator[Check]:
             yield need.quota_check(quota.name, limit, None, fix)
     if quotas:
         return
-    region = gcloud.ask("quota", "compute", "regions", "describe", need.region, f"--project={gcloud.account}")
+    region = gcloud.ask("quota", "compute", "regions", "describe", need.region)
     rows = {row["metric"]: row for row in region.get("quotas", [])}
     if name in rows:
         yield _gcp_quota(rows[name], need, f"in {need.region}", gcloud.account)
@@ -310,7 +308,7 @@ def _cloud_quota_limit(infos: Sequence[dict[str, Any]], quota: CloudQuota, locat
 
 
 def _gcp_global_quotas(gcloud: CloudCli, need: Need) -> Iterator[Check]:
-    info = gcloud.ask("quota GPUS_ALL_REGIONS", "compute", "project-info", "describe", f"--project={gcloud.account}")
+    info = gcloud.ask("quota GPUS_ALL_REGIONS", "compute", "project-info", "describe")
     rows = {row["metric"]: row for row in info.get("quotas", [])}
     for name in quota.also if (quota := quota_of(need.job)) else ():
         if name in rows:
@@ -328,10 +326,10 @@ def _gcp_offer(gcloud: CloudCli, need: Need) -> Iterator[Check]:
     if not need.job.machine.machine_type:  # The first TPUs are no machines of Compute Engine.
         name, zone = need.job.machine.name, need.location.zone
         rows = gcloud.ask("machine offered", "compute", "tpus", "accelerator-types", "list",
-                          f"--project={gcloud.account}", f"--zone={zone}", f"--filter=type={name}")
+                          f"--zone={zone}", f"--filter=type={name}")
         yield need.offer_check([zone] if any(row.get("type") == name for row in rows) else [])
         return
-    rows = gcloud.ask("machine offered", "compute", "machine-types", "list", f"--project={gcloud.account}",
+    rows = gcloud.ask("machine offered", "compute", "machine-types", "list",
                       f"--filter=name={need.location.machine_type} AND zone~^{need.region}-")
     yield need.offer_check(sorted(str(row.get("zone", "")).rsplit("/", 1)[-1] for row in rows))
 
@@ -348,8 +346,8 @@ def _gcp_billing(gcloud: CloudCli, _: Need) -> Iterator[Check]:
 
 
 def _aws_identity(aws: CloudCli, need: Need) -> Iterator[Check]:
-    aws.require()
-    identity = aws.ask("account", "sts", "get-caller-identity", "--region", need.region)
+    aws.flags += ["--region", need.region]
+    identity = aws.ask("account", "sts", "get-caller-identity")
     aws.account = str(identity["Account"])
     wanted = need.job.spec.place.account
     yield check("account", wanted in ("", aws.account), f"{aws.account} as {identity['Arn']}",
@@ -357,9 +355,8 @@ def _aws_identity(aws: CloudCli, need: Need) -> Iterator[Check]:
 
 
 def _aws_offer(aws: CloudCli, need: Need) -> Iterator[Check]:
-    offers = aws.ask("machine offered", "ec2", "describe-instance-type-offerings", "--region", need.region,
-                     "--location-type", "availability-zone", "--filters",
-                     f"Name=instance-type,Values={need.location.machine_type}")
+    offers = aws.ask("machine offered", "ec2", "describe-instance-type-offerings", "--location-type",
+                     "availability-zone", "--filters", f"Name=instance-type,Values={need.location.machine_type}")
     yield need.offer_check(sorted({row["Location"] for row in offers["InstanceTypeOfferings"]}))
 
 
@@ -369,7 +366,7 @@ def _aws_quotas(aws: CloudCli, need: Need) -> Iterator[Check]:
         yield Check("quota", "warning", f"the quota for {need.job.machine.name} {need.market} is not known",
                     fix=f"https://{need.region}.console.aws.amazon.com/servicequotas/home/services/ec2/quotas")
         return
-    options = ("--region", need.region, "--service-code", "ec2", "--quota-code", code)
+    options = ("--service-code", "ec2", "--quota-code", code)
     # A quota that was never changed for this account is missing.
     answer = (aws.ask("quota", "service-quotas", "get-service-quota", *options, missing="NoSuchResource")
               or aws.ask("quota", "service-quotas", "get-aws-default-service-quota", *options))
@@ -380,7 +377,7 @@ def _aws_quotas(aws: CloudCli, need: Need) -> Iterator[Check]:
 
 
 def _vcpus_in_use(aws: CloudCli, need: Need, families: tuple[str, ...]) -> float:
-    answer = aws.ask("quota", "ec2", "describe-instances", "--region", need.region, "--filters",
+    answer = aws.ask("quota", "ec2", "describe-instances", "--filters",
                      "Name=instance-state-name,Values=pending,running")
     instances = [one for reservation in answer["Reservations"] for one in reservation["Instances"]]
     running = Counter(one["InstanceType"] for one in instances if counts_to(one["InstanceType"], families)
@@ -388,7 +385,7 @@ def _vcpus_in_use(aws: CloudCli, need: Need, families: tuple[str, ...]) -> float
     if not running:
         return 0.0
     # A machine counts with all its processors, however many it was started with.
-    kinds = aws.ask("quota", "ec2", "describe-instance-types", "--region", need.region, "--instance-types", *running)
+    kinds = aws.ask("quota", "ec2", "describe-instance-types", "--instance-types", *running)
     return float(sum(running[kind["InstanceType"]] * kind["VCpuInfo"]["DefaultVCpus"]
                      for kind in kinds["InstanceTypes"]))
 
@@ -411,8 +408,8 @@ def _aws_spot_price(aws: CloudCli, need: Need) -> Iterator[Check]:
     if not need.job.is_spot:
         return
     machine = need.location.machine_type
-    answer = aws.ask("spot price", "ec2", "describe-spot-price-history", "--region", need.region, "--instance-types",
-                     machine, "--product-descriptions", "Linux/UNIX", "--start-time", datetime.now(UTC).isoformat())
+    answer = aws.ask("spot price", "ec2", "describe-spot-price-history", "--instance-types", machine,
+                     "--product-descriptions", "Linux/UNIX", "--start-time", datetime.now(UTC).isoformat())
     prices = {row["AvailabilityZone"]: float(row["SpotPrice"]) for row in answer["SpotPriceHistory"]}
     if not prices:
         yield Check("spot price", "warning", f"none for {machine} in {need.region} now", "one",
@@ -427,7 +424,7 @@ def _aws_spot_price(aws: CloudCli, need: Need) -> Iterator[Check]:
 
 
 def _aws_budgets(aws: CloudCli, _: Need) -> Iterator[Check]:
-    answer = aws.ask("budgets", "budgets", "describe-budgets", "--region", "us-east-1", "--account-id", aws.account)
+    answer = aws.ask("budgets", "budgets", "describe-budgets", "--account-id", aws.account)
     yield budget_check([(one["BudgetName"], float(one.get("BudgetLimit", {}).get("Amount", 0)),
                          float(one.get("CalculatedSpend", {}).get("ActualSpend", {}).get("Amount", 0)))
                         for one in answer.get("Budgets", ())], currency="$")

@@ -11,7 +11,7 @@ from embark.doctor.host import Check, Host, check
 _FIELDS = ("name", "memory.total", "driver_version", "compute_cap", "ecc.errors.uncorrected.volatile.total")
 _FEWER = _FIELDS[:3]  # What drivers of every age know.
 _ANSI = re.compile(r"\x1b\[[0-9;]*m")
-_CUDA = re.compile(r"CUDA Version:\s*(\d+)\.(\d+)")
+_CUDA = re.compile(r"CUDA Version:\s*(\d+\.\d+)")
 _LINK = re.compile(r"Link \d+:\s*(\S+)")
 _JOINED = ("A100-SXM", "H100 80GB HBM3", "H200", "GH200", "B200", "GB200", "B300", "V100-SXM")
 """Parts of the names of GPUs that come joined by NVLink."""
@@ -56,8 +56,8 @@ def check_driver(host: Host, built_for: str | None, arches: list[str], found: li
     driver = found[0].driver
     supported = _CUDA.search(host.ask("nvidia-smi") or "")
     if supported:
-        have, need = (int(supported[1]), int(supported[2])), _version(built_for)
-        text = f"driver {driver}, for CUDA up to {have[0]}.{have[1]}"
+        have, need = version_of(supported[1]), version_of(built_for)
+        text = f"driver {driver}, for CUDA up to {supported[1]}"
         expected = f"CUDA {built_for}, as torch was built for"
         if have[0] < need[0]:
             yield Check("driver", "wrong", text, expected, f"a driver for CUDA {need[0]}, or a torch for {have[0]}")
@@ -73,7 +73,7 @@ def check_driver(host: Host, built_for: str | None, arches: list[str], found: li
 def has_kernels(capability: str, arches: list[str]) -> bool:
     """Whether a GPU can run one of the builds: of the same major version and no higher minor, or any PTX that is no
     newer."""
-    major, minor = _version(capability)
+    major, minor = version_of(capability)
     for arch in arches:
         kind, _, digits = arch.rstrip("af").partition("_")
         if not digits.isdigit():
@@ -135,9 +135,10 @@ def _gpu(cells: list[str]) -> Gpu:
                int(errors) if errors.isdigit() else 0)
 
 
-def _version(text: str) -> tuple[int, int]:
-    major, _, minor = text.partition(".")
-    return int(major), int(re.match(r"\d*", minor).group() or 0)  # type: ignore[union-attr]
+def version_of(text: str) -> tuple[int, int]:
+    """Major and minor version of `9.0` or `12.8`."""
+    major, minor = (*map(int, re.findall(r"\d+", text)), 0)[:2]
+    return major, minor
 
 
 def _capabilities(found: list[Gpu]) -> str:

@@ -202,6 +202,11 @@ class LaunchBackend(ABC):
     def recover(self, handle: RunHandle) -> None:  # noqa: B027 - most platforms do it themselves
         """Re-create lost machines, if `can_recover`."""
 
+    def _exists(self, what: str, handle: RunHandle) -> UserError:
+        """The refusal to launch a run that exists already."""
+        return UserError(f"{what} already exists", fix=f"embark status {handle.name}; embark cancel {handle.name} ends "
+                         "it and keeps the checkpoints; or another --set name=…")
+
     def _wait(self, handle: RunHandle, has_ended: Callable[[], bool], limit_s: float) -> bool:
         """Wait until a stopping run has ended; False if the limit passes first."""
         until_s = time.monotonic() + limit_s

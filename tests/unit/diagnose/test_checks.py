@@ -7,8 +7,8 @@ import json
 import pytest
 
 from embark.catalog import load_catalog
-from embark.diagnose import diagnose, sources_of
-from embark.diagnose.report import memory_advice
+from embark.diagnose.report import diagnose, memory_advice
+from embark.diagnose.source import sources_of
 from embark.plan.predict import predict
 from embark.spec.load import resolve
 

@@ -7,7 +7,8 @@ import tracemalloc
 
 import pytest
 
-from embark.diagnose import diagnose, sources_of
+from embark.diagnose.report import diagnose
+from embark.diagnose.source import sources_of
 from embark.errors import UserError
 
 OOM = b"torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 6.10 GiB."

@@ -67,6 +67,21 @@ class CloudCommands:
             raise command_error(self.name, done)
         return done
 
+    def run_steps(self, steps: Sequence[Step], record: Callable[[Resource], None] = lambda _: None) -> None:
+        """Create the infrastructure that does not exist yet."""
+        for step in steps:
+            if step.unless and self.ask(step.unless).is_ok and not self.shell.is_dry:
+                continue
+            if step.what:
+                record(self.resource(step))
+            for words in step.commands:
+                self.change(words)
+            if step.wait_s and not self.shell.is_dry:
+                time.sleep(step.wait_s)
+
+    def resource(self, step: Step) -> Resource:
+        return Resource(f"{step.what} ({self.name})", "; ".join(shlex.join(self.words(one)) for one in step.remove))
+
     def read(self, command: str | Sequence[str], *, missing: Sequence[str] = ()) -> Any:
         """The JSON that a command prints; None on a dry run, or if its error has one of the `missing` texts."""
         done = self.ask(command)
@@ -154,9 +169,6 @@ class Cloud(CloudCommands, ABC):
 
     def infrastructure(self) -> list[Resource]:
         return [self.resource(step) for step in self.steps() if step.what]
-
-    def resource(self, step: Step) -> Resource:
-        return Resource(f"{step.what} ({self.name})", "; ".join(shlex.join(self.words(one)) for one in step.remove))
 
     def alias(self, machine: Machine) -> str:
         return self.words("alias", **_values(machine))[0]

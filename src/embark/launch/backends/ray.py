@@ -240,10 +240,7 @@ class Ray(LaunchBackend):
         same = [job for job in jobs if (job.get("metadata") or {}).get(RUN) == handle.name
                 and job.get("status") in ACTIVE]
         if same:
-            raise UserError(f"{handle.name} is already on the Ray cluster {handle.where['context']}: "
-                            f"{same[0].get('submission_id')}",
-                            fix=f"embark status {handle.name}; embark cancel {handle.name} ends it; or another "
-                                "--set name=…")
+            raise self._exists(f"{same[0].get('submission_id')} of {handle.where['context']}", handle)
         if self._shell.is_dry:
             return
         where, num_machines = handle.where, int(handle.where["num_machines"])

@@ -56,8 +56,7 @@ class TorchX(Kubernetes):
                              fix=INSTALL_VOLCANO) from error
         same = [one["metadata"]["name"] for one in jobs if not KINDS["torchx"].read(one)["status"]["conditions"]]
         if same:
-            raise UserError(f"the Volcano job {same[0]} already exists in namespace {place.namespace}",
-                            fix=f"embark status {request.handle.name}; embark cancel {request.handle.name} deletes it")
+            raise self._exists(f"the Volcano job {same[0]} in namespace {place.namespace}", request.handle)
 
     def submit(self, request: LaunchRequest) -> None:
         handle, place, folder = request.handle, request.spec.place, request.handle.folder

@@ -3,11 +3,9 @@
 A request may be granted in the middle of the night, so the hosts' job goes with it as their startup script.
 """
 
-import time
 from typing import Any
 
 from embark.catalog import load_catalog
-from embark.errors import UserError
 from embark.formatting import to_one_line
 from embark.launch.backend import LaunchRequest, Resource, RunEvent, RunHandle, Status, time_s
 from embark.launch.backends.clouds import CloudCommands, from_environment, gcp_project
@@ -53,9 +51,7 @@ class TpuVm(MachinesBackend):
         super().check(request)
         self._gcloud(handle).check_login()
         if not self._shell.is_dry and self._resource(handle, make_job(request.spec, load_catalog())) is not None:
-            raise UserError(f"the queued resource {handle.where['object']} already exists",
-                            fix=f"embark status {handle.name}; embark cancel {handle.name} deletes it and keeps the "
-                                "checkpoints; or another --set name=…")
+            raise self._exists(f"the queued resource {handle.where['object']}", handle)
 
     def events(self, handle: RunHandle) -> list[RunEvent]:
         """Google reports the request's latest state only."""
@@ -73,13 +69,7 @@ class TpuVm(MachinesBackend):
             with scratch_for(handle.folder / wheel_file().path) as scratch:
                 scratch.write_bytes(wheel_file().data)
         gcloud = self._gcloud(handle)
-        for step in account_steps(job):
-            if step.unless and gcloud.ask(step.unless).is_ok and not self._shell.is_dry:
-                continue
-            for words in step.commands:
-                gcloud.change(words)
-            if step.wait_s and not self._shell.is_dry:
-                time.sleep(step.wait_s)
+        gcloud.run_steps(account_steps(job))
         gcloud.change(upload_words(job, handle.folder))
         request.record(Resource(f"the request for {job.num_nodes} x {job.machine.name}, paid by the hour once granted",
                                 f"embark cancel {handle.name}"))

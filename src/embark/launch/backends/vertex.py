@@ -175,9 +175,7 @@ class Vertex(LaunchBackend):
         found = self._api(request.handle).find(f'display_name="{request.handle.where["display_name"]}"')
         same = [job for job in found if state_of(job) in ACTIVE and LABEL in (job.get("labels") or {})]
         if same:
-            raise UserError(f"{same[0]['name']} is already this run, and has not ended",
-                            fix=f"embark status {request.handle.name}; embark cancel {request.handle.name} ends it; or "
-                                "another --set name=…")
+            raise self._exists(str(same[0]["name"]), request.handle)
 
     def submit(self, request: LaunchRequest) -> None:
         handle = request.handle

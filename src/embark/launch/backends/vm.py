@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
 from embark.catalog import load_catalog
-from embark.errors import Fault, UserError
+from embark.errors import Fault
 from embark.formatting import format_usd, pluralize
 from embark.launch.backend import LaunchRequest, Replica, Resource, RunEvent, RunHandle, Status
 from embark.launch.backends.clouds import CLOUDS, Cloud, Machine
@@ -53,13 +53,11 @@ class Vm(MachinesBackend):
 
     def check(self, request: LaunchRequest) -> None:
         super().check(request)
-        cloud, name = self._cloud(request.handle, make_job(request.spec, load_catalog())), request.handle.name
+        cloud = self._cloud(request.handle, make_job(request.spec, load_catalog()))
         cloud.check_login()
         found = _not_gone(cloud)
         if found:
-            raise UserError(f"{', '.join(machine.name for machine in found)} of {name} already exist",
-                            fix=f"embark status {name}; embark cancel {name} deletes them and keeps the checkpoints; "
-                                "or another --set name=…")
+            raise self._exists(', '.join(machine.name for machine in found), request.handle)
 
     def events(self, handle: RunHandle) -> list[RunEvent]:
         return self._cloud(handle, self._job(handle)).events() if self._is_known(handle) else []
@@ -107,15 +105,7 @@ class Vm(MachinesBackend):
     def _provision(self, handle: RunHandle, job: Job, record: Callable[[Resource], None], *, is_fresh: bool) -> None:
         """Create what is missing, and give the run to each machine that does not have it."""
         cloud = self._cloud(handle, job)
-        for step in cloud.steps():
-            if step.unless and cloud.ask(step.unless).is_ok and not self._shell.is_dry:
-                continue
-            if step.what:
-                record(cloud.resource(step))
-            for words in step.commands:
-                cloud.change(words)
-            if step.wait_s and not self._shell.is_dry:
-                time.sleep(step.wait_s)
+        cloud.run_steps(cloud.steps(), record)
         cloud.prepare(record)
         new = self._start_missing(handle, cloud, record)
         machines = self._wait_until_running(cloud)
