@@ -107,8 +107,10 @@ class NcclLog:
 
     def _read_work(self, text: str, evidence: Evidence) -> None:
         found = _WORK.search(text)
-        rank = evidence.rank if found and found["rank"] is None else int(found["rank"]) if found else None
-        if found and rank is not None and len(self._work) < MAX_RANKS:
+        if found is None or len(self._work) >= MAX_RANKS:
+            return
+        rank = evidence.rank if found["rank"] is None else int(found["rank"])
+        if rank is not None:
             self._work.setdefault(rank, (int(found["enqueued"]), evidence))
 
 

@@ -13,7 +13,7 @@ from datetime import UTC, datetime
 from functools import cache
 from importlib import import_module
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 from embark.errors import Interrupted, UserError
 from embark.formatting import redact
@@ -28,7 +28,7 @@ from embark.store.retry_policy import RetryPolicy
 
 State = Literal["pending", "running", "restarting", "lost", "succeeded", "failed", "gone"]
 """`restarting`: its platform brings it back. `lost`: only `embark launch --supervise` does. `gone`: it is not there."""
-Location = Mapping[str, str | int]  # What a backend needs to find a run: a namespace and a context, or a folder.
+Location = Mapping[str, Any]  # What a backend needs to find a run: a namespace and a context, or a folder.
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +51,7 @@ class RunHandle:
     @property
     def folder(self) -> Path:
         """The folder of this machine that identifies the run."""
-        return Path(str(self.where["folder"]))
+        return Path(self.where["folder"])
 
     @property
     def checkpoints(self) -> Resource:
@@ -110,9 +110,8 @@ class LogLine:
     @classmethod
     def of(cls, time_ns: int, source: str, text: str, index: int | None) -> LogLine:
         """Move the rank that `embark.torchrun` put before the line into its source."""
-        rank = _RANK.match(text)
-        return cls(time_ns, source, text, index) if rank is None else cls(
-            time_ns, f"{source} rank {rank[1]}", text[rank.end():], index)
+        rank, text = split_rank(text)
+        return cls(time_ns, f"{source} rank {rank}" if rank else source, text, index)
 
     def to_dict(self) -> dict[str, float | str | int | None]:
         return {"time_s": self.time_ns / 1e9, "source": self.source, "index": self.index, "text": self.text}
@@ -287,8 +286,13 @@ def _name_of(spec: RunSpec) -> str:
     return TARGETS.get(place.target, "")
 
 
-_RANK = re.compile(r"\[rank(\d{1,6})\]:")
 _STAMP = re.compile(r"(\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d)(?:\.(\d+))?(Z|[+-]\d\d:\d\d)")
+
+
+def split_rank(text: str) -> tuple[str, str]:
+    """The rank that torchrun put before a line, empty if there is none; and the rest of the line."""
+    match = re.match(r"\[[a-z]+(\d{1,6})\]:", text)
+    return (match[1], text[match.end():]) if match else ("", text)
 
 
 def time_ns(stamp: str) -> int:

@@ -1,7 +1,6 @@
 """Launch, recover and cancel a run."""
 
 import time
-from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, replace
 
 from embark.data import resolve_from_data, resolve_if_readable
@@ -43,15 +42,9 @@ class PreparedLaunch:
 
 
 @dataclass(frozen=True, slots=True)
-class LaunchResult:
+class LaunchResult(RunHandle):
     """A run that was launched or, on a dry run, the commands that would have launched it."""
 
-    name: str
-    title: str
-    backend: str
-    where: Mapping[str, str | int]
-    run_uri: str
-    usd_per_hour: float | None
     estimate: LaunchEstimate | None = None
     state: str = "submitted"  # How the run ended, with `--supervise`.
     reason: str = ""

@@ -30,6 +30,9 @@ MAX_LINE_BYTES = 1 << 20
 START_S = 20.0
 POLL_S = 0.2
 CANNOT_START = 127  # A shell's exit code for it.
+PREEMPTED = 75
+MAX_FAULTS = 10
+GOOD_S = 600.0  # An attempt that lasted so long resets the count of faults.
 DRAIN_S = 10.0  # Time to read the rest if a descendant of the process holds its output open.
 
 
@@ -168,9 +171,9 @@ class Supervisor:
         """Whether this exit code ends the job. Preempted and saved is no fault; long work forgives earlier ones."""
         if self.is_stopping or code == 0 or not self.job["restarts"] or code in self.job["final_codes"]:
             return True
-        self.num_faults = 0 if lasted_s > self.job["good_s"] else self.num_faults
-        self.num_faults += int(code != self.job["preempted_code"])
-        if self.num_faults > self.job["max_faults"]:
+        self.num_faults = 0 if lasted_s > GOOD_S else self.num_faults
+        self.num_faults += int(code != PREEMPTED)
+        if self.num_faults > MAX_FAULTS:
             self.write_line(b"embark: %d faults in quick succession: giving up" % self.num_faults)
             return True
         return False

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
 
-from embark.errors import EmbarkError, ExitCode, Fault, UserError
+from embark.errors import EmbarkError, Fault, UserError
 from embark.formatting import format_duration, pluralize, to_one_line
 from embark.launch import supervisor
 from embark.launch.backend import LogLine, Replica, State, Status, explain_exit, time_ns
@@ -25,8 +25,6 @@ from embark.render.job import EXITS
 
 PROGRAM = Path(supervisor.__file__)
 WAIT_S = 15.0
-MAX_FAULTS = 10
-GOOD_S = 600.0  # An attempt that lasted so long resets the count of faults.
 
 
 def job_json(command: Sequence[str], *, env: Mapping[str, str] | None = None, cwd: str = "", wait_s: float = WAIT_S,
@@ -38,7 +36,6 @@ def job_json(command: Sequence[str], *, env: Mapping[str, str] | None = None, cw
     return json.dumps({
         "command": list(command), "env": dict(env or {}), "cwd": cwd, "wait_s": wait_s, "restarts": restarts,
         "final_codes": [int(row.code) for row in EXITS if not row.must_retry],
-        "preempted_code": int(ExitCode.PREEMPTED), "max_faults": MAX_FAULTS, "good_s": GOOD_S,
         "after": list(after),
     })
 
@@ -130,6 +127,18 @@ class Unreachable(Fault):
     """The machine does not answer."""
 
 
+def wait_while(trouble: Callable[[], str], limit_s: float, poll_s: float, notify: Notify) -> None:
+    """Wait until `trouble` returns an empty text, and report its changes; raises `Unreachable` with it at the limit."""
+    until_s, reported = time.monotonic() + limit_s, ""
+    while text := trouble():
+        if time.monotonic() > until_s:
+            raise Unreachable(f"{text}, after {format_duration(limit_s)}", fix="embark launch --supervise tries again")
+        if text != reported:
+            notify(text)
+            reported = text
+        time.sleep(poll_s)
+
+
 @dataclass(frozen=True, slots=True)
 class Host:
     """A machine, and the words that run a command on it."""
@@ -193,23 +202,16 @@ class SupervisorClient:
 
     def wait_for(self, hosts: Sequence[Host], limit_s: float) -> None:
         """Wait until every machine answers: a new one takes minutes."""
-        waiting, until_s, said = list(hosts), time.monotonic() + limit_s, ""
-        while waiting:
-            results = self._all(waiting, lambda host: self._shell.ask(host.command("exec true"), timeout_s=CALL_S))
+        def trouble() -> str:
+            results = self._all(hosts, lambda host: self._shell.ask(host.command("exec true"), timeout_s=CALL_S))
             failed = [(host, done) for host, done in results if not done.is_ok]
             for host, done in failed:
                 if "Host key verification failed" in done.err:
                     raise _error(host, done)
-            waiting = [host for host, _ in failed]
-            if waiting and time.monotonic() > until_s:
-                raise Unreachable(f"{', '.join(names_of(waiting).values())} did not answer within "
-                                  f"{format_duration(limit_s)}: {to_one_line(failed[0][1].err)[:300]}")
-            now = f"{pluralize(len(waiting), 'machine')} of {len(hosts)} not reachable yet"
-            if waiting and now != said:
-                self._notify(now)
-                said = now
-            if waiting:
-                time.sleep(POLL_S * 3)
+            names = ", ".join(names_of(host for host, _ in failed).values())
+            return f"{names} not reachable yet: {to_one_line(failed[0][1].err)[:300]}" if failed else ""
+
+        wait_while(trouble, limit_s, POLL_S * 3, self._notify)
 
     def start(
         self, hosts: Sequence[Host], files: Callable[[Host], Mapping[str, str | bytes]], *, is_fresh: bool

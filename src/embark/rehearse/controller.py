@@ -12,6 +12,7 @@ from typing import Any, Literal
 
 from embark.errors import UserError
 from embark.events.events import parse_event
+from embark.launch.backend import split_rank
 from embark.launch.shell import CommandResult, LineMultiplexer, LineStream
 from embark.rehearse.engines import Engine, Start
 from embark.rehearse.failure_policies import Decision, FailurePolicy, PodEnd
@@ -167,7 +168,6 @@ READ_S = 0.1
 SAY_S = 3.0  # Between two notes on progress.
 MAX_TAIL = 2000
 END_S = 5.0  # Time for the last lines of pods that were killed.
-_RANK = re.compile(r"\[[a-z]+(\d+)\]:(.*)", re.DOTALL)  # torchrun's prefix under --tee.
 Finish = Literal["succeeded", "failed", "too long"]
 
 
@@ -303,8 +303,7 @@ class Controller:
     def _take(self, wait_s: float) -> None:
         for key, text in self._arriving.take(wait_s):
             slot = self._starts[key]
-            match = _RANK.fullmatch(text)
-            rank, said = (match[1], match[2]) if match else ("", text)
+            rank, said = split_rank(text)
             slot.tail.append(said)
             self._observer.line(slot.pod.name, rank, said)
 

@@ -1,7 +1,6 @@
 """This machine: a supervised training run or server that outlives the terminal, found again by its folder."""
 
 import os
-import re
 import socket
 import sys
 import time
@@ -21,6 +20,7 @@ from embark.launch.backend import (
     Resource,
     RunHandle,
     Status,
+    split_rank,
     time_ns,
 )
 from embark.launch.run_registry import registry_dir
@@ -34,7 +34,6 @@ from embark.store import run_uri, write_atomic
 from embark.store.run_dir import SPEC
 
 GRACE_S = 120.0
-_RANK = re.compile(r"\[[a-z]+(\d+)\]:(.*)", re.DOTALL)  # torchrun's prefix under --tee.
 
 
 class Local(LaunchBackend):
@@ -49,7 +48,7 @@ class Local(LaunchBackend):
     def handle_of(self, spec: RunSpec) -> RunHandle:
         # JAX is one process for all of a machine's devices.
         num_ranks = 1 if spec.place.device in ("cpu", "jax", "tpu") else max(1, num_gpus())
-        where: dict[str, str | int] = {
+        where = {
             "folder": str(registry_dir() / "local" / spec.name), "num_ranks": num_ranks, "cwd": str(Path.cwd()),
             "grace_s": int(spec.place.grace_s or GRACE_S),
         }
@@ -72,7 +71,7 @@ class Local(LaunchBackend):
             return
         write_atomic(folder / SPEC, to_toml(request.spec, only_set=True))
         write_atomic(folder / supervisor.JOB, job_json(
-            command, cwd=str(handle.where["cwd"]), restarts=self.restarts,
+            command, cwd=handle.where["cwd"], restarts=self.restarts,
             # Safe path: a file of the user's folder that is named like one of ours must not be imported.
             env={"PYTHONUNBUFFERED": "1", "PYTHONSAFEPATH": "1", "EMBARK_GRACE_S": str(handle.where["grace_s"])}))
         request.record(Resource(f"the processes of {handle.name} on this machine", f"embark cancel {handle.name}"))
@@ -116,7 +115,7 @@ class Local(LaunchBackend):
         remains, state = self.remains(handle), self._state(handle)
         if not state.is_alive:
             return CancelResult((), remains)
-        grace_s = float(handle.where["grace_s"])
+        grace_s = handle.where["grace_s"]
         self._supervise(handle, "stop")
         pid = state.orphan or state.pid
         self._notify(f"stopping process {pid}; {self.ending}, within {format_duration(grace_s)}")
@@ -137,7 +136,7 @@ class Local(LaunchBackend):
 
     def _command(self, handle: RunHandle, folder: Path) -> list[str]:
         train = ["-m", "embark", "train", str(folder / SPEC)]
-        num_ranks = int(handle.where["num_ranks"])
+        num_ranks = handle.where["num_ranks"]
         if num_ranks == 1:
             return [sys.executable, *train]
         return [sys.executable, "-m", "embark.torchrun", "--standalone", f"--nproc-per-node={num_ranks}",
@@ -145,9 +144,8 @@ class Local(LaunchBackend):
 
     def _line(self, raw: bytes) -> LogLine:
         stamp, _, text = raw.decode(errors="replace").partition(" ")
-        match = _RANK.fullmatch(text)
-        source, said = (f"rank {match[1]}", match[2]) if match else (self.source, text)
-        return LogLine(time_ns(stamp), source, said, 0)
+        rank, text = split_rank(text)
+        return LogLine(time_ns(stamp), f"rank {rank}" if rank else self.source, text, 0)
 
 
 def num_gpus() -> int:
@@ -169,7 +167,7 @@ class LocalServer(Local):
         artifact = artifact_of(spec)
         artifact = artifact if "://" in artifact else str(Path(artifact).expanduser().absolute())
         name, port = server_name(spec.name), _free_port()
-        where: dict[str, str | int] = {
+        where = {
             "folder": str(registry_dir() / "local" / name), "cwd": str(Path.cwd()), "port": port,
             "model_file": file_of(spec.model.kind) if spec.model.is_own else "", "grace_s": DRAIN_S + 5,
         }
@@ -183,7 +181,7 @@ class LocalServer(Local):
             raise no_versions(artifact)
 
     def submit(self, request: LaunchRequest) -> None:
-        if name := str(request.handle.where["model_file"]):
+        if name := request.handle.where["model_file"]:
             write_atomic(request.handle.folder / name, request.spec.model.code)
         super().submit(request)
 

@@ -139,7 +139,7 @@ class MachinesBackend(LaunchBackend):
     def _stop_ranks(self, handle: RunHandle, hosts: Sequence[Host]) -> None:
         if not hosts:
             return
-        grace_s, name = int(handle.where["grace_s"]), handle.name
+        grace_s, name = handle.where["grace_s"], handle.name
         self._notify(f"stopping the ranks of {pluralize(len(hosts), 'machine')}; each saves a last checkpoint, within "
                      f"{format_duration(grace_s)}")
         try:

@@ -230,7 +230,7 @@ class Ray(LaunchBackend):
                                 "place.machine, and it goes to Kubernetes as a RayJob")
         share, title, price = self._share(spec, where)
         identity = f"embark-{dns_label(spec.name)}-{int(time.time())}"
-        found: dict[str, str | int] = {"context": where, "id": identity, **share}
+        found = {"context": where, "id": identity, **share}
         return RunHandle(name=spec.name, backend="ray", where=found, title=title,
                          run_uri=run_uri(spec.store.root, spec.name), usd_per_hour=price)
 
@@ -243,9 +243,9 @@ class Ray(LaunchBackend):
             raise self._exists(f"{same[0].get('submission_id')} of {handle.where['context']}", handle)
         if self._shell.is_dry:
             return
-        where, num_machines = handle.where, int(handle.where["num_machines"])
-        gpus = {"GPU": float(where["num_processes"])} if where["use_gpu"] else {}
-        wanted = {"CPU": float(where["num_cpus"]), **gpus}
+        where, num_machines = handle.where, handle.where["num_machines"]
+        gpus = {"GPU": where["num_processes"]} if where["use_gpu"] else {}
+        wanted = {"CPU": where["num_cpus"], **gpus}
         num_there = can_hold(self._nodes(handle), wanted)
         if num_there < num_machines:
             self._notify(f"the cluster has {pluralize(num_there, 'machine')} with {resources_text(wanted)}, and the "
@@ -253,7 +253,7 @@ class Ray(LaunchBackend):
 
     def submit(self, request: LaunchRequest) -> None:
         handle, client = request.handle, self._client(request.handle)
-        where, identity = handle.where["context"], str(handle.where["id"])
+        where, identity = handle.where["context"], handle.where["id"]
         package = _package(request.spec, handle)
         name = f"_ray_pkg_{hashlib.sha256(package).hexdigest()[:16]}.zip"
         job = {
@@ -261,7 +261,7 @@ class Ray(LaunchBackend):
             "runtime_env": {"working_dir": f"gcs://{name}", "env_vars": {
                 # So long after the notice Ray kills the job.
                 "RAY_JOB_STOP_WAIT_TIME_S": str(handle.where["grace_s"]),
-                "EMBARK_GRACE_S": str(max(1, int(handle.where["grace_s"]) - 10)),
+                "EMBARK_GRACE_S": str(max(1, handle.where["grace_s"] - 10)),
             }},
         }
         request.record(Resource(f"the job {identity} of the Ray cluster {where}", f"embark cancel {handle.name}"))
@@ -281,7 +281,7 @@ class Ray(LaunchBackend):
                           f"{handle.where['id']}: it was deleted, or the cluster was restarted",
                           fix=f"its checkpoints and events are in {handle.run_uri}")
         actors, groups = self._of_job(handle, job, "actors"), self._of_job(handle, job, "placement_groups")
-        return status_of(job, actors, groups, self._nodes(handle), num_machines=int(handle.where["num_machines"]),
+        return status_of(job, actors, groups, self._nodes(handle), num_machines=handle.where["num_machines"],
                          name=handle.name, run_uri=handle.run_uri)
 
     def logs(self, handle: RunHandle, *, follow: bool = False) -> Iterator[LogLine]:
@@ -317,7 +317,7 @@ class Ray(LaunchBackend):
 
     def cancel(self, handle: RunHandle) -> CancelResult:
         """The script passes SIGTERM on to the ranks, which save and end; Ray waits for it during their grace period."""
-        client, identity = self._client(handle), str(handle.where["id"])
+        client, identity = self._client(handle), handle.where["id"]
         remains = (handle.checkpoints,
                    Resource(f"the Ray cluster {handle.where['context']}", "not created by embark launch"))
         record = Resource(f"the record and the log of Ray job {identity}", f"embark cancel {handle.name} again")
@@ -328,7 +328,7 @@ class Ray(LaunchBackend):
             response = client.change("POST", f"{self._url(handle)}/stop")
             if not response.is_ok:
                 raise client.error(response, "stop it")
-            grace_s = int(handle.where["grace_s"])
+            grace_s = handle.where["grace_s"]
             self._notify(f"stopping the ranks; they save a last checkpoint, within {format_duration(grace_s)}")
             is_complete = self._wait(handle, lambda: (self._job(handle) or {}).get("status") not in ACTIVE,
                                      grace_s + END_MARGIN_S)
@@ -339,12 +339,12 @@ class Ray(LaunchBackend):
             raise client.error(response, "delete its record")
         return CancelResult((f"the record of Ray job {identity}",), remains)
 
-    def _share(self, spec: RunSpec, where: str) -> tuple[dict[str, str | int], str, float | None]:
+    def _share(self, spec: RunSpec, where: str) -> tuple[dict[str, Any], str, float | None]:
         """What each machine contributes, the run's title, and its price if its machine is named."""
         place = spec.place
         if place.machine or place.cloud:
             job = make_job(spec, load_catalog())
-            share: dict[str, str | int] = {
+            share = {
                 "num_machines": job.num_nodes, "num_processes": job.num_processes,
                 "num_cpus": job.num_cpus or job.num_processes, "use_gpu": 1, "grace_s": grace_s(job)}
             return share, job.title, job.usd_per_hour
@@ -369,7 +369,7 @@ class Ray(LaunchBackend):
         If a record is deleted before Ray's monitor, which looks once a second, has seen the job's end, the monitor
         writes another: failed, and without the job's metadata.
         """
-        found = self._read(handle, f"api/jobs/{quote(str(handle.where['id']))}")
+        found = self._read(handle, f"api/jobs/{quote(handle.where['id'])}")
         is_ours = isinstance(found, dict) and (found.get("metadata") or {}).get(RUN) == handle.name
         return found if is_ours else None
 
@@ -399,10 +399,10 @@ class Ray(LaunchBackend):
         return response.json()
 
     def _url(self, handle: RunHandle) -> str:
-        return f"{handle.where['context']}/api/jobs/{quote(str(handle.where['id']))}"
+        return f"{handle.where['context']}/api/jobs/{quote(handle.where['id'])}"
 
     def _client(self, handle: RunHandle) -> HttpClient:
-        return self._client_at(str(handle.where["context"]))
+        return self._client_at(handle.where["context"])
 
     def _client_at(self, address: str) -> HttpClient:
         return HttpClient(
@@ -416,8 +416,8 @@ def _package(spec: RunSpec, handle: RunHandle) -> bytes:
     """The script and the spec as Ray takes a working directory; the same run always gives the same bytes."""
     where = handle.where
     script = ray_script(
-        name=str(where["id"]), spec_path=SPEC, num_machines=int(where["num_machines"]),
-        num_processes=int(where["num_processes"]), num_cpus=int(where["num_cpus"]), use_gpu=bool(where["use_gpu"]))
+        name=where["id"], spec_path=SPEC, num_machines=where["num_machines"],
+        num_processes=where["num_processes"], num_cpus=where["num_cpus"], use_gpu=where["use_gpu"])
     packed = io.BytesIO()
     with zipfile.ZipFile(packed, "w", zipfile.ZIP_DEFLATED) as archive:
         for name, text in ((RAY_SCRIPT, script), (SPEC, to_toml(spec, only_set=True))):

@@ -36,7 +36,7 @@ class TorchX(Kubernetes):
     def handle_of(self, spec: RunSpec) -> RunHandle:
         handle = super().handle_of(spec)
         # Two contexts may each have a run of this name.
-        mark = re.sub(r"[^A-Za-z0-9.-]+", "-", str(handle.where["context"])) or "current"
+        mark = re.sub(r"[^A-Za-z0-9.-]+", "-", handle.where["context"]) or "current"
         folder = registry_dir() / "torchx" / f"{spec.name}@{mark}"
         return replace(handle, where={**handle.where, "folder": str(folder), "config": ""})
 
@@ -84,7 +84,7 @@ class TorchX(Kubernetes):
             pass
         found = [one["metadata"] for one in self._jobs(handle)]
         newest = max(found, key=lambda one: str(one.get("creationTimestamp", "")), default=None)
-        return str(newest["name"]) if newest else str(handle.where["object"])
+        return str(newest["name"]) if newest else handle.where["object"]
 
     def _jobs(self, handle: RunHandle) -> list[dict[str, Any]]:
         """All attempts at this run: TorchX appends random characters to the name."""

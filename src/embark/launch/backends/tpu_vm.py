@@ -39,7 +39,7 @@ class TpuVm(MachinesBackend):
 
     def handle_of(self, spec: RunSpec) -> RunHandle:
         job = make_job(spec, load_catalog())
-        where: dict[str, str | int] = {
+        where = {
             "folder": str(registry_dir() / "tpu-vm" / job.name), "object": job.name,
             "PROJECT": gcp_project(job), **from_environment(RUNTIME_VERSION=tpu_vm.runtime_version(job)),
             "ZONE": location_of(job).zone,
@@ -59,7 +59,7 @@ class TpuVm(MachinesBackend):
         if found is None:
             return []
         state = _state(found)
-        return [RunEvent(time_s=time_s(found.get("createTime")) or 0.0, source=str(handle.where["object"]),
+        return [RunEvent(time_s=time_s(found.get("createTime")) or 0.0, source=handle.where["object"],
                          reason=state, text=_message(found), is_warning=state in (*PREEMPTED, "FAILED"))]
 
     def _submit(self, request: LaunchRequest, job: Job) -> None:

@@ -4,12 +4,10 @@ by ssh.
 The supervisor on each machine restarts its ranks. Machines that are lost are re-created by `recover` alone.
 """
 
-import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
 from embark.catalog import load_catalog
-from embark.errors import Fault
 from embark.formatting import format_usd, pluralize
 from embark.launch.backend import LaunchRequest, Replica, Resource, RunEvent, RunHandle, Status
 from embark.launch.backends.clouds import CLOUDS, Cloud, Machine
@@ -18,10 +16,10 @@ from embark.launch.run_registry import registry_dir
 from embark.launch.supervisor_client import (
     Host,
     SupervisorState,
-    Unreachable,
     job_json,
     make_key,
     status_of,
+    wait_while,
     write_known_hosts,
 )
 from embark.render.clouds.aws import plugin_text
@@ -45,7 +43,7 @@ class Vm(MachinesBackend):
     def handle_of(self, spec: RunSpec) -> RunHandle:
         job = make_job(spec, load_catalog())
         refuse_volume(job)
-        where: dict[str, str | int] = {
+        where = {
             "folder": str(registry_dir() / "vm" / job.cloud / job.name), "cloud": job.cloud, "object": job.name,
             "num_nodes": job.num_nodes, **CLOUDS[job.cloud].settings(job),
         }
@@ -138,38 +136,32 @@ class Vm(MachinesBackend):
     def _wait_until_running(self, cloud: Cloud) -> list[Machine]:
         if self._shell.is_dry:
             return cloud.placeholders()
-        until_s = time.monotonic() + self.boot_s
-        while True:
+        up: list[Machine] = []
+
+        def trouble() -> str:
             machines = cloud.machines()
-            up = [machine for machine in machines if machine.state == "running" and machine.inside]
-            if len(up) == cloud.job.num_nodes:
-                return up
-            if time.monotonic() > until_s:
-                missing = [f"{machine.name}: {machine.state} {machine.why}".strip() for machine in machines
-                           if machine not in up]
-                raise Fault(f"not all machines started: {'; '.join(missing) or 'some do not exist'}",
-                            fix=f"embark launch {cloud.job.spec.name} --supervise tries again")
-            time.sleep(min(5.0, self.poll_s))
+            up[:] = [machine for machine in machines if machine.state == "running" and machine.inside]
+            waiting = [f"{one.name} is {one.state} {one.why}".strip() for one in machines if one not in up]
+            return "" if len(up) == cloud.job.num_nodes else "; ".join(waiting) or "machines are being created"
+
+        wait_while(trouble, self.boot_s, min(5.0, self.poll_s), self._notify)
+        return up
 
     def _learn_host_keys(self, cloud: Cloud, machines: Sequence[Machine]) -> None:
         """Record the keys of new machines, from the cloud itself and not from whatever answers at the address."""
         if self._shell.is_dry:
             return
         known_hosts = cloud.folder / "known_hosts"
-        known = known_hosts.read_text() if known_hosts.exists() else ""
-        waiting = [machine for machine in machines if f"{cloud.alias(machine)} " not in known]
-        if waiting:
-            self._notify(f"{pluralize(len(waiting), 'machine')} starting; this takes some minutes")
-        until_s = time.monotonic() + self.boot_s
-        while waiting:
-            keys = {machine: cloud.host_key(machine) for machine in waiting}
+
+        def trouble() -> str:
+            known = known_hosts.read_text() if known_hosts.exists() else ""
+            new = [machine for machine in machines if f"{cloud.alias(machine)} " not in known]
+            keys = {machine: cloud.host_key(machine) for machine in new}
             write_known_hosts(known_hosts, {cloud.alias(one): key for one, key in keys.items() if key})
-            waiting = [machine for machine, key in keys.items() if not key]
-            if waiting and time.monotonic() > until_s:
-                raise Unreachable(f"{', '.join(one.name for one in waiting)}: {cloud.name} reports no host key",
-                                  fix=f"embark launch {cloud.job.spec.name} --supervise tries again")
-            if waiting:
-                time.sleep(min(5.0, self.poll_s))
+            waiting = [machine.name for machine, key in keys.items() if not key]
+            return f"{cloud.name} reports no host key of {', '.join(waiting)} yet" if waiting else ""
+
+        wait_while(trouble, self.boot_s, min(5.0, self.poll_s), self._notify)
 
     def _cloud(self, handle: RunHandle, job: Job) -> Cloud:
         return CLOUDS[job.cloud](self._shell, job, handle.folder, self._settings(handle))
