@@ -1,4 +1,4 @@
-"""An AWS account is asked by the AWS CLI, of moto's server: identity, quotas, machines in use, zones, budgets, bucket."""
+"""An AWS account, asked by the AWS CLI of moto's server: identity, quotas, machines in use, zones, budgets, bucket."""
 
 from __future__ import annotations
 

@@ -68,7 +68,7 @@ def words_of(monkeypatch, tmp_path, number: int = 0, program: str = "podman") ->
 
 def test_an_engine_is_called_in_the_rehearsal_s_folder(monkeypatch, tmp_path):
     folders = []
-    monkeypatch.setattr(containers, "LineStream", lambda words, folder=None, **more: folders.append(folder))
+    monkeypatch.setattr(engines, "LineStream", lambda words, folder=None, **more: folders.append(folder))
     engine = Containers("podman", IMAGE, Folders(tmp_path), prepared().workload.names, Answers())
     engine.begin()
     engine.start(Start(prepared().workload.pods[0], 0, 0))
