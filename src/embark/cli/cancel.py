@@ -8,7 +8,8 @@ from embark.cli.console import Console
 from embark.cli.options import Flag
 from embark.errors import ExitCode, Interrupted
 from embark.formatting import pluralize, to_one_line
-from embark.launch.launching import Cancellation, cancel_run
+from embark.launch.backend import CancelResult
+from embark.launch.launching import cancel_run
 from embark.launch.run_registry import find_run
 from embark.launch.shell import DryRunShell, Shell
 
@@ -36,7 +37,7 @@ def cancel(
     return ExitCode.DONE if result.is_complete else ExitCode.OTHER
 
 
-def _render(console: Console, result: Cancellation) -> None:
+def _render(console: Console, result: CancelResult) -> None:
     title = to_one_line(result.title or result.name)
     if not result.is_complete:
         console.result(f"{title}: stopping; embark cancel {result.name} waits for it again")

@@ -64,10 +64,12 @@ def check_driver(host: Host, built_for: str | None, arches: list[str], found: li
         else:
             yield check("driver", have >= need, text, expected, "works within one major version; a newer driver is "
                         "safer", bad="warning")
-    missing = sorted({gpu.capability for gpu in found if gpu.capability and not has_kernels(gpu.capability, arches)})
+    capabilities = sorted({gpu.capability for gpu in found if gpu.capability})
+    missing = [one for one in capabilities if not has_kernels(one, arches)]
     if arches:
-        yield check("gpu kernels", not missing, ", ".join(arches), "kernels for " + _capabilities(found),
-                     f"another torch: this one has none for {', '.join(missing)}")
+        expected = ", ".join(f"sm_{one.replace('.', '')}" for one in capabilities) or "this GPU"
+        yield check("gpu kernels", not missing, ", ".join(arches), f"kernels for {expected}",
+                    f"another torch: this one has none for {', '.join(missing)}")
 
 
 def has_kernels(capability: str, arches: list[str]) -> bool:
@@ -139,7 +141,3 @@ def version_of(text: str) -> tuple[int, int]:
     """Major and minor version of `9.0` or `12.8`."""
     major, minor = (*map(int, re.findall(r"\d+", text)), 0)[:2]
     return major, minor
-
-
-def _capabilities(found: list[Gpu]) -> str:
-    return ", ".join(sorted({f"sm_{gpu.capability.replace('.', '')}" for gpu in found if gpu.capability})) or "this GPU"

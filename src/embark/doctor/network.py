@@ -171,13 +171,13 @@ def check_ranks(facts: Facts, num_gpus: int) -> Iterator[Check]:
 
 def _reduced(facts: Facts) -> Check:
     reduce = facts.reduce
-    backend, num_ranks = str(reduce.get("backend", "")), int(reduce.get("num_ranks", 0))
-    name = "nccl" if backend == "nccl" else "gloo"
-    over = f"{num_ranks} GPUs" if backend == "nccl" else f"{num_ranks} processes"
+    is_nccl = reduce.get("backend") == "nccl"
+    name, ranks = ("nccl", "GPUs") if is_nccl else ("gloo", "processes")
+    over = f"{reduce.get('num_ranks', 0)} {ranks}"
     if reduce.get("error"):
-        fix = ("NCCL_DEBUG=INFO says why; embark diagnose reads its log" if backend == "nccl" else
+        fix = ("NCCL_DEBUG=INFO says why; embark diagnose reads its log" if is_nccl else
                "does this machine's own name resolve? GLOO_SOCKET_IFNAME=lo tries the loopback device")
         return Check(name, "wrong", f"no all-reduce over {over}: {reduce['error']}", "an all-reduce", fix)
-    version = f"NCCL {facts.nccl}, " if backend == "nccl" and facts.nccl else ""
+    version = f"NCCL {facts.nccl}, " if is_nccl and facts.nccl else ""
     speed = float(reduce.get("bytes_per_s", 0.0)) / 1e9
     return Check(name, "ok", f"{version}all-reduce over {over} at {speed:,.3g} GB/s", "an all-reduce")

@@ -146,6 +146,9 @@ class CancelResult:
     removed: tuple[str, ...] = ()
     remains: tuple[Resource, ...] = ()
     is_complete: bool = True  # False: it was still stopping when the wait was over.
+    name: str = ""
+    title: str = ""
+    last_checkpoint: str = ""  # The checkpoint's name; empty if none can be seen from here.
 
 
 @dataclass(frozen=True, slots=True)

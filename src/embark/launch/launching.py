@@ -6,7 +6,16 @@ from dataclasses import asdict, dataclass, field, replace
 from embark.data import resolve_from_data, resolve_if_readable
 from embark.errors import EmbarkError, Interrupted, UserError
 from embark.formatting import to_one_line
-from embark.launch.backend import LaunchBackend, LaunchRequest, Resource, RunHandle, Status, backend_for, backend_of
+from embark.launch.backend import (
+    CancelResult,
+    LaunchBackend,
+    LaunchRequest,
+    Resource,
+    RunHandle,
+    Status,
+    backend_for,
+    backend_of,
+)
 from embark.launch.backends.local import Local
 from embark.launch.costs import LaunchEstimate, estimate_launch, estimate_server
 from embark.launch.run_registry import (
@@ -49,18 +58,6 @@ class LaunchResult(RunHandle):
     state: str = "submitted"  # How the run ended, with `--supervise`.
     reason: str = ""
     commands: tuple[tuple[str, ...], ...] = ()
-
-
-@dataclass(frozen=True, slots=True)
-class Cancellation:
-    """What `cancel` removed, and what remains."""
-
-    name: str
-    title: str
-    removed: tuple[str, ...]
-    remains: tuple[Resource, ...]
-    is_complete: bool
-    last_checkpoint: str  # The checkpoint's name; empty if none can be seen from here.
 
 
 def prepare_launch(spec: RunSpec, shell: Shell, notify: Notify, *, context: str = "") -> PreparedLaunch:
@@ -159,7 +156,7 @@ def recover_until_ended(run: RunRecord, shell: Shell, notify: Notify, *, poll_s:
         ) from None
 
 
-def cancel_run(run: RunRecord, shell: Shell, notify: Notify) -> Cancellation:
+def cancel_run(run: RunRecord, shell: Shell, notify: Notify) -> CancelResult:
     """End a run after a last checkpoint. A run that does not exist any more is removed from the registry."""
     result = backend_of(run.handle, shell, notify).cancel(run.handle)
     if not shell.is_dry and result.is_complete:
@@ -167,8 +164,7 @@ def cancel_run(run: RunRecord, shell: Shell, notify: Notify) -> Cancellation:
             save_record(replace(run, is_submitted=True, is_cancelled=True))
         else:
             delete_record(run)
-    return Cancellation(name=run.handle.name, title=run.handle.title, removed=result.removed, remains=result.remains,
-                        is_complete=result.is_complete, last_checkpoint=_last_checkpoint(run.handle))
+    return replace(result, name=run.handle.name, title=run.handle.title, last_checkpoint=_last_checkpoint(run.handle))
 
 
 def _may_exist(created: list[Resource]) -> str:

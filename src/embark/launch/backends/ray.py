@@ -265,11 +265,11 @@ class Ray(LaunchBackend):
             }},
         }
         request.record(Resource(f"the job {identity} of the Ray cluster {where}", f"embark cancel {handle.name}"))
-        sent = client.change("PUT", f"{where}/api/packages/gcs/{name}", package, body_name=f"{RAY_SCRIPT} and {SPEC}",
+        sent = client.request("PUT", f"{where}/api/packages/gcs/{name}", package, body_name=f"{RAY_SCRIPT} and {SPEC}",
                           content_type="application/octet-stream")
         if not sent.is_ok:
             raise client.error(sent, "accept the run's files")
-        response = client.change("POST", f"{where}/api/jobs/", json.dumps(job).encode(), body_name="the job")
+        response = client.request("POST", f"{where}/api/jobs/", json.dumps(job).encode(), body_name="the job")
         # A request that is repeated because its response was lost finds itself there already.
         if not response.is_ok and not self._job(handle):
             raise client.error(response, "accept the job")
@@ -289,7 +289,7 @@ class Ray(LaunchBackend):
         while True:
             is_over = not follow or self.status(handle).has_ended
             client = self._client(handle)
-            response = client.get(f"{self._url(handle)}/logs")
+            response = client.request("GET", f"{self._url(handle)}/logs")
             if response.is_missing:
                 raise UserError(f"the Ray cluster has no log of {handle.name}", fix=f"embark status {handle.name}")
             if not response.is_ok:
@@ -325,7 +325,7 @@ class Ray(LaunchBackend):
         if job is None and not self._shell.is_dry:
             return CancelResult((), remains)
         if self._shell.is_dry or (job is not None and job.get("status") in ACTIVE):
-            response = client.change("POST", f"{self._url(handle)}/stop")
+            response = client.request("POST", f"{self._url(handle)}/stop")
             if not response.is_ok:
                 raise client.error(response, "stop it")
             grace_s = handle.where["grace_s"]
@@ -334,7 +334,7 @@ class Ray(LaunchBackend):
                                      grace_s + END_MARGIN_S)
             # Not deleted at once: Ray still writes how it ended, and would create it anew.
             return CancelResult((f"Ray job {identity}",) if is_complete else (), (record, *remains), is_complete)
-        response = client.change("DELETE", self._url(handle))
+        response = client.request("DELETE", self._url(handle))
         if not response.is_ok and not response.is_missing:
             raise client.error(response, "delete its record")
         return CancelResult((f"the record of Ray job {identity}",), remains)
@@ -350,7 +350,7 @@ class Ray(LaunchBackend):
             return share, job.title, job.usd_per_hour
         num_gpus, num_cpus = 0, 1
         if not self._shell.is_dry:
-            found = self._client_at(where).get(f"{where}/api/v0/nodes?{_query()}").json()
+            found = self._client_at(where).request("GET", f"{where}/api/v0/nodes?{_query()}").json()
             nodes = [node.get("resources_total", {}) for node in _rows(found) if node.get("state") == "ALIVE"]
             num_gpus = 0 if place.device == "cpu" else _nth(nodes, "GPU", place.max_nodes)
             num_cpus = max(1, _nth(nodes, "CPU", place.max_nodes))
@@ -391,7 +391,7 @@ class Ray(LaunchBackend):
     def _read(self, handle: RunHandle, path: str) -> Any:
         """The JSON at a path of the API; None if it does not exist."""
         client = self._client(handle)
-        response = client.get(f"{handle.where['context']}/{path}")
+        response = client.request("GET", f"{handle.where['context']}/{path}")
         if response.is_missing:
             return None
         if not response.is_ok:

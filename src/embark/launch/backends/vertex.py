@@ -183,9 +183,8 @@ class Vertex(LaunchBackend):
         """The JSON of a response of Vertex AI; raises what it refused."""
         region, project = handle.where["region"], handle.where["project"]
         url = _endpoint("AIPLATFORM", f"https://{region}-aiplatform.googleapis.com")
-        client, target = self._client("Vertex AI", url, LOGIN), f"{url}/v1/{path}"
-        response = client.get(target) if method == "GET" else client.change(
-            method, target, body, body_name="vertex_job.yaml", is_done=is_done)
+        client = self._client("Vertex AI", url, LOGIN)
+        response = client.request(method, f"{url}/v1/{path}", body, body_name="vertex_job.yaml", is_done=is_done)
         if response.is_ok:
             return response.json()
         try:
@@ -201,7 +200,7 @@ class Vertex(LaunchBackend):
         client = self._client("Cloud Logging", url, f"{LOGIN}; reading logs needs roles/logging.viewer")
 
         def page(query: dict[str, Any]) -> Any:
-            response = client.change("POST", f"{url}/v2/entries:list", json.dumps(query).encode(),
+            response = client.request("POST", f"{url}/v2/entries:list", json.dumps(query).encode(),
                                      body_name="the log filter")
             if not response.is_ok:
                 raise client.error(response, "return the log")
