@@ -3,6 +3,7 @@ sentences that explain what platforms report."""
 
 from __future__ import annotations
 
+import os
 import re
 import time
 import tomllib
@@ -236,6 +237,7 @@ TARGETS = {
     "serve": "kubernetes-server", "kserve": "kubernetes-server",
 }
 """The backend of each `place.target`, for a machine of a cloud."""
+RAY_DASHBOARD = "http://127.0.0.1:8265"
 USES_KUBECTL = ("kubernetes", "kubernetes-server", "torchx")
 
 
@@ -271,6 +273,21 @@ def _load(
     return backend
 
 
+def ray_address() -> str:
+    """The cluster that Ray's own commands would use; empty if there is none."""
+    for variable in ("RAY_API_SERVER_ADDRESS", "RAY_ADDRESS"):
+        value = os.environ.get(variable, "").rstrip("/")
+        if value.startswith(("http://", "https://")):
+            return value
+        if value in ("auto", "local"):
+            return RAY_DASHBOARD
+        if value:
+            raise UserError(f"{variable}={value} is not where a Ray cluster takes jobs",
+                            fix=f"export {variable}=http://HEAD:8265, the address of its dashboard")
+    started = Path(os.environ.get("RAY_TMPDIR", "/tmp")) / "ray" / "ray_current_cluster"
+    return RAY_DASHBOARD if started.exists() else ""
+
+
 def _name_of(spec: RunSpec) -> str:
     """The backend's name; empty if no backend takes the run."""
     place = spec.place
@@ -281,9 +298,7 @@ def _name_of(spec: RunSpec) -> str:
     if place.target == FOLLOW:
         return ""
     if place.target == "ray":
-        from embark.launch.backends.ray import address
-
-        return "ray" if is_here or address() else "kubernetes"
+        return "ray" if is_here or ray_address() else "kubernetes"
     if is_here:
         return "local"
     return TARGETS.get(place.target, "")
@@ -308,7 +323,7 @@ def time_ns(stamp: str) -> int:
 def time_s(text: object) -> float | None:
     """Seconds since 1970 of an ISO 8601 time, UTC if it names no zone; None for anything else."""
     try:
-        at = datetime.fromisoformat(str(text or "").replace("Z", "+00:00").replace(" GMT", "+00:00"))
+        at = datetime.fromisoformat(str(text or "").replace(" GMT", "+00:00"))
     except ValueError:
         return None
     return (at if at.tzinfo else at.replace(tzinfo=UTC)).timestamp()

@@ -10,7 +10,6 @@ import zipfile
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
-from pathlib import Path
 from typing import Any
 from urllib.parse import quote, urlencode
 
@@ -30,6 +29,7 @@ from embark.launch.backend import (
     State,
     Status,
     explain_exit,
+    ray_address,
     time_ns,
 )
 from embark.launch.http import HttpClient
@@ -193,8 +193,6 @@ def _who(actor: Mapping[str, Any]) -> str:
     return f"worker {actor.get('pid')}"
 
 
-DASHBOARD = "http://127.0.0.1:8265"
-ADDRESSES = ("RAY_API_SERVER_ADDRESS", "RAY_ADDRESS")  # Variables that Ray's own commands read.
 GRACE_S = 120  # Time for a last checkpoint, unless the spec sets it: the machines stay.
 END_MARGIN_S = 30.0
 BYTES_PER_POLL_S = 1 << 20  # Ray returns the complete log each time: a long one is read less often.
@@ -202,28 +200,13 @@ ACTIVE = ("PENDING", "RUNNING")
 RUN = "embark_run"  # The key of a job's metadata that has the run's name.
 
 
-def address() -> str:
-    """The cluster that Ray's own commands would use; empty if there is none."""
-    for variable in ADDRESSES:
-        value = os.environ.get(variable, "").rstrip("/")
-        if value.startswith(("http://", "https://")):
-            return value
-        if value in ("auto", "local"):
-            return DASHBOARD
-        if value:
-            raise UserError(f"{variable}={value} is not where a Ray cluster takes jobs",
-                            fix=f"export {variable}=http://HEAD:8265, the address of its dashboard")
-    started = Path(os.environ.get("RAY_TMPDIR", "/tmp")) / "ray" / "ray_current_cluster"
-    return DASHBOARD if started.exists() else ""
-
-
 class Ray(LaunchBackend):
-    """A run on the cluster at `address()` when it is launched; afterwards on the cluster that it is in."""
+    """A run on the cluster at `ray_address()` when it is launched; afterwards on the cluster that it is in."""
 
     poll_s = 2.0
 
     def handle_of(self, spec: RunSpec) -> RunHandle:
-        where = address()
+        where = ray_address()
         if not where:
             raise UserError("no Ray cluster is set",
                             fix="export RAY_ADDRESS=http://HEAD:8265; ray start --head starts one here; or name a "

@@ -14,7 +14,8 @@ from embark.cli.console import Console
 from embark.cli.launch import launch_run
 from embark.cli.status import status as status_command
 from embark.errors import Fault, Interrupted, SpecError, UserError
-from embark.launch.backends.ray import Ray, address
+from embark.launch.backend import ray_address
+from embark.launch.backends.ray import Ray
 from embark.launch.http import HttpClient
 from embark.launch.run_registry import find_run, list_runs
 from embark.launch.shell import Shell
@@ -232,15 +233,15 @@ def test_the_address_is_what_ray_s_own_commands_would_take(monkeypatch, tmp_path
     for variable in ("RAY_API_SERVER_ADDRESS", "RAY_ADDRESS"):
         monkeypatch.delenv(variable, raising=False)
     monkeypatch.setenv("RAY_TMPDIR", str(tmp_path))
-    assert address() == ""
+    assert ray_address() == ""
     (tmp_path / "ray").mkdir()
     (tmp_path / "ray" / "ray_current_cluster").write_text("10.0.0.1:6379")
-    assert address() == "http://127.0.0.1:8265"
+    assert ray_address() == "http://127.0.0.1:8265"
     monkeypatch.setenv("RAY_ADDRESS", "https://ray.example.com/")
-    assert address() == "https://ray.example.com"
+    assert ray_address() == "https://ray.example.com"
     monkeypatch.setenv("RAY_ADDRESS", "10.0.0.1:6379")
     with pytest.raises(UserError, match="is not where a Ray cluster takes jobs") as caught:
-        address()
+        ray_address()
     assert "http://HEAD:8265" in caught.value.fix
 
 
