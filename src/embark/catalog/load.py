@@ -35,17 +35,16 @@ from embark.store import write_atomic
 
 HERE = Path(__file__).parent
 ORIGIN_COLUMNS = ("source", "date", "confidence")
-MACHINE_COLUMNS = (
-    "name", "also", "cloud", "machine_type", "gpu", "num_gpus", "total_gpu_memory_gib", "num_hosts", "vcpus",
-    "memory_gib", "link", "network_gbit_per_s", "fabric", "fabric_gbit_per_s", "num_fabric_devices", "local_disk_gb",
-    "gke_accelerator", "quota", "sold", *ORIGIN_COLUMNS,
-)
-CPU_MACHINE_COLUMNS = ("name", "cloud", "vcpus", "memory_gib", *ORIGIN_COLUMNS)
-PRICE_COLUMNS = (
-    "machine", "region", "on_demand_usd_per_hour", "spot_usd_per_hour", "commit_1y_discount", "commit_3y_discount",
-    *ORIGIN_COLUMNS,
-)
 OPTIONAL_PRICE_COLUMNS = ("block_usd_per_hour",)
+
+
+def _columns(kind: type) -> tuple[str, ...]:
+    """The columns of a CSV file: the fields of its rows but for those that are looked up, and the origin's."""
+    looked_up = ("reserve", "origin", *OPTIONAL_PRICE_COLUMNS)
+    return (*(field.name for field in fields(kind) if field.name not in looked_up), *ORIGIN_COLUMNS)
+
+
+PRICE_COLUMNS = _columns(Price)
 INTERRUPTION_COLUMNS = ("cloud", "machine", "region", "spot_interruptions_per_hour", *ORIGIN_COLUMNS)
 MEMORY_RATIOS = (0.97, 1.08)
 """What a cloud publishes over what its cards hold: some write GB for GiB, 7 % more, and some leave out a little."""
@@ -185,7 +184,7 @@ def _read(folder: Path, mistakes: Mistakes) -> Catalog:
     zones = _read_toml(folder / "zones.toml", Zones, mistakes, sources)
     machines: dict[str, Any] = {}
     names: set[str] = set()
-    for row in _csv_rows(folder / "machines.csv", MACHINE_COLUMNS, "name", mistakes):
+    for row in _csv_rows(folder / "machines.csv", _columns(Machine), "name", mistakes):
         row.check_source(sources)
         references = {"gpu": gpus, "fabric": fabrics, "quota": quotas}
         for field, known in references.items():
@@ -200,7 +199,7 @@ def _read(folder: Path, mistakes: Mistakes) -> Catalog:
             _check_machine(row, machine)
         machines[row.name] = machine
     cpu_machines: dict[str, Any] = {}
-    for row in _csv_rows(folder / "cpu_machines.csv", CPU_MACHINE_COLUMNS, "name", mistakes):
+    for row in _csv_rows(folder / "cpu_machines.csv", _columns(CpuMachine), "name", mistakes):
         row.check_source(sources)
         if row.name.lower() in names:
             row.wrong("name", f"{row.name} occurs twice")
