@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from embark.errors import Interrupted, UserError
-from embark.formatting import redact
+from embark.formatting import redact, to_one_line
 from embark.launch.http import API_RETRY, NO_RETRY
 from embark.launch.shell import Notify, Shell
 from embark.render.job import FOLLOW, Job
@@ -129,7 +129,7 @@ class RunEvent:
     is_warning: bool
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "text", redact(self.text))
+        object.__setattr__(self, "text", redact(to_one_line(self.text)))
 
 
 @dataclass(frozen=True, slots=True)

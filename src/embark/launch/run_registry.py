@@ -3,7 +3,6 @@
 import fcntl
 import hashlib
 import json
-import os
 import shlex
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -12,6 +11,7 @@ from pathlib import Path
 
 from pydantic import TypeAdapter
 
+from embark.catalog.load import user_data_dir
 from embark.errors import EmbarkError, UserError, nearest
 from embark.events.events import parse_event
 from embark.launch.backend import Replica, RunEvent, RunHandle, Status, backend_of
@@ -128,8 +128,7 @@ def record_path(handle: RunHandle) -> Path:
 
 
 def registry_dir() -> Path:
-    home = os.environ.get("XDG_DATA_HOME") or "~/.local/share"
-    return Path(home).expanduser() / "embark" / "runs"
+    return user_data_dir() / "runs"
 
 
 def _read(path: Path) -> RunRecord | None:

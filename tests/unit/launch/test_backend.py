@@ -42,7 +42,7 @@ def test_a_ray_cluster_that_is_named_takes_what_would_be_a_rayjob(monkeypatch):
 def test_a_context_is_for_those_that_kubectl_reaches():
     assert kind_of(MACHINE, context="east") == "Kubernetes"
     assert kind_of(MACHINE, "place.target=torchx", context="east") == "TorchX"
-    with pytest.raises(UserError, match="--context is kubectl's, and this run goes to ray"):
+    with pytest.raises(UserError, match="--context applies to kubectl; this run is launched on ray"):
         kind_of("place.target=ray", context="east")
 
 

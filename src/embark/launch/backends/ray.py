@@ -74,7 +74,7 @@ def status_of(
     if state == "FAILED":
         return make("failed", _why_failed(job, name))
     if state == "PENDING":
-        return make("pending", Reason(to_one_line(str(job.get("message") or "Ray is starting it"))))
+        return make("pending", Reason(str(job.get("message") or "Ray is starting it")))
     waiting = [group for group in groups if group.get("state") in ("PENDING", "RESCHEDULING", "PREPARED")]
     if waiting:
         reason = _why_waiting(waiting[-1], nodes)
@@ -95,18 +95,18 @@ def events_of(
     """Events that Ray reports, by time; Ray does not report when a worker died."""
     found = [
         RunEvent(0.0, _who(actor), str(_context(actor).get("reason", "Died")),
-                 to_one_line(str(_context(actor).get("error_message", ""))), True)
+                 _context(actor).get("error_message", ""), True)
         for actor in actors if actor.get("class_name") == WORKER and _died(actor)]
     began_ms = int(job.get("start_time") or 0)
     found += [
         RunEvent(int(node.get("end_time_ms") or 0) / 1000, f"machine {node.get('node_ip')}", "NodeDied",
-                 to_one_line(str(node.get("state_message") or "it left the cluster")), True)
+                 node.get("state_message") or "it left the cluster", True)
         for node in nodes if node.get("state") == "DEAD" and int(node.get("end_time_ms") or 0) >= began_ms]
     if began_ms:
         found.append(RunEvent(began_ms / 1000, str(job.get("submission_id")), "Submitted",
-                              to_one_line(str(job.get("entrypoint", ""))), False))
+                              job.get("entrypoint", ""), False))
     if job.get("end_time"):
-        said = to_one_line(str(job.get("message") or "").partition("\n")[0])
+        said = str(job.get("message") or "").partition("\n")[0]
         found.append(RunEvent(int(job["end_time"]) / 1000, str(job.get("submission_id")), str(job.get("status")), said,
                               job.get("status") == "FAILED"))
     return sorted(found, key=lambda event: event.time_s)

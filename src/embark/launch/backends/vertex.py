@@ -143,9 +143,8 @@ class Vertex(LaunchBackend):
         job = self._job(handle)
         if job is None:
             return []
-        found = [entry_event(entry) for entry in self._entries(
+        return [entry_event(entry) for entry in self._entries(
             handle, f'{_of_job(job)} AND resource.labels.task_name="{SERVICE}"')]
-        return [event for event in found if event is not None]
 
     def cancel(self, handle: RunHandle) -> CancelResult:
         """Vertex AI ends the replicas; then the job's record is deleted too."""
@@ -298,13 +297,11 @@ def entry_line(entry: Mapping[str, Any]) -> LogLine:
     return LogLine.of(at_ns, task or "vertex", _message(entry), index)
 
 
-def entry_event(entry: Mapping[str, Any]) -> RunEvent | None:
-    """A message of Vertex AI itself; None for a line of the ranks."""
-    if _task(entry) != SERVICE:
-        return None
+def entry_event(entry: Mapping[str, Any]) -> RunEvent:
+    """An entry of Cloud Logging as a message of Vertex AI itself."""
     severity = str(entry.get("severity", "DEFAULT"))
     return RunEvent(time_s(str(entry.get("timestamp", ""))) or 0.0, SERVICE, severity.capitalize(),
-                    to_one_line(_message(entry)), severity in ("WARNING", "ERROR", "CRITICAL", "ALERT", "EMERGENCY"))
+                    _message(entry), severity in ("WARNING", "ERROR", "CRITICAL", "ALERT", "EMERGENCY"))
 
 
 def _why_pending(word: str, error: str, events: Sequence[RunEvent], *, region: str, project: str) -> Reason:
