@@ -260,8 +260,8 @@ def test_the_page_of_prices_is_what_the_catalog_says():
 
 def test_the_guide_s_commands_run(tmp_path):
     environment = {**os.environ, "XDG_DATA_HOME": str(tmp_path / "data"), "PYTHONPATH": str(ROOT / "src")}
-    blocks = re.findall(r"^```(\w+) (run|file=(\S+))\n(.*?)^```$", (ROOT / "docs" / "guides" / "catalog.md").read_text(),
-                        re.MULTILINE | re.DOTALL)
+    guide = (ROOT / "docs" / "guides" / "catalog.md").read_text()
+    blocks = re.findall(r"^```(\w+) (run|file=(\S+))\n(.*?)^```$", guide, re.MULTILINE | re.DOTALL)
     assert len(blocks) == 5
     output = ""
     for _language, kind, name, text in blocks:
