@@ -11,6 +11,7 @@ import kubernetes_validate
 import pytest
 import yaml
 from botocore.validate import ParamValidator
+from cloudsim.grammar import load_grammar
 from recorded_commands import STUB, run_script
 
 from embark.catalog import load_catalog
@@ -18,7 +19,6 @@ from embark.errors import SpecError
 from embark.lint.check import lint_texts
 from embark.lint.rendered import refuse_faults
 from embark.plan.serving import replica_bytes, table_bytes
-from embark.rehearse.account.grammar import load_grammar
 from embark.render.job import make_job
 from embark.render.render import render
 from embark.render.serving import ENDPOINTS

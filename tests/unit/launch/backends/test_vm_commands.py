@@ -9,14 +9,14 @@ import botocore.session
 import pytest
 from botocore import xform_name
 from cloud_programs import Clouds
+from cloudsim.grammar import load_grammar
+from cloudsim.state import Refused
 
 from embark.catalog import load_catalog
 from embark.launch.backend import LaunchRequest
 from embark.launch.backends.clouds import Aws, Machine
 from embark.launch.backends.tpu_vm import TpuVm
 from embark.launch.backends.vm import Vm
-from embark.rehearse.account.grammar import load_grammar
-from embark.rehearse.account.state import Refused
 from embark.render.job import make_job
 from embark.spec import load_spec
 

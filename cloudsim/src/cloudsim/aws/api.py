@@ -1,0 +1,56 @@
+"""Operations of AWS's API that moto lacks or takes too lightly: answered or refused here, before moto is asked."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from cloudsim.aws.account import AwsAccount
+
+Parameters = dict[str, Any]
+Operation = Callable[["AwsAccount", str, Parameters], dict[str, Any] | None]
+OPERATIONS: dict[str, Operation] = {}
+"""By `service.Operation`. With the region and the parameters; None leaves the answer to moto."""
+
+
+class ApiError(Exception):
+    """AWS's own code and message; the CLI prints both."""
+
+    def __init__(self, code: str, message: str) -> None:
+        super().__init__(message)
+        self.code, self.message = code, message
+
+
+def operation(name: str) -> Callable[[Operation], Operation]:
+    def register(function: Operation) -> Operation:
+        OPERATIONS[name] = function
+        return function
+    return register
+
+
+def hook(account: AwsAccount, session: Any, allowed: Callable[[str], str]) -> None:
+    """Let a session of botocore ask `OPERATIONS` before it sends anything; `allowed` says why an action is not."""
+
+    def keep(params: Parameters, context: dict[str, Any], **_: Any) -> None:
+        context["embark_parameters"] = params
+
+    def answer(model: Any, context: dict[str, Any], **_: Any) -> tuple[Any, dict[str, Any]] | None:
+        service = model.service_model.service_name
+        found = OPERATIONS.get(f"{service}.{model.name}")
+        try:
+            if why := allowed(f"{service}:{model.name}"):
+                raise ApiError("AccessDeniedException", why)
+            if found is None:
+                return None
+            body = found(account, str(context.get("client_region")), context.get("embark_parameters") or {})
+        except ApiError as error:
+            about = {"Error": {"Code": error.code, "Message": error.message}}
+            return SimpleNamespace(status_code=400, headers={}), {**about, "ResponseMetadata": {"HTTPStatusCode": 400}}
+        if body is None:
+            return None
+        return SimpleNamespace(status_code=200, headers={}), {**body, "ResponseMetadata": {"HTTPStatusCode": 200}}
+
+    session.register("before-parameter-build.*.*", keep)
+    session.register("before-call.*.*", answer)

@@ -1,0 +1,111 @@
+"""`aws`: the real AWS CLI, in this process, over moto."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import os
+from collections.abc import Callable, Iterator, Mapping
+from functools import cached_property
+from itertools import pairwise
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any
+
+from cloudsim.account import AnsweredBy, Call
+from cloudsim.aws.account import HOME_REGION
+from cloudsim.aws.api import hook
+from cloudsim.state import Clock, Refused
+
+if TYPE_CHECKING:
+    from cloudsim.aws.account import AwsAccount
+
+
+class AwsCli:
+    """Parses, validates, queries and prints by itself; only AWS's side is a stand-in."""
+
+    name = "aws"
+    answered_by: AnsweredBy = "real"
+
+    def __init__(self, account: AwsAccount, allowed: Callable[[str], str] = lambda action: "") -> None:
+        """`allowed` says why the caller may not do an action; empty where he may."""
+        self.account, self.allowed = account, allowed
+
+    @cached_property
+    def driver(self) -> Any:
+        """Kept, since it registers hundreds of handlers and reads AWS's models."""
+        from awscli.clidriver import create_clidriver
+
+        driver = create_clidriver()
+        driver.session.register_component("data_loader", _loader(driver.session))
+        hook(self.account, driver.session, self.allowed)
+        return driver
+
+    def run(self, call: Call) -> str:
+        if call.words[:2] == ("ssm", "start-session"):  # The CLI would start a program of Amazon's own.
+            from cloudsim.aws.machines import session
+
+            return session(self.account, call)
+        out, err = io.StringIO(), io.StringIO()
+        # The account's own variables win, but for the region: a program may not leave the rehearsal.
+        region = {name: call.env[name] for name in ("AWS_REGION", "AWS_DEFAULT_REGION") if call.env.get(name)}
+        env = {**self.account.environment, **region}
+        config = {"AWS_CONFIG_FILE": os.devnull, "AWS_SHARED_CREDENTIALS_FILE": os.devnull}
+        # files that an argument names lie where the call was made
+        with _environment({**env, **config}), _clock(self.account.clock), contextlib.chdir(call.folder), \
+                contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
+            self.driver.session.set_config_variable("region", None)  # What the last call's --region left.
+            try:
+                code = int(self.driver.main(list(call.words)) or 0)
+            except SystemExit as end:
+                code = end.code if isinstance(end.code, int) else 2
+        if code:
+            raise Refused(f"{out.getvalue()}{err.getvalue()}".strip("\n"), code)
+        if call.words[:2] == ("eks", "update-kubeconfig"):
+            self._use_cluster(call)
+        return out.getvalue()
+
+    def _use_cluster(self, call: Call) -> None:
+        """What the written file names is kubectl's context from now on."""
+        flags = dict(pairwise(call.words))
+        name = flags.get("--name", "")
+        region = next((one for one in (flags.get("--region"), call.env.get("AWS_REGION"),
+                                       call.env.get("AWS_DEFAULT_REGION")) if one), HOME_REGION)
+        self.account.context = f"{region}/{name}"
+
+
+_LOADERS: list[Any] = []
+
+
+def _loader(session: Any) -> Any:
+    """The first session's, for all: it keeps what it has read of AWS's API."""
+    if not _LOADERS:
+        _LOADERS.append(session.get_component("data_loader"))
+    return _LOADERS[0]
+
+
+@contextlib.contextmanager
+def _environment(values: Mapping[str, str]) -> Iterator[None]:
+    """Of this process, while the CLI reads it: nothing of the user's own AWS settings."""
+    before = dict(os.environ)
+    for name in before:
+        if name.startswith("AWS_") and name != "AWS_DATA_PATH":  # Where the CLI itself says that its files are.
+            del os.environ[name]
+    os.environ.update(values)
+    try:
+        yield
+    finally:
+        os.environ.clear()
+        os.environ.update(before)
+
+
+@contextlib.contextmanager
+def _clock(clock: Clock) -> Iterator[None]:
+    """Waiters of the CLI wait by the account's clock."""
+    import botocore.waiter
+
+    before = botocore.waiter.time
+    botocore.waiter.time = SimpleNamespace(sleep=clock.advance)
+    try:
+        yield
+    finally:
+        botocore.waiter.time = before

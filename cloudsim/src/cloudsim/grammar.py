@@ -1,0 +1,174 @@
+"""The commands and flags a program knows, as data with their source, and argument lists read by them."""
+
+import tomllib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from importlib.resources import files
+from typing import Any
+
+from cloudsim.state import Refused
+
+Kind = str
+"""`bool`; `value`, which takes one word; `optional`, which takes one after `=` alone; `list`, which takes words up to
+the next flag; `repeat`: a value, many times; `int`; `choice:a|b|c`; `switch`: alone, or before true or false."""
+
+SWITCH_WORDS = {"true": True, "1": True, "yes": True, "false": False, "0": False, "no": False}
+
+
+@dataclass(frozen=True, slots=True)
+class CommandForm:
+    """One command of a program."""
+
+    path: tuple[str, ...]
+    positionals: tuple[str, ...] = ()  # Names; `NAME?` may be missing, `NAME*` takes the rest.
+    flags: Mapping[str, Kind] = field(default_factory=dict)
+    required: tuple[str, ...] = ()
+    aliases: Mapping[str, str] = field(default_factory=dict)  # Those of this command alone.
+    source: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class ParsedCommand:
+    """A command as it was given."""
+
+    path: tuple[str, ...]
+    positionals: Mapping[str, Any]
+    flags: Mapping[str, Any]  # By the flag's first name, with its dashes.
+
+    @property
+    def name(self) -> str:
+        return " ".join(self.path)
+
+    def __getitem__(self, flag: str) -> Any:
+        """A flag's value; None where it was not given, False for a switch."""
+        return self.flags.get(flag)
+
+    def text(self, flag: str, default: str = "") -> str:
+        found = self.flags.get(flag)
+        return default if found is None else str(found)
+
+
+@dataclass(frozen=True, slots=True)
+class Grammar:
+    """What a program accepts, and how it says that it does not accept something."""
+
+    program: str
+    version: str
+    source: str
+    date: str
+    commands: Mapping[tuple[str, ...], CommandForm]
+    flags: Mapping[str, Kind]  # Those of every command.
+    aliases: Mapping[str, str]  # `-n` to `--namespace`.
+    unknown_flag: str  # With {flag} and {command}.
+    unknown_command: str  # With {words}.
+    missing_flag: str  # With {flag} and {command}.
+    usage_code: int = 1
+    ignores_case: bool = False  # Of choices.
+
+    def parse(self, words: Sequence[str]) -> ParsedCommand:
+        form, rest = self._form(words)
+        command = " ".join((self.program, *form.path))
+        known, aliases = {**self.flags, **form.flags}, {**self.aliases, **form.aliases}
+        given: dict[str, Any] = {}
+        loose: list[str] = []
+        index = 0
+        while index < len(rest):
+            word = rest[index]
+            index += 1
+            if word == "--":
+                loose += rest[index:]
+                break
+            if not word.startswith("-") or word == "-":
+                loose.append(word)
+                continue
+            name, has_value, value = word.partition("=")
+            name = aliases.get(name, name)
+            negated = name.startswith("--no-") and known.get(f"--{name[5:]}") == "bool"
+            if negated:
+                given[f"--{name[5:]}"] = False
+                continue
+            kind = known.get(name)
+            if kind is None:
+                raise Refused(self.unknown_flag.format(flag=word.partition("=")[0], command=command), self.usage_code)
+            if kind == "bool":
+                given[name] = not has_value or value.lower() in ("true", "1", "yes")
+            elif kind == "optional":
+                given[name] = value if has_value else ""
+            elif kind == "switch":
+                if not has_value and index < len(rest) and rest[index].lower() in SWITCH_WORDS:
+                    value, index = rest[index], index + 1
+                given[name] = SWITCH_WORDS.get(value.lower(), True)
+            elif kind == "list":
+                taken = [value] if has_value else []
+                while index < len(rest) and not _is_flag(rest[index]):
+                    taken.append(rest[index])
+                    index += 1
+                given[name] = [*given.get(name, []), *taken]
+            else:
+                if not has_value:
+                    if index >= len(rest):
+                        raise Refused(f"{command}: argument {name}: expected one argument", self.usage_code)
+                    value, index = rest[index], index + 1
+                self._check(kind, name, value, command)
+                given[name] = [*given.get(name, []), value] if kind == "repeat" else value
+        for flag in form.required:
+            if not any(given.get(aliases.get(one, one)) is not None for one in flag.split("|")):
+                raise Refused(self.missing_flag.format(flag=flag.split("|")[0], command=command), self.usage_code)
+        return ParsedCommand(form.path, self._positionals(form, loose, command), given)
+
+    def _form(self, words: Sequence[str]) -> tuple[CommandForm, list[str]]:
+        """The longest command that the first words name; flags of every command may stand before it."""
+        index = 0
+        while index < len(words) and words[index].startswith("-") and words[index] not in ("-", "--"):
+            name, has_value, _ = words[index].partition("=")
+            kind = self.flags.get(self.aliases.get(name, name))
+            index += 1 if has_value or kind in ("bool", None) else 2
+        before, words = list(words[:index]), list(words[index:])
+        for length in range(min(len(words), 6), 0, -1):
+            form = self.commands.get(tuple(words[:length]))
+            if form is not None:
+                return form, [*before, *words[length:]]
+        raise Refused(self.unknown_command.format(words=" ".join(words[:3])), self.usage_code)
+
+    def _check(self, kind: Kind, name: str, value: str, command: str) -> None:
+        if kind == "int" and not value.lstrip("-").isdigit():
+            raise Refused(f"{command}: argument {name}: invalid int value: '{value}'", self.usage_code)
+        choices = kind[7:].split("|") if kind.startswith("choice:") else [value]
+        known = value.lower() in map(str.lower, choices) if self.ignores_case else value in choices
+        if not known:
+            raise Refused(f"{command}: argument {name}: invalid choice: '{value}' (choose from {', '.join(choices)})",
+                          self.usage_code)
+
+    def _positionals(self, form: CommandForm, loose: list[str], command: str) -> dict[str, Any]:
+        found: dict[str, Any] = {}
+        for name in form.positionals:
+            if name.endswith("*"):
+                found[name[:-1]], loose = loose, []
+            elif loose:
+                found[name.rstrip("?")] = loose.pop(0)
+            elif not name.endswith("?"):
+                raise Refused(self.missing_flag.format(flag=name, command=command), self.usage_code)
+        if loose:
+            raise Refused(self.unknown_flag.format(flag=loose[0], command=command), self.usage_code)
+        return found
+
+
+def load_grammar(program: str) -> Grammar:
+    """Of `commands/PROGRAM.toml` beside this module."""
+    text = (files("cloudsim") / "commands" / f"{program}.toml").read_text(encoding="utf-8")
+    raw = tomllib.loads(text)
+    about = raw["program"]
+    commands = {}
+    for name, row in raw["commands"].items():
+        path = tuple(name.split())
+        commands[path] = CommandForm(path, tuple(row.get("positionals", ())), row.get("flags", {}),
+                                     tuple(row.get("required", ())), row.get("aliases", {}), row.get("source", ""))
+    return Grammar(
+        program=program, version=about["version"], source=about["source"], date=about["date"], commands=commands,
+        flags=raw.get("flags", {}), aliases=raw.get("aliases", {}), unknown_flag=about["unknown_flag"],
+        unknown_command=about["unknown_command"], missing_flag=about["missing_flag"],
+        usage_code=about.get("usage_code", 1), ignores_case=about.get("ignores_case", False))
+
+
+def _is_flag(word: str) -> bool:
+    return word.startswith("-") and len(word) > 1 and not word[1].isdigit()
