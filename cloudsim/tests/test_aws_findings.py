@@ -6,10 +6,10 @@ import json
 
 import pytest
 import yaml
+
 from cloudsim.account import Call
 from cloudsim.aws import open_account
 from cloudsim.aws.eks import EksCloud
-
 from embark.launch.shell import CommandResult
 
 REGION = ("--region", "us-west-2")

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 import yaml
 from account_shell import run_shell
+
 from cloudsim.account import Account
 from cloudsim.azure import open_account
 from cloudsim.kubernetes.cloud import VolumeFacts

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 from account_shell import run_shell
+
 from cloudsim.account import Account
 from cloudsim.gcp import open_account, project_of
 from cloudsim.gcp.machines import boot

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 from account_shell import run_shell, write_files
-from cloudsim.gcp import open_account, project_of
 
+from cloudsim.gcp import open_account, project_of
 from embark.catalog import load_catalog
 from embark.render.job import make_job
 from embark.render.render import render

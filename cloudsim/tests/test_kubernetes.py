@@ -9,14 +9,14 @@ from types import SimpleNamespace
 
 import pytest
 import yaml
+from render_jobs import job_of
+
 from cloudsim.account import Account, Call
 from cloudsim.kubernetes import programs
 from cloudsim.kubernetes.cloud import NodePool, VolumeFacts
 from cloudsim.kubernetes.cluster import Cluster
 from cloudsim.kubernetes.controllers import pods_of
 from cloudsim.programs import add_common_programs
-from render_jobs import job_of
-
 from embark.rehearse import processes
 from embark.render.render import render
 from embark.render.targets.operators import KUBERAY_VERSION

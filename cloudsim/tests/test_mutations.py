@@ -25,6 +25,8 @@ from typing import Any
 
 import pytest
 from account_shell import ScriptResult, run_shell
+from integration.account.guide import copy_of_clone
+
 from cloudsim.account import Account
 from cloudsim.aws import account as aws_account
 from cloudsim.azure.blob_server import serve_blobs
@@ -32,8 +34,6 @@ from cloudsim.azure.program import Az
 from cloudsim.gcp import object_store, training
 from cloudsim.kubernetes import programs
 from cloudsim.server import open_account
-from integration.account.guide import copy_of_clone
-
 from embark.__main__ import run
 
 pytestmark = pytest.mark.slow

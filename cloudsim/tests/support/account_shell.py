@@ -12,7 +12,6 @@ from pathlib import Path
 
 from cloudsim.account import Account
 from cloudsim.server import AccountServer
-
 from embark.render.folder import File
 
 

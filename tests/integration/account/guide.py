@@ -11,9 +11,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from exported_runs import draw_rows, prepared_spec, save_run, write_csv
+
 from cloudsim.account import AccountReport
 from cloudsim.session import AccountSession
-from exported_runs import draw_rows, prepared_spec, save_run, write_csv
 
 REPOSITORY = Path(__file__).parents[3]
 _BLOCK = re.compile(r"^(?P<indent> *)```bash\n(?P<text>.*?)^ *```$", re.MULTILINE | re.DOTALL)

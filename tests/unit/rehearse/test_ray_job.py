@@ -6,9 +6,9 @@ import tempfile
 from pathlib import Path
 
 import pytest
-from cloudsim.account import Account
 from render_jobs import job_of
 
+from cloudsim.account import Account
 from embark.errors import UserError
 from embark.rehearse import rehearsal
 from embark.rehearse.controller import Observer

@@ -15,11 +15,11 @@ import botocore.session
 import pytest
 from botocore import xform_name
 from botocore.validate import ParamValidator
-from cloudsim.grammar import load_grammar
-from cloudsim.state import Refused
 from recorded_commands import run_script
 from render_jobs import job_of
 
+from cloudsim.grammar import load_grammar
+from cloudsim.state import Refused
 from embark.render.clouds.aws import bucket_statements
 from embark.render.monitoring import render_budget
 from embark.render.render import render_infrastructure

@@ -11,9 +11,9 @@ import kubernetes_validate
 import pytest
 import yaml
 from botocore.validate import ParamValidator
-from cloudsim.grammar import load_grammar
 from recorded_commands import STUB, run_script
 
+from cloudsim.grammar import load_grammar
 from embark.catalog import load_catalog
 from embark.errors import SpecError
 from embark.lint.check import lint_texts

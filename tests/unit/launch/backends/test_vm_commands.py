@@ -9,9 +9,9 @@ import botocore.session
 import pytest
 from botocore import xform_name
 from cloud_programs import Clouds
+
 from cloudsim.grammar import load_grammar
 from cloudsim.state import Refused
-
 from embark.catalog import load_catalog
 from embark.launch.backend import LaunchRequest
 from embark.launch.backends.clouds import Aws, Machine
