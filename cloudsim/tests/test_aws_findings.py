@@ -10,6 +10,7 @@ import yaml
 from cloudsim.account import Call
 from cloudsim.aws import open_account
 from cloudsim.aws.eks import EksCloud
+from cloudsim.aws.machines import machines
 from embark.launch.shell import CommandResult
 
 REGION = ("--region", "us-west-2")
@@ -301,7 +302,8 @@ def test_a_plain_machine_pulls_from_ecr_only_with_a_login_and_the_rights_of_its_
     shell.must("aws", "ecr", "create-repository", "--repository-name", "embark", *REGION)
     shell.account.images.pushed[f"{REGISTRY}/embark:1"] = "sha256:0"
     start_machine(shell, setup, actions)
-    (id, started), = shell.account.first_starts().items()
+    machine, = machines(shell.account)
+    id, started = machine.instance.id, machine.start()
     assert started.is_training is (message == "")
     assert message in started.log
     shell.must("aws", "iam", "attach-role-policy", "--role-name", "run", "--policy-arn",

@@ -7,8 +7,7 @@ from pathlib import Path
 from typing import Literal, Protocol
 
 from cloudsim.kubernetes.cluster import Cluster
-from cloudsim.registry import Images, Registry
-from cloudsim.state import Clock, Refused, Resources
+from cloudsim.state import Clock, Refusal, Resources
 from embark.launch.shell import CommandResult
 from embark.rehearse.ray_job import INSTALL_RAY, NO_RAY
 
@@ -33,11 +32,11 @@ class Call:
         try:
             return path.read_text(encoding="utf-8")
         except OSError as error:
-            raise Refused(f"error: the path {name!r} cannot be read: {error.strerror}") from error
+            raise Refusal(f"error: the path {name!r} cannot be read: {error.strerror}") from error
 
 
 class Program(Protocol):
-    """One command-line program: reads a call, changes the account, returns what it prints. Raises `Refused`."""
+    """One command-line program: reads a call, changes the account, returns what it prints. Raises `Refusal`."""
 
     name: str
     answered_by: AnsweredBy
@@ -68,6 +67,32 @@ class AccountReport:
     elapsed_s: float  # By its clock.
 
 
+class Registry(Protocol):
+    """A cloud's registries. A text that is returned is the builder's error; empty means yes."""
+
+    def login_error(self, host: str, user: str, password: str) -> str: ...
+
+    def push_error(self, image: str, logins: set[str]) -> str:
+        """`logins`: the hosts that this machine is logged in to."""
+        ...
+
+
+@dataclass(slots=True)
+class Images:
+    """Of one machine and of the registries it pushes to."""
+
+    local: set[str] = field(default_factory=set)
+    pushed: dict[str, str] = field(default_factory=dict)  # Name with tag to digest.
+    logins: set[str] = field(default_factory=set)
+
+    def is_pushed(self, image: str) -> bool:
+        name, _, digest = image.partition("@")
+        if digest:
+            repository = name.rpartition(":")[0] if ":" in name.rpartition("/")[2] else name
+            return any(found == digest and one.startswith(f"{repository}:") for one, found in self.pushed.items())
+        return name in self.pushed
+
+
 class Account:
     """One state that every program of a cloud answers from."""
 
@@ -96,7 +121,7 @@ class Account:
         """The one of kubectl's current context."""
         found = self.clusters.get(self.context)
         if found is None:
-            raise Refused("The connection to the server localhost:8080 was refused - did you specify the right host "
+            raise Refusal("The connection to the server localhost:8080 was refused - did you specify the right host "
                           "or port?")
         return found
 
@@ -107,7 +132,7 @@ class Account:
             return CommandResult(127, err=f"{call.program}: command not found\n")
         try:
             done = CommandResult(0, out=program.run(call))
-        except Refused as refusal:
+        except Refusal as refusal:
             done = CommandResult(refusal.code, err=f"{refusal.text}\n")
         for cluster in self.clusters.values():
             cluster.reconcile()

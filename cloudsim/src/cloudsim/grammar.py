@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from importlib.resources import files
 from typing import Any
 
-from cloudsim.state import Refused
+from cloudsim.state import Refusal
 
 Kind = str
 """`bool`; `value`, which takes one word; `optional`, which takes one after `=` alone; `list`, which takes words up to
@@ -89,7 +89,7 @@ class Grammar:
                 continue
             kind = known.get(name)
             if kind is None:
-                raise Refused(self.unknown_flag.format(flag=word.partition("=")[0], command=command), self.usage_code)
+                raise Refusal(self.unknown_flag.format(flag=word.partition("=")[0], command=command), self.usage_code)
             if kind == "bool":
                 given[name] = not has_value or value.lower() in ("true", "1", "yes")
             elif kind == "optional":
@@ -107,13 +107,13 @@ class Grammar:
             else:
                 if not has_value:
                     if index >= len(rest):
-                        raise Refused(f"{command}: argument {name}: expected one argument", self.usage_code)
+                        raise Refusal(f"{command}: argument {name}: expected one argument", self.usage_code)
                     value, index = rest[index], index + 1
                 self._check(kind, name, value, command)
                 given[name] = [*given.get(name, []), value] if kind == "repeat" else value
         for flag in form.required:
             if not any(given.get(aliases.get(one, one)) is not None for one in flag.split("|")):
-                raise Refused(self.missing_flag.format(flag=flag.split("|")[0], command=command), self.usage_code)
+                raise Refusal(self.missing_flag.format(flag=flag.split("|")[0], command=command), self.usage_code)
         return ParsedCommand(form.path, self._positionals(form, loose, command), given)
 
     def _form(self, words: Sequence[str]) -> tuple[CommandForm, list[str]]:
@@ -128,15 +128,15 @@ class Grammar:
             form = self.commands.get(tuple(words[:length]))
             if form is not None:
                 return form, [*before, *words[length:]]
-        raise Refused(self.unknown_command.format(words=" ".join(words[:3])), self.usage_code)
+        raise Refusal(self.unknown_command.format(words=" ".join(words[:3])), self.usage_code)
 
     def _check(self, kind: Kind, name: str, value: str, command: str) -> None:
         if kind == "int" and not value.lstrip("-").isdigit():
-            raise Refused(f"{command}: argument {name}: invalid int value: '{value}'", self.usage_code)
+            raise Refusal(f"{command}: argument {name}: invalid int value: '{value}'", self.usage_code)
         choices = kind[7:].split("|") if kind.startswith("choice:") else [value]
         known = value.lower() in map(str.lower, choices) if self.ignores_case else value in choices
         if not known:
-            raise Refused(f"{command}: argument {name}: invalid choice: '{value}' (choose from {', '.join(choices)})",
+            raise Refusal(f"{command}: argument {name}: invalid choice: '{value}' (choose from {', '.join(choices)})",
                           self.usage_code)
 
     def _positionals(self, form: CommandForm, loose: list[str], command: str) -> dict[str, Any]:
@@ -147,9 +147,9 @@ class Grammar:
             elif loose:
                 found[name.rstrip("?")] = loose.pop(0)
             elif not name.endswith("?"):
-                raise Refused(self.missing_flag.format(flag=name, command=command), self.usage_code)
+                raise Refusal(self.missing_flag.format(flag=name, command=command), self.usage_code)
         if loose:
-            raise Refused(self.unknown_flag.format(flag=loose[0], command=command), self.usage_code)
+            raise Refusal(self.unknown_flag.format(flag=loose[0], command=command), self.usage_code)
         return found
 
 

@@ -17,7 +17,7 @@ import yaml
 
 from cloudsim.account import Account, AnsweredBy, Call, Program
 from cloudsim.server import AccountServer
-from cloudsim.state import Refused
+from cloudsim.state import Refusal
 
 QUIET = ("apt-get", "chown", "docker-credential-gcr", "lsblk", "mdadm", "mkfs.ext4", "mount", "nvidia-smi", "sleep",
          "systemctl", "tee", "usermod")
@@ -80,19 +80,19 @@ class MachineDocker:
             return self._run(words)
         if verb in ("rm", "stop", "ps", "info", "version"):
             return ""
-        raise Refused(f"docker: '{verb}' is not a docker command.")
+        raise Refusal(f"docker: '{verb}' is not a docker command.")
 
     def _login(self, words: list[str], password: str) -> str:
         user = next((after for word, after in pairwise(words) if word in ("--username", "-u")), "")
         host = words[-1].removeprefix("https://").rstrip("/")
         if why := self.rights.login_error(host, user, password):
-            raise Refused(why)
+            raise Refusal(why)
         self.logins.add(host)
         return "Login Succeeded\n"
 
     def _pull(self, image: str) -> str:
         if why := self.rights.pull_error(image, self.logins):
-            raise Refused(f"Error response from daemon: {why}")
+            raise Refusal(f"Error response from daemon: {why}")
         self.pulled.add(image)
         return f"Status: Downloaded newer image for {image}\n"
 
@@ -144,9 +144,9 @@ class _Python:
         for word in call.words:
             file = word.partition("[")[0]
             if file.endswith(".whl") and not Path(file).is_file():
-                raise Refused(f"ERROR: {file}: no such file")
+                raise Refusal(f"ERROR: {file}: no such file")
             if word.startswith("embark-rec"):
-                raise Refused(f"ERROR: No matching distribution found for {word}")
+                raise Refusal(f"ERROR: No matching distribution found for {word}")
         return ""
 
     def _service(self, call: Call) -> str:

@@ -1,4 +1,4 @@
-"""What exists in an account: resources with a place, a state that takes time to reach, and what they use."""
+"""What exists in an account: resources with a location, a state that takes time to reach, and what they use."""
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
@@ -7,7 +7,7 @@ from typing import Any
 Key = tuple[str, str]  # Kind and name.
 
 
-class Refused(Exception):
+class Refusal(Exception):
     """A program says no, in the words of the real one."""
 
     def __init__(self, text: str, code: int = 1) -> None:
@@ -31,7 +31,7 @@ class Resource:
 
     kind: str
     name: str
-    place: str = ""  # Region, zone or location.
+    location: str = ""  # Region, zone or location.
     attributes: dict[str, Any] = field(default_factory=dict)
     ready_at: float = 0.0  # By the clock: until then it is being created.
     uses: set[Key] = field(default_factory=set)  # What cannot be deleted before it.
@@ -52,10 +52,10 @@ class Resources:
     def __iter__(self) -> Iterator[Resource]:
         return iter(list(self._all.values()))
 
-    def add(self, kind: str, name: str, *, place: str = "", takes_s: float = 0.0, uses: Iterable[Key] = (),
+    def add(self, kind: str, name: str, *, location: str = "", takes_s: float = 0.0, uses: Iterable[Key] = (),
             is_paid: bool = False, **attributes: Any) -> Resource:
         """The caller has checked that there is none of this name, in the words of its program."""
-        made = Resource(kind, name, place, attributes, self.clock.now + takes_s, set(uses), is_paid)
+        made = Resource(kind, name, location, attributes, self.clock.now + takes_s, set(uses), is_paid)
         self._all[made.key] = made
         return made
 

@@ -1,7 +1,6 @@
 """The account itself: moto in this process, clients to it, quotas, and what still costs money."""
 
-from __future__ import annotations
-
+import logging
 import tomllib
 import urllib.request
 from functools import cache
@@ -9,8 +8,11 @@ from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
+import boto3
+from moto import backends, settings
+from moto.server import ThreadedMotoServer
+
 from cloudsim.account import Account
-from cloudsim.machine import FirstStart
 from embark.catalog import load_catalog
 
 NUMBER = "123456789012"  # moto's account.
@@ -54,15 +56,7 @@ class AwsAccount(Account):
 
     def backends(self, service: str) -> Any:
         """moto's state of a service, by region; those that were never asked for are not among its items."""
-        from moto import backends
-
         return backends.get_backend(service)[NUMBER]
-
-    def first_starts(self) -> dict[str, FirstStart]:
-        """What became of each machine that runs on its own, by its id."""
-        from cloudsim.aws.machines import machines
-
-        return {one.instance.id: one.start() for one in machines(self)}
 
     def paid(self) -> list[str]:
         found = super().paid()
@@ -83,26 +77,9 @@ class AwsAccount(Account):
         return found
 
 
-def open_account(folder: Path) -> AwsAccount:
-    """An empty account, logged in, with quotas for anything."""
-    from cloudsim.aws import ec2, fsx, iam  # noqa: F401  Register their operations.
-    from cloudsim.aws.cli import AwsCli
-    from cloudsim.aws.ecr import EcrRegistry
-    from cloudsim.aws.eksctl import Eksctl
-    from cloudsim.programs import add_common_programs
-
-    account = AwsAccount(folder)
-    account.registry = EcrRegistry(account)
-    account.add_programs([AwsCli(account), Eksctl(account)])
-    add_common_programs(account)
-    return account
-
-
 @cache
 def _client(endpoint: str, service: str, region: str) -> Any:
     """Kept, since each reads the service's model."""
-    import boto3
-
     return boto3.client(service, region_name=region, endpoint_url=endpoint,
                         aws_access_key_id=KEYS["AWS_ACCESS_KEY_ID"],
                         aws_secret_access_key=KEYS["AWS_SECRET_ACCESS_KEY"])
@@ -117,11 +94,6 @@ def _quota_codes() -> set[str]:
 @cache
 def _moto_endpoint() -> str:
     """moto's server in a thread of this process; one for all accounts, which are opened one after the other."""
-    import logging
-
-    from moto import settings
-    from moto.server import ThreadedMotoServer
-
     logging.getLogger("werkzeug").setLevel(logging.ERROR)
     settings.ec2_load_default_amis = lambda: False  # Thousands for each region, and seconds; `facts.toml` has ours.
     server = ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)

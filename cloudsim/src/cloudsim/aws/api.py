@@ -1,16 +1,13 @@
 """Operations of AWS's API that moto lacks or takes too lightly: answered or refused here, before moto is asked."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-if TYPE_CHECKING:
-    from cloudsim.aws.account import AwsAccount
+from cloudsim.aws.account import AwsAccount
 
 Parameters = dict[str, Any]
-Operation = Callable[["AwsAccount", str, Parameters], dict[str, Any] | None]
+Operation = Callable[[AwsAccount, str, Parameters], dict[str, Any] | None]
 OPERATIONS: dict[str, Operation] = {}
 """By `service.Operation`. With the region and the parameters; None leaves the answer to moto."""
 
@@ -30,8 +27,9 @@ def operation(name: str) -> Callable[[Operation], Operation]:
     return register
 
 
-def hook(account: AwsAccount, session: Any, allowed: Callable[[str], str]) -> None:
-    """Let a session of botocore ask `OPERATIONS` before it sends anything; `allowed` says why an action is not."""
+def hook(account: AwsAccount, session: Any, denial: Callable[[str], str]) -> None:
+    """Let a session of botocore ask `OPERATIONS` before it sends anything; `denial` returns why an
+    action is not allowed, or nothing."""
 
     def keep(params: Parameters, context: dict[str, Any], **_: Any) -> None:
         context["embark_parameters"] = params
@@ -40,7 +38,7 @@ def hook(account: AwsAccount, session: Any, allowed: Callable[[str], str]) -> No
         service = model.service_model.service_name
         found = OPERATIONS.get(f"{service}.{model.name}")
         try:
-            if why := allowed(f"{service}:{model.name}"):
+            if why := denial(f"{service}:{model.name}"):
                 raise ApiError("AccessDeniedException", why)
             if found is None:
                 return None

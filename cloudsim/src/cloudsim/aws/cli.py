@@ -1,7 +1,5 @@
 """`aws`: the real AWS CLI, in this process, over moto."""
 
-from __future__ import annotations
-
 import contextlib
 import io
 import os
@@ -9,15 +7,15 @@ from collections.abc import Callable, Iterator, Mapping
 from functools import cached_property
 from itertools import pairwise
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+import botocore.waiter
+from awscli.clidriver import create_clidriver
 
 from cloudsim.account import AnsweredBy, Call
-from cloudsim.aws.account import HOME_REGION
+from cloudsim.aws.account import HOME_REGION, AwsAccount
 from cloudsim.aws.api import hook
-from cloudsim.state import Clock, Refused
-
-if TYPE_CHECKING:
-    from cloudsim.aws.account import AwsAccount
+from cloudsim.state import Clock, Refusal
 
 
 class AwsCli:
@@ -26,25 +24,23 @@ class AwsCli:
     name = "aws"
     answered_by: AnsweredBy = "real"
 
-    def __init__(self, account: AwsAccount, allowed: Callable[[str], str] = lambda action: "") -> None:
-        """`allowed` says why the caller may not do an action; empty where he may."""
-        self.account, self.allowed = account, allowed
+    def __init__(self, account: AwsAccount, denial: Callable[[str], str] = lambda action: "",
+                 start_session: Callable[[AwsAccount, Call], str] | None = None) -> None:
+        """`denial` returns why the caller may not perform an action, or nothing; `start_session` answers Systems
+        Manager, for which the CLI would start a program of Amazon's."""
+        self.account, self.denial, self.start_session = account, denial, start_session
 
     @cached_property
     def driver(self) -> Any:
         """Kept, since it registers hundreds of handlers and reads AWS's models."""
-        from awscli.clidriver import create_clidriver
-
         driver = create_clidriver()
         driver.session.register_component("data_loader", _loader(driver.session))
-        hook(self.account, driver.session, self.allowed)
+        hook(self.account, driver.session, self.denial)
         return driver
 
     def run(self, call: Call) -> str:
-        if call.words[:2] == ("ssm", "start-session"):  # The CLI would start a program of Amazon's own.
-            from cloudsim.aws.machines import session
-
-            return session(self.account, call)
+        if call.words[:2] == ("ssm", "start-session") and self.start_session:
+            return self.start_session(self.account, call)
         out, err = io.StringIO(), io.StringIO()
         # The account's own variables win, but for the region: a program may not leave the rehearsal.
         region = {name: call.env[name] for name in ("AWS_REGION", "AWS_DEFAULT_REGION") if call.env.get(name)}
@@ -59,7 +55,7 @@ class AwsCli:
             except SystemExit as end:
                 code = end.code if isinstance(end.code, int) else 2
         if code:
-            raise Refused(f"{out.getvalue()}{err.getvalue()}".strip("\n"), code)
+            raise Refusal(f"{out.getvalue()}{err.getvalue()}".strip("\n"), code)
         if call.words[:2] == ("eks", "update-kubeconfig"):
             self._use_cluster(call)
         return out.getvalue()
@@ -101,8 +97,6 @@ def _environment(values: Mapping[str, str]) -> Iterator[None]:
 @contextlib.contextmanager
 def _clock(clock: Clock) -> Iterator[None]:
     """Waiters of the CLI wait by the account's clock."""
-    import botocore.waiter
-
     before = botocore.waiter.time
     botocore.waiter.time = SimpleNamespace(sleep=clock.advance)
     try:

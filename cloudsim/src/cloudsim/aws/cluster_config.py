@@ -1,22 +1,17 @@
 """eksctl's ClusterConfig: read, and refused where eksctl refuses it."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import dataclass
 from functools import cache
 from importlib.resources import files
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import yaml
 
 from cloudsim.account import Call
-from cloudsim.aws.account import facts
+from cloudsim.aws.account import AwsAccount, facts
 from cloudsim.aws.ec2 import machine_type
-from cloudsim.state import Refused
-
-if TYPE_CHECKING:
-    from cloudsim.aws.account import AwsAccount
+from cloudsim.state import Refusal
 
 MIN_ZONES = 2
 
@@ -53,8 +48,8 @@ class ClusterConfig:
 
 def read_config(account: AwsAccount, call: Call, path: str) -> ClusterConfig:
     """With eksctl's own messages for what is wrong in it."""
-    def refuse(why: str) -> Refused:
-        return Refused(f'Error: loading config file "{path}": {why}')
+    def refuse(why: str) -> Refusal:
+        return Refusal(f'Error: loading config file "{path}": {why}')
 
     try:
         raw = yaml.safe_load(call.read(path))
@@ -91,9 +86,9 @@ def _check(account: AwsAccount, config: ClusterConfig, refuse: Any) -> None:
                      "non-unique)")
     for zone in config.zones:
         if zone not in known:
-            raise Refused(f"Error: InvalidParameterValue: Invalid availability-zone(s): [{zone}] in {config.region}")
+            raise Refusal(f"Error: InvalidParameterValue: Invalid availability-zone(s): [{zone}] in {config.region}")
     for addon in sorted(config.addons - set(facts()["eks"]["addons"])):
-        raise Refused(f"Error: addon {addon} is not available: ResourceNotFoundException: No addon versions found")
+        raise Refusal(f"Error: addon {addon} is not available: ResourceNotFoundException: No addon versions found")
     names = [str(group["name"]) for group in config.groups]
     if len(set(names)) < len(names):
         raise refuse("managedNodeGroups: names must be unique")
@@ -117,11 +112,11 @@ def _check_group(config: ClusterConfig, group: dict[str, Any], path: str, refuse
     if desired is not None and most is not None and desired > most:
         raise refuse(f"{path}: cannot set desiredCapacity ({desired}) to more than maxSize ({most})")
     if most == 0:
-        raise Refused("Error: InvalidParameterException: Minimum value for maxSize is 1")
+        raise Refusal("Error: InvalidParameterException: Minimum value for maxSize is 1")
     types = [*(group.get("instanceTypes") or ()), *([group["instanceType"]] if "instanceType" in group else [])]
     for name in types:
         if machine_type(name) is None:
-            raise Refused(f"Error: InvalidInstanceType: The following supplied instance types do not exist: [{name}]")
+            raise Refusal(f"Error: InvalidInstanceType: The following supplied instance types do not exist: [{name}]")
     zones = group.get("availabilityZones") or []
     if group.get("efaEnabled"):
         if len(zones) != 1 and len(group.get("subnets") or []) != 1:

@@ -1,18 +1,12 @@
 """EC2: what it refuses and moto does not. Machine types, zones, quotas, network cards, endpoints."""
 
-from __future__ import annotations
-
 import re
-from typing import TYPE_CHECKING, Any
+from typing import Any
 from uuid import uuid4
 
-from cloudsim.aws.account import NUMBER, facts
+from cloudsim.aws.account import NUMBER, AwsAccount, facts
 from cloudsim.aws.api import ApiError, Parameters, operation
 from embark.catalog import load_catalog
-
-if TYPE_CHECKING:
-    from cloudsim.aws.account import AwsAccount
-
 
 PLACEMENT_GROUP = "placement group"
 
@@ -112,7 +106,7 @@ def create_placement_group(account: AwsAccount, region: str, given: Parameters) 
     name = given["GroupName"]
     if account.resources.find(PLACEMENT_GROUP, f"{region}/{name}"):
         raise ApiError("InvalidPlacementGroup.Duplicate", f"The Placement Group '{name}' already exists.")
-    made = account.resources.add(PLACEMENT_GROUP, f"{region}/{name}", place=region, body={
+    made = account.resources.add(PLACEMENT_GROUP, f"{region}/{name}", location=region, body={
         "GroupName": name, "State": "available", "Strategy": given.get("Strategy", "cluster"),
         "GroupId": f"pg-0{uuid4().hex[:16]}"})
     return {"PlacementGroup": made.attributes["body"]}
@@ -121,7 +115,7 @@ def create_placement_group(account: AwsAccount, region: str, given: Parameters) 
 @operation("ec2.DescribePlacementGroups")
 def describe_placement_groups(account: AwsAccount, region: str, given: Parameters) -> dict[str, Any]:
     found = {one.attributes["body"]["GroupName"]: one for one in account.resources.of_kind(PLACEMENT_GROUP)
-             if one.place == region}
+             if one.location == region}
     for name in given.get("GroupNames") or ():
         if name not in found:
             raise ApiError("InvalidPlacementGroup.Unknown", f"The Placement Group '{name}' is unknown.")

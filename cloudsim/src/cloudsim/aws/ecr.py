@@ -1,17 +1,12 @@
 """ECR: who may push and pull which image."""
 
-from __future__ import annotations
-
 import base64
 import re
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from cloudsim.aws.account import NUMBER, facts
+from cloudsim.aws.account import NUMBER, AwsAccount, facts
 from cloudsim.aws.api import Parameters, operation
-
-if TYPE_CHECKING:
-    from cloudsim.aws.account import AwsAccount
 
 HOST = re.compile(r"(\d{12})\.dkr\.ecr\.([a-z0-9-]+)\.amazonaws\.com")
 PULL_ACTIONS = ("ecr:GetAuthorizationToken", "ecr:BatchCheckLayerAvailability", "ecr:GetDownloadUrlForLayer",

@@ -1,22 +1,17 @@
 """EKS's side of a cluster: what its nodes offer, who its pods are, what they can pull, read and mount."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from cloudsim.aws import fsx
-from cloudsim.aws.account import facts
+from cloudsim.aws.account import AwsAccount, facts
 from cloudsim.aws.ec2 import launch_error, machine_type
 from cloudsim.aws.ecr import HOST, PULL_ACTIONS, EcrRegistry
 from cloudsim.aws.iam import denied, role_arn
 from cloudsim.aws.network import Network
 from cloudsim.kubernetes.cloud import Manifest, NodePool, VolumeFacts
-
-if TYPE_CHECKING:
-    from cloudsim.aws.account import AwsAccount
 
 NODE_ACTIONS = json.dumps({"Version": "2012-10-17", "Statement": [
     {"Effect": "Allow", "Action": list(PULL_ACTIONS), "Resource": "*"}]})

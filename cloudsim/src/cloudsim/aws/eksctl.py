@@ -1,13 +1,11 @@
 """`eksctl`, as far as clusters, node groups and pod identities go."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from cloudsim.account import AnsweredBy, Call
-from cloudsim.aws.account import HOME_REGION, NUMBER, facts
+from cloudsim.aws.account import HOME_REGION, NUMBER, AwsAccount, facts
 from cloudsim.aws.cluster_config import ClusterConfig, read_config
 from cloudsim.aws.ec2 import machine_type
 from cloudsim.aws.eks import GPU_PLUGIN, EksCloud, node_pool
@@ -20,10 +18,7 @@ from cloudsim.aws.network import (
 )
 from cloudsim.grammar import ParsedCommand, load_grammar
 from cloudsim.kubernetes.cluster import Cluster
-from cloudsim.state import Refused
-
-if TYPE_CHECKING:
-    from cloudsim.aws.account import AwsAccount
+from cloudsim.state import Refusal
 
 CREATE_S, GROUP_S, SCALE_S, DELETE_S = 900.0, 240.0, 120.0, 600.0
 DAEMON_SETS = {"vpc-cni": "aws-node", "kube-proxy": "kube-proxy", "eks-pod-identity-agent": "eks-pod-identity-agent",
@@ -75,7 +70,7 @@ class Eksctl:
         key, cluster = self._named(call, given)
         name = given.text("--name") or given.positionals.get("NAME")
         if name and name not in cluster.pools:
-            raise Refused(f"Error: nodegroup with name {name} not found")
+            raise Refusal(f"Error: nodegroup with name {name} not found")
         return _printed([{"Cluster": cluster.name, "NodeGroup": pool.name, "MinSize": self.groups[key, pool.name].least,
                           "MaxSize": self.groups[key, pool.name].most, "DesiredCapacity": pool.num_nodes,
                           "InstanceType": pool.machine_type} for pool in cluster.pools.values()
@@ -90,7 +85,7 @@ class Eksctl:
         config = self._config(call, given)
         key = f"{config.region}/{config.name}"
         if key in self.account.clusters or self.account.resources.find(STACK, key):
-            raise Refused(f'Error: creating CloudFormation stack "eksctl-{config.name}-cluster": operation error '
+            raise Refusal(f'Error: creating CloudFormation stack "eksctl-{config.name}-cluster": operation error '
                           f"CloudFormation: CreateStack, AlreadyExistsException: Stack [eksctl-{config.name}-cluster] "
                           "already exists")
         known = self.account.client("ec2", config.region).describe_availability_zones()["AvailabilityZones"]
@@ -128,7 +123,7 @@ class Eksctl:
         wanted = given.text("--include").split(",") if given["--include"] else []
         found = [one for one in config.groups if not wanted or one["name"] in wanted]
         if not found:
-            raise Refused(f"Error: no nodegroups match the include filter {wanted}: "
+            raise Refusal(f"Error: no nodegroups match the include filter {wanted}: "
                           f"{[one['name'] for one in config.groups]} are in the config file")
         new = [one for one in found if one["name"] not in cluster.pools]  # It skips those that exist.
         for group in new:
@@ -141,7 +136,7 @@ class Eksctl:
         _, cluster = self._named(call, given)
         kind, num = given.text("--node-type", "m5.large"), int(given.text("--nodes", "2"))
         if machine_type(kind) is None:
-            raise Refused(f"Error: InvalidInstanceType: The following supplied instance types do not exist: [{kind}]")
+            raise Refusal(f"Error: InvalidInstanceType: The following supplied instance types do not exist: [{kind}]")
         group = {"name": given.text("--name") or given.positionals.get("NAME"), "instanceTypes": [kind],
                  "desiredCapacity": num, "minSize": num, "maxSize": num,
                  "privateNetworking": bool(given["--node-private-networking"])}
@@ -154,15 +149,15 @@ class Eksctl:
         network = _cloud(cluster).network
         for zone in zones:
             if ("private" if group.get("privateNetworking") else "public", zone) not in network.subnets:
-                raise Refused(f'Error: could not find subnets in {zone} for nodegroup "{group["name"]}"')
+                raise Refusal(f'Error: could not find subnets in {zone} for nodegroup "{group["name"]}"')
         pool = node_pool(group, cluster=config.name, region=config.region, zone=zones[0])
         if why := cluster.cloud.on_pool_change(pool, pool.num_nodes):
-            raise Refused(f'Error: failed to create nodegroups for cluster "{config.name}"\n'
+            raise Refusal(f'Error: failed to create nodegroups for cluster "{config.name}"\n'
                           'AWS::EKS::Nodegroup/ManagedNodeGroup: CREATE_FAILED – "AsgInstanceLaunchFailures: Could '
                           f'not launch On-Demand Instances. {why}" ({group["name"]})')
         if "capacityReservation" in group:
             target = (group["capacityReservation"].get("capacityReservationTarget") or {}).get("capacityReservationID")
-            raise Refused(f"Error: InvalidCapacityReservationId.NotFound: The capacity reservation '{target}' does not "
+            raise Refusal(f"Error: InvalidCapacityReservationId.NotFound: The capacity reservation '{target}' does not "
                           "exist")
         cluster.add_pool(pool)
         most = int(group.get("maxSize", max(2, pool.num_nodes)))
@@ -185,9 +180,9 @@ class Eksctl:
         for one in config.identities:
             key = one["namespace"], one["serviceAccountName"]
             if must_exist and key not in known:
-                raise Refused(f'Error: pod identity association "{key[0]}/{key[1]}" not found')
+                raise Refusal(f'Error: pod identity association "{key[0]}/{key[1]}" not found')
             if not must_exist and key in known:
-                raise Refused(f"Error: ResourceInUseException: Association already exists: {key[0]}/{key[1]}")
+                raise Refusal(f"Error: ResourceInUseException: Association already exists: {key[0]}/{key[1]}")
             known[key] = one
         return "all tasks were completed successfully\n"
 
@@ -198,24 +193,24 @@ class Eksctl:
         least, most = (None if given[flag] is None else int(given.text(flag))
                        for flag in ("--nodes-min", "--nodes-max"))
         if nodes < 0:
-            raise Refused("Error: number of nodes must be 0 or greater")
+            raise Refusal("Error: number of nodes must be 0 or greater")
         if most is not None and most < nodes:
-            raise Refused("Error: maximum number of nodes must be greater than or equal to number of nodes")
+            raise Refusal("Error: maximum number of nodes must be greater than or equal to number of nodes")
         if least is not None and least > nodes:
-            raise Refused("Error: minimum number of nodes must be less than or equal to number of nodes")
+            raise Refusal("Error: minimum number of nodes must be less than or equal to number of nodes")
         failed = (f'Error: failed to scale nodegroup "{name}" for cluster "{cluster.name}", error: operation error '
                   "EKS: UpdateNodegroupConfig, ")
         if name not in cluster.pools:
-            raise Refused(f"{failed}ResourceNotFoundException: No node group found for name: {name}.")
+            raise Refusal(f"{failed}ResourceNotFoundException: No node group found for name: {name}.")
         limits = self.groups[key, name]
         least, most = limits.least if least is None else least, limits.most if most is None else most
         if most < 1:
-            raise Refused(f"{failed}InvalidParameterException: Minimum value for maxSize is 1")
+            raise Refusal(f"{failed}InvalidParameterException: Minimum value for maxSize is 1")
         if not least <= nodes <= most:
             limit = f"greater than max size {most}" if nodes > most else f"less than min size {least}"
-            raise Refused(f"{failed}InvalidParameterException: desired capacity {nodes} can't be {limit}")
+            raise Refusal(f"{failed}InvalidParameterException: desired capacity {nodes} can't be {limit}")
         if why := cluster.cloud.on_pool_change(cluster.pools[name], nodes):
-            raise Refused(f"Error: failed to scale nodegroup \"{name}\" for cluster \"{cluster.name}\", error: "
+            raise Refusal(f"Error: failed to scale nodegroup \"{name}\" for cluster \"{cluster.name}\", error: "
                           f"AsgInstanceLaunchFailures: Could not launch On-Demand Instances. {why}")
         self.groups[key, name] = Group(least, most)
         cluster.resize_pool(name, nodes)
@@ -226,7 +221,7 @@ class Eksctl:
         _, cluster = self._named(call, given)
         name = given.text("--name") or str(given.positionals.get("NAME") or "")
         if name not in cluster.pools:
-            raise Refused(f"Error: nodegroup with name {name} not found")
+            raise Refusal(f"Error: nodegroup with name {name} not found")
         cluster.remove_pool(name)
         self.account.clock.advance(GROUP_S)
         return f'deleted 1 nodegroup(s) from cluster "{cluster.name}"\n'
@@ -241,7 +236,7 @@ class Eksctl:
         key = f"{region}/{name}"
         stack = self.account.resources.find(STACK, key)
         if stack is None:
-            raise Refused(f'Error: unable to describe cluster control plane: operation error EKS: DescribeCluster, '
+            raise Refusal(f'Error: unable to describe cluster control plane: operation error EKS: DescribeCluster, '
                           f"ResourceNotFoundException: No cluster found for name: {name}.")
         network: Network = stack.attributes["network"]
         if self.account.clusters.pop(key, None):
@@ -256,17 +251,17 @@ class Eksctl:
             if not given["--wait"]:
                 return "all cluster resources were deleted\n"
             failed = f'Error: failed to delete cluster with nodegroup(s): stack "eksctl-{name}-cluster": DELETE_FAILED'
-            raise Refused("\n".join([failed, *why]))
+            raise Refusal("\n".join([failed, *why]))
         remove_network(self.account, network)
         self.account.resources.remove(STACK, key)
         return "all cluster resources were deleted\n"
 
     def _config(self, call: Call, given: ParsedCommand) -> ClusterConfig:
         if not given["--config-file"]:
-            raise Refused(f"Error: {given.name} without --config-file is not part of this rehearsal")
+            raise Refusal(f"Error: {given.name} without --config-file is not part of this rehearsal")
         for flag in ("--name", "--cluster", "--region", "--version", "--nodes", "--node-type", "--zones"):
             if given[flag] is not None and given.name != "delete cluster":
-                raise Refused(f"Error: cannot use {flag} when --config-file/-f is set")
+                raise Refusal(f"Error: cannot use {flag} when --config-file/-f is set")
         return read_config(self.account, call, given.text("--config-file"))
 
     def _named(self, call: Call, given: ParsedCommand) -> tuple[str, Cluster]:
@@ -278,7 +273,7 @@ class Eksctl:
     def _cluster(self, region: str, name: str) -> tuple[str, Cluster]:
         found = self.account.clusters.get(f"{region}/{name}")
         if found is None:
-            raise Refused(f'Error: unable to describe cluster control plane: operation error EKS: DescribeCluster, '
+            raise Refusal(f'Error: unable to describe cluster control plane: operation error EKS: DescribeCluster, '
                           f"ResourceNotFoundException: No cluster found for name: {name}.")
         return f"{region}/{name}", found
 

@@ -1,17 +1,12 @@
 """FSx for Lustre: file systems, their links to S3, and the tasks that import what lies there."""
 
-from __future__ import annotations
-
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 from uuid import uuid4
 
-from cloudsim.aws.account import NUMBER, facts
+from cloudsim.aws.account import NUMBER, AwsAccount, facts
 from cloudsim.aws.api import ApiError, Parameters, operation
 from cloudsim.state import Resource
-
-if TYPE_CHECKING:
-    from cloudsim.aws.account import AwsAccount
 
 FILE_SYSTEM, LINK, TASK = "FSx file system", "FSx data repository association", "FSx data repository task"
 # Of the account's clock: scripts look every 15 seconds, and what does not wait comes too early.
@@ -33,7 +28,7 @@ def create_file_system(account: AwsAccount, region: str, given: Parameters) -> d
     name = f"fs-0{uuid4().hex[:16]}"
     lustre["MountName"] = "fsx" if lustre.get("DeploymentType", "SCRATCH_1") == "SCRATCH_1" else uuid4().hex[:8]
     made = account.resources.add(
-        FILE_SYSTEM, name, place=region, takes_s=CREATE_S, uses={("subnet", subnet.id)}, is_paid=True, token=token,
+        FILE_SYSTEM, name, location=region, takes_s=CREATE_S, uses={("subnet", subnet.id)}, is_paid=True, token=token,
         vpc=subnet.vpc_id, groups=[one.id for one in groups], deleted_at=None, body={
             "FileSystemId": name, "OwnerId": NUMBER, "FileSystemType": "LUSTRE", "StorageType": "SSD",
             "StorageCapacity": given["StorageCapacity"], "VpcId": subnet.vpc_id, "SubnetIds": given["SubnetIds"],
@@ -80,7 +75,7 @@ def create_association(account: AwsAccount, region: str, given: Parameters) -> d
             raise ApiError("BadRequest", f"FileSystemPath {path} overlaps with {known} of {other.name}.")
     name = f"dra-0{uuid4().hex[:16]}"
     made = account.resources.add(
-        LINK, name, place=region, takes_s=LINK_S, file_system=file_system.name, deleted_at=None,
+        LINK, name, location=region, takes_s=LINK_S, file_system=file_system.name, deleted_at=None,
         body={"AssociationId": name, "FileSystemId": file_system.name, "FileSystemPath": path,
               "S3": given.get("S3", {}), "DataRepositoryPath": given["DataRepositoryPath"],
               "Tags": given.get("Tags") or [],
@@ -94,7 +89,7 @@ def create_association(account: AwsAccount, region: str, given: Parameters) -> d
 def describe_associations(account: AwsAccount, region: str, given: Parameters) -> dict[str, Any]:
     _forget_deleted(account)
     wanted = {row["Name"]: row["Values"] for row in given.get("Filters") or ()}
-    found = [one for one in account.resources.of_kind(LINK) if one.place == region
+    found = [one for one in account.resources.of_kind(LINK) if one.location == region
              and one.attributes["file_system"] in wanted.get("file-system-id", [one.attributes["file_system"]])]
     for name in given.get("AssociationIds") or ():
         if name not in {one.name for one in found}:
@@ -132,7 +127,7 @@ def create_task(account: AwsAccount, region: str, given: Parameters) -> dict[str
 
 @operation("fsx.DescribeDataRepositoryTasks")
 def describe_tasks(account: AwsAccount, region: str, given: Parameters) -> dict[str, Any]:
-    found = [one for one in account.resources.of_kind(TASK) if one.place == region]
+    found = [one for one in account.resources.of_kind(TASK) if one.location == region]
     for name in given.get("TaskIds") or ():
         if name not in {one.name for one in found}:
             raise ApiError("DataRepositoryTaskNotFound", f"Data repository task {name} does not exist.")
@@ -145,7 +140,7 @@ def describe_tasks(account: AwsAccount, region: str, given: Parameters) -> dict[
 def file_systems(account: AwsAccount, region: str = "") -> list[Resource]:
     """Those that exist, being deleted too."""
     _forget_deleted(account)
-    return [one for one in account.resources.of_kind(FILE_SYSTEM) if region in ("", one.place)]
+    return [one for one in account.resources.of_kind(FILE_SYSTEM) if region in ("", one.location)]
 
 
 def folder_of(account: AwsAccount, file_system: Resource) -> Path:
@@ -223,7 +218,7 @@ def _links(account: AwsAccount, file_system: str) -> list[Resource]:
 def _add_task(account: AwsAccount, region: str, file_system: str, paths: list[str], takes_s: float) -> Resource:
     name = f"task-0{uuid4().hex[:16]}"
     body = {"TaskId": name, "Type": "IMPORT_METADATA_FROM_REPOSITORY", "FileSystemId": file_system, "Paths": paths}
-    return account.resources.add(TASK, name, place=region, takes_s=takes_s, file_system=file_system, is_done=False,
+    return account.resources.add(TASK, name, location=region, takes_s=takes_s, file_system=file_system, is_done=False,
                                  body=body)
 
 

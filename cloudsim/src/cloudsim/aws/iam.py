@@ -1,16 +1,11 @@
 """Who may do what: policies of roles evaluated, and Amazon's own policies."""
 
-from __future__ import annotations
-
 import json
 from functools import cache
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from cloudsim.aws.account import NUMBER
+from cloudsim.aws.account import NUMBER, AwsAccount
 from cloudsim.aws.api import ApiError, Parameters, operation
-
-if TYPE_CHECKING:
-    from cloudsim.aws.account import AwsAccount
 
 
 @operation("iam.AttachRolePolicy")

@@ -1,22 +1,18 @@
 """EC2 machines of their own: what happens at their first start, with the rights of their role."""
 
-from __future__ import annotations
-
 import base64
 import gzip
 import re
 from itertools import pairwise
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from cloudsim.account import Call
+from cloudsim.aws.account import AwsAccount
 from cloudsim.aws.cli import AwsCli
 from cloudsim.aws.ecr import HOST, PULL_ACTIONS, EcrRegistry
 from cloudsim.aws.iam import denied, role_arn, role_documents
 from cloudsim.machine import CLOUD_CONFIG, Answering, FirstStart, MachineDocker, first_start
-from cloudsim.state import Refused
-
-if TYPE_CHECKING:
-    from cloudsim.aws.account import AwsAccount
+from cloudsim.state import Refusal
 
 TIMEOUT = "dial tcp: i/o timeout"
 
@@ -71,7 +67,7 @@ class Machine:
         text = _user_data(self.instance.user_data)
         if not text.startswith(CLOUD_CONFIG):
             return FirstStart(log="no cloud-config\n")
-        aws = AwsCli(self.account, allowed=lambda action: denied(self.documents, self.who, action, "*"))
+        aws = AwsCli(self.account, denial=lambda action: denied(self.documents, self.who, action, "*"))
         start = first_start(text, MachineDocker(self), [aws, Answering("curl", self._metadata)])
         if start.is_training and (why := self._meeting_error()):
             return FirstStart(log=f"{start.log}{why}\n")
@@ -104,7 +100,7 @@ class Machine:
         tags = {one["key"]: one["value"] for one in self.instance.get_tags()} if is_served else {}
         name = path.removeprefix("meta-data/tags/instance/")
         if name == path or name not in tags:
-            raise Refused("curl: (22) The requested URL returned error: 404", 22)
+            raise Refusal("curl: (22) The requested URL returned error: 404", 22)
         return str(tags[name])
 
 
@@ -114,17 +110,17 @@ def machines(account: AwsAccount) -> list[Machine]:
             for one in ec2.all_instances() if one.state == "running"]
 
 
-def session(account: AwsAccount, call: Call) -> str:
+def start_session(account: AwsAccount, call: Call) -> str:
     """`aws ssm start-session`: the log of a machine. A real one only shows it; here a machine that does not train is an
     error, so that a rehearsal ends where a reader would see it."""
     target = next((after for word, after in pairwise(call.words) if word == "--target"), "")
     found = {one.instance.id: one for one in machines(account)}.get(target)
     if found is None or not found.is_reachable:
-        raise Refused("An error occurred (TargetNotConnected) when calling the StartSession operation: "
+        raise Refusal("An error occurred (TargetNotConnected) when calling the StartSession operation: "
                       f"{target} is not connected.", 254)
     start = found.start()
     if not start.is_training:
-        raise Refused(start.log.rstrip("\n"))
+        raise Refusal(start.log.rstrip("\n"))
     return f"{start.log}training in {start.image}\n"
 
 

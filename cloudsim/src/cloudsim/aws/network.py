@@ -1,14 +1,10 @@
 """The network that eksctl makes for a cluster, and what keeps it from being deleted."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from cloudsim.aws import fsx
-
-if TYPE_CHECKING:
-    from cloudsim.aws.account import AwsAccount
+from cloudsim.aws.account import AwsAccount
 
 CIDR = "192.168.0.0/16"
 

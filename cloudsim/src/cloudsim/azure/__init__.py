@@ -3,6 +3,11 @@
 from pathlib import Path
 
 from cloudsim.account import Account
+from cloudsim.azure.arm import Subscription
+from cloudsim.azure.blob_server import serve_blobs
+from cloudsim.azure.program import Az
+from cloudsim.azure.storage import AzureRegistry
+from cloudsim.programs import add_common_programs
 
 NOT_MODELLED = (
     "Azure: no machine runs out of capacity, only of quota.",
@@ -17,12 +22,6 @@ NOT_MODELLED = (
 
 def open_account(folder: Path) -> Account:
     """An empty subscription, logged in, with quota for any machine."""
-    from cloudsim.azure.arm import Subscription
-    from cloudsim.azure.blob_server import serve_blobs
-    from cloudsim.azure.program import Az
-    from cloudsim.azure.storage import AzureRegistry
-    from cloudsim.programs import add_common_programs
-
     account = Account("azure", folder)
     subscription = Subscription(account)
     account.registry = AzureRegistry(subscription)

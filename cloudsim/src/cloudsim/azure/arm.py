@@ -8,7 +8,7 @@ from typing import Any
 from cloudsim.account import Account
 from cloudsim.azure.facts import FACTS, MachineType, families, machine_type
 from cloudsim.grammar import ParsedCommand
-from cloudsim.state import Refused, Resource
+from cloudsim.state import Refusal, Resource
 
 SUBSCRIPTION = "11111111-2222-4333-8444-555555555555"
 GROUP = "Microsoft.Resources/resourceGroups"
@@ -56,10 +56,10 @@ class Subscription:
         found = self.by_id(id)
         if found is None or found.kind != kind:
             if not id.startswith("/subscriptions/"):
-                raise Refused(f"(LinkedInvalidPropertyId) Property id '{id}' at path is invalid. Expect fully "
+                raise Refusal(f"(LinkedInvalidPropertyId) Property id '{id}' at path is invalid. Expect fully "
                               "qualified resource Id that start with '/subscriptions/{subscriptionId}' or "
                               "'/providers/{resourceProviderNamespace}/'.")
-            raise Refused(f"(NotFound) {kind} with the id '{id}' was not found: the resource does not exist or is of "
+            raise Refusal(f"(NotFound) {kind} with the id '{id}' was not found: the resource does not exist or is of "
                           "another type.", NOT_FOUND)
         return self.ready(found)
 
@@ -68,7 +68,7 @@ class Subscription:
     def group(self, name: str) -> Resource:
         found = self.resources.find(GROUP, name)
         if found is None:
-            raise Refused(f"(ResourceGroupNotFound) Resource group '{name}' could not be found.\n"
+            raise Refusal(f"(ResourceGroupNotFound) Resource group '{name}' could not be found.\n"
                           "Code: ResourceGroupNotFound", NOT_FOUND)
         return found
 
@@ -84,7 +84,7 @@ class Subscription:
             if found is None:
                 space, *kinds = part.split("/")
                 path = "/".join(f"{one}/{name}" for one, name in zip(kinds, names, strict=False))
-                raise Refused(f"(ResourceNotFound) The Resource '{space}/{path}' under resource group '{group}' was "
+                raise Refusal(f"(ResourceNotFound) The Resource '{space}/{path}' under resource group '{group}' was "
                               "not found. For more details please go to https://aka.ms/ARMResourceNotFoundFix\n"
                               "Code: ResourceNotFound", NOT_FOUND)
         assert found is not None, "a resource has a name"
@@ -96,19 +96,19 @@ class Subscription:
 
     def ready(self, resource: Resource) -> Resource:
         if not self.resources.is_ready(resource):
-            raise Refused("(OperationNotAllowed) Operation is not allowed because there's an in progress operation "
+            raise Refusal("(OperationNotAllowed) Operation is not allowed because there's an in progress operation "
                           f"(Creating) on {self.id_of(resource)}.")
         return resource
 
     # changing
 
-    def create(self, command: ParsedCommand, kind: str, /, *names: str, place: str, takes_s: float = 5.0,
+    def create(self, command: ParsedCommand, kind: str, /, *names: str, location: str, takes_s: float = 5.0,
                uses: Iterable[Resource] = (), is_paid: bool = False, **body: Any) -> Resource:
         """The caller has checked what it needs. `names`: the group's first."""
         if kind != GROUP:
             self.group(names[0])
             self.register(kind.partition("/")[0])
-        made = self.resources.add(kind, "/".join(names), place=place, takes_s=takes_s, is_paid=is_paid,
+        made = self.resources.add(kind, "/".join(names), location=location, takes_s=takes_s, is_paid=is_paid,
                                   uses=[one.key for one in uses], body=body)
         if not command["--no-wait"]:
             self.clock.advance(takes_s)
@@ -154,13 +154,13 @@ class Subscription:
             if one.attributes.get("gone_at", float("inf")) <= self.clock.now:
                 self.forget(one)
 
-    def in_use(self, resource: Resource, user: Resource) -> Refused:
+    def in_use(self, resource: Resource, user: Resource) -> Refusal:
         kind, name = resource.kind.rpartition("/")[2], resource.name.rpartition("/")[2]
         if kind == "subnets":
-            return Refused(f"(InUseSubnetCannotBeDeleted) Subnet {name} is in use by {self.id_of(user)} and cannot be "
+            return Refusal(f"(InUseSubnetCannotBeDeleted) Subnet {name} is in use by {self.id_of(user)} and cannot be "
                            "deleted. In order to delete the subnet, delete all the resources within the subnet. See "
                            "aka.ms/deletesubnet.")
-        return Refused(f"(ResourceInUse) {kind} {name} is in use by {self.id_of(user)} and cannot be deleted.")
+        return Refusal(f"(ResourceInUse) {kind} {name} is in use by {self.id_of(user)} and cannot be deleted.")
 
     def view(self, resource: Resource) -> dict[str, Any]:
         """As `show` prints it."""
@@ -168,18 +168,18 @@ class Subscription:
         state = "Succeeded" if is_ready else "Deleting" if "gone_at" in resource.attributes else "Creating"
         group = resource.name.partition("/")[0]
         return {"id": self.id_of(resource), "name": resource.name.rpartition("/")[2], "type": resource.kind,
-                "location": resource.place, "resourceGroup": group, "provisioningState": state,
+                "location": resource.location, "resourceGroup": group, "provisioningState": state,
                 **resource.attributes["body"]}
 
-    # places, machines and quotas
+    # locations, machines and quotas
 
     def location(self, command: ParsedCommand, group: str = "") -> str:
         """Of --location, else the group's."""
         name = command.text("--location").lower().replace(" ", "")
         if not name and group:
-            return self.group(group).place
+            return self.group(group).location
         if name not in FACTS["regions"]["zones"]:
-            raise Refused(f"(LocationNotAvailableForResourceType) The provided location '{name}' is not available. "
+            raise Refusal(f"(LocationNotAvailableForResourceType) The provided location '{name}' is not available. "
                           f"List of available regions is '{','.join(FACTS['regions']['zones'])}'.")
         return name
 
@@ -187,7 +187,7 @@ class Subscription:
         known = FACTS["regions"]["zones"][location]
         for zone in wanted:
             if zone not in known:
-                raise Refused(f"(AvailabilityZoneNotSupported) The zone(s) '{zone}' for resource '{what}' is not "
+                raise Refusal(f"(AvailabilityZoneNotSupported) The zone(s) '{zone}' for resource '{what}' is not "
                               f"supported. The supported zones for location '{location}' are "
                               f"'{','.join(known) or 'none'}'")
         return list(wanted)
@@ -195,10 +195,10 @@ class Subscription:
     def machine_type(self, name: str, location: str) -> MachineType:
         found = machine_type(name)
         if found is None:
-            raise Refused(f"(InvalidParameter) The value {name} provided for the VM size is not valid. "
+            raise Refusal(f"(InvalidParameter) The value {name} provided for the VM size is not valid. "
                           f"az vm list-skus --location {location} lists those of the region.\nCode: InvalidParameter")
         if found.regions is not None and location not in found.regions:
-            raise Refused(f"(SkuNotAvailable) The requested VM size {name} is not available in location '{location}'. "
+            raise Refusal(f"(SkuNotAvailable) The requested VM size {name} is not available in location '{location}'. "
                           "Please try another size or deploy to a different location.\nCode: SkuNotAvailable")
         return found
 
@@ -207,7 +207,7 @@ class Subscription:
         used: dict[str, int] = {}
         for one in self.resources:
             body = one.attributes.get("body", {})
-            if one.place != location or one.kind not in (VM, POOL):
+            if one.location != location or one.kind not in (VM, POOL):
                 continue
             kind = machine_type(body["vmSize"] if one.kind == POOL else body["hardwareProfile"]["vmSize"])
             assert kind is not None, "checked when it was created"

@@ -1,6 +1,7 @@
 """What an AKS cluster asks Azure: images, identities of pods, volumes, and more machines."""
 
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterator
+from typing import Any
 
 from cloudsim.azure.arm import POOL, Subscription
 from cloudsim.azure.facts import FACTS
@@ -9,9 +10,6 @@ from cloudsim.azure.identities import AUDIENCE, IDENTITY
 from cloudsim.azure.storage import ACCOUNT, pull_error
 from cloudsim.kubernetes.cloud import Manifest, NodePool, VolumeFacts
 from cloudsim.state import Resource
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 LABEL = "azure.workload.identity/use"
 ANNOTATION = "azure.workload.identity/client-id"
@@ -123,8 +121,8 @@ class AksCloud:
         body = found.attributes["body"]
         if not body["enableAutoScaling"] or num_nodes > body["maxCount"]:
             return "max node group size reached"
-        kind = self.azure.machine_type(body["vmSize"], found.place)
-        error = self.azure.quota_error(kind, found.place, num_nodes - body["count"],
+        kind = self.azure.machine_type(body["vmSize"], found.location)
+        error = self.azure.quota_error(kind, found.location, num_nodes - body["count"],
                                        is_spot=body["scaleSetPriority"] == "Spot")
         if not error:
             body["count"], found.is_paid = num_nodes, num_nodes > 0
@@ -146,7 +144,7 @@ def blob_error(azure: Subscription, account: str, container: str, principal: str
     return ""
 
 
-def _environment(pod: Manifest) -> "Iterator[tuple[str, str]]":
+def _environment(pod: Manifest) -> Iterator[tuple[str, str]]:
     for container in (pod.get("spec") or {}).get("containers") or ():
         for row in container.get("env") or ():
             yield str(row.get("name")), str(row.get("value") or "")

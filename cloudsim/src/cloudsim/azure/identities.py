@@ -7,7 +7,7 @@ from cloudsim.account import Call
 from cloudsim.azure.arm import VM, RoleAssignment, Subscription, identifier
 from cloudsim.azure.facts import FACTS
 from cloudsim.grammar import ParsedCommand
-from cloudsim.state import Refused
+from cloudsim.state import Refusal
 
 IDENTITY = "Microsoft.ManagedIdentity/userAssignedIdentities"
 CREDENTIAL = f"{IDENTITY}/federatedIdentityCredentials"
@@ -18,7 +18,7 @@ def create_identity(azure: Subscription, command: ParsedCommand, call: Call) -> 
     group, name = command.text("--resource-group"), command.text("--name")
     azure.group(group)
     found = azure.find(IDENTITY, group, name) or azure.create(
-        command, IDENTITY, group, name, place=azure.location(command, group),
+        command, IDENTITY, group, name, location=azure.location(command, group),
         principalId=identifier("principal", group, name), clientId=identifier("client", group, name))
     return azure.view(found)
 
@@ -36,15 +36,15 @@ def create_credential(azure: Subscription, command: ParsedCommand, call: Call) -
     identity = azure.need(IDENTITY, group, owner)
     issuer, subject = command.text("--issuer"), command.text("--subject")
     if not issuer.startswith("https://"):
-        raise Refused(f"(BadRequest) Issuer '{issuer}' of the federated identity credential is not an https URL. Does "
+        raise Refusal(f"(BadRequest) Issuer '{issuer}' of the federated identity credential is not an https URL. Does "
                       "the cluster have an OIDC issuer?")
     if not subject:
-        raise Refused("(BadRequest) The subject of a federated identity credential cannot be empty.")
+        raise Refusal("(BadRequest) The subject of a federated identity credential cannot be empty.")
     for other in azure.below(identity):
         body = other.attributes["body"]
         if other.name.rpartition("/")[2] != name and (body["issuer"], body["subject"]) == (issuer, subject):
-            raise Refused("(BadRequest) There is already a federated identity credential with this issuer and subject")
-    return azure.view(azure.create(command, CREDENTIAL, group, owner, name, place=identity.place, issuer=issuer,
+            raise Refusal("(BadRequest) There is already a federated identity credential with this issuer and subject")
+    return azure.view(azure.create(command, CREDENTIAL, group, owner, name, location=identity.location, issuer=issuer,
                                    subject=subject, audiences=command["--audiences"] or [AUDIENCE]))
 
 
@@ -52,22 +52,22 @@ def create_assignment(azure: Subscription, command: ParsedCommand, call: Call) -
     role, scope = command.text("--role"), command.text("--scope")
     principal = command.text("--assignee-object-id") or command.text("--assignee")
     if role not in FACTS["roles"]["names"]:
-        raise Refused(f"Role '{role}' doesn't exist.")
+        raise Refusal(f"Role '{role}' doesn't exist.")
     if not scope.startswith("/subscriptions/"):
-        raise Refused("(MissingSubscription) The request did not have a subscription or a valid tenant level resource "
+        raise Refusal("(MissingSubscription) The request did not have a subscription or a valid tenant level resource "
                       f"provider: the scope is '{scope}'.\nCode: MissingSubscription")
     check_scope(azure, scope)
     if command["--assignee-object-id"] is None and command["--assignee"] is None:
-        raise Refused("the following arguments are required: --assignee-object-id (az role assignment create)", 2)
+        raise Refusal("the following arguments are required: --assignee-object-id (az role assignment create)", 2)
     if not principal:
-        raise Refused("(InvalidPrincipalId) A valid principal ID must be provided for role assignment.")
+        raise Refusal("(InvalidPrincipalId) A valid principal ID must be provided for role assignment.")
     known = {azure.user: "User", **dict.fromkeys(principals(azure), "ServicePrincipal")}
     if principal not in known:
-        raise Refused(f"(PrincipalNotFound) Principal {principal} does not exist in the directory "
+        raise Refusal(f"(PrincipalNotFound) Principal {principal} does not exist in the directory "
                       f"{identifier('tenant')}.")
     kind = command["--assignee-principal-type"]
     if kind and kind.lower() != known[principal].lower():
-        raise Refused(f"(UnmatchedPrincipalType) The PrincipalId '{principal}' has type '{known[principal]}', which is "
+        raise Refusal(f"(UnmatchedPrincipalType) The PrincipalId '{principal}' has type '{known[principal]}', which is "
                       f"different from specified PrincipalType '{kind}'.")
     made = RoleAssignment(role, principal, scope)
     if made not in azure.assignments:
@@ -96,7 +96,7 @@ def check_scope(azure: Subscription, scope: str) -> None:
     account = azure.by_id(owner)
     if account is None or not child or child not in account.attributes["body"]["containers"]:
         name = scope.partition("/providers/")[2] or scope
-        raise Refused(f"(ResourceNotFound) The Resource '{name}' under resource group '{parts[4]}' was not found. For "
+        raise Refusal(f"(ResourceNotFound) The Resource '{name}' under resource group '{parts[4]}' was not found. For "
                       "more details please go to https://aka.ms/ARMResourceNotFoundFix", 3)
 
 

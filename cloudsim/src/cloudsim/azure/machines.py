@@ -14,7 +14,7 @@ from cloudsim.azure.facts import FACTS
 from cloudsim.azure.networks import NSG, PPG, SUBNET, VNET, add_subnet
 from cloudsim.azure.storage import HOST, pull_error
 from cloudsim.grammar import ParsedCommand
-from cloudsim.state import Refused, Resource
+from cloudsim.state import Refusal, Resource
 from embark.spec.load import parse_spec
 
 SET = "Microsoft.Compute/availabilitySets"
@@ -27,41 +27,41 @@ def create_set(azure: Subscription, command: ParsedCommand, call: Call) -> Any:
     azure.group(group)
     ppg = [azure.need(PPG, group, command.text("--ppg"))] if command["--ppg"] else []
     return azure.view(azure.find(SET, group, name) or azure.create(
-        command, SET, group, name, place=azure.location(command, group), uses=ppg))
+        command, SET, group, name, location=azure.location(command, group), uses=ppg))
 
 
 def create(azure: Subscription, command: ParsedCommand, call: Call) -> Any:
     group, name = command.text("--resource-group"), command.text("--name")
     azure.group(group)
-    place = azure.location(command, group)
+    location = azure.location(command, group)
     if azure.find(VM, group, name) is not None:
-        raise Refused(f"(PropertyChangeNotAllowed) The machine {name} exists, and its customData cannot be changed.")
-    kind = azure.machine_type(command.text("--size", "Standard_D2s_v5"), place)
+        raise Refusal(f"(PropertyChangeNotAllowed) The machine {name} exists, and its customData cannot be changed.")
+    kind = azure.machine_type(command.text("--size", "Standard_D2s_v5"), location)
     if command.text("--image") not in FACTS["images"]["names"]:
-        raise Refused(f"Invalid image \"{command.text('--image')}\". Use a valid image URN, custom image name, or pick "
+        raise Refusal(f"Invalid image \"{command.text('--image')}\". Use a valid image URN, custom image name, or pick "
                       f"one of {', '.join(FACTS['images']['names'])}.")
     _check_keys(command, call)
     is_spot = command.text("--priority", "Regular").lower() == "spot"
     if command["--availability-set"] and (is_spot or command["--zone"]):
-        raise Refused("(OperationNotAllowed) A machine of an availability set can be neither in a zone nor a Spot one.")
+        raise Refusal("(OperationNotAllowed) A machine of an availability set can be neither in a zone nor a Spot one.")
     if not is_spot and (command["--max-price"] or command["--eviction-policy"]):
-        raise Refused("(InvalidParameter) Max price and eviction policy need --priority Spot.")
+        raise Refusal("(InvalidParameter) Max price and eviction policy need --priority Spot.")
     uses = []
     for flag, what in (("--availability-set", SET), ("--ppg", PPG), ("--nsg", NSG)):
         if command[flag]:
             text = command.text(flag)
             uses.append(azure.need_id(text, what) if text.startswith("/") else azure.need(what, group, text))
-    error = azure.quota_error(kind, place, 1, is_spot=is_spot)
+    error = azure.quota_error(kind, location, 1, is_spot=is_spot)
     if error:
-        raise Refused(error.replace("(ErrCode_InsufficientVCPUQuota) Insufficient vcpu quota",
+        raise Refusal(error.replace("(ErrCode_InsufficientVCPUQuota) Insufficient vcpu quota",
                                     "(QuotaExceeded) Operation could not be completed as it results in exceeding "
                                     "approved quota:"))
-    uses.append(_subnet(azure, command, group, name, place))
+    uses.append(_subnet(azure, command, group, name, location))
     has_identity = command["--assign-identity"] is not None
-    address = azure.create(command, ADDRESS, group, f"{name}PublicIP", place=place, takes_s=0.0, is_paid=True,
+    address = azure.create(command, ADDRESS, group, f"{name}PublicIP", location=location, takes_s=0.0, is_paid=True,
                            sku={"name": command.text("--public-ip-sku", "Standard")})
     made = azure.create(
-        command, VM, group, name, place=place, takes_s=90.0, uses=[*uses, address], is_paid=True,
+        command, VM, group, name, location=location, takes_s=90.0, uses=[*uses, address], is_paid=True,
         hardwareProfile={"vmSize": kind.name}, priority="Spot" if is_spot else "Regular",
         vmId=identifier("vm", group, name), customData=_custom_data(command, call), tags=_tags(command),
         identity={"type": "SystemAssigned", "principalId": identifier("vm principal", group, name)} if has_identity
@@ -72,21 +72,21 @@ def create(azure: Subscription, command: ParsedCommand, call: Call) -> Any:
 def _check_keys(command: ParsedCommand, call: Call) -> None:
     for one in command["--ssh-key-values"] or []:
         if not one.startswith("ssh-") and not (call.folder / one).is_file():
-            raise Refused(f"An RSA key file or key value must be supplied to SSH Key Value: {one} is neither.")
+            raise Refusal(f"An RSA key file or key value must be supplied to SSH Key Value: {one} is neither.")
     if not command["--generate-ssh-keys"] and not command["--ssh-key-values"] and not command["--admin-password"]:
-        raise Refused("An SSH key is needed: --generate-ssh-keys or --ssh-key-values.")
+        raise Refusal("An SSH key is needed: --generate-ssh-keys or --ssh-key-values.")
 
 
-def _subnet(azure: Subscription, command: ParsedCommand, group: str, name: str, place: str) -> Resource:
+def _subnet(azure: Subscription, command: ParsedCommand, group: str, name: str, location: str) -> Resource:
     """The one that is named; without a name az makes a network for the machine."""
     network, subnet = command.text("--vnet-name", f"{name}VNET"), command.text("--subnet", f"{name}Subnet")
     found = azure.find(VNET, group, network)
     if found is None:
-        found = azure.create(command, VNET, group, network, place=place,
+        found = azure.create(command, VNET, group, network, location=location,
                              addressSpace={"addressPrefixes": ["10.0.0.0/16"]})
         return add_subnet(azure, command, found, subnet, "10.0.0.0/24", [])
     if azure.find(SUBNET, group, network, subnet) is None:
-        raise Refused(f"Subnet '{subnet}' does not exist in the virtual network '{network}'.")
+        raise Refusal(f"Subnet '{subnet}' does not exist in the virtual network '{network}'.")
     return azure.need(SUBNET, group, network, subnet)
 
 
@@ -114,7 +114,7 @@ def list_machines(azure: Subscription, command: ParsedCommand, call: Call) -> An
 
 def delete(azure: Subscription, command: ParsedCommand, call: Call) -> Any:
     if not command["--yes"]:
-        raise Refused("Unable to prompt for confirmation as no tty available. Use --yes.")
+        raise Refusal("Unable to prompt for confirmation as no tty available. Use --yes.")
     azure.delete(command, azure.need(VM, command.text("--resource-group"), command.text("--name")))
 
 

@@ -8,7 +8,7 @@ from typing import Any
 from cloudsim.account import Call
 from cloudsim.azure.arm import Subscription
 from cloudsim.grammar import ParsedCommand
-from cloudsim.state import Refused
+from cloudsim.state import Refusal
 
 WORKSPACE = "Microsoft.Monitor/accounts"
 ACTIONS = "Microsoft.Insights/actionGroups"
@@ -20,7 +20,7 @@ def create_workspace(azure: Subscription, command: ParsedCommand, call: Call) ->
     group, name = command.text("--resource-group"), command.text("--name")
     azure.group(group)
     return azure.view(azure.find(WORKSPACE, group, name) or azure.create(
-        command, WORKSPACE, group, name, place=azure.location(command, group)))
+        command, WORKSPACE, group, name, location=azure.location(command, group)))
 
 
 def show_workspace(azure: Subscription, command: ParsedCommand, call: Call) -> Any:
@@ -31,14 +31,15 @@ def create_actions(azure: Subscription, command: ParsedCommand, call: Call) -> A
     group, name = command.text("--resource-group"), command.text("--name")
     azure.group(group)
     if len(command.text("--short-name", name[:12])) > 12:
-        raise Refused("(GroupShortNameTooLong) The short name of an action group has at most 12 characters.")
+        raise Refusal("(GroupShortNameTooLong) The short name of an action group has at most 12 characters.")
     words = command["--action"] or []
     if words and (words[0] not in ("email", "webhook", "sms", "azureapppush") or len(words) < 3):
-        raise Refused(f"usage error: --action TYPE NAME VALUE, such as email owner you@example.com: {' '.join(words)}",
+        raise Refusal(f"usage error: --action TYPE NAME VALUE, such as email owner you@example.com: {' '.join(words)}",
                       2)
     if words and words[0] == "email" and "@" not in words[2]:
-        raise Refused(f"(InvalidEmailAddress) {words[2]!r} is no e-mail address.")
-    return azure.view(azure.find(ACTIONS, group, name) or azure.create(command, ACTIONS, group, name, place="global"))
+        raise Refusal(f"(InvalidEmailAddress) {words[2]!r} is no e-mail address.")
+    found = azure.find(ACTIONS, group, name)
+    return azure.view(found or azure.create(command, ACTIONS, group, name, location="global"))
 
 
 def show_actions(azure: Subscription, command: ParsedCommand, call: Call) -> Any:
@@ -50,15 +51,15 @@ def create_alert(azure: Subscription, command: ParsedCommand, call: Call) -> Any
     azure.group(group)
     for scope in command["--scopes"] or []:
         if azure.by_id(scope) is None:
-            raise Refused(f"(ResourceNotFound) The scope {scope!r} of the alert does not exist.", 3)
+            raise Refusal(f"(ResourceNotFound) The scope {scope!r} of the alert does not exist.", 3)
     words = command["--action"] or []
     if words:
         azure.need_id(words[0], ACTIONS)
     for condition in command["--condition"] or []:
         if not re.search(r"(avg|min|max|total|count)\s+.+\s+(<|>|<=|>=|=|!=)\s+[\d.]+", condition):
-            raise Refused(f"usage error: --condition {{avg,min,max,total,count}} METRIC {{=,!=,>,>=,<,<=}} THRESHOLD: "
+            raise Refusal(f"usage error: --condition {{avg,min,max,total,count}} METRIC {{=,!=,>,>=,<,<=}} THRESHOLD: "
                           f"{condition}", 2)
-    return azure.view(azure.find(ALERT, group, name) or azure.create(command, ALERT, group, name, place="global"))
+    return azure.view(azure.find(ALERT, group, name) or azure.create(command, ALERT, group, name, location="global"))
 
 
 def deploy(azure: Subscription, command: ParsedCommand, call: Call) -> Any:
@@ -68,26 +69,26 @@ def deploy(azure: Subscription, command: ParsedCommand, call: Call) -> Any:
     try:
         template = json.loads(call.read(command.text("--template-file")))
     except ValueError as error:
-        raise Refused(f"Failed to parse '{command.text('--template-file')}': {error}") from error
+        raise Refusal(f"Failed to parse '{command.text('--template-file')}': {error}") from error
     given = dict(word.partition("=")[::2] for word in command["--parameters"] or [])
     declared = template.get("parameters", {})
     missing = [one for one, row in declared.items() if one not in given and "defaultValue" not in row]
     if missing:
-        raise Refused(f"Missing input parameters: {', '.join(missing)}")
+        raise Refusal(f"Missing input parameters: {', '.join(missing)}")
     unknown = [one for one in given if one not in declared]
     if unknown:
-        raise Refused(f"unrecognized template parameter '{unknown[0]}'. Allowed parameters: {', '.join(declared)}")
+        raise Refusal(f"unrecognized template parameter '{unknown[0]}'. Allowed parameters: {', '.join(declared)}")
     for one, value in given.items():
         if declared[one]["type"] == "int" and not value.lstrip("-").isdigit():
-            raise Refused(f"(InvalidTemplate) Deployment template validation failed: the parameter '{one}' expects an "
+            raise Refusal(f"(InvalidTemplate) Deployment template validation failed: the parameter '{one}' expects an "
                           f"integer, and is '{value}'.")
         if not value or (value.startswith("/subscriptions/") and azure.by_id(value) is None):
-            raise Refused(f"(InvalidTemplateDeployment) The parameter '{one}' is {value!r}, which does not exist.")
+            raise Refusal(f"(InvalidTemplateDeployment) The parameter '{one}' is {value!r}, which does not exist.")
     for row in template.get("resources", []):
         kind = str(row["type"])
         own = re.sub(r"\[parameters\('(\w+)'\)\]", lambda match: given.get(match[1], ""), str(row["name"]))
         if azure.find(kind, group, own) is None:
-            azure.create(command, kind, group, own, place=given.get("location", "global"))
+            azure.create(command, kind, group, own, location=given.get("location", "global"))
     return {"name": name, "properties": {"provisioningState": "Succeeded"}, "resourceGroup": group}
 
 

@@ -7,7 +7,7 @@ from typing import Any
 from cloudsim.account import Call
 from cloudsim.azure.arm import Subscription
 from cloudsim.grammar import ParsedCommand
-from cloudsim.state import Refused, Resource
+from cloudsim.state import Refusal, Resource
 
 VNET = "Microsoft.Network/virtualNetworks"
 SUBNET = f"{VNET}/subnets"
@@ -18,10 +18,10 @@ DEFAULT_PREFIX = "10.0.0.0/16"
 
 def create_vnet(azure: Subscription, command: ParsedCommand, call: Call) -> Any:
     group, name = command.text("--resource-group"), command.text("--name")
-    place = azure.location(command, group)
+    location = azure.location(command, group)
     prefixes = command["--address-prefixes"] or [DEFAULT_PREFIX]
     vnet = azure.find(VNET, group, name) or azure.create(
-        command, VNET, group, name, place=place, addressSpace={"addressPrefixes": list(prefixes)})
+        command, VNET, group, name, location=location, addressSpace={"addressPrefixes": list(prefixes)})
     if command["--subnet-name"] and azure.find(SUBNET, group, name, command.text("--subnet-name")) is None:
         own = (command["--subnet-prefixes"] or [str(next(ipaddress.ip_network(prefixes[0]).subnets(new_prefix=24)))])[0]
         add_subnet(azure, command, vnet, command.text("--subnet-name"), own, [])
@@ -34,20 +34,20 @@ def add_subnet(azure: Subscription, command: ParsedCommand, vnet: Resource, name
     try:
         wanted = ipaddress.ip_network(prefix)
     except ValueError as error:
-        raise Refused(f"(InvalidAddressPrefixFormat) Address prefix {prefix} of the subnet {name} is not formatted "
+        raise Refusal(f"(InvalidAddressPrefixFormat) Address prefix {prefix} of the subnet {name} is not formatted "
                       f"correctly: {error}") from error
     spaces = [ipaddress.ip_network(one) for one in vnet.attributes["body"]["addressSpace"]["addressPrefixes"]]
     if not any(wanted.subnet_of(one) for one in spaces):  # type: ignore[arg-type]
-        raise Refused(f"(NetcfgInvalidSubnet) Subnet '{name}' is not valid in virtual network "
+        raise Refusal(f"(NetcfgInvalidSubnet) Subnet '{name}' is not valid in virtual network "
                       f"'{vnet.name.rpartition('/')[2]}': {prefix} is not in {', '.join(map(str, spaces))}.")
     for other in azure.below(vnet):
         if wanted.overlaps(ipaddress.ip_network(other.attributes["body"]["addressPrefix"])):
-            raise Refused(f"(NetcfgSubnetRangesOverlap) Subnet '{name}' is not valid because its IP address range "
+            raise Refusal(f"(NetcfgSubnetRangesOverlap) Subnet '{name}' is not valid because its IP address range "
                           f"overlaps with that of an existing subnet '{other.name.rpartition('/')[2]}' in virtual "
                           f"network '{vnet.name.rpartition('/')[2]}'.")
     group, network = vnet.name.split("/")
     rows = [{"name": str(index), "serviceName": one} for index, one in enumerate(delegations)]
-    return azure.create(command, SUBNET, group, network, name, place=vnet.place, addressPrefix=prefix,
+    return azure.create(command, SUBNET, group, network, name, location=vnet.location, addressPrefix=prefix,
                         delegations=rows)
 
 
@@ -57,23 +57,23 @@ def create_subnet(azure: Subscription, command: ParsedCommand, call: Call) -> An
     found = azure.find(SUBNET, group, network, name)
     prefixes = command["--address-prefixes"]
     if not prefixes:
-        raise Refused("the following arguments are required: --address-prefixes (az network vnet subnet create)", 2)
+        raise Refusal("the following arguments are required: --address-prefixes (az network vnet subnet create)", 2)
     if found is not None:
         if found.attributes["body"]["addressPrefix"] != prefixes[0] and azure.resources.users_of(found.key):
-            raise Refused(f"(InUsePrefixCannotBeDeleted) IpPrefix {prefixes[0]} on Subnet {name} has active "
+            raise Refusal(f"(InUsePrefixCannotBeDeleted) IpPrefix {prefixes[0]} on Subnet {name} has active "
                           "allocations and cannot be deleted.")
         return azure.view(found)
     delegations = [word for one in command["--delegations"] or [] for word in one.strip("[]").split(",")]
     for one in delegations:
         if not one.startswith("Microsoft."):
-            raise Refused(f"(SubnetWithUnknownDelegation) {one} is no service that subnets are delegated to.")
+            raise Refusal(f"(SubnetWithUnknownDelegation) {one} is no service that subnets are delegated to.")
     return azure.view(add_subnet(azure, command, vnet, name, prefixes[0], delegations))
 
 
 def create_nsg(azure: Subscription, command: ParsedCommand, call: Call) -> Any:
     group, name = command.text("--resource-group"), command.text("--name")
     found = azure.find(NSG, group, name) or azure.create(
-        command, NSG, group, name, place=azure.location(command, group), securityRules=[])
+        command, NSG, group, name, location=azure.location(command, group), securityRules=[])
     return {"NewNSG": azure.view(found)}
 
 
@@ -85,7 +85,7 @@ def create_rule(azure: Subscription, command: ParsedCommand, call: Call) -> Any:
     rules = nsg.attributes["body"]["securityRules"]
     for other in rules:
         if other["name"] != rule["name"] and other["priority"] == rule["priority"]:
-            raise Refused(f"(SecurityRuleConflict) Security rule {rule['name']} conflicts with rule {other['name']}. "
+            raise Refusal(f"(SecurityRuleConflict) Security rule {rule['name']} conflicts with rule {other['name']}. "
                           "Rules cannot have the same Priority and Direction.")
     rules[:] = [*(one for one in rules if one["name"] != rule["name"]), rule]
     return rule
@@ -94,15 +94,15 @@ def create_rule(azure: Subscription, command: ParsedCommand, call: Call) -> Any:
 def create_ppg(azure: Subscription, command: ParsedCommand, call: Call) -> Any:
     group, name = command.text("--resource-group"), command.text("--name")
     azure.group(group)
-    place = azure.location(command, group)
-    zones = azure.zones(command["--zone"] or [], place, name)
+    location = azure.location(command, group)
+    zones = azure.zones(command["--zone"] or [], location, name)
     sizes = command["--intent-vm-sizes"] or []
     if zones and not sizes:
-        raise Refused("The --intent-vm-sizes is required when --zone is specified")
+        raise Refusal("The --intent-vm-sizes is required when --zone is specified")
     for size in sizes:
-        azure.machine_type(size, place)
+        azure.machine_type(size, location)
     found = azure.find(PPG, group, name) or azure.create(
-        command, PPG, group, name, place=place, zones=zones, proximityPlacementGroupType="Standard",
+        command, PPG, group, name, location=location, zones=zones, proximityPlacementGroupType="Standard",
         intent={"vmSizes": list(sizes)})
     return azure.view(found)
 

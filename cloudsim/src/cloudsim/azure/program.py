@@ -5,7 +5,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
+import jmespath  # type: ignore[import-untyped]
 import yaml
+from jmespath.exceptions import JMESPathError  # type: ignore[import-untyped]
 
 from cloudsim.account import AnsweredBy, Call
 from cloudsim.azure import (
@@ -20,7 +22,7 @@ from cloudsim.azure import (
 )
 from cloudsim.azure.arm import Subscription
 from cloudsim.grammar import ParsedCommand, load_grammar
-from cloudsim.state import Refused
+from cloudsim.state import Refusal
 
 Answer = Callable[[Subscription, ParsedCommand, Call], Any]
 ANSWERS: dict[str, Answer] = {name: answer for module in (
@@ -46,13 +48,13 @@ class Az:
             return f"azure-cli {self.grammar.version}\n"
         command = self.grammar.parse(call.words)
         if command.path[0] == "amlfs" and "amlfs" not in self.subscription.extensions:
-            raise Refused("'amlfs' is misspelled or not recognized by the system. The command is in the extension "
+            raise Refusal("'amlfs' is misspelled or not recognized by the system. The command is in the extension "
                           "amlfs: az extension add --name amlfs", 2)
         answer = ANSWERS.get(command.name)
         has_name = "--name" in self.grammar.commands[command.path].flags
         if answer is None or (command["--ids"] and not has_name):
             what = f"az {command.name}{' --ids' if command['--ids'] else ''}"
-            raise Refused(f"{what}: the stand-in of this account does not know this command", 70)
+            raise Refusal(f"{what}: the stand-in of this account does not know this command", 70)
         self.subscription.purge()
         if not command["--ids"]:
             return _output(answer(self.subscription, command, call), command)
@@ -65,7 +67,7 @@ class Az:
         _, *words = id.rstrip("/").split("/")
         is_id = [word.lower() for word in words[:6:2]] == ["subscriptions", "resourcegroups", "providers"]
         if not is_id or len(words) < 8 or len(words) % 2:
-            raise Refused(f"invalid resource ID: {id}", 1)
+            raise Refusal(f"invalid resource ID: {id}", 1)
         known = self.subscription.by_id(id)
         group, *names = known.name.split("/") if known else [words[3], *words[7::2]]
         parents = {PARENT_FLAGS[kind]: name for kind, name in zip(words[6:-2:2], names, strict=False)}
@@ -73,15 +75,12 @@ class Az:
 
 
 def _output(found: Any, command: ParsedCommand) -> str:
-    import jmespath  # type: ignore[import-untyped]
-    from jmespath.exceptions import JMESPathError  # type: ignore[import-untyped]
-
     query, form = command["--query"], command.text("--output", "json").lower()
     if query:
         try:
             found = jmespath.search(query, found)
         except JMESPathError as error:
-            raise Refused(f"argument --query: invalid jmespath_type value: '{query}': {error}", 2) from error
+            raise Refusal(f"argument --query: invalid jmespath_type value: '{query}': {error}", 2) from error
     if found is None or form == "none":
         return ""
     if form == "tsv":

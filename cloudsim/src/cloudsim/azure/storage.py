@@ -8,7 +8,7 @@ from cloudsim.account import Call
 from cloudsim.azure.arm import NOT_FOUND, Subscription
 from cloudsim.azure.facts import FACTS
 from cloudsim.grammar import ParsedCommand
-from cloudsim.state import Refused, Resource
+from cloudsim.state import Refusal, Resource
 
 ACCOUNT = "Microsoft.Storage/storageAccounts"
 REGISTRY = "Microsoft.ContainerRegistry/registries"
@@ -19,13 +19,13 @@ def create_account(azure: Subscription, command: ParsedCommand, call: Call) -> A
     group, name = command.text("--resource-group"), command.text("--name")
     azure.group(group)
     if not re.fullmatch(r"[a-z0-9]{3,24}", name):
-        raise Refused(f"(AccountNameInvalid) {name} is not a valid storage account name. Storage account name must be "
+        raise Refusal(f"(AccountNameInvalid) {name} is not a valid storage account name. Storage account name must be "
                       "between 3 and 24 characters in length and use numbers and lower-case letters only.")
     found = azure.global_name(ACCOUNT, name)
     if found is not None and not found.name.startswith(f"{group}/"):
-        raise Refused(f"(StorageAccountAlreadyTaken) The storage account named {name} is already taken.")
+        raise Refusal(f"(StorageAccountAlreadyTaken) The storage account named {name} is already taken.")
     made = found or azure.create(
-        command, ACCOUNT, group, name, place=azure.location(command, group), takes_s=25.0, kind="StorageV2",
+        command, ACCOUNT, group, name, location=azure.location(command, group), takes_s=25.0, kind="StorageV2",
         allowSharedKeyAccess=command["--allow-shared-key-access"] is not False, containers=[],
         primaryEndpoints={"blob": f"https://{name}.blob.core.windows.net/"})
     (azure.account.folder / "blobs" / name).mkdir(parents=True, exist_ok=True)
@@ -35,7 +35,7 @@ def create_account(azure: Subscription, command: ParsedCommand, call: Call) -> A
 def need_account(azure: Subscription, name: str) -> Resource:
     found = azure.global_name(ACCOUNT, name)
     if found is None:
-        raise Refused(f"(ResourceNotFound) The storage account '{name}' was not found in the subscription.\n"
+        raise Refusal(f"(ResourceNotFound) The storage account '{name}' was not found in the subscription.\n"
                       f"The Resource 'Microsoft.Storage/storageAccounts/{name}' was not found.", NOT_FOUND)
     return azure.ready(found)
 
@@ -56,7 +56,7 @@ def create_container(azure: Subscription, command: ParsedCommand, call: Call) ->
     if group:
         account = azure.need(ACCOUNT, group, command.text("--storage-account"))
     if not re.fullmatch(r"[a-z0-9](?!.*--)[a-z0-9-]{1,61}[a-z0-9]", name):
-        raise Refused(f"(ContainerOperationFailure) The specifed resource name {name} contains invalid characters.")
+        raise Refusal(f"(ContainerOperationFailure) The specifed resource name {name} contains invalid characters.")
     containers = account.attributes["body"]["containers"]
     if name not in containers:
         containers.append(name)
@@ -68,12 +68,12 @@ def create_registry(azure: Subscription, command: ParsedCommand, call: Call) -> 
     group, name = command.text("--resource-group"), command.text("--name")
     azure.group(group)
     if not re.fullmatch(r"[A-Za-z0-9]{5,50}", name):
-        raise Refused(f"The registry name '{name}' must be 5 to 50 letters and digits.")
+        raise Refusal(f"The registry name '{name}' must be 5 to 50 letters and digits.")
     found = azure.global_name(REGISTRY, name)
     if found is not None and not found.name.startswith(f"{group}/"):
-        raise Refused(f"(AlreadyInUse) The registry DNS name {name}{HOST} is already in use.")
+        raise Refusal(f"(AlreadyInUse) The registry DNS name {name}{HOST} is already in use.")
     made = found or azure.create(
-        command, REGISTRY, group, name, place=azure.location(command, group), takes_s=20.0, is_paid=True,
+        command, REGISTRY, group, name, location=azure.location(command, group), takes_s=20.0, is_paid=True,
         loginServer=f"{name.lower()}{HOST}", sku={"name": command.text("--sku")}, adminUserEnabled=False)
     return azure.view(made)
 
@@ -82,7 +82,7 @@ def need_registry(azure: Subscription, command: ParsedCommand) -> Resource:
     name = command.text("--name").removesuffix(HOST)
     found = azure.global_name(REGISTRY, name)
     if found is None or (command["--resource-group"] and not found.name.startswith(f"{command['--resource-group']}/")):
-        raise Refused(f"The resource with name '{name}' and type '{REGISTRY}' could not be found in subscription "
+        raise Refusal(f"The resource with name '{name}' and type '{REGISTRY}' could not be found in subscription "
                       "'Embark rehearsal'.", NOT_FOUND)
     return azure.ready(found)
 

@@ -4,10 +4,12 @@ from collections.abc import Callable
 from typing import Any
 
 from cloudsim.account import Call
+from cloudsim.azure.aks import CLUSTER, forget_cluster
 from cloudsim.azure.arm import GROUP, SUBSCRIPTION, Subscription, identifier
 from cloudsim.azure.facts import FACTS, families, machine_type
 from cloudsim.grammar import ParsedCommand
-from cloudsim.state import Refused
+from cloudsim.state import Refusal
+from embark.catalog import load_catalog
 
 FEATURE_S = 300.0
 ACCOUNT = {"id": SUBSCRIPTION, "name": "Embark rehearsal", "isDefault": True, "state": "Enabled",
@@ -25,7 +27,7 @@ def list_accounts(azure: Subscription, command: ParsedCommand, call: Call) -> An
 
 def set_account(azure: Subscription, command: ParsedCommand, call: Call) -> Any:
     if command.text("--subscription") not in (ACCOUNT["id"], ACCOUNT["name"]):
-        raise Refused(f"The subscription of '{command.text('--subscription')}' doesn't exist in cloud 'AzureCloud'.")
+        raise Refusal(f"The subscription of '{command.text('--subscription')}' doesn't exist in cloud 'AzureCloud'.")
 
 
 def show_user(azure: Subscription, command: ParsedCommand, call: Call) -> Any:
@@ -33,12 +35,12 @@ def show_user(azure: Subscription, command: ParsedCommand, call: Call) -> Any:
 
 
 def create_group(azure: Subscription, command: ParsedCommand, call: Call) -> Any:
-    name, place = command.text("--name"), azure.location(command)
+    name, location = command.text("--name"), azure.location(command)
     found = azure.resources.find(GROUP, name)
-    if found is not None and found.place != place:
-        raise Refused(f"(InvalidResourceGroupLocation) Invalid resource group location '{place}'. The Resource group "
-                      f"already exists in location '{found.place}'.")
-    return azure.view(found or azure.create(command, GROUP, name, place=place, takes_s=2.0, managedBy=None))
+    if found is not None and found.location != location:
+        raise Refusal(f"(InvalidResourceGroupLocation) Invalid resource group location '{location}'. The Resource "
+                      f"group already exists in location '{found.location}'.")
+    return azure.view(found or azure.create(command, GROUP, name, location=location, takes_s=2.0, managedBy=None))
 
 
 def show_group(azure: Subscription, command: ParsedCommand, call: Call) -> Any:
@@ -54,13 +56,11 @@ def list_groups(azure: Subscription, command: ParsedCommand, call: Call) -> Any:
 
 
 def delete_group(azure: Subscription, command: ParsedCommand, call: Call) -> Any:
-    from cloudsim.azure.aks import CLUSTER, forget_cluster
-
     group = azure.group(command.text("--name"))
     if not command["--yes"]:
-        raise Refused("Unable to prompt for confirmation as no tty available. Use --yes.")
+        raise Refusal("Unable to prompt for confirmation as no tty available. Use --yes.")
     if group.attributes["body"].get("managedBy"):
-        raise Refused(f"(DenyAssignmentAuthorizationFailed) {group.name} is managed by "
+        raise Refusal(f"(DenyAssignmentAuthorizationFailed) {group.name} is managed by "
                       f"{group.attributes['body']['managedBy']}: delete that instead.")
     clusters = [one for one in azure.below(group) if one.kind == CLUSTER]
     # Resource Manager repeats a deletion until what uses a resource is gone, inside the group and in the groups that
@@ -79,7 +79,7 @@ def delete_group(azure: Subscription, command: ParsedCommand, call: Call) -> Any
 def register_provider(azure: Subscription, command: ParsedCommand, call: Call) -> Any:
     space = command.text("--namespace")
     if not space.startswith("Microsoft."):
-        raise Refused(f"(InvalidResourceNamespace) The resource namespace '{space}' is invalid.", 3)
+        raise Refusal(f"(InvalidResourceNamespace) The resource namespace '{space}' is invalid.", 3)
     azure.providers.add(space)
     if command["--wait"]:
         azure.clock.advance(60.0)
@@ -114,17 +114,15 @@ def list_usage(azure: Subscription, command: ParsedCommand, call: Call) -> Any:
 
 
 def list_skus(azure: Subscription, command: ParsedCommand, call: Call) -> Any:
-    from embark.catalog import load_catalog
-
-    place, wanted = azure.location(command), command.text("--size").lower()
+    location, wanted = azure.location(command), command.text("--size").lower()
     names = [*(one.name for one in load_catalog().machines.values() if one.cloud == "azure"),
              *FACTS["sizes"]["machines"]]
     rows = []
     for kind in filter(None, map(machine_type, names)):
-        if wanted in kind.name.lower() and (kind.regions is None or place in kind.regions):
-            rows.append({"name": kind.name, "family": kind.family, "locations": [place], "restrictions": [],
+        if wanted in kind.name.lower() and (kind.regions is None or location in kind.regions):
+            rows.append({"name": kind.name, "family": kind.family, "locations": [location], "restrictions": [],
                          "resourceType": "virtualMachines",
-                         "locationInfo": [{"location": place, "zones": FACTS["regions"]["zones"][place]}]})
+                         "locationInfo": [{"location": location, "zones": FACTS["regions"]["zones"][location]}]})
     return rows
 
 

@@ -143,7 +143,7 @@ def _quota_infos(project: Project, command: Invocation) -> list[dict[str, Any]]:
     service = command.text("--service")
     if service.removesuffix(".googleapis.com") not in facts()["services"]["known"]:
         command.fail(f"PERMISSION_DENIED: Not found or permission denied for service(s): {service}.")
-    places = [*facts()["zones"], *(f"{region}-{letter}" for region, letters in facts()["zones"].items()
+    locations = [*facts()["zones"], *(f"{region}-{letter}" for region, letters in facts()["zones"].items()
                                    for letter in letters)]
     rows: dict[str, dict[str, Any]] = {}
     for quota in load_catalog().quotas.values():
@@ -151,7 +151,7 @@ def _quota_infos(project: Project, command: Invocation) -> list[dict[str, Any]]:
             if quota.cloud != "gcp" or not name or (quota.service or name.partition("/")[0]) != service:
                 continue
             dimension, _, value = quota.dimension.partition("=")
-            info = {"applicableLocations": places, "dimensions": {dimension: value} if dimension else {},
+            info = {"applicableLocations": locations, "dimensions": {dimension: value} if dimension else {},
                     "details": {"value": str(int(project.quota(quota_key(quota, name))))}}
             for one in dict.fromkeys((code or name, code.replace("PerZone", "PerRegion") or name)):
                 row = rows.setdefault(one, {"quotaId": one, "metric": name, "service": service, "dimensionsInfos": []})

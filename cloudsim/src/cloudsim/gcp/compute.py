@@ -13,8 +13,8 @@ NAME = re.compile(r"[a-z]([-a-z0-9]{0,61}[a-z0-9])?")
 SCOPES = ("cloud-platform", "https://www.googleapis.com/auth/cloud-platform")
 
 
-def link(project: Project, collection: str, name: str, place: str = "") -> str:
-    scope = "global" if not place else f"zones/{place}" if project.is_zone(place) else f"regions/{place}"
+def link(project: Project, collection: str, name: str, location: str = "") -> str:
+    scope = "global" if not location else f"zones/{location}" if project.is_zone(location) else f"regions/{location}"
     return f"projects/{project.id}/{scope}/{collection}/{name}"
 
 
@@ -24,36 +24,36 @@ def check_name(command: Invocation, name: str, what: str = "name") -> None:
                      "match of regex '(?:[a-z](?:[-a-z0-9]{0,61}[a-z0-9])?)'")
 
 
-def missing(project: Project, command: Invocation, collection: str, name: str, place: str = "") -> Any:
-    return command.fail(f"Could not fetch resource:\n - The resource '{link(project, collection, name, place)}' was "
+def missing(project: Project, command: Invocation, collection: str, name: str, location: str = "") -> Any:
+    return command.fail(f"Could not fetch resource:\n - The resource '{link(project, collection, name, location)}' was "
                         "not found")
 
 
-def need(project: Project, command: Invocation, kind: str, collection: str, name: str, place: str = "") -> Resource:
-    found = project.account.resources.find(kind, f"{place}/{name}" if place else name)
+def need(project: Project, command: Invocation, kind: str, collection: str, name: str, location: str = "") -> Resource:
+    found = project.account.resources.find(kind, f"{location}/{name}" if location else name)
     if found is None:
-        missing(project, command, collection, name, place)
+        missing(project, command, collection, name, location)
     assert found is not None
     return found
 
 
-def add(project: Project, command: Invocation, kind: str, collection: str, name: str, place: str = "",
+def add(project: Project, command: Invocation, kind: str, collection: str, name: str, location: str = "",
         **more: Any) -> Resource:
     check_name(command, name)
-    key = f"{place}/{name}" if place else name
+    key = f"{location}/{name}" if location else name
     if project.account.resources.find(kind, key):
-        command.fail(f"Could not fetch resource:\n - The resource '{link(project, collection, name, place)}' already "
-                     "exists")
-    return project.account.resources.add(kind, key, place=place, **more)
+        command.fail(f"Could not fetch resource:\n - The resource '{link(project, collection, name, location)}' "
+                     "already exists")
+    return project.account.resources.add(kind, key, location=location, **more)
 
 
 def remove(project: Project, command: Invocation, found: Resource, collection: str) -> None:
     users = project.account.resources.users_of(found.key)
     name = found.name.rpartition("/")[2]
     if users:
-        user = link(project, f"{users[0].kind}s", users[0].name.rpartition("/")[2], users[0].place)
+        user = link(project, f"{users[0].kind}s", users[0].name.rpartition("/")[2], users[0].location)
         command.fail(f"Could not fetch resource:\n - The {found.kind} resource "
-                     f"'{link(project, collection, name, found.place)}' is already being used by '{user}'")
+                     f"'{link(project, collection, name, found.location)}' is already being used by '{user}'")
     project.account.resources.remove(*found.key)
 
 
@@ -97,7 +97,7 @@ def _create_subnet(project: Project, command: Invocation) -> str:
     for other in project.account.resources.of_kind("subnetwork"):
         if network.key in other.uses and other.attributes["range"] == span:
             command.fail(f"Could not fetch resource:\n - Invalid IPCidrRange: {span} conflicts with existing "
-                         f"subnetwork '{other.name.rpartition('/')[2]}' in region '{other.place}'.")
+                         f"subnetwork '{other.name.rpartition('/')[2]}' in region '{other.location}'.")
     add(project, command, "subnetwork", "subnetworks", command.name(), region, uses={network.key}, range=span)
     return ""
 
@@ -199,8 +199,8 @@ def _create_instance(project: Project, command: Invocation) -> str:
 def _show_instance(project: Project, one: Resource) -> dict[str, Any]:
     name = one.name.rpartition("/")[2]
     return {"name": name, "id": str(abs(hash(one.name)) % 10**18), "status": one.attributes["status"],
-            "zone": f"https://www.googleapis.com/compute/v1/{project.path}/zones/{one.place}",
-            "machineType": link(project, "machineTypes", one.attributes["machine_type"], one.place),
+            "zone": f"https://www.googleapis.com/compute/v1/{project.path}/zones/{one.location}",
+            "machineType": link(project, "machineTypes", one.attributes["machine_type"], one.location),
             "labels": one.attributes["labels"], "tags": {"items": one.attributes["tags"]},
             "scheduling": {"provisioningModel": "SPOT" if one.attributes["is_spot"] else "STANDARD"}}
 
@@ -275,9 +275,9 @@ def _quotas(project: Project, *, is_global: bool) -> list[dict[str, Any]]:
     return [{"metric": name, "limit": project.quota(name), "usage": 0.0} for name in sorted(names)]
 
 
-def _delete(kind: str, collection: str, *, place: str = "") -> Any:
+def _delete(kind: str, collection: str, *, location: str = "") -> Any:
     def delete(project: Project, command: Invocation) -> str:
-        where = region_of(project, command) if place else ""
+        where = region_of(project, command) if location else ""
         for name in command.names():
             remove(project, command, need(project, command, kind, collection, name, where), collection)
         return ""
@@ -285,9 +285,9 @@ def _delete(kind: str, collection: str, *, place: str = "") -> Any:
     return delete
 
 
-def _describe(kind: str, collection: str, *, place: str = "") -> Any:
+def _describe(kind: str, collection: str, *, location: str = "") -> Any:
     def describe(project: Project, command: Invocation) -> dict[str, Any]:
-        where = region_of(project, command) if place else ""
+        where = region_of(project, command) if location else ""
         found = need(project, command, kind, collection, command.name(), where)
         return {"name": command.name(), "selfLink": link(project, collection, command.name(), where),
                 **{key: value for key, value in found.attributes.items() if isinstance(value, (str, int, list))}}
@@ -307,8 +307,8 @@ HANDLERS: Mapping[str, Any] = {
     "compute networks list": lambda project, command: [
         {"name": one.name} for one in project.account.resources.of_kind("network")],
     "compute networks subnets create": _create_subnet,
-    "compute networks subnets describe": _describe("subnetwork", "subnetworks", place="region"),
-    "compute networks subnets delete": _delete("subnetwork", "subnetworks", place="region"),
+    "compute networks subnets describe": _describe("subnetwork", "subnetworks", location="region"),
+    "compute networks subnets delete": _delete("subnetwork", "subnetworks", location="region"),
     "compute firewall-rules create": _create_rule,
     "compute firewall-rules describe": _describe("firewall", "firewalls"),
     "compute firewall-rules delete": _delete("firewall", "firewalls"),
@@ -317,8 +317,8 @@ HANDLERS: Mapping[str, Any] = {
     "compute addresses create": _create_address, "compute addresses describe": _describe("address", "addresses"),
     "compute addresses delete": _delete("address", "addresses"),
     "compute resource-policies create group-placement": _create_placement,
-    "compute resource-policies describe": _describe("resource policy", "resourcePolicies", place="region"),
-    "compute resource-policies delete": _delete("resource policy", "resourcePolicies", place="region"),
+    "compute resource-policies describe": _describe("resource policy", "resourcePolicies", location="region"),
+    "compute resource-policies delete": _delete("resource policy", "resourcePolicies", location="region"),
     "compute instances create": _create_instance, "compute instances list": _instances,
     "compute instances describe": lambda project, command: _show_instance(project, _instance(project, command)),
     "compute instances start": _start, "compute instances stop": _stop, "compute instances delete": _delete_instances,

@@ -35,32 +35,34 @@ def _error(project: Project, command: Invocation, code: int, text: str) -> Any:
 
 
 def _find(project: Project, command: Invocation, name: str) -> Resource:
-    place = command.location("--location", "--region", "--zone")
-    found = project.account.resources.find("cluster", f"{place}/{name}")
+    location = command.location("--location", "--region", "--zone")
+    found = project.account.resources.find("cluster", f"{location}/{name}")
     if found is None:
-        _error(project, command, 404, f"Not found: {project.path}/locations/{place}/clusters/{name}.")
+        _error(project, command, 404, f"Not found: {project.path}/locations/{location}/clusters/{name}.")
     assert found is not None
     return found
 
 
-def _zones(project: Project, command: Invocation, place: str) -> list[str]:
-    zones = command.words("--node-locations") or (
-        [place] if project.is_zone(place) else [f"{place}-{letter}" for letter in facts()["zones"][place][:3]])
+def _zones(project: Project, command: Invocation, location: str) -> list[str]:
+    zones = command.words("--node-locations")
+    if not zones and project.is_zone(location):
+        zones = [location]
+    zones = zones or [f"{location}-{letter}" for letter in facts()["zones"][location][:3]]
     for zone in zones:
         if not project.is_zone(zone):
             _error(project, command, 400, f'Location "{zone}" does not exist.')
-        if zone.rpartition("-")[0] != (place if not project.is_zone(place) else place.rpartition("-")[0]):
-            _error(project, command, 400, f"node_locations {zone} is not in the cluster's region {place}.")
+        if zone.rpartition("-")[0] != (location if not project.is_zone(location) else location.rpartition("-")[0]):
+            _error(project, command, 400, f"node_locations {zone} is not in the cluster's region {location}.")
     return zones
 
 
 def _create_cluster(project: Project, command: Invocation) -> str:
-    place, name = command.location("--location", "--region", "--zone"), command.name()
-    if place not in facts()["zones"] and not project.is_zone(place):
-        _error(project, command, 400, f'Location "{place}" does not exist.')
+    location, name = command.location("--location", "--region", "--zone"), command.name()
+    if location not in facts()["zones"] and not project.is_zone(location):
+        _error(project, command, 400, f'Location "{location}" does not exist.')
     check_name(command, name)
-    if project.account.resources.find("cluster", f"{place}/{name}"):
-        _error(project, command, 409, f"Already exists: {project.path}/locations/{place}/clusters/{name}.")
+    if project.account.resources.find("cluster", f"{location}/{name}"):
+        _error(project, command, 409, f"Already exists: {project.path}/locations/{location}/clusters/{name}.")
     network = network_of(project, command, command.text("--network", "default"))
     workload_pool = command.text("--workload-pool")
     if workload_pool and workload_pool != f"{project.id}.svc.id.goog":
@@ -70,7 +72,7 @@ def _create_cluster(project: Project, command: Invocation) -> str:
         if addon not in facts()["addons"]["names"]:
             command.fail(f"argument --addons: unknown addon [{addon}]", 2)
     machine_type = command.text("--machine-type", "e2-medium")
-    zones = _zones(project, command, place)
+    zones = _zones(project, command, location)
     for zone in zones:
         if not project.is_sold(machine_type, zone):
             _error(project, command, 400, f"Machine type {machine_type} is not available in zone {zone}.")
@@ -78,7 +80,7 @@ def _create_cluster(project: Project, command: Invocation) -> str:
                                                          command.has("--enable-ip-alias")):
         _error(project, command, 400, "Multi-networking needs --enable-dataplane-v2 and --enable-ip-alias.")
     made = project.account.resources.add(
-        "cluster", f"{place}/{name}", place=place, uses={network.key}, is_paid=True, network=network.name,
+        "cluster", f"{location}/{name}", location=location, uses={network.key}, is_paid=True, network=network.name,
         workload_pool=workload_pool, has_networks=command.has("--enable-multi-networking"),
         has_prometheus=command.has("--enable-managed-prometheus"), takes_s=facts()["takes_s"]["cluster"])
     if workload_pool:
@@ -106,12 +108,12 @@ def _add_pool(project: Project, command: Invocation, cluster: Resource, name: st
     uses: set[Key] = {cluster.key, *more.pop("networks", ())}
     count, max_nodes = int(command.text("--num-nodes", "3")), more.pop("max_nodes", 0)
     metrics = more.pop("metrics", {})
-    short = check_quota(project, metrics, cluster.place, count * len(zones))
+    short = check_quota(project, metrics, cluster.location, count * len(zones))
     if short:
         _error(project, command, 403, f"Insufficient regional quota to satisfy request: {short}")
     account = command.text("--service-account") or project.compute_account
     made = project.account.resources.add(
-        "node pool", f"{cluster.name}/{name}", place=zones[0], uses=uses, pool=name, zones=zones, metrics=metrics,
+        "node pool", f"{cluster.name}/{name}", location=zones[0], uses=uses, pool=name, zones=zones, metrics=metrics,
         machine_type=machine_type, service_account=account, max_nodes=max_nodes,
         has_metadata_server=command.text("--workload-metadata", "GKE_METADATA") == "GKE_METADATA",
         quota={metric: each * count for metric, each in metrics.items()}, is_paid=count > 0)
@@ -127,9 +129,9 @@ def _create_pool(project: Project, command: Invocation) -> str:
     cluster, name = _find(project, command, command.text("--cluster")), command.name()
     check_name(command, name)
     if project.account.resources.find("node pool", f"{cluster.name}/{name}"):
-        _error(project, command, 409, f"Already exists: {project.path}/locations/{cluster.place}/clusters/"
+        _error(project, command, 409, f"Already exists: {project.path}/locations/{cluster.location}/clusters/"
                                       f"{cluster.name.partition('/')[2]}/nodePools/{name}.")
-    machine_type, zones = command.text("--machine-type", "e2-medium"), _zones(project, command, cluster.place)
+    machine_type, zones = command.text("--machine-type", "e2-medium"), _zones(project, command, cluster.location)
     for zone in zones:
         if not project.is_sold(machine_type, zone):
             _error(project, command, 400, f"Machine type {machine_type} is not available in zone {zone}.")
@@ -183,7 +185,7 @@ def _networks(project: Project, command: Invocation, cluster: Resource) -> set[K
         if not cluster.attributes["has_networks"]:
             _error(project, command, 400, "Additional node networks need a cluster with --enable-multi-networking.")
         for kind, key, name in (("network", "network", pair.get("network", "")), (
-                "subnetwork", "subnetwork", f"{cluster.place}/{pair.get('subnetwork', '')}")):
+                "subnetwork", "subnetwork", f"{cluster.location}/{pair.get('subnetwork', '')}")):
             if project.account.resources.find(kind, name) is None:
                 _error(project, command, 400, f"The referenced {key} \"{pair.get(key)}\" was not found.")
             found.add((kind, name))
@@ -194,7 +196,7 @@ def _pool(project: Project, command: Invocation, name: str = "") -> Resource:
     cluster = _find(project, command, command.text("--cluster"))
     found = project.account.resources.find("node pool", f"{cluster.name}/{name or command.name()}")
     if found is None:
-        _error(project, command, 404, f"Not found: {project.path}/locations/{cluster.place}/clusters/"
+        _error(project, command, 404, f"Not found: {project.path}/locations/{cluster.location}/clusters/"
                                       f"{cluster.name.partition('/')[2]}/nodePools/{name or command.name()}.")
     assert found is not None
     return found
@@ -267,7 +269,7 @@ def _credentials(project: Project, command: Invocation) -> str:
 
 
 def _show_cluster(project: Project, one: Resource) -> dict[str, Any]:
-    return {"name": one.name.partition("/")[2], "location": one.place, "status": "RUNNING",
+    return {"name": one.name.partition("/")[2], "location": one.location, "status": "RUNNING",
             "network": one.attributes["network"],
             "workloadIdentityConfig": {"workloadPool": one.attributes["workload_pool"]}}
 

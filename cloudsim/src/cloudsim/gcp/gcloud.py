@@ -9,7 +9,7 @@ from cloudsim.gcp import admin, compute, container, jobs, registry, storage
 from cloudsim.gcp.output import show
 from cloudsim.gcp.project import Invocation, Project, facts
 from cloudsim.grammar import load_grammar
-from cloudsim.state import Refused
+from cloudsim.state import Refusal
 
 Handler = Callable[[Project, Invocation], Any]
 HANDLERS: Mapping[str, Handler] = {
@@ -33,8 +33,8 @@ class Gcloud:
     def run(self, call: Call) -> str:
         try:
             parsed = self._grammar.parse(call.words)
-        except Refused as refusal:  # The real one names a command with dots.
-            raise Refused(_DOTS.sub(lambda found: f"({found[1].replace(' ', '.')})", refusal.text),
+        except Refusal as refusal:  # The real one names a command with dots.
+            raise Refusal(_DOTS.sub(lambda found: f"({found[1].replace(' ', '.')})", refusal.text),
                           refusal.code) from None
         given = parsed.text("--project") or call.env.get("CLOUDSDK_CORE_PROJECT", "") or self.project.config.get(
             "project", "")
@@ -44,7 +44,7 @@ class Gcloud:
         self._check_service(command)
         handler = HANDLERS.get(parsed.name)
         if handler is None:
-            raise Refused(f"gcloud {parsed.name}: this stand-in does not model the command", 70)
+            raise Refusal(f"gcloud {parsed.name}: this stand-in does not model the command", 70)
         found = handler(self.project, command)
         if isinstance(found, str):
             return found
@@ -64,7 +64,7 @@ class Gcloud:
         """gcloud asks before it installs a track's commands, and scripts have nobody to answer."""
         track = command.parsed.path[0]
         if track in ("alpha", "beta") and track not in self.project.components:
-            raise Refused(f"You do not currently have this command group installed.  Using it requires the "
+            raise Refusal(f"You do not currently have this command group installed.  Using it requires the "
                           f"installation of components: [{track}]\nERROR: (gcloud.{track}) run: gcloud components "
                           f"install {track}")
 
@@ -93,7 +93,7 @@ class Gsutil:
     def run(self, call: Call) -> str:
         words = [word for word in call.words if word != "-m"]
         if not words or words[0] not in self.COMMANDS:
-            raise Refused(f'CommandException: Invalid command "{words[0] if words else ""}".')
+            raise Refusal(f'CommandException: Invalid command "{words[0] if words else ""}".')
         flags = {"-r": "--recursive", "-R": "--recursive", "-l": "--location", "-p": "--project"}
         new = (*self.COMMANDS[words[0]], *(flags.get(word, word) for word in words[1:]))
         return self._gcloud.run(Call("gcloud", new, call.folder, call.env, call.stdin))

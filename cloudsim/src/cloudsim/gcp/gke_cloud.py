@@ -44,9 +44,9 @@ class GkeCloud:
         if kind is None:
             return f"MountVolume.MountDevice failed: driver {csi.get('driver')} mounts no file system of this account"
         parts = str(csi.get("volumeHandle")).split("/")
-        place, name = (parts[1], parts[2]) if kind == "filestore" and len(parts) == 4 else (
+        location, name = (parts[1], parts[2]) if kind == "filestore" and len(parts) == 4 else (
             (parts[1], parts[2]) if kind == "lustre" and len(parts) == 3 else ("", ""))
-        found = self._project.account.resources.find(kind, f"{place}/{name}")
+        found = self._project.account.resources.find(kind, f"{location}/{name}")
         if found is None:
             return (f"MountVolume.MountDevice failed: rpc error: code = NotFound: {kind} instance "
                     f"{csi.get('volumeHandle')} was not found")

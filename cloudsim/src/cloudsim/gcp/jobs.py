@@ -67,7 +67,7 @@ def submit(project: Project, region: str, title: str, spec: Mapping[str, Any], a
                      "resource may not exist).")
     id_ = 5000 + len(project.account.resources.of_kind("custom job"))
     name = f"projects/{project.number}/locations/{region}/customJobs/{id_}"
-    project.account.resources.add("custom job", name, place=region, is_paid=True, quota=metrics, title=title,
+    project.account.resources.add("custom job", name, location=region, is_paid=True, quota=metrics, title=title,
                                   spec=spec, state="JOB_STATE_PENDING", account=account or service_agent(project),
                                   takes_s=facts()["takes_s"]["custom_job"], logs="")
     return name
@@ -104,7 +104,7 @@ def _job(project: Project, command: Invocation) -> Resource:
     given, region = command.name("CUSTOM_JOB"), command.text("--region")
     found = next((one for one in project.account.resources.of_kind("custom job")
                   if given in (one.name, one.name.rpartition("/")[2])
-                  and (one.place == region or given.startswith("projects/"))), None)
+                  and (one.location == region or given.startswith("projects/"))), None)
     if found is None:
         command.fail(f"NOT_FOUND: The CustomJob does not exist. ({given} in {region or 'no region'})")
     assert found is not None
@@ -206,7 +206,7 @@ def _create_request(project: Project, command: Invocation) -> str:
     metadata = {key: command.call.read(path) for pair in command.pairs("--metadata-from-file")
                 for key, path in pair.items()}
     project.account.resources.add(
-        "queued resource", f"{zone}/{name}", place=zone, is_paid=True, quota=metrics, nodes=nodes, metadata=metadata,
+        "queued resource", f"{zone}/{name}", location=zone, is_paid=True, quota=metrics, nodes=nodes, metadata=metadata,
         num_hosts=machine.num_hosts, scopes=command.words("--scopes"), accelerator=kind,
         account=command.text("--service-account") or project.compute_account,
         takes_s=facts()["takes_s"]["queued_resource"])
@@ -224,7 +224,7 @@ def _request(project: Project, command: Invocation) -> Resource:
 
 def _show_request(project: Project, one: Resource) -> dict[str, Any]:
     state = "ACTIVE" if project.account.resources.is_ready(one) else "WAITING_FOR_RESOURCES"
-    return {"name": f"{project.path}/locations/{one.place}/queuedResources/{one.name.partition('/')[2]}",
+    return {"name": f"{project.path}/locations/{one.location}/queuedResources/{one.name.partition('/')[2]}",
             "state": {"state": state}, "tpu": {"nodeSpec": [{"nodeId": node} for node in one.attributes["nodes"]]}}
 
 
@@ -240,7 +240,7 @@ def _tpu_ssh(project: Project, command: Invocation) -> str:
     """The log of one host. The slice trains as one process on this machine's CPU."""
     node, zone = command.name("USER@TPU").rpartition("@")[2], command.location("--zone")
     found = next((one for one in project.account.resources.of_kind("queued resource")
-                  if one.place == zone and node in one.attributes["nodes"]), None)
+                  if one.location == zone and node in one.attributes["nodes"]), None)
     if found is None or not project.account.resources.is_ready(found):
         command.fail(f"NOT_FOUND: Resource '{project.path}/locations/{zone}/nodes/{node}' was not found")
     assert found is not None
@@ -281,7 +281,7 @@ HANDLERS: Mapping[str, Any] = {
     "ai custom-jobs describe": lambda project, command: _show_job(project, _job(project, command)),
     "ai custom-jobs list": lambda project, command: [
         _show_job(project, one) for one in project.account.resources.of_kind("custom job")
-        if one.place == command.location("--region")],
+        if one.location == command.location("--region")],
     "compute tpus accelerator-types list": _accelerator_types,
     "compute tpus queued-resources create": _create_request, "compute tpus queued-resources delete": _delete_request,
     "compute tpus queued-resources describe": lambda project, command: _show_request(

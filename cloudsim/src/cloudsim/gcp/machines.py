@@ -10,7 +10,7 @@ from cloudsim.gcp import object_store, training
 from cloudsim.gcp.project import Invocation, Project
 from cloudsim.gcp.registry import pull_error
 from cloudsim.machine import CLOUD_CONFIG, Answering, MachineDocker, first_start
-from cloudsim.state import Refused, Resource
+from cloudsim.state import Refusal, Resource
 from embark.spec.load import parse_spec
 
 
@@ -66,11 +66,11 @@ class _Rights:
         bucket, _, path = uri.removeprefix("gs://").partition("/")
         may_read = self.project.allows(f"serviceAccount:{self.account}", "read", f"buckets/{bucket}")
         if not may_read or not any("cloud-platform" in one for one in self.scopes):
-            raise Refused(f"ERROR: (gcloud.storage.cp) HTTPError 403: {self.account} does not have storage.objects.get "
+            raise Refusal(f"ERROR: (gcloud.storage.cp) HTTPError 403: {self.account} does not have storage.objects.get "
                           "access to the Google Cloud Storage object.")
         source = object_store.folder(self.project.account, bucket) / path
         if not source.exists():
-            raise Refused(f"ERROR: (gcloud.storage.cp) The following URLs matched no objects or files: {uri}")
+            raise Refusal(f"ERROR: (gcloud.storage.cp) The following URLs matched no objects or files: {uri}")
         if source.is_dir():
             shutil.copytree(source, Path(target) / source.name, dirs_exist_ok=True)
         else:

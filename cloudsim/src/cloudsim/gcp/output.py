@@ -7,7 +7,7 @@ from typing import Any
 
 import yaml
 
-from cloudsim.state import Refused
+from cloudsim.state import Refusal
 
 _KEY = re.compile(r"([\w-]+)|\[(\d*)\]|\.")
 _TERM = re.compile(r"(?P<not>-|NOT )?(?P<key>[\w.\[\]-]+)(?P<op>!=|>=|<=|[=:~<>])(?P<value>\"[^\"]*\"|'[^']*'|\S*)")
@@ -34,7 +34,7 @@ def show(rows: Any, *, format_: str, filter_: str = "", flatten: Sequence[str] =
         return "".join("---\n" * is_list + yaml.safe_dump(_plain(row), sort_keys=True) for row in found)
     if kind in ("none", "disable"):
         return ""
-    raise Refused(f"ERROR: gcloud crashed (UnknownFormatError): Format for [{kind}] is unknown to this stand-in", 1)
+    raise Refusal(f"ERROR: gcloud crashed (UnknownFormatError): Format for [{kind}] is unknown to this stand-in", 1)
 
 
 def matches(row: Any, filter_: str) -> bool:
@@ -43,12 +43,12 @@ def matches(row: Any, filter_: str) -> bool:
     while rest:
         term = _TERM.match(rest)
         if term is None:
-            raise Refused(f"ERROR: unparseable filter: [{filter_}]")
+            raise Refusal(f"ERROR: unparseable filter: [{filter_}]")
         if _matches(row, term) == bool(term["not"]):
             return False
         rest = re.sub(r"^(AND\s+)", "", rest[term.end():].strip())
         if rest.startswith("OR "):
-            raise Refused(f"ERROR: a filter with OR is unknown to this stand-in: [{filter_}]")
+            raise Refusal(f"ERROR: a filter with OR is unknown to this stand-in: [{filter_}]")
     return True
 
 
@@ -64,7 +64,7 @@ def _matches(row: Any, term: re.Match[str]) -> bool:
         return any(re.search(rf"(^|\W){pattern}($|\W)", text, re.IGNORECASE) for text in texts)
     if term["op"] == "=":
         return any(text.lower() == value.lower() for text in texts)
-    raise Refused(f"ERROR: a filter with {term['op']} is unknown to this stand-in")
+    raise Refusal(f"ERROR: a filter with {term['op']} is unknown to this stand-in")
 
 
 def _project(row: Any, key: str) -> Any:

@@ -11,7 +11,7 @@ from typing import Any
 
 from cloudsim.account import Account, Call
 from cloudsim.grammar import ParsedCommand
-from cloudsim.state import Refused
+from cloudsim.state import Refusal
 from embark.catalog import Machine, Quota, load_catalog
 from embark.catalog.regions import is_sold_in
 
@@ -98,7 +98,7 @@ class Project:
             command.fail(f"INVALID_ARGUMENT: The member {member} is of an unknown type. Please set a valid type "
                          "prefix for the member.")
 
-    # places and machines
+    # locations and machines
 
     def quota(self, metric: str) -> float:
         return self.quotas.get(metric, QUOTA)
@@ -136,7 +136,7 @@ class Project:
 
     def gpus_used(self, metric: str, region: str) -> float:
         used: list[float] = [one.attributes.get("quota", {}).get(metric, 0.0) for one in self.account.resources
-                             if one.place.startswith(region)]
+                             if one.location.startswith(region)]
         return sum(used)
 
 
@@ -172,7 +172,7 @@ class Invocation:
         return bool(self.parsed[flag])
 
     def fail(self, text: str, code: int = 1) -> Any:
-        raise Refused(f"ERROR: (gcloud.{'.'.join(self.parsed.path)}) {text}", code)
+        raise Refusal(f"ERROR: (gcloud.{'.'.join(self.parsed.path)}) {text}", code)
 
     def location(self, *flags: str) -> str:
         """Of `--location`, `--zone` or `--region`."""

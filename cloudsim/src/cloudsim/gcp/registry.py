@@ -8,39 +8,39 @@ from cloudsim.gcp.project import Invocation, Project, facts
 from cloudsim.state import Resource
 
 
-def repository_path(project: Project, place: str, name: str) -> str:
-    return f"{project.path}/locations/{place}/repositories/{name}"
+def repository_path(project: Project, location: str, name: str) -> str:
+    return f"{project.path}/locations/{location}/repositories/{name}"
 
 
 def _create_repository(project: Project, command: Invocation) -> str:
-    place, name = command.location("--location"), command.name("REPOSITORY")
-    if place not in facts()["zones"] and place not in ("us", "europe", "asia"):
-        command.fail(f"INVALID_ARGUMENT: Location {place} is not supported.")
-    if project.account.resources.find("repository", f"{place}/{name}"):
+    location, name = command.location("--location"), command.name("REPOSITORY")
+    if location not in facts()["zones"] and location not in ("us", "europe", "asia"):
+        command.fail(f"INVALID_ARGUMENT: Location {location} is not supported.")
+    if project.account.resources.find("repository", f"{location}/{name}"):
         command.fail("ALREADY_EXISTS: the repository already exists")
-    project.account.resources.add("repository", f"{place}/{name}", place=place,
+    project.account.resources.add("repository", f"{location}/{name}", location=location,
                                   format=command.text("--repository-format").lower(), is_paid=True)
     return ""
 
 
 def _repository(project: Project, command: Invocation) -> Resource:
-    place, name = command.location("--location"), command.name("REPOSITORY")
-    found = project.account.resources.find("repository", f"{place}/{name}")
+    location, name = command.location("--location"), command.name("REPOSITORY")
+    found = project.account.resources.find("repository", f"{location}/{name}")
     if found is None:
-        command.fail(f'NOT_FOUND: Requested entity was not found. (repository "{name}" in {place})')
+        command.fail(f'NOT_FOUND: Requested entity was not found. (repository "{name}" in {location})')
     assert found is not None
     return found
 
 
 def _show_repository(project: Project, one: Resource) -> dict[str, Any]:
     name = one.name.partition("/")[2]
-    return {"name": repository_path(project, one.place, name), "format": str(one.attributes["format"]).upper()}
+    return {"name": repository_path(project, one.location, name), "format": str(one.attributes["format"]).upper()}
 
 
 def _delete_repository(project: Project, command: Invocation) -> str:
     found = _repository(project, command)
     name = found.name.partition("/")[2]
-    start = f"{found.place}-docker.pkg.dev/{project.id}/{name}/"
+    start = f"{found.location}-docker.pkg.dev/{project.id}/{name}/"
     images = project.account.images.pushed
     for image in [one for one in images if one.startswith(start)]:
         del images[image]
@@ -50,7 +50,7 @@ def _delete_repository(project: Project, command: Invocation) -> str:
 
 def _bind_repository(project: Project, command: Invocation) -> str:
     found = _repository(project, command)
-    project.bind(command, repository_path(project, found.place, found.name.partition("/")[2]), kind="repository")
+    project.bind(command, repository_path(project, found.location, found.name.partition("/")[2]), kind="repository")
     return ""
 
 
@@ -89,13 +89,13 @@ class ArtifactRegistry:
         """Why a name leads to no repository of this project."""
         host, _, rest = image.partition("/")
         parts = rest.split("/")
-        place = host.removesuffix("-docker.pkg.dev")
+        location = host.removesuffix("-docker.pkg.dev")
         if len(parts) < 3:
             return f'name invalid: Missing image name. Pushes should be of the form docker push HOST-NAME/PROJECT-ID/' \
                    f'REPOSITORY/IMAGE, and this is {image}'
         if parts[0] != self._project.id:
             return f'denied: Permission "artifactregistry.repositories.uploadArtifacts" denied on project {parts[0]}'
-        if self._project.account.resources.find("repository", f"{place}/{parts[1]}") is None:
+        if self._project.account.resources.find("repository", f"{location}/{parts[1]}") is None:
             return f'name unknown: Repository "{parts[1]}" not found'
         return ""
 
@@ -114,8 +114,8 @@ def pull_error(project: Project, image: str, service_account: str) -> str:
     own = host.endswith("-docker.pkg.dev") and not host.startswith(("us-docker", "gcr"))
     if not own:
         return ""
-    place, parts = host.removesuffix("-docker.pkg.dev"), rest.split("/")
-    resource = repository_path(project, place, parts[1] if len(parts) > 1 else "")
+    location, parts = host.removesuffix("-docker.pkg.dev"), rest.split("/")
+    resource = repository_path(project, location, parts[1] if len(parts) > 1 else "")
     if ArtifactRegistry(project).repository_error(image) or not project.account.images.is_pushed(image):
         return f'failed to resolve reference "{image}": {image}: not found'
     if not project.allows(f"serviceAccount:{service_account}", "pull", resource):

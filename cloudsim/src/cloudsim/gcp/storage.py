@@ -40,17 +40,17 @@ def _create(project: Project, command: Invocation) -> str:
         if project.account.resources.find("bucket", name):
             command.fail("HTTPError 409: Your previous request to create the named bucket succeeded and you already "
                          "own it.")
-        place = command.text("--location", "us").lower()
-        if place not in facts()["zones"] and place not in ("us", "eu", "asia"):
+        location = command.text("--location", "us").lower()
+        if location not in facts()["zones"] and location not in ("us", "eu", "asia"):
             command.fail("HTTPError 400: The specified location constraint is not valid.")
         object_store.create(project.account, name)
-        project.account.resources.add("bucket", name, place=place, is_paid=True)
+        project.account.resources.add("bucket", name, location=location, is_paid=True)
     return ""
 
 
 def _describe(project: Project, command: Invocation) -> dict[str, Any]:
     found = bucket_of(project, command, command.name("URL"))
-    return {"name": found.name, "location": found.place.upper(), "storage_url": f"gs://{found.name}/",
+    return {"name": found.name, "location": found.location.upper(), "storage_url": f"gs://{found.name}/",
             "uniform_bucket_level_access": True}
 
 
@@ -171,20 +171,21 @@ def _ls(project: Project, command: Invocation) -> str:
 # file systems
 
 
-def _place(project: Project, command: Invocation, *, regional: bool, word: str) -> str:
-    place = command.location("--location", "--zone", "--region")
-    known = place in facts()["zones"] if regional else project.is_zone(place)
+def _location(project: Project, command: Invocation, *, regional: bool, word: str) -> str:
+    location = command.location("--location", "--zone", "--region")
+    known = location in facts()["zones"] if regional else project.is_zone(location)
     if not known:
-        command.fail(f"INVALID_ARGUMENT: Location {place} is not valid for {word}: it needs a "
+        command.fail(f"INVALID_ARGUMENT: Location {location} is not valid for {word}: it needs a "
                      f"{'region' if regional else 'zone'}.")
-    return place
+    return location
 
 
 def _create_filestore(project: Project, command: Invocation) -> str:
     tier, name = command.text("--tier", "basic-hdd").lower(), command.name("INSTANCE")
     if tier not in facts()["filestore"]["tiers"]:
         command.fail(f"INVALID_ARGUMENT: Tier {tier} is not supported.")
-    place = _place(project, command, regional=tier in facts()["filestore"]["regional"], word=f"tier {tier.upper()}")
+    is_regional = tier in facts()["filestore"]["regional"]
+    location = _location(project, command, regional=is_regional, word=f"tier {tier.upper()}")
     share = (command.pairs("--file-share") or [{}])[0]
     capacity = re.fullmatch(r"(\d+)(GiB|GB|TiB|TB)?", share.get("capacity", ""))
     if capacity is None or not share.get("name"):
@@ -196,12 +197,12 @@ def _create_filestore(project: Project, command: Invocation) -> str:
         command.fail(f"INVALID_ARGUMENT: capacity {gib} GiB is invalid for tier {tier.upper()}: it must be between "
                      f"{least} and {most} GiB, in steps of {step} GiB.")
     network = compute.network_of(project, command, (command.pairs("--network") or [{}])[0].get("name", ""))
-    if project.account.resources.find("filestore", f"{place}/{name}"):
-        command.fail(f"ALREADY_EXISTS: Resource '{project.path}/locations/{place}/instances/{name}' already exists")
+    if project.account.resources.find("filestore", f"{location}/{name}"):
+        command.fail(f"ALREADY_EXISTS: Resource '{project.path}/locations/{location}/instances/{name}' already exists")
     number = len(project.account.resources.of_kind("filestore")) + 2
     made = project.account.resources.add(
-        "filestore", f"{place}/{name}", place=place, uses={network.key}, is_paid=True, share=share["name"], gib=gib,
-        tier=tier.upper(), network=network.name, address=f"10.91.{number}.2",
+        "filestore", f"{location}/{name}", location=location, uses={network.key}, is_paid=True, share=share["name"],
+        gib=gib, tier=tier.upper(), network=network.name, address=f"10.91.{number}.2",
         takes_s=facts()["takes_s"]["filestore"])
     if not command.has("--async"):
         project.account.clock.advance(made.ready_at - project.account.clock.now)
@@ -209,17 +210,17 @@ def _create_filestore(project: Project, command: Invocation) -> str:
 
 
 def _filestore(project: Project, command: Invocation) -> Resource:
-    place, name = command.location("--location", "--zone", "--region"), command.name("INSTANCE")
-    found = project.account.resources.find("filestore", f"{place}/{name}")
+    location, name = command.location("--location", "--zone", "--region"), command.name("INSTANCE")
+    found = project.account.resources.find("filestore", f"{location}/{name}")
     if found is None:
-        command.fail(f"NOT_FOUND: Resource '{project.path}/locations/{place}/instances/{name}' was not found")
+        command.fail(f"NOT_FOUND: Resource '{project.path}/locations/{location}/instances/{name}' was not found")
     assert found is not None
     return found
 
 
 def _show_filestore(project: Project, one: Resource) -> dict[str, Any]:
     ready = project.account.resources.is_ready(one)
-    return {"name": f"{project.path}/locations/{one.place}/instances/{one.name.partition('/')[2]}",
+    return {"name": f"{project.path}/locations/{one.location}/instances/{one.name.partition('/')[2]}",
             "tier": one.attributes["tier"], "state": "READY" if ready else "CREATING",
             "fileShares": [{"name": one.attributes["share"], "capacityGb": str(one.attributes["gib"])}],
             "networks": [{"network": one.attributes["network"],
@@ -228,7 +229,7 @@ def _show_filestore(project: Project, one: Resource) -> dict[str, Any]:
 
 def _create_lustre(project: Project, command: Invocation) -> str:
     name = command.name("INSTANCE")
-    place = _place(project, command, regional=False, word="Managed Lustre")
+    location = _location(project, command, regional=False, word="Managed Lustre")
     gib, rate = command.text("--capacity-gib"), command.text("--per-unit-storage-throughput")
     step = facts()["lustre"]["step_gib"]
     if not gib.isdigit() or int(gib) % step or int(gib) < step:
@@ -243,11 +244,12 @@ def _create_lustre(project: Project, command: Invocation) -> str:
     if not any(network.key in one.uses for one in project.account.resources.of_kind("vpc peering")):
         command.fail(f"FAILED_PRECONDITION: network {network.name} has no connection to servicenetworking.googleapis."
                      "com: run gcloud services vpc-peerings connect")
-    if project.account.resources.find("lustre", f"{place}/{name}"):
-        command.fail(f"ALREADY_EXISTS: Resource '{project.path}/locations/{place}/instances/{name}' already exists")
+    if project.account.resources.find("lustre", f"{location}/{name}"):
+        command.fail(f"ALREADY_EXISTS: Resource '{project.path}/locations/{location}/instances/{name}' already exists")
+    number = len(project.account.resources.of_kind("lustre")) + 1
     made = project.account.resources.add(
-        "lustre", f"{place}/{name}", place=place, uses={network.key}, is_paid=True, gib=int(gib), network=network.name,
-        share=command.text("--filesystem"), address=f"10.92.{len(project.account.resources.of_kind('lustre')) + 1}.3",
+        "lustre", f"{location}/{name}", location=location, uses={network.key}, is_paid=True, gib=int(gib),
+        network=network.name, share=command.text("--filesystem"), address=f"10.92.{number}.3",
         takes_s=facts()["takes_s"]["lustre"])
     if not command.has("--async"):
         project.account.clock.advance(made.ready_at - project.account.clock.now)
@@ -255,16 +257,16 @@ def _create_lustre(project: Project, command: Invocation) -> str:
 
 
 def _lustre(project: Project, command: Invocation) -> Resource:
-    place, name = command.location("--location"), command.name("INSTANCE")
-    found = project.account.resources.find("lustre", f"{place}/{name}")
+    location, name = command.location("--location"), command.name("INSTANCE")
+    found = project.account.resources.find("lustre", f"{location}/{name}")
     if found is None:
-        command.fail(f"NOT_FOUND: Resource '{project.path}/locations/{place}/instances/{name}' was not found")
+        command.fail(f"NOT_FOUND: Resource '{project.path}/locations/{location}/instances/{name}' was not found")
     assert found is not None
     return found
 
 
 def _show_lustre(project: Project, one: Resource) -> dict[str, Any]:
-    return {"name": f"{project.path}/locations/{one.place}/instances/{one.name.partition('/')[2]}",
+    return {"name": f"{project.path}/locations/{one.location}/instances/{one.name.partition('/')[2]}",
             "state": "ACTIVE" if project.account.resources.is_ready(one) else "CREATING",
             "mountPoint": f"{one.attributes['address']}@tcp:/{one.attributes['share']}"}
 
@@ -295,8 +297,9 @@ def volume_folder(project: Project, found: Resource) -> Path:
 
 def _listed(kind: str, shown: Any) -> Any:
     def listed(project: Project, command: Invocation) -> list[dict[str, Any]]:
-        place = command.text("--location") or command.text("--zone") or command.text("--region")
-        return [shown(project, one) for one in project.account.resources.of_kind(kind) if place in ("", "-", one.place)]
+        location = command.text("--location") or command.text("--zone") or command.text("--region")
+        return [shown(project, one) for one in project.account.resources.of_kind(kind)
+                if location in ("", "-", one.location)]
 
     return listed
 

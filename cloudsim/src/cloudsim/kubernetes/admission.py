@@ -9,7 +9,7 @@ import kubernetes_validate
 
 from cloudsim.kubernetes.cluster import Cluster, Object
 from cloudsim.kubernetes.kinds import ObjectKind, Release, releases
-from cloudsim.state import Refused
+from cloudsim.state import Refusal
 from embark.rehearse.manifest import Objects, at, name_of
 from embark.rehearse.workload import make_workload
 
@@ -28,16 +28,16 @@ def apply(cluster: Cluster, thing: Object, origin: str, namespace: str = "", *, 
     thing = deepcopy(thing)
     meta = thing.setdefault("metadata", {})
     if not meta.get("name"):
-        raise Refused(f"error: error when retrieving current configuration of:\nResource: {kind.plural!r}: "
+        raise Refusal(f"error: error when retrieving current configuration of:\nResource: {kind.plural!r}: "
                       f"resource name may not be empty")
     if kind.is_namespaced:
         given = meta.get("namespace")
         if namespace and given and given != namespace:
-            raise Refused(f'error: the namespace from the provided object "{given}" does not match the namespace '
+            raise Refusal(f'error: the namespace from the provided object "{given}" does not match the namespace '
                           f'"{namespace}". You must pass \'--namespace={given}\' to perform this operation.')
         space = meta.setdefault("namespace", given or namespace or "default")
         if cluster.find("Namespace", space) is None:
-            raise Refused(f'Error from server (NotFound): error when creating "{origin}": namespaces "{space}" not '
+            raise Refusal(f'Error from server (NotFound): error when creating "{origin}": namespaces "{space}" not '
                           "found")
     else:
         meta.pop("namespace", None)
@@ -51,10 +51,10 @@ def apply(cluster: Cluster, thing: Object, origin: str, namespace: str = "", *, 
         effects(cluster, thing, kind)
         return f"{label} created"
     if create:
-        raise Refused(f'Error from server (AlreadyExists): {kind.plural} "{meta["name"]}" already exists')
+        raise Refusal(f'Error from server (AlreadyExists): {kind.plural} "{meta["name"]}" already exists')
     for name in IMMUTABLE.get(kind.key, ()):
         if at(old, f"spec.{name}") != at(thing, f"spec.{name}"):
-            raise Refused(f'The {kind.kind} "{meta["name"]}" is invalid: spec.{name}: Invalid value: field is '
+            raise Refusal(f'The {kind.kind} "{meta["name"]}" is invalid: spec.{name}: Invalid value: field is '
                           "immutable")
     merged = {**old, **{key: value for key, value in thing.items() if key != "metadata"}}
     merged["metadata"] = {**old["metadata"], **{key: {**(old["metadata"].get(key) or {}), **value}
@@ -72,13 +72,13 @@ def check_schema(cluster: Cluster, thing: Object, kind: ObjectKind, origin: str)
             kubernetes_validate.validate(thing, cluster.version, strict=True)
         except kubernetes_validate.ValidationError as error:
             path = ".".join(str(one) for one in error.path)
-            raise Refused(f'Error from server (BadRequest): error when creating "{origin}": {kind.kind} in version '
+            raise Refusal(f'Error from server (BadRequest): error when creating "{origin}": {kind.kind} in version '
                           f'"{thing["apiVersion"]}" cannot be handled as a {kind.kind}: strict decoding error: '
                           f'{path}: {error.message}') from error
     if kind.key in REHEARSED:
         workload, _ = make_workload(thing, Objects((*cluster.objects.values(), thing)))
         if workload.refusal is not None:
-            raise Refused(f'Error from server (Invalid): error when creating "{origin}": {kind.kind} '
+            raise Refusal(f'Error from server (Invalid): error when creating "{origin}": {kind.kind} '
                           f'"{name_of(thing)}" is invalid: {workload.refusal.what}')
 
 
@@ -87,7 +87,7 @@ def check_webhooks(cluster: Cluster, thing: Object, kind: ObjectKind, origin: st
     for release in cluster.releases.values():
         is_asked = kind in release.kinds or (release.name == "kueue" and kind.key in REHEARSED)
         if release.webhook and is_asked and not cluster.is_available("Deployment", release.webhook):
-            raise Refused(f'Error from server (InternalError): error when creating "{origin}": Internal error '
+            raise Refusal(f'Error from server (InternalError): error when creating "{origin}": Internal error '
                           f'occurred: failed calling webhook: Post "https://{release.name}-webhook-service.'
                           f'{release.namespace}.svc:443": dial tcp: connect: connection refused')
 
@@ -119,7 +119,7 @@ def install(cluster: Cluster, release: Release, namespace: str, *, owner: Mappin
             tolerates: bool = True) -> list[str]:
     """What the release brings; `kubectl apply` prints these lines."""
     if release.needs_kind and not any(kind.key == release.needs_kind for kind in cluster.kinds()):
-        raise Refused(f'error: resource mapping not found: no matches for kind "{release.needs_kind}"\nensure CRDs '
+        raise Refusal(f'error: resource mapping not found: no matches for kind "{release.needs_kind}"\nensure CRDs '
                       "are installed first")
     cluster.releases[release.name] = release
     lines = [f"customresourcedefinition.apiextensions.k8s.io/{kind.plural}.{kind.group} serverside-applied"
@@ -144,8 +144,8 @@ def release_at(address: str, *, kustomize: bool) -> Release:
         if release.is_at(address, kustomize=kustomize):
             return release
     if kustomize:
-        raise Refused(f"error: evalsymlink failure on '{address}': the path or the ref does not exist there")
-    raise Refused(f'error: unable to read URL "{address}", server reported 404 Not Found, status code=404')
+        raise Refusal(f"error: evalsymlink failure on '{address}': the path or the ref does not exist there")
+    raise Refusal(f'error: unable to read URL "{address}", server reported 404 Not Found, status code=404')
 
 
 def refuse_client_side(release: Release) -> None:
@@ -153,5 +153,5 @@ def refuse_client_side(release: Release) -> None:
     if release.needs_server_side:
         name = release.kinds[0] if release.kinds else None
         called = f"{name.plural}.{name.group}" if name else release.name
-        raise Refused(f'The CustomResourceDefinition "{called}" is invalid: metadata.annotations: Too long: may not be '
+        raise Refusal(f'The CustomResourceDefinition "{called}" is invalid: metadata.annotations: Too long: may not be '
                       "more than 262144 bytes")

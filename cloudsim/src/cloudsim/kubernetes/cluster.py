@@ -1,20 +1,16 @@
 """A cluster's objects and nodes, and the one place where time passes for them."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from cloudsim.kubernetes.cloud import ClusterCloud, NodePool
 from cloudsim.kubernetes.kinds import ObjectKind, Release, builtin_kinds
-from cloudsim.state import Clock, Refused
+from cloudsim.state import Clock, Refusal
 from embark.lint.pods import quantity
 from embark.rehearse.manifest import at
-
-if TYPE_CHECKING:
-    from cloudsim.kubernetes.controllers import JobRun
+from embark.rehearse.pods import Pod
 
 Object = dict[str, Any]
 ObjectKey = tuple[str, str, str]  # Kind, namespace (empty for those of the cluster), name.
@@ -42,6 +38,27 @@ class Event:
     name: str
     namespace: str
     message: str
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """How a job's programs ended."""
+
+    is_ok: bool
+    sentence: str
+    reason: str = "BackoffLimitExceeded"
+    logs: dict[str, str] = field(default_factory=dict)
+    codes: dict[str, int] = field(default_factory=dict)
+
+
+@dataclass(slots=True)
+class JobRun:
+    """One job's pods and how far they are."""
+
+    pods: tuple[Pod, ...] = ()
+    outcome: Outcome | None = None
+    ends_at: float = 0.0
+    logs: dict[str, str] = field(default_factory=dict)  # By pod.
 
 
 @dataclass(slots=True)
@@ -119,7 +136,7 @@ class Cluster:
         for known in self.kinds():
             if known.kind == kind and known.group == group and number in known.versions:
                 return known
-        raise Refused(f'error: resource mapping not found for name: "{_name(thing)}" namespace: '
+        raise Refusal(f'error: resource mapping not found for name: "{_name(thing)}" namespace: '
                       f'"{_namespace(thing)}" from "{origin}": no matches for kind "{kind}" in version "{version}"\n'
                       "ensure CRDs are installed first")
 

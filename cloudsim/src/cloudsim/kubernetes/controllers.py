@@ -2,12 +2,12 @@
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from typing import Any
 
-from cloudsim.kubernetes.cluster import Cluster, Object, ObjectKey
+from cloudsim.kubernetes.cluster import Cluster, JobRun, Object, ObjectKey, Outcome
 from cloudsim.kubernetes.kubelet import path_trouble, start_trouble
-from cloudsim.kubernetes.programs import Outcome, run_program
+from cloudsim.kubernetes.programs import run_program
 from cloudsim.kubernetes.scheduler import choose_node, pool_that_fits, requests
 from embark.lint.pods import quantity
 from embark.rehearse.manifest import K8sObject, Objects, PodIdentity, at, name_of, namespace_of, rows
@@ -24,16 +24,6 @@ ENDS = {  # What each controller writes when its pods have ended: well and badly
     "Job": ("Complete", "Failed"), "JobSet": ("Completed", "Failed"), "TrainJob": ("Complete", "Failed"),
     "PyTorchJob": ("Succeeded", "Failed"),
 }
-
-
-@dataclass(slots=True)
-class JobRun:
-    """One job's pods and how far they are."""
-
-    pods: tuple[Pod, ...] = ()
-    outcome: Outcome | None = None
-    ends_at: float = 0.0
-    logs: dict[str, str] = field(default_factory=dict)  # By pod.
 
 
 def reconcile(cluster: Cluster) -> None:
@@ -76,7 +66,7 @@ def _reconcile_job(cluster: Cluster, key: ObjectKey, job: Object) -> None:
             _end(key, job, stored, run.outcome)
         return
     for pod, one in zip(run.pods, stored, strict=True):
-        _place(cluster, pod, one)
+        _schedule(cluster, pod, one)
     if all(at(one, "status.phase") == "Running" for one in stored):
         if key[0] == "RayCluster":  # it waits for drivers until it is deleted
             job["status"] = {"state": "ready"}
@@ -102,7 +92,7 @@ def _reconcile_server(cluster: Cluster, key: ObjectKey, deployment: Object) -> N
     num_ready = 0
     for pod in run.pods:
         stored = cluster.objects[("Pod", key[1], pod.name)]
-        _place(cluster, pod, stored)
+        _schedule(cluster, pod, stored)
         if at(stored, "status.phase") != "Running":
             continue
         pool = next(cluster.pools[node.pool] for node in cluster.nodes if node.name == stored["spec"]["nodeName"])
@@ -143,7 +133,7 @@ def _create_pods(cluster: Cluster, key: ObjectKey, job: Object, run: JobRun) -> 
     return bool(pods)
 
 
-def _place(cluster: Cluster, pod: Pod, stored: Object) -> None:
+def _schedule(cluster: Cluster, pod: Pod, stored: Object) -> None:
     """A node, then a container."""
     if not at(stored, "spec.nodeName"):
         node, message = choose_node(cluster, stored)

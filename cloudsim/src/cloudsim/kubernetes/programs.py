@@ -4,13 +4,12 @@ import base64
 import re
 import shlex
 from collections.abc import Sequence
-from dataclasses import dataclass, field
 from importlib.util import find_spec
-from typing import TYPE_CHECKING
 
 import yaml
 
 from cloudsim.kubernetes.cloud import NodePool
+from cloudsim.kubernetes.cluster import Cluster, Object, Outcome
 from cloudsim.kubernetes.kubelet import path_trouble, volume_of_path
 from embark.errors import UserError
 from embark.rehearse.controller import Observer
@@ -21,25 +20,11 @@ from embark.rehearse.rehearsal import RehearsalOptions, prepare, rehearse
 from embark.render.command import SPEC_VARIABLE
 from embark.spec.load import parse_spec
 
-if TYPE_CHECKING:
-    from cloudsim.kubernetes.cluster import Cluster, Object
-
 SPEC_FILE = "spec.toml"
 BESIDE = ("ConfigMap", "Secret", "Service", "TrainingRuntime", "ClusterTrainingRuntime", "PersistentVolumeClaim")
 
 
-@dataclass(frozen=True, slots=True)
-class Outcome:
-    """How a job's programs ended."""
-
-    is_ok: bool
-    sentence: str
-    reason: str = "BackoffLimitExceeded"
-    logs: dict[str, str] = field(default_factory=dict)
-    codes: dict[str, int] = field(default_factory=dict)
-
-
-def run_program(cluster: "Cluster", kind: str, job: K8sObject, pods: Sequence[Pod], stored: "Sequence[Object]"
+def run_program(cluster: Cluster, kind: str, job: K8sObject, pods: Sequence[Pod], stored: Sequence[Object]
                 ) -> Outcome:
     """Run what the pods' commands say, once all of them have started."""
     pools = [next(cluster.pools[node.pool] for node in cluster.nodes if node.name == one["spec"]["nodeName"])
@@ -56,7 +41,7 @@ def run_program(cluster: "Cluster", kind: str, job: K8sObject, pods: Sequence[Po
     return _train(cluster, job)
 
 
-def _copy(cluster: "Cluster", pod: Pod, stored: "Object", pool: NodePool, words: Sequence[str]) -> Outcome:
+def _copy(cluster: Cluster, pod: Pod, stored: Object, pool: NodePool, words: Sequence[str]) -> Outcome:
     source, target = [word for word in words if not word.startswith("-")][:2]
     for path, write in ((source, False), (target, True)):
         trouble = path_trouble(cluster, stored, path, pool, write=write)
@@ -70,7 +55,7 @@ def _copy(cluster: "Cluster", pod: Pod, stored: "Object", pool: NodePool, words:
     return Outcome(True, "", logs={pod.name: f"copied {source} to {target}\n"})
 
 
-def _training_trouble(cluster: "Cluster", pods: Sequence[Pod], stored: "Sequence[Object]", pools: Sequence[NodePool]
+def _training_trouble(cluster: Cluster, pods: Sequence[Pod], stored: Sequence[Object], pools: Sequence[NodePool]
                       ) -> str:
     """What the spec names and a pod cannot reach."""
     for pod, one, pool in zip(pods, stored, pools, strict=True):
@@ -93,7 +78,7 @@ def _training_trouble(cluster: "Cluster", pods: Sequence[Pod], stored: "Sequence
     return ""
 
 
-def _train(cluster: "Cluster", job: K8sObject) -> Outcome:
+def _train(cluster: Cluster, job: K8sObject) -> Outcome:
     """The rehearsal of the objects as they are in the cluster."""
     space = job["metadata"]["namespace"]
     beside = [one for (kind, where, _), one in cluster.objects.items() if kind in BESIDE and where in ("", space)]

@@ -8,7 +8,7 @@ from cloudsim.grammar import ParsedCommand, load_grammar
 from cloudsim.kubernetes.admission import install
 from cloudsim.kubernetes.cluster import Cluster
 from cloudsim.kubernetes.kinds import Release, releases
-from cloudsim.state import Refused
+from cloudsim.state import Refusal
 
 OWNER = "app.kubernetes.io/managed-by"
 RELEASE = "meta.helm.sh/release-name"
@@ -39,13 +39,13 @@ class Helm:
     def _add(self, command: ParsedCommand) -> str:
         name, url = str(command.positionals["NAME"]), str(command.positionals["URL"])
         if not any(one.chart and one.chart["repository"].rstrip("/") == url.rstrip("/") for one in releases()):
-            raise Refused(f'Error: looks like "{url}" is not a valid chart repository or cannot be reached')
+            raise Refusal(f'Error: looks like "{url}" is not a valid chart repository or cannot be reached')
         self._repositories[name] = url
         return f'"{name}" has been added to your repositories\n'
 
     def _update(self, command: ParsedCommand) -> str:
         if not self._repositories:
-            raise Refused("Error: no repositories found. You must add one before updating")
+            raise Refusal("Error: no repositories found. You must add one before updating")
         return "Update Complete. ⎈Happy Helming!⎈\n"
 
     def _upgrade(self, command: ParsedCommand) -> str:
@@ -55,16 +55,16 @@ class Helm:
         release = self._find(chart, command).named(name)
         if cluster.find("Namespace", space) is None:
             if not command["--create-namespace"]:
-                raise Refused(f'Error: create: failed to create: namespaces "{space}" not found')
+                raise Refusal(f'Error: create: failed to create: namespaces "{space}" not found')
             cluster.put({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": space}})
         key = (cluster.name, space, name)
         if key not in self._installed:
             if command.name == "upgrade" and not command["--install"]:
-                raise Refused(f'Error: UPGRADE FAILED: "{name}" has no deployed releases')
+                raise Refusal(f'Error: UPGRADE FAILED: "{name}" has no deployed releases')
             if not command["--take-ownership"]:
                 self._check_owner(cluster, release, space, name)
         elif command.name == "install":
-            raise Refused("Error: INSTALLATION FAILED: cannot re-use a name that is still in use")
+            raise Refusal("Error: INSTALLATION FAILED: cannot re-use a name that is still in use")
         values = [*(command["--set"] or []), *(command["--set-json"] or []), *(command["--values"] or [])]
         tolerates = not release.is_intolerant or any("tolerations" in one for one in values)
         install(cluster, release, space, owner={OWNER: "Helm", RELEASE: name}, tolerates=tolerates)
@@ -77,11 +77,11 @@ class Helm:
         alias, _, name = chart.rpartition("/")
         url = command.text("--repo") or self._repositories.get(alias, "")
         if not url:
-            raise Refused(f"Error: repo {alias} not found")
+            raise Refusal(f"Error: repo {alias} not found")
         for one in releases():
             if one.chart and one.chart["repository"].rstrip("/") == url.rstrip("/") and one.chart["name"] == name:
                 return one
-        raise Refused(f'Error: chart "{name}" matching {command.text("--version")} not found in {alias} index. '
+        raise Refusal(f'Error: chart "{name}" matching {command.text("--version")} not found in {alias} index. '
                       "(try 'helm repo update'): no chart name found")
 
     def _check_owner(self, cluster: Cluster, release: Release, space: str, name: str) -> None:
@@ -89,7 +89,7 @@ class Helm:
             for called in names:
                 found = cluster.find(kind, called, space)
                 if found is not None and found["metadata"].get("labels", {}).get(OWNER) != "Helm":
-                    raise Refused(f'Error: Unable to continue with install: {kind} "{called}" in namespace "{space}" '
+                    raise Refusal(f'Error: Unable to continue with install: {kind} "{called}" in namespace "{space}" '
                                   "exists and cannot be imported into the current release: invalid ownership metadata; "
                                   f'label validation error: missing key "{OWNER}": must be set to "Helm"; annotation '
                                   f'validation error: missing key "{RELEASE}": must be set to "{name}"')
@@ -103,7 +103,7 @@ class Helm:
             if release is None:
                 if command["--ignore-not-found"]:
                     continue
-                raise Refused(f"Error: uninstall: Release not loaded: {name}: release: not found")
+                raise Refusal(f"Error: uninstall: Release not loaded: {name}: release: not found")
             for kind, names in (("Deployment", release.deployments), ("DaemonSet", release.daemon_sets)):
                 for called in names:
                     cluster.objects.pop((kind, space, called), None)
@@ -121,5 +121,5 @@ class Helm:
         space, name = command.text("--namespace", "default"), str(command.positionals["RELEASE"])
         key = (self._account.cluster().name, space, name)
         if key not in self._installed:
-            raise Refused("Error: release: not found")
+            raise Refusal("Error: release: not found")
         return f"NAME: {key[2]}\nSTATUS: deployed\n"

@@ -11,9 +11,9 @@ from cloudsim.grammar import ParsedCommand, load_grammar
 from cloudsim.kubernetes.admission import apply, install, refuse_client_side, release_at
 from cloudsim.kubernetes.cluster import Cluster, Object
 from cloudsim.kubernetes.json_path import find
-from cloudsim.programs.kubectl_names import find_objects, named, need, not_found
-from cloudsim.programs.kubectl_output import is_selected, show
-from cloudsim.state import Refused
+from cloudsim.kubernetes.kinds import ObjectKind
+from cloudsim.programs.kubectl_output import is_selected, node_object, show
+from cloudsim.state import Refusal
 from embark.rehearse.manifest import at
 
 STEP_S = 15.0  # How often `kubectl wait` and `logs --follow` look.
@@ -42,7 +42,7 @@ class Kubectl:
                     "cluster-info": self._info, "scale": self._scale, "auth": self._may, "top": self._top,
                     "api-resources": self._kinds}
         if name not in handlers:
-            raise Refused(f"error: the stand-in does not model kubectl {command.name}")
+            raise Refusal(f"error: the stand-in does not model kubectl {command.name}")
         return handlers[name](command, call)
 
     # clusters
@@ -52,19 +52,19 @@ class Kubectl:
         if command.name == "config use-context":
             wanted = str(command.positionals["NAME"])
             if wanted not in account.clusters:
-                raise Refused(f'error: no context exists with the name: "{wanted}"')
+                raise Refusal(f'error: no context exists with the name: "{wanted}"')
             account.context = wanted
             return f'Switched to context "{wanted}".\n'
         if command.name == "config current-context":
             if not account.context:
-                raise Refused("error: current-context is not set")
+                raise Refusal("error: current-context is not set")
             return f"{account.context}\n"
         return "".join(f"{name}\n" for name in account.clusters)
 
     def _cluster(self, command: ParsedCommand) -> Cluster:
         context = command.text("--context")
         if context and context not in self._account.clusters:
-            raise Refused(f'error: context "{context}" does not exist')
+            raise Refusal(f'error: context "{context}" does not exist')
         return self._account.clusters[context] if context else self._account.cluster()
 
     def _info(self, command: ParsedCommand, call: Call) -> str:
@@ -76,7 +76,7 @@ class Kubectl:
 
     def _top(self, command: ParsedCommand, call: Call) -> str:
         self._cluster(command)
-        raise Refused("error: Metrics API not available")
+        raise Refusal("error: Metrics API not available")
 
     def _kinds(self, command: ParsedCommand, call: Call) -> str:
         return "".join(f"{kind.plural}\t{kind.group}\t{kind.kind}\n" for kind in self._cluster(command).kinds())
@@ -104,12 +104,12 @@ class Kubectl:
                         said = f"{thing['kind'].lower()}/{thing['metadata']['name']} configured (server dry run)"
                     lines.append(said.replace(" created", " serverside-applied").replace(
                         " configured", " serverside-applied") if command["--server-side"] else said)
-                except Refused as refusal:
+                except Refusal as refusal:
                     errors.append(refusal.text)
         if not lines and not errors:
-            raise Refused("error: no objects passed to apply")
+            raise Refusal("error: no objects passed to apply")
         if errors:
-            raise Refused("\n".join(errors))
+            raise Refusal("\n".join(errors))
         return "".join(f"{line}\n" for line in lines)
 
     def _create(self, command: ParsedCommand, call: Call) -> str:
@@ -139,14 +139,14 @@ class Kubectl:
             found = [(cluster.kind_of(thing, name), str((thing["metadata"]).get("namespace") or "default"),
                       thing["metadata"]["name"]) for name in command["--filename"] for thing in _documents(call, name)]
         else:
-            found = named(cluster, command)
+            found = _named(cluster, command)
         lines = []
         for kind, space, name in found:
             key = (kind.key, space if kind.is_namespaced else "", name)
             if key not in cluster.objects:
                 if command["--ignore-not-found"]:
                     continue
-                raise Refused(not_found(kind, name))
+                raise Refusal(_not_found(kind, name))
             cluster.objects.pop(key)
             if kind.key == "Namespace":
                 for other in [one for one in cluster.objects if one[1] == name]:
@@ -162,15 +162,15 @@ class Kubectl:
         names = [word for word in words if word not in marks]
         verb = "annotated" if field == "annotations" else "labeled"
         lines = []
-        for kind, space, name in named(cluster, command, names):
-            thing = need(cluster, kind, space, name)
+        for kind, space, name in _named(cluster, command, names):
+            thing = _need(cluster, kind, space, name)
             held = thing["metadata"].setdefault(field, {})
             for mark in marks:
                 key, has_value, value = mark.partition("=")
                 if not has_value:
                     held.pop(key[:-1], None)
                 elif key in held and held[key] != value and not command["--overwrite"]:
-                    raise Refused(f"error: overwriting is false but found the following declared {field[:-1]}(s): "
+                    raise Refusal(f"error: overwriting is false but found the following declared {field[:-1]}(s): "
                                   f"'{key}' already has a value ({held[key]})")
                 else:
                     held[key] = value
@@ -180,8 +180,8 @@ class Kubectl:
     def _patch(self, command: ParsedCommand, call: Call) -> str:
         cluster = self._cluster(command)
         lines = []
-        for kind, space, name in named(cluster, command):
-            thing = need(cluster, kind, space, name)
+        for kind, space, name in _named(cluster, command):
+            thing = _need(cluster, kind, space, name)
             merged = _merge(thing, yaml.safe_load(command.text("--patch")))
             apply(cluster, merged, "patch")
             lines.append(f"{kind.resource}/{name} patched\n")
@@ -189,8 +189,8 @@ class Kubectl:
 
     def _scale(self, command: ParsedCommand, call: Call) -> str:
         cluster = self._cluster(command)
-        for kind, space, name in named(cluster, command):
-            need(cluster, kind, space, name).setdefault("spec", {})["replicas"] = int(command.text("--replicas"))
+        for kind, space, name in _named(cluster, command):
+            _need(cluster, kind, space, name).setdefault("spec", {})["replicas"] = int(command.text("--replicas"))
         return "scaled\n"
 
     # questions
@@ -200,7 +200,7 @@ class Kubectl:
         words = list(command.positionals["WORDS"])
         if command.path[0] == "events":
             words = ["events"]
-        found = find_objects(cluster, words, command)
+        found = _find_objects(cluster, words, command)
         if not found and command["--ignore-not-found"]:
             return ""
         return show(found, command, is_list=len(words) == 1 and "/" not in words[0])
@@ -208,7 +208,7 @@ class Kubectl:
     def _describe(self, command: ParsedCommand, call: Call) -> str:
         cluster = self._cluster(command)
         text = ""
-        for thing in find_objects(cluster, list(command.positionals["WORDS"]), command):
+        for thing in _find_objects(cluster, list(command.positionals["WORDS"]), command):
             text += yaml.safe_dump(thing)
             text += "".join(f"Events: {one.type} {one.reason} {one.message}\n" for one in cluster.events
                             if one.name == thing["metadata"]["name"])
@@ -220,38 +220,38 @@ class Kubectl:
         conditions: list[str] = command["--for"] or []
         limit = _seconds(command.text("--timeout", "30s"))
         if not conditions:
-            raise Refused("error: --for is required: condition, delete, create or jsonpath")
+            raise Refusal("error: --for is required: condition, delete, create or jsonpath")
         words = list(command.positionals["WORDS"])
         until = cluster.clock.now + limit
         while True:
-            found = find_objects(cluster, words, command, is_optional=bool({"delete", "create"} & set(conditions)))
+            found = _find_objects(cluster, words, command, is_optional=bool({"delete", "create"} & set(conditions)))
             if conditions == ["delete"]:
                 is_met = not found
             elif conditions == ["create"]:
                 is_met = bool(found)
             elif not found:
-                raise Refused("error: no matching resources found")
+                raise Refusal("error: no matching resources found")
             else:
                 is_met = all(_meets(cluster, one, each) for one in found for each in conditions)
             if is_met:
                 return "".join(f"{one['kind'].lower()}/{one['metadata']['name']} condition met\n" for one in found)
             if cluster.clock.now >= until:
                 name = found[0]["metadata"]["name"] if found else " ".join(words)
-                raise Refused(f"error: timed out waiting for the condition on {words[0].partition('/')[0]}/{name}")
+                raise Refusal(f"error: timed out waiting for the condition on {words[0].partition('/')[0]}/{name}")
             cluster.advance(min(STEP_S, until - cluster.clock.now))
 
     def _rollout(self, command: ParsedCommand, call: Call) -> str:
         cluster = self._cluster(command)
-        for kind, space, name in named(cluster, command):
-            need(cluster, kind, space, name)
+        for kind, space, name in _named(cluster, command):
+            _need(cluster, kind, space, name)
             ready = cluster.ready_at.get((kind.key, space, name), 0.0)
             cluster.advance(max(0.0, ready - cluster.clock.now))
-            found = need(cluster, kind, space, name)
+            found = _need(cluster, kind, space, name)
             until = cluster.clock.now + float(at(found, "spec.progressDeadlineSeconds") or 600)
             while "readyReplicas" in (status := found.get("status") or {}) and \
                     status["readyReplicas"] < status["replicas"]:
                 if cluster.clock.now > until:
-                    raise Refused(f'error: deployment "{name}" exceeded its progress deadline')
+                    raise Refusal(f'error: deployment "{name}" exceeded its progress deadline')
                 cluster.advance(STEP_S)
         return "successfully rolled out\n"
 
@@ -260,17 +260,17 @@ class Kubectl:
         words = list(command.positionals["WORDS"])
         selector = command.text("--selector")
         if not words and not selector:
-            raise Refused("error: expected 'logs [-f] [-p] (POD | TYPE/NAME) [-c CONTAINER]'.\nPOD or TYPE/NAME is a "
+            raise Refusal("error: expected 'logs [-f] [-p] (POD | TYPE/NAME) [-c CONTAINER]'.\nPOD or TYPE/NAME is a "
                           "required argument for the logs command")
         pods = [one for one in cluster.of_kind("Pod", space) if (is_selected(one, selector) if selector else
                 one["metadata"]["name"] == words[0].rpartition("/")[2] or _is_owned(one, words[0]))]
         if not pods:
             if selector:
                 return ""
-            raise Refused(f'error: error from server (NotFound): pods "{words[0]}" not found in namespace "{space}"')
+            raise Refusal(f'error: error from server (NotFound): pods "{words[0]}" not found in namespace "{space}"')
         many = int(command.text("--max-log-requests", "5"))
         if command["--follow"] and len(pods) > many:
-            raise Refused(f"error: you are attempting to follow {len(pods)} log streams, but maximum allowed "
+            raise Refusal(f"error: you are attempting to follow {len(pods)} log streams, but maximum allowed "
                           f"concurrency is {many}, use --max-log-requests to increase the limit")
         text = ""
         for pod in pods:
@@ -278,9 +278,9 @@ class Kubectl:
             container = command.text("--container")
             names = [one.get("name") for one in pod["spec"].get("containers", [])]
             if container and container not in names:
-                raise Refused(f"error: container {container} is not valid for pod {name}")
+                raise Refusal(f"error: container {container} is not valid for pod {name}")
             if phase == "Pending":
-                raise Refused(f'Error from server (BadRequest): container "{names[0]}" in pod "{name}" is waiting to '
+                raise Refusal(f'Error from server (BadRequest): container "{names[0]}" in pod "{name}" is waiting to '
                               f"start: {_waiting(pod)}")
             owner = tuple(pod["metadata"]["ownerReferences"][0]["key"])
             logs = cluster.runs[owner].logs.get(name, "") if owner in cluster.runs else ""
@@ -300,7 +300,7 @@ def _documents(call: Call, name: str) -> list[Object]:
         try:
             found += [thing for thing in yaml.safe_load_all(call.read(one)) if thing]
         except yaml.YAMLError as error:
-            raise Refused(f"error: error parsing {one}: {error}") from error
+            raise Refusal(f"error: error parsing {one}: {error}") from error
     return found
 
 
@@ -359,3 +359,80 @@ def _seconds(text: str) -> float:
         else:
             digits += char
     return total + (float(digits) if digits else 0.0)
+
+
+def _find_objects(cluster: Cluster, words: list[str], command: ParsedCommand, *, is_optional: bool = False
+          ) -> list[Object]:
+    space = None if command["--all-namespaces"] else command.text("--namespace", "default")
+    if not words:
+        raise Refusal("error: You must specify the type of resource to get.")
+    if len(words) == 1 and "/" not in words[0]:
+        kinds = [_find_kind(cluster, word) for word in words[0].split(",")]
+        found = [one for kind in kinds for one in _all_objects(cluster, kind, space)]
+        selector = command.text("--selector")
+        fields = command.text("--field-selector")
+        found = [one for one in found if is_selected(one, selector)]
+        for part in filter(None, fields.split(",")):
+            name, _, value = part.replace("==", "=").partition("=")
+            found = [one for one in found if value in [str(each) for each in find(f".{name}", one)]]
+        return found
+    things = []
+    for kind, where, name in _named(cluster, command, words):
+        thing = next((one for one in _all_objects(cluster, kind, where) if one["metadata"]["name"] == name), None)
+        if thing is None:
+            if command["--ignore-not-found"] or is_optional:
+                continue
+            raise Refusal(_not_found(kind, name))
+        things.append(thing)
+    return things
+
+
+def _named(cluster: Cluster, command: ParsedCommand, words: list[str] | None = None
+           ) -> list[tuple[ObjectKind, str, str]]:
+    """`job dlrm`, `job/dlrm`, or all of a kind by --all or a selector."""
+    words = list(command.positionals["WORDS"]) if words is None else words
+    space = command.text("--namespace", "default")
+    pairs = [word.split("/", 1) for word in words if "/" in word]
+    if pairs:
+        return [(_find_kind(cluster, kind), space, name) for kind, name in pairs]
+    if not words:
+        raise Refusal("error: resource(s) were provided, but no name was specified")
+    kind = _find_kind(cluster, words[0])
+    names = words[1:]
+    if not names and (command["--all"] or command["--selector"]):
+        names = [one["metadata"]["name"] for one in _all_objects(cluster, kind, space)
+                 if is_selected(one, command.text("--selector"))]
+    elif not names:
+        raise Refusal("error: resource(s) were provided, but no name was specified")
+    return [(kind, space, name) for name in names]
+
+
+def _find_kind(cluster: Cluster, word: str) -> ObjectKind:
+    for kind in cluster.kinds():
+        if kind.is_called(word):
+            return kind
+    raise Refusal(f'error: the server doesn\'t have a resource type "{word}"')
+
+
+def _all_objects(cluster: Cluster, kind: ObjectKind, space: str | None) -> list[Object]:
+    if kind.key == "Node":
+        return [node_object(cluster, node) for node in cluster.nodes]
+    if kind.key == "Event":
+        return [{"apiVersion": "v1", "kind": "Event", "type": one.type, "reason": one.reason,
+                 "message": one.message, "lastTimestamp": f"{one.at:012.1f}",
+                 "metadata": {"name": one.name, "namespace": one.namespace},
+                 "involvedObject": {"kind": one.kind, "name": one.name}}
+                for one in cluster.events if space in (None, one.namespace)]
+    return cluster.of_kind(kind.key, space if kind.is_namespaced else None)
+
+
+def _need(cluster: Cluster, kind: ObjectKind, space: str, name: str) -> Object:
+    found = cluster.find(kind.key, name, space if kind.is_namespaced else "")
+    if found is None:
+        raise Refusal(_not_found(kind, name))
+    return found
+
+
+def _not_found(kind: ObjectKind, name: str) -> str:
+    plural = f"{kind.plural}.{kind.group}" if kind.group else kind.plural
+    return f'Error from server (NotFound): {plural} "{name}" not found'

@@ -8,7 +8,7 @@ import yaml
 from cloudsim.grammar import ParsedCommand
 from cloudsim.kubernetes.cluster import Cluster, Node, Object
 from cloudsim.kubernetes.json_path import evaluate, find, text_of
-from cloudsim.state import Refused
+from cloudsim.state import Refusal
 
 
 def show(things: list[Object], command: ParsedCommand, *, is_list: bool) -> str:
@@ -31,9 +31,9 @@ def show(things: list[Object], command: ParsedCommand, *, is_list: bool) -> str:
         if kind == "custom-columns":
             return _columns(things, template)
     except ValueError as error:
-        raise Refused(f"error: error parsing jsonpath {template}, {error}") from error
+        raise Refusal(f"error: error parsing jsonpath {template}, {error}") from error
     if kind not in ("", "wide"):
-        raise Refused(f'error: unable to match a printer suitable for the output format "{form}"')
+        raise Refusal(f'error: unable to match a printer suitable for the output format "{form}"')
     return _table(things, command)
 
 

@@ -8,7 +8,7 @@ import yaml
 
 from cloudsim.account import Account, AnsweredBy, Call
 from cloudsim.kubernetes.admission import apply
-from cloudsim.state import Refused
+from cloudsim.state import Refusal
 
 REQUEST = "=== SCHEDULER REQUEST ==="
 LIMIT_S = 120.0
@@ -24,7 +24,7 @@ class TorchX:
 
     def run(self, call: Call) -> str:
         if call.words[:1] != ("run",):
-            raise Refused(f"torchx: the stand-in does not model torchx {' '.join(call.words[:1])}")
+            raise Refusal(f"torchx: the stand-in does not model torchx {' '.join(call.words[:1])}")
         # without its own question to the API server, which the account asks itself
         given = [f"{word},validate_spec=False" if before in CONFIG else word
                  for before, word in pairwise(("", *call.words[1:]))]
@@ -32,10 +32,10 @@ class TorchX:
         done = subprocess.run(words, cwd=call.folder, capture_output=True, text=True, timeout=LIMIT_S, check=False,
                               env={**call.env, "PATH": call.env.get("PATH", "")})
         if done.returncode != 0:
-            raise Refused(done.stderr.strip() or done.stdout.strip(), done.returncode)
+            raise Refusal(done.stderr.strip() or done.stdout.strip(), done.returncode)
         cluster = self._account.cluster()
         if not any(kind.key == "VolcanoJob" for kind in cluster.kinds()):
-            raise Refused("kubernetes.client.exceptions.ApiException: (404)\nReason: Not Found: the server could not "
+            raise Refusal("kubernetes.client.exceptions.ApiException: (404)\nReason: Not Found: the server could not "
                           "find the requested resource batch.volcano.sh/v1alpha1 jobs: Volcano is not installed")
         request = yaml.safe_load(done.stdout.partition(REQUEST)[2])
         space = _option(call.words, "namespace") or "default"
