@@ -162,6 +162,15 @@ def warm_python() -> Iterator[str]:
         yield python
 
 
+@pytest.fixture(scope="session")
+def warm_ray_python() -> Iterator[str]:
+    """A `python` whose programs are forked from a process that has imported torch and Ray."""
+    import warm_python
+
+    with TemporaryDirectory(prefix="embark-warm-") as folder, warm_python.warm_python(Path(folder)) as python:
+        yield python
+
+
 class NotRun:
     """Counts the skips of the whole session; with xdist it lives on the controller only."""
 

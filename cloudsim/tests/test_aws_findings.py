@@ -1,4 +1,4 @@
-"""What an AWS account refuses in the order and with the settings that Embark's scripts once had."""
+"""An AWS account refuses the order and the settings that Embark's scripts once had."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ CLUSTER = {
 
 
 class Shell:
-    """Commands one after the other in one account."""
+    """Runs commands one after the other in one account."""
 
     def __init__(self, folder):
         self.folder = folder
@@ -87,7 +87,7 @@ def test_an_empty_account_has_nothing_that_costs_money(shell):
     assert "No cluster found for name: embark" in shell("eksctl", "get", "cluster", "--name", "embark", *REGION).err
 
 
-def test_a_link_is_refused_before_its_bucket_exists_and_before_the_file_system_is_available(shell):
+def test_a_link_needs_its_bucket_and_an_available_file_system(shell):
     assert shell.cluster().code == 0
     id = shell.file_system().out.strip()
     assert "it must be AVAILABLE" in shell.link(id).err
@@ -132,14 +132,14 @@ def test_the_throughput_of_a_persistent_file_system_is_required(shell):
     assert "PerUnitStorageThroughput is required" in refused.err
 
 
-def test_a_cluster_is_not_deleted_while_a_file_system_or_an_endpoint_is_in_its_network(shell):
+def test_file_systems_and_endpoints_block_the_deletion_of_a_cluster(shell):
     assert shell.cluster().code == 0
     id, vpc = shell.file_system().out.strip(), shell.of_cluster("vpcId")
     endpoint = shell.must("aws", "ec2", "create-vpc-endpoint", *REGION, "--vpc-id", vpc, "--service-name",
                           "com.amazonaws.us-west-2.s3", "--vpc-endpoint-type", "Gateway", "--query",
                           "VpcEndpoint.VpcEndpointId", "--output", "text")
     shell.account.clock.advance(900)
-    # As destroy once was: it says nothing, and the file system is still paid.
+    # What destroy once did: it printed nothing, and the file system still cost money.
     assert shell("eksctl", "delete", "cluster", "--name", "embark", *REGION).code == 0
     assert shell.account.paid() == [f"FSx file system {id}"]
     failed = shell("eksctl", "delete", "cluster", "--name", "embark", *REGION, "--wait")
@@ -152,7 +152,7 @@ def test_a_cluster_is_not_deleted_while_a_file_system_or_an_endpoint_is_in_its_n
     assert shell.account.paid() == []
 
 
-def test_the_user_of_pods_can_write_only_where_the_volume_lets_the_kubelet_apply_its_group(shell):
+def test_pods_write_only_where_the_kubelet_may_apply_their_group(shell):
     assert shell.cluster().code == 0
     id = shell.file_system().out.strip()
     shell.account.clock.advance(900)
@@ -172,7 +172,7 @@ def test_the_user_of_pods_can_write_only_where_the_volume_lets_the_kubelet_apply
     assert "No such file or directory" in volume(["ReadWriteMany"], mount="fsx")
 
 
-def test_pods_of_the_associated_service_account_write_to_their_prefix_and_others_do_not(shell):
+def test_only_pods_of_the_associated_account_write_to_their_prefix(shell):
     assert shell.cluster().code == 0
     cloud = shell.account.cluster().cloud
     assert isinstance(cloud, EksCloud)
@@ -188,7 +188,7 @@ def test_pods_of_the_associated_service_account_write_to_their_prefix_and_others
     assert "NodeInstanceRole" in error(f"s3://{BUCKET}/runs/dlrm", name="default")
 
 
-def test_two_processors_do_not_fit_beside_what_a_small_node_keeps_for_itself(shell):
+def test_two_processors_do_not_fit_on_a_small_node(shell):
     assert shell.cluster().code == 0
     assert shell.account.cluster().pools["system"].allocatable["cpu"] == "1930m"
 
@@ -236,13 +236,13 @@ def test_a_claim_is_refused_before_its_namespace_exists(shell):
     assert shell("kubectl", "apply", "-f", "claim.yaml").code == 0
 
 
-def test_the_efa_chart_conflicts_with_eksctl_s_plugin_unless_it_has_another_name_and_tolerates_the_taint(shell):
+def test_the_efa_chart_needs_its_own_name_and_a_toleration(shell):
     groups = [{**CLUSTER["managedNodeGroups"][1], "desiredCapacity": 1,
                "taints": [{"key": "nvidia.com/gpu", "value": "present", "effect": "NoSchedule"}]}]
     assert shell.cluster(managedNodeGroups=groups).code == 0
     shell.must("helm", "repo", "add", "eks", "https://aws.github.io/eks-charts")
     chart = ("eks/aws-efa-k8s-device-plugin", "--install", "--namespace", "kube-system")
-    # As eks_cluster.sh once was: it deleted the name that eksctl gave up in 2025.
+    # What eks_cluster.sh once did: it deleted the name that eksctl gave up in 2025.
     shell.must("kubectl", "delete", "daemonset", "aws-efa-k8s-device-plugin-daemonset", "--namespace", "kube-system",
                "--ignore-not-found")
     refused = shell("helm", "upgrade", "aws-efa-k8s-device-plugin", *chart)
@@ -298,7 +298,7 @@ PULL = f"docker pull {REGISTRY}/embark:1"
     (f"{LOGIN}\n{PULL}", ["ecr:GetAuthorizationToken"], "not authorized to perform: ecr:BatchCheckLayerAvailability"),
     (f"{LOGIN}\n{PULL}", ["ecr:*"], ""),
 ])
-def test_a_plain_machine_pulls_from_ecr_only_with_a_login_and_the_rights_of_its_role(shell, setup, actions, message):
+def test_a_plain_machine_pulls_from_ecr_by_login_and_role(shell, setup, actions, message):
     shell.must("aws", "ecr", "create-repository", "--repository-name", "embark", *REGION)
     shell.account.images.pushed[f"{REGISTRY}/embark:1"] = "sha256:0"
     start_machine(shell, setup, actions)

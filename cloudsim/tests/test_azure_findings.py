@@ -1,4 +1,4 @@
-"""What scripts of Azure once did wrong, in their words, and how an empty subscription answers."""
+"""An empty subscription refuses what scripts for Azure once did wrong."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ def account(tmp_path: Path):
 
 
 def said(account: Account, text: str) -> str:
-    """What a script says that fails."""
+    """Return the output of a script that must fail."""
     done = run_shell(account, f"set -e\n{text}", account.folder)
     assert done.code != 0, done.output
     return done.output

@@ -1,4 +1,4 @@
-"""What scripts of Google Cloud once did wrong, in their words, and how an empty project answers."""
+"""An empty project refuses what scripts for Google Cloud once did wrong."""
 
 from __future__ import annotations
 
@@ -56,11 +56,11 @@ runcmd:
 def account(tmp_path: Path) -> Iterator[Account]:
     opened = open_account(tmp_path)
     yield opened
-    opened.close()  # The object store's threads would keep this process.
+    opened.close()  # The object store's threads would keep this process alive.
 
 
 def said(account: Account, text: str) -> str:
-    """What a script says that fails."""
+    """Return the output of a script that must fail."""
     done = run_shell(account, f"set -e\ngcloud config set project $PROJECT\n{text}", account.folder,
                      {"PROJECT": "your-project"})
     assert done.code != 0, done.output

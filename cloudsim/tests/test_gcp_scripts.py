@@ -1,4 +1,4 @@
-"""Scripts of Google Cloud on an empty project: each can be repeated, and what they delete leaves only the buckets."""
+"""Scripts for Google Cloud in an empty project: each can be repeated, and deletion leaves only the buckets."""
 
 from __future__ import annotations
 

@@ -28,7 +28,7 @@ SYSTEM = NodePool("system", "m7i.large", "us-west-2b", 2, {"cpu": "1930m", "memo
 
 
 class Cloud:
-    """Every image and bucket is there, and a volume of root's."""
+    """A cloud in which every image and bucket exists, and a volume that root owns."""
 
     def __init__(self, folder: Path) -> None:
         self.volume_facts = VolumeFacts(folder, mode=0o755)
@@ -174,7 +174,7 @@ def test_helm_does_not_take_over_what_others_made(account: Account):
 
 @pytest.fixture
 def untrained(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Pods that have started end well at once: the guides' tests let the rehearsal's engine train."""
+    """Let pods that have started succeed at once; the tests of the guides train."""
 
     def end(cluster, job):
         pods = [pod.name for pod in pods_of(cluster, job, job["kind"])]
@@ -185,12 +185,12 @@ def untrained(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def forked(monkeypatch: pytest.MonkeyPatch, warm_ray_python: str) -> None:
-    """Pods' programs are forked from a process that has imported torch and Ray."""
+    """Fork the pods' programs from a process that has imported torch and Ray."""
     monkeypatch.setattr(processes, "sys", SimpleNamespace(executable=warm_ray_python))
 
 
 def test_the_rendered_job_is_placed_and_started(account: Account, tmp_path: Path, untrained: None):
-    """The whole way of a plain Job: queue, claim, nodes, image."""
+    """A plain Job passes the queue, the claim, the nodes and the image."""
     rendered = {file.path: file.text for file in render(job_of(
         "p4d.24xlarge", image="app:1", queue="ml", zone="us-west-2b"))}
     for name in ("kubernetes_job.yaml", "kueue.yaml"):
@@ -217,7 +217,7 @@ def test_the_rendered_job_is_placed_and_started(account: Account, tmp_path: Path
 
 
 @pytest.mark.slow
-def test_a_rayjob_whose_ranks_refuse_to_train_fails_with_the_driver_s_exit_code(
+def test_a_rayjob_fails_with_the_exit_code_of_its_driver(
     account: Account, tmp_path: Path, forked: None
 ):
     """A real Ray cluster of a head and two workers runs the driver; KubeRay's status follows from its end."""

@@ -48,7 +48,7 @@ NAMES = {
             "place.image=us-central1-docker.pkg.dev/your-project/embark/embark:1"),
 }
 SOURCES = {"gcp": "gs://your-project-embark/data/criteo-1tb"}
-# Folders beside it, as the guide renders them.
+# Further folders that the guide renders.
 TARGETS = {
     "gcp": {
         "vm": ("place.target=vm",),
@@ -56,7 +56,7 @@ TARGETS = {
         "tpu": ("place.target=tpu-vm", "place.machine=v5e-16", "place.nodes=1"),
     },
 }
-# Until the launch script: the image in a registry, data in a bucket.
+# Commands before the launch script: the image in a registry, data in a bucket.
 SETUP = {
     "aws": r"""
 aws ecr create-repository --repository-name embark --region us-west-2
@@ -66,7 +66,7 @@ IMAGE=123456789012.dkr.ecr.us-west-2.amazonaws.com/embark:1
 docker build --tag $IMAGE . && docker push $IMAGE
 ./storage.sh buckets
 embark data copy rows s3://embark-123456789012/data/criteo-1tb
-# Forks have what the CLI and moto read for these.
+# These let the CLI and moto read their models once, before the forks.
 aws ec2 describe-vpcs --region us-west-2
 aws eks list-clusters --region us-west-2
 aws fsx describe-file-systems --region us-west-2
@@ -102,7 +102,7 @@ export PROJECT=your-project START_LIMIT_S=120
 
 @dataclass(frozen=True)
 class Edit:
-    """Text of a file, replaced wherever it occurs there."""
+    """A replacement of text in a file, wherever it occurs."""
 
     file: str
     old: str
@@ -117,17 +117,17 @@ class Edit:
 
 @dataclass(frozen=True)
 class Mutation:
-    """A fault, and what a good message about it says."""
+    """A fault, and the pattern of a good message about it."""
 
     cloud: str
     name: str
     cause: str
     why: str = ""
     source: str = ""
-    edit: tuple[Edit, ...] = ()  # None: the commands are the fault.
+    edit: tuple[Edit, ...] = ()  # Empty if the commands are the fault.
     run: str = ""
     after: str = ""
-    not_modelled: str = ""  # Why the stand-in lets it pass, or does not name the cause.
+    not_modelled: str = ""  # Why the stand-in accepts it or does not name the cause.
 
     @classmethod
     def read(cls, row: Mapping[str, Any]) -> Mutation:
@@ -141,7 +141,7 @@ MORE: Sequence[Mutation] = [Mutation.read(row) for row in FILE["more"]]
 
 
 def render_with_names(cloud: str, clone: Path) -> Path:
-    """A cloud's folder with a user's names in it."""
+    """Render a cloud's folder with a user's names."""
     folder = copy_of_clone(clone) / "examples" / "cloud_deployment" / cloud
     assert run(["render", str(folder / "run.toml"), *_sets(NAMES[cloud])]) == 0
     for target, sets in TARGETS.get(cloud, {}).items():
@@ -158,7 +158,7 @@ def _sets(settings: Sequence[str]) -> list[str]:
 
 
 class Moto:
-    """Its server, which a fork continues at the same address: the clients and applications made for it stay valid."""
+    """moto's server, which a fork continues at the same address, so that clients and applications stay valid."""
 
     def __init__(self) -> None:
         from moto import settings
@@ -171,7 +171,7 @@ class Moto:
         self.url = f"http://127.0.0.1:{self._server.server_port}"
 
     def start(self) -> None:
-        # not werkzeug's own, which closes the socket at its end
+        # werkzeug's own would close the socket at its end.
         threading.Thread(target=BaseServer.serve_forever, args=(self._server, 0.01), daemon=True).start()
 
     def stop(self) -> None:
@@ -179,13 +179,13 @@ class Moto:
 
 
 class Forks:
-    """An account and a rendered folder below `root`, of which every run sees a copy."""
+    """An account and a rendered folder below `root`; every run gets a copy of them."""
 
     def __init__(self, account: Account, folder: Path, root: Path, saved: Path, moto: Moto | None) -> None:
         self.account, self.folder, self.root, self.saved, self.moto = account, folder, root, saved, moto
 
     def advance(self, text: str) -> None:
-        """Run what all later forks start from."""
+        """Run commands that all later forks start from."""
         done = run_shell(self.account, ENVIRONMENT + text, self.folder)
         assert done.code == 0, done.output[-4000:]
         shutil.rmtree(self.saved, ignore_errors=True)
@@ -221,7 +221,7 @@ class Forks:
         return done
 
     def _serve_again(self) -> None:
-        """A fork has no threads: object stores answer from a new one, but for moto's at another address."""
+        """Start the object stores again, because a fork has no threads; all but moto's get another address."""
         account = self.account
         if self.moto:
             self.moto.start()
@@ -239,7 +239,7 @@ def _train_nothing() -> None:
 
 
 def messages(output: str) -> str:
-    """Without the commands that scripts echo, which repeat every misspelt name."""
+    """Drop the commands that scripts echo, because they repeat every misspelt name."""
     return "".join(line for line in output.splitlines(keepends=True) if not line.startswith("+ "))
 
 
@@ -266,7 +266,7 @@ def test_every_mutation_is_refused_with_its_cause(cloud, tmp_path, monkeypatch):
     (root / "account").mkdir()
     account = open_account(cloud, root / "account")
     if isinstance(account, aws_account.AwsAccount):
-        for service in ("ec2", "eks"):  # kept: each reads its service's model
+        for service in ("ec2", "eks"):  # The account caches them: each reads its service's model.
             account.client(service, "us-west-2")
     forks = Forks(account, folder, root, tmp_path / "saved", moto)
     troubles: list[str] = []

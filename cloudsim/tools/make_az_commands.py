@@ -69,7 +69,7 @@ def main() -> None:
     needed: dict[str, set[str]] = {}
 
     def collect(_: Any, commands_loader: Any) -> None:
-        """What a command demands before --ids is added, which may stand for some of it."""
+        """Record what a command requires before azure-cli adds --ids, which may replace some of it."""
         for name, command in commands_loader.command_table.items():
             needed[name] = {key for key, one in command.arguments.items() if one.options.get("required")}
 
@@ -103,7 +103,7 @@ def main() -> None:
 
 
 def _parsers(parser: Any, words: Sequence[str] = ()) -> dict[str, argparse.ArgumentParser]:
-    """Those of commands, by the words that name them."""
+    """Map the words of each command to its parser."""
     found: dict[str, argparse.ArgumentParser] = {}
     for one in parser._actions:
         if isinstance(one, argparse._SubParsersAction):
@@ -114,7 +114,7 @@ def _parsers(parser: Any, words: Sequence[str] = ()) -> dict[str, argparse.Argum
 
 def _form(parser: argparse.ArgumentParser, needed: set[str]) -> tuple[
         list[str], list[str], dict[str, str], dict[str, str]]:
-    """What is required, positional arguments, flags with their kinds, and other names of flags."""
+    """Return the required flags, the positional arguments, the flags with their kinds, and other names of flags."""
     required: list[str] = []
     positionals: list[str] = []
     flags: dict[str, str] = {}

@@ -132,7 +132,7 @@ def _section(name: str, element: Any) -> str:
 
 
 def _of_group(element: Any) -> Iterator[Any]:
-    """Places that a group of commands has for all of them."""
+    """Return the flags of the location that all commands of a group have."""
     for flag in element.ai.ancestor_flag_args:
         if {"--location", "--region", "--zone"} & set(flag.option_strings):
             yield flag

@@ -22,7 +22,7 @@ FLAG = re.compile(r"^ {4}(?:(-\w), )?(?:    )?(--[\w-]+)=(.*?):$", re.MULTILINE)
 
 
 def flags(*words: str) -> tuple[dict[str, str], dict[str, str]]:
-    """Kinds by flag, and short names."""
+    """Return the kind of each flag, and the short names of flags."""
     text = subprocess.run(["kubectl", *words], capture_output=True, text=True, check=True).stdout
     kinds, aliases = {}, {}
     for short, name, default in FLAG.findall(text):

@@ -1,4 +1,4 @@
-"""An account of one cloud: its programs, its resources, its clusters, and a record of every command it was given."""
+"""An account of one cloud: its programs, its resources, its clusters, its images, and a record of every command."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -16,16 +16,16 @@ AnsweredBy = Literal["real", "stand-in"]
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """A program as it was started."""
+    """One start of a program, with its arguments and its environment."""
 
     program: str
-    words: tuple[str, ...]  # Without the program.
+    words: tuple[str, ...]  # The arguments, without the name of the program.
     folder: Path
     env: Mapping[str, str] = field(default_factory=dict)
     stdin: str = ""
 
     def read(self, name: str) -> str:
-        """A file that an argument names; `-` is stdin."""
+        """Return the text of a file that an argument names; `-` is stdin."""
         if name == "-":
             return self.stdin
         path = self.folder / name
@@ -36,7 +36,7 @@ class Call:
 
 
 class Program(Protocol):
-    """One command-line program: reads a call, changes the account, returns what it prints. Raises `Refusal`."""
+    """A command-line program: it reads a call, changes the account and returns what it prints, or raises `Refusal`."""
 
     name: str
     answered_by: AnsweredBy
@@ -46,43 +46,43 @@ class Program(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Record:
-    """One command and how it ended."""
+    """A command and how it ended."""
 
     program: str
     words: tuple[str, ...]
     answered_by: AnsweredBy
     code: int
-    error: str  # The first line of what it said where it failed.
-    at: float  # By the clock.
+    error: str  # The first line of the error message; empty if the command succeeded.
+    at: float  # Seconds on the account's clock.
 
 
 @dataclass(frozen=True, slots=True)
 class AccountReport:
-    """What happened in an account."""
+    """The commands that an account has answered, and what is left in it."""
 
     cloud: str
     records: tuple[Record, ...]
-    paid: tuple[str, ...]  # What still costs money.
+    paid: tuple[str, ...]  # Resources that still cost money.
     not_modelled: tuple[str, ...]
-    elapsed_s: float  # By its clock.
+    elapsed_s: float  # Seconds on the account's clock.
 
 
 class Registry(Protocol):
-    """A cloud's registries. A text that is returned is the builder's error; empty means yes."""
+    """The container registries of a cloud. Each method returns the error that docker prints, or an empty text."""
 
     def login_error(self, host: str, user: str, password: str) -> str: ...
 
     def push_error(self, image: str, logins: set[str]) -> str:
-        """`logins`: the hosts that this machine is logged in to."""
+        """Return why an image cannot be pushed; `logins` are the hosts that this machine is logged in to."""
         ...
 
 
 @dataclass(slots=True)
 class Images:
-    """Of one machine and of the registries it pushes to."""
+    """Container images that were built on this machine or pushed from it."""
 
     local: set[str] = field(default_factory=set)
-    pushed: dict[str, str] = field(default_factory=dict)  # Name with tag to digest.
+    pushed: dict[str, str] = field(default_factory=dict)  # Maps a name with its tag to its digest.
     logins: set[str] = field(default_factory=set)
 
     def is_pushed(self, image: str) -> bool:
@@ -94,22 +94,22 @@ class Images:
 
 
 class Account:
-    """One state that every program of a cloud answers from."""
+    """The state that all programs of a cloud answer from."""
 
     def __init__(self, cloud: str, folder: Path) -> None:
         self.cloud = cloud
-        self.folder = folder  # For what must lie in files: volumes, buckets, logs.
+        self.folder = folder  # Volumes, buckets and logs are files below it.
         self.clock = Clock()
         self.resources = Resources(self.clock)
         self.clusters: dict[str, Cluster] = {}
         self.images = Images()
-        self.registry: Registry | None = None  # The cloud's; set by the cloud.
-        self.context = ""  # The cluster that kubectl and helm speak to: its key in `clusters`.
+        self.registry: Registry | None = None  # Set by the cloud that opens the account.
+        self.context = ""  # The key in `clusters` of the cluster that kubectl and helm use.
         self.programs: dict[str, Program] = {}
-        self.environment: dict[str, str] = {}  # What a user's shell has: where the cloud's object store answers.
-        self.on_close: list[Callable[[], None]] = []  # Ends servers and what they left.
+        self.environment: dict[str, str] = {}  # Variables of the user's shell, such as the object store's address.
+        self.on_close: list[Callable[[], None]] = []  # Functions that stop servers and remove their files.
         self.records: list[Record] = []
-        self.not_modelled: list[str] = []  # Said to the user at the end.
+        self.not_modelled: list[str] = []  # Shown to the user at the end.
         if find_spec("ray") is None:
             self.not_modelled.append(f"the drivers of RayJobs: {NO_RAY}, so their pods start and nothing trains in "
                                      f"them ({INSTALL_RAY})")
@@ -118,7 +118,7 @@ class Account:
         self.programs |= {one.name: one for one in programs}
 
     def cluster(self) -> Cluster:
-        """The one of kubectl's current context."""
+        """Return the cluster of kubectl's current context."""
         found = self.clusters.get(self.context)
         if found is None:
             raise Refusal("The connection to the server localhost:8080 was refused - did you specify the right host "
@@ -126,7 +126,7 @@ class Account:
         return found
 
     def run(self, call: Call) -> CommandResult:
-        """Answer one command, and let every cluster catch up with what it changed."""
+        """Answer one command, then let every cluster react to what it changed."""
         program = self.programs.get(call.program)
         if program is None:
             return CommandResult(127, err=f"{call.program}: command not found\n")
@@ -149,5 +149,5 @@ class Account:
                              self.clock.now)
 
     def paid(self) -> list[str]:
-        """What costs money by the hour and still exists: its kind and name."""
+        """List the resources that cost money by the hour, as kind and name."""
         return [f"{one.kind} {one.name}" for one in self.resources.paid()]

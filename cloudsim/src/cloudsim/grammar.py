@@ -1,4 +1,4 @@
-"""The commands and flags a program knows, as data with their source, and argument lists read by them."""
+"""The commands and flags that a program knows, as data with their source, and a parser of argument lists."""
 
 import tomllib
 from collections.abc import Mapping, Sequence
@@ -9,38 +9,39 @@ from typing import Any
 from cloudsim.state import Refusal
 
 Kind = str
-"""`bool`; `value`, which takes one word; `optional`, which takes one after `=` alone; `list`, which takes words up to
-the next flag; `repeat`: a value, many times; `int`; `choice:a|b|c`; `switch`: alone, or before true or false."""
+"""The kind of a flag: `bool`; `value`, which takes one word; `optional`, which takes one only after `=`; `list`, which
+takes words up to the next flag; `repeat`, a value that may be given many times; `int`; `choice:a|b|c`; `switch`, which
+may be followed by true or false."""
 
 SWITCH_WORDS = {"true": True, "1": True, "yes": True, "false": False, "0": False, "no": False}
 
 
 @dataclass(frozen=True, slots=True)
 class CommandForm:
-    """One command of a program."""
+    """The positional arguments and flags of one command."""
 
     path: tuple[str, ...]
-    positionals: tuple[str, ...] = ()  # Names; `NAME?` may be missing, `NAME*` takes the rest.
+    positionals: tuple[str, ...] = ()  # `NAME`, optional `NAME?`, or `NAME*`, which takes the rest.
     flags: Mapping[str, Kind] = field(default_factory=dict)
     required: tuple[str, ...] = ()
-    aliases: Mapping[str, str] = field(default_factory=dict)  # Those of this command alone.
+    aliases: Mapping[str, str] = field(default_factory=dict)  # Short names that only this command has.
     source: str = ""
 
 
 @dataclass(frozen=True, slots=True)
 class ParsedCommand:
-    """A command as it was given."""
+    """A command with the values of its arguments."""
 
     path: tuple[str, ...]
     positionals: Mapping[str, Any]
-    flags: Mapping[str, Any]  # By the flag's first name, with its dashes.
+    flags: Mapping[str, Any]  # The key is the flag's first name, with its dashes.
 
     @property
     def name(self) -> str:
         return " ".join(self.path)
 
     def __getitem__(self, flag: str) -> Any:
-        """A flag's value; None where it was not given, False for a switch."""
+        """Return the value of a flag, or None if it was not given."""
         return self.flags.get(flag)
 
     def text(self, flag: str, default: str = "") -> str:
@@ -50,20 +51,20 @@ class ParsedCommand:
 
 @dataclass(frozen=True, slots=True)
 class Grammar:
-    """What a program accepts, and how it says that it does not accept something."""
+    """What a program accepts, and its messages for what it does not accept."""
 
     program: str
     version: str
     source: str
     date: str
     commands: Mapping[tuple[str, ...], CommandForm]
-    flags: Mapping[str, Kind]  # Those of every command.
-    aliases: Mapping[str, str]  # `-n` to `--namespace`.
-    unknown_flag: str  # With {flag} and {command}.
-    unknown_command: str  # With {words}.
-    missing_flag: str  # With {flag} and {command}.
+    flags: Mapping[str, Kind]  # Flags that every command has.
+    aliases: Mapping[str, str]  # Maps `-n` to `--namespace`.
+    unknown_flag: str  # A message with {flag} and {command}.
+    unknown_command: str  # A message with {words}.
+    missing_flag: str  # A message with {flag} and {command}.
     usage_code: int = 1
-    ignores_case: bool = False  # Of choices.
+    ignores_case: bool = False  # Whether choices may differ in case.
 
     def parse(self, words: Sequence[str]) -> ParsedCommand:
         form, rest = self._form(words)
@@ -117,7 +118,7 @@ class Grammar:
         return ParsedCommand(form.path, self._positionals(form, loose, command), given)
 
     def _form(self, words: Sequence[str]) -> tuple[CommandForm, list[str]]:
-        """The longest command that the first words name; flags of every command may stand before it."""
+        """Find the longest command that the first words name; flags of every command may precede it."""
         index = 0
         while index < len(words) and words[index].startswith("-") and words[index] not in ("-", "--"):
             name, has_value, _ = words[index].partition("=")
@@ -154,7 +155,7 @@ class Grammar:
 
 
 def load_grammar(program: str) -> Grammar:
-    """Of `commands/PROGRAM.toml` beside this module."""
+    """Read `commands/PROGRAM.toml`."""
     text = (files("cloudsim") / "commands" / f"{program}.toml").read_text(encoding="utf-8")
     raw = tomllib.loads(text)
     about = raw["program"]

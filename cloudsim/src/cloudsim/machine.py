@@ -1,4 +1,4 @@
-"""A plain machine's first start: bash runs what the cloud hands it, and finds only the machine's own programs."""
+"""The first start of a plain machine: bash runs its script and finds only the programs that the machine would have."""
 
 from __future__ import annotations
 
@@ -21,17 +21,17 @@ from cloudsim.state import Refusal
 
 QUIET = ("apt-get", "chown", "docker-credential-gcr", "lsblk", "mdadm", "mkfs.ext4", "mount", "nvidia-smi", "sleep",
          "systemctl", "tee", "usermod")
-"""Programs of the machine's own image, which do nothing here and succeed."""
+"""Programs of the machine's image that do nothing here and succeed."""
 REAL = ("awk", "cat", "chmod", "mkdir", "seq", "true")
 OWN = ("/etc/embark", "/var/lib/embark", "/opt/embark", "/usr/local/bin", "/var/log")
-"""Folders of a machine that its programs write, which lie below one folder here."""
+"""Folders that the programs of a machine write; here they are below one folder."""
 CLOUD_CONFIG = "#cloud-config"
 SPEC = "/etc/embark/spec.toml"
-FIRST_START_S = 60.0  # Of this computer's time: the programs answer at once.
+FIRST_START_S = 60.0  # Time limit on this computer, where all programs answer at once.
 
 
 class ImageRights(Protocol):
-    """Of one machine at the cloud's registries. A text is the error; empty means yes."""
+    """The rights of one machine at the cloud's registries. Each method returns an error, or an empty text."""
 
     def login_error(self, host: str, user: str, password: str) -> str: ...
 
@@ -40,11 +40,11 @@ class ImageRights(Protocol):
 
 @dataclass(slots=True)
 class FirstStart:
-    """How it went."""
+    """The log of a first start and the program that it left running."""
 
     log: str = ""
-    words: tuple[str, ...] = ()  # Of the program that trains; empty where none was started.
-    image: str = ""  # Of its container; empty where it has none.
+    words: tuple[str, ...] = ()  # The command that trains; empty if none was started.
+    image: str = ""  # The image of its container; empty if it has none.
     spec: str = ""
 
     @property
@@ -53,14 +53,14 @@ class FirstStart:
 
     @property
     def trouble(self) -> str:
-        """Why nothing trains: the last line of the log."""
+        """The last line of the log if nothing trains, else an empty text."""
         lines = [line for line in self.log.splitlines() if line.strip()]
         return "" if self.words else lines[-1] if lines else "the machine's programs start no training"
 
 
 @dataclass(slots=True)
 class MachineDocker:
-    """Docker of one machine."""
+    """Docker on one machine."""
 
     rights: ImageRights
     name: str = "docker"
@@ -68,7 +68,7 @@ class MachineDocker:
     logins: set[str] = field(default_factory=set)
     pulled: set[str] = field(default_factory=set)
     running: str = ""
-    words: tuple[str, ...] = ()  # Of the container.
+    words: tuple[str, ...] = ()  # The command of the container.
 
     def run(self, call: Call) -> str:
         verb, words = call.words[0], list(call.words[1:])
@@ -97,7 +97,8 @@ class MachineDocker:
         return f"Status: Downloaded newer image for {image}\n"
 
     def _run(self, words: list[str]) -> str:
-        """The image is the word that was pulled; docker pulls one that is not there, with the same rights."""
+        """Start a container. Its image is the word that was pulled; docker pulls one that is missing, with the same
+        rights."""
         image = next((word for word in words if word in self.pulled), "")
         if not image:
             image = next((word for word in words if "/" in word and not word.startswith("-") and ":/" not in word), "")
@@ -107,7 +108,7 @@ class MachineDocker:
 
 
 @dataclass(slots=True)
-class Answering:
+class FunctionProgram:
     """A program that one function answers."""
 
     name: str
@@ -120,13 +121,13 @@ class Answering:
 
 @dataclass(slots=True)
 class _Python:
-    """Python, its environments and pip, and systemd where it starts one of them."""
+    """Python with its virtual environments and pip, and systemd-run if it starts Python."""
 
     shims: Path
     words: tuple[str, ...] = ()
 
     def programs(self) -> list[Program]:
-        return [Answering(name, answer) for name, answer in (
+        return [FunctionProgram(name, answer) for name, answer in (
             ("python3", self._python), ("python3.11", self._python), ("python", self._python), ("pip", self._pip),
             ("systemd-run", self._service))]
 
@@ -156,13 +157,14 @@ class _Python:
 
 
 def first_start(given: str, docker: MachineDocker, programs: Sequence[Program], name: str = "machine") -> FirstStart:
-    """Runs the commands of a cloud-config in their order, and the service that they enable; or a startup script."""
+    """Run the commands of a cloud-config in order and the service that they enable, or a startup script."""
     start = FirstStart()
     with tempfile.TemporaryDirectory() as kept:
         root = Path(kept)
         python = _Python(root / "bin")
         machine = Account("machine", root)
-        machine.add_programs([*(Answering(one, lambda _: "") for one in QUIET), docker, *python.programs(), *programs])
+        quiet = [FunctionProgram(program, lambda _: "") for program in QUIET]
+        machine.add_programs([*quiet, docker, *python.programs(), *programs])
         server = AccountServer(machine)
         server.write_shims(root / "bin")
         for one in REAL:
@@ -184,7 +186,7 @@ def first_start(given: str, docker: MachineDocker, programs: Sequence[Program], 
 
 
 def _run_all(given: str, root: Path, name: str, start: FirstStart) -> None:
-    """Up to the first that fails."""
+    """Run the commands up to the first that fails."""
     if given.startswith(CLOUD_CONFIG):
         config = yaml.safe_load(given) or {}
         files = {str(one["path"]): str(one["content"]) for one in config.get("write_files") or ()}
@@ -213,7 +215,7 @@ def _run_all(given: str, root: Path, name: str, start: FirstStart) -> None:
 
 
 def _service(words: Sequence[str], files: Mapping[str, str]) -> str | None:
-    """The program of a unit that is enabled and started."""
+    """Return the program of a unit that is being started."""
     if "--now" not in words and "start" not in words:
         return None
     unit = files.get(f"/etc/systemd/system/{words[-1]}", "")
@@ -222,7 +224,7 @@ def _service(words: Sequence[str], files: Mapping[str, str]) -> str | None:
 
 
 def _write(root: Path, path: str, content: str) -> None:
-    """A script's own folders are those below `root`."""
+    """Write a file, and redirect the machine's folders in a script to those below `root`."""
     file = root / path.lstrip("/")
     file.parent.mkdir(parents=True, exist_ok=True)
     file.write_text(re.sub(rf"(?<![\w.-])({'|'.join(map(re.escape, OWN))})(?=[/\s\"':\]]|-wheels)",

@@ -21,7 +21,7 @@ from embark.render.location import data_source, location_of, object_store_paths
 from embark.render.targets.kubernetes import PLACEHOLDER_REGISTRY
 from embark.spec import load_spec
 
-PLAIN = {"vm": "./vm.sh", "tpu-vm": "./tpu_vm.sh"}  # The script of targets without a cluster.
+PLAIN = {"vm": "./vm.sh", "tpu-vm": "./tpu_vm.sh"}  # The scripts of targets without a cluster.
 ENVIRONMENT = {"PROJECT": "your-project", "EMAIL": "you@example.com"}
 
 
@@ -40,7 +40,7 @@ def rehearse_scripts(spec: str, settings: Sequence[str], on_step: Callable[[Step
     root = Path(mkdtemp(prefix="embark-account-"))
     try:
         folder = root / "folder"
-        copied = root / "spec.toml"  # a folder's own spec stays as it is
+        copied = root / "spec.toml"  # Rendering would change the user's file.
         if Path(spec).is_file():
             shutil.copy(spec, copied)
         render_folder(str(copied) if copied.exists() else spec, [*settings, f"place.image={job.image}"], out=folder)
@@ -103,7 +103,7 @@ def _run(session: AccountSession, step: Step, folder: Path) -> StepResult:
 
 
 def _job(spec: str, settings: Sequence[str]) -> tuple[Job, list[str]]:
-    """With an image that the account's own registry can hold."""
+    """Return the job, with an image that the account's registry can hold, and what was assumed for it."""
     catalog = load_catalog()
     job = make_job(load_spec(spec, settings), catalog)
     if job.image.startswith(PLACEHOLDER_REGISTRY) or "/" not in job.image:

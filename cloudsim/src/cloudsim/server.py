@@ -1,4 +1,4 @@
-"""A process that holds an account, and programs on the PATH that pass their arguments on to it."""
+"""A process that holds an account, and programs for the PATH that pass their arguments on to it."""
 
 import importlib
 import json
@@ -29,13 +29,14 @@ printf %s "$err" >&2
 /bin/cat <&3
 exit "$code"
 """
-"""Started for each command, hence no Python: that takes ten times as long to start. What it sends are fields that end
-with a zero byte, their number first; the answer is the exit code and stderr, each with a zero byte, and stdout."""
-REPORT = "@report"  # Instead of a program: what the account has seen.
+"""Starts for each command, and is not written in Python because that takes ten times as long to start. It sends fields
+that end with a zero byte, their number first; the answer is the exit code and stderr, each with a zero byte, and
+stdout."""
+REPORT = "@report"  # A request for the report, in place of the name of a program.
 
 
 class AccountServer(socketserver.TCPServer):
-    """Answers one command after the other, of those that know its token."""
+    """Answers commands one after the other if they know its token."""
 
     def __init__(self, account: Account) -> None:
         self.account = account
@@ -43,7 +44,7 @@ class AccountServer(socketserver.TCPServer):
         super().__init__(("127.0.0.1", 0), _Handler)
 
     def write_shims(self, folder: Path) -> None:
-        """One program of each name in a folder for the front of PATH."""
+        """Write a program of each name into a folder that a shell has first on its PATH."""
         folder.mkdir(parents=True, exist_ok=True)
         text = SHIM.format(token=self.token, port=self.server_address[1])
         for name in self.account.programs:
@@ -77,14 +78,14 @@ class _Handler(socketserver.StreamRequestHandler):
 
 
 def open_account(cloud: str, folder: Path) -> Account:
-    """An empty account of a cloud, logged in to."""
+    """Open an empty account of a cloud, logged in."""
     opened = importlib.import_module(f"cloudsim.{cloud}").open_account(folder)
     assert isinstance(opened, Account)
     return opened
 
 
 def main(cloud: str, folder: str) -> None:
-    """Serve until SIGTERM. FOLDER gets `programs/`, `server.json` and `environment.json`."""
+    """Serve until SIGTERM, after writing `programs/`, `server.json` and `environment.json` into `folder`."""
     root = Path(folder)
     account = open_account(cloud, root)
     (root / "environment.json").write_text(json.dumps(account.environment))

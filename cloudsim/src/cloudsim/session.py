@@ -1,4 +1,4 @@
-"""An account in a process of its own, and commands run against it as a user's shell would run them."""
+"""An account in a process of its own, and shell commands that run in it as they would in a user's shell."""
 
 import json
 import marshal
@@ -24,12 +24,12 @@ STATE = "shell_state"
 class AccountSession:
     """`with AccountSession("aws", folder) as session: session.bash("./storage.sh", folder)`."""
 
-    server: Sequence[str] = ("-m", "cloudsim.server")  # What Python runs: with the cloud and a folder.
+    server: Sequence[str] = ("-m", "cloudsim.server")  # What Python runs; the cloud and a folder follow.
 
     def __init__(self, cloud: str, folder: Path) -> None:
         self._folder = folder
         self._log = (folder / "server.log").open("w+")
-        # its own session: Ctrl-C ends the shell's commands first
+        # In a session of its own, so that Ctrl-C ends the shell's commands first.
         self._process = subprocess.Popen(
             [sys.executable, *self.server, cloud, str(folder)], stdout=self._log, stderr=subprocess.STDOUT,
             start_new_session=True)
@@ -53,7 +53,7 @@ class AccountSession:
 
     @property
     def environment(self) -> dict[str, str]:
-        """Of a shell whose programs are the account's."""
+        """The environment variables of a shell whose programs are the account's."""
         given: Mapping[str, str] = json.loads((self._folder / "environment.json").read_text())
         path = os.pathsep.join([str(self._folder / "programs"), str(Path(sys.executable).parent),
                                 os.environ.get("PATH", "/usr/bin:/bin")])
@@ -63,8 +63,8 @@ class AccountSession:
 
     def bash(self, text: str, folder: Path, *, output: int | None = subprocess.PIPE, timeout_s: float = 3600.0
              ) -> subprocess.CompletedProcess[str]:
-        """Run lines as typed one after the other: the first that fails ends them. Exported variables and the current
-        folder last to the next call."""
+        """Run lines as if typed one after the other, up to the first that fails. Exported variables and the current
+        folder last until the next call."""
         state = self._folder / STATE
         script = "\n".join([
             "set -eo pipefail", f'if [ -f "{state}" ]; then . "{state}"; fi', text,

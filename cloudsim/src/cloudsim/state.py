@@ -1,4 +1,4 @@
-"""What exists in an account: resources with a location, a state that takes time to reach, and what they use."""
+"""What exists in an account: resources with a location, a time at which they are ready, and what they use."""
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
@@ -8,7 +8,7 @@ Key = tuple[str, str]  # Kind and name.
 
 
 class Refusal(Exception):
-    """A program says no, in the words of the real one."""
+    """An error of a program, in the words of the real one."""
 
     def __init__(self, text: str, code: int = 1) -> None:
         super().__init__(text)
@@ -16,7 +16,7 @@ class Refusal(Exception):
 
 
 class Clock:
-    """Seconds since the account was opened. `sleep` and waiting commands advance it; nothing else takes time."""
+    """Seconds since the account was opened. Only `sleep` and commands that wait advance it."""
 
     def __init__(self) -> None:
         self.now = 0.0
@@ -27,14 +27,14 @@ class Clock:
 
 @dataclass(slots=True)
 class Resource:
-    """One thing of the account."""
+    """One resource of an account."""
 
     kind: str
     name: str
     location: str = ""  # Region, zone or location.
     attributes: dict[str, Any] = field(default_factory=dict)
-    ready_at: float = 0.0  # By the clock: until then it is being created.
-    uses: set[Key] = field(default_factory=set)  # What cannot be deleted before it.
+    ready_at: float = 0.0  # Seconds on the account's clock; until then it is being created.
+    uses: set[Key] = field(default_factory=set)  # Keys of resources that cannot be deleted before this one.
     is_paid: bool = False  # It costs money by the hour as long as it exists.
 
     @property
@@ -43,8 +43,6 @@ class Resource:
 
 
 class Resources:
-    """All resources of an account, by kind and name."""
-
     def __init__(self, clock: Clock) -> None:
         self.clock = clock
         self._all: dict[Key, Resource] = {}
@@ -54,7 +52,7 @@ class Resources:
 
     def add(self, kind: str, name: str, *, location: str = "", takes_s: float = 0.0, uses: Iterable[Key] = (),
             is_paid: bool = False, **attributes: Any) -> Resource:
-        """The caller has checked that there is none of this name, in the words of its program."""
+        """Add a resource. The caller has refused a name that exists, in the words of its program."""
         made = Resource(kind, name, location, attributes, self.clock.now + takes_s, set(uses), is_paid)
         self._all[made.key] = made
         return made
@@ -69,12 +67,11 @@ class Resources:
         return self.clock.now >= resource.ready_at
 
     def users_of(self, key: Key) -> list[Resource]:
-        """What must be deleted before it."""
+        """List the resources that must be deleted before this one."""
         return [one for one in self._all.values() if key in one.uses]
 
     def remove(self, kind: str, name: str) -> None:
         self._all.pop((kind, name), None)
 
     def paid(self) -> list[Resource]:
-        """What still costs money."""
         return [one for one in self._all.values() if one.is_paid]

@@ -1,4 +1,4 @@
-"""Runs shell text against an account: its programs come first on the PATH, and answer from its state."""
+"""Runs shell text in an account: its programs come first on the PATH and answer from its state."""
 
 from __future__ import annotations
 
@@ -30,7 +30,8 @@ def write_files(files: Sequence[File], folder: Path) -> None:
 
 
 def run_shell(account: Account, text: str, folder: Path, env: Mapping[str, str] | None = None) -> ScriptResult:
-    """bash in a folder. The account answers in this thread: an engine that it starts sets signal handlers."""
+    """Run bash in a folder. The account answers in this thread, because an engine that it starts sets signal
+    handlers."""
     programs = account.folder / "programs"
     path = os.pathsep.join([str(programs), str(Path(sys.executable).parent), os.environ["PATH"]])
     variables = {"PATH": path, "HOME": str(account.folder), **account.environment, **(env or {})}

@@ -1,4 +1,4 @@
-"""`embark rehearse --account`: from an empty account to a trained model and back to nothing."""
+"""`embark rehearse --account` goes from an empty account to a trained model and back to nothing."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ PLACES = {
 }
 POD_STEPS = ["train", "train again: what exists stays", "clean", "destroy"]
 MACHINE_STEPS = ["up", "status", "down"]
-# One cloud's pods, which train; elsewhere plain machines, which are started and not run. The guides have all of them.
+# Pods of one cloud train; plain machines of the others start and run nothing. The guides cover all of them.
 WALKS = {
     "aws": (("place.target=vm", "data.path=s3://own-7/rows"), MACHINE_STEPS),
     "azure": (("place.target=vm", "data.path=az://own-7/rows"), MACHINE_STEPS),

@@ -1,4 +1,4 @@
-"""An AWS account: the real AWS CLI over moto, a stand-in of eksctl, and what EKS, FSx and EC2 refuse."""
+"""An AWS account: the real AWS CLI over moto, a stand-in for eksctl, and what EKS, FSx and EC2 refuse."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""The account itself: moto in this process, clients to it, quotas, and what still costs money."""
+"""The state of an AWS account: moto in this process, clients of it, quotas, and what still costs money."""
 
 import logging
 import tomllib
@@ -15,47 +15,46 @@ from moto.server import ThreadedMotoServer
 from cloudsim.account import Account
 from embark.catalog import load_catalog
 
-NUMBER = "123456789012"  # moto's account.
-HOME_REGION = "us-east-1"  # Of the login: where commands go that name no region.
+NUMBER = "123456789012"  # The account number that moto uses.
+HOME_REGION = "us-east-1"  # The region of commands that name none.
 KEYS = {"AWS_ACCESS_KEY_ID": "AKIAIOSFODNN7EXAMPLE", "AWS_SECRET_ACCESS_KEY": "rehearsal"}
 NOT_MODELLED = [
-    "AWS: what the caller itself may do (IAM of the user who runs the scripts); every call of theirs is allowed",
-    "AWS: whether a zone has capacity at the moment (InsufficientInstanceCapacity), and spot interruptions",
-    "AWS: eksctl's CloudFormation stacks, beyond what blocks their deletion",
-    "AWS: NCCL over EFA, Lustre's throughput, CloudWatch's metrics and log groups, mails of budgets and alarms",
-    "AWS: that EFA needs a rule to its own security group for outbound traffic too",
-    "AWS: that a new role or policy takes some seconds to be effective everywhere; here it is at once",
-    "AWS: bucket names that another account has taken; they are unique in the world",
+    "AWS: permissions of the user who runs the scripts; all of their calls are allowed",
+    "AWS: capacity of a zone at the moment (InsufficientInstanceCapacity), and spot interruptions",
+    "AWS: eksctl's CloudFormation stacks, except for what blocks their deletion",
+    "AWS: NCCL over EFA, throughput of Lustre, metrics and log groups of CloudWatch, mails of budgets and alarms",
+    "AWS: the outbound rule to its own security group that EFA needs",
+    "AWS: the seconds until a new role or policy is effective everywhere; here it is at once",
+    "AWS: bucket names that other accounts have taken",
 ]
 
 
 @cache
 def facts() -> dict[str, Any]:
-    """`facts.toml` beside this module."""
     text = (files("cloudsim.aws") / "facts.toml").read_text(encoding="utf-8")
     return tomllib.loads(text)
 
 
 class AwsAccount(Account):
-    """Of AWS. What moto models is in moto; the rest in `resources`."""
+    """An account whose state is in moto as far as moto models it, and in `resources` otherwise."""
 
     def __init__(self, folder: Path) -> None:
         super().__init__("aws", folder)
         self.endpoint = _moto_endpoint()
         urllib.request.urlopen(urllib.request.Request(f"{self.endpoint}/moto-api/reset", method="POST")).close()
-        # Programs that do not go through `aws`, such as `embark data copy`, reach it over HTTP.
+        # Programs other than `aws`, such as `embark data copy`, reach moto over HTTP.
         self.environment = {**KEYS, "AWS_ENDPOINT_URL": self.endpoint, "AWS_EC2_METADATA_DISABLED": "true",
                     "AWS_DEFAULT_REGION": HOME_REGION,
                     "AWS_ALLOW_HTTP": "true", "AWS_VIRTUAL_HOSTED_STYLE_REQUEST": "false",
                     "KUBECONFIG": str(folder / "kubeconfig")}
-        self.quotas: dict[str, float] = dict.fromkeys(_quota_codes(), 1e6)  # vCPUs in each region; may be set.
+        self.quotas: dict[str, float] = dict.fromkeys(_quota_codes(), 1e6)  # vCPUs in each region; tests change them.
         self.not_modelled += NOT_MODELLED
 
     def client(self, service: str, region: str) -> Any:
         return _client(self.endpoint, service, region)
 
     def backends(self, service: str) -> Any:
-        """moto's state of a service, by region; those that were never asked for are not among its items."""
+        """Return moto's state of a service by region; only regions that were used are among its items."""
         return backends.get_backend(service)[NUMBER]
 
     def paid(self) -> list[str]:
@@ -79,7 +78,7 @@ class AwsAccount(Account):
 
 @cache
 def _client(endpoint: str, service: str, region: str) -> Any:
-    """Kept, since each reads the service's model."""
+    """Return a client, which is cached because each one reads the model of its service."""
     return boto3.client(service, region_name=region, endpoint_url=endpoint,
                         aws_access_key_id=KEYS["AWS_ACCESS_KEY_ID"],
                         aws_secret_access_key=KEYS["AWS_SECRET_ACCESS_KEY"])
@@ -93,9 +92,10 @@ def _quota_codes() -> set[str]:
 
 @cache
 def _moto_endpoint() -> str:
-    """moto's server in a thread of this process; one for all accounts, which are opened one after the other."""
+    """Start moto's server in a thread. All accounts share it, because they are opened one after the other."""
     logging.getLogger("werkzeug").setLevel(logging.ERROR)
-    settings.ec2_load_default_amis = lambda: False  # Thousands for each region, and seconds; `facts.toml` has ours.
+    # To load thousands of images for each region takes seconds; `facts.toml` has the few that are used.
+    settings.ec2_load_default_amis = lambda: False
     server = ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
     server.start()
     host, port = server.get_host_and_port()

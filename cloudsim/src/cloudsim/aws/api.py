@@ -1,4 +1,4 @@
-"""Operations of AWS's API that moto lacks or takes too lightly: answered or refused here, before moto is asked."""
+"""Operations of AWS's API that moto lacks or does not check enough; they are answered here before moto sees them."""
 
 from collections.abc import Callable
 from types import SimpleNamespace
@@ -9,11 +9,11 @@ from cloudsim.aws.account import AwsAccount
 Parameters = dict[str, Any]
 Operation = Callable[[AwsAccount, str, Parameters], dict[str, Any] | None]
 OPERATIONS: dict[str, Operation] = {}
-"""By `service.Operation`. With the region and the parameters; None leaves the answer to moto."""
+"""Functions by `service.Operation`; they get the region and the parameters, and None leaves the answer to moto."""
 
 
 class ApiError(Exception):
-    """AWS's own code and message; the CLI prints both."""
+    """An error with AWS's own code and message, which the CLI prints."""
 
     def __init__(self, code: str, message: str) -> None:
         super().__init__(message)
@@ -28,8 +28,8 @@ def operation(name: str) -> Callable[[Operation], Operation]:
 
 
 def hook(account: AwsAccount, session: Any, denial: Callable[[str], str]) -> None:
-    """Let a session of botocore ask `OPERATIONS` before it sends anything; `denial` returns why an
-    action is not allowed, or nothing."""
+    """Let a botocore session ask `OPERATIONS` before it sends a request; `denial` returns why an action is not allowed,
+    or an empty text."""
 
     def keep(params: Parameters, context: dict[str, Any], **_: Any) -> None:
         context["embark_parameters"] = params

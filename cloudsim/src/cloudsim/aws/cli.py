@@ -1,4 +1,4 @@
-"""`aws`: the real AWS CLI, in this process, over moto."""
+"""`aws`: the real AWS CLI in this process, over moto."""
 
 import contextlib
 import io
@@ -19,20 +19,20 @@ from cloudsim.state import Clock, Refusal
 
 
 class AwsCli:
-    """Parses, validates, queries and prints by itself; only AWS's side is a stand-in."""
+    """The real AWS CLI, which parses, validates, queries and prints by itself; only AWS's side is simulated."""
 
     name = "aws"
     answered_by: AnsweredBy = "real"
 
     def __init__(self, account: AwsAccount, denial: Callable[[str], str] = lambda action: "",
                  start_session: Callable[[AwsAccount, Call], str] | None = None) -> None:
-        """`denial` returns why the caller may not perform an action, or nothing; `start_session` answers Systems
+        """`denial` returns why the caller may not perform an action, or an empty text. `start_session` answers Systems
         Manager, for which the CLI would start a program of Amazon's."""
         self.account, self.denial, self.start_session = account, denial, start_session
 
     @cached_property
     def driver(self) -> Any:
-        """Kept, since it registers hundreds of handlers and reads AWS's models."""
+        """The CLI's driver, which is cached because it registers hundreds of handlers and reads AWS's models."""
         driver = create_clidriver()
         driver.session.register_component("data_loader", _loader(driver.session))
         hook(self.account, driver.session, self.denial)
@@ -42,14 +42,14 @@ class AwsCli:
         if call.words[:2] == ("ssm", "start-session") and self.start_session:
             return self.start_session(self.account, call)
         out, err = io.StringIO(), io.StringIO()
-        # The account's own variables win, but for the region: a program may not leave the rehearsal.
+        # Only the region is the caller's: with other variables a program could reach the real AWS.
         region = {name: call.env[name] for name in ("AWS_REGION", "AWS_DEFAULT_REGION") if call.env.get(name)}
         env = {**self.account.environment, **region}
         config = {"AWS_CONFIG_FILE": os.devnull, "AWS_SHARED_CREDENTIALS_FILE": os.devnull}
-        # files that an argument names lie where the call was made
+        # Arguments name files relative to the folder of the call.
         with _environment({**env, **config}), _clock(self.account.clock), contextlib.chdir(call.folder), \
                 contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
-            self.driver.session.set_config_variable("region", None)  # What the last call's --region left.
+            self.driver.session.set_config_variable("region", None)  # Forgets --region of the call before.
             try:
                 code = int(self.driver.main(list(call.words)) or 0)
             except SystemExit as end:
@@ -61,7 +61,7 @@ class AwsCli:
         return out.getvalue()
 
     def _use_cluster(self, call: Call) -> None:
-        """What the written file names is kubectl's context from now on."""
+        """Make the cluster that `update-kubeconfig` named kubectl's context."""
         flags = dict(pairwise(call.words))
         name = flags.get("--name", "")
         region = next((one for one in (flags.get("--region"), call.env.get("AWS_REGION"),
@@ -73,7 +73,7 @@ _LOADERS: list[Any] = []
 
 
 def _loader(session: Any) -> Any:
-    """The first session's, for all: it keeps what it has read of AWS's API."""
+    """Return the data loader of the first session, which keeps the models that it has read."""
     if not _LOADERS:
         _LOADERS.append(session.get_component("data_loader"))
     return _LOADERS[0]
@@ -81,10 +81,10 @@ def _loader(session: Any) -> Any:
 
 @contextlib.contextmanager
 def _environment(values: Mapping[str, str]) -> Iterator[None]:
-    """Of this process, while the CLI reads it: nothing of the user's own AWS settings."""
+    """Replace the user's own AWS settings in this process while the CLI runs."""
     before = dict(os.environ)
     for name in before:
-        if name.startswith("AWS_") and name != "AWS_DATA_PATH":  # Where the CLI itself says that its files are.
+        if name.startswith("AWS_") and name != "AWS_DATA_PATH":  # The CLI itself sets it to the folder of its files.
             del os.environ[name]
     os.environ.update(values)
     try:
@@ -96,7 +96,7 @@ def _environment(values: Mapping[str, str]) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _clock(clock: Clock) -> Iterator[None]:
-    """Waiters of the CLI wait by the account's clock."""
+    """Let the CLI's waiters wait by the account's clock."""
     before = botocore.waiter.time
     botocore.waiter.time = SimpleNamespace(sleep=clock.advance)
     try:

@@ -1,4 +1,4 @@
-"""eksctl's ClusterConfig: read, and refused where eksctl refuses it."""
+"""Reads eksctl's ClusterConfig and refuses what eksctl refuses."""
 
 import json
 from dataclasses import dataclass
@@ -18,7 +18,7 @@ MIN_ZONES = 2
 
 @dataclass(frozen=True, slots=True)
 class ClusterConfig:
-    """What eksctl reads of a file."""
+    """A ClusterConfig file, checked."""
 
     name: str
     region: str
@@ -47,7 +47,7 @@ class ClusterConfig:
 
 
 def read_config(account: AwsAccount, call: Call, path: str) -> ClusterConfig:
-    """With eksctl's own messages for what is wrong in it."""
+    """Read a file, or refuse it with eksctl's own message."""
     def refuse(why: str) -> Refusal:
         return Refusal(f'Error: loading config file "{path}": {why}')
 

@@ -1,4 +1,4 @@
-"""EC2: what it refuses and moto does not. Machine types, zones, quotas, network cards, endpoints."""
+"""What EC2 refuses and moto does not: machine types, zones, quotas, network cards and endpoints."""
 
 import re
 from typing import Any
@@ -12,7 +12,7 @@ PLACEMENT_GROUP = "placement group"
 
 
 def machine_type(name: str) -> dict[str, Any] | None:
-    """EC2's own description of a machine type."""
+    """Return EC2's own description of a machine type."""
     from moto.ec2.models.instance_types import INSTANCE_TYPES
 
     found: dict[str, Any] | None = INSTANCE_TYPES.get(name)
@@ -20,14 +20,14 @@ def machine_type(name: str) -> dict[str, Any] | None:
 
 
 def zones_with(account: AwsAccount, region: str, name: str) -> set[str]:
-    """Where a machine type is sold."""
+    """Return the zones that offer a machine type."""
     rows = account.backends("ec2")[region].describe_instance_type_offerings(
         "availability-zone", {"instance-type": [name]})
     return {str(row["Location"]) for row in rows}
 
 
 def launch_error(account: AwsAccount, zone: str, name: str, count: int, *, is_spot: bool) -> tuple[str, str]:
-    """EC2's code and message where it does not start this many machines; two empty texts where it does."""
+    """Return EC2's code and message if it does not start this many machines, else two empty texts."""
     region, found = zone[:-1], machine_type(name)
     if found is None:
         return "InvalidInstanceType", f"The following supplied instance types do not exist: [{name}]"
@@ -55,7 +55,7 @@ def quota_code(name: str, *, is_spot: bool) -> str:
 
 
 def vcpus_in_use(account: AwsAccount, region: str, code: str) -> int:
-    """By machines on their own and by nodes."""
+    """Count the vCPUs of plain machines and of nodes that one quota limits."""
     running = [(one.instance_type, one.lifecycle == "spot") for one
                in account.backends("ec2")[region].all_instances() if one.state in ("pending", "running")]
     for key, cluster in account.clusters.items():

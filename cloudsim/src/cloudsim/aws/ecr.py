@@ -1,4 +1,4 @@
-"""ECR: who may push and pull which image."""
+"""Rules of ECR: who may push and pull which image."""
 
 import base64
 import re
@@ -15,7 +15,7 @@ PULL_ACTIONS = ("ecr:GetAuthorizationToken", "ecr:BatchCheckLayerAvailability", 
 
 @operation("ecr.GetAuthorizationToken")
 def get_authorization_token(account: AwsAccount, region: str, given: Parameters) -> dict[str, Any]:
-    """moto's is the same in every region; a real one is refused elsewhere."""
+    """Return a token of one region. moto's is valid in all of them, a real one is not."""
     token = base64.b64encode(f"AWS:{_password(region)}".encode()).decode()
     return {"authorizationData": [{"authorizationToken": token, "expiresAt": datetime.now(UTC),
                                    "proxyEndpoint": f"https://{NUMBER}.dkr.ecr.{region}.amazonaws.com"}]}
@@ -26,7 +26,7 @@ def _password(region: str) -> str:
 
 
 class EcrRegistry:
-    """The account's registries, one for each region."""
+    """The account's registries, one in each region."""
 
     def __init__(self, account: AwsAccount) -> None:
         self.account = account
@@ -57,7 +57,7 @@ class EcrRegistry:
         return ""
 
     def image_error(self, image: str) -> str:
-        """Why nobody can pull it, whatever his rights; empty if it is there."""
+        """Return why nobody can pull an image, whatever rights they have, or an empty text."""
         host, mark, path = image.partition("/")
         if HOST.fullmatch(host):
             missing = self.repository_error(host, path)

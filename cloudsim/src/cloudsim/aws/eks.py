@@ -1,4 +1,4 @@
-"""EKS's side of a cluster: what its nodes offer, who its pods are, what they can pull, read and mount."""
+"""EKS's side of a cluster: what its nodes offer, which identity its pods have, what they can pull, read and mount."""
 
 import json
 from collections.abc import Mapping
@@ -15,22 +15,22 @@ from cloudsim.kubernetes.cloud import Manifest, NodePool, VolumeFacts
 
 NODE_ACTIONS = json.dumps({"Version": "2012-10-17", "Statement": [
     {"Effect": "Allow", "Action": list(PULL_ACTIONS), "Resource": "*"}]})
-"""What eksctl's nodes may do with S3 and ECR: AmazonEC2ContainerRegistryPullOnly."""
+"""The policy of eksctl's nodes for S3 and ECR, AmazonEC2ContainerRegistryPullOnly."""
 ACTIONS = {False: ("s3:ListBucket", "s3:GetObject"), True: ("s3:ListBucket", "s3:GetObject", "s3:PutObject")}
 GPU_PLUGIN, EFA_PLUGIN = "nvidia-device-plugin-daemonset", "embark-efa-aws-efa-k8s-device-plugin"
-"""eksctl's own of NVIDIA, and the one that eks_cluster.sh installs for EFA: eksctl's does not tolerate GPU taints."""
+"""The device plugins of NVIDIA, by eksctl, and of EFA, by eks_cluster.sh: eksctl's does not tolerate GPU taints."""
 
 
 @dataclass(slots=True)
 class EksCloud:
-    """The cloud of one cluster."""
+    """The cloud of one EKS cluster."""
 
     account: AwsAccount
     name: str
     network: Network
     addons: set[str]
     identities: dict[tuple[str, str], dict[str, Any]] = field(default_factory=dict)
-    """Namespace and service account to the association as the file has it."""
+    """Maps namespace and service account to the association in the ClusterConfig."""
 
     def pull_error(self, image: str, pool: NodePool, namespace: str) -> str:
         if not self.network.nat:
@@ -75,7 +75,7 @@ class EksCloud:
         if not self.account.resources.is_ready(found) or found.attributes["vpc"] != self.network.vpc \
                 or self.network.group not in found.attributes["groups"]:
             return f"{failed}mount.lustre: mount {source} failed: Connection timed out"
-        # The driver's fsGroupPolicy is ReadWriteOnceWithFSType: both must be in the volume.
+        # The driver's fsGroupPolicy is ReadWriteOnceWithFSType: the volume must have that access mode and a type.
         modes = (volume.get("spec") or {}).get("accessModes") or []
         takes_group = bool(csi.get("fsType")) and bool({"ReadWriteOnce", "ReadWriteOncePod"} & set(modes))
         return VolumeFacts(fsx.folder_of(self.account, found), takes_fs_group=takes_group)
@@ -89,7 +89,7 @@ class EksCloud:
         return f"{code} - {message}" if code and num_nodes > have else ""
 
     def _identity(self, namespace: str, service_account: Manifest) -> tuple[list[str], str]:
-        """The policies of a pod, and who it is; a node's own where nothing else is said."""
+        """Return the policies of a pod and the name of its role; without a pod identity these are its node's."""
         name = str((service_account.get("metadata") or {}).get("name", ""))
         found = self.identities.get((namespace, name))
         if found is None or "eks-pod-identity-agent" not in self.addons:
@@ -103,7 +103,7 @@ class EksCloud:
 
 
 def node_pool(group: Mapping[str, Any], *, cluster: str, region: str, zone: str) -> NodePool:
-    """A node group's machines as Kubernetes sees them."""
+    """Return the machines of a node group as Kubernetes sees them."""
     name = str((group.get("instanceTypes") or [group.get("instanceType", "m5.large")])[0])
     found = machine_type(name) or {}
     allocatable = _allocatable(found)

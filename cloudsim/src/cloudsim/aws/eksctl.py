@@ -1,4 +1,4 @@
-"""`eksctl`, as far as clusters, node groups and pod identities go."""
+"""`eksctl`: clusters, node groups and pod identities."""
 
 import json
 from dataclasses import dataclass
@@ -28,14 +28,14 @@ STACK = "CloudFormation stack"
 
 @dataclass(slots=True)
 class Group:
-    """Limits of a node group."""
+    """The size limits of a node group."""
 
     least: int
     most: int
 
 
 class Eksctl:
-    """Makes what CloudFormation would, at once, and lets the clock advance by what it takes."""
+    """Creates at once what CloudFormation would, and advances the clock by the time that takes."""
 
     name = "eksctl"
     answered_by: AnsweredBy = "stand-in"
@@ -43,7 +43,7 @@ class Eksctl:
     def __init__(self, account: AwsAccount) -> None:
         self.account = account
         self.grammar = load_grammar("eksctl")
-        self.groups: dict[tuple[str, str], Group] = {}  # By the cluster's key and the group's name.
+        self.groups: dict[tuple[str, str], Group] = {}  # The key is that of the cluster and the group's name.
 
     def run(self, call: Call) -> str:
         given = self.grammar.parse(call.words)
@@ -125,14 +125,14 @@ class Eksctl:
         if not found:
             raise Refusal(f"Error: no nodegroups match the include filter {wanted}: "
                           f"{[one['name'] for one in config.groups]} are in the config file")
-        new = [one for one in found if one["name"] not in cluster.pools]  # It skips those that exist.
+        new = [one for one in found if one["name"] not in cluster.pools]  # eksctl skips groups that exist.
         for group in new:
             self._add_group(key, cluster, config, group)
         self.account.clock.advance(GROUP_S if new else 0.0)
         return f'created {len(new)} managed nodegroup(s) in cluster "{config.name}"\n'
 
     def _flags_config(self, call: Call, given: ParsedCommand) -> ClusterConfig:
-        """The node group that flags describe, in all zones of the cluster."""
+        """Return the node group that flags describe, in all zones of the cluster."""
         _, cluster = self._named(call, given)
         kind, num = given.text("--node-type", "m5.large"), int(given.text("--nodes", "2"))
         if machine_type(kind) is None:
@@ -164,7 +164,7 @@ class Eksctl:
         self.groups[key, pool.name] = Group(int(group.get("minSize", pool.num_nodes)), most)
         if "nvidia.com/gpu" in pool.allocatable:
             cluster.add_daemon_set(GPU_PLUGIN)
-        if group.get("efaEnabled"):  # Which does not tolerate the taint of GPU machines.
+        if group.get("efaEnabled"):  # eksctl's plugin for EFA does not tolerate the taint of GPU machines.
             cluster.add_daemon_set("aws-efa-k8s-device-plugin", tolerates=False)
 
     def _create_identity(self, call: Call, given: ParsedCommand) -> str:
@@ -227,7 +227,7 @@ class Eksctl:
         return f'deleted 1 nodegroup(s) from cluster "{cluster.name}"\n'
 
     def _delete_cluster(self, call: Call, given: ParsedCommand) -> str:
-        """Without --wait, eksctl does not see how the deletion of the cluster's own stack ends."""
+        """Delete a cluster. Without --wait, eksctl does not report how the deletion of the cluster's own stack ends."""
         region = self._region(call, given)
         name = given.text("--name") or str(given.positionals.get("NAME") or "")
         if given["--config-file"]:

@@ -1,4 +1,4 @@
-"""FSx for Lustre: file systems, their links to S3, and the tasks that import what lies there."""
+"""FSx for Lustre: file systems, their links to S3, and the tasks that import objects."""
 
 from pathlib import Path
 from typing import Any
@@ -9,7 +9,7 @@ from cloudsim.aws.api import ApiError, Parameters, operation
 from cloudsim.state import Resource
 
 FILE_SYSTEM, LINK, TASK = "FSx file system", "FSx data repository association", "FSx data repository task"
-# Of the account's clock: scripts look every 15 seconds, and what does not wait comes too early.
+# Seconds of the account's clock. Scripts look every 15 s; one that does not wait comes too early.
 CREATE_S, LINK_S, TASK_S, DELETE_S = 60.0, 30.0, 30.0, 30.0
 LNET_PORT = 988
 
@@ -46,7 +46,7 @@ def describe_file_systems(account: AwsAccount, region: str, given: Parameters) -
 
 @operation("fsx.DeleteFileSystem")
 def delete_file_system(account: AwsAccount, region: str, given: Parameters) -> dict[str, Any]:
-    """Its network interfaces stay in their subnet until it is gone."""
+    """Begin a deletion. The network interfaces stay in their subnet until it is complete."""
     found = _file_system(account, region, given["FileSystemId"])
     if not account.resources.is_ready(found):
         raise ApiError("BadRequest", f"The file system {found.name} is being created and cannot be deleted.")
@@ -138,13 +138,13 @@ def describe_tasks(account: AwsAccount, region: str, given: Parameters) -> dict[
 
 
 def file_systems(account: AwsAccount, region: str = "") -> list[Resource]:
-    """Those that exist, being deleted too."""
+    """List the file systems that exist, including those being deleted."""
     _forget_deleted(account)
     return [one for one in account.resources.of_kind(FILE_SYSTEM) if region in ("", one.location)]
 
 
 def folder_of(account: AwsAccount, file_system: Resource) -> Path:
-    """What a node sees of it, with all that finished tasks have imported."""
+    """Return the folder with the content that a node sees, including what finished tasks have imported."""
     for task in account.resources.of_kind(TASK):
         if task.attributes["file_system"] == file_system.name and account.resources.is_ready(task):
             _settle(account, task)
@@ -223,7 +223,7 @@ def _add_task(account: AwsAccount, region: str, file_system: str, paths: list[st
 
 
 def _settle(account: AwsAccount, task: Resource) -> None:
-    """Objects below the task's paths become files; a path that no link covers fails the task."""
+    """Turn the objects below a task's paths into files; a path that no link covers fails the task."""
     if task.attributes["is_done"]:
         return
     task.attributes |= {"is_done": True, "failure": ""}

@@ -1,4 +1,4 @@
-"""Who may do what: policies of roles evaluated, and Amazon's own policies."""
+"""Evaluates the policies of roles, including Amazon's own."""
 
 import json
 from functools import cache
@@ -10,7 +10,7 @@ from cloudsim.aws.api import ApiError, Parameters, operation
 
 @operation("iam.AttachRolePolicy")
 def attach_role_policy(account: AwsAccount, region: str, given: Parameters) -> None:
-    """moto loads Amazon's policies all at once, which takes seconds: it gets the one that is named."""
+    """Give moto the one policy of Amazon's that is named: to load all of them takes seconds."""
     arn = given["PolicyArn"]
     if arn.startswith("arn:aws:iam::aws:policy/"):
         add_amazon_policy(account, arn)
@@ -31,7 +31,7 @@ def add_amazon_policy(account: AwsAccount, arn: str) -> None:
 
 
 def role_documents(account: AwsAccount, role: str) -> list[str]:
-    """The policies of a role as JSON texts."""
+    """Return the policies of a role as JSON texts."""
     found = next((one for one in account.backends("iam")["aws"].roles.values() if one.name == role), None)
     if found is None:
         return []
@@ -42,7 +42,7 @@ def role_documents(account: AwsAccount, role: str) -> list[str]:
 
 
 def denied(documents: list[str], who: str, action: str, resource: str) -> str:
-    """S3's or ECR's own sentence where no policy allows an action; empty where one does."""
+    """Return the sentence of S3 or ECR if no policy allows an action, else an empty text."""
     from moto.iam.access_control import IAMPolicy, PermissionResult
 
     results = [IAMPolicy(document).is_action_permitted(action, resource) for document in documents]

@@ -1,4 +1,4 @@
-"""EC2 machines of their own: what happens at their first start, with the rights of their role."""
+"""Plain EC2 machines: their first start, with the rights of their role."""
 
 import base64
 import gzip
@@ -11,14 +11,14 @@ from cloudsim.aws.account import AwsAccount
 from cloudsim.aws.cli import AwsCli
 from cloudsim.aws.ecr import HOST, PULL_ACTIONS, EcrRegistry
 from cloudsim.aws.iam import denied, role_arn, role_documents
-from cloudsim.machine import CLOUD_CONFIG, Answering, FirstStart, MachineDocker, first_start
+from cloudsim.machine import CLOUD_CONFIG, FirstStart, FunctionProgram, MachineDocker, first_start
 from cloudsim.state import Refusal
 
 TIMEOUT = "dial tcp: i/o timeout"
 
 
 class Machine:
-    """One instance, with its role and its way to the internet."""
+    """An instance with its role and its route to the internet."""
 
     def __init__(self, account: AwsAccount, region: str, instance: Any) -> None:
         self.account, self.region, self.instance = account, region, instance
@@ -28,12 +28,13 @@ class Machine:
 
     @property
     def is_reachable(self) -> bool:
-        """Session Manager's agent is connected: it needs its own rights and a way out."""
+        """Whether Session Manager's agent is connected, which needs rights of its own and a route to the internet."""
         return self.has_way_out and not denied(self.documents, self.who, "ssm:UpdateInstanceInformation", "*")
 
     @property
     def has_way_out(self) -> bool:
-        """Through a NAT gateway, or with a public address, which a machine with several cards does not get."""
+        """Whether the machine reaches the internet: through a NAT gateway or by a public address, which a machine with
+        several network cards does not get."""
         ec2, subnet = self.account.client("ec2", self.region), self.instance.subnet_id
         network = [{"Name": "vpc-id", "Values": [self.instance.vpc_id]}]
         tables = ec2.describe_route_tables(Filters=network)["RouteTables"]
@@ -68,13 +69,13 @@ class Machine:
         if not text.startswith(CLOUD_CONFIG):
             return FirstStart(log="no cloud-config\n")
         aws = AwsCli(self.account, denial=lambda action: denied(self.documents, self.who, action, "*"))
-        start = first_start(text, MachineDocker(self), [aws, Answering("curl", self._metadata)])
+        start = first_start(text, MachineDocker(self), [aws, FunctionProgram("curl", self._metadata)])
         if start.is_training and (why := self._meeting_error()):
             return FirstStart(log=f"{start.log}{why}\n")
         return start
 
     def _meeting_error(self) -> str:
-        """Why ranks of several machines do not reach each other: their security group must name itself."""
+        """Return why ranks on several machines do not reach each other: their security group must allow itself."""
         found = self.account.client("ec2", self.region).describe_instances(InstanceIds=[self.instance.id])
         instance = found["Reservations"][0]["Instances"][0]
         tags = {one["Key"]: one["Value"] for one in instance.get("Tags", ())}
@@ -89,7 +90,7 @@ class Machine:
                 f"{tags['embark-master']}:29500; no rule of {sorted(ids)} lets the machines in")
 
     def _metadata(self, call: Call) -> str:
-        """The metadata service, as curl asks it."""
+        """Answer a request of curl to the metadata service."""
         url = next((word for word in call.words if word.startswith("http://169.254.169.254/latest/")), "")
         path = url.removeprefix("http://169.254.169.254/latest/")
         if path == "api/token":
@@ -105,14 +106,14 @@ class Machine:
 
 
 def machines(account: AwsAccount) -> list[Machine]:
-    """Those that run."""
+    """List the machines that are running."""
     return [Machine(account, region, one) for region, ec2 in account.backends("ec2").items()
             for one in ec2.all_instances() if one.state == "running"]
 
 
 def start_session(account: AwsAccount, call: Call) -> str:
-    """`aws ssm start-session`: the log of a machine. A real one only shows it; here a machine that does not train is an
-    error, so that a rehearsal ends where a reader would see it."""
+    """Answer `aws ssm start-session` with the log of a machine. A real session only shows it; here a machine that does
+    not train is an error, so that a rehearsal ends where a reader would notice."""
     target = next((after for word, after in pairwise(call.words) if word == "--target"), "")
     found = {one.instance.id: one for one in machines(account)}.get(target)
     if found is None or not found.is_reachable:
@@ -141,6 +142,6 @@ def _role_of(account: AwsAccount, instance: Any) -> str:
 
 
 def _user_data(given: Any) -> str:
-    """As moto keeps it: in base64, and compressed where it was."""
+    """Decode the user data that moto stores in base64, and decompress it if it was compressed."""
     raw = base64.b64decode(given.as_bytes()) if given else b""
     return (gzip.decompress(raw) if raw[:2] == b"\x1f\x8b" else raw).decode()

@@ -1,4 +1,4 @@
-"""The network that eksctl makes for a cluster, and what keeps it from being deleted."""
+"""The network that eksctl creates for a cluster, and what prevents its deletion."""
 
 from dataclasses import dataclass, field
 from typing import Any
@@ -11,21 +11,21 @@ CIDR = "192.168.0.0/16"
 
 @dataclass(slots=True)
 class Network:
-    """Of one cluster: ids of what its stack made."""
+    """Ids of the network resources that the stack of a cluster created."""
 
     region: str
     vpc: str
-    subnets: dict[tuple[str, str], str] = field(default_factory=dict)  # `private` or `public` and the zone to its id.
+    subnets: dict[tuple[str, str], str] = field(default_factory=dict)  # Maps (`private` or `public`, zone) to an id.
     group: str = ""  # The cluster's security group, whose members may talk to each other.
-    gateway: str = ""  # To the internet.
+    gateway: str = ""  # The internet gateway.
     nat: str = ""
     address: str = ""
     tables: list[str] = field(default_factory=list)
-    associations: list[str] = field(default_factory=list)  # Of the tables with their subnets.
+    associations: list[str] = field(default_factory=list)  # Ids that link route tables to subnets.
 
 
 def make_network(account: AwsAccount, region: str, cluster: str, zones: list[str], *, has_nat: bool) -> Network:
-    """As eksctl does: a public and a private subnet in every zone, and one NAT gateway."""
+    """Create what eksctl creates: a public and a private subnet in every zone, and one NAT gateway."""
     ec2 = account.client("ec2", region)
     made = Network(region, ec2.create_vpc(CidrBlock=CIDR)["Vpc"]["VpcId"])
     ec2.create_tags(Resources=[made.vpc], Tags=[
@@ -62,7 +62,7 @@ def make_network(account: AwsAccount, region: str, cluster: str, zones: list[str
 
 
 def remove_machines_access(account: AwsAccount, network: Network) -> None:
-    """What CloudFormation deletes first: the NAT gateway and its address, which cost money."""
+    """Delete what CloudFormation deletes first: the NAT gateway and its address, which cost money."""
     ec2 = account.client("ec2", network.region)
     if network.nat:
         ec2.delete_nat_gateway(NatGatewayId=network.nat)
@@ -72,7 +72,7 @@ def remove_machines_access(account: AwsAccount, network: Network) -> None:
 
 
 def obstacles(account: AwsAccount, network: Network) -> list[str]:
-    """Why CloudFormation cannot delete the network, in its words."""
+    """Return why CloudFormation cannot delete the network, in its words."""
     own, found = set(network.subnets.values()), []
     backend = account.backends("ec2")[network.region]
     names = {id: f"Subnet{role.title()}{zone.replace('-', '').upper()}"

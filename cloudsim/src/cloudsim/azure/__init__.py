@@ -1,4 +1,4 @@
-"""A subscription of Azure that remembers: `az`, AKS, storage, identities, networks and machines."""
+"""An Azure subscription: `az`, AKS, storage, identities, networks and machines."""
 
 from pathlib import Path
 
@@ -10,18 +10,18 @@ from cloudsim.azure.storage import AzureRegistry
 from cloudsim.programs import add_common_programs
 
 NOT_MODELLED = (
-    "Azure: no machine runs out of capacity, only of quota.",
-    "Azure: a role assignment is effective at once; in reality it takes minutes.",
-    "Azure: the owner of the subscription is logged in; no command lacks a permission.",
-    "Azure: peered networks, firewalls, private endpoints and policies are not known.",
-    "Azure: programs on plain machines are not run; vm.sh logs says whether image and storage can be reached.",
-    "Azure: alerts and budgets exist, and never fire.",
-    "Azure: drivers in a node's image and in NVIDIA's operators are not compared.",
+    "Azure: capacity of a zone; machines are limited by quota alone",
+    "Azure: the minutes until a role assignment is effective; here it is at once",
+    "Azure: permissions of the user, who owns the subscription",
+    "Azure: peered networks, firewalls, private endpoints and policies",
+    "Azure: programs on plain machines; `vm.sh logs` shows whether they reach the image and the storage",
+    "Azure: alerts and budgets, which exist and never fire",
+    "Azure: conflicts between the drivers of a node's image and of NVIDIA's operators",
 )
 
 
 def open_account(folder: Path) -> Account:
-    """An empty subscription, logged in, with quota for any machine."""
+    """Open an empty subscription that is logged in and has quota for any machine."""
     account = Account("azure", folder)
     subscription = Subscription(account)
     account.registry = AzureRegistry(subscription)

@@ -198,7 +198,7 @@ def update_pool(azure: Subscription, command: ParsedCommand, call: Call) -> Any:
             raise Refusal("Cluster autoscaler is not enabled for this node pool.\nRun \"az aks nodepool update "
                           "--enable-cluster-autoscaler\" to enable cluster with min-count and max-count.")
         if "--enable-cluster-autoscaler" in words and body["enableAutoScaling"]:
-            return None  # with a warning
+            return None  # az only warns.
         _, least, most = _counts(command, body["count"])
         body |= {"enableAutoScaling": True, "minCount": least, "maxCount": most}
     elif not command["--labels"] and not command["--tags"]:
@@ -244,7 +244,7 @@ def _need_pool(azure: Subscription, command: ParsedCommand) -> Resource:
 
 
 def _counts(command: ParsedCommand, now: int | None = None) -> tuple[int, int | None, int | None]:
-    """Machines at first, and the autoscaler's limits."""
+    """Return the initial number of machines and the autoscaler's limits."""
     count = int(command.text("--node-count", "3")) if now is None else now
     least, most = command["--min-count"], command["--max-count"]
     if not command["--enable-cluster-autoscaler"] and not command["--update-cluster-autoscaler"]:
@@ -277,7 +277,7 @@ def _add_pool(azure: Subscription, command: ParsedCommand, owner: Resource, name
         count=count, vmSize=kind.name, mode=mode, enableAutoScaling=most is not None, minCount=least, maxCount=most,
         scaleSetPriority="Spot" if is_spot else "Regular", availabilityZones=zones or None, nodeLabels=labels)
     allocatable = kind.allocatable
-    # Without the feature machines of a pool share no fabric, and the driver finds no active port.
+    # Without the feature the machines of a pool share no fabric, and the driver finds no active port.
     if kind.num_adapters and azure.features.get(INFINIBAND, float("inf")) <= azure.clock.now:
         allocatable["rdma/ib"] = str(kind.num_adapters)
     zone = f"{owner.location}-{zones[0]}" if zones else "0"

@@ -1,4 +1,4 @@
-"""A subscription as Azure Resource Manager keeps it: groups, resources with ids, quotas, roles, and what it refuses."""
+"""A subscription as Azure Resource Manager keeps it: groups, resources with ids, quotas and roles."""
 
 import uuid
 from collections.abc import Iterable, Sequence
@@ -19,7 +19,7 @@ NOT_FOUND = 3  # az's exit code for HTTP 404.
 
 @dataclass(frozen=True, slots=True)
 class RoleAssignment:
-    """Who may do what, on this scope and all below it."""
+    """A role of a principal on a scope and everything below it."""
 
     role: str
     principal: str
@@ -27,12 +27,12 @@ class RoleAssignment:
 
 
 class Subscription:
-    """What every command of az answers from."""
+    """The state that every command of az answers from."""
 
     def __init__(self, account: Account) -> None:
         self.account, self.resources, self.clock = account, account.resources, account.clock
-        self.quotas = dict.fromkeys((*families(), "cores", "lowPriorityCores"), 1000000)  # vCPUs, per region.
-        self.features: dict[str, float] = {}  # By `namespace/name`: when it is registered.
+        self.quotas = dict.fromkeys((*families(), "cores", "lowPriorityCores"), 1000000)  # vCPUs in each region.
+        self.features: dict[str, float] = {}  # Maps `namespace/name` to the time of its registration.
         self.providers = {"Microsoft.Resources", "Microsoft.Authorization"}
         self.extensions: set[str] = set()
         self.assignments: list[RoleAssignment] = []
@@ -52,7 +52,7 @@ class Subscription:
         return next((one for one in self.resources if self.id_of(one).lower() == id.lower().rstrip("/")), None)
 
     def need_id(self, id: str, kind: str) -> Resource:
-        """What an argument names by its id; the kind is checked too."""
+        """Return the resource that an argument names by its id, or refuse one of another kind."""
         found = self.by_id(id)
         if found is None or found.kind != kind:
             if not id.startswith("/subscriptions/"):
@@ -63,7 +63,7 @@ class Subscription:
                           "another type.", NOT_FOUND)
         return self.ready(found)
 
-    # finding
+    # lookup
 
     def group(self, name: str) -> Resource:
         found = self.resources.find(GROUP, name)
@@ -76,7 +76,7 @@ class Subscription:
         return self.resources.find(kind, "/".join((group, *names)))
 
     def need(self, kind: str, group: str, *names: str) -> Resource:
-        """One that exists and is ready."""
+        """Return a resource that exists and is ready, or refuse."""
         self.group(group)
         for length in range(1, len(names) + 1):
             part = "/".join(kind.split("/")[:length + 1])
@@ -91,7 +91,7 @@ class Subscription:
         return self.ready(found)
 
     def global_name(self, kind: str, name: str) -> Resource | None:
-        """Of kinds whose names are unique in the world."""
+        """Find a resource of a kind whose names are unique in the world."""
         return next((one for one in self.resources.of_kind(kind) if one.name.rpartition("/")[2] == name), None)
 
     def ready(self, resource: Resource) -> Resource:
@@ -100,11 +100,11 @@ class Subscription:
                           f"(Creating) on {self.id_of(resource)}.")
         return resource
 
-    # changing
+    # changes
 
     def create(self, command: ParsedCommand, kind: str, /, *names: str, location: str, takes_s: float = 5.0,
                uses: Iterable[Resource] = (), is_paid: bool = False, **body: Any) -> Resource:
-        """The caller has checked what it needs. `names`: the group's first."""
+        """Create a resource. The caller has checked what it needs; `names` begins with the resource group."""
         if kind != GROUP:
             self.group(names[0])
             self.register(kind.partition("/")[0])
@@ -115,7 +115,7 @@ class Subscription:
         return made
 
     def register(self, space: str) -> None:
-        """az registers a resource provider by itself where one is used for the first time."""
+        """Register a resource provider, as az does by itself when one is used for the first time."""
         if space not in self.providers:
             self.providers.add(space)
             self.clock.advance(60.0)
@@ -127,7 +127,7 @@ class Subscription:
                 if one.kind.startswith(f"{resource.kind}/") and one.name.startswith(f"{resource.name}/")]
 
     def delete(self, command: ParsedCommand, resource: Resource, *, takes_s: float = 30.0) -> None:
-        """With all below it. Refused while something outside uses any of it."""
+        """Delete a resource and everything below it, or refuse while something outside uses any of it."""
         doomed = [*self.below(resource), resource]
         keys = {one.key for one in doomed}
         for one in doomed:
@@ -149,7 +149,7 @@ class Subscription:
         self.resources.remove(*resource.key)
 
     def purge(self) -> None:
-        """What a command without waiting has deleted by now."""
+        """Remove what a command with --no-wait has deleted by now."""
         for one in self.resources:
             if one.attributes.get("gone_at", float("inf")) <= self.clock.now:
                 self.forget(one)
@@ -163,7 +163,7 @@ class Subscription:
         return Refusal(f"(ResourceInUse) {kind} {name} is in use by {self.id_of(user)} and cannot be deleted.")
 
     def view(self, resource: Resource) -> dict[str, Any]:
-        """As `show` prints it."""
+        """Return a resource as `show` prints it."""
         is_ready = self.resources.is_ready(resource)
         state = "Succeeded" if is_ready else "Deleting" if "gone_at" in resource.attributes else "Creating"
         group = resource.name.partition("/")[0]
@@ -174,7 +174,7 @@ class Subscription:
     # locations, machines and quotas
 
     def location(self, command: ParsedCommand, group: str = "") -> str:
-        """Of --location, else the group's."""
+        """Return the location of --location, or else the group's."""
         name = command.text("--location").lower().replace(" ", "")
         if not name and group:
             return self.group(group).location
@@ -203,7 +203,7 @@ class Subscription:
         return found
 
     def used(self, location: str) -> dict[str, int]:
-        """vCPUs in use, by quota."""
+        """Count the vCPUs in use for each quota."""
         used: dict[str, int] = {}
         for one in self.resources:
             body = one.attributes.get("body", {})
@@ -236,5 +236,5 @@ class Subscription:
 
 
 def identifier(*words: str) -> str:
-    """A uuid that stays the same."""
+    """Return a UUID that is the same for the same words."""
     return str(uuid.uuid5(uuid.UUID(SUBSCRIPTION), "/".join(words)))

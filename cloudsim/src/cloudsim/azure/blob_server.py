@@ -1,4 +1,5 @@
-"""Blob Storage over HTTP, as far as a store needs it: put, get, head, list and delete, by the roles of the user."""
+"""Blob Storage over HTTP as far as a store needs it: put, get, head, list and delete, checked against the user's
+roles."""
 
 import re
 import threading
@@ -19,19 +20,19 @@ _DELETE = re.compile(r"^DELETE (\S+) HTTP", re.MULTILINE)
 
 
 def serve_blobs(azure: Subscription) -> str:
-    """Starts it, and returns its address. It ends with the account."""
+    """Start the server and return its address; it ends with the account."""
 
     class Handler(_Handler):
         subscription = azure
 
     server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
     threading.Thread(target=server.serve_forever, daemon=True).start()
-    azure.account.on_close += [server.server_close, server.shutdown]  # The last first.
+    azure.account.on_close += [server.server_close, server.shutdown]  # The account calls the last one first.
     return f"http://127.0.0.1:{server.server_address[1]}"
 
 
 class _Handler(BaseHTTPRequestHandler):
-    """`/ACCOUNT/CONTAINER/BLOB`, as Azurite has it."""
+    """Answers requests to `/ACCOUNT/CONTAINER/BLOB`, which is Azurite's form of an address."""
 
     subscription: Subscription
     protocol_version = "HTTP/1.1"
@@ -95,7 +96,7 @@ class _Handler(BaseHTTPRequestHandler):
         self._answer(202 if is_there else 404)
 
     def do_POST(self) -> None:
-        """A batch of deletions, which is answered part by part."""
+        """Answer a batch of deletions, each in a part of its own."""
         text = self.rfile.read(int(self.headers.get("Content-Length") or 0)).decode()
         parts = []
         for number, target in enumerate(_DELETE.findall(text)):
@@ -110,7 +111,8 @@ class _Handler(BaseHTTPRequestHandler):
         self._answer(202, body, {"Content-Type": f"multipart/mixed; boundary={BOUNDARY}"})
 
     def _path(self, *, write: bool, target: str = "") -> tuple[Path, dict[str, list[str]]] | None:
-        """The file of a blob, where its container exists and the user has a role on it."""
+        """Return the file of a blob if its container exists and the user has a role on it; otherwise answer with the
+        error."""
         url = urlsplit(target or self.path)
         account, container, *rest = unquote(url.path).strip("/").split("/")
         azure = self.subscription
@@ -144,7 +146,7 @@ class _Handler(BaseHTTPRequestHandler):
             self.wfile.write(body)
 
     def log_message(self, format: str, *args: Any) -> None:
-        """Nothing: the account records commands."""
+        """Print nothing, because the account records commands."""
 
 
 def _facts(path: Path) -> dict[str, str]:

@@ -1,4 +1,4 @@
-"""What an AKS cluster asks Azure: images, identities of pods, volumes, and more machines."""
+"""AKS's side of a cluster: images, identities of pods, volumes, and the autoscaler's machines."""
 
 from collections.abc import Iterator
 from typing import Any
@@ -17,7 +17,7 @@ ACCOUNT_VARIABLE = "AZURE_STORAGE_ACCOUNT_NAME"
 
 
 class AksCloud:
-    """Of one cluster."""
+    """The cloud of one AKS cluster."""
 
     def __init__(self, azure: Subscription, resource: Resource) -> None:
         self.azure, self.resource = azure, resource
@@ -42,7 +42,7 @@ class AksCloud:
         return error or blob_error(self.azure, account, rest.partition("/")[0], principal, write=write)
 
     def _identity(self, namespace: str, name: str, service_account: Manifest, pod: Manifest) -> tuple[str, str]:
-        """The principal that a pod becomes by workload identity, or why it becomes none."""
+        """Return the principal that a pod becomes by workload identity, and an error if it becomes none."""
         if str((pod.get("metadata", {}).get("labels") or {}).get(LABEL)) != "true":
             return "", (f"Generic MicrosoftAzure error: Error performing token request: http://169.254.169.254/metadata/"
                         f"identity/oauth2/token: 400 Bad Request: Identity not found (the pod has no label {LABEL}: "
@@ -106,7 +106,7 @@ class AksCloud:
             self.azure.account.folder / "blobs" / account / container, mode=0o777)
 
     def _is_near(self, subnet_id: str) -> bool:
-        """In the cluster's own network; peering is not known here."""
+        """Whether a subnet is in the cluster's own network; peering is not modelled."""
         return f"/resourceGroups/{self.body['nodeResourceGroup']}/" in subnet_id
 
     def _folder(self, resource: Resource) -> Any:
@@ -130,7 +130,7 @@ class AksCloud:
 
 
 def blob_error(azure: Subscription, account: str, container: str, principal: str, *, write: bool) -> str:
-    """Why an identity cannot use a container; empty where it can."""
+    """Return why an identity cannot use a container, or an empty text."""
     found = azure.global_name(ACCOUNT, account)
     if found is None:
         return (f"error sending request for url (https://{account}.blob.core.windows.net/{container}): dns error: "

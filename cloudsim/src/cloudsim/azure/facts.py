@@ -1,4 +1,4 @@
-"""What the stand-in knows of Azure: facts.toml, and machine types by the catalog."""
+"""Facts about Azure: facts.toml, and the machine types of the catalog."""
 
 import tomllib
 from dataclasses import dataclass
@@ -17,14 +17,14 @@ class MachineType:
     name: str
     vcpus: float
     memory_gib: float
-    family: str  # `name.value` of its quota.
+    family: str  # The `name.value` of its quota.
     num_gpus: int = 0
-    num_adapters: int = 0  # Of InfiniBand.
-    regions: frozenset[str] | None = None  # Where it is sold; None: everywhere.
+    num_adapters: int = 0  # InfiniBand adapters.
+    regions: frozenset[str] | None = None  # Regions that offer it; None if all do.
 
     @property
     def allocatable(self) -> dict[str, str]:
-        """What pods may have of it on AKS."""
+        """The resources that AKS leaves to pods on such a machine."""
         reserve = next(one.reserve for one in load_catalog().machines.values() if one.cloud == "azure")
         kept_gib = min(self.memory_gib - reserve.allocatable_gib(self.memory_gib),
                        self.memory_gib * FACTS["aks"]["max_memory_share"])
@@ -44,7 +44,7 @@ FACTS = _facts()
 
 
 def families() -> dict[str, str]:
-    """`name.value` of each quota family to its `localName`."""
+    """Map the `name.value` of each quota family to its `localName`."""
     return dict(row for row in FACTS["families"].values() if isinstance(row, list))
 
 

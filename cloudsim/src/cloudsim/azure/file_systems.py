@@ -124,7 +124,7 @@ def _subnet(azure: Subscription, id: str, location: str) -> Resource:
 
 def _address(azure: Subscription, subnet: Resource) -> str:
     hosts = list(ipaddress.ip_network(subnet.attributes["body"]["addressPrefix"]).hosts())
-    return str(hosts[3 + len(azure.resources.users_of(subnet.key))])  # Azure keeps the first ones.
+    return str(hosts[3 + len(azure.resources.users_of(subnet.key))])  # Azure reserves the first addresses.
 
 
 def _show(kind: str) -> Callable[[Subscription, ParsedCommand, Call], Any]:

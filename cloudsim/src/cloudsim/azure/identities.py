@@ -1,4 +1,4 @@
-"""`az identity` and `az role`: managed identities, whom they trust, and what they may do."""
+"""`az identity` and `az role`: managed identities, federated credentials and role assignments."""
 
 from collections.abc import Callable
 from typing import Any
@@ -76,7 +76,7 @@ def create_assignment(azure: Subscription, command: ParsedCommand, call: Call) -
 
 
 def principals(azure: Subscription) -> list[str]:
-    """The identities that exist: user-assigned ones, those of machines and clusters."""
+    """List the identities that exist: user-assigned ones and those of machines and clusters."""
     found = [one.attributes["body"]["principalId"] for one in azure.resources.of_kind(IDENTITY)]
     found += [(one.attributes["body"].get("identity") or {}).get("principalId") for one in azure.resources.of_kind(VM)]
     for one in azure.resources.of_kind("Microsoft.ContainerService/managedClusters"):
@@ -86,7 +86,7 @@ def principals(azure: Subscription) -> list[str]:
 
 
 def check_scope(azure: Subscription, scope: str) -> None:
-    """A group, a resource or a container of a storage account: it must exist."""
+    """Refuse a scope whose group, resource or container does not exist."""
     parts = scope.rstrip("/").split("/")
     if len(parts) == 3 or azure.by_id(scope) is not None:
         return

@@ -1,4 +1,4 @@
-"""`az vm`: plain machines, and what their first start would do."""
+"""`az vm`: plain machines and the log of their first start."""
 
 import re
 from collections.abc import Callable
@@ -78,7 +78,7 @@ def _check_keys(command: ParsedCommand, call: Call) -> None:
 
 
 def _subnet(azure: Subscription, command: ParsedCommand, group: str, name: str, location: str) -> Resource:
-    """The one that is named; without a name az makes a network for the machine."""
+    """Return the subnet that is named; without a name az creates a network for the machine."""
     network, subnet = command.text("--vnet-name", f"{name}VNET"), command.text("--subnet", f"{name}Subnet")
     found = azure.find(VNET, group, network)
     if found is None:
@@ -91,7 +91,7 @@ def _subnet(azure: Subscription, command: ParsedCommand, group: str, name: str, 
 
 
 def _custom_data(command: ParsedCommand, call: Call) -> str:
-    """A file's content, or the text itself where there is no such file."""
+    """Return a file's content, or the text itself if there is no such file."""
     text = command.text("--custom-data")
     path = call.folder / text
     return path.read_text(encoding="utf-8") if text and path.is_file() else text
@@ -137,7 +137,7 @@ def run_command(azure: Subscription, command: ParsedCommand, call: Call) -> Any:
 
 
 def machine_log(azure: Subscription, machine: Resource) -> str:
-    """What a machine would write: why the run does not start there, or that it does."""
+    """Return what a machine would write: why the run does not start there, or that it does."""
     body = machine.attributes["body"]
     try:
         raw = yaml.safe_load(body["customData"])

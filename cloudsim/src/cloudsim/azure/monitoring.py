@@ -1,4 +1,4 @@
-"""`az monitor` and `az deployment`: metrics workspaces, mails, alerts, and templates."""
+"""`az monitor` and `az deployment`: metrics workspaces, mails, alerts and templates."""
 
 import json
 import re
@@ -63,7 +63,7 @@ def create_alert(azure: Subscription, command: ParsedCommand, call: Call) -> Any
 
 
 def deploy(azure: Subscription, command: ParsedCommand, call: Call) -> Any:
-    """A template's parameters must all be given, and ids among them must exist."""
+    """Deploy a template; all of its parameters must be given, and ids among them must exist."""
     group, name = command.text("--resource-group"), command.text("--name", "deployment")
     azure.group(group)
     try:

@@ -1,4 +1,4 @@
-"""`az network` and `az ppg`: networks, subnets, security groups, and groups of near machines."""
+"""`az network` and `az ppg`: networks, subnets, security groups and proximity placement groups."""
 
 import ipaddress
 from collections.abc import Callable
@@ -30,7 +30,7 @@ def create_vnet(azure: Subscription, command: ParsedCommand, call: Call) -> Any:
 
 def add_subnet(azure: Subscription, command: ParsedCommand, vnet: Resource, name: str, prefix: str,
                delegations: list[str]) -> Resource:
-    """Inside the network, and beside its other subnets."""
+    """Create a subnet inside its network that overlaps no other subnet."""
     try:
         wanted = ipaddress.ip_network(prefix)
     except ValueError as error:
@@ -128,7 +128,7 @@ def _delete(kind: str, *flags: str) -> Callable[[Subscription, ParsedCommand, Ca
         group = command.text("--resource-group")
         azure.group(group)
         found = azure.find(kind, group, *(command.text(flag) for flag in flags))
-        if found is not None:  # deleting what does not exist succeeds
+        if found is not None:  # Deleting a resource that does not exist succeeds.
             azure.delete(command, found)
 
     return answer

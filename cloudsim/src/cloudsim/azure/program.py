@@ -1,4 +1,4 @@
-"""`az`: its argument list, the command that answers, and its output."""
+"""`az`: parses its arguments, calls the function that answers, and formats the output."""
 
 import json
 from collections.abc import Callable, Sequence
@@ -34,7 +34,7 @@ TABLES = {"vm list": ("name", "resourceGroup", "powerState", "publicIps", "locat
 
 
 class Az:
-    """The stand-in."""
+    """The stand-in for az."""
 
     name = "az"
     answered_by: AnsweredBy = "stand-in"
@@ -54,7 +54,7 @@ class Az:
         has_name = "--name" in self.grammar.commands[command.path].flags
         if answer is None or (command["--ids"] and not has_name):
             what = f"az {command.name}{' --ids' if command['--ids'] else ''}"
-            raise Refusal(f"{what}: the stand-in of this account does not know this command", 70)
+            raise Refusal(f"{what} is not modelled by the simulated account", 70)
         self.subscription.purge()
         if not command["--ids"]:
             return _output(answer(self.subscription, command, call), command)
@@ -63,7 +63,7 @@ class Az:
         return _output(found if len(found) > 1 else next(iter(found), None), command)
 
     def _by_id(self, command: ParsedCommand, id: str) -> ParsedCommand:
-        """az splits an id into the flags that it stands for."""
+        """Split an id of --ids into the flags that it stands for, as az does."""
         _, *words = id.rstrip("/").split("/")
         is_id = [word.lower() for word in words[:6:2]] == ["subscriptions", "resourcegroups", "providers"]
         if not is_id or len(words) < 8 or len(words) % 2:
@@ -93,7 +93,7 @@ def _output(found: Any, command: ParsedCommand) -> str:
 
 
 def _table(rows: list[Any], columns: Sequence[str] | None) -> str:
-    """As knack prints it: the fields that are neither lists nor objects, under their names."""
+    """Format rows as knack does: the fields that are neither lists nor objects, under their names."""
     shown = []
     for row in rows:
         fields = row if isinstance(row, dict) else {"Result": row}

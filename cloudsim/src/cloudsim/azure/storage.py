@@ -1,4 +1,4 @@
-"""`az storage` and `az acr`: accounts with their containers, and registries."""
+"""`az storage` and `az acr`: storage accounts with their containers, and registries."""
 
 import re
 from collections.abc import Callable
@@ -105,7 +105,7 @@ def login(azure: Subscription, command: ParsedCommand, call: Call) -> Any:
 
 
 class AzureRegistry:
-    """Azure's registries, as docker sees them."""
+    """The registries of a subscription as docker sees them."""
 
     def __init__(self, azure: Subscription) -> None:
         self.azure = azure
@@ -127,7 +127,7 @@ class AzureRegistry:
 
 
 def pull_error(azure: Subscription, image: str, principal: str) -> str:
-    """Why this identity cannot pull; empty where it can. Registries outside Azure are taken for public ones."""
+    """Return why an identity cannot pull an image, or an empty text. Registries outside Azure are taken for public."""
     host = image.partition("/")[0]
     if not host.endswith(HOST):
         if "." in host and host.endswith((".example.com", ".example")):

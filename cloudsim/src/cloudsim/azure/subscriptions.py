@@ -63,8 +63,8 @@ def delete_group(azure: Subscription, command: ParsedCommand, call: Call) -> Any
         raise Refusal(f"(DenyAssignmentAuthorizationFailed) {group.name} is managed by "
                       f"{group.attributes['body']['managedBy']}: delete that instead.")
     clusters = [one for one in azure.below(group) if one.kind == CLUSTER]
-    # Resource Manager repeats a deletion until what uses a resource is gone, inside the group and in the groups that
-    # its clusters manage.
+    # Resource Manager repeats a deletion until no resource of the group, and of the groups that its clusters
+    # manage, is in use.
     for cluster in clusters:
         managed = azure.group(cluster.attributes["body"]["nodeResourceGroup"])
         for one in (*azure.below(group), *azure.below(managed)):

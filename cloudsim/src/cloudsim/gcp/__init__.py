@@ -1,4 +1,4 @@
-"""A stand-in of Google Cloud: gcloud and gsutil answer from one project that remembers what exists."""
+"""A Google Cloud project: gcloud and gsutil answer from one state."""
 
 from pathlib import Path
 
@@ -11,18 +11,18 @@ from cloudsim.programs import add_common_programs
 
 PROJECT = "your-project"
 NOT_MODELLED = (
-    "Google Cloud: the person is the project's owner; organization policies are not checked",
-    "Google Cloud: capacity is always there; GPU zones are those of facts.toml, prices and quotas those of the catalog",
-    "GKE: networking between pods, the CSI drivers' own pods, upgrades and repairs",
-    "Vertex AI: worker pools with different containers run the first pool's",
-    "TPU VMs: the hosts of a slice train as one process of JAX on this machine's CPU",
-    "Machines: what cloud-init and startup scripts call (apt-get, pip, mdadm) is recorded, not run",
-    "IAM: roles take effect at once",
+    "Google Cloud: permissions of the user, who owns the project, and policies of an organization",
+    "Google Cloud: capacity of a zone; zones with GPUs are those of facts.toml, quotas those of the catalog",
+    "Google Cloud: networking between pods of GKE, pods of CSI drivers, upgrades and repairs",
+    "Google Cloud: different containers in the worker pools of Vertex AI; all run the first pool's",
+    "Google Cloud: the hosts of a TPU slice, which train as one JAX process on this machine's CPU",
+    "Google Cloud: programs that cloud-init and startup scripts call (apt-get, pip, mdadm), which do nothing",
+    "Google Cloud: the time until a role is effective; here it is at once",
 )
 
 
 def open_account(folder: Path, project: str = PROJECT) -> Account:
-    """An empty project with billing, and its owner logged in."""
+    """Open an empty project with billing whose owner is logged in."""
     folder.mkdir(parents=True, exist_ok=True)
     account = Account("gcp", folder)
     own = Project(account, project)
@@ -36,7 +36,7 @@ def open_account(folder: Path, project: str = PROJECT) -> Account:
 
 
 def project_of(account: Account) -> Project:
-    """The project behind an account's gcloud: for quotas and roles that a test sets."""
+    """Return the project behind an account's gcloud, so that a test can set its quotas and roles."""
     gcloud = account.programs["gcloud"]
     assert isinstance(gcloud, Gcloud)
     return gcloud.project

@@ -1,4 +1,4 @@
-"""Compute Engine: networks, firewall rules, addresses, placement policies, machines, and how one is reached."""
+"""Compute Engine: networks, firewall rules, addresses, placement policies, machines, and ssh."""
 
 import re
 from collections.abc import Mapping
@@ -137,7 +137,7 @@ def _create_placement(project: Project, command: Invocation) -> str:
 
 
 def gpu_need(project: Project, machine_type: str, accelerators: int, *, is_spot: bool) -> dict[str, float]:
-    """Quota metrics, and how much of each one machine takes."""
+    """Return the quota metrics of a machine type and how much of each one machine takes."""
     for machine in project.machines(machine_type):
         if machine.quota and (machine.machine_type == machine.name or machine.num_gpus == accelerators or
                               machine.num_hosts > 1 or not accelerators):
@@ -148,7 +148,7 @@ def gpu_need(project: Project, machine_type: str, accelerators: int, *, is_spot:
 
 
 def check_quota(project: Project, metrics: Mapping[str, float], region: str, count: int) -> str:
-    """What is short, in Compute Engine's words; empty if nothing is."""
+    """Return which quota is too small, in Compute Engine's words, or an empty text."""
     for metric, each in metrics.items():
         name, where = metric.partition(",")[0], "" if metric == "GPUS_ALL_REGIONS" else region
         if project.gpus_used(metric, where) + each * count > project.quota(metric):
@@ -233,7 +233,7 @@ def _delete_instances(project: Project, command: Invocation) -> str:
 
 
 def _ssh(project: Project, command: Invocation) -> str:
-    """What the command prints on the machine; waiting for it lets the machine's service do its work."""
+    """Return what a command prints on the machine; waiting for it lets the machine's service do its work."""
     found = _instance(project, command, command.name("USER@INSTANCE").rpartition("@")[2])
     if found.attributes["status"] != "RUNNING":
         command.fail(f"[/usr/bin/ssh] exited with return code [255]. {found.name.rpartition('/')[2]} is "
@@ -244,7 +244,7 @@ def _ssh(project: Project, command: Invocation) -> str:
 
 
 def _check_port(project: Project, command: Invocation, found: Resource) -> None:
-    """The default network allows ssh from everywhere; others need a rule."""
+    """Refuse ssh to a network without a firewall rule for it; the default network allows it from everywhere."""
     networks = {name for kind, name in found.uses if kind == "network"}
     rules = project.account.resources.of_kind("firewall")
     allows = any("tcp" in one.attributes["allowed"] and any(key[1] in networks for key in one.uses) and

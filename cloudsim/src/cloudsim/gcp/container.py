@@ -1,4 +1,4 @@
-"""GKE: clusters and node pools as gcloud makes them."""
+"""GKE: clusters and node pools."""
 
 from collections.abc import Mapping
 from dataclasses import replace
@@ -17,12 +17,12 @@ from embark.catalog import load_catalog
 GPU_TAINT = {"key": "nvidia.com/gpu", "value": "present", "effect": "NoSchedule"}
 OWN_RELEASES = {"gke-managed-prometheus": "--enable-managed-prometheus",
                 "gke-multi-networking": "--enable-multi-networking"}
-"""What GKE puts into a cluster by itself, and the flag that asks for it."""
+"""Releases that GKE installs itself, and the flags that ask for them."""
 TPU_TAINT = {"key": "google.com/tpu", "value": "present", "effect": "NoSchedule"}
 
 
 def allocatable(project: Project, machine_type: str) -> dict[str, str]:
-    """What pods can have of a node, without devices."""
+    """Return what a node leaves to pods, without devices."""
     vcpus, gib = project.size(machine_type) or (0.0, 0.0)
     reserve = next(one.reserve for one in load_catalog().machines.values() if one.cloud == "gcp")
     cpu_m = reserve.allocatable_vcpus(vcpus) * 1000 - facts()["system_pods"]["cpu_m"]
@@ -97,7 +97,7 @@ def _create_cluster(project: Project, command: Invocation) -> str:
     project.account.clusters[made.name] = cluster
     _add_pool(project, command, made, "default-pool", machine_type, zones, {})
     project.account.clock.advance(facts()["takes_s"]["cluster"])
-    project.account.context = made.name  # The real one writes the credentials too.
+    project.account.context = made.name  # gcloud writes the credentials by itself.
     return ""
 
 
@@ -118,7 +118,7 @@ def _add_pool(project: Project, command: Invocation, cluster: Resource, name: st
         has_metadata_server=command.text("--workload-metadata", "GKE_METADATA") == "GKE_METADATA",
         quota={metric: each * count for metric, each in metrics.items()}, is_paid=count > 0)
     kube = project.account.clusters[cluster.name]
-    for zone in zones:  # Each zone has the full count.
+    for zone in zones:  # --num-nodes is the count of each zone.
         pool = NodePool(name if len(zones) == 1 else f"{name}-{zone[-1]}", machine_type, zone, count, resources,
                         {"cloud.google.com/gke-nodepool": name, **labels}, taints, max_nodes)
         kube.add_pool(pool)
@@ -154,7 +154,7 @@ def _create_pool(project: Project, command: Invocation) -> str:
 
 
 def _devices(project: Project, command: Invocation, machine_type: str, labels: dict[str, str]) -> dict[str, Any]:
-    """GPUs or TPUs of a pool: what its nodes offer, their label, their taint and the quota they take."""
+    """Return the GPUs or TPUs of a pool: what its nodes offer, their label, their taint and the quota they take."""
     machines = project.machines(machine_type)
     if not machines:
         return {}

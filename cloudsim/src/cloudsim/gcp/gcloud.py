@@ -1,4 +1,4 @@
-"""The gcloud program: a command's flags, its project and its service, then what the command does, then its output."""
+"""`gcloud` and `gsutil`: check the flags, the project and the service, call the handler, and format the output."""
 
 import re
 from collections.abc import Callable, Mapping
@@ -15,13 +15,13 @@ Handler = Callable[[Project, Invocation], Any]
 HANDLERS: Mapping[str, Handler] = {
     **admin.HANDLERS, **registry.HANDLERS, **compute.HANDLERS, **container.HANDLERS, **storage.HANDLERS,
     **jobs.HANDLERS}
-"""What a handler returns: a text is printed as it is; an object or a list goes through `--format`."""
+"""A handler returns a text, which is printed unchanged, or an object or a list, to which `--format` applies."""
 NO_PROJECT = ("auth", "components", "config", "billing", "projects", "storage ls")
 _DOTS = re.compile(r"\((gcloud [\w -]+)\)")
 
 
 class Gcloud:
-    """Answers from a project's state."""
+    """The stand-in for gcloud, which answers from a project's state."""
 
     name = "gcloud"
     answered_by: AnsweredBy = "stand-in"
@@ -33,7 +33,7 @@ class Gcloud:
     def run(self, call: Call) -> str:
         try:
             parsed = self._grammar.parse(call.words)
-        except Refusal as refusal:  # The real one names a command with dots.
+        except Refusal as refusal:  # gcloud writes a command with dots in its messages.
             raise Refusal(_DOTS.sub(lambda found: f"({found[1].replace(' ', '.')})", refusal.text),
                           refusal.code) from None
         given = parsed.text("--project") or call.env.get("CLOUDSDK_CORE_PROJECT", "") or self.project.config.get(
@@ -44,7 +44,7 @@ class Gcloud:
         self._check_service(command)
         handler = HANDLERS.get(parsed.name)
         if handler is None:
-            raise Refusal(f"gcloud {parsed.name}: this stand-in does not model the command", 70)
+            raise Refusal(f"gcloud {parsed.name} is not modelled by the simulated account", 70)
         found = handler(self.project, command)
         if isinstance(found, str):
             return found
@@ -61,7 +61,7 @@ class Gcloud:
             command.fail(f"PERMISSION_DENIED: Permission denied on resource project {command.project}.")
 
     def _check_track(self, command: Invocation) -> None:
-        """gcloud asks before it installs a track's commands, and scripts have nobody to answer."""
+        """Refuse alpha and beta commands that are not installed: gcloud would ask, and a script cannot answer."""
         track = command.parsed.path[0]
         if track in ("alpha", "beta") and track not in self.project.components:
             raise Refusal(f"You do not currently have this command group installed.  Using it requires the "
@@ -79,7 +79,7 @@ class Gcloud:
 
 
 class Gsutil:
-    """The older program for buckets: as far as `gcloud storage` has the same."""
+    """The older program for buckets, translated to the commands of `gcloud storage`."""
 
     name = "gsutil"
     answered_by: AnsweredBy = "stand-in"

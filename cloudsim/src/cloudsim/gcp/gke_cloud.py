@@ -1,4 +1,4 @@
-"""What the nodes and pods of a GKE cluster may do: images, object stores, volumes, quota."""
+"""GKE's side of a cluster: images, object stores, volumes and quota."""
 
 from cloudsim.gcp.compute import check_quota
 from cloudsim.gcp.project import Project
@@ -11,7 +11,7 @@ FILE_SYSTEMS = {"filestore.csi.storage.gke.io": "filestore", "lustre.csi.storage
 
 
 class GkeCloud:
-    """A cluster's cloud: identities, registries, volumes, quota."""
+    """The cloud of one GKE cluster."""
 
     def __init__(self, project: Project, cluster: Resource) -> None:
         self._project = project
@@ -82,7 +82,7 @@ class GkeCloud:
         return next(one for one in self._pools() if one.attributes["pool"] == name)
 
     def _members(self, namespace: str, account: Manifest, pool: Resource | None) -> list[str]:
-        """Who a pod is: itself, a service account it may act as, or its node."""
+        """Return the IAM members that a pod may act as: itself, a service account, or its node."""
         workload_pool = self._cluster.attributes["workload_pool"]
         if not workload_pool or (pool is not None and not pool.attributes["has_metadata_server"]):
             return [f"serviceAccount:{self._project.compute_account}"]

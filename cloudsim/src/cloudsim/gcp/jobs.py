@@ -1,4 +1,4 @@
-"""Vertex AI's custom jobs, and slices of TPUs as queued resources."""
+"""Vertex AI custom jobs, and slices of TPUs as queued resources."""
 
 import base64
 import re
@@ -27,7 +27,7 @@ POOL_KEYS = {"machineSpec", "replicaCount", "diskSpec", "containerSpec", "python
 
 
 def service_agent(project: Project) -> str:
-    """Who a job is that names no service account: it may read and write the project's buckets and images."""
+    """Return the account of jobs that name none: it may read and write the project's buckets and images."""
     return f"service-{project.number}@gcp-sa-aiplatform-cc.iam.gserviceaccount.com"
 
 
@@ -112,7 +112,7 @@ def _job(project: Project, command: Invocation) -> Resource:
 
 
 def _advance(project: Project, found: Resource) -> None:
-    """A job whose machines are there runs to its end."""
+    """Run a pending job to its end once its machines have started."""
     if found.attributes["state"] != "JOB_STATE_PENDING" or not project.account.resources.is_ready(found):
         return
     state, logs = _run(project, found)
@@ -125,7 +125,7 @@ def _run(project: Project, found: Resource) -> tuple[str, str]:
     container = pools[0]["containerSpec"]
     env = {str(row["name"]): str(row.get("value", "")) for row in container.get("env", ())}
     account = found.attributes["account"]
-    if account == service_agent(project):  # Its own role allows both within the project.
+    if account == service_agent(project):  # The role of the service agent allows both within the project.
         project.policies.setdefault(project.path, set()).add(("roles/editor", f"serviceAccount:{account}"))
     for pool in pools:
         trouble = pull_error(project, str(pool["containerSpec"]["imageUri"]), account)
@@ -237,7 +237,7 @@ def _delete_request(project: Project, command: Invocation) -> str:
 
 
 def _tpu_ssh(project: Project, command: Invocation) -> str:
-    """The log of one host. The slice trains as one process on this machine's CPU."""
+    """Return the log of one host. The slice trains as one process on this machine's CPU."""
     node, zone = command.name("USER@TPU").rpartition("@")[2], command.location("--zone")
     found = next((one for one in project.account.resources.of_kind("queued resource")
                   if one.location == zone and node in one.attributes["nodes"]), None)

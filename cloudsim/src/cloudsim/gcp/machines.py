@@ -1,4 +1,4 @@
-"""A machine's first start by its cloud-init file or its startup script, and what its service account may do."""
+"""The first start of a machine by its cloud-init file or startup script, and the rights of its service account."""
 
 import shutil
 from collections.abc import Mapping, Sequence
@@ -9,14 +9,14 @@ from cloudsim.account import Call
 from cloudsim.gcp import object_store, training
 from cloudsim.gcp.project import Invocation, Project
 from cloudsim.gcp.registry import pull_error
-from cloudsim.machine import CLOUD_CONFIG, Answering, MachineDocker, first_start
+from cloudsim.machine import CLOUD_CONFIG, FunctionProgram, MachineDocker, first_start
 from cloudsim.state import Refusal, Resource
 from embark.spec.load import parse_spec
 
 
 @dataclass(frozen=True, slots=True)
 class Service:
-    """What a machine runs once it has started, or why it does not."""
+    """The program that a machine runs after its first start, or why it runs none."""
 
     words: tuple[str, ...]
     spec: str
@@ -25,7 +25,7 @@ class Service:
 
 def boot(project: Project, name: str, metadata: Mapping[str, str], service_account: str,
          scopes: Sequence[str]) -> Service:
-    """Run what the machine is given at its first start."""
+    """Run what the machine is given for its first start."""
     text = metadata.get("user-data") or metadata.get("startup-script") or ""
     if not text:
         return Service((), "", "the machine has no user-data and no startup-script: nothing runs on it")
@@ -33,13 +33,13 @@ def boot(project: Project, name: str, metadata: Mapping[str, str], service_accou
         return Service((), "", "cloud-init: user-data does not begin with #cloud-config and is ignored")
     rights = _Rights(project, service_account, scopes)
     docker = MachineDocker(rights)
-    start = first_start(text, docker, [Answering("gcloud", lambda call: rights.gcloud(call, docker))], name)
+    start = first_start(text, docker, [FunctionProgram("gcloud", lambda call: rights.gcloud(call, docker))], name)
     return Service(start.words, start.spec, start.trouble)
 
 
 @dataclass(frozen=True, slots=True)
 class _Rights:
-    """What a machine may do by its service account."""
+    """The rights that a machine has by its service account."""
 
     project: Project
     account: str
@@ -78,7 +78,7 @@ class _Rights:
 
 
 def access_trouble(project: Project, spec_text: str, service_account: str, scopes: Sequence[str]) -> str:
-    """What the run's spec names and a machine of this service account cannot reach."""
+    """Return which address of the run's spec a machine of this service account cannot reach, and why."""
     spec = parse_spec(spec_text)
     if spec is None:
         return "spec.toml: is not a spec"
@@ -96,7 +96,7 @@ def access_trouble(project: Project, spec_text: str, service_account: str, scope
 
 
 def answer(project: Project, command: Invocation, instance: Resource) -> str:
-    """What `gcloud compute ssh NAME --command=…` prints; following the log waits for the training."""
+    """Return what `gcloud compute ssh NAME --command=…` prints; tailing the log waits for the training."""
     words = command.text("--command")
     if "tail" not in words:
         return ""

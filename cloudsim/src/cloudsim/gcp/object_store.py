@@ -22,13 +22,13 @@ def start(account: Account) -> None:
     server = create_server(HOST, port, in_memory=False, data_dir=str(account.folder / "buckets"))
     server.start()
     account.on_close.append(server.stop)
-    # gcsfs otherwise asks an emulator by gRPC what kind of bucket it has, for a minute.
+    # Without it gcsfs asks by gRPC for the kind of a bucket, which an emulator does not answer for a minute.
     account.environment |= {"STORAGE_EMULATOR_HOST": f"http://{HOST}:{port}",
                             "GCSFS_EXPERIMENTAL_ZB_HNS_SUPPORT": "false"}
 
 
 def folder(account: Account, bucket: str) -> Path:
-    """A bucket's objects, on this machine: where the emulator keeps them."""
+    """Return the folder in which the emulator keeps a bucket's objects."""
     return account.folder / "buckets" / ".cloudstorage" / bucket
 
 
@@ -38,7 +38,7 @@ def create(account: Account, bucket: str) -> None:
 
 
 def delete(account: Account, bucket: str) -> None:
-    """With all that is in it."""
+    """Delete a bucket and its objects."""
     root = folder(account, bucket)
     for path in sorted(root.rglob("*")):
         if path.is_file():
@@ -57,4 +57,4 @@ def _call(account: Account, method: str, path: str, body: object = None) -> None
     try:
         urllib.request.urlopen(request, timeout=30).close()
     except urllib.error.HTTPError as error:
-        error.close()  # What the emulator does not know, gcloud put there.
+        error.close()  # The emulator does not know objects that gcloud has copied.

@@ -1,4 +1,4 @@
-"""What gcloud prints: `--filter`, `--flatten` and `--format` on the objects that a command returns."""
+"""Applies `--filter`, `--flatten` and `--format` to the objects that a gcloud command returns."""
 
 import json
 import re
@@ -15,7 +15,7 @@ _CALL = re.compile(r"\.(basename|segment|len|list|scope)\(([^)]*)\)$")
 
 
 def show(rows: Any, *, format_: str, filter_: str = "", flatten: Sequence[str] = (), limit: str = "") -> str:
-    """`rows` is a list for a command that lists, else one object."""
+    """Format `rows`, which is a list for commands that list and one object otherwise."""
     is_list = isinstance(rows, list)
     found = [row for row in (rows if is_list else [rows]) if matches(row, filter_)]
     for name in [word for words in flatten for word in words.split(",")]:
@@ -38,7 +38,7 @@ def show(rows: Any, *, format_: str, filter_: str = "", flatten: Sequence[str] =
 
 
 def matches(row: Any, filter_: str) -> bool:
-    """Terms with AND; a key that is missing matches nothing."""
+    """Whether an object meets terms joined by AND; a key that is missing matches nothing."""
     rest = filter_.strip()
     while rest:
         term = _TERM.match(rest)
@@ -100,7 +100,7 @@ def _with(row: Mapping[str, Any], key: str, item: Any) -> dict[str, Any]:
 
 
 def _split(text: str) -> list[str]:
-    """By commas outside of parentheses; `key:label=NAME` has attributes that values do not show."""
+    """Split at commas outside of parentheses, and drop attributes such as `:label=NAME`, which values do not show."""
     return [part.strip().partition(":")[0] for part in re.split(r",(?![^()]*\))", text) if part.strip()]
 
 

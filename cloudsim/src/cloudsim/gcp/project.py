@@ -1,4 +1,4 @@
-"""A Google Cloud project: its services, its roles, and where which machine is sold."""
+"""A Google Cloud project: its services, its roles, and the zones that offer a machine."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from cloudsim.state import Refusal
 from embark.catalog import Machine, Quota, load_catalog
 from embark.catalog.regions import is_sold_in
 
-QUOTA = 1024.0  # Of what an account has where a test does not say.
+QUOTA = 1024.0  # The limit of every quota that a test does not set.
 
 
 @cache
@@ -24,26 +24,26 @@ def facts() -> dict[str, Any]:
 
 
 def quota_key(quota: Quota, name: str) -> str:
-    """A quota as this stand-in counts it: one of several families is counted by itself."""
+    """Return the name that a quota is counted under; each of several families is counted separately."""
     return f"{name}, {quota.dimension}" if quota.dimension and name == quota.on_demand else name
 
 
 @dataclass(slots=True)
 class Project:
-    """One project of an account, with the person who runs gcloud as its owner."""
+    """A project whose owner runs gcloud."""
 
     account: Account
     id: str
     number: str = "123456789012"
     services: set[str] = field(default_factory=lambda: set(facts()["services"]["enabled"]))
-    policies: dict[str, set[tuple[str, str]]] = field(default_factory=dict)  # Resource to roles and their members.
-    quotas: dict[str, float] = field(default_factory=dict)  # Metric to limit; those not named have QUOTA.
+    policies: dict[str, set[tuple[str, str]]] = field(default_factory=dict)  # Pairs of role and member by resource.
+    quotas: dict[str, float] = field(default_factory=dict)  # Maps a metric to its limit; others have QUOTA.
     config: dict[str, str] = field(default_factory=dict)
     components: set[str] = field(default_factory=lambda: {"gcloud", "gsutil", "core", "bq"})
 
     @property
     def compute_account(self) -> str:
-        """The service account of machines that name none. It has no role in organizations made since May 2024."""
+        """The service account of machines that name none. It has no role in organizations created since May 2024."""
         return f"{self.number}-compute@developer.gserviceaccount.com"
 
     @property
@@ -60,7 +60,7 @@ class Project:
             self.account.resources.add("network", "default", mode="AUTO")
 
     def allows(self, member: str, what: str, resource: str) -> bool:
-        """Whether a member has a role on the resource, or on the project, that allows it."""
+        """Whether a member has a role on the resource, or on the project, that allows an action."""
         held = self.policies.get(resource, set()) | self.policies.get(self.path, set())
         return any(what in facts()["roles"][role] for role, holder in held if holder == member)
 
@@ -98,7 +98,7 @@ class Project:
             command.fail(f"INVALID_ARGUMENT: The member {member} is of an unknown type. Please set a valid type "
                          "prefix for the member.")
 
-    # locations and machines
+    # zones and machines
 
     def quota(self, metric: str) -> float:
         return self.quotas.get(metric, QUOTA)
@@ -112,7 +112,7 @@ class Project:
                 if one.cloud == "gcp" and machine_type in (one.machine_type, one.name)]
 
     def size(self, machine_type: str) -> tuple[float, float] | None:
-        """vCPUs and GiB of a host."""
+        """Return the vCPUs and the GiB of a host."""
         found = facts()["machines"].get(machine_type)
         if found is None:
             machine = next(iter(self.machines(machine_type)), None)
@@ -142,11 +142,11 @@ class Project:
 
 @dataclass(frozen=True, slots=True)
 class Invocation:
-    """One command with its flags, and gcloud's way to fail."""
+    """A command with its flags, and gcloud's way to fail."""
 
     parsed: ParsedCommand
     call: Call
-    project: str  # As the flag or the configuration names it.
+    project: str  # The value of --project or of the configuration.
 
     def text(self, flag: str, default: str = "") -> str:
         return self.parsed.text(flag, default)
@@ -160,7 +160,7 @@ class Invocation:
         return [str(one) for one in (found if isinstance(found, list) else [found])]
 
     def pairs(self, flag: str) -> list[dict[str, str]]:
-        """`--flag=a=b,c=d`, for each time it was given."""
+        """Return `{a: b, c: d}` for each `--flag=a=b,c=d`."""
         given = self.parsed[flag]
         texts = given if isinstance(given, list) else [given] if given else []
         return [dict(part.partition("=")[::2] for part in str(text).split(",") if part) for text in texts]
@@ -175,7 +175,7 @@ class Invocation:
         raise Refusal(f"ERROR: (gcloud.{'.'.join(self.parsed.path)}) {text}", code)
 
     def location(self, *flags: str) -> str:
-        """Of `--location`, `--zone` or `--region`."""
+        """Return the value of the first of `--location`, `--zone` and `--region` that was given."""
         found = next((self.text(flag) for flag in flags if self.text(flag)), "")
         return found or str(self.fail(f"argument {flags[0]}: Must be specified.", 2))
 

@@ -1,4 +1,4 @@
-"""Artifact Registry: repositories, logins of docker, and who may pull an image."""
+"""Artifact Registry: repositories, docker logins, and who may pull an image."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -57,13 +57,13 @@ def _bind_repository(project: Project, command: Invocation) -> str:
 def _configure_docker(project: Project, command: Invocation) -> str:
     for host in (command.name("REGISTRIES") or "gcr.io").split(","):
         if not host.endswith(("-docker.pkg.dev", "gcr.io")):
-            continue  # The real one warns and writes it all the same.
+            continue  # gcloud warns and writes it nevertheless.
         project.account.images.logins.add(host)
     return ""
 
 
 class ArtifactRegistry:
-    """Of a project, as docker on the owner's machine sees it."""
+    """The repositories of a project as docker on the owner's machine sees them."""
 
     def __init__(self, project: Project) -> None:
         self._project = project
@@ -86,7 +86,7 @@ class ArtifactRegistry:
         return problem
 
     def repository_error(self, image: str) -> str:
-        """Why a name leads to no repository of this project."""
+        """Return why a name leads to no repository of this project, or an empty text."""
         host, _, rest = image.partition("/")
         parts = rest.split("/")
         location = host.removesuffix("-docker.pkg.dev")
@@ -107,7 +107,7 @@ def _images(project: Project, command: Invocation) -> list[dict[str, Any]]:
 
 
 def pull_error(project: Project, image: str, service_account: str) -> str:
-    """Why a machine of this service account cannot pull an image; empty if it can."""
+    """Return why a machine of this service account cannot pull an image, or an empty text."""
     host, _, rest = image.partition("/")
     if host.endswith(("example.com", "example.org")):
         return f'failed to resolve reference "{image}": dial tcp: lookup {host}: no such host'

@@ -11,11 +11,11 @@ from cloudsim.gcp.project import Invocation, Project, facts
 from cloudsim.state import Resource
 
 BUCKET = re.compile(r"[a-z0-9]([a-z0-9._-]{1,61})[a-z0-9]")
-PLACEHOLDERS = ("embark-example", "your-bucket", "example", "test", "data", "bucket")  # Taken by others.
+PLACEHOLDERS = ("embark-example", "your-bucket", "example", "test", "data", "bucket")  # Names in use elsewhere.
 
 
 def bucket_folder(project: Project, name: str) -> Path:
-    """What is in a bucket, on this machine."""
+    """Return the folder of this machine that holds a bucket's objects."""
     return object_store.folder(project.account, name)
 
 
@@ -93,7 +93,7 @@ def _drop(project: Project, found: Resource) -> None:
 
 
 def _paths(project: Project, command: Invocation, url: str) -> list[Path]:
-    """Objects that an address names, with `*` and folders."""
+    """Return the objects that an address names; `*` and folders are allowed."""
     found = bucket_of(project, command, url)
     root = bucket_folder(project, found.name)
     below = url.removeprefix("gs://").partition("/")[2].rstrip("/")

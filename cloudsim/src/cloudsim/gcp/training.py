@@ -1,4 +1,4 @@
-"""The containers of Vertex AI, the services of machines: trained by the rehearsal's own engine, as an indexed Job."""
+"""Trains the containers of Vertex AI and the services of machines by a rehearsal of an indexed Job."""
 
 import re
 import shlex
@@ -19,7 +19,7 @@ NUM_STEPS = 4
 
 @dataclass(frozen=True, slots=True)
 class TrainingResult:
-    """How it ended, and what each host said."""
+    """How a training ended, and the log of each host."""
 
     is_ok: bool
     sentence: str
@@ -27,7 +27,7 @@ class TrainingResult:
 
 
 def train(name: str, commands: Sequence[Sequence[str]], env: Mapping[str, str], spec: str) -> TrainingResult:
-    """Each command on a host of its own; they know the first host as `NAME-0`, and the spec as a file."""
+    """Run each command on a host of its own; they reach the first host as `NAME-0` and the spec as a file."""
     lines = [f"{index}) exec {shlex.join(words)} ;;" for index, words in enumerate(commands)]
     line = "case $JOB_COMPLETION_INDEX in\n" + "\n".join(lines) + "\nesac"
     line = re.sub(rf"\b{re.escape(name)}-0(?=[:\s'\"])", f"{name}-0.{name}", line)

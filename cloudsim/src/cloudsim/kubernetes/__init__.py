@@ -1,1 +1,1 @@
-"""A cluster inside an account: objects, nodes, a scheduler, kubelets and controllers, without an API server."""
+"""A Kubernetes cluster inside an account: objects, nodes, a scheduler, kubelets and controllers."""

@@ -1,5 +1,4 @@
-"""What the API server accepts: known kinds, existing namespaces, strict schemas, webhooks that answer, immutable
-fields."""
+"""Rules of the API server: known kinds, namespaces, strict schemas, webhooks and immutable fields."""
 
 import json
 from collections.abc import Mapping
@@ -23,7 +22,7 @@ IMMUTABLE = {
 
 
 def apply(cluster: Cluster, thing: Object, origin: str, namespace: str = "", *, create: bool = False) -> str:
-    """Create or change an object: `job.batch/dlrm created`."""
+    """Create or change an object and return the line that kubectl prints, such as `job.batch/dlrm created`."""
     kind = cluster.kind_of(thing, origin)
     thing = deepcopy(thing)
     meta = thing.setdefault("metadata", {})
@@ -83,7 +82,8 @@ def check_schema(cluster: Cluster, thing: Object, kind: ObjectKind, origin: str)
 
 
 def check_webhooks(cluster: Cluster, thing: Object, kind: ObjectKind, origin: str) -> None:
-    """A release's webhook answers once its Deployment is available; Kueue's is called for every job."""
+    """Refuse an object whose webhook does not answer yet. A release's webhook answers once its Deployment is available;
+    Kueue's is called for every job."""
     for release in cluster.releases.values():
         is_asked = kind in release.kinds or (release.name == "kueue" and kind.key in REHEARSED)
         if release.webhook and is_asked and not cluster.is_available("Deployment", release.webhook):
@@ -93,7 +93,7 @@ def check_webhooks(cluster: Cluster, thing: Object, kind: ObjectKind, origin: st
 
 
 def effects(cluster: Cluster, thing: Object, kind: ObjectKind) -> None:
-    """What an operator makes of an object of its own."""
+    """Add what an operator creates for an object of one of its kinds."""
     for release in cluster.releases.values():
         made = release.made_by.get(kind.key)
         if made is not None and "status" not in thing:
@@ -106,7 +106,7 @@ def effects(cluster: Cluster, thing: Object, kind: ObjectKind) -> None:
 
 
 def _configured(config: object) -> list[str]:
-    """The devices that the configuration of a network device plugin names."""
+    """Return the devices that the configuration of a network device plugin names."""
     try:
         raw = json.loads(str(config or "{}"))
     except ValueError:
@@ -117,7 +117,7 @@ def _configured(config: object) -> list[str]:
 
 def install(cluster: Cluster, release: Release, namespace: str, *, owner: Mapping[str, str] | None = None,
             tolerates: bool = True) -> list[str]:
-    """What the release brings; `kubectl apply` prints these lines."""
+    """Install a release and return the lines that `kubectl apply` prints."""
     if release.needs_kind and not any(kind.key == release.needs_kind for kind in cluster.kinds()):
         raise Refusal(f'error: resource mapping not found: no matches for kind "{release.needs_kind}"\nensure CRDs '
                       "are installed first")
@@ -139,7 +139,7 @@ def install(cluster: Cluster, release: Release, namespace: str, *, owner: Mappin
 
 
 def release_at(address: str, *, kustomize: bool) -> Release:
-    """The release of a URL, as kubectl would fetch it."""
+    """Find the release at a URL, as kubectl would fetch it."""
     for release in releases():
         if release.is_at(address, kustomize=kustomize):
             return release
@@ -149,7 +149,7 @@ def release_at(address: str, *, kustomize: bool) -> Release:
 
 
 def refuse_client_side(release: Release) -> None:
-    """CRDs of this size do not fit the annotation of a client-side apply."""
+    """Refuse CRDs that are too large for the annotation of a client-side apply."""
     if release.needs_server_side:
         name = release.kinds[0] if release.kinds else None
         called = f"{name.plural}.{name.group}" if name else release.name

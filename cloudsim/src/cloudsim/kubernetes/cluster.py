@@ -1,4 +1,4 @@
-"""A cluster's objects and nodes, and the one place where time passes for them."""
+"""The objects, nodes and events of a cluster, which change as its clock advances."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -13,14 +13,14 @@ from embark.rehearse.manifest import at
 from embark.rehearse.pods import Pod
 
 Object = dict[str, Any]
-ObjectKey = tuple[str, str, str]  # Kind, namespace (empty for those of the cluster), name.
-NODE_S = 90.0  # From a machine's request to a node that is ready.
+ObjectKey = tuple[str, str, str]  # Kind, namespace (empty for kinds without one) and name.
+NODE_S = 90.0  # Time from the request for a machine to a node that is ready.
 NAMESPACES = ("default", "kube-system", "kube-public", "kube-node-lease")
 
 
 @dataclass(slots=True)
 class Node:
-    """A machine that joined."""
+    """A machine that has joined or is about to join."""
 
     name: str
     pool: str
@@ -29,7 +29,7 @@ class Node:
 
 @dataclass(frozen=True, slots=True)
 class Event:
-    """What `kubectl get events` and `describe` show."""
+    """An event that `kubectl get events` and `describe` show."""
 
     at: float
     type: str
@@ -53,35 +53,35 @@ class Outcome:
 
 @dataclass(slots=True)
 class JobRun:
-    """One job's pods and how far they are."""
+    """The pods of a job and how far they have come."""
 
     pods: tuple[Pod, ...] = ()
     outcome: Outcome | None = None
     ends_at: float = 0.0
-    logs: dict[str, str] = field(default_factory=dict)  # By pod.
+    logs: dict[str, str] = field(default_factory=dict)  # Maps a pod to its log.
 
 
 @dataclass(slots=True)
 class Cluster:
-    """Built by a cloud's program; kubectl and helm change what is in it."""
+    """A cluster that a cloud's program creates and that kubectl and helm change."""
 
     name: str
     cloud: ClusterCloud
     clock: Clock
-    folder: Path  # For volumes and pods' files.
+    folder: Path  # Volumes and files of pods are below it.
     version: str = "1.34"
     pools: dict[str, NodePool] = field(default_factory=dict)
     nodes: list[Node] = field(default_factory=list)
     objects: dict[ObjectKey, Object] = field(default_factory=dict)
-    ready_at: dict[ObjectKey, float] = field(default_factory=dict)  # Of Deployments and DaemonSets.
+    ready_at: dict[ObjectKey, float] = field(default_factory=dict)  # When Deployments and DaemonSets are available.
     releases: dict[str, Release] = field(default_factory=dict)
     events: list[Event] = field(default_factory=list)
     tolerates_extended_resources: bool = False
     """The admission plugin ExtendedResourceToleration: a pod that asks for a device tolerates the taint of its name."""
     runs: dict[ObjectKey, JobRun] = field(default_factory=dict)
-    num_processes: int = 1  # Per pod, in the rehearsal that stands for training.
+    num_processes: int = 1  # Processes of each pod in the rehearsal that trains.
     num_steps: int = 4
-    num_made: dict[str, int] = field(default_factory=dict)  # Nodes a pool ever had: names are not used twice.
+    num_made: dict[str, int] = field(default_factory=dict)  # Nodes that a pool ever had; names are not reused.
 
     def __post_init__(self) -> None:
         for name in NAMESPACES:
@@ -110,7 +110,7 @@ class Cluster:
         return [node for node in self.nodes if node.ready_at <= self.clock.now]
 
     def allocatable(self, node: Node) -> dict[str, float]:
-        """Without the devices whose plugin does not run."""
+        """Return what a node offers, without devices whose plugin does not run."""
         pool = self.pools[node.pool]
         found = {}
         for name, amount in pool.allocatable.items():
@@ -141,7 +141,7 @@ class Cluster:
                       "ensure CRDs are installed first")
 
     def put(self, thing: Object) -> ObjectKey:
-        """Store an object as it is."""
+        """Store an object without any check."""
         kind = self.kind_of(thing)
         space = (_namespace(thing) or "default") if kind.is_namespaced else ""
         if kind.is_namespaced:
@@ -159,13 +159,14 @@ class Cluster:
 
     def add_daemon_set(self, name: str, *, namespace: str = "kube-system", takes_s: float = 30.0,
                        labels: Mapping[str, str] | None = None, tolerates: bool = True) -> None:
-        """One that the cloud itself brings; `tolerates`: it runs on tainted nodes too."""
+        """Add a DaemonSet that the cloud itself installs; with `tolerates` it runs on tainted nodes too."""
         self.add_controller("DaemonSet", name, namespace, takes_s, labels, tolerates=tolerates)
 
     def add_controller(self, kind: str, name: str, namespace: str, takes_s: float,
                        labels: Mapping[str, str] | None = None, *, tolerates: bool = True,
                        devices: list[str] | None = None) -> None:
-        """A Deployment or DaemonSet that is available after a while; `devices`: all that a device plugin offers."""
+        """Add a Deployment or DaemonSet that is available after a while; `devices` are all that a device plugin
+        offers."""
         spec = {"template": {"spec": {"tolerations": [{"operator": "Exists"}] if tolerates else []}}}
         key = self.put({"apiVersion": "apps/v1", "kind": kind, "spec": spec,
                         "metadata": {"name": name, "namespace": namespace, "labels": dict(labels or {})}})
@@ -177,19 +178,20 @@ class Cluster:
         self.put({"apiVersion": "storage.k8s.io/v1", "kind": "CSIDriver", "metadata": {"name": name}})
 
     def _advertises(self, plugin: str, device: str, pool: NodePool) -> bool:
-        """Whether a device plugin has a pod on the pool's nodes, and its configuration names the device."""
+        """Whether a device plugin has a pod on the pool's nodes and its configuration names the device."""
         tolerant = [one for one in self.of_kind("DaemonSet") if _name(one) == plugin
                     and (not pool.taints or at(one, "spec.template.spec.tolerations"))
                     and device in one["metadata"].get("devices", [device])]
         return bool(tolerant) and self.is_available("DaemonSet", plugin)
 
     def is_available(self, kind: str, name: str) -> bool:
-        """A Deployment or DaemonSet of this name in any namespace."""
+        """Whether a Deployment or DaemonSet of this name is available in any namespace."""
         return any(own == kind and called == name and self.ready_at.get((own, space, called), 0.0) <= self.clock.now
                    for own, space, called in self.objects)
 
-    def say(self, thing: Mapping[str, Any], reason: str, message: str, *, kind: str = "", warning: bool = True) -> None:
-        """An event, once until something else happens to the object."""
+    def emit(self, thing: Mapping[str, Any], reason: str, message: str, *, kind: str = "", warning: bool = True
+             ) -> None:
+        """Record an event, unless it repeats the last one of its reason for this object."""
         called, space = _name(thing), _namespace(thing) or "default"
         kind = kind or str(thing.get("kind"))
         last = next((one for one in reversed(self.events) if (one.kind, one.name, one.namespace, one.reason) ==
@@ -199,13 +201,12 @@ class Cluster:
                                      message))
 
     def reconcile(self) -> None:
-        """Controllers, scheduler and kubelets catch up with the clock."""
+        """Let controllers, scheduler and kubelets catch up with the clock."""
         from cloudsim.kubernetes.controllers import reconcile
 
         reconcile(self)
 
     def advance(self, seconds: float) -> None:
-        """Let time pass."""
         self.clock.advance(seconds)
         self.reconcile()
 

@@ -1,4 +1,4 @@
-"""From jobs to pods to an end: claims bind, queues admit, pods are placed and run, all by the clock."""
+"""Controllers: they bind claims, admit jobs from queues, start pods and record how they end, all by the clock."""
 
 import json
 from collections.abc import Mapping
@@ -17,10 +17,10 @@ from embark.rehearse.server import served_artifact, server_pods
 from embark.rehearse.workload import make_workload
 
 PODS_KINDS = ("Job", "JobSet", "TrainJob", "PyTorchJob", "RayJob", "RayCluster", "VolcanoJob")
-START_S = 20.0  # From a node with the image to a container that runs.
-RUN_S = 60.0  # Any program takes this long: a few looks of a script that waits for it.
+START_S = 20.0  # Time from a node that has the image to a running container.
+RUN_S = 60.0  # Run time of any program: long enough for a script to wait for it.
 QUEUE_LABEL = "kueue.x-k8s.io/queue-name"
-ENDS = {  # What each controller writes when its pods have ended: well and badly.
+ENDS = {  # The conditions that a controller sets on success and on failure.
     "Job": ("Complete", "Failed"), "JobSet": ("Completed", "Failed"), "TrainJob": ("Complete", "Failed"),
     "PyTorchJob": ("Succeeded", "Failed"),
 }
@@ -37,7 +37,7 @@ def reconcile(cluster: Cluster) -> None:
 
 
 def pods_of(cluster: Cluster, job: K8sObject, kind: str) -> tuple[Pod, ...]:
-    """Those its controller makes."""
+    """Return the pods that the controller of a job creates."""
     objects = Objects(tuple(cluster.objects.values()))
     if kind == "RayCluster":
         return ray_pods(job, objects)
@@ -54,7 +54,7 @@ def _reconcile_job(cluster: Cluster, key: ObjectKey, job: Object) -> None:
             job["status"] = {"conditions": [_condition("Suspended", "JobSuspended", waits)]}
             if key[0] == "RayJob":
                 job["status"] = {"jobDeploymentStatus": "Suspended"}
-            cluster.say(job, "Pending", waits, warning=False)
+            cluster.emit(job, "Pending", waits, warning=False)
             return
         job.pop("status", None)
         if not _create_pods(cluster, key, job, run):
@@ -68,7 +68,7 @@ def _reconcile_job(cluster: Cluster, key: ObjectKey, job: Object) -> None:
     for pod, one in zip(run.pods, stored, strict=True):
         _schedule(cluster, pod, one)
     if all(at(one, "status.phase") == "Running" for one in stored):
-        if key[0] == "RayCluster":  # it waits for drivers until it is deleted
+        if key[0] == "RayCluster":  # A RayCluster waits for drivers until it is deleted.
             job["status"] = {"state": "ready"}
             return
         run.outcome = run_program(cluster, key[0], job, run.pods, stored)
@@ -79,10 +79,10 @@ def _reconcile_job(cluster: Cluster, key: ObjectKey, job: Object) -> None:
 
 
 def _reconcile_server(cluster: Cluster, key: ObjectKey, deployment: Object) -> None:
-    """Its replicas are ready once they run and may read the artifact; the server itself is not started."""
+    """Mark replicas as ready once they run and may read the artifact; the server itself is not started."""
     run = cluster.runs.setdefault(key, JobRun())
     template = json.dumps(at(deployment, "spec.template"), sort_keys=True)
-    if run.pods and run.logs.get("") != template:  # replaced, one by one
+    if run.pods and run.logs.get("") != template:  # A changed template replaces the pods.
         for pod in run.pods:
             cluster.objects.pop(("Pod", key[1], pod.name), None)
         run.pods = ()
@@ -111,13 +111,13 @@ def _create_pods(cluster: Cluster, key: ObjectKey, job: Object, run: JobRun) -> 
     for pod in pods:
         name = str(pod.spec.get("serviceAccountName") or "default")
         if name != "default" and cluster.find("ServiceAccount", name, key[1]) is None:
-            cluster.say(job, "FailedCreate", f'Error creating: pods "{key[2]}-" is forbidden: error looking up service '
-                        f'account {key[1]}/{name}: serviceaccount "{name}" not found')
+            cluster.emit(job, "FailedCreate", f'Error creating: pods "{key[2]}-" is forbidden: error looking up '
+                         f'service account {key[1]}/{name}: serviceaccount "{name}" not found')
             return False
         klass = pod.spec.get("priorityClassName")
         if klass and cluster.find("PriorityClass", str(klass)) is None:
-            cluster.say(job, "FailedCreate", f'Error creating: pods "{key[2]}-" is forbidden: no PriorityClass with '
-                        f"name {klass} was found")
+            cluster.emit(job, "FailedCreate", f'Error creating: pods "{key[2]}-" is forbidden: no PriorityClass with '
+                         f"name {klass} was found")
             return False
     run.pods = pods
     for pod in pods:
@@ -134,27 +134,27 @@ def _create_pods(cluster: Cluster, key: ObjectKey, job: Object, run: JobRun) -> 
 
 
 def _schedule(cluster: Cluster, pod: Pod, stored: Object) -> None:
-    """A node, then a container."""
+    """Assign a node to a pod and start its container."""
     if not at(stored, "spec.nodeName"):
         node, message = choose_node(cluster, stored)
         if node is None:
-            cluster.say(stored, "FailedScheduling", message)
+            cluster.emit(stored, "FailedScheduling", message)
             stored["status"]["conditions"] = [_condition("PodScheduled", "Unschedulable", message, status="False")]
             pool, why_not = pool_that_fits(cluster, stored)
             if why_not:
-                cluster.say(stored, "NotTriggerScaleUp", why_not, warning=False)
-            # one machine for each pod that waits, all at once; another only when those that were started do not help
+                cluster.emit(stored, "NotTriggerScaleUp", why_not, warning=False)
+            # One machine for each waiting pod, all at once; more only if those that have started do not suffice.
             is_starting = any(pool is not None and one.pool == pool.name and one.ready_at > cluster.clock.now
                               for one in cluster.nodes)
             if pool is not None and not (is_starting and stored["status"].get("hasScaledUp")):
                 wanted = sum(one.pool == pool.name for one in cluster.nodes) + 1
                 error = cluster.cloud.on_pool_change(pool, wanted)
                 if error:
-                    cluster.say(stored, "NotTriggerScaleUp", error)
+                    cluster.emit(stored, "NotTriggerScaleUp", error)
                 else:
                     cluster.resize_pool(pool.name, wanted)
                     stored["status"]["hasScaledUp"] = True
-                    cluster.say(stored, "TriggeredScaleUp", f"pod triggered scale-up: {pool.name}", warning=False)
+                    cluster.emit(stored, "TriggeredScaleUp", f"pod triggered scale-up: {pool.name}", warning=False)
             return
         stored["spec"]["nodeName"] = node.name
         stored["status"]["conditions"] = [_condition("PodScheduled", "", "")]
@@ -167,7 +167,7 @@ def _schedule(cluster: Cluster, pod: Pod, stored: Object) -> None:
                      PodIdentity(name=pod.name, namespace=pod.namespace), objects)
     trouble = start_trouble(cluster, stored, replace(pod, missing=fresh.missing), node_pool)
     if trouble is not None:
-        cluster.say(stored, trouble.event, trouble.message)
+        cluster.emit(stored, trouble.event, trouble.message)
         stored["status"]["containerStatuses"] = [{"name": pod.container, "ready": False, "state": {
             "waiting": {"reason": trouble.reason, "message": trouble.message}}}]
         return
@@ -179,7 +179,7 @@ def _schedule(cluster: Cluster, pod: Pod, stored: Object) -> None:
 def _end(key: ObjectKey, job: Object, pods: list[Object], outcome: Outcome) -> None:
     for pod in pods:
         if CLUSTER in pod["metadata"]["labels"]:
-            continue  # Ray's cluster outlives its driver
+            continue  # A Ray cluster outlives its driver.
         code = outcome.codes.get(pod["metadata"]["name"], 0 if outcome.is_ok else 1)
         pod["status"]["phase"] = "Succeeded" if code == 0 else "Failed"
         pod["status"]["containerStatuses"][0]["state"] = {"terminated": {"exitCode": code}}
@@ -211,27 +211,27 @@ def _bind_claims(cluster: Cluster) -> None:
         name = at(claim, "spec.volumeName")
         volume = cluster.find("PersistentVolume", str(name)) if name else None
         if volume is None:
-            cluster.say(claim, "FailedBinding", f'volume "{name}" not found' if name else
+            cluster.emit(claim, "FailedBinding", f'volume "{name}" not found' if name else
                         "no persistent volumes available for this claim and no storage class is set")
             continue
         owner = at(volume, "spec.claimRef") or {"name": name_of(claim), "namespace": namespace_of(claim)}
         wanted = quantity(str(at(claim, "spec.resources.requests.storage") or "0")) or 0.0
         offered = quantity(str(at(volume, "spec.capacity.storage") or "0")) or 0.0
         if (owner.get("name"), owner.get("namespace")) != (name_of(claim), namespace_of(claim)):
-            cluster.say(claim, "FailedBinding", f'volume "{name}" already bound to a different claim.')
+            cluster.emit(claim, "FailedBinding", f'volume "{name}" already bound to a different claim.')
         elif wanted > offered or not set(at(claim, "spec.accessModes") or ()) <= set(at(volume, "spec.accessModes")
                                                                                     or ()):
-            cluster.say(claim, "VolumeMismatch", f'Cannot bind to requested volume "{name}": requested PV is too small '
-                        "or has other access modes")
+            cluster.emit(claim, "VolumeMismatch", f'Cannot bind to requested volume "{name}": requested PV is too '
+                         "small or has other access modes")
         elif (at(claim, "spec.storageClassName") or "") != (at(volume, "spec.storageClassName") or ""):
-            cluster.say(claim, "VolumeMismatch", f'Cannot bind to requested volume "{name}": storageClassName does not '
-                        "match")
+            cluster.emit(claim, "VolumeMismatch", f'Cannot bind to requested volume "{name}": storageClassName does '
+                         "not match")
         else:
             claim["status"] = {"phase": "Bound"}
 
 
 def _collect_garbage(cluster: Cluster) -> None:
-    """Pods of a deleted job or node go with it."""
+    """Delete the pods of jobs and nodes that no longer exist."""
     names = {node.name for node in cluster.nodes}
     for key, pod in list(cluster.objects.items()):
         if key[0] != "Pod":
@@ -257,7 +257,7 @@ def _is_shut_down(cluster: Cluster, owner: ObjectKey) -> bool:
 
 
 def _queue_trouble(cluster: Cluster, key: ObjectKey, job: K8sObject) -> str:
-    """Why Kueue holds a job back; empty where it does not, or is not installed."""
+    """Return why Kueue holds a job back, or an empty text."""
     name = (at(job, "metadata.labels") or {}).get(QUEUE_LABEL)
     if not name or "kueue" not in cluster.releases:
         return ""

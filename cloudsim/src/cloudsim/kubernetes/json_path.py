@@ -1,4 +1,4 @@
-"""kubectl's JSONPath, as far as its users write it: fields, indexes, `[*]` and `[?(@.a=="b")]`."""
+"""The part of kubectl's JSONPath that is in use: fields, indexes, `[*]` and `[?(@.a=="b")]`."""
 
 import json
 import re
@@ -11,7 +11,7 @@ _STEP = re.compile(r"""
 
 
 def evaluate(template: str, thing: Any) -> str:
-    """A template with `{…}` parts; several values of one part are joined by a space."""
+    """Fill in a template with `{…}` parts; several values of one part are joined by a space."""
     if "{" not in template:
         template = f"{{{template}}}"
     ranged = re.fullmatch(r"(.*?)\{range (?P<path>[^}]+)\}(?P<body>.*?)\{end\}(.*)", template, re.DOTALL)
@@ -21,7 +21,7 @@ def evaluate(template: str, thing: Any) -> str:
 
 
 def find(path: str, thing: Any) -> list[Any]:
-    """Every value a path leads to; none where a field is missing."""
+    """Return every value that a path leads to; a missing field leads to none."""
     path = path.removeprefix("$").strip()
     if path and path[0] not in ".[":
         path = f".{path}"

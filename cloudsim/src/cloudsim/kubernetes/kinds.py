@@ -1,4 +1,4 @@
-"""The kinds of objects a cluster knows, and what installs more of them: facts with their source."""
+"""The kinds of objects that a cluster knows and the releases that add more, as facts with their source."""
 
 import re
 import tomllib
@@ -11,9 +11,9 @@ from typing import Any
 
 @dataclass(frozen=True, slots=True)
 class ObjectKind:
-    """One kind, as `kubectl api-resources` lists it. Volcano's Job is kept apart from batch's as `VolcanoJob`."""
+    """A kind as `kubectl api-resources` lists it. Volcano's Job has the key `VolcanoJob`, to tell it from batch's."""
 
-    key: str  # What its objects are kept under.
+    key: str  # First part of the key of its objects.
     kind: str
     plural: str
     group: str
@@ -23,11 +23,11 @@ class ObjectKind:
 
     @property
     def resource(self) -> str:
-        """kubectl's name for it: `job.batch`, `pod`."""
+        """kubectl's name of the kind, such as `job.batch` and `pod`."""
         return f"{self.kind.lower()}.{self.group}" if self.group else self.kind.lower()
 
     def is_called(self, word: str) -> bool:
-        """`jobs`, `job`, `jobs.batch`, `job.v1.batch`, `po`."""
+        """Whether a word such as `jobs`, `job`, `jobs.batch`, `job.v1.batch` or `po` means this kind."""
         name, _, group = word.lower().partition(".")
         if name not in (self.plural, self.kind.lower(), *self.short):
             return False
@@ -36,27 +36,27 @@ class ObjectKind:
 
 @dataclass(frozen=True, slots=True)
 class Release:
-    """What an operator's manifests or its Helm chart put into a cluster."""
+    """The objects that an operator's manifests or its Helm chart install in a cluster."""
 
     name: str
     source: str
     kinds: tuple[ObjectKind, ...] = ()
-    url: str = ""  # Patterns.
+    url: str = ""  # Regular expressions of the addresses that install it.
     kustomize: str = ""
     chart: Mapping[str, str] | None = None
-    namespace: str = ""  # Empty: the one that helm is given.
+    namespace: str = ""  # If empty, the namespace that helm is given.
     deployments: tuple[str, ...] = ()
     daemon_sets: tuple[str, ...] = ()
     webhook: str = ""
     takes_s: float = 30.0
     needs_server_side: bool = False
     needs_kind: str = ""
-    is_named_for_release: bool = False  # What has the chart's name is RELEASE-CHART, unless RELEASE contains CHART.
+    is_named_for_release: bool = False  # Objects are called RELEASE-CHART unless RELEASE contains CHART.
     is_intolerant: bool = False  # Its DaemonSets tolerate no taint unless the chart is given `tolerations`.
-    made_by: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)  # What the operator makes of a kind.
+    made_by: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)  # What the operator creates, by kind.
 
     def named(self, release: str) -> "Release":
-        """With the names that Helm gives to its objects in a release of this name."""
+        """Return the release with the object names that Helm derives from the name of the release."""
         if not self.chart or not self.is_named_for_release:
             return self
         chart = self.chart["name"]

@@ -1,4 +1,4 @@
-"""Why a pod that has a node does not start: images, files and volumes; and what a program in it may read and write."""
+"""Why a pod on a node does not start (images, files, volumes), and what a program in it may read and write."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -15,9 +15,9 @@ OBJECT_STORES = ("s3://", "gs://", "az://", "abfs://")
 
 @dataclass(frozen=True, slots=True)
 class Trouble:
-    """A pod that cannot start, as its status and its events tell it."""
+    """Why a pod cannot start, in the words of its status and its events."""
 
-    reason: str  # Of the container: `ContainerCreating`, `ImagePullBackOff`, `CreateContainerConfigError`.
+    reason: str  # `ContainerCreating`, `ImagePullBackOff` or `CreateContainerConfigError`.
     event: str
     message: str
 
@@ -40,7 +40,7 @@ def start_trouble(cluster: Cluster, stored: Object, pod: Pod, pool: NodePool) ->
 
 
 def mounted(cluster: Cluster, stored: Object, claim_name: str, pool: NodePool) -> VolumeFacts | str:
-    """The file system of a claim on a node of this pool, or the kubelet's words."""
+    """Return the file system of a claim on a node of this pool, or the kubelet's error."""
     claim = cluster.find("PersistentVolumeClaim", claim_name, stored["metadata"]["namespace"]) or {}
     volume = cluster.find("PersistentVolume", str(at(claim, "spec.volumeName") or ""))
     if volume is None:
@@ -68,7 +68,7 @@ def may_write(facts: VolumeFacts, spec: Mapping[str, Any]) -> bool:
 
 
 def path_trouble(cluster: Cluster, stored: Object, path: str, pool: NodePool, *, write: bool) -> str:
-    """Why a program of the pod cannot read or write a path or an address; empty if it can."""
+    """Return why a program of the pod cannot read or write a path or an address, or an empty text."""
     spec, space = stored.get("spec") or {}, stored["metadata"]["namespace"]
     if path.startswith(OBJECT_STORES):
         name = str(spec.get("serviceAccountName") or "default")
@@ -85,7 +85,7 @@ def path_trouble(cluster: Cluster, stored: Object, path: str, pool: NodePool, *,
 
 
 def volume_of_path(cluster: Cluster, stored: Object, path: str, pool: NodePool) -> tuple[VolumeFacts, str] | None:
-    """The claim's file system that a path of the pod lies on, and where in it."""
+    """Return the file system that a path of the pod is on, and the path inside it."""
     spec = stored.get("spec") or {}
     claims = {str(one.get("name")): str(at(one, "persistentVolumeClaim.claimName"))
               for one in rows(spec, "volumes") if at(one, "persistentVolumeClaim.claimName")}

@@ -1,4 +1,4 @@
-"""What runs in a job's pods: `embark data copy` on the volume, training by the rehearsal's own engine."""
+"""The programs of a job's pods: `embark data copy` on a volume, and training by a rehearsal."""
 
 import base64
 import re
@@ -26,7 +26,7 @@ BESIDE = ("ConfigMap", "Secret", "Service", "TrainingRuntime", "ClusterTrainingR
 
 def run_program(cluster: Cluster, kind: str, job: K8sObject, pods: Sequence[Pod], stored: Sequence[Object]
                 ) -> Outcome:
-    """Run what the pods' commands say, once all of them have started."""
+    """Run what the commands of the pods say, once all of them have started."""
     pools = [next(cluster.pools[node.pool] for node in cluster.nodes if node.name == one["spec"]["nodeName"])
              for one in stored]
     words = [word for pod in pods[:1] for part in pod.words for word in _split(part)]
@@ -57,11 +57,11 @@ def _copy(cluster: Cluster, pod: Pod, stored: Object, pool: NodePool, words: Seq
 
 def _training_trouble(cluster: Cluster, pods: Sequence[Pod], stored: Sequence[Object], pools: Sequence[NodePool]
                       ) -> str:
-    """What the spec names and a pod cannot reach."""
+    """Return which path or address of the spec a pod cannot reach, and why."""
     for pod, one, pool in zip(pods, stored, pools, strict=True):
         text = next((mount.files[SPEC_FILE] for mount in pod.mounts if SPEC_FILE in mount.files), "")
         if pod.container == SUBMITTER:
-            continue  # the driver runs on the head
+            continue  # The driver runs on the head.
         if SPEC_VARIABLE in pod.env:
             text = base64.b64decode(pod.env[SPEC_VARIABLE]).decode()
         if not text:
@@ -79,7 +79,7 @@ def _training_trouble(cluster: Cluster, pods: Sequence[Pod], stored: Sequence[Ob
 
 
 def _train(cluster: Cluster, job: K8sObject) -> Outcome:
-    """The rehearsal of the objects as they are in the cluster."""
+    """Rehearse the job with the objects that are in the cluster."""
     space = job["metadata"]["namespace"]
     beside = [one for (kind, where, _), one in cluster.objects.items() if kind in BESIDE and where in ("", space)]
     text = yaml.safe_dump_all([{key: value for key, value in one.items() if key != "status"}
@@ -95,7 +95,7 @@ def _train(cluster: Cluster, job: K8sObject) -> Outcome:
         return Outcome(False, error.what)
     said = {pod: "\n".join(lines) + "\n" for pod, lines in logs.items() if pod}
     codes = {end.name: end.code for end in report.ends}
-    # what Ray says of a driver is what KubeRay writes into the RayJob
+    # KubeRay writes Ray's message about a driver into the RayJob.
     ray = re.search(r"Status message: (.+)", "".join(said.values()))
     return Outcome(report.verdict.is_ok, ray[1] if ray else report.verdict.sentence, logs=said, codes=codes)
 

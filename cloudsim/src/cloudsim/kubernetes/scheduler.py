@@ -1,4 +1,4 @@
-"""Which node a pod fits: taints, selectors, anti-affinity, resources and claims, with the scheduler's own words."""
+"""The scheduler: taints, selectors, anti-affinity, resources and claims, with the real one's messages."""
 
 from collections import Counter
 from collections.abc import Iterable, Mapping
@@ -14,7 +14,7 @@ NODE_AFFINITY = "affinity.nodeAffinity.requiredDuringSchedulingIgnoredDuringExec
 
 
 def choose_node(cluster: Cluster, pod: Object) -> tuple[Node | None, str]:
-    """A node, or the message of the event FailedScheduling."""
+    """Return a node for a pod, or the message of the event FailedScheduling."""
     if error := claim_error(cluster, pod):
         return None, f"0/{len(cluster.ready_nodes())} nodes are available: {error}."
     reasons: Counter[str] = Counter()
@@ -28,7 +28,7 @@ def choose_node(cluster: Cluster, pod: Object) -> tuple[Node | None, str]:
 
 
 def pool_that_fits(cluster: Cluster, pod: Object) -> tuple[NodePool | None, str]:
-    """A pool of the autoscaler whose next node could take the pod, or why none would."""
+    """Return an autoscaled pool whose next node could run the pod, or why there is none."""
     reasons: Counter[str] = Counter()
     for pool in cluster.pools.values():
         count = sum(node.pool == pool.name for node in cluster.nodes)
@@ -45,7 +45,7 @@ def pool_that_fits(cluster: Cluster, pod: Object) -> tuple[NodePool | None, str]
 
 
 def requests(pod: Mapping[str, Any]) -> dict[str, float]:
-    """Of all containers together; sidecars count, other init containers run before."""
+    """Add up the requests of all containers and sidecars; other init containers run before them."""
     spec = pod.get("spec") or {}
     total: dict[str, float] = {}
     sidecars = [one for one in rows(spec, "initContainers") if one.get("restartPolicy") == "Always"]

@@ -1,4 +1,4 @@
-"""The programs every cloud needs: kubectl, helm, docker, torchx and sleep."""
+"""The programs that every cloud needs: kubectl, helm, docker, torchx and sleep."""
 
 from cloudsim.account import Account, AnsweredBy, Call
 from cloudsim.programs.docker import Docker
@@ -12,7 +12,7 @@ _UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86_400}
 
 
 class Sleep:
-    """A script that waits for ever is stopped after three days of the clock."""
+    """Advances the clock instead of waiting, and stops a script that has waited for three days."""
 
     name = "sleep"
     answered_by: AnsweredBy = "stand-in"

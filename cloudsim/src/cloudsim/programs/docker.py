@@ -1,4 +1,4 @@
-"""`docker`: builds are recorded, pushes need a login and a repository that exists."""
+"""`docker`: it records builds; a push needs a login and an existing repository."""
 
 import hashlib
 import json
@@ -103,7 +103,7 @@ def _tagged(name: str) -> str:
 
 
 def _format(template: str, image: dict[str, list[str]]) -> str:
-    """`{{index .RepoDigests 0}}`, `{{.RepoDigests}}` and `{{json .RepoDigests}}`."""
+    """Fill in `{{index .RepoDigests 0}}`, `{{.RepoDigests}}` or `{{json .RepoDigests}}`."""
     digests = image["RepoDigests"]
     if "index" in template:
         if not digests:

@@ -1,4 +1,4 @@
-"""`helm`: repositories, and charts that bring their Deployments, DaemonSets and kinds into the current cluster."""
+"""`helm`: repositories, and charts that install Deployments, DaemonSets and kinds in the current cluster."""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -22,7 +22,7 @@ class Helm:
         self._account = account
         self._grammar = load_grammar("helm")
         self._repositories: dict[str, str] = {}
-        self._installed: dict[tuple[str, str, str], Release] = {}  # By cluster, namespace and release.
+        self._installed: dict[tuple[str, str, str], Release] = {}  # The key is cluster, namespace and release.
 
     def run(self, call: Call) -> str:
         command = self._grammar.parse(call.words)

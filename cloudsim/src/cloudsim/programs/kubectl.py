@@ -1,4 +1,4 @@
-"""`kubectl`: reads its arguments and answers from the current cluster."""
+"""`kubectl`: parses its arguments and answers from the current cluster."""
 
 import json
 from collections.abc import Mapping
@@ -16,7 +16,7 @@ from cloudsim.programs.kubectl_output import is_selected, node_object, show
 from cloudsim.state import Refusal
 from embark.rehearse.manifest import at
 
-STEP_S = 15.0  # How often `kubectl wait` and `logs --follow` look.
+STEP_S = 15.0  # The interval at which `kubectl wait` and `logs --follow` look.
 
 
 class Kubectl:
@@ -42,7 +42,7 @@ class Kubectl:
                     "cluster-info": self._info, "scale": self._scale, "auth": self._may, "top": self._top,
                     "api-resources": self._kinds}
         if name not in handlers:
-            raise Refusal(f"error: the stand-in does not model kubectl {command.name}")
+            raise Refusal(f"error: kubectl {command.name} is not modelled by the simulated account")
         return handlers[name](command, call)
 
     # clusters
@@ -193,7 +193,7 @@ class Kubectl:
             _need(cluster, kind, space, name).setdefault("spec", {})["replicas"] = int(command.text("--replicas"))
         return "scaled\n"
 
-    # questions
+    # reads
 
     def _get(self, command: ParsedCommand, call: Call) -> str:
         cluster = self._cluster(command)
@@ -215,7 +215,7 @@ class Kubectl:
         return text
 
     def _wait(self, command: ParsedCommand, call: Call) -> str:
-        """The clock advances until the condition holds or the time is over."""
+        """Advance the clock until the condition holds or the time is over."""
         cluster = self._cluster(command)
         conditions: list[str] = command["--for"] or []
         limit = _seconds(command.text("--timeout", "30s"))
@@ -313,7 +313,7 @@ def _patch_local(command: ParsedCommand, call: Call) -> str:
 
 
 def _merge(thing: Any, patch: Any) -> Any:
-    """RFC 7386."""
+    """Apply a JSON merge patch (RFC 7386)."""
     if not isinstance(patch, Mapping) or not isinstance(thing, Mapping):
         return patch
     merged = dict(thing)
@@ -389,7 +389,7 @@ def _find_objects(cluster: Cluster, words: list[str], command: ParsedCommand, *,
 
 def _named(cluster: Cluster, command: ParsedCommand, words: list[str] | None = None
            ) -> list[tuple[ObjectKind, str, str]]:
-    """`job dlrm`, `job/dlrm`, or all of a kind by --all or a selector."""
+    """Return the objects that `job dlrm` or `job/dlrm` names, or all of a kind by --all or a selector."""
     words = list(command.positionals["WORDS"]) if words is None else words
     space = command.text("--namespace", "default")
     pairs = [word.split("/", 1) for word in words if "/" in word]

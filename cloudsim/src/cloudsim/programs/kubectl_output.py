@@ -1,4 +1,4 @@
-"""How kubectl prints objects: tables, JSON, YAML, JSONPath, custom columns and names."""
+"""Formats objects as kubectl does: tables, JSON, YAML, JSONPath, custom columns and names."""
 
 import json
 import re
@@ -48,7 +48,7 @@ def node_object(cluster: Cluster, node: Node) -> Object:
 
 
 def is_selected(thing: Object, selector: str) -> bool:
-    """`a=b,c!=d,e in (f,g),h,!i`."""
+    """Whether an object meets a label selector such as `a=b,c!=d,e in (f,g),h,!i`."""
     labels = thing["metadata"].get("labels") or {}
     for part in filter(None, re.split(r",(?![^()]*\))", selector)):
         among = re.fullmatch(r"\s*(\S+)\s+(in|notin)\s+\(([^)]*)\)\s*", part)

@@ -1,4 +1,4 @@
-"""`torchx run`: the real TorchX makes its request, and the cluster of the account gets it."""
+"""`torchx run`: the real TorchX makes its request, and the cluster of the account receives it."""
 
 import subprocess
 import sys
@@ -24,8 +24,8 @@ class TorchX:
 
     def run(self, call: Call) -> str:
         if call.words[:1] != ("run",):
-            raise Refusal(f"torchx: the stand-in does not model torchx {' '.join(call.words[:1])}")
-        # without its own question to the API server, which the account asks itself
+            raise Refusal(f"torchx {' '.join(call.words[:1])} is not modelled by the simulated account")
+        # TorchX would validate the request at an API server; `apply` does so here.
         given = [f"{word},validate_spec=False" if before in CONFIG else word
                  for before, word in pairwise(("", *call.words[1:]))]
         words = [sys.executable, "-m", "torchx.cli.main", "run", "--dryrun", *given]
@@ -45,7 +45,7 @@ class TorchX:
 
 
 def _option(words: tuple[str, ...], name: str) -> str:
-    """Of `-cfg a=b,c=d`."""
+    """Return a value of `-cfg a=b,c=d`."""
     for before, word in pairwise(words):
         if before in CONFIG:
             return dict(one.split("=", 1) for one in word.split(",") if "=" in one).get(name, "")
