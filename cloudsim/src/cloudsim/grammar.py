@@ -1,12 +1,10 @@
 """The commands and flags that a program knows, as data with their source, and a parser of argument lists."""
 
-import tomllib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from importlib.resources import files
 from typing import Any
 
-from cloudsim.state import Refusal
+from cloudsim.state import Refusal, load_facts
 
 Kind = str
 """The kind of a flag: `bool`; `value`, which takes one word; `optional`, which takes one only after `=`; `list`, which
@@ -21,9 +19,9 @@ class CommandForm:
     """The positional arguments and flags of one command."""
 
     path: tuple[str, ...]
-    positionals: tuple[str, ...] = ()  # `NAME`, optional `NAME?`, or `NAME*`, which takes the rest.
+    positionals: Sequence[str] = ()  # `NAME`, optional `NAME?`, or `NAME*`, which takes the rest.
     flags: Mapping[str, Kind] = field(default_factory=dict)
-    required: tuple[str, ...] = ()
+    required: Sequence[str] = ()
     aliases: Mapping[str, str] = field(default_factory=dict)  # Short names that only this command has.
     source: str = ""
 
@@ -156,19 +154,10 @@ class Grammar:
 
 def load_grammar(program: str) -> Grammar:
     """Read `commands/PROGRAM.toml`."""
-    text = (files("cloudsim") / "commands" / f"{program}.toml").read_text(encoding="utf-8")
-    raw = tomllib.loads(text)
-    about = raw["program"]
-    commands = {}
-    for name, row in raw["commands"].items():
-        path = tuple(name.split())
-        commands[path] = CommandForm(path, tuple(row.get("positionals", ())), row.get("flags", {}),
-                                     tuple(row.get("required", ())), row.get("aliases", {}), row.get("source", ""))
-    return Grammar(
-        program=program, version=about["version"], source=about["source"], date=about["date"], commands=commands,
-        flags=raw.get("flags", {}), aliases=raw.get("aliases", {}), unknown_flag=about["unknown_flag"],
-        unknown_command=about["unknown_command"], missing_flag=about["missing_flag"],
-        usage_code=about.get("usage_code", 1), ignores_case=about.get("ignores_case", False))
+    raw = load_facts(f"commands/{program}.toml")
+    commands = {tuple(name.split()): CommandForm(tuple(name.split()), **row) for name, row in raw["commands"].items()}
+    return Grammar(program=program, commands=commands, flags=raw.get("flags", {}), aliases=raw.get("aliases", {}),
+                   **raw["program"])
 
 
 def _is_flag(word: str) -> bool:

@@ -2,16 +2,14 @@
 
 import re
 import shutil
-import tomllib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from importlib.resources import files
 from pathlib import Path
 from tempfile import mkdtemp
-from typing import Any
 
 from cloudsim.account import Record
 from cloudsim.session import AccountSession
+from cloudsim.state import load_facts
 from embark.catalog import load_catalog
 from embark.errors import UserError
 from embark.lint.rendered import render_folder
@@ -61,7 +59,7 @@ def rehearse_scripts(spec: str, settings: Sequence[str], on_step: Callable[[Step
 
 
 def make_steps(job: Job) -> list[Step]:
-    raw = _steps()[job.cloud]
+    raw = load_facts("steps.toml")[job.cloud]
     found = re.match(raw["registry"], job.image)
     store = next((path for path in object_store_paths(job) if path.is_written), None)
     source = data_source(job) if job.spec.data.path else ""
@@ -107,11 +105,7 @@ def _job(spec: str, settings: Sequence[str]) -> tuple[Job, list[str]]:
     catalog = load_catalog()
     job = make_job(load_spec(spec, settings), catalog)
     if job.image.startswith(PLACEHOLDER_REGISTRY) or "/" not in job.image:
-        image = _steps()[job.cloud]["example"].format(region=location_of(job).region)
+        image = load_facts("steps.toml")[job.cloud]["example"].format(region=location_of(job).region)
         job = make_job(load_spec(spec, [*settings, f"place.image={image}"]), catalog)
         return job, [f"place.image is {image}: the spec names no registry"]
     return job, []
-
-
-def _steps() -> dict[str, Any]:
-    return tomllib.loads((files(__package__) / "steps.toml").read_text(encoding="utf-8"))

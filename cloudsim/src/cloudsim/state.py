@@ -1,7 +1,10 @@
 """What exists in an account: resources with a location, a time at which they are ready, and what they use."""
 
+import tomllib
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
+from functools import cache
+from importlib.resources import files
 from typing import Any
 
 Key = tuple[str, str]  # Kind and name.
@@ -75,3 +78,9 @@ class Resources:
 
     def paid(self) -> list[Resource]:
         return [one for one in self._all.values() if one.is_paid]
+
+
+@cache
+def load_facts(name: str) -> dict[str, Any]:
+    """Read a TOML file of this package."""
+    return tomllib.loads(files("cloudsim").joinpath(name).read_text(encoding="utf-8"))

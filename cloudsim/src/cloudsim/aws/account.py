@@ -1,10 +1,8 @@
 """The state of an AWS account: moto in this process, clients of it, quotas, and what still costs money."""
 
 import logging
-import tomllib
 import urllib.request
 from functools import cache
-from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +11,7 @@ from moto import backends, settings
 from moto.server import ThreadedMotoServer
 
 from cloudsim.account import Account
+from cloudsim.state import load_facts
 from embark.catalog import load_catalog
 
 NUMBER = "123456789012"  # The account number that moto uses.
@@ -29,10 +28,8 @@ NOT_MODELLED = [
 ]
 
 
-@cache
 def facts() -> dict[str, Any]:
-    text = (files("cloudsim.aws") / "facts.toml").read_text(encoding="utf-8")
-    return tomllib.loads(text)
+    return load_facts("aws/facts.toml")
 
 
 class AwsAccount(Account):

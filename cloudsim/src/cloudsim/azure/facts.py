@@ -1,12 +1,9 @@
 """Facts about Azure: facts.toml, and the machine types of the catalog."""
 
-import tomllib
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
-from functools import cache
-from importlib.resources import files
-from typing import Any
 
+from cloudsim.state import load_facts
 from embark.catalog import load_catalog
 
 
@@ -35,12 +32,7 @@ class MachineType:
         return found
 
 
-@cache
-def _facts() -> dict[str, Any]:
-    return tomllib.loads((files(__package__) / "facts.toml").read_text(encoding="utf-8"))
-
-
-FACTS = _facts()
+FACTS = load_facts("azure/facts.toml")
 
 
 def families() -> dict[str, str]:

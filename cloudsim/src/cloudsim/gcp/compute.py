@@ -2,7 +2,7 @@
 
 import re
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, NoReturn
 
 from cloudsim.gcp import machines
 from cloudsim.gcp.project import Invocation, Project, facts, quota_key
@@ -24,16 +24,15 @@ def check_name(command: Invocation, name: str, what: str = "name") -> None:
                      "match of regex '(?:[a-z](?:[-a-z0-9]{0,61}[a-z0-9])?)'")
 
 
-def missing(project: Project, command: Invocation, collection: str, name: str, location: str = "") -> Any:
-    return command.fail(f"Could not fetch resource:\n - The resource '{link(project, collection, name, location)}' was "
-                        "not found")
+def missing(project: Project, command: Invocation, collection: str, name: str, location: str = "") -> NoReturn:
+    command.fail(f"Could not fetch resource:\n - The resource '{link(project, collection, name, location)}' was "
+                 "not found")
 
 
 def need(project: Project, command: Invocation, kind: str, collection: str, name: str, location: str = "") -> Resource:
     found = project.account.resources.find(kind, f"{location}/{name}" if location else name)
     if found is None:
         missing(project, command, collection, name, location)
-    assert found is not None
     return found
 
 

@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import Any
+from typing import Any, NoReturn
 
 from cloudsim.gcp.compute import check_name, check_quota, gpu_need, network_of
 from cloudsim.gcp.gke_cloud import GkeCloud
@@ -30,16 +30,15 @@ def allocatable(project: Project, machine_type: str) -> dict[str, str]:
             "ephemeral-storage": "90Gi"}
 
 
-def _error(project: Project, command: Invocation, code: int, text: str) -> Any:
-    return command.fail(f"ResponseError: code={code}, message={text}")
+def _error(command: Invocation, code: int, text: str) -> NoReturn:
+    command.fail(f"ResponseError: code={code}, message={text}")
 
 
 def _find(project: Project, command: Invocation, name: str) -> Resource:
     location = command.location("--location", "--region", "--zone")
     found = project.account.resources.find("cluster", f"{location}/{name}")
     if found is None:
-        _error(project, command, 404, f"Not found: {project.path}/locations/{location}/clusters/{name}.")
-    assert found is not None
+        _error(command, 404, f"Not found: {project.path}/locations/{location}/clusters/{name}.")
     return found
 
 
@@ -50,23 +49,23 @@ def _zones(project: Project, command: Invocation, location: str) -> list[str]:
     zones = zones or [f"{location}-{letter}" for letter in facts()["zones"][location][:3]]
     for zone in zones:
         if not project.is_zone(zone):
-            _error(project, command, 400, f'Location "{zone}" does not exist.')
+            _error(command, 400, f'Location "{zone}" does not exist.')
         if zone.rpartition("-")[0] != (location if not project.is_zone(location) else location.rpartition("-")[0]):
-            _error(project, command, 400, f"node_locations {zone} is not in the cluster's region {location}.")
+            _error(command, 400, f"node_locations {zone} is not in the cluster's region {location}.")
     return zones
 
 
 def _create_cluster(project: Project, command: Invocation) -> str:
     location, name = command.location("--location", "--region", "--zone"), command.name()
     if location not in facts()["zones"] and not project.is_zone(location):
-        _error(project, command, 400, f'Location "{location}" does not exist.')
+        _error(command, 400, f'Location "{location}" does not exist.')
     check_name(command, name)
     if project.account.resources.find("cluster", f"{location}/{name}"):
-        _error(project, command, 409, f"Already exists: {project.path}/locations/{location}/clusters/{name}.")
+        _error(command, 409, f"Already exists: {project.path}/locations/{location}/clusters/{name}.")
     network = network_of(project, command, command.text("--network", "default"))
     workload_pool = command.text("--workload-pool")
     if workload_pool and workload_pool != f"{project.id}.svc.id.goog":
-        _error(project, command, 400, f"Workload pool {workload_pool} is not {project.id}.svc.id.goog.")
+        _error(command, 400, f"Workload pool {workload_pool} is not {project.id}.svc.id.goog.")
     addons = command.words("--addons")
     for addon in addons:
         if addon not in facts()["addons"]["names"]:
@@ -75,10 +74,10 @@ def _create_cluster(project: Project, command: Invocation) -> str:
     zones = _zones(project, command, location)
     for zone in zones:
         if not project.is_sold(machine_type, zone):
-            _error(project, command, 400, f"Machine type {machine_type} is not available in zone {zone}.")
+            _error(command, 400, f"Machine type {machine_type} is not available in zone {zone}.")
     if command.has("--enable-multi-networking") and not (command.has("--enable-dataplane-v2") and
                                                          command.has("--enable-ip-alias")):
-        _error(project, command, 400, "Multi-networking needs --enable-dataplane-v2 and --enable-ip-alias.")
+        _error(command, 400, "Multi-networking needs --enable-dataplane-v2 and --enable-ip-alias.")
     made = project.account.resources.add(
         "cluster", f"{location}/{name}", location=location, uses={network.key}, is_paid=True, network=network.name,
         workload_pool=workload_pool, has_networks=command.has("--enable-multi-networking"),
@@ -110,7 +109,7 @@ def _add_pool(project: Project, command: Invocation, cluster: Resource, name: st
     metrics = more.pop("metrics", {})
     short = check_quota(project, metrics, cluster.location, count * len(zones))
     if short:
-        _error(project, command, 403, f"Insufficient regional quota to satisfy request: {short}")
+        _error(command, 403, f"Insufficient regional quota to satisfy request: {short}")
     account = command.text("--service-account") or project.compute_account
     made = project.account.resources.add(
         "node pool", f"{cluster.name}/{name}", location=zones[0], uses=uses, pool=name, zones=zones, metrics=metrics,
@@ -129,12 +128,12 @@ def _create_pool(project: Project, command: Invocation) -> str:
     cluster, name = _find(project, command, command.text("--cluster")), command.name()
     check_name(command, name)
     if project.account.resources.find("node pool", f"{cluster.name}/{name}"):
-        _error(project, command, 409, f"Already exists: {project.path}/locations/{cluster.location}/clusters/"
+        _error(command, 409, f"Already exists: {project.path}/locations/{cluster.location}/clusters/"
                                       f"{cluster.name.partition('/')[2]}/nodePools/{name}.")
     machine_type, zones = command.text("--machine-type", "e2-medium"), _zones(project, command, cluster.location)
     for zone in zones:
         if not project.is_sold(machine_type, zone):
-            _error(project, command, 400, f"Machine type {machine_type} is not available in zone {zone}.")
+            _error(command, 400, f"Machine type {machine_type} is not available in zone {zone}.")
     labels = {key: value for pair in command.pairs("--node-labels") for key, value in pair.items()}
     if command.has("--spot"):
         labels["cloud.google.com/gke-spot"] = "true"
@@ -144,9 +143,9 @@ def _create_pool(project: Project, command: Invocation) -> str:
         most = command.text("--total-max-nodes") or command.text("--max-nodes") or "0"
         more["max_nodes"] = int(most)
         if int(most) < int(command.text("--num-nodes", "3")):
-            _error(project, command, 400, f"maximum number of nodes {most} is smaller than the initial size.")
+            _error(command, 400, f"maximum number of nodes {most} is smaller than the initial size.")
     if command.text("--placement-type") == "COMPACT" and machine_type in facts()["machines"]:
-        _error(project, command, 400, f"Machine type {machine_type} does not support compact placement.")
+        _error(command, 400, f"Machine type {machine_type} does not support compact placement.")
     _add_pool(project, command, cluster, name, machine_type, zones, labels, **more)
     if not command.has("--async"):
         project.account.clock.advance(facts()["takes_s"]["node_pool"])
@@ -170,7 +169,7 @@ def _devices(project: Project, command: Invocation, machine_type: str, labels: d
     fits = [one for one in machines if one.gke_accelerator == given.get("type") and str(one.gpus_per_host) == count]
     if given and not fits:
         known = ", ".join(f"{one.gke_accelerator} x {one.gpus_per_host}" for one in machines)
-        _error(project, command, 400, f"Accelerator type \"{given.get('type')}\" with count {count} is not supported "
+        _error(command, 400, f"Accelerator type \"{given.get('type')}\" with count {count} is not supported "
                                       f"by machine type {machine_type}; it has {known}.")
     if not given and not machine_type.startswith(("a", "g")):
         return {}
@@ -183,11 +182,11 @@ def _networks(project: Project, command: Invocation, cluster: Resource) -> set[K
     found: set[Key] = set()
     for pair in command.pairs("--additional-node-network"):
         if not cluster.attributes["has_networks"]:
-            _error(project, command, 400, "Additional node networks need a cluster with --enable-multi-networking.")
+            _error(command, 400, "Additional node networks need a cluster with --enable-multi-networking.")
         for kind, key, name in (("network", "network", pair.get("network", "")), (
                 "subnetwork", "subnetwork", f"{cluster.location}/{pair.get('subnetwork', '')}")):
             if project.account.resources.find(kind, name) is None:
-                _error(project, command, 400, f"The referenced {key} \"{pair.get(key)}\" was not found.")
+                _error(command, 400, f"The referenced {key} \"{pair.get(key)}\" was not found.")
             found.add((kind, name))
     return found
 
@@ -196,9 +195,8 @@ def _pool(project: Project, command: Invocation, name: str = "") -> Resource:
     cluster = _find(project, command, command.text("--cluster"))
     found = project.account.resources.find("node pool", f"{cluster.name}/{name or command.name()}")
     if found is None:
-        _error(project, command, 404, f"Not found: {project.path}/locations/{cluster.location}/clusters/"
+        _error(command, 404, f"Not found: {project.path}/locations/{cluster.location}/clusters/"
                                       f"{cluster.name.partition('/')[2]}/nodePools/{name or command.name()}.")
-    assert found is not None
     return found
 
 
@@ -248,12 +246,11 @@ def _resize(project: Project, command: Invocation) -> str:
     found = project.account.resources.find("node pool", f"{cluster.name}/{command.text('--node-pool', 'default-pool')}")
     if found is None:
         command.fail(f"No node pool named '{command.text('--node-pool')}' in {cluster.name.partition('/')[2]}.")
-    assert found is not None
     kube, count = project.account.clusters[cluster.name], int(command.text("--num-nodes") or command.text("--size"))
     for name in found.attributes["names"]:
         short = kube.cloud.on_pool_change(kube.pools[name], count)
         if short:
-            _error(project, command, 403, f"Insufficient regional quota to satisfy request: {short}")
+            _error(command, 403, f"Insufficient regional quota to satisfy request: {short}")
         kube.pools[name] = replace(kube.pools[name], num_nodes=count)
         kube.resize_pool(name, count)
     return ""

@@ -107,7 +107,6 @@ def _job(project: Project, command: Invocation) -> Resource:
                   and (one.location == region or given.startswith("projects/"))), None)
     if found is None:
         command.fail(f"NOT_FOUND: The CustomJob does not exist. ({given} in {region or 'no region'})")
-    assert found is not None
     return found
 
 
@@ -145,7 +144,7 @@ def _run(project: Project, found: Resource) -> tuple[str, str]:
     commands = [["env", f"RANK={rank}", f"WORLD_SIZE={count}", f"MASTER_ADDR={name}-0.{name}", "MASTER_PORT=29500",
                  *words] for rank in range(count)]
     done = training.train(name, commands, env, spec)
-    logs = "".join(done.logs)
+    logs = "".join(done.logs.values())
     return ("JOB_STATE_SUCCEEDED", logs) if done.is_ok else ("JOB_STATE_FAILED", f"{logs}{done.sentence}\n")
 
 
@@ -182,7 +181,6 @@ def _create_request(project: Project, command: Invocation) -> str:
     sold = load_catalog().zones_of(machine) if machine else None
     if machine is None or not machine.gpu.name.startswith("TPU"):
         command.fail(f"INVALID_ARGUMENT: Invalid accelerator type: {kind}")
-    assert machine is not None
     if not project.is_zone(zone) or (sold is not None and zone not in (*sold.zones, *sold.others)):
         command.fail(f"PERMISSION_DENIED: User does not have permission to submit requests for accelerator type "
                      f"{kind} in location {zone} (or the location does not have it).")
@@ -218,7 +216,6 @@ def _request(project: Project, command: Invocation) -> Resource:
     found = project.account.resources.find("queued resource", f"{zone}/{name}")
     if found is None:
         command.fail(f"NOT_FOUND: Resource '{project.path}/locations/{zone}/queuedResources/{name}' was not found")
-    assert found is not None
     return found
 
 
@@ -243,7 +240,6 @@ def _tpu_ssh(project: Project, command: Invocation) -> str:
                   if one.location == zone and node in one.attributes["nodes"]), None)
     if found is None or not project.account.resources.is_ready(found):
         command.fail(f"NOT_FOUND: Resource '{project.path}/locations/{zone}/nodes/{node}' was not found")
-    assert found is not None
     worker = command.text("--worker", "0")
     if worker != "all" and int(worker) >= found.attributes["num_hosts"]:
         command.fail(f"Worker index {worker} is not within range of this TPU: it has {found.attributes['num_hosts']}.")
@@ -266,7 +262,7 @@ def _train_slice(project: Project, command: Invocation, found: Resource, node: s
     done = training.train(node, [words], {"JAX_PLATFORMS": "cpu"}, service.spec)
     if not done.is_ok:
         command.fail(f"[/usr/bin/ssh] exited with return code [1]. {done.sentence}")
-    return done.logs[0]
+    return "".join(done.logs.values())
 
 
 def _accelerator_types(project: Project, command: Invocation) -> list[dict[str, Any]]:

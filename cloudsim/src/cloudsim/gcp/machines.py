@@ -126,5 +126,5 @@ def _train(project: Project, command: Invocation, run: str, group: list[Resource
     done = training.train(run, [one.words for one in services], {}, services[0].spec)
     if not done.is_ok:
         command.fail(f"[/usr/bin/ssh] exited with return code [1]. {done.sentence}")
-    for one, log in zip(group, done.logs, strict=True):
+    for one, log in zip(group, done.logs.values(), strict=True):
         one.attributes["logs"] = log

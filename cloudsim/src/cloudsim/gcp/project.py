@@ -3,24 +3,20 @@
 from __future__ import annotations
 
 import re
-import tomllib
 from dataclasses import dataclass, field
-from functools import cache
-from importlib.resources import files
-from typing import Any
+from typing import Any, NoReturn
 
 from cloudsim.account import Account, Call
 from cloudsim.grammar import ParsedCommand
-from cloudsim.state import Refusal
+from cloudsim.state import Refusal, load_facts
 from embark.catalog import Machine, Quota, load_catalog
 from embark.catalog.regions import is_sold_in
 
 QUOTA = 1024.0  # The limit of every quota that a test does not set.
 
 
-@cache
 def facts() -> dict[str, Any]:
-    return tomllib.loads((files("cloudsim.gcp") / "facts.toml").read_text(encoding="utf-8"))
+    return load_facts("gcp/facts.toml")
 
 
 def quota_key(quota: Quota, name: str) -> str:
@@ -171,11 +167,13 @@ class Invocation:
     def has(self, flag: str) -> bool:
         return bool(self.parsed[flag])
 
-    def fail(self, text: str, code: int = 1) -> Any:
+    def fail(self, text: str, code: int = 1) -> NoReturn:
         raise Refusal(f"ERROR: (gcloud.{'.'.join(self.parsed.path)}) {text}", code)
 
     def location(self, *flags: str) -> str:
         """Return the value of the first of `--location`, `--zone` and `--region` that was given."""
-        found = next((self.text(flag) for flag in flags if self.text(flag)), "")
-        return found or str(self.fail(f"argument {flags[0]}: Must be specified.", 2))
+        location = next((self.text(flag) for flag in flags if self.text(flag)), "")
+        if not location:
+            self.fail(f"argument {flags[0]}: Must be specified.", 2)
+        return location
 

@@ -28,7 +28,6 @@ def _repository(project: Project, command: Invocation) -> Resource:
     found = project.account.resources.find("repository", f"{location}/{name}")
     if found is None:
         command.fail(f'NOT_FOUND: Requested entity was not found. (repository "{name}" in {location})')
-    assert found is not None
     return found
 
 

@@ -25,7 +25,6 @@ def bucket_of(project: Project, command: Invocation, url: str) -> Resource:
     if found is None:
         command.fail(f"gs://{name} not found: 404." if command.parsed.name == "storage buckets describe" else
                      "HTTPError 404: The specified bucket does not exist.")
-    assert found is not None
     return found
 
 
@@ -190,7 +189,6 @@ def _create_filestore(project: Project, command: Invocation) -> str:
     capacity = re.fullmatch(r"(\d+)(GiB|GB|TiB|TB)?", share.get("capacity", ""))
     if capacity is None or not share.get("name"):
         command.fail("argument --file-share: name and capacity must be specified.", 2)
-    assert capacity is not None
     gib = int(capacity[1]) * (1024 if (capacity[2] or "").startswith("T") else 1)
     least, most, step = facts()["filestore"]["tiers"][tier]
     if not least <= gib <= most or gib % step:
@@ -214,7 +212,6 @@ def _filestore(project: Project, command: Invocation) -> Resource:
     found = project.account.resources.find("filestore", f"{location}/{name}")
     if found is None:
         command.fail(f"NOT_FOUND: Resource '{project.path}/locations/{location}/instances/{name}' was not found")
-    assert found is not None
     return found
 
 
@@ -261,7 +258,6 @@ def _lustre(project: Project, command: Invocation) -> Resource:
     found = project.account.resources.find("lustre", f"{location}/{name}")
     if found is None:
         command.fail(f"NOT_FOUND: Resource '{project.path}/locations/{location}/instances/{name}' was not found")
-    assert found is not None
     return found
 
 

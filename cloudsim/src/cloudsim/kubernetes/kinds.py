@@ -1,12 +1,12 @@
 """The kinds of objects that a cluster knows and the releases that add more, as facts with their source."""
 
 import re
-import tomllib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache
-from importlib.resources import files
 from typing import Any
+
+from cloudsim.state import load_facts
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,8 +45,8 @@ class Release:
     kustomize: str = ""
     chart: Mapping[str, str] | None = None
     namespace: str = ""  # If empty, the namespace that helm is given.
-    deployments: tuple[str, ...] = ()
-    daemon_sets: tuple[str, ...] = ()
+    deployments: Sequence[str] = ()
+    daemon_sets: Sequence[str] = ()
     webhook: str = ""
     takes_s: float = 30.0
     needs_server_side: bool = False
@@ -70,29 +70,15 @@ class Release:
 
 @cache
 def builtin_kinds() -> tuple[ObjectKind, ...]:
-    return tuple(_kind(name, row) for name, row in _read("kinds.toml")["kinds"].items())
+    return tuple(_kind(name, row) for name, row in load_facts("kubernetes/kinds.toml")["kinds"].items())
 
 
 @cache
 def releases() -> tuple[Release, ...]:
-    found = []
-    for row in _read("releases.toml")["release"]:
-        kinds = tuple(_kind(name, each) for name, each in row.get("kinds", {}).items())
-        found.append(Release(
-            name=row["name"], source=row["source"], kinds=kinds, url=row.get("url", ""),
-            kustomize=row.get("kustomize", ""), chart=row.get("chart"), namespace=row.get("namespace", ""),
-            deployments=tuple(row.get("deployments", ())), daemon_sets=tuple(row.get("daemon_sets", ())),
-            webhook=row.get("webhook", ""), takes_s=row.get("takes_s", 30.0),
-            needs_server_side=row.get("needs_server_side", False), needs_kind=row.get("needs_kind", ""),
-            is_named_for_release=row.get("is_named_for_release", False),
-            is_intolerant=row.get("is_intolerant", False), made_by=row.get("made_by", {})))
-    return tuple(found)
+    return tuple(Release(**{**row, "kinds": tuple(_kind(name, kind) for name, kind in row.get("kinds", {}).items())})
+                 for row in load_facts("kubernetes/releases.toml")["release"])
 
 
 def _kind(name: str, row: Mapping[str, Any]) -> ObjectKind:
     return ObjectKind(name, row.get("kind", name), row["plural"], row["group"], tuple(row["versions"]),
                       row.get("is_namespaced", True), tuple(row.get("short", ())))
-
-
-def _read(name: str) -> dict[str, Any]:
-    return tomllib.loads((files(__package__) / name).read_text(encoding="utf-8"))

@@ -4,6 +4,7 @@ import base64
 import re
 import shlex
 from collections.abc import Sequence
+from dataclasses import replace
 from importlib.util import find_spec
 
 import yaml
@@ -82,22 +83,27 @@ def _train(cluster: Cluster, job: K8sObject) -> Outcome:
     """Rehearse the job with the objects that are in the cluster."""
     space = job["metadata"]["namespace"]
     beside = [one for (kind, where, _), one in cluster.objects.items() if kind in BESIDE and where in ("", space)]
-    text = yaml.safe_dump_all([{key: value for key, value in one.items() if key != "status"}
-                               for one in (*beside, job)])
-    options = RehearsalOptions(num_processes=cluster.num_processes, num_steps=cluster.num_steps, engine="processes")
+    objects = [{key: value for key, value in one.items() if key != "status"} for one in (*beside, job)]
+    outcome = rehearse_objects(objects, cluster.num_processes, cluster.num_steps)
+    # KubeRay writes Ray's message about a driver into the RayJob.
+    ray = re.search(r"Status message: (.+)", "".join(outcome.logs.values()))
+    return replace(outcome, sentence=ray[1]) if ray else outcome
+
+
+def rehearse_objects(objects: Sequence[Object], num_processes: int, num_steps: int) -> Outcome:
+    """Train the job among these objects in processes of this machine."""
+    options = RehearsalOptions(num_processes=num_processes, num_steps=num_steps, engine="processes")
     logs: dict[str, list[str]] = {}
     observer = Observer(lambda pod, rank, line: logs.setdefault(pod, []).append(line),
                         lambda line: logs.setdefault("", []).append(line))
     try:
-        prepared = prepare({"job.yaml": text}, "job.yaml", options)
+        prepared = prepare({"job.yaml": yaml.safe_dump_all(objects)}, "job.yaml", options)
         report = rehearse(prepared, options, observer, on_start=lambda changes, engine: None)
     except UserError as error:
         return Outcome(False, error.what)
     said = {pod: "\n".join(lines) + "\n" for pod, lines in logs.items() if pod}
     codes = {end.name: end.code for end in report.ends}
-    # KubeRay writes Ray's message about a driver into the RayJob.
-    ray = re.search(r"Status message: (.+)", "".join(said.values()))
-    return Outcome(report.verdict.is_ok, ray[1] if ray else report.verdict.sentence, logs=said, codes=codes)
+    return Outcome(report.verdict.is_ok, report.verdict.sentence, logs=said, codes=codes)
 
 
 def _split(text: str) -> list[str]:
