@@ -77,7 +77,8 @@ def name_clone(fix: str) -> str:
         return fix
     if source["dir_info"].get("editable"):
         fix = fix.replace("pip install ", "pip install -e ")
-    return fix.replace("embark-rec[", f"{unquote(urlsplit(source['url']).path)}[")
+    clone = unquote(urlsplit(source["url"]).path)
+    return fix.replace("embark-rec[account]", f"{clone}/cloudsim").replace("embark-rec[", f"{clone}[")
 
 
 app = _make_app()

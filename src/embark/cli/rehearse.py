@@ -141,7 +141,7 @@ def _show_start(console: Console, changes: Sequence[Change], engine: str) -> Non
 
 
 def _rehearse_account(spec: str, settings: Settings, console: Console) -> int:
-    from embark.rehearse.account.walk import AccountRehearsal, StepResult, rehearse_account
+    from embark.rehearse.account import AccountRehearsal, StepResult, rehearse_account
 
     def on_step(step: StepResult) -> None:
         console.text(f"{'ok' if step.is_ok else 'NO'}  {step.title}: {pluralize(step.num_commands, 'command')}")
@@ -166,7 +166,7 @@ def _rehearse_account(spec: str, settings: Settings, console: Console) -> int:
         for line in result.not_modelled:
             console.text(f"  {line}", style="dim")
 
-    result = rehearse_account(spec, settings, on_step=on_step)
+    result = rehearse_account(spec, settings, on_step)
     console.show(result, show)
     return ExitCode.DONE if result.is_ok else ExitCode.OTHER
 

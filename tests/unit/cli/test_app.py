@@ -98,6 +98,8 @@ def test_the_command_that_installs_an_extra_names_the_clone(tmp_path, monkeypatc
     (folder / "direct_url.json").write_text(source)
     monkeypatch.syspath_prepend(tmp_path)
     assert name_clone("pip install 'embark-rec[serve]'") == command
+    of_account = command.replace("embark-rec[serve]", "embark-rec[account]").replace("[serve]", "/cloudsim")
+    assert name_clone("pip install 'embark-rec[account]'") == of_account
 
 
 def test_the_help_of_a_parameter_is_one_line_of_its_docstring():
