@@ -17,8 +17,9 @@ from embark.catalog import Catalog, load_catalog, machine_of_place
 from embark.doctor import Check, check
 from embark.errors import EmbarkError, UserError
 from embark.formatting import to_one_line
+from embark.kubernetes.names import dns_label
 from embark.launch.shell import Shell
-from embark.render.job import Job, dns_label
+from embark.render.job import Job
 from embark.render.location import Location, location_of
 from embark.render.quotas import CloudQuota, cloud_quotas, needed_units, quota_name, quota_of
 from embark.spec import RunSpec

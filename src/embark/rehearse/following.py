@@ -16,14 +16,14 @@ from embark.errors import UserError
 from embark.events.events import parse_event
 from embark.export.artifact import current_version, open_versions
 from embark.formatting import format_duration, pluralize
+from embark.kubernetes.objects import K8sObject, Objects, at, name_of, namespace_of, rows
+from embark.kubernetes.pods import Pod, PodIdentity, dns_names, main_container, make_pod, read_services
 from embark.lint.check import lint_texts
 from embark.lint.rule import Finding
 from embark.rehearse.controller import Observer
 from embark.rehearse.downscale import BUCKETS, Change, downscale_pods, downscale_spec, spec_changes
 from embark.rehearse.kubelet import Kubelet, RunningPod
 from embark.rehearse.load import NUM_CLIENTS
-from embark.rehearse.manifest import K8sObject, Objects, PodIdentity, at, name_of, namespace_of, rows
-from embark.rehearse.pods import Pod, dns_names, main_container, make_pod, read_services
 from embark.rehearse.processes import NATS_SERVER, Folders, Processes, Start, has_nats_server
 from embark.rehearse.server import ServerRehearsal, ServerReport, prepare_server
 from embark.rehearse.stream_sender import StreamSender

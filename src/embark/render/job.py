@@ -1,6 +1,5 @@
 """The run as a job: every number and name that more than one rendered file needs, worked out once from the spec."""
 
-import hashlib
 import math
 import re
 import shlex
@@ -12,6 +11,7 @@ from embark.catalog import Catalog, Machine, SpecPrice, find_volume, machine_of_
 from embark.catalog.pricing import DEFAULT_MACHINES
 from embark.catalog.regions import place_mistakes
 from embark.errors import ExitCode, Mistake, SpecError, UserError
+from embark.kubernetes.names import INSTANCE, dns_label
 from embark.render.following import follow_mistakes, with_broker
 from embark.render.serving import SERVE_TARGETS, artifact_of, endpoint_mistakes, serve_mistakes, with_cloud
 from embark.spec import RunSpec, to_toml
@@ -172,7 +172,7 @@ class Job:
 
     @property
     def labels(self) -> dict[str, str]:
-        return {"app.kubernetes.io/name": "embark", "app.kubernetes.io/instance": self.name}
+        return {"app.kubernetes.io/name": "embark", INSTANCE: self.name}
 
     @property
     def memory_gib(self) -> int | None:
@@ -215,18 +215,6 @@ def make_job(spec: RunSpec, catalog: Catalog) -> Job:
     if mistakes:
         raise SpecError(mistakes)
     return job
-
-
-def dns_label(name: str) -> str:
-    """Lower case, letters, digits and dashes, a letter first, at most 40 long: the objects' names add to it.
-
-    A name that is cut keeps a mark of its own, so that two long names stay two.
-    """
-    label = re.sub(r"[^a-z0-9]+", "-", name.lower()).strip("-")
-    label = label if label[:1].isalpha() else f"run-{label}".rstrip("-")
-    if len(label) <= 40:
-        return label
-    return f"{label[:33].rstrip('-')}-{hashlib.sha256(name.encode()).hexdigest()[:6]}"
 
 
 def default_image(*, has_tpu: bool = False, is_serving: bool = False) -> str:

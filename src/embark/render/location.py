@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from embark.catalog import Volume, find_volume, load_catalog
 from embark.catalog.regions import default_zone
 from embark.errors import Mistake, SpecError
+from embark.kubernetes.names import object_label
 from embark.render.job import FOLLOW, Job
 from embark.render.serving import published_place
 
@@ -50,10 +51,6 @@ def location_of(job: Job) -> Location:
         pool=f"{pool}-spot" if job.spec.place.spot else pool, machine_type=machine.machine_type or machine.name,
         has_fabric=machine.fabric.transport not in ("tcp", "ici"),
     )
-
-
-def object_label(name: str) -> str:
-    return "".join(c if c.isalnum() else "-" for c in name.lower()).strip("-")
 
 
 def object_store_paths(job: Job) -> list[Bucket]:

@@ -5,6 +5,7 @@ import math
 from embark.events.alerts import IDLE_MINUTES, IDLE_PERCENT, alert_rules, alerts
 from embark.events.grafana import dashboard_text
 from embark.events.metrics import METRICS, TRAINING_GROUPS
+from embark.kubernetes.names import COMPLETION_INDEX, REPLICA_INDEX
 from embark.render.folder import File
 from embark.render.job import POD_TARGETS, Job
 from embark.render.quotas import cloud_quotas, needed_units, quota_name, quota_of
@@ -12,9 +13,9 @@ from embark.render.shell_text import job_text, script_file
 
 OBJECTS = "run_metrics.yaml"
 DASHBOARD = "grafana_dashboard.json"
-FIRST = {"batch.kubernetes.io/job-completion-index": "0"}  # Rank 0 alone answers, and it runs in the first pod.
+FIRST = {COMPLETION_INDEX: "0"}  # Rank 0 alone answers, and it runs in the first pod.
 _FIRST_POD = {"job": FIRST, "jobset": FIRST, "trainjob": FIRST,
-              "pytorchjob": {"training.kubeflow.org/replica-index": "0"}}
+              "pytorchjob": {REPLICA_INDEX: "0"}}
 MONITOR_RESOURCES = {"aws": "podmonitors.monitoring.coreos.com", "azure": "podmonitors.azmonitoring.coreos.com",
                      "gcp": "podmonitorings.monitoring.googleapis.com"}
 POLICIES = ("idle_gpus", "dead_machines")  # Alert policies of Google Cloud.

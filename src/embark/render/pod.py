@@ -2,6 +2,8 @@
 
 from typing import Any
 
+from embark.kubernetes.names import GKE_ACCELERATOR, INSTANCE_TYPE, SPOT_LABELS, SPOT_TAINTS
+from embark.kubernetes.pods import NVIDIA_GPU, TPU
 from embark.render.command import SPEC_PATH
 from embark.render.job import PORT, Job
 from embark.render.settings import TOPOLOGY_PATH, fabric_needs, grace_reason, grace_s, settings_of, topology_xml
@@ -10,11 +12,6 @@ from embark.render.yaml_text import note
 USER_ID = 1000  # Of the user `embark` in the image.
 SCRATCH = "/scratch"
 CONTAINER = "trainer"
-_SPOT_LABELS = {
-    "aws": ("eks.amazonaws.com/capacityType", "SPOT"),
-    "azure": ("kubernetes.azure.com/scalesetpriority", "spot"),
-    "gcp": ("cloud.google.com/gke-spot", "true"),
-}
 IDENTITY_LABEL = {"azure.workload.identity/use": "true"}  # Without it AKS gives the pod no token.
 TPU_PORTS = {"tpu": 8471, "coordinator": 8476}  # Where the hosts' runtimes meet, and where JAX's processes do.
 
@@ -77,20 +74,19 @@ def resources(job: Job) -> dict[str, Any]:
 
 def accelerator(job: Job) -> str:
     """The resource that a pod asks for."""
-    return "google.com/tpu" if job.is_tpu else "nvidia.com/gpu"
+    return TPU if job.is_tpu else NVIDIA_GPU
 
 
 def node_selector(job: Job) -> dict[str, Any]:
     machine, place = job.machine, job.spec.place
-    selector: dict[str, Any] = {"node.kubernetes.io/instance-type": machine.machine_type or machine.name}
+    selector: dict[str, Any] = {INSTANCE_TYPE: machine.machine_type or machine.name}
     if job.is_tpu:
         selector = {"cloud.google.com/gke-tpu-accelerator": machine.gke_accelerator,
                     "cloud.google.com/gke-tpu-topology": job.topology}
     elif job.cloud == "gcp" and machine.gke_accelerator:
-        selector["cloud.google.com/gke-accelerator"] = machine.gke_accelerator
+        selector[GKE_ACCELERATOR] = machine.gke_accelerator
     if job.is_spot:
-        name, value = _SPOT_LABELS[job.cloud]
-        selector[name] = value
+        selector |= dict(SPOT_LABELS[job.cloud][:1])
     if place.zone and job.cloud != "azure":
         selector["topology.kubernetes.io/zone"] = place.zone
     return selector
@@ -100,8 +96,8 @@ def tolerations(job: Job) -> list[Any]:
     kind = "TPU" if job.is_tpu else "GPU"
     found: list[Any] = [note({"key": accelerator(job), "operator": "Exists", "effect": "NoSchedule"},
                              f"{kind} nodes are tainted, so that nothing else lands on them")]
-    if job.is_spot and job.cloud in ("azure", "gcp"):
-        name, value = _SPOT_LABELS[job.cloud]
+    if job.is_spot and job.cloud in SPOT_TAINTS:
+        name, value = SPOT_LABELS[job.cloud][0]
         found.append({"key": name, "operator": "Equal", "value": value, "effect": "NoSchedule"})
     return found
 

@@ -71,7 +71,7 @@ def test_a_flag_s_value_stands_behind_it_or_in_it():
     assert not command.begins("gcloud", "compute")
     assert (command.flag("--num-nodes"), command.flag("--zone"), command.flag("--spot")) == ("3", "z", "")
     assert command.flag("--region") is None
-    assert command.value_place("--zone").text == "z"
+    assert command.value_location("--zone").text == "z"
 
 
 @settings(max_examples=100)

@@ -11,7 +11,8 @@ from render_jobs import job_of
 
 from embark.catalog import load_catalog
 from embark.errors import SpecError
-from embark.render.job import DEFAULT_MACHINES, dns_label, make_job
+from embark.kubernetes.names import dns_label
+from embark.render.job import DEFAULT_MACHINES, make_job
 from embark.render.location import location_of
 from embark.render.targets.tpu_vm import environment
 from embark.run.stop import PRICE

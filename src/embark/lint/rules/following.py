@@ -2,9 +2,10 @@
 
 from collections.abc import Iterator
 
-from embark.lint.pods import Container, Pod
+from embark.lint.manifests import Manifests
+from embark.lint.pods import Container, PodTemplate
 from embark.lint.read import Document
-from embark.lint.rule import Hit, Manifests
+from embark.lint.rule import Hit
 from embark.lint.rules.serving import SCALERS
 from embark.lint.source import Node, set_key, set_scalar
 from embark.render.following import MIN_RETENTION_S
@@ -14,7 +15,7 @@ from embark.spec import RunSpec, parse_spec
 _SECONDS = {"s": 1.0, "m": 60.0, "h": 3600.0}
 
 
-def followers(manifests: Manifests) -> Iterator[tuple[Container, Pod]]:
+def followers(manifests: Manifests) -> Iterator[tuple[Container, PodTemplate]]:
     """Containers that run `embark follow` or `embark publish --watch`: of each there is one."""
     for pod in manifests.pods:
         for container in pod.containers:
@@ -23,45 +24,45 @@ def followers(manifests: Manifests) -> Iterator[tuple[Container, Pod]]:
                 yield container, pod
 
 
-def two_trainers_of_a_stream(follower: Container, pod: Pod, manifests: Manifests) -> Iterator[Hit]:
+def two_trainers_of_a_stream(follower: Container, pod: PodTemplate, manifests: Manifests) -> Iterator[Hit]:
     """More than one at a time, by its replicas, by an autoscaler, or while it is replaced."""
     name, spec = _embark_words(follower)[0], pod.document.root["spec"]
     field = "parallelism" if pod.kind == "Job" else "replicas"
     replicas = spec[field]
-    if replicas.integer is not None and replicas.integer > 1 and replicas.place is not None:
-        yield Hit(replicas.place, f"{replicas.text} pods run `embark {name}`", f"{field}: 1", set_scalar(replicas, "1"))
+    if replicas.integer is not None and replicas.integer > 1 and replicas:
+        yield Hit(replicas, f"{replicas.text} pods run `embark {name}`", f"{field}: 1", set_scalar(replicas, "1"))
     if pod.kind == "Deployment" and spec.at("strategy.type").text != "Recreate":
         strategy = spec["strategy"]
         edits = set_scalar(strategy["type"], "Recreate") if strategy["type"] and not strategy["rollingUpdate"] else \
             () if strategy else set_key(spec, "strategy", "{type: Recreate}")
-        yield Hit(strategy["type"].place or strategy.place or pod.document.place,
+        yield Hit(strategy["type"] or strategy or pod.document,
                   f"a rolling update starts the next `embark {name}` before the last one ends",
                   "strategy: {type: Recreate}", edits)
     for scaler in manifests.of_kind(*SCALERS):
         target = scaler.root.at("spec.scaleTargetRef.name")
-        if target.text == pod.document.name and scaler.namespace == pod.document.namespace and target.place is not None:
-            yield Hit(target.place, f"{scaler.name} adds pods that run `embark {name}`", "leave the autoscaler out")
+        if target.text == pod.document.name and scaler.namespace == pod.document.namespace and target:
+            yield Hit(target, f"{scaler.name} adds pods that run `embark {name}`", "leave the autoscaler out")
 
 
 def retention_below_checkpoints(document: Document) -> Iterator[Hit]:
     """Records that are gone before a trainer resumes behind its checkpoint."""
     for node, kept_s in _retentions(document):
-        if 0 < kept_s < MIN_RETENTION_S and node.place is not None:
-            yield Hit(node.place, f"records are kept for {kept_s / 3600:g} h; a checkpoint may be an hour old, and a "
+        if 0 < kept_s < MIN_RETENTION_S and node:
+            yield Hit(node, f"records are kept for {kept_s / 3600:g} h; a checkpoint may be an hour old, and a "
                       "trainer away for an hour")
     for node, spec in _specs(document):
-        if spec.stream.is_on and spec.store.checkpoint_every == 0 and node.place is not None:
-            yield Hit(node.place, "store.checkpoint_every = 0: a stream has no end, so that nothing is ever saved",
+        if spec.stream.is_on and spec.store.checkpoint_every == 0 and node:
+            yield Hit(node, "store.checkpoint_every = 0: a stream has no end, so that nothing is ever saved",
                       'store.checkpoint_every: a number of steps, or "auto"')
 
 
-def server_follows_another_place(server: Container, pod: Pod, manifests: Manifests) -> Iterator[Hit]:
-    places = set(_published(manifests))
+def server_follows_another_place(server: Container, pod: PodTemplate, manifests: Manifests) -> Iterator[Hit]:
+    uris = set(_published(manifests))
     artifact = next((node for node, before in zip(server.argv_nodes[1:], server.argv_nodes, strict=False)
                      if before.text == "serve"), None)
-    if places and artifact is not None and artifact.place is not None and artifact.text.rstrip("/") not in places:
-        yield Hit(artifact.place, f"it serves {artifact.text}, and versions are published to "
-                  f"{', '.join(sorted(places))}", f"embark serve {min(places)}")
+    if uris and artifact is not None and artifact and artifact.text.rstrip("/") not in uris:
+        yield Hit(artifact, f"it serves {artifact.text}, and versions are published to "
+                  f"{', '.join(sorted(uris))}", f"embark serve {min(uris)}")
 
 
 def _published(manifests: Manifests) -> Iterator[str]:
@@ -104,7 +105,7 @@ def _specs(document: Document) -> Iterator[tuple[Node, RunSpec]]:
 
 def _embark_words(container: Container) -> list[str]:
     """What follows `embark` in its command."""
-    words = [node.text for node in container.argv_nodes]
+    words = container.argv
     at = next((i for i, word in enumerate(words) if word.rpartition("/")[2] == "embark"), None)
     return [] if at is None else words[at + 1 :]
 

@@ -3,10 +3,13 @@
 import re
 from collections.abc import Iterator
 
-from embark.lint.pods import Container, Pod, quantity
+from embark.kubernetes.objects import quantity
+from embark.kubernetes.pods import DEFAULT_GRACE_S
+from embark.lint.manifests import Manifests
+from embark.lint.pods import Container, PodTemplate
 from embark.lint.read import Document
-from embark.lint.rule import Hit, Manifests
-from embark.lint.rules.jobs import DEFAULT_GRACE_S, GRACE_FIELD
+from embark.lint.rule import Hit
+from embark.lint.rules.jobs import GRACE_FIELD
 from embark.lint.source import NOTHING, Node, remove_key, set_key
 from embark.render.targets.endpoints import ARTIFACT
 from embark.render.targets.serve import PORT, TABLE_BYTES
@@ -16,21 +19,21 @@ SCALERS = ("HorizontalPodAutoscaler", "ScaledObject")
 _EMBARK = re.compile(r"embark[-_]rec[^\[\s]*(?:\[(?P<extras>[\w, -]*)\])?")
 
 
-def servers(manifests: Manifests) -> Iterator[tuple[Container, Pod]]:
+def servers(manifests: Manifests) -> Iterator[tuple[Container, PodTemplate]]:
     """Containers that run `embark serve`."""
     for pod in manifests.pods:
         for container in pod.containers:
-            words = [node.text for node in container.argv_nodes]
+            words = container.argv
             if "serve" in words[1:] and any(word.rpartition("/")[2] == "embark" for word in words):
                 yield container, pod
 
 
-def no_readiness_probe(server: Container, pod: Pod) -> Iterator[Hit]:
+def no_readiness_probe(server: Container, pod: PodTemplate) -> Iterator[Hit]:
     if pod.kind != "InferenceService" and not server.node["readinessProbe"]:
-        yield Hit(server.place)
+        yield Hit(server)
 
 
-def drain_cut_short(server: Container, pod: Pod) -> Iterator[Hit]:
+def drain_cut_short(server: Container, pod: PodTemplate) -> Iterator[Hit]:
     if pod.kind == "InferenceService":
         return  # Knative has rules of its own
     grace = pod.spec[GRACE_FIELD]
@@ -39,44 +42,44 @@ def drain_cut_short(server: Container, pod: Pod) -> Iterator[Hit]:
     slept = stop.at("sleep.seconds").integer or next(
         (int(found[1]) for word in stop.at("exec.command") if (found := re.search(r"(?:sleep )?(\d+)$", word.text))), 0)
     if have_s < slept + DRAIN_S:
-        yield Hit(grace.place or server.place,
+        yield Hit(grace or server,
                   f"the pod is killed after {have_s} s; it waits {slept} s in preStop and drains for up to {DRAIN_S} s",
                   f"{GRACE_FIELD}: {slept + DRAIN_S + 5}", set_key(pod.spec, GRACE_FIELD, str(slept + DRAIN_S + 5)))
 
 
 def server_on_localhost(server: Container) -> Iterator[Hit]:
-    words = [node.text for node in server.argv_nodes]
+    words = server.argv
     said = [word.partition("=")[2] or "".join(words[at + 1 : at + 2]) for at, word in enumerate(words)
             if word == "--host" or word.startswith("--host=")]
     if not said or said[-1] in ("127.0.0.1", "localhost", "::1"):
-        yield Hit(server.place)
+        yield Hit(server)
 
 
 def workers_of_the_node(server: Container) -> Iterator[Hit]:
-    words = [node.text for node in server.argv_nodes]
+    words = server.argv
     if not server.limits["cpu"] and "EMBARK_SERVE_WORKERS" not in server.environment and not server.has_env_from and \
             not any(word.partition("=")[0] == "--workers" for word in words):
-        yield Hit(server.place)
+        yield Hit(server)
 
 
-def memory_below_tables(server: Container, pod: Pod) -> Iterator[Hit]:
+def memory_below_tables(server: Container, pod: PodTemplate) -> Iterator[Hit]:
     limit = server.limits["memory"]
     have, need = quantity(limit.text) if limit else None, quantity(pod.annotations.get(TABLE_BYTES, ""))
     if have is not None and need is not None and have < need:
-        yield Hit(limit.place or server.place, f"the limit is {limit.text}, and the tables take {need / 2**30:.1f} GiB")
+        yield Hit(limit or server, f"the limit is {limit.text}, and the tables take {need / 2**30:.1f} GiB")
 
 
 def two_autoscalers(document: Document, manifests: Manifests) -> Iterator[Hit]:
     if document.kind == "ScaledObject":
         for other in manifests.of_kind("HorizontalPodAutoscaler"):
             if _target(other) == _target(document):
-                yield Hit(document.place, f"{other.name} and {document.name} both scale {_target(document)[1]}")
+                yield Hit(document, f"{other.name} and {document.name} both scale {_target(document)[1]}")
 
 
 def replicas_beside_autoscaler(document: Document, manifests: Manifests) -> Iterator[Hit]:
     replicas = document.root.at("spec.replicas")
-    if document.kind == "Deployment" and replicas.place is not None and _scaler_of(document, manifests) is not None:
-        yield Hit(replicas.place, edits=remove_key(document.root["spec"], "replicas"))
+    if document.kind == "Deployment" and replicas and _scaler_of(document, manifests) is not None:
+        yield Hit(replicas, edits=remove_key(document.root["spec"], "replicas"))
 
 
 def budget_blocks_drain(document: Document, manifests: Manifests) -> Iterator[Hit]:
@@ -93,7 +96,7 @@ def budget_blocks_drain(document: Document, manifests: Manifests) -> Iterator[Hi
         num = _num_replicas(other, manifests)
         if most.text in ("0", "0%") or least.text == "100%" or (least.integer is not None and least.integer >= num):
             field = least if least else most
-            yield Hit(field.place or document.place, f"with {num} of {other.name} running, no pod may be evicted")
+            yield Hit(field or document, f"with {num} of {other.name} running, no pod may be evicted")
 
 
 def image_without_server(manifests: Manifests) -> Iterator[Hit]:
@@ -105,7 +108,7 @@ def image_without_server(manifests: Manifests) -> Iterator[Hit]:
             continue
         for word in command.words:
             if (found := _EMBARK.search(word.text)) and "serve" not in re.split(r"[,\s]+", found["extras"] or ""):
-                yield Hit(word.place)
+                yield Hit(word)
 
 
 def cloud_run_to_zero(document: Document) -> Iterator[Hit]:
@@ -113,14 +116,14 @@ def cloud_run_to_zero(document: Document) -> Iterator[Hit]:
     least = annotations["autoscaling.knative.dev/minScale"] or document.root.at(
         "metadata.annotations")["run.googleapis.com/minScale"]
     if container and least.text in ("", "0"):
-        yield Hit(least.place or document.place)
+        yield Hit(least or document)
 
 
 def cloud_run_throttled(document: Document) -> Iterator[Hit]:
     container, annotations = _cloud_run(document)
     throttled = annotations["run.googleapis.com/cpu-throttling"]
     if container and throttled.text.lower() != "false":
-        yield Hit(throttled.place or document.place)
+        yield Hit(throttled or document)
 
 
 def cloud_run_memory(document: Document) -> Iterator[Hit]:
@@ -129,7 +132,7 @@ def cloud_run_memory(document: Document) -> Iterator[Hit]:
     limit, need = container.at("resources.limits.memory"), quantity(annotations[TABLE_BYTES].text)
     have = quantity(limit.text or "512Mi")
     if container and have is not None and need is not None and have < need:
-        yield Hit(limit.place or document.place,
+        yield Hit(limit or document,
                   f"the memory is {limit.text or '512Mi by default'}, and the tables take {need / 2**30:.1f} GiB of it")
 
 
@@ -137,7 +140,7 @@ def one_request_at_a_time(document: Document) -> Iterator[Hit]:
     if _azureml(document):
         most = document.root.at("request_settings.max_concurrent_requests_per_instance")
         if most.integer in (None, 1):
-            yield Hit(most.place or document.root["environment_variables"].place or document.place)
+            yield Hit(most or document.root["environment_variables"] or document)
 
 
 def endpoint_on_another_port(document: Document) -> Iterator[Hit]:
@@ -150,8 +153,8 @@ def endpoint_on_another_port(document: Document) -> Iterator[Hit]:
     own = variables["EMBARK_SERVE_PORT"].text or next(
         (row["value"].text for row in container["env"] if row["name"].text == "EMBARK_SERVE_PORT"), "") or str(PORT)
     for node in asked:
-        if node.integer is not None and str(node.integer) != own and node.place is not None:
-            yield Hit(node.place, f"it is asked on port {node.integer}, and embark serve listens on {own}")
+        if node.integer is not None and str(node.integer) != own and node:
+            yield Hit(node, f"it is asked on port {node.integer}, and embark serve listens on {own}")
 
 
 def _cloud_run(document: Document) -> tuple[Node, Node]:

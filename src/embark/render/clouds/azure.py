@@ -7,10 +7,12 @@ from typing import Any
 from embark.render.folder import File
 from embark.render.job import Job
 from embark.render.location import Bucket, Location, buckets, location_of
+from embark.render.pod import tolerations
 from embark.render.registry import acr_name
 from embark.render.shell_text import Shell, Step, Words, job_text, quote, script_file, variable
 from embark.render.targets.node_wheel import upload_words
 from embark.render.targets.vm_node import about_machines, cloud_init, find_by_name, refuse_volume
+from embark.render.yaml_text import plain
 
 IMAGE = "microsoft-dsvm:ubuntu-hpc:2204:latest"  # Microsoft's image with NVIDIA's driver, InfiniBand's and Docker.
 _GROUP = ("--resource-group", variable("RESOURCE_GROUP"))
@@ -23,9 +25,6 @@ LUSTRE_DRIVER_FILES = ("rbac-csi-azurelustre-controller", "rbac-csi-azurelustre-
 DISK_GIB = (256, 512, 1024, 2048)  # Sizes of Premium SSDs that a node's own disk can have.
 SYSTEM_GIB = 150  # Of that disk: the system, images and logs.
 POOL = "gpu"  # AKS takes at most 12 small letters and digits.
-SPOT_TAINT = {"key": "kubernetes.azure.com/scalesetpriority", "operator": "Equal", "value": "spot",
-              "effect": "NoSchedule"}
-GPU_TAINT = {"key": "nvidia.com/gpu", "operator": "Exists", "effect": "NoSchedule"}
 FILLED_BY = "storage.sh substitutes its address."
 VOLUME_MODES = ["ReadWriteMany"]
 BUCKET_NEEDS = "It needs az aks update --enable-blob-driver."
@@ -136,7 +135,7 @@ def render_aks(job: Job) -> list[File]:
         templates.append("network_operator_values.yaml")
     values = {"network_operator_version": NETWORK_OPERATOR_VERSION, "doca_driver_version": DOCA_DRIVER_VERSION,
               "resource": job.machine.fabric.kubernetes_resource, "about": about,
-              "tolerations": [GPU_TAINT, SPOT_TAINT] if job.spec.place.spot else [GPU_TAINT]}
+              "tolerations": plain(tolerations(job))}
     files = [File(name, job_text(f"azure/{name}.j2", job, **values)) for name in templates]
     files.insert(1, script_file("aks_cluster.sh", "azure/cluster.sh.j2", job, pool=pool_name(job),
                                 registry=acr_name(job.image),

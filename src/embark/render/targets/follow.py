@@ -3,6 +3,7 @@
 import math
 from dataclasses import replace
 
+from embark.kubernetes.names import COMPONENT, IDENTITY_ANNOTATIONS
 from embark.render.command import SPEC_PATH
 from embark.render.folder import File
 from embark.render.following import NATS_PORT, broker_name, has_own_broker
@@ -10,13 +11,12 @@ from embark.render.job import Job
 from embark.render.pod import CONTAINER, SCRATCH, USER_ID, config_data, pod_values, storage_settings
 from embark.render.serving import GIB, knows_tables, memory_gib, published_place
 from embark.render.shell_text import job_text
-from embark.render.targets.kubernetes import IDENTITY_ANNOTATIONS
 from embark.render.targets.serve import artifact_bytes, render_serve
 from embark.render.yaml_text import note
 from embark.spec.user_code import file_of
 
 FILE, BROKER_FILE, TOPICS_FILE = "follow.yaml", "nats.yaml", "kafka_topics.yaml"
-TRAINER, PUBLISHER, BROKER = ({"app.kubernetes.io/component": name} for name in ("trainer", "publisher", "broker"))
+TRAINER, PUBLISHER, BROKER = ({COMPONENT: name} for name in ("trainer", "publisher", "broker"))
 NATS_IMAGE = "nats:2.14.0-alpine"
 OPTIONS_FOLDER = "/etc/embark-stream"
 PUBLISHER_SPARE_GIB = 2

@@ -5,11 +5,12 @@ from functools import partial
 from typing import Any
 
 from embark.errors import ExitCode
+from embark.kubernetes.names import IDENTITY_ANNOTATIONS, object_label
+from embark.kubernetes.objects import split_quantity
 from embark.render.command import SPEC_PATH, WAIT_S, indexed_command, plain_command, ranks_words
 from embark.render.folder import File
 from embark.render.image import RAY_VERSION
 from embark.render.job import EXITS, PORT, Job
-from embark.render.location import object_label
 from embark.render.monitoring import price_text
 from embark.render.pod import CONTAINER, config_data, pod_values, resources
 from embark.render.shell_text import job_text, python_text, script_file
@@ -29,11 +30,6 @@ CONTAINERS = {"job": CONTAINER, "jobset": CONTAINER, "trainjob": "node", "pytorc
 KEPT_S = 86_400
 RETRIES_PER_NODE = 3
 FAILURES_PER_NODE = 10
-IDENTITY_ANNOTATIONS = {
-    "aws": "eks.amazonaws.com/role-arn",
-    "azure": "azure.workload.identity/client-id",
-    "gcp": "iam.gke.io/gcp-service-account",
-}
 BESIDE = {"cpu": 1, "memory": 4}  # Per node, for a fabric's daemon beside the trainer: processors, GiB.
 RAY_HEAD = {"cpu": 1, "memory": 4}  # It fits an ordinary machine of the cluster.
 RAY_SCRIPT = "ray_train.py"
@@ -125,9 +121,8 @@ def _quota(job: Job) -> dict[str, Any]:
     requested = plain(resources(job))
     quota: dict[str, Any] = {}
     for name, amount in {**requested["limits"], **requested["requests"]}.items():
-        digits = str(amount).rstrip("GMKTi")
-        unit = str(amount)[len(digits):]
-        total = (int(digits) + BESIDE.get(name, 0)) * job.num_pods
+        number, unit = split_quantity(str(amount)) or (0, "")
+        total = (int(number) + BESIDE.get(name, 0)) * job.num_pods
         total += RAY_HEAD.get(name, 0) if "ray" in job.targets else 0
         quota[name] = f"{total}{unit}" if unit else total
     return quota

@@ -2,12 +2,12 @@
 
 import math
 
+from embark.kubernetes.names import COMPONENT, IDENTITY_ANNOTATIONS
 from embark.render.folder import File
 from embark.render.job import Job
 from embark.render.pod import IDENTITY_LABEL, SCRATCH, USER_ID, has_identity_label, storage_settings
 from embark.render.serving import GIB, artifact_of, knows_tables, memory_gib, server_name
 from embark.render.shell_text import job_text
-from embark.render.targets.kubernetes import IDENTITY_ANNOTATIONS
 from embark.render.yaml_text import note
 from embark.serve.deadlines import DRAIN_S
 from embark.spec import RunSpec
@@ -15,7 +15,7 @@ from embark.spec.user_code import file_of
 
 FILES = {"serve": "serve.yaml", "kserve": "inference_service.yaml"}
 PORT = 8000
-COMPONENT = {"app.kubernetes.io/component": "serve"}  # A label of the pods: those of the training have its others too.
+SERVER = {COMPONENT: "serve"}  # A label of the pods: those of the training have its others too.
 CONTAINER = {"serve": "server", "kserve": "kserve-container"}  # KServe takes its container by that name.
 MODEL_FOLDER = "/etc/embark"
 PRE_STOP_S = 10  # Until every proxy and load balancer has dropped the pod's address.
@@ -53,7 +53,7 @@ def render_serve(job: Job) -> list[File]:
                             "ephemeral-storage": disk}}
     return [File(FILES[target], job_text(
         f"kubernetes/{FILES[target]}.j2", job, server=server_name(job.name), serve=spec.serve, artifact=artifact,
-        labels={**job.labels, **COMPONENT}, command=command, config=config, env=environment,
+        labels={**job.labels, **SERVER}, command=command, config=config, env=environment,
         resources=resources, port=PORT, container=CONTAINER[target], pre_stop_s=PRE_STOP_S, drain_s=DRAIN_S,
         grace_s=GRACE_S, start_s=start_s(num_bytes),
         cpu_percent=round(100 * VCPU_TARGET),

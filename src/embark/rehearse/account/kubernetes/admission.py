@@ -5,10 +5,10 @@ import json
 from collections.abc import Mapping
 from copy import deepcopy
 
+from embark.kubernetes.objects import Objects, at, name_of
 from embark.rehearse.account.kubernetes.cluster import Cluster, Object
 from embark.rehearse.account.kubernetes.kinds import ObjectKind, Release, releases
 from embark.rehearse.account.state import Refused
-from embark.rehearse.manifest import Objects, at, name_of
 from embark.rehearse.workload import make_workload
 
 REHEARSED = ("Job", "JobSet", "TrainJob", "PyTorchJob")

@@ -7,11 +7,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from embark.lint.pods import quantity
+from embark.kubernetes.objects import at, quantity
 from embark.rehearse.account.kubernetes.cloud import ClusterCloud, NodePool
 from embark.rehearse.account.kubernetes.kinds import ObjectKind, Release, builtin_kinds
 from embark.rehearse.account.state import Clock, Refused
-from embark.rehearse.manifest import at
 
 if TYPE_CHECKING:
     from embark.rehearse.account.kubernetes.controllers import JobRun

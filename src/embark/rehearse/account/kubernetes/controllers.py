@@ -5,13 +5,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from embark.lint.pods import quantity
+from embark.kubernetes.objects import K8sObject, Objects, at, name_of, namespace_of, quantity, rows
+from embark.kubernetes.pods import Pod, PodIdentity, make_pod
 from embark.rehearse.account.kubernetes.cluster import Cluster, Object, ObjectKey
 from embark.rehearse.account.kubernetes.kubelet import path_trouble, start_trouble
 from embark.rehearse.account.kubernetes.programs import Outcome, run_program
 from embark.rehearse.account.kubernetes.scheduler import choose_node, pool_that_fits, requests
-from embark.rehearse.manifest import K8sObject, Objects, PodIdentity, at, name_of, namespace_of, rows
-from embark.rehearse.pods import Pod, make_pod
 from embark.rehearse.ray_job import CLUSTER, ray_pods
 from embark.rehearse.server import served_artifact, server_pods
 from embark.rehearse.workload import make_workload

@@ -5,10 +5,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from embark.kubernetes.objects import at, rows
+from embark.kubernetes.pods import Pod
 from embark.rehearse.account.kubernetes.cloud import NodePool, VolumeFacts
 from embark.rehearse.account.kubernetes.cluster import Cluster, Object
-from embark.rehearse.manifest import at, rows
-from embark.rehearse.pods import Pod
 
 OBJECT_STORES = ("s3://", "gs://", "az://", "abfs://")
 

@@ -11,11 +11,11 @@ from typing import TYPE_CHECKING
 import yaml
 
 from embark.errors import UserError
+from embark.kubernetes.objects import K8sObject
+from embark.kubernetes.pods import Pod
 from embark.rehearse.account.kubernetes.cloud import NodePool
 from embark.rehearse.account.kubernetes.kubelet import path_trouble, volume_of_path
 from embark.rehearse.controller import Observer
-from embark.rehearse.manifest import K8sObject
-from embark.rehearse.pods import Pod
 from embark.rehearse.ray_job import NO_RAY, SUBMITTER
 from embark.rehearse.rehearsal import RehearsalOptions, prepare, rehearse
 from embark.render.command import SPEC_VARIABLE

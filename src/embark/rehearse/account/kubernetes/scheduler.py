@@ -4,10 +4,9 @@ from collections import Counter
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from embark.lint.pods import quantity
+from embark.kubernetes.objects import at, quantity, rows
 from embark.rehearse.account.kubernetes.cloud import NodePool
 from embark.rehearse.account.kubernetes.cluster import Cluster, Node, Object
-from embark.rehearse.manifest import at, rows
 
 ANTI_AFFINITY = "affinity.podAntiAffinity.requiredDuringSchedulingIgnoredDuringExecution"
 NODE_AFFINITY = "affinity.nodeAffinity.requiredDuringSchedulingIgnoredDuringExecution.nodeSelectorTerms"

@@ -6,6 +6,7 @@ from typing import Any
 
 import yaml
 
+from embark.kubernetes.objects import at
 from embark.rehearse.account.account import Account, AnsweredBy, Call
 from embark.rehearse.account.grammar import ParsedCommand, load_grammar
 from embark.rehearse.account.kubernetes.admission import apply, install, refuse_client_side, release_at
@@ -14,7 +15,6 @@ from embark.rehearse.account.kubernetes.json_path import find
 from embark.rehearse.account.programs.kubectl_names import find_objects, named, need, not_found
 from embark.rehearse.account.programs.kubectl_output import is_selected, show
 from embark.rehearse.account.state import Refused
-from embark.rehearse.manifest import at
 
 STEP_S = 15.0  # How often `kubectl wait` and `logs --follow` look.
 
