@@ -66,10 +66,10 @@ class TrainingJob:
     def num_processes(self) -> int | None:
         """Per pod, where it is said."""
         if self.kind == "PyTorchJob":
-            said = self.document.root.at("spec.nprocPerNode").integer
+            said = self.document.at("spec.nprocPerNode").integer
             return said if said is not None else self.launch.nproc if self.launch else None
         if self.kind == "TrainJob":
-            return self.document.root.at("spec.trainer.numProcPerNode").integer
+            return self.document.at("spec.trainer.numProcPerNode").integer
         return self.launch.nproc if self.launch is not None else None
 
     @property
@@ -158,12 +158,12 @@ def _num_pods(pod: PodTemplate, siblings: Sequence[PodTemplate]) -> tuple[int | 
         return (node.integer if node else 1), node
     if kind == "JobSet":
         node = holder["parallelism"]
-        replicated = [job for job in pod.document.root.at("spec.replicatedJobs") if job.at("template.spec") is holder]
+        replicated = [job for job in pod.document.at("spec.replicatedJobs") if job.at("template.spec") is holder]
         replicas = replicated[0]["replicas"].integer if replicated and replicated[0]["replicas"] else 1
         each = node.integer if node else 1
         return (None if each is None or replicas is None else each * replicas), node
     if kind == "TrainJob":
-        node = pod.document.root.at("spec.trainer.numNodes")
+        node = pod.document.at("spec.trainer.numNodes")
         return node.integer, node
     if kind == "PyTorchJob":
         counts = [one.holder["replicas"].integer if one.holder["replicas"] else 1 for one in siblings]
@@ -271,7 +271,7 @@ def settings(manifests: Manifests) -> Iterator[Setting]:
         for container in pod.containers:
             with_efa = _has_efa(container.environment)
             for name, (entry, node) in container.environment.items():
-                if node and entry:
+                if node:
                     yield Setting(name, node.text, entry.location, (container.node["env"], entry), False,
                                   jobs.get(id(container)) or by_pod.get(id(pod)), pod, with_efa)
     for script in manifests.files.scripts:

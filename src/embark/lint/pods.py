@@ -279,7 +279,7 @@ class PodTemplate:
 
 def pods_of(document: Document) -> Iterator[PodTemplate]:
     """Every pod template of an object."""
-    spec, kind = document.root["spec"], document.kind
+    spec, kind = document["spec"], document.kind
     if document.api.startswith("batch.volcano.sh"):
         for task in spec["tasks"]:
             yield from _pod(document, task["name"].text, task)
@@ -290,7 +290,7 @@ def pods_of(document: Document) -> Iterator[PodTemplate]:
     elif kind == "InferenceService" and spec["predictor"]["containers"]:
         yield PodTemplate(document, "predictor", spec, spec["predictor"], spec["predictor"])
     elif kind == "Pod" and spec:
-        yield PodTemplate(document, "", document.root, document.root["metadata"], spec)
+        yield PodTemplate(document, "", document.root, document["metadata"], spec)
     elif kind in ("JobSet", "TrainingRuntime", "ClusterTrainingRuntime"):
         for job in (spec if kind == "JobSet" else spec.at("template.spec"))["replicatedJobs"]:
             yield from _pod(document, job["name"].text, job.at("template.spec"))
@@ -309,7 +309,7 @@ def pods_of(document: Document) -> Iterator[PodTemplate]:
 
 def patches(document: Document) -> list[Node]:
     """The Job specs that a TrainJob's patches change."""
-    return [job for patch in document.root.at("spec.runtimePatches")
+    return [job for patch in document.at("spec.runtimePatches")
             for job in patch.at("trainingRuntimeSpec.template.spec.replicatedJobs")]
 
 

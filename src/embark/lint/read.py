@@ -132,21 +132,27 @@ class Document:
     source: SourceFile
     root: Node
 
+    def __getitem__(self, key: str) -> Node:
+        return self.root[key]
+
+    def at(self, dotted: str) -> Node:
+        return self.root.at(dotted)
+
     @property
     def kind(self) -> str:
-        return self.root["kind"].text
+        return self["kind"].text
 
     @property
     def api(self) -> str:
-        return self.root["apiVersion"].text
+        return self["apiVersion"].text
 
     @property
     def name(self) -> str:
-        return self.root.at("metadata.name").text
+        return self.at("metadata.name").text
 
     @property
     def namespace(self) -> str:
-        return self.root.at("metadata.namespace").text or "default"
+        return self.at("metadata.namespace").text or "default"
 
     @property
     def location(self) -> Span:

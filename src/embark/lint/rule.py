@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Literal, Protocol
 
@@ -32,7 +32,8 @@ class Hit:
         return self.where.location
 
 
-Check = Callable[..., Iterable[Hit]]
+Hits = Iterator[Hit]
+Check = Callable[..., Hits]
 """Takes what its first parameter names (`job`, `pod`, `command`, …), one at a time, and optionally the manifests."""
 
 

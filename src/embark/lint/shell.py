@@ -51,9 +51,10 @@ class Command:
     def location(self) -> Span:
         return self.words[0].location if self.words else self.assignments[0][2]
 
-    def begins(self, *names: str) -> bool:
-        """`gcloud container clusters create`, whatever flags stand between."""
-        if self.name != names[0]:
+    def begins(self, words: str) -> bool:
+        """Whether it is, say, `gcloud container clusters create`, whatever flags stand between."""
+        name, *subcommands = words.split()
+        if self.name != name:
             return False
         plain: list[str] = []
         before = ""
@@ -61,7 +62,7 @@ class Command:
             if not word.startswith("-") and before not in _GLOBAL_FLAGS:
                 plain.append(word)
             before = word
-        return plain[: len(names) - 1] == list(names[1:])
+        return plain[: len(subcommands)] == subcommands
 
     def has(self, *flags: str) -> bool:
         return self.flag_word(*flags) is not None

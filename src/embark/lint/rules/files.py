@@ -7,28 +7,28 @@ from dataclasses import dataclass
 
 from embark.lint.manifests import Manifests, TrainingJob
 from embark.lint.read import Dockerfile, Document, PythonFile
-from embark.lint.rule import Hit
+from embark.lint.rule import Hit, Hits
 from embark.lint.shell import Command
 from embark.lint.source import SourceFile, Span, is_unsafe, replace_within
 from embark.stack.versions import Triple, default_triple, load_triples
 
 
-def unreadable(manifests: Manifests, *, is_ours: bool) -> Iterator[Hit]:
+def unreadable(manifests: Manifests, *, is_ours: bool) -> Hits:
     for one in manifests.files.unread:
         if one.is_ours == is_ours:
             yield Hit(Span(one.source, one.index, one.index), f"the file {one.what}", one.fix)
 
 
-def repeated_key(document: Document) -> Iterator[Hit]:
+def repeated_key(document: Document) -> Hits:
     for node in document.root.walk():
         for key in node.repeated:
             if key:
                 yield Hit(key, f"{key.text} occurs twice in one mapping")
 
 
-def tag_that_runs_code(document: Document) -> Iterator[Hit]:
+def tag_that_runs_code(document: Document) -> Hits:
     for node in document.root.walk():
-        if is_unsafe(node.tag) and node:
+        if is_unsafe(node.tag):
             yield Hit(node, f"the tag {node.tag} would run code in an unsafe loader")
 
 
@@ -54,12 +54,12 @@ class Pin:
     location: Span
 
 
-def image_not_pinned(manifests: Manifests) -> Iterator[Hit]:
+def image_not_pinned(manifests: Manifests) -> Hits:
     fix = "a tag of its own for each build, or better its digest: IMAGE@sha256:…"
     for pod in manifests.pods:
         if pod.is_training:
             for container in pod.containers:
-                if _is_floating(container.image.text) and container.image:
+                if _is_floating(container.image.text):
                     yield Hit(container.image, f"{container.image.text} is not one image", fix)
     for dockerfile in training_images(manifests):
         for image, location in dockerfile.base_images():
@@ -67,7 +67,7 @@ def image_not_pinned(manifests: Manifests) -> Iterator[Hit]:
                 yield Hit(location, f"{image} is not one image", "FROM a version, or better its digest")
 
 
-def stack_mismatch(pins: list[Pin]) -> Iterator[Hit]:
+def stack_mismatch(pins: list[Pin]) -> Hits:
     exact = {pin.name: pin for pin in pins if pin.name in _STACK and pin.version}
     minor = _minor(exact["torch"].version) if "torch" in exact else ()
     known = next((triple for triple in load_triples() if _minor(triple.torch) == minor), None)
@@ -79,40 +79,40 @@ def stack_mismatch(pins: list[Pin]) -> Iterator[Hit]:
                   _together(known or default_triple()))
 
 
-def stack_not_pinned(pins: list[Pin]) -> Iterator[Hit]:
+def stack_not_pinned(pins: list[Pin]) -> Hits:
     loose = [pin for pin in pins if pin.name in _STACK and not pin.version]
     if loose and any(pin.name in ("torchrec", "fbgemm-gpu", "fbgemm-gpu-cpu") for pin in pins):
         yield Hit(loose[0], f"{', '.join(pin.name for pin in loose)} in any version", _together(default_triple()))
 
 
-def image_too_old(manifests: Manifests) -> Iterator[Hit]:
+def image_too_old(manifests: Manifests) -> Hits:
     oldest = min(_minor(triple.torch) for triple in load_triples())
     wanted = f"pytorch/pytorch:{default_triple().torch}-cuda13.0-cudnn9-runtime"
     places = [(c.image.text, c.image.location) for pod in manifests.pods if pod.is_training for c in pod.containers]
     places += [base for dockerfile in manifests.files.dockerfiles for base in dockerfile.base_images()]
     for image, location in places:
         tag = _TORCH_TAG.search(image)
-        if tag is not None and _minor(tag[1]) < oldest and location:
+        if tag and _minor(tag[1]) < oldest:
             needed = ".".join(map(str, oldest))
             yield Hit(location, f"{image} has torch {tag[1]}; torchrec of today needs {needed} or newer",
                       f"{wanted}, with torchrec {default_triple().torchrec} and fbgemm-gpu {default_triple().fbgemm}")
 
 
-def image_runs_as_root(image: Dockerfile) -> Iterator[Hit]:
+def image_runs_as_root(image: Dockerfile) -> Hits:
     users = [one for one in image.last_stage if one.name == "USER"]
     if not users or users[-1].text.partition(":")[0] in ("", "root", "0"):
         last = [Span(image.source, 0, 0), *(one.location for one in users or image.last_stage)]
         yield Hit(last[-1])
 
 
-def no_efa_in_image(job: TrainingJob) -> Iterator[Hit]:
+def no_efa_in_image(job: TrainingJob) -> Hits:
     asks = job.container.amount("vpc.amazonaws.com/efa") or any(n.startswith("FI_") for n in job.container.environment)
     image = job.container.image
-    if asks and re.match(r"(?:docker\.io/)?(?:pytorch/pytorch|nvidia/cuda|python):", image.text) and image.location:
+    if asks and re.match(r"(?:docker\.io/)?(?:pytorch/pytorch|nvidia/cuda|python):", image.text):
         yield Hit(image, f"{image.text} has no libfabric and no aws-ofi-nccl")
 
 
-def secret_in_file(manifests: Manifests) -> Iterator[Hit]:
+def secret_in_file(manifests: Manifests) -> Hits:
     found = [(name, value.text, value.location) for pod in manifests.pods for container in pod.containers
              for name, (_, value) in container.environment.items() if value]
     found += [one for command in manifests.commands for one in command.assignments]
@@ -124,14 +124,14 @@ def secret_in_file(manifests: Manifests) -> Iterator[Hit]:
                       "a Secret and valueFrom.secretKeyRef, or better the cloud's own identity for pods; and revoke it")
     for document in manifests.documents:
         if document.kind in ("ConfigMap", "Secret"):
-            for contents in (document.root["data"], document.root["stringData"]):
+            for contents in (document["data"], document["stringData"]):
                 for node in contents.values():
-                    if _SECRET_VALUE.search(node.text) and node:
+                    if _SECRET_VALUE.search(node.text):
                         yield Hit(node, f"{document.kind} {document.name} holds a key in plain text",
                                   "keep it in the cloud's secret store, and revoke this one")
 
 
-def secret_copied_into_image(manifests: Manifests) -> Iterator[Hit]:
+def secret_copied_into_image(manifests: Manifests) -> Hits:
     for dockerfile in manifests.files.dockerfiles:
         for one in dockerfile.instructions:
             if one.name in ("COPY", "ADD"):
@@ -141,14 +141,14 @@ def secret_copied_into_image(manifests: Manifests) -> Iterator[Hit]:
                         yield Hit(one, f"{word} goes into the image")
 
 
-def no_such_package(pins: list[Pin]) -> Iterator[Hit]:
+def no_such_package(pins: list[Pin]) -> Hits:
     for pin in pins:
         if pin.name in ("google-cloud-sdk", "gcloud-sdk"):
             yield Hit(pin, f"PyPI has no {pin.name}")
 
 
-def docker_small_shm(command: Command) -> Iterator[Hit]:
-    if not command.begins("docker", "run") and not command.begins("podman", "run"):
+def docker_small_shm(command: Command) -> Hits:
+    if not command.begins("docker run") and not command.begins("podman run"):
         return
     several = re.search(r"--nproc[-_]per[-_]node[= ](\S+)", " ".join(command.argv))
     if command.has("--gpus") and several and several[1] != "1" and not command.has("--shm-size", "--ipc"):
@@ -167,7 +167,7 @@ def pins(manifests: Manifests) -> Iterator[list[Pin]]:
             words = words[2:]
         if words[:2] in (["pip", "install"], ["pip3", "install"]) or words[:3] == ["uv", "pip", "install"]:
             contents = [_pin(word.text, word.location) for word in command.words if not word.text.startswith("-")]
-            yield [pin for pin in contents if pin is not None and pin.name not in ("pip", "pip3", "install", "uv")]
+            yield [pin for pin in contents if pin and pin.name not in ("pip", "pip3", "install", "uv")]
     for source in manifests.files.requirements:
         yield list(_requirements(source))
     for file in manifests.files.pythons:
@@ -246,7 +246,7 @@ _RUNTIMES = (("v5litepod", "v2-alpha-tpuv5-lite"), ("v5p", "v2-alpha-tpuv5"), ("
              ("v2", "tpu-ubuntu2204-base"), ("v3", "tpu-ubuntu2204-base"), ("v4", "tpu-ubuntu2204-base"))
 
 
-def save_to_a_uri(file: PythonFile) -> Iterator[Hit]:
+def save_to_a_uri(file: PythonFile) -> Hits:
     saves = file.calls("torch.save")
     wrappers = _wrappers(file)
     for call in saves:
@@ -254,11 +254,11 @@ def save_to_a_uri(file: PythonFile) -> Iterator[Hit]:
             yield Hit(file.location(call), f"torch.save to {ast.unparse(call.args[1])}", _SAVE_FIX)
     for name, call in file.all_calls:
         position = wrappers.get(name)
-        if position is not None and len(call.args) > position and _is_remote(call.args[position]):
+        if position and len(call.args) > position and _is_remote(call.args[position]):
             yield Hit(file.location(call), f"{name} hands {ast.unparse(call.args[position])} to torch.save", _SAVE_FIX)
 
 
-def saves_one_shard(file: PythonFile) -> Iterator[Hit]:
+def saves_one_shard(file: PythonFile) -> Hits:
     if not re.search(r"\bDistributedModelParallel\b", file.source.text):
         return
     for call in file.calls("torch.save"):
@@ -266,15 +266,15 @@ def saves_one_shard(file: PythonFile) -> Iterator[Hit]:
             yield Hit(file.location(call))
 
 
-def torchrec_on_tpu(file: PythonFile) -> Iterator[Hit]:
+def torchrec_on_tpu(file: PythonFile) -> Hits:
     imported = {name.partition(".")[0] for name in _imports(file)}
     if {"torch_xla", "torchrec"} <= imported:
         yield Hit(file.location(file.tree.body[0]))
 
 
-def stale_tpu_runtime(command: Command) -> Iterator[Hit]:
+def stale_tpu_runtime(command: Command) -> Hits:
     version, kind = command.flag("--version"), command.flag("--accelerator-type", "--type") or ""
-    if not command.begins("gcloud", "compute", "tpus") or "create" not in command.argv or not version:
+    if not command.begins("gcloud compute tpus") or "create" not in command.argv or not version:
         return
     wanted = next((runtime for prefix, runtime in _RUNTIMES if kind.startswith(prefix)), "tpu-ubuntu2204-base")
     is_framework = re.match(r"tpu-vm-(?:pt|tf)-", version) is not None

@@ -11,7 +11,7 @@ from embark.errors import nearest
 from embark.lint.manifests import Manifests, TrainingJob
 from embark.lint.pods import PodTemplate, launch_of_argv
 from embark.lint.read import PythonFile
-from embark.lint.rule import Hit
+from embark.lint.rule import Hit, Hits
 from embark.lint.shell import Command
 from embark.lint.source import Edit, Span, replace_within
 
@@ -24,7 +24,7 @@ _PROFILES = {"gpudirect-tcpxo": ("nccl-env-profile.sh", "NCCL_FASTRAK_LLCM_DEVIC
              "gpudirect-rdma": ("set_nccl_env.sh", "NCCL_NET")}
 
 
-def tcpx_on_a2(job: TrainingJob) -> Iterator[Hit]:
+def tcpx_on_a2(job: TrainingJob) -> Hits:
     if not job.machines or any(one.fabric.name.startswith("gpudirect") for one in job.machines):
         return
     names = [*job.container.environment, *job.pod.annotations,
@@ -34,7 +34,7 @@ def tcpx_on_a2(job: TrainingJob) -> Iterator[Hit]:
         yield Hit(job, f"{wrong} is for A3, and the pods run on {job.machines[0].name}")
 
 
-def no_gpu_networks(fabric_job: TrainingJob, machine: Machine) -> Iterator[Hit]:
+def no_gpu_networks(fabric_job: TrainingJob, machine: Machine) -> Hits:
     pod = fabric_job.pod
     missing = [name for name in machine.fabric.kubernetes_annotations if name not in pod.annotations]
     if missing and not pod.spec["hostNetwork"].value:
@@ -43,7 +43,7 @@ def no_gpu_networks(fabric_job: TrainingJob, machine: Machine) -> Iterator[Hit]:
                   "of the fabric shows them")
 
 
-def too_few_gpu_networks(fabric_job: TrainingJob, machine: Machine) -> Iterator[Hit]:
+def too_few_gpu_networks(fabric_job: TrainingJob, machine: Machine) -> Hits:
     node = fabric_job.pod.metadata["annotations"]["networking.gke.io/interfaces"]
     if not node:
         return
@@ -58,7 +58,7 @@ def too_few_gpu_networks(fabric_job: TrainingJob, machine: Machine) -> Iterator[
                   f"{1 + (machine.num_fabric_devices or 0)} interfaces, eth0 first")
 
 
-def sidecar_never_ends(pod: PodTemplate) -> Iterator[Hit]:
+def sidecar_never_ends(pod: PodTemplate) -> Hits:
     if pod.kind in ("DaemonSet", "Deployment", "StatefulSet", "Pod"):
         return
     for container in pod.containers:
@@ -66,18 +66,18 @@ def sidecar_never_ends(pod: PodTemplate) -> Iterator[Hit]:
             yield Hit(container, f"{container.name} outlives the training")
 
 
-def old_gpu_network_image(pod: PodTemplate) -> Iterator[Hit]:
+def old_gpu_network_image(pod: PodTemplate) -> Hits:
     for node in pod.spec.walk():
         match = re.search(r"/([\w-]+):v(\d+)\.(\d+)\.(\d+)", node.text) if len(node.text) < 300 else None
-        if match is None or not node:
+        if not match:
             continue
         is_tcpxo = match[1] == "tcpgpudmarxd-dev" and "tcpxo" in node.text + str(pod.annotations)
         current = _CURRENT.get(match[1] + ("/tcpxo" if is_tcpxo else ""))
-        if current is not None and tuple(map(int, match.groups()[1:])) < current:
+        if current and tuple(map(int, match.groups()[1:])) < current:
             yield Hit(node, f"{match[1]} {match[0].rpartition(':')[2]} is old", f"v{'.'.join(map(str, current))}")
 
 
-def nccl_profile_not_read(fabric_job: TrainingJob, machine: Machine) -> Iterator[Hit]:
+def nccl_profile_not_read(fabric_job: TrainingJob, machine: Machine) -> Hits:
     script, variable = _PROFILES.get(machine.fabric.name, ("", ""))
     container = fabric_job.container
     text = " ".join(container.argv)
@@ -86,7 +86,7 @@ def nccl_profile_not_read(fabric_job: TrainingJob, machine: Machine) -> Iterator
                   f"source /usr/local/…/{script} in the command, before torchrun")
 
 
-def preemptible(manifests: Manifests) -> Iterator[Hit]:
+def preemptible(manifests: Manifests) -> Hits:
     for command in manifests.commands:
         found = command.flag_word("--preemptible") if command.name == "gcloud" else None
         if found is not None:
@@ -99,14 +99,14 @@ def preemptible(manifests: Manifests) -> Iterator[Hit]:
             yield Hit(location, "it selects preemptible nodes", "cloud.google.com/gke-spot: \"true\"")
 
 
-def no_driver_version(gke_pool: Command) -> Iterator[Hit]:
+def no_driver_version(gke_pool: Command) -> Hits:
     value, location = gke_pool.flag("--accelerator") or "", gke_pool.value_location("--accelerator")
     if value and "gpu-driver-version" not in value:
         yield Hit(location, fix=f"--accelerator {value},gpu-driver-version=default",
                   edits=replace_within(location, value, f"{value},gpu-driver-version=default"))
 
 
-def nodes_per_zone(gke_pool: Command) -> Iterator[Hit]:
+def nodes_per_zone(gke_pool: Command) -> Hits:
     location = gke_pool.flag("--location", "--region") or ""
     is_region = gke_pool.has("--region") or re.fullmatch(r"[a-z]+-[a-z]+\d+", location) is not None
     zones = [zone for zone in (gke_pool.flag("--node-locations") or "").split(",") if zone]
@@ -116,39 +116,39 @@ def nodes_per_zone(gke_pool: Command) -> Iterator[Hit]:
                   f"--node-locations ZONE --num-nodes {number}")
 
 
-def no_location(gke_pool: Command, manifests: Manifests) -> Iterator[Hit]:
+def no_location(gke_pool: Command, manifests: Manifests) -> Hits:
     if not gke_pool.has("--zone", "--region", "--location", "-z") and _gpu_machine(manifests, gke_pool):
         yield Hit(gke_pool)
 
 
-def gpus_in_the_default_pool(command: Command, manifests: Manifests) -> Iterator[Hit]:
-    if command.begins("gcloud", "container", "clusters", "create"):
+def gpus_in_the_default_pool(command: Command, manifests: Manifests) -> Hits:
+    if command.begins("gcloud container clusters create"):
         machine = _gpu_machine(manifests, command)
         if machine is not None:
             yield Hit(command.value_location("--machine-type"), f"{machine.name} is the default pool")
 
 
-def gpus_do_not_fit_machine(command: Command, manifests: Manifests) -> Iterator[Hit]:
+def gpus_do_not_fit_machine(command: Command, manifests: Manifests) -> Hits:
     machine = _gpu_machine(manifests, command) if command.name == "gcloud" else None
     count = re.search(r"count=(\d+)", command.flag("--accelerator") or "")
-    if machine is not None and count and int(count[1]) != machine.num_gpus:
+    if machine and count and int(count[1]) != machine.num_gpus:
         yield Hit(command.value_location("--accelerator"), f"count={count[1]}, and {machine.name} has "
                   f"{machine.num_gpus} GPUs", f"count={machine.num_gpus}")
 
 
-def filestore_too_slow(manifests: Manifests) -> Iterator[Hit]:
+def filestore_too_slow(manifests: Manifests) -> Hits:
     volume = manifests.catalog.volumes.get("filestore-zonal")
     for command in manifests.commands:
         size = re.search(r"capacity=(\d+)\s*(TB|TiB|T|GB|GiB|G)?", command.flag("--file-share") or "", re.IGNORECASE)
-        if not command.begins("gcloud", "filestore", "instances", "create") or size is None or volume is None:
+        if not command.begins("gcloud filestore instances create") or size is None or volume is None:
             continue
         tib = float(size[1]) / (1 if (size[2] or "G").upper().startswith("T") else 1024)
         speed = volume.gbyte_per_s(tib)
-        if speed is not None and speed < 5:
+        if speed and speed < 5:
             yield Hit(command.value_location("--file-share"), f"{tib:g} TiB read about {speed:.1f} GB/s")
 
 
-def gsutil(command: Command) -> Iterator[Hit]:
+def gsutil(command: Command) -> Hits:
     if command.name == "gsutil":
         rest = " ".join(word for word in command.argv[1:] if word != "-m")
         yield Hit(command, fix="gcloud storage " + rest.replace("mb -l", "buckets create --location", 1))
@@ -165,8 +165,8 @@ def jobs_on_fabrics(manifests: Manifests) -> Iterator[tuple[TrainingJob, Machine
 
 def node_pools(manifests: Manifests) -> Iterator[Command]:
     for command in manifests.commands:
-        if command.begins("gcloud", "container", "clusters", "create") or \
-                command.begins("gcloud", "container", "node-pools", "create"):
+        if command.begins("gcloud container clusters create") or \
+                command.begins("gcloud container node-pools create"):
             yield command
 
 
@@ -195,20 +195,20 @@ class Pool:
     is_script: bool = False  # A local script that Vertex runs with `python`.
 
 
-def no_staging_bucket(file: PythonFile) -> Iterator[Hit]:
+def no_staging_bucket(file: PythonFile) -> Hits:
     starts = [call for call in file.calls("aiplatform.init") if "staging_bucket" in _keywords(call)]
     for call in file.calls("CustomJob.from_local_script", "CustomTrainingJob"):
         if not starts and "staging_bucket" not in _keywords(call):
             yield Hit(file.location(call.func))
 
 
-def no_such_training_image(text: str, location: Span) -> Iterator[Hit]:
+def no_such_training_image(text: str, location: Span) -> Hits:
     match = _PREBUILT.search(text)
-    if match is not None and match[5] is None and (int(match[3]), int(match[4])) >= _SUFFIX_SINCE[match[2]]:
+    if match and match[5] is None and (int(match[3]), int(match[4])) >= _SUFFIX_SINCE[match[2]]:
         yield Hit(location, f"there is no image {match[1]}", f"{match[1]}.py310, or an image of your own by digest")
 
 
-def one_process_a_replica(pool: Pool) -> Iterator[Hit]:
+def one_process_a_replica(pool: Pool) -> Hits:
     launch = launch_of_argv(pool.command)
     is_python = pool.is_script or (launch is not None and launch.program == "python")
     if pool.num_accelerators > 1 and pool.accelerator.startswith("NVIDIA") and is_python:
@@ -217,21 +217,21 @@ def one_process_a_replica(pool: Pool) -> Iterator[Hit]:
                   "--node-rank=$RANK --master-addr=$MASTER_ADDR --master-port=$MASTER_PORT")
 
 
-def command_of_one_word(manifests: Manifests) -> Iterator[Hit]:
+def command_of_one_word(manifests: Manifests) -> Hits:
     for command in manifests.commands:
         value = command.flag("--command") or ""
-        if command.begins("gcloud", "ai", "custom-jobs", "create") and " " in value.strip():
+        if command.begins("gcloud ai custom-jobs create") and " " in value.strip():
             location, listed = command.value_location("--command"), ",".join(value.split())
             edits: tuple[Edit, ...] = () if "," in value else replace_within(location, value, listed)
             yield Hit(location, f"the program would be {value!r}", f"--command={listed}", edits)
     for document in manifests.documents:
         for node in document.root.walk():
             for first in list(node.at("containerSpec.command"))[:1]:
-                if len(first.text.split()) > 1 and first:
+                if len(first.text.split()) > 1:
                     yield Hit(first, f"the program would be {first.text!r}", f"{first.text.split()}")
 
 
-def unknown_accelerator(pool: Pool) -> Iterator[Hit]:
+def unknown_accelerator(pool: Pool) -> Hits:
     if pool.accelerator and pool.accelerator not in ACCELERATORS and "$" not in pool.accelerator:
         gpu = pool.accelerator.rpartition("_")[2]
         near = [name for name in ACCELERATORS if gpu in name.split("_")]
@@ -239,19 +239,19 @@ def unknown_accelerator(pool: Pool) -> Iterator[Hit]:
                   f"one of: {', '.join(near)}" if near else nearest(pool.accelerator, ACCELERATORS))
 
 
-def tpu_not_for_training(pool: Pool) -> Iterator[Hit]:
+def tpu_not_for_training(pool: Pool) -> Hits:
     if pool.accelerator == "TPU_V4_POD":
         yield Hit(pool, f"{pool.machine_type or 'a machine'} with TPU_V4_POD")
 
 
-def gpus_do_not_fit_vertex_machine(pool: Pool, manifests: Manifests) -> Iterator[Hit]:
+def gpus_do_not_fit_vertex_machine(pool: Pool, manifests: Manifests) -> Hits:
     machine = manifests.machine(pool.machine_type)
-    if machine is not None and pool.num_accelerators and pool.num_accelerators != machine.num_gpus:
+    if machine and pool.num_accelerators and pool.num_accelerators != machine.num_gpus:
         yield Hit(pool, f"{pool.num_accelerators} GPUs, and {machine.name} has {machine.num_gpus}",
                   f"accelerator count {machine.num_gpus}")
 
 
-def training_image_not_pinned(text: str, location: Span) -> Iterator[Hit]:
+def training_image_not_pinned(text: str, location: Span) -> Hits:
     image = re.search(r"[\w.-]+(?:/[\w.-]+)*/(?:training/)[\w.-]+:latest\b", text)
     if image is not None:
         yield Hit(location, f"{image[0]} is not one image")
@@ -261,7 +261,7 @@ def vertex_pools(manifests: Manifests) -> Iterator[Pool]:
     for file in manifests.files.pythons:
         yield from _python_pools(file)
     for command in manifests.commands:
-        if not command.begins("gcloud", "ai", "custom-jobs", "create"):
+        if not command.begins("gcloud ai custom-jobs create"):
             continue
         said = (command.flag("--command") or "").replace(" ", ",").split(",")
         for word in command.words:
@@ -325,5 +325,5 @@ def texts(manifests: Manifests) -> Iterator[tuple[str, Span]]:
             yield word.text, word.location
     for document in manifests.documents:
         for contents in document.root.walk():
-            if contents.text and contents and len(contents.text) < 500:
+            if contents.text and len(contents.text) < 500:
                 yield contents.text, contents.location
