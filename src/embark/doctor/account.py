@@ -19,8 +19,7 @@ from embark.errors import EmbarkError, UserError
 from embark.formatting import to_one_line
 from embark.kubernetes.names import dns_label
 from embark.launch.shell import Shell
-from embark.render.job import Job
-from embark.render.location import Location, location_of
+from embark.render.job import Job, Location
 from embark.render.quotas import CloudQuota, cloud_quotas, needed_units, quota_name, quota_of
 from embark.spec import RunSpec
 from embark.store import open_store
@@ -96,7 +95,7 @@ def need_of(spec: RunSpec) -> Need:
                         fix="embark doctor --cloud --machine p5.48xlarge, or a spec that names one")
     # Not by make_job: the account is checked even where the run could not be rendered yet.
     job = Job(spec, machine, dns_label(spec.name), place.max_nodes, machine.gpus_per_host, "")
-    return Need(job, location_of(job), catalog)
+    return Need(job, job.location, catalog)
 
 
 def check_account(need: Need, shell: Shell) -> Iterator[Check]:

@@ -28,8 +28,7 @@ from embark.rehearse.processes import NATS_SERVER, Folders, Processes, Start, ha
 from embark.rehearse.server import ServerRehearsal, ServerReport, prepare_server
 from embark.rehearse.stream_sender import StreamSender
 from embark.rehearse.verdict import Check, Verdict
-from embark.render.following import broker_url
-from embark.render.serving import published_place
+from embark.render.serving import broker_url, published_uri
 from embark.spec import RunSpec, parse_spec, to_toml
 from embark.store.run_dir import EVENTS
 
@@ -115,7 +114,7 @@ class _Rehearsal:
         self._prepared, self._kubelet, spec = prepared, kubelet, prepared.spec
         first = Start(prepared.pods["trainer"], 0, 0)
         here = engine.translate(first)
-        self._place = Path(here(published_place(spec)))
+        self._place = Path(here(published_uri(spec)))
         self._events = Path(here(f"{spec.store.root}/{spec.name}")) / EVENTS
         self.sender = StreamSender(spec, tuple(here(one) for one in spec.stream.servers), Path(here(spec.stream.path)))
         self.servers: ServerRehearsal | None = None
@@ -235,7 +234,7 @@ def _small_spec(spec: RunSpec, name: str, *, has_broker: bool) -> RunSpec:
     values["train"] |= {"num_steps": 0, "batch_size": BATCH_SIZE}
     values["store"] |= {"checkpoint_every": EVERY_STEPS, "keep_checkpoints": 3}
     # Nothing is measured: the rows are drawn at random.
-    scheme, mark, rest = published_place(spec).partition("://")
+    scheme, mark, rest = published_uri(spec).partition("://")
     values["publish"] |= {"every_minutes": EVERY_MINUTES, "gate": False, "data": "",
                           "to": f"{BUCKETS}/{scheme}/{rest}" if mark else scheme}
     stream = spec.stream.model_dump() | {"code": "", "secret": "", "time_column": "", "key": "", "label_window_s": 0.0}

@@ -39,7 +39,7 @@ def render_tpu_image(job: Job) -> list[File]:
 
     about = f"The image of Embark {__version__} with JAX for TPUs. {_HOW}"
     return [File("Dockerfile", render_template("tpu.Dockerfile.j2", about=about, scratch=SCRATCH,
-                                               files=job.spec.place.image_files, packages=tpu_packages("."))),
+                                               files=job.place.image_files, packages=tpu_packages("."))),
             *_context_files(job)]
 
 
@@ -59,7 +59,7 @@ def dockerfile(job: Job) -> str:
     if "ray" in job.targets:
         packages.append(f"ray[default,train]=={RAY_VERSION}")
     # On Google's machines the fabric's libraries come from the host.
-    is_serving = job.spec.place.target in SERVE_TARGETS
+    is_serving = job.target in SERVE_TARGETS
     fabric = "none" if is_serving else {"efa": "efa", "infiniband": "verbs"}.get(job.machine.fabric.name, "none")
     return render_template(
         "Dockerfile.j2", about=about, fabric=fabric, variant="cpu" if is_serving else "cuda",
@@ -70,7 +70,7 @@ def dockerfile(job: Job) -> str:
 
 def image_files(job: Job) -> tuple[str, ...]:
     """With the model's own code where nothing can be mounted beside the image."""
-    model, place = job.spec.model, job.spec.place
+    model, place = job.spec.model, job.place
     own = [file_of(model.kind)] if place.target in ENDPOINTS and model.is_own else []
     return (*place.image_files, *own)
 
@@ -78,10 +78,10 @@ def image_files(job: Job) -> tuple[str, ...]:
 def image_extras(job: Job) -> str:
     """What the run needs beside the trainer itself, by the names pip takes."""
     watch = job.spec.watch
-    if job.spec.place.target in SERVE_TARGETS:
+    if job.target in SERVE_TARGETS:
         return "cloud,serve"
     stream = job.spec.stream.source if job.spec.stream.source in ("kafka", "nats") else ""
-    return ",".join([EXTRAS, *(["serve"] if job.spec.place.target == FOLLOW else []), *([stream] if stream else []),
+    return ",".join([EXTRAS, *(["serve"] if job.target == FOLLOW else []), *([stream] if stream else []),
                      *(name for name in ("otlp", "wandb", "mlflow") if name in watch.sinks),
                      *(["prometheus"] if watch.prometheus_port else [])])
 

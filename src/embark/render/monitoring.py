@@ -32,7 +32,7 @@ def render_monitoring(job: Job) -> list[File]:
         is_scraped=is_scraped(job), metrics_file=OBJECTS, dashboard=DASHBOARD,
         monitor_resource=MONITOR_RESOURCES[job.cloud], policies=POLICIES, prometheus_release=PROMETHEUS_RELEASE,
         prometheus_version=PROMETHEUS_VERSION, sends_to_cloudwatch=sends_to_cloudwatch(job))
-    is_vm = job.spec.place.target == "vm"
+    is_vm = job.target == "vm"
     templates = {("aws", True): ["cloudwatch_agent.json"], ("azure", False): ["dcgm_pod_monitor.yaml"],
                  ("gcp", True): ["ops_agent.yaml"]}.get((job.cloud, is_vm), [])
     files = [File(name, job_text(f"{job.cloud}/{name}.j2", job)) for name in templates]
@@ -74,7 +74,7 @@ def azure_rules(job: Job) -> list[tuple[str, str, int, str]]:
 
 
 def is_scraped(job: Job) -> bool:
-    return bool(job.spec.watch.prometheus_port) and job.spec.place.target in POD_TARGETS
+    return bool(job.spec.watch.prometheus_port) and job.target in POD_TARGETS
 
 
 def render_run_metrics(job: Job) -> list[File]:
@@ -82,7 +82,7 @@ def render_run_metrics(job: Job) -> list[File]:
     files: list[File] = []
     if is_scraped(job):
         labels = {**job.labels, "release": PROMETHEUS_RELEASE} if job.cloud == "aws" else job.labels
-        text = job_text("run_metrics.yaml.j2", job, labels=labels, first_pod=_FIRST_POD.get(job.spec.place.target, {}),
+        text = job_text("run_metrics.yaml.j2", job, labels=labels, first_pod=_FIRST_POD.get(job.target, {}),
                         rules=alert_rules())
         files += [File(OBJECTS, text), File(DASHBOARD, dashboard_text())]
     if sends_to_cloudwatch(job):
@@ -108,7 +108,7 @@ def budget_usd(job: Job) -> int:
     rate = job.usd_per_hour
     if rate is None:
         return 100
-    total = rate * (job.spec.place.max_hours or BUDGET_HOURS)
+    total = rate * (job.place.max_hours or BUDGET_HOURS)
     step = 10 ** max(1, math.floor(math.log10(max(total, 10))) - 1)
     return int(math.ceil(total / step) * step)
 

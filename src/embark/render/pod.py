@@ -43,12 +43,12 @@ def environment(job: Job) -> list[Any]:
 
 
 def storage_settings(job: Job) -> list[tuple[str, str, str]]:
-    account = job.spec.place.storage_account
+    account = job.place.storage_account
     return [("AZURE_STORAGE_ACCOUNT_NAME", account, "the account of the az:// containers")] if account else []
 
 
 def has_identity_label(job: Job) -> bool:
-    place = job.spec.place
+    place = job.place
     return job.cloud == "azure" and bool(place.identity or place.storage_account)
 
 
@@ -78,7 +78,7 @@ def accelerator(job: Job) -> str:
 
 
 def node_selector(job: Job) -> dict[str, Any]:
-    machine, place = job.machine, job.spec.place
+    machine, place = job.machine, job.place
     selector: dict[str, Any] = {INSTANCE_TYPE: machine.machine_type or machine.name}
     if job.is_tpu:
         selector = {"cloud.google.com/gke-tpu-accelerator": machine.gke_accelerator,

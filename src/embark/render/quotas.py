@@ -31,8 +31,8 @@ def quota_of(job: Job) -> Quota | None:
     own = job.machine.quota
     if own is None:
         return None
-    name = {"vertex": own.vertex, "tpu-vm": own.tpu_vm}.get(job.spec.place.target, "")
-    if job.spec.place.target == "vertex" and not name:
+    name = {"vertex": own.vertex, "tpu-vm": own.tpu_vm}.get(job.target, "")
+    if job.target == "vertex" and not name:
         return None
     return load_catalog().quotas[name] if name else own
 

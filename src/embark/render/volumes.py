@@ -6,8 +6,7 @@ from typing import Any
 
 from embark.render.clouds import aws, azure, gcp
 from embark.render.folder import File
-from embark.render.job import POD_TARGETS, Job
-from embark.render.location import SCHEMES, data_source, object_store_paths, volume_of
+from embark.render.job import POD_TARGETS, SCHEMES, Job
 from embark.render.pod import IDENTITY_LABEL, USER_ID, has_identity_label, storage_settings
 from embark.render.shell_text import job_text, script_file
 from embark.render.yaml_text import header
@@ -18,8 +17,8 @@ _CLOUDS = {"aws": aws, "azure": azure, "gcp": gcp}
 
 def render_volumes(job: Job) -> list[File]:
     """`storage.sh` creates what the run needs; with `place.volume` also the volume, its claim and the copy."""
-    cloud, volume = _CLOUDS[job.cloud], volume_of(job)
-    values: dict[str, Any] = {"is_lustre": "lustre" in job.spec.place.volume}
+    cloud, volume = _CLOUDS[job.cloud], job.volume
+    values: dict[str, Any] = {"is_lustre": "lustre" in job.place.volume}
     files: list[File] = []
     if volume:
         # The least that can be bought: the speed grows with it, and so does the bill.
@@ -28,8 +27,8 @@ def render_volumes(job: Job) -> list[File]:
         speed = "" if rate is None else f"{size_gib:,} GiB of {volume.title} read {rate:.1f} GB/s."
         values |= {**cloud.script_values(job), "size_gib": size_gib, "speed": speed}
         files = _volume_files(job, volume.title, f"{size_gib}Gi", cloud.volume_source(job), cloud.FILLED_BY)
-    elif job.spec.place.target in POD_TARGETS:
-        read = [path for path in object_store_paths(job) if path.scheme == SCHEMES[job.cloud] and not path.is_written]
+    elif job.target in POD_TARGETS:
+        read = [path for path in job.object_store_paths if path.scheme == SCHEMES[job.cloud] and not path.is_written]
         files = _bucket_files(job, read[0].uri, cloud.bucket_source(job, read[0]), cloud.BUCKET_NEEDS) if read else []
     return [script_file("storage.sh", f"{job.cloud}/storage.sh.j2", job, **values), *files]
 
@@ -37,19 +36,19 @@ def render_volumes(job: Job) -> list[File]:
 def needs_copy(job: Job) -> bool:
     """Whether a Job fills the volume. FSx for Lustre reads the bucket by itself, through a data repository
     association."""
-    return bool(job.spec.place.volume) and job.cloud != "aws"
+    return bool(job.place.volume) and job.cloud != "aws"
 
 
 def data_target(job: Job) -> str:
     """The folder of the volume that the run reads."""
-    path, mount = job.spec.data.path, job.spec.place.volume_path
-    return path if path.startswith(f"{mount}/") else f"{mount}/{posixpath.basename(data_source(job))}"
+    path, mount = job.spec.data.path, job.place.volume_path
+    return path if path.startswith(f"{mount}/") else f"{mount}/{posixpath.basename(job.data_source)}"
 
 
 def _volume_files(job: Job, title: str, size: str, source: Mapping[str, Any], filled_by: str) -> list[File]:
     values = {"claim": job.claim_name, "size": size, "mode": "ReadWriteMany", "modes": _CLOUDS[job.cloud].VOLUME_MODES}
     # The copy runs on an ordinary machine of the cluster, since it needs no GPU.
-    about_copy = (f"Copies {data_source(job)} to {data_target(job)} on the volume, once: existing files are left "
+    about_copy = (f"Copies {job.data_source} to {data_target(job)} on the volume, once: existing files are left "
                   "alone, and checksums are compared.")
     files = [
         File("volume.yaml", job_text("volume.yaml.j2", job, about=f"{title}, as Kubernetes sees it. {filled_by}",
@@ -60,7 +59,7 @@ def _volume_files(job: Job, title: str, size: str, source: Mapping[str, Any], fi
     if needs_copy(job):
         env = [{"name": name, "value": value} for name, value, _ in storage_settings(job)]
         files.append(File("data_copy_job.yaml", job_text(
-            "data_copy_job.yaml.j2", job, about=about_copy, source=data_source(job), target=data_target(job), env=env,
+            "data_copy_job.yaml.j2", job, about=about_copy, source=job.data_source, target=data_target(job), env=env,
             user=USER_ID, identity_label=IDENTITY_LABEL if has_identity_label(job) else {})))
     return files
 

@@ -8,8 +8,7 @@ from embark.lint.read import Document
 from embark.lint.rule import Hit, Hits
 from embark.lint.rules.serving import SCALERS
 from embark.lint.source import Node, set_key, set_scalar
-from embark.render.following import MIN_RETENTION_S
-from embark.render.serving import published_place
+from embark.render.serving import MIN_RETENTION_S, published_uri
 from embark.spec import RunSpec, parse_spec
 
 _SECONDS = {"s": 1.0, "m": 60.0, "h": 3600.0}
@@ -76,7 +75,7 @@ def _published(manifests: Manifests) -> Iterator[str]:
             yield words[words.index("--to") + 1].rstrip("/")
             continue
         run = words[1].rstrip("/")
-        yield from (published_place(spec) for spec in specs if run == f"{spec.store.root.rstrip('/')}/{spec.name}")
+        yield from (published_uri(spec) for spec in specs if run == f"{spec.store.root.rstrip('/')}/{spec.name}")
 
 
 def _retentions(document: Document) -> Iterator[tuple[Node, float]]:

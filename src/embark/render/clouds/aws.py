@@ -6,8 +6,7 @@ from typing import Any
 
 from embark.errors import ExitCode
 from embark.render.folder import File
-from embark.render.job import Job
-from embark.render.location import Bucket, Location, data_source, location_of, object_store_paths
+from embark.render.job import Bucket, Job, Location
 from embark.render.registry import ECR
 from embark.render.shell_text import Shell, Step, Words, job_text, render_template, script_file, variable
 from embark.render.targets.node_wheel import upload_words
@@ -39,7 +38,7 @@ def render_vm(job: Job) -> list[File]:
     policy, num = role_policy(job), num_cards(job)
     values = {
         "ami": AMI, "num_cards": num, "cards": card_words(max(2, num)), "subnet_words": subnet_words(),
-        "group": group_words(job), "start_words": start_words(job, location_of(job)), "end_words": end_words(),
+        "group": group_words(job), "start_words": start_words(job, job.location), "end_words": end_words(),
         "role_steps": role_steps(job, "file://vm_role_trust.json", "file://vm_role_policy.json"),
         "placement_step": placement_step(), "upload_words": upload_words(job),
     }
@@ -53,12 +52,12 @@ def render_vm(job: Job) -> list[File]:
 
 def plugin_text(job: Job) -> str:
     """For the program of a machine that has EFA and no image: that brings its own."""
-    return FIND_PLUGIN if job.cloud == "aws" and num_cards(job) and not job.spec.place.image else ""
+    return FIND_PLUGIN if job.cloud == "aws" and num_cards(job) and not job.place.image else ""
 
 
 def num_cards(job: Job) -> int:
     """Fabric devices of a machine that are used: none where it is alone."""
-    return job.machine.num_fabric_devices or 0 if job.num_nodes > 1 and location_of(job).has_fabric else 0
+    return job.machine.num_fabric_devices or 0 if job.num_nodes > 1 and job.location.has_fabric else 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,7 +152,7 @@ def start_words(job: Job, location: Location) -> Words:
     ]
     if job.num_nodes > 1:
         words += ["--placement", Shell('"GroupName=embark-$NAME,AvailabilityZone=$ZONE"')]
-    if job.spec.place.spot:
+    if job.is_spot:
         words += ["--instance-market-options",
                   "MarketType=spot,SpotOptions={SpotInstanceType=one-time,InstanceInterruptionBehavior=terminate}"]
     if num_cards(job):
@@ -191,7 +190,7 @@ def render_eks(job: Job) -> list[File]:
 def bucket_statements(job: Job) -> list[dict[str, Any]]:
     """What the run may do, as statements of an IAM policy: in S3 its own places, in CloudWatch its own metrics."""
     statements: list[dict[str, Any]] = []
-    for path in object_store_paths(job):
+    for path in job.object_store_paths:
         if path.scheme != "s3":
             continue
         arn = f"arn:aws:s3:::{path.name}"
@@ -226,21 +225,21 @@ def volume_source(job: Job) -> dict[str, Any]:
 
 
 def bucket_source(job: Job, bucket: Bucket) -> dict[str, Any]:
-    return {"mountOptions": ["allow-other", f"region {location_of(job).region}", "read-only"],
+    return {"mountOptions": ["allow-other", f"region {job.location.region}", "read-only"],
             "csi": {"driver": "s3.csi.aws.com", "volumeHandle": f"{job.name}-bucket",
                     "volumeAttributes": {"bucketName": bucket.name}}}
 
 
 def script_values(job: Job) -> dict[str, Any]:
-    folder = job.spec.data.path.removeprefix(job.spec.place.volume_path).strip("/") or "data"
+    folder = job.spec.data.path.removeprefix(job.place.volume_path).strip("/") or "data"
     return {"lustre_configuration": lustre_configuration(job), "token": f"{job.namespace}-{job.claim_name}",
-            "data_source": data_source(job), "data_folder": f"/{folder}",
+            "data_source": job.data_source, "data_folder": f"/{folder}",
             "bad_input_code": int(ExitCode.BAD_INPUT), "fault_code": int(ExitCode.FAULT)}
 
 
 def lustre_configuration(job: Job) -> str:
     """For `--lustre-configuration`. PERSISTENT_2 is refused without a throughput."""
-    name = job.spec.place.volume.removeprefix("fsx-lustre-")
+    name = job.place.volume.removeprefix("fsx-lustre-")
     if name == "scratch-2":
         return "DeploymentType=SCRATCH_2"
     return f"DeploymentType=PERSISTENT_2,PerUnitStorageThroughput={name},DataCompressionType=LZ4"

@@ -5,8 +5,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from embark.render.folder import File
-from embark.render.job import Job
-from embark.render.location import Bucket, Location, buckets, location_of
+from embark.render.job import Bucket, Job, Location
 from embark.render.pod import tolerations
 from embark.render.registry import acr_name
 from embark.render.shell_text import Shell, Step, Words, job_text, quote, script_file, variable
@@ -33,7 +32,7 @@ BUCKET_NEEDS = "It needs az aks update --enable-blob-driver."
 def render_vm(job: Job) -> list[File]:
     """`vm.sh` and `cloud_init.yaml`."""
     refuse_volume(job)
-    location = location_of(job)
+    location = job.location
     words = start_words(job, location, ["--generate-ssh-keys", "--custom-data", "cloud_init.yaml"])
     about = about_machines(job) + " A machine that is only shut down is still billed."
     return [
@@ -78,7 +77,7 @@ def start_words(job: Job, location: Location, given: Sequence[str]) -> Words:
     ]
     if _has_set(job):
         words += ["--availability-set", job.name, "--ppg", job.name]
-    if job.spec.place.spot:
+    if job.is_spot:
         words += ["--priority", "Spot", "--eviction-policy", "Delete", "--max-price=-1"]
     return tuple(words)
 
@@ -97,12 +96,12 @@ class Grants:
 def grant_words(job: Job) -> Grants:
     """The machine's own identity may use the run's containers."""
     grants = []
-    for bucket in buckets(job):
+    for bucket in job.buckets:
         if bucket.scheme != "az":
             continue
         role = "Storage Blob Data Contributor" if bucket.is_written else "Storage Blob Data Reader"
         grants.append(_grant(role, Shell(f'"$account"/blobServices/default/containers/{quote(bucket.name)}')))
-    registry = acr_name(job.image) if job.spec.place.image else ""
+    registry = acr_name(job.image) if job.place.image else ""
     return Grants(
         principal=("az", "vm", "show", *_GROUP, "--name", Shell(f'"{job.name}-$rank"'),
                    "--query", "identity.principalId", "--output", "tsv"),
@@ -123,7 +122,7 @@ def end_words() -> Words:
 
 
 def _has_set(job: Job) -> bool:
-    return job.num_nodes > 1 and not job.spec.place.spot
+    return job.num_nodes > 1 and not job.is_spot
 
 
 def render_aks(job: Job) -> list[File]:
@@ -131,7 +130,7 @@ def render_aks(job: Job) -> list[File]:
     about = (f"What an AKS cluster with {job.num_nodes} x {job.machine.name} is given once it stands. The cluster "
              "itself is made by commands, not by a file: aks_cluster.sh runs them and applies this.")
     templates = ["aks_cluster.yaml", "gpu_operator_values.yaml"]
-    if location_of(job).has_fabric:
+    if job.location.has_fabric:
         templates.append("network_operator_values.yaml")
     values = {"network_operator_version": NETWORK_OPERATOR_VERSION, "doca_driver_version": DOCA_DRIVER_VERSION,
               "resource": job.machine.fabric.kubernetes_resource, "about": about,
@@ -147,12 +146,12 @@ def render_aks(job: Job) -> list[File]:
 
 
 def pool_name(job: Job) -> str:
-    return f"{POOL}spot" if job.spec.place.spot else POOL
+    return f"{POOL}spot" if job.is_spot else POOL
 
 
 def is_lustre(job: Job) -> bool:
     """Managed Lustre, whose driver AKS does not have."""
-    return "lustre" in job.spec.place.volume
+    return "lustre" in job.place.volume
 
 
 def os_disk_gib(job: Job) -> int:
@@ -176,7 +175,7 @@ def volume_source(job: Job) -> dict[str, Any]:
 
 
 def bucket_source(job: Job, bucket: Bucket) -> dict[str, Any]:
-    account = job.spec.place.storage_account
+    account = job.place.storage_account
     return {"mountOptions": ["-o allow_other", "--use-attr-cache=true", "--cancel-list-on-mount-seconds=10"],
             "csi": {"driver": "blob.csi.azure.com", "volumeHandle": f"{account}_{bucket.name}", "readOnly": True,
                     "volumeAttributes": {"storageAccount": account, "containerName": bucket.name,
@@ -184,4 +183,4 @@ def bucket_source(job: Job, bucket: Bucket) -> dict[str, Any]:
 
 
 def script_values(job: Job) -> dict[str, Any]:
-    return {"level": job.spec.place.volume.rpartition("-")[2].capitalize()}
+    return {"level": job.place.volume.rpartition("-")[2].capitalize()}

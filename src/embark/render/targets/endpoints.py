@@ -11,7 +11,6 @@ from typing import Any
 from embark.catalog import load_catalog
 from embark.render.folder import File
 from embark.render.job import Job
-from embark.render.location import location_of
 from embark.render.pod import storage_settings
 from embark.render.serving import artifact_of, cloud_run_gib, endpoint_machine, knows_tables, server_name
 from embark.render.shell_text import script_file
@@ -34,7 +33,7 @@ def render_cloud_run(job: Job) -> list[File]:
     from embark.plan.serving import VCPUS
 
     spec, gib, num_bytes = job.spec, cloud_run_gib(job.spec), artifact_bytes(job.spec)
-    name, where = endpoint_name(job), f"--project={job.spec.place.account} --region={location_of(job).region}"
+    name, where = endpoint_name(job), f"--project={job.place.account} --region={job.location.region}"
     probe = {"httpGet": {"path": READY, "port": PORT}}
     cpus = max(VCPUS, next((least for most, least in _CLOUD_RUN_CPUS if gib <= most), 8))
     revision: dict[str, Any] = {

@@ -1,15 +1,13 @@
 """A model that stays fresh, as one deployment: a trainer that follows a stream, its publisher, servers, a broker."""
 
 import math
-from dataclasses import replace
 
 from embark.kubernetes.names import COMPONENT, IDENTITY_ANNOTATIONS
 from embark.render.command import SPEC_PATH
 from embark.render.folder import File
-from embark.render.following import NATS_PORT, broker_name, has_own_broker
 from embark.render.job import Job
 from embark.render.pod import CONTAINER, SCRATCH, USER_ID, config_data, pod_values, storage_settings
-from embark.render.serving import GIB, knows_tables, memory_gib, published_place
+from embark.render.serving import GIB, NATS_PORT, broker_name, has_own_broker, knows_tables, memory_gib, published_uri
 from embark.render.shell_text import job_text
 from embark.render.targets.serve import artifact_bytes, render_serve
 from embark.render.yaml_text import note
@@ -42,8 +40,8 @@ def render_follow(job: Job) -> list[File]:
                        note({"name": "HOME", "value": SCRATCH}, "versions are fetched to the pod's own disk"),
                        *({"name": name, "value": value} for name, value, _ in storage_settings(job))],
         identity_annotation=IDENTITY_ANNOTATIONS[job.cloud], has_subdomain=False, has_restart_policy=False,
-        options_folder=OPTIONS_FOLDER, published=published_place(spec))
-    files = [File(FILE, text), *render_serve(_serving(job))]
+        options_folder=OPTIONS_FOLDER, published=published_uri(spec))
+    files = [File(FILE, text), *render_serve(job.with_target("serve"))]
     if has_own_broker(job.spec, job.name):
         files.append(File(BROKER_FILE, job_text(
             f"kubernetes/{BROKER_FILE}.j2", job, broker=broker_name(job.name), labels={**job.labels, **BROKER},
@@ -64,8 +62,3 @@ def publisher_memory_gib(job: Job) -> int:
     if not knows_tables(spec):
         return 2 * memory_gib(spec) + PUBLISHER_SPARE_GIB
     return math.ceil((table_bytes(spec, "fp32") + 2 * artifact_bytes(spec)) / GIB) + PUBLISHER_SPARE_GIB
-
-
-def _serving(job: Job) -> Job:
-    place = job.spec.place.model_copy(update={"target": "serve"})
-    return replace(job, spec=job.spec.model_copy(update={"place": place}))

@@ -74,7 +74,7 @@ def render_ray(job: Job) -> list[File]:
 
 def render_kueue(job: Job) -> list[File]:
     """None where the spec names no queue."""
-    if not job.spec.place.queue:
+    if not job.place.queue:
         return []
     flavor = f"{object_label(job.machine.name)}{'-spot' if job.is_spot else ''}"
     return [File("kueue.yaml", job_text("kubernetes/kueue.yaml.j2", job, flavor=flavor, quota=_quota(job),
@@ -83,9 +83,9 @@ def render_kueue(job: Job) -> list[File]:
 
 def render_launch_script(job: Job) -> list[File]:
     """`train_dlrm_CLOUD.sh`, from nothing to a trained model and back: tools, login, quota, cluster, storage, job."""
-    if job.spec.place.target not in MANIFESTS:
+    if job.target not in MANIFESTS:
         return []
-    manifest, kind = MANIFESTS[job.spec.place.target]
+    manifest, kind = MANIFESTS[job.target]
     return [script_file(
         NAMES[job.cloud], "launch.sh.j2", job,
         about=f"Trains {job.spec.name} on {job.num_nodes} x {job.machine.name} of {job.cloud}: checks tools, login "
@@ -99,7 +99,7 @@ def render_launch_script(job: Job) -> list[File]:
 
 
 def _values(job: Job, target: str) -> dict[str, Any]:
-    hours = job.spec.place.max_hours
+    hours = job.place.max_hours
     if target in ("job", "jobset"):
         first = f"{job.name}-0" if target == "job" else f"{job.name}-node-0-0"
         command = indexed_command(job, f"{first}.{job.name}")

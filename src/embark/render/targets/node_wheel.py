@@ -3,8 +3,7 @@
 from pathlib import Path
 
 from embark.errors import Mistake, SpecError
-from embark.render.job import Job
-from embark.render.location import SCHEMES
+from embark.render.job import SCHEMES, Job
 from embark.render.shell_text import Shell, Words, command, job_text, option, variable
 from embark.render.wheel import FOLDER, wheel_name
 
@@ -13,7 +12,7 @@ WHEELS = "/opt/embark-wheels"  # On the machine.
 
 def upload_words(job: Job, folder: Path = Path()) -> Words:
     """Copies the wheel of a rendered folder to the bucket; none where an image has it already. TPUs have no image."""
-    if job.spec.place.image and not job.is_tpu:
+    if job.place.image and not job.is_tpu:
         return ()
     file, (bucket, name) = str(folder / FOLDER / wheel_name()), _object(job)
     if job.cloud == "aws":
@@ -28,7 +27,7 @@ def fetch_text(job: Job) -> Shell:
     """Shell text that puts the wheel into `WHEELS`, on the machine."""
     bucket, name = _object(job)
     file = f"{WHEELS}/{wheel_name()}"
-    account = f"https://{job.spec.place.storage_account}.blob.core.windows.net"
+    account = f"https://{job.place.storage_account}.blob.core.windows.net"
     words = {
         "aws": ("aws", "s3", "cp", "--only-show-errors", f"s3://{bucket}/{name}", file),
         "azure": ("env", "AZCOPY_AUTO_LOGIN_TYPE=MSI", "azcopy", "copy", f"{account}/{bucket}/{name}", file),

@@ -30,7 +30,7 @@ def render_serve(job: Job) -> list[File]:
     """One file with all objects."""
     from embark.plan.serving import VCPU_TARGET, VCPUS
 
-    spec, target = job.spec, job.spec.place.target
+    spec, target = job.spec, job.target
     artifact, is_known, num_bytes = artifact_of(spec), knows_tables(spec), artifact_bytes(spec)
     command = ["embark", "serve", artifact, "--host", "0.0.0.0", "--port", str(PORT), "--workers", str(VCPUS)]
     if spec.stream.is_on:

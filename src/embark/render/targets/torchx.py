@@ -54,7 +54,7 @@ def component(job: Job) -> str:
         "MEMORY_MB": (job.memory_gib or 8) * 1024, "DEVICES": devices, "LABELS": plain(node_selector(job)),
         "ENVIRONMENT": env, "MAX_RETRIES": MAX_RESTARTS,
         "START": _start(job), "PORT": PORT, "WAIT_S": WAIT_S, "POD": pod_overlay(job),
-        "CLAIMS": {job.claim_name: job.spec.place.volume_path} if job.spec.place.volume else {},
+        "CLAIMS": {job.claim_name: job.place.volume_path} if job.place.volume else {},
     }
     about = (f"Trains {job.title}, by TorchX. The cluster needs Volcano. torchx run --workspace '' -s kubernetes "
              f"-cfg queue=default,namespace={job.namespace} cloud_component.py:train")
@@ -64,7 +64,7 @@ def component(job: Job) -> str:
 def pod_overlay(job: Job) -> dict[str, Any]:
     """What the pods of every target have, of which TorchX writes nothing itself."""
     spec: dict[str, Any] = {
-        "serviceAccountName": job.spec.place.service_account, "automountServiceAccountToken": False,
+        "serviceAccountName": job.place.service_account, "automountServiceAccountToken": False,
         "terminationGracePeriodSeconds": grace_s(job), "tolerations": plain(tolerations(job)),
         "securityContext": {"runAsNonRoot": True, "runAsUser": USER_ID, "runAsGroup": USER_ID, "fsGroup": USER_ID},
     }

@@ -91,7 +91,7 @@ def create_words(job: Job, startup: str) -> Words:
     ]
     words += ([f"--node-count={job.num_nodes}", f"--node-prefix={job.name}"] if job.num_nodes > 1
               else [f"--node-id={job.name}"])
-    if job.spec.place.spot:
+    if job.is_spot:
         words.append("--spot")
     return (*words, _PROJECT)
 

@@ -4,7 +4,6 @@ from embark.errors import Mistake, SpecError
 from embark.render.command import SPEC_PATH, meeting_conf, meeting_options, one_machine, ranks_words
 from embark.render.folder import File
 from embark.render.job import EXITS, Job, Setting
-from embark.render.location import location_of
 from embark.render.pod import config_data, storage_settings
 from embark.render.registry import login_text
 from embark.render.settings import grace_s, settings_of
@@ -40,7 +39,7 @@ def setup_program(job: Job, wheels: str = "") -> str:
 
     packages = [*(words[1:] for words in default_triple().pip_arguments("cuda")),
                 [wheel_requirement(wheels or WHEELS, "cloud,columns,tensorboard")]]
-    fetch_wheel = "" if wheels or job.spec.place.image else fetch_text(job)
+    fetch_wheel = "" if wheels or job.place.image else fetch_text(job)
     return job_text("vm_setup.sh.j2", job, state=STATE, venv=VENV, pip_arguments=packages, fetch_wheel=fetch_wheel,
                     registry_login=login_text(job.image).rstrip("\n"))
 
@@ -53,7 +52,7 @@ def node_program(job: Job, find_rank: str) -> str:
         # The machine's number is known only where it runs.
         meeting = [Shell(f'"{word}"') if "$MASTER" in word else word for word in meeting_options(job, "$MASTER")]
         words = ranks_words(*meeting, Shell(f'"{meeting_conf("$IS_HOST")}"'), spec_path=SPEC_PATH)
-    if job.spec.place.image:
+    if job.place.image:
         words = [*_docker(job), job.image, *words]
     else:
         words[0] = f"{VENV}/bin/python"
@@ -67,7 +66,7 @@ def find_by_name(job: Job) -> str:
 
 
 def about_machines(job: Job) -> str:
-    location = location_of(job)
+    location = job.location
     where = location.region if job.cloud == "azure" else location.zone
     return (f"{job.num_nodes} x {location.machine_type} in {where}, without Kubernetes. vm.sh up starts the machines "
             "that do not exist, vm.sh status lists them, vm.sh logs N shows machine N, vm.sh down deletes all.")
@@ -75,9 +74,9 @@ def about_machines(job: Job) -> str:
 
 def refuse_volume(job: Job) -> None:
     """Plain machines are given no file system: they read object stores, and have disks of their own."""
-    if job.spec.place.volume:
-        raise SpecError([Mistake("", "place.volume", job.spec.place.volume,
-                                 f'is mounted into pods, and place.target is "{job.spec.place.target}"',
+    if job.place.volume:
+        raise SpecError([Mistake("", "place.volume", job.place.volume,
+                                 f'is mounted into pods, and place.target is "{job.target}"',
                                  'leave it out and read the data from a bucket, or set place.target = "job"')])
 
 
@@ -92,7 +91,7 @@ def _docker(job: Job) -> list[str]:
         "--volume", f"{FOLDER}:{FOLDER}:ro", "--volume", f"{STATE}:/scratch", "--workdir", "/scratch",
         "--env", "HOME=/scratch",
     ]
-    if location_of(job).has_fabric and job.num_nodes > 1:
+    if job.location.has_fabric and job.num_nodes > 1:
         words.append(option("--device", "/dev/infiniband"))
     for setting in _settings(job):
         words += ["--env", setting.name]

@@ -25,7 +25,6 @@ from embark.launch.log_follower import LogSource, follow_logs, read_logs
 from embark.launch.shell import CommandResult, LineStream
 from embark.lint.rendered import render_spec
 from embark.render.job import Job, make_job
-from embark.render.location import location_of
 from embark.render.targets.kubernetes import MANIFESTS
 from embark.spec import RunSpec
 
@@ -43,7 +42,7 @@ class Kubernetes(LaunchBackend):
             **self._cluster_of(job), "object": job.name, "target": spec.place.target, "num_nodes": job.num_pods,
             "min_nodes": job.min_nodes * job.machine.num_hosts, "queue": spec.place.queue,
             "claim": job.claim_name if spec.place.volume else "", "config": job.config_name,
-            "pool": location_of(job).pool,
+            "pool": job.location.pool,
         }
         return RunHandle.of(job, self.name, where)
 
@@ -52,7 +51,7 @@ class Kubernetes(LaunchBackend):
         kubeconfig = _absolute(os.environ.get("KUBECONFIG", ""))
         return {"context": self._context or Cluster(kubeconfig=kubeconfig).current_context(self._shell),
                 "kubeconfig": kubeconfig, "namespace": job.namespace, "cloud": job.cloud,
-                "service_account": job.spec.place.service_account}
+                "service_account": job.place.service_account}
 
     def check(self, request: LaunchRequest) -> None:
         place, handle = request.spec.place, request.handle
