@@ -22,8 +22,7 @@ from embark.render.clouds.azure import GPU_OPERATOR_VERSION, NETWORK_OPERATOR_VE
 from embark.render.folder import SPEC, File
 from embark.render.folder_spec import spec_text
 from embark.render.job import POD_TARGETS, Job, default_image, make_job
-from embark.render.monitoring import DASHBOARD, OBJECTS, budget_usd
-from embark.render.quotas import needed_units, quota_of
+from embark.render.monitoring import DASHBOARD, OBJECTS, budget_usd, needed_units, quota_of
 from embark.render.serving import memory_gib
 from embark.render.settings import grace_s, settings_of
 from embark.render.targets.kubernetes import CLUSTER_SCRIPTS, NAMES, PLACEHOLDER_REGISTRY

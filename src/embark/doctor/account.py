@@ -20,7 +20,7 @@ from embark.formatting import to_one_line
 from embark.kubernetes.names import dns_label
 from embark.launch.shell import Shell
 from embark.render.job import Job, Location
-from embark.render.quotas import CloudQuota, cloud_quotas, needed_units, quota_name, quota_of
+from embark.render.monitoring import CloudQuota, cloud_quotas, needed_units, quota_name, quota_of
 from embark.spec import RunSpec
 from embark.store import open_store
 from embark.store.retry_policy import RetryPolicy

@@ -1,11 +1,12 @@
 """What the pods of every Kubernetes target share: where they may run, what they request, and their environment."""
 
+from collections.abc import Iterable
 from typing import Any
 
 from embark.kubernetes.names import GKE_ACCELERATOR, INSTANCE_TYPE, SPOT_LABELS, SPOT_TAINTS
 from embark.kubernetes.pods import NVIDIA_GPU, TPU
 from embark.render.command import SPEC_PATH
-from embark.render.job import PORT, Job
+from embark.render.job import PORT, Job, Setting
 from embark.render.settings import TOPOLOGY_PATH, fabric_needs, grace_reason, grace_s, settings_of, topology_xml
 from embark.render.yaml_text import note
 
@@ -36,15 +37,19 @@ def pod_values(job: Job) -> dict[str, Any]:
 def environment(job: Job) -> list[Any]:
     """Each variable with its reason."""
     others = ("NCCL_", "TORCH_") if job.is_tpu else ()
-    rows = [note({"name": s.name, "value": s.value}, s.why) for s in settings_of(job) if not s.name.startswith(others)]
-    rows.append(note({"name": "HOME", "value": SCRATCH}, "caches and local files go to the pod's own disk"))
-    rows += [note({"name": name, "value": value}, why) for name, value, why in storage_settings(job)]
-    return rows
+    own = [setting for setting in settings_of(job) if not setting.name.startswith(others)]
+    home = Setting("HOME", SCRATCH, "caches and local files go to the pod's own disk")
+    return env_rows([*own, home, *storage_settings(job)])
 
 
-def storage_settings(job: Job) -> list[tuple[str, str, str]]:
+def env_rows(settings: Iterable[Setting]) -> list[Any]:
+    """A container's `env`, with the reason above each variable."""
+    return [note({"name": name, "value": value}, why) for name, value, why in settings]
+
+
+def storage_settings(job: Job) -> list[Setting]:
     account = job.place.storage_account
-    return [("AZURE_STORAGE_ACCOUNT_NAME", account, "the account of the az:// containers")] if account else []
+    return [Setting("AZURE_STORAGE_ACCOUNT_NAME", account, "the account of the az:// containers")] if account else []
 
 
 def has_identity_label(job: Job) -> bool:

@@ -4,12 +4,11 @@ from collections.abc import Callable
 
 from embark.render.clouds import aws, azure, gcp
 from embark.render.folder import File
-from embark.render.image import render_image, render_tpu_image
+from embark.render.image import render_compose, render_image, render_tpu_image
 from embark.render.job import FOLLOW, POD_TARGETS, Job
 from embark.render.monitoring import render_budget, render_monitoring
 from embark.render.serving import SERVE_TARGETS
 from embark.render.targets import endpoints, kubernetes
-from embark.render.targets.compose import render_compose
 from embark.render.targets.follow import render_follow
 from embark.render.targets.serve import render_serve
 from embark.render.targets.torchx import render_torchx

@@ -7,9 +7,9 @@ from typing import Any
 from embark.render.clouds import aws, azure, gcp
 from embark.render.folder import File
 from embark.render.job import POD_TARGETS, SCHEMES, Job
-from embark.render.pod import IDENTITY_LABEL, USER_ID, has_identity_label, storage_settings
+from embark.render.pod import IDENTITY_LABEL, USER_ID, env_rows, has_identity_label, storage_settings
 from embark.render.shell_text import job_text, script_file
-from embark.render.yaml_text import header
+from embark.render.yaml_text import header, plain
 
 GIB_PER_TIB = 1024
 _CLOUDS = {"aws": aws, "azure": azure, "gcp": gcp}
@@ -57,7 +57,7 @@ def _volume_files(job: Job, title: str, size: str, source: Mapping[str, Any], fi
              + job_text("claim.yaml.j2", job, **values)),
     ]
     if needs_copy(job):
-        env = [{"name": name, "value": value} for name, value, _ in storage_settings(job)]
+        env = plain(env_rows(storage_settings(job)))
         files.append(File("data_copy_job.yaml", job_text(
             "data_copy_job.yaml.j2", job, about=about_copy, source=job.data_source, target=data_target(job), env=env,
             user=USER_ID, identity_label=IDENTITY_LABEL if has_identity_label(job) else {})))

@@ -18,9 +18,8 @@ from embark.render.clouds.gcp import account_steps
 from embark.render.job import Job, make_job
 from embark.render.shell_text import script
 from embark.render.targets import tpu_vm
-from embark.render.targets.node_wheel import upload_words
 from embark.render.targets.vm_node import STATE
-from embark.render.wheel import wheel_file
+from embark.render.wheel import upload_words, wheel_file
 from embark.spec import RunSpec
 from embark.store import write_atomic
 from embark.store.atomic_file import scratch_for

@@ -13,7 +13,7 @@ from embark.lint.rules.jobs import GRACE_FIELD
 from embark.lint.source import NOTHING, Node, remove_key, set_key
 from embark.render.targets.endpoints import ARTIFACT
 from embark.render.targets.serve import PORT, TABLE_BYTES
-from embark.serve.deadlines import DRAIN_S
+from embark.spec.serve import DRAIN_S
 
 SCALERS = ("HorizontalPodAutoscaler", "ScaledObject")
 _EMBARK = re.compile(r"embark[-_]rec[^\[\s]*(?:\[(?P<extras>[\w, -]*)\])?")

@@ -7,10 +7,9 @@ from typing import Any
 from embark.errors import ExitCode
 from embark.render.folder import File
 from embark.render.job import Bucket, Job, Location
-from embark.render.registry import ECR
 from embark.render.shell_text import Shell, Step, Words, job_text, render_template, script_file, variable
-from embark.render.targets.node_wheel import upload_words
-from embark.render.targets.vm_node import about_machines, cloud_init, refuse_volume
+from embark.render.targets.vm_node import ECR, about_machines, cloud_init, refuse_volume
+from embark.render.wheel import upload_words
 
 AMI = "resolve:ssm:/aws/service/deeplearning/ami/x86_64/base-oss-nvidia-driver-gpu-ubuntu-22.04/latest/ami-id"
 """Amazon's base image with NVIDIA's driver, EFA and Docker, whatever is the newest."""

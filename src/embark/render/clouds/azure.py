@@ -7,10 +7,9 @@ from typing import Any
 from embark.render.folder import File
 from embark.render.job import Bucket, Job, Location
 from embark.render.pod import tolerations
-from embark.render.registry import acr_name
 from embark.render.shell_text import Shell, Step, Words, job_text, quote, script_file, variable
-from embark.render.targets.node_wheel import upload_words
-from embark.render.targets.vm_node import about_machines, cloud_init, find_by_name, refuse_volume
+from embark.render.targets.vm_node import about_machines, acr_name, cloud_init, find_by_name, refuse_volume
+from embark.render.wheel import upload_words
 from embark.render.yaml_text import plain
 
 IMAGE = "microsoft-dsvm:ubuntu-hpc:2204:latest"  # Microsoft's image with NVIDIA's driver, InfiniBand's and Docker.

@@ -16,7 +16,7 @@ from embark.render.serving import artifact_of, cloud_run_gib, endpoint_machine, 
 from embark.render.shell_text import script_file
 from embark.render.targets.serve import TABLE_BYTES, artifact_bytes, disk_gib, start_s
 from embark.render.yaml_text import note, yaml_text
-from embark.serve.deadlines import DRAIN_S
+from embark.spec.serve import DRAIN_S
 from embark.spec.user_code import file_of
 
 PORT = 8080  # The only one on which SageMaker and, by default, Vertex AI and Cloud Run look for a server.

@@ -4,13 +4,13 @@ import math
 
 from embark.kubernetes.names import COMPONENT, IDENTITY_ANNOTATIONS
 from embark.render.folder import File
-from embark.render.job import Job
-from embark.render.pod import IDENTITY_LABEL, SCRATCH, USER_ID, has_identity_label, storage_settings
+from embark.render.job import Job, Setting
+from embark.render.pod import IDENTITY_LABEL, SCRATCH, USER_ID, env_rows, has_identity_label, storage_settings
 from embark.render.serving import GIB, artifact_of, knows_tables, memory_gib, server_name
 from embark.render.shell_text import job_text
 from embark.render.yaml_text import note
-from embark.serve.deadlines import DRAIN_S
 from embark.spec import RunSpec
+from embark.spec.serve import DRAIN_S
 from embark.spec.user_code import file_of
 
 FILES = {"serve": "serve.yaml", "kserve": "inference_service.yaml"}
@@ -39,12 +39,10 @@ def render_serve(job: Job) -> list[File]:
     if spec.model.is_own:
         config = {file_of(spec.model.kind): spec.model.code}
         command += ["--model-file", f"{MODEL_FOLDER}/{file_of(spec.model.kind)}"]
-    environment = [
-        note({"name": "OMP_NUM_THREADS", "value": "1"},
-             "of each process: torch would start one for each of the node's processors, and they spin"),
-        note({"name": "HOME", "value": SCRATCH}, "the artifact is fetched to the pod's own disk"),
-        *(note({"name": name, "value": value}, why) for name, value, why in storage_settings(job)),
-    ]
+    environment = env_rows([
+        Setting("OMP_NUM_THREADS", "1",
+                "of each process: torch would start one for each of the node's processors, and they spin"),
+        Setting("HOME", SCRATCH, "the artifact is fetched to the pod's own disk"), *storage_settings(job)])
     memory = f"{memory_gib(spec)}Gi"
     disk = f"{disk_gib(num_bytes)}Gi"
     resources = {"requests": {"cpu": note(str(VCPUS), "as --workers; a limit would throttle"),

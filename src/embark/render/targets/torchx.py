@@ -38,8 +38,7 @@ def render_torchx(job: Job) -> list[File]:
 
 def component(job: Job) -> str:
     """Python source. Every value of the spec is put in as a literal."""
-    env = {setting.name: setting.value for setting in settings_of(job)}
-    env |= {name: value for name, value, _ in storage_settings(job)}
+    env = {name: value for name, value, _ in (*settings_of(job), *storage_settings(job))}
     env |= {"HOME": "/tmp", SPEC_VARIABLE: encoded_spec(job)}
     topology = topology_xml(job)
     if topology:  # no ConfigMap: it comes by a variable, as the spec does

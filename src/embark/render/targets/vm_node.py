@@ -1,16 +1,21 @@
 """A plain machine of a run: what it is given at its first start, and the service that trains on it, on any cloud."""
 
+import re
+
 from embark.errors import Mistake, SpecError
 from embark.render.command import SPEC_PATH, meeting_conf, meeting_options, one_machine, ranks_words
 from embark.render.folder import File
 from embark.render.job import EXITS, Job, Setting
 from embark.render.pod import config_data, storage_settings
-from embark.render.registry import login_text
 from embark.render.settings import grace_s, settings_of
 from embark.render.shell_text import Shell, job_text, option, quote
-from embark.render.targets.node_wheel import WHEELS, fetch_text
-from embark.render.wheel import wheel_requirement
+from embark.render.wheel import WHEELS, fetch_text, wheel_requirement
 
+ACR = re.compile(r"(?P<registry>[a-z0-9]+)\.azurecr\.io/")
+TOKEN = ("http://169.254.169.254/metadata/identity/oauth2/token?api-version=2018-02-01"
+         "&resource=https%3A%2F%2Fmanagement.azure.com%2F")
+NO_USER = "00000000-0000-0000-0000-000000000000"  # The user name with which Azure's registries accept a token.
+ECR = re.compile(r"(?P<account>\d{12})\.dkr\.ecr\.(?P<region>[a-z0-9-]+)\.amazonaws\.com/(?P<name>[^:@]+)")
 FOLDER = "/etc/embark"
 STATE = "/var/lib/embark"
 VENV = "/opt/embark"
@@ -81,7 +86,7 @@ def refuse_volume(job: Job) -> None:
 
 
 def _settings(job: Job) -> list[Setting]:
-    return [*settings_of(job, is_pod=False), *(Setting(*row) for row in storage_settings(job))]
+    return [*settings_of(job, is_pod=False), *storage_settings(job)]
 
 
 def _docker(job: Job) -> list[str]:
@@ -96,3 +101,27 @@ def _docker(job: Job) -> list[str]:
     for setting in _settings(job):
         words += ["--env", setting.name]
     return words
+
+
+def login_text(image: str) -> str:
+    """Shell text that logs docker in, by the machine's own identity; empty for a registry that needs no login."""
+    if found := ECR.match(image):
+        return (f"aws ecr get-login-password --region {quote(found['region'])} |\n"
+                f"  docker login --username AWS --password-stdin {quote(image.partition('/')[0])}\n")
+    host = image.partition("/")[0]
+    if host.endswith("-docker.pkg.dev"):
+        return f"gcloud auth configure-docker {quote(host)} --quiet\n"
+    if ACR.match(image):
+        return (f"curl -fsS --header Metadata:true '{TOKEN}' |\n"
+                "  sed -E 's/.*\"access_token\":\"([^\"]+)\".*/\\1/' |\n"
+                f"  curl -fsS --data grant_type=access_token --data service={host} --data-urlencode access_token@- "
+                f"https://{host}/oauth2/exchange |\n"
+                "  sed -E 's/.*\"refresh_token\":\"([^\"]+)\".*/\\1/' |\n"
+                f"  docker login --username {NO_USER} --password-stdin {host}\n")
+    return ""
+
+
+def acr_name(image: str) -> str:
+    """The name of the Azure registry that has an image; empty if another cloud has it."""
+    found = ACR.match(image)
+    return found["registry"] if found else ""
