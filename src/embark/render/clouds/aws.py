@@ -4,9 +4,8 @@ import json
 from dataclasses import dataclass
 from typing import Any
 
-from embark.errors import ExitCode
 from embark.render.folder import File
-from embark.render.job import Bucket, Job, Location
+from embark.render.job import Job, Location
 from embark.render.shell_text import Shell, Step, Words, job_text, render_template, script_file, variable
 from embark.render.targets.vm_node import ECR, about_machines, cloud_init, refuse_volume
 from embark.render.wheel import upload_words
@@ -23,12 +22,7 @@ _MANAGED = ("AmazonSSMManagedInstanceCore", "CloudWatchAgentServerPolicy")
 READ_ACTIONS = ["s3:GetObject"]
 PULL_ACTIONS = ["ecr:BatchCheckLayerAvailability", "ecr:GetDownloadUrlForLayer", "ecr:BatchGetImage"]
 WRITE_ACTIONS = ["s3:GetObject", "s3:PutObject", "s3:DeleteObject", "s3:AbortMultipartUpload"]
-FILLED_BY = "storage.sh substitutes the file system's id and names."
-VOLUME_MODES = ["ReadWriteMany", "ReadWriteOnce"]
-"""Pods use the first. The driver's fsGroupPolicy is ReadWriteOnceWithFSType: only to a volume that also names this
-mode, and a file system's type, does the kubelet apply the pod's fsGroup."""
 ABOUT_OBJECTS = "What the run's objects belong to. eks_cluster.sh applies it."
-BUCKET_NEEDS = "It needs the add-on aws-mountpoint-s3-csi-driver."
 
 
 def render_vm(job: Job) -> list[File]:
@@ -204,41 +198,3 @@ def bucket_statements(job: Job) -> list[dict[str, Any]]:
         statements.append({"Effect": "Allow", "Action": ["cloudwatch:PutMetricData"], "Resource": "*", "Condition": {
             "StringEquals": {"cloudwatch:namespace": watch.cloudwatch_namespace}}})
     return statements
-
-
-def capacity_gib(job: Job, least_gib: int) -> int:
-    """FSx sells 1200, then multiples of 2400."""
-    return 1200 if least_gib <= 1229 else -(-least_gib // 2400) * 2400
-
-
-def volume_source(job: Job) -> dict[str, Any]:
-    return {
-        "mountOptions": ["flock"],
-        "csi": {
-            "driver": "fsx.csi.aws.com",
-            "fsType": "lustre",
-            "volumeHandle": "fs-00000000000000000",
-            "volumeAttributes": {"dnsname": "fs-00000000000000000.fsx.us-east-1.amazonaws.com", "mountname": "fsx"},
-        },
-    }
-
-
-def bucket_source(job: Job, bucket: Bucket) -> dict[str, Any]:
-    return {"mountOptions": ["allow-other", f"region {job.location.region}", "read-only"],
-            "csi": {"driver": "s3.csi.aws.com", "volumeHandle": f"{job.name}-bucket",
-                    "volumeAttributes": {"bucketName": bucket.name}}}
-
-
-def script_values(job: Job) -> dict[str, Any]:
-    folder = job.spec.data.path.removeprefix(job.place.volume_path).strip("/") or "data"
-    return {"lustre_configuration": lustre_configuration(job), "token": f"{job.namespace}-{job.claim_name}",
-            "data_source": job.data_source, "data_folder": f"/{folder}",
-            "bad_input_code": int(ExitCode.BAD_INPUT), "fault_code": int(ExitCode.FAULT)}
-
-
-def lustre_configuration(job: Job) -> str:
-    """For `--lustre-configuration`. PERSISTENT_2 is refused without a throughput."""
-    name = job.place.volume.removeprefix("fsx-lustre-")
-    if name == "scratch-2":
-        return "DeploymentType=SCRATCH_2"
-    return f"DeploymentType=PERSISTENT_2,PerUnitStorageThroughput={name},DataCompressionType=LZ4"

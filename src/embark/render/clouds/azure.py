@@ -2,10 +2,9 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from embark.render.folder import File
-from embark.render.job import Bucket, Job, Location
+from embark.render.job import Job, Location
 from embark.render.pod import tolerations
 from embark.render.shell_text import Shell, Step, Words, job_text, quote, script_file, variable
 from embark.render.targets.vm_node import about_machines, acr_name, cloud_init, find_by_name, refuse_volume
@@ -23,9 +22,6 @@ LUSTRE_DRIVER_FILES = ("rbac-csi-azurelustre-controller", "rbac-csi-azurelustre-
 DISK_GIB = (256, 512, 1024, 2048)  # Sizes of Premium SSDs that a node's own disk can have.
 SYSTEM_GIB = 150  # Of that disk: the system, images and logs.
 POOL = "gpu"  # AKS takes at most 12 small letters and digits.
-FILLED_BY = "storage.sh substitutes its address."
-VOLUME_MODES = ["ReadWriteMany"]
-BUCKET_NEEDS = "It needs az aks update --enable-blob-driver."
 
 
 def render_vm(job: Job) -> list[File]:
@@ -157,29 +153,3 @@ def os_disk_gib(job: Job) -> int:
     """AKS keeps emptyDir volumes, and so the data's cache, on a node's own disk and not on the machine's NVMe disks."""
     needed = SYSTEM_GIB + job.spec.data.cache_gb
     return next((size for size in DISK_GIB if size >= needed), DISK_GIB[-1])
-
-
-def capacity_gib(job: Job, least_gib: int) -> int:
-    return least_gib
-
-
-def volume_source(job: Job) -> dict[str, Any]:
-    if is_lustre(job):
-        return {"mountOptions": ["noatime", "flock"],
-                "csi": {"driver": "azurelustre.csi.azure.com", "volumeHandle": "lustre#10.225.0.4#lustrefs",
-                        "volumeAttributes": {"mgs-ip-address": "10.225.0.4"}}}
-    # Several connections: one alone carries a fraction of what the volume can.
-    return {"mountOptions": ["vers=3", "nconnect=8", "rsize=262144", "wsize=262144", "hard"],
-            "nfs": {"server": "10.225.0.4", "path": "/data"}}
-
-
-def bucket_source(job: Job, bucket: Bucket) -> dict[str, Any]:
-    account = job.place.storage_account
-    return {"mountOptions": ["-o allow_other", "--use-attr-cache=true", "--cancel-list-on-mount-seconds=10"],
-            "csi": {"driver": "blob.csi.azure.com", "volumeHandle": f"{account}_{bucket.name}", "readOnly": True,
-                    "volumeAttributes": {"storageAccount": account, "containerName": bucket.name,
-                                         "protocol": "fuse2", "AzureStorageAuthType": "msi"}}}
-
-
-def script_values(job: Job) -> dict[str, Any]:
-    return {"level": job.place.volume.rpartition("-")[2].capitalize()}

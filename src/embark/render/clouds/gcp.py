@@ -2,10 +2,9 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from embark.render.folder import File
-from embark.render.job import Bucket, Job, Location
+from embark.render.job import Job, Location
 from embark.render.shell_text import Shell, Step, Words, job_text, option, script_file, variable
 from embark.render.targets.vm_node import about_machines, cloud_init, find_by_name, refuse_volume
 from embark.render.wheel import upload_words
@@ -23,10 +22,6 @@ INSTALLER_OF = {
     "gpudirect-tcpxo": ["gpudirect-tcpxo/nccl-tcpxo-installer.yaml", "nri_device_injector/nri-device-injector.yaml"],
     "gpudirect-rdma": ["gpudirect-rdma/nccl-rdma-installer.yaml"],
 }
-FILLED_BY = "storage.sh substitutes its address."
-VOLUME_MODES = ["ReadWriteMany"]
-BUCKET_NEEDS = 'A pod that mounts it has the annotation gke-gcsfuse/volumes: "true".'
-LUSTRE_STEP_GIB = 9000
 
 
 def render_vm(job: Job) -> list[File]:
@@ -163,31 +158,3 @@ def pool_names(job: Job) -> list[str]:
     if job.machine.num_hosts == 1 or job.num_nodes == 1:
         return [pool]
     return [f"{pool}-{index}" for index in range(job.num_nodes)]
-
-
-def capacity_gib(job: Job, least_gib: int) -> int:
-    """Managed Lustre is sold in multiples."""
-    if "lustre" in job.place.volume:
-        return max(1, round(least_gib / LUSTRE_STEP_GIB)) * LUSTRE_STEP_GIB
-    return least_gib
-
-
-def volume_source(job: Job) -> dict[str, Any]:
-    location, volume = job.location, job.place.volume
-    if "lustre" in volume:
-        return {"csi": {"driver": "lustre.csi.storage.gke.io",
-                        "volumeHandle": f"PROJECT/{location.zone}/{job.claim_name}",
-                        "volumeAttributes": {"ip": "10.0.0.2", "filesystem": "data"}}}
-    where = location.region if volume == "filestore-regional" else location.zone
-    return {"csi": {"driver": "filestore.csi.storage.gke.io",
-                    "volumeHandle": f"modeInstance/{where}/{job.claim_name}/data",
-                    "volumeAttributes": {"ip": "10.0.0.2", "volume": "data"}}}
-
-
-def bucket_source(job: Job, bucket: Bucket) -> dict[str, Any]:
-    return {"mountOptions": ["implicit-dirs", "ro"],
-            "csi": {"driver": "gcsfuse.csi.storage.gke.io", "volumeHandle": bucket.name, "readOnly": True}}
-
-
-def script_values(job: Job) -> dict[str, Any]:
-    return {}
