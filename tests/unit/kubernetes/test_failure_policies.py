@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from render_jobs import job_of
 
-from embark.rehearse.failure_policies import FailurePolicy, PodEnd, PodPolicy
+from embark.kubernetes.failure_policies import FailurePolicy, PodEnd, PodPolicy
 from embark.rehearse.manifest import find_training_job, read_texts
 from embark.rehearse.workload import Workload, make_workload
 from embark.render.targets.kubernetes import render_job, render_jobset, render_pytorchjob, render_trainjob

@@ -7,7 +7,8 @@ from dataclasses import replace
 
 import pytest
 
-from embark.rehearse.manifest import POD_IP, Objects, PodIdentity, expand, variables
+from embark.kubernetes.objects import Objects
+from embark.kubernetes.pods import POD_IP, PodIdentity, expand, variables
 
 POD = PodIdentity(name="job-1", namespace="train", labels={"app": "x"},
                   annotations={"batch.kubernetes.io/job-completion-index": "1"})

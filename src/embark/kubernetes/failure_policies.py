@@ -11,8 +11,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal, Protocol
 
-from embark.rehearse.manifest import K8sObject, rows
-from embark.rehearse.pods import Pod
+from embark.kubernetes.objects import K8sObject, rows
+from embark.kubernetes.pods import Pod
 
 Action = Literal["done", "replace", "restart all", "succeed", "fail"]
 BACKOFF_LIMIT = 6  # Kubernetes' own, where a Job does not say.
