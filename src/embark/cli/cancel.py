@@ -4,8 +4,7 @@ from typing import Annotated
 
 from cyclopts import Parameter
 
-from embark.cli.console import Console
-from embark.cli.options import Flag
+from embark.cli.console import Console, Flag
 from embark.errors import ExitCode, Interrupted
 from embark.formatting import pluralize, to_one_line
 from embark.launch.launching import Cancellation, cancel_run

@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING, Annotated, TextIO, TypeVar
 
 from cyclopts import Parameter
 
-from embark.cli.options import Flag
 from embark.errors import EmbarkError, Interrupted, UserError
 from embark.events.events import Event, Sink, to_jsonable
 from embark.formatting import MISSING, format_bytes, redact, strip_control_chars, to_encoding, to_one_line
@@ -23,6 +22,16 @@ from embark.formatting import MISSING, format_bytes, redact, strip_control_chars
 if TYPE_CHECKING:  # importing rich takes a tenth of a second
     from rich.console import Console as RichConsole
 
+Flag = Annotated[bool, Parameter(negative="", show_default=False)]
+"""A switch that is off unless given; there is no `--no-…`."""
+Spec = Annotated[str, Parameter(
+    help="A TOML file, a preset (laptop, quickstart, criteo-1tb, mlperf-dcnv2, mlperf-hstu) or module:function.")]
+Settings = Annotated[tuple[str, ...], Parameter(
+    name=("--set", "-s"), help="Override a field: --set train.batch_size=4096. Repeatable.", negative="",
+    show_default=False)]
+Accepted = Annotated[tuple[str, ...], Parameter(
+    name="--accept-change", help="Resume although this field, or data, is not what the checkpoints were trained with. "
+    "Repeatable.", negative="", show_default=False)]
 T = TypeVar("T")
 GAP = 2  # Between two columns of a table.
 _LOG_EVERY_S = 20.0

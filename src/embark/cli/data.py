@@ -1,4 +1,4 @@
-"""`embark data prepare`, `make`, `check`, `ids` and `copy`: their flags and their output."""
+"""`embark data prepare`, `make`, `check` and `copy`: their flags and their output."""
 
 from __future__ import annotations
 
@@ -8,9 +8,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from embark.cli.console import Console
-from embark.cli.embeddings import Tables, render_files
-from embark.cli.options import Flag, Settings, Spec
+from embark.cli.console import Console, Flag, Settings, Spec
 from embark.errors import ExitCode, UserError
 from embark.formatting import format_bytes, format_clock, format_duration, format_si, pluralize
 
@@ -112,29 +110,6 @@ def check(place: str, /, *, set_: Settings = (), console: Console = Console()) -
         report = check_data(path, on_progress=show)
     console.show(report, _render_checked)
     return ExitCode.OTHER if report.problems else ExitCode.DONE
-
-
-def ids(
-    source: str, /, *, to: str, table: Tables = (), force: Flag = False, console: Console = Console(),
-) -> None:
-    """Write which id each value of the data has: one Parquet file per table.
-
-    Columns: value, id, count in the training rows. Id 0 stands for missing, rare and unseen values.
-
-    Parameters
-    ----------
-    source
-        A folder or a URI of prepared data, or a run that was trained on it.
-    to
-        The folder to write to.
-    force
-        Replace existing files.
-    """
-    from embark.data.export.id_values import write_id_maps
-
-    with console.waiting("reading"):
-        result = write_id_maps(source, to, tables=table, force=force)
-    console.show(result, render_files)
 
 
 def copy(

@@ -4,8 +4,7 @@ import textwrap
 from collections.abc import Iterable
 from pathlib import Path
 
-from embark.cli.console import Console
-from embark.cli.options import Flag, Settings
+from embark.cli.console import Console, Flag, Settings
 from embark.doctor import Check, Host, check_host
 from embark.errors import ExitCode, UserError
 from embark.formatting import pluralize

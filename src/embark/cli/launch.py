@@ -1,7 +1,6 @@
 """`embark launch`: launch a run where its spec says, and with `--supervise` stay and re-create lost spot machines."""
 
-from embark.cli.console import Console
-from embark.cli.options import Accepted, Flag, Settings, Spec
+from embark.cli.console import Accepted, Console, Flag, Settings, Spec
 from embark.errors import ExitCode, Interrupted, UserError
 from embark.formatting import to_one_line
 from embark.launch.launching import (

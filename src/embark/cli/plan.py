@@ -12,8 +12,7 @@ from cyclopts import Parameter
 
 from embark.catalog import find_machine, load_catalog
 from embark.catalog.pricing import PURCHASE_NAMES, Purchase
-from embark.cli.console import Console
-from embark.cli.options import Flag, Settings, Spec
+from embark.cli.console import Console, Flag, Settings, Spec
 from embark.errors import ExitCode, UserError
 from embark.formatting import MISSING, format_bytes, format_duration, format_usd, pluralize
 from embark.model.placement import Planner

@@ -6,38 +6,51 @@ from typing import TYPE_CHECKING, Annotated
 
 from cyclopts import Parameter
 
-from embark.cli.check import render_verdict
-from embark.cli.console import Console
-from embark.cli.options import Flag, Settings
-from embark.errors import EmbarkError, ExitCode
-from embark.formatting import format_bytes
+from embark.cli.console import Console, Flag, Settings
+from embark.errors import EmbarkError, ExitCode, UserError
+from embark.formatting import MISSING, format_bytes, format_float
 
 if TYPE_CHECKING:
-    from embark.publish.publisher import PublishResult
+    from embark.publish.gate import GateVerdict
+    from embark.publish.publisher import CheckResult, PublishResult
 
 
 def publish(
     run: str, /, *, to: str = "", watch: Flag = False,
-    gate: Annotated[bool, Parameter(negative="--no-gate", show_default=False)] = True, set_: Settings = (),
+    gate: Annotated[bool, Parameter(negative="--no-gate", show_default=False)] = True, dry_run: Flag = False,
+    step: Annotated[int | None, Parameter(show_default=False)] = None, set_: Settings = (),
     console: Console = Console(),
 ) -> ExitCode:
     """Publish a run's newest checkpoint: export it as a delta, measure it, and make it current if it passes the gate.
 
-    [publish] in its spec has the place and the gate's bounds. A refused version is kept and not served: exit code 1.
+    [publish] in its spec has the URI and the gate's bounds. A refused version is kept and not served: exit code 1.
 
     Parameters
     ----------
     run
-        A run's directory, its name under ./runs, or its URI.
+        A run's directory, its name under ./runs, or its URI; with --dry-run also RUN@best or RUN@STEP.
     to
         A folder, or an s3://, gs:// or az:// URI; default: publish.to, or RUN/export.
     watch
         Publish each checkpoint that the run saves, at most one in publish.every_minutes, until Ctrl-C.
     gate
         --no-gate publishes without measuring.
+    dry_run
+        Only measure the checkpoint, and say whether it would pass the gate: exit code 1 if it would not.
+    step
+        With --dry-run: the checkpoint of this step.
     """
     from embark.publish import publisher
 
+    if dry_run and (watch or not gate):
+        raise UserError("--dry-run measures one checkpoint", fix=f"leave {'--watch' if watch else '--no-gate'} out")
+    if step is not None and not dry_run:
+        raise UserError("--step needs --dry-run: only the newest checkpoint is published", fix="leave --step out")
+    if dry_run:
+        with console.waiting("measuring"):
+            checked = publisher.check(run, to=to, step=step, sets=set_)
+        console.show(checked, _render_checked)
+        return ExitCode.DONE if checked.verdict.is_passed else ExitCode.OTHER
     if not watch:
         with console.waiting("publishing"):
             result = publisher.publish(run, to=to, gate=gate, sets=set_)
@@ -54,6 +67,16 @@ def publish(
     return ExitCode.DONE
 
 
+def _render_checked(console: Console, result: CheckResult) -> None:
+    verdict = result.verdict
+    against = f"version {result.published} of {result.place}" if result.published else \
+        f"nothing: {result.place} has no current version"
+    console.result(f"{result.run}, step {result.step:,}: "
+                   + ("passes the gate" if verdict.is_passed else f"refused: {verdict.why}")
+                   + f"\ncompared with {against}; {verdict.rows}")
+    _render_verdict(console, verdict)
+
+
 def _render(console: Console, result: PublishResult) -> None:
     size = f"{format_bytes(result.num_bytes)}, " + (f"a delta of version {result.parent}" if result.parent else "full")
     if not result.is_new:
@@ -64,6 +87,17 @@ def _render(console: Console, result: PublishResult) -> None:
     console.result(f"{result.place}: version {result.version} ({result.run}, step {result.step:,}; {size}) is "
                    + (f"refused: {result.refused}" if result.refused else "now current"))
     if result.verdict:
-        render_verdict(console, result.verdict)
+        _render_verdict(console, result.verdict)
     if result.refused:
         console.text(f"Publish it nevertheless: embark rollback {result.place} {result.version}")
+
+
+def _render_verdict(console: Console, verdict: GateVerdict) -> None:
+    for note in verdict.notes:
+        console.warning(note)
+    console.table([{"AUC": MISSING if verdict.auc is None else format_float(verdict.auc),
+                    "log loss": format_float(verdict.log_loss),
+                    "calibration": MISSING if verdict.calibration is None else format_float(verdict.calibration),
+                    "rows": verdict.num_samples, "tests": verdict.num_tests, "refuse": len(verdict.refusals)}])
+    for test in verdict.refusals[:10]:
+        console.text(f"  {test.name}: {test.sentence}")

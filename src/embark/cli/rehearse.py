@@ -7,8 +7,7 @@ from typing import Annotated
 
 from cyclopts import Parameter
 
-from embark.cli.console import Console
-from embark.cli.options import Flag, Settings
+from embark.cli.console import Console, Flag, Settings
 from embark.errors import ExitCode, UserError
 from embark.formatting import pluralize, to_one_line
 from embark.lint.rule import Finding

@@ -7,8 +7,7 @@ from typing import Annotated
 
 from cyclopts import Parameter
 
-from embark.cli.console import Console
-from embark.cli.options import Flag
+from embark.cli.console import Console, Flag
 from embark.report.context import read_run
 from embark.report.document import html_page, markdown_page
 from embark.report.report import NAME, WrittenReport, write_report

@@ -1,10 +1,9 @@
-"""`embark train`: train a spec on this machine."""
+"""`embark train` and `embark follow`: train a spec on this machine, on data or on a stream."""
 
 from typing import TYPE_CHECKING
 
-from embark.cli.console import Console
-from embark.cli.options import Accepted, Flag, Settings, Spec
-from embark.errors import ExitCode, Interrupted
+from embark.cli.console import Accepted, Console, Flag, Settings, Spec
+from embark.errors import ExitCode, Interrupted, UserError
 
 if TYPE_CHECKING:
     from embark.spec import RunSpec
@@ -29,8 +28,38 @@ def train(
     return train_here(accepting(load_spec(spec, set_), accept_change), console, fresh=fresh)
 
 
+def follow(
+    spec: Spec, /, *, set_: Settings = (), fresh: Flag = False, accept_change: Accepted = (),
+    make_streams: Flag = False, console: Console = Console(),
+) -> int:
+    """Train on a spec's [stream] until it is stopped: NATS JetStream, Kafka, a folder that grows, your own code.
+
+    A stopped run resumes behind its last checkpoint, no record is trained on twice. With --json: one event per line.
+
+    Parameters
+    ----------
+    fresh
+        Start in a new directory (NAME-2, NAME-3, …) even if the run exists.
+    make_streams
+        With NATS: first make a JetStream stream of stream.retention_hours for each of stream.topics that has none.
+    """
+    from embark.spec import load_spec
+    from embark.spec.run import accepting
+
+    run = accepting(load_spec(spec, set_), accept_change)
+    if not run.stream.is_on:
+        raise UserError(f"{spec}: stream.source is empty, so there is nothing to follow",
+                        fix="set it in [stream] (docs/follow.md); `embark train` trains on the data")
+    if make_streams:
+        from embark.data.stream.open_reader import make_streams as make
+
+        for name in make(run):
+            console.text(f"made the NATS stream {name}")
+    return train_here(run, console, fresh=fresh)
+
+
 def train_here(run: "RunSpec", console: Console, *, fresh: bool) -> int:
-    """The process of a run, from its first signal to its exit code."""
+    """Run the process of a run, from its first signal to its exit code."""
     from embark.run.signals import StopSignals
 
     with StopSignals(is_loading=True) as signals:  # a preemption can come while torch or jax is loaded

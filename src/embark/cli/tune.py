@@ -7,8 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from cyclopts import Parameter
 
-from embark.cli.console import Console
-from embark.cli.options import Settings, Spec
+from embark.cli.console import Console, Settings, Spec
 from embark.events.metrics import metric as find_metric
 from embark.formatting import format_duration, format_float, format_usd, pluralize
 

@@ -6,8 +6,7 @@ from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 
-from embark.cli.console import Console
-from embark.cli.options import Flag
+from embark.cli.console import Console, Flag
 from embark.dashboard.runs import Runs
 from embark.dashboard.server import require_token, serve_page
 from embark.dashboard.terminal import watch_terminal

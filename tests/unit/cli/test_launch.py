@@ -12,7 +12,7 @@ from prepared_rows import RAGGED, make_prepared
 from embark.cli.cancel import cancel as cancel_command
 from embark.cli.console import Console
 from embark.cli.launch import launch_run
-from embark.cli.logs import logs as logs_command
+from embark.cli.status import logs as logs_command
 from embark.cli.status import status as status_command
 from embark.errors import DataError, SpecError, UserError
 from embark.launch.backend import RunHandle
