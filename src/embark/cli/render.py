@@ -1,5 +1,5 @@
-"""`embark render` and `embark image`: every file a target needs, linted, into a folder where no manual edit is lost, and
-the image that they name."""
+"""`embark render` and `embark image`: every file a target needs, in a folder where no manual edit is lost, and the
+image that they name."""
 
 from __future__ import annotations
 

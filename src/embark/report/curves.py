@@ -4,27 +4,39 @@ no number, marks at steps where something happened."""
 import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
 
 import numpy as np
 from markupsafe import Markup
 
 from embark.events.metrics import metric
-from embark.events.plotting import Axis, Floats, Point, draw, format_time_tick, means, thin
+from embark.events.plotting import (
+    Axis,
+    Dot,
+    Floats,
+    Point,
+    Rule,
+    Stroke,
+    draw,
+    format_time_tick,
+    frame_rows,
+    means,
+    svg_chart,
+    thin,
+)
 from embark.formatting import format_bytes, format_count, format_duration, format_float, format_si, format_step_time
 from embark.report.context import RunContext
-from embark.report.document import Gallery, Key, Picture, templates
+from embark.report.document import Gallery, Key, Picture
 from embark.report.record import EVALS, Record
 from embark.report.rows import TIME
 
-WIDTH, HEIGHT = 360.0, 196.0
-LEFT, RIGHT, TOP, BOTTOM = 40.0, 14.0, 10.0, 28.0
+WIDTH, HEIGHT = 360, 196
+LEFT, RIGHT, TOP, BOTTOM = 40, 14, 10, 28
 LETTER_WIDTH = 6.2
 MAX_POINTS = 700  # Of a line: about two for each pixel.
 MAX_DOTS = 60
 FIRST_SHARE = 0.05  # Of the steps: the first ones are far off, and would flatten all that follows.
 
-MAX_SIGNS = 60
+MAX_RULES = 60
 MAX_PLAIN = 120  # Of many more points, so many means are drawn.
 MAX_LETTERED = 600
 LETTERS_WIDTH, LETTERS_HEIGHT = 64, 8
@@ -34,32 +46,11 @@ REASONS = {"preempted": "preempted", "interrupted": "stopped by Ctrl-C", "died":
 Say = Callable[[float], str]
 
 
-@dataclass(frozen=True, slots=True)
-class Stroke:
-    """A line of the chart."""
-
-    xs: Any
-    ys: Any  # Sequences or arrays of one length.
-    sign: str  # Its class: `k0` to `k7`, or `lost`.
-    has_dots: bool = False  # The points are few and each means something.
-    is_joined: bool = True  # A line runs through the dots.
-    name: str = ""
-
-
-@dataclass(frozen=True, slots=True)
-class Sign:
-    """Something that happened at a step."""
-
-    x: float
-    kind: str  # `save`, `stop` or `resume`.
-    tooltip: str
-
-
 def chart(
-    strokes: Sequence[Stroke], signs: Iterable[Sign] = (), *, say_y: Say, say_x: Say | None = None,
+    strokes: Sequence[Stroke], rules: Iterable[Rule] = (), *, say_y: Say, say_x: Say | None = None,
     from_zero: bool = False, label: str = "", is_time: bool = False,
 ) -> Markup | None:
-    """The drawing; `None` where there are not two points to join. The first steps may leave it at the top."""
+    """Draw curves as SVG; `None` where there are not two points to join. The first steps may leave it at the top."""
     say_x = say_x or say_step
     strokes = [_thinned(stroke) for stroke in strokes]
     points = [(x, y) for stroke in strokes for x, y in zip(stroke.xs, stroke.ys, strict=True) if math.isfinite(y)]
@@ -67,24 +58,20 @@ def chart(
         return None
     first, last = min(x for x, _ in points), max(x for x, _ in points)
     y_axis = _y_axis([y for _, y in points] if from_zero else _settled(points, first, last), from_zero=from_zero)
-    left = max(LEFT, 12 + LETTER_WIDTH * max(len(say_y(at)) for at in y_axis.ticks(4)))
-    x_axis = Axis(first, last, left, WIDTH - RIGHT)
-
-    def path(stroke: Stroke) -> Markup:
-        """A gap where a value is no number."""
-        places = [(x_axis.place(x), y_axis.place(y)) for x, y in zip(stroke.xs, stroke.ys, strict=True)]
-        starts = [not math.isfinite(y) for _, y in ((0.0, math.nan), *places)]
-        return Markup("".join(f"{'M' if is_start else 'L'}{x:.1f} {y:.1f}"
-                              for is_start, (x, y) in zip(starts, places, strict=False) if math.isfinite(y)))
+    y_ticks = [(at, say_y(at)) for at in y_axis.ticks(4)]
+    x_axis = Axis(first, last, max(LEFT, 12 + LETTER_WIDTH * max(len(words) for _, words in y_ticks)), WIDTH - RIGHT)
+    x_ticks = [(at, say_x(at)) for at in (x_axis.time_ticks(5) if is_time else x_axis.ticks(5))]
 
     def exact(value: float) -> str:
         return f"{value:.4f}" if say_y is say_figure and abs(value) < 10 else say_y(value)
 
-    return Markup(templates().get_template("chart.svg.j2").render(
-        label=label, width=WIDTH, height=HEIGHT, left=left, right=WIDTH - RIGHT, top=TOP, low=HEIGHT - BOTTOM,
-        x_axis=x_axis, y_axis=y_axis, x_ticks=x_axis.time_ticks(5) if is_time else x_axis.ticks(5), say_x=say_x,
-        say_y=say_y, strokes=strokes, signs=[sign for sign in signs if x_axis.low <= sign.x <= x_axis.high],
-        path=path, dots=_dots, exact=exact))
+    inside = svg_chart(
+        x_axis, y_axis, (x_ticks, y_ticks), rules=[rule for rule in rules if first <= rule.at <= last],
+        strokes=[stroke for stroke in strokes if stroke.is_joined],
+        dots=[Dot(x, y, stroke.sign, f"{stroke.name} {exact(y)} at {say_x(x)}".strip())
+              for stroke in strokes if stroke.has_dots for x, y in _dots(stroke)])
+    return Markup('<svg viewBox="0 0 {} {}" role="img" class="chart">{}{}</svg>').format(
+        WIDTH, HEIGHT, Markup("<title>{}</title>").format(label) if label else "", inside)
 
 
 def say_figure(value: float) -> str:
@@ -183,9 +170,9 @@ SYSTEM: tuple[tuple[str, Say, tuple[tuple[str, str, _Aggregate], ...]], ...] = (
 def learning_curves(context: RunContext) -> Gallery | None:
     """Loss, AUC, NE, rate, learning rate by step; with checkpoints, evaluations and interruptions."""
     record, stops = context.record, context.interruptions
-    signs = [*_save_signs(record), *(
-        Sign(stop.stopped_step, "stop", f"{REASONS[stop.reason]} at step {format_count(stop.stopped_step)}")
-        for stop in stops[-MAX_SIGNS:])]
+    rules = [*_save_rules(record), *(
+        Rule(stop.stopped_step, "stop", f"{REASONS[stop.reason]} at step {format_count(stop.stopped_step)}")
+        for stop in stops[-MAX_RULES:])]
     pictures = []
     has_evals = has_redone = False
     for shown in LEARNING:
@@ -197,7 +184,7 @@ def learning_curves(context: RunContext) -> Gallery | None:
         if len(held[0]):
             strokes.append(Stroke(*held, "k1", has_dots=True, name="held out"))
         title = metric(shown.name).label
-        drawn = chart(strokes, signs, say_y=shown.say, from_zero=shown.from_zero, label=f"{title} by step")
+        drawn = chart(strokes, rules, say_y=shown.say, from_zero=shown.from_zero, label=f"{title} by step")
         if drawn is None:
             continue
         has_evals |= bool(len(held[0]))
@@ -296,11 +283,8 @@ def letters(line: tuple[Floats, Floats], marks: tuple[Floats, Floats]) -> str:
                  ascii_only=False)
     if drawn is None or drawn.high <= drawn.low:
         return ""
-    ends = [say_figure(drawn.high), *[""] * (LETTERS_HEIGHT - 2), say_figure(drawn.low)]
-    margin = max(map(len, ends))
-    rows = [f"{end:>{margin}} {row}".rstrip() for end, row in zip(ends, drawn.rows, strict=True)]
-    first, last = format_count(drawn.first), format_count(drawn.last)
-    return "\n".join([*rows, " " * (margin + 1) + first + last.rjust(LETTERS_WIDTH - len(first))])
+    return "\n".join(frame_rows(drawn, say_figure(drawn.high), say_figure(drawn.low), format_count(drawn.first),
+                               format_count(drawn.last), ascii_only=False))
 
 
 def points_of(xs: Floats, ys: Floats) -> list[Point]:
@@ -311,11 +295,11 @@ def capitalize(text: str) -> str:
     return text[:1].upper() + text[1:]
 
 
-def _save_signs(record: Record) -> list[Sign]:
+def _save_rules(record: Record) -> list[Rule]:
     saves = record.saves
-    return [Sign(save.step, "save", f"checkpoint at step {format_count(save.step)}: {format_bytes(save.size_bytes)} in "
+    return [Rule(save.step, "save", f"checkpoint at step {format_count(save.step)}: {format_bytes(save.size_bytes)} in "
                                     f"{format_duration(save.save_s)}")
-            for save in saves[:: -(-len(saves) // MAX_SIGNS) or 1]]
+            for save in saves[:: -(-len(saves) // MAX_RULES) or 1]]
 
 
 def _known(xs: Floats, ys: Floats) -> tuple[Floats, Floats]:

@@ -122,7 +122,8 @@ def test_help_groups_every_command_and_each_has_its_own(capsys):
             assert run([*name.split(), "--help"]) == 0
             own = capsys.readouterr().out
             assert f"Usage: embark {name}" in own
-            assert "--json" in own and "Print JSON for" in own
+            assert "--json" in own
+            assert "Print JSON for" in own
             assert '[default: ""]' not in own
             assert "[choices: ," not in own
             prose = own.split("╭", 1)[0].splitlines()
@@ -156,8 +157,8 @@ def test_a_renamed_command_names_its_replacement(capsys, words, fix):
 
 
 def test_a_command_whose_output_is_closed_ends_without_a_traceback(tmp_path):
-    ended = subprocess.run(["bash", "-c", f"{sys.executable} -m embark catalog list --volumes >&-"], capture_output=True,
-                           text=True)
+    ended = subprocess.run(["bash", "-c", f"{sys.executable} -m embark catalog list --volumes >&-"],
+                           capture_output=True, text=True)
     assert (ended.returncode, ended.stderr) == (0, "")
 
 

@@ -141,7 +141,8 @@ def test_compare_sets_machines_side_by_side(capsys):
 
 
 def test_volumes_of_a_size_show_speed_and_cost(capsys):
-    rows = {row["volume"]["name"]: row for row in json.loads(catalog(capsys, "list", "--volumes", "--tib", "1.2", "--json").out)}
+    listed = json.loads(catalog(capsys, "list", "--volumes", "--tib", "1.2", "--json").out)
+    rows = {row["volume"]["name"]: row for row in listed}
     assert rows["fsx-lustre-1000"]["gbyte_per_s"] == pytest.approx(1.2)
     assert rows["managed-lustre-1000"]["gbyte_per_s"] is None  # it begins at 8.8 TiB
     assert json.loads(catalog(capsys, "list", "--volumes", "--json").out)[0]["usd_per_month"] is None
