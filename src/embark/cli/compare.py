@@ -11,8 +11,7 @@ from embark.formatting import MISSING, format_float
 from embark.report.compare import Comparison, compare_document, compare_runs
 from embark.report.context import read_run
 from embark.report.document import html_page
-from embark.report.report import write_page
-from embark.report.slices import slice_rows
+from embark.report.report import slice_rows, write_page
 
 CURVE_WIDTH = 32
 

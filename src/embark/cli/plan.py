@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from cyclopts import Parameter
 
@@ -27,6 +27,7 @@ from embark.spec import RunSpec, load_spec
 
 if TYPE_CHECKING:
     from embark.plan.here import LocalPlan
+    from embark.plan.serving import ServePlan
     from embark.trainers.jax.aot import ComparedMemory
 
 MOST_SHOWN = 15
@@ -94,11 +95,9 @@ def plan(
     of_serving = {"--qps": qps, "--p99-ms": p99_ms, "--rows": rows, "--tables": tables, "--cpu-machine": cpu_machine}
     given = [flag for flag, value in of_serving.items() if value is not None and value != ""]
     if serve:
-        from embark.cli.plan_serving import plan_serving
-
         others = {"--here": here, "--across": across, "--by": by, "--deadline": deadline, "--budget": budget,
                   "--samples": samples, "--picture": picture, "--exact": exact, "--tpu-compile": tpu_compile}
-        return plan_serving(console, loaded, of_serving, {"cloud": cloud, "region": region, "spot": spot},
+        return _plan_serving(console, loaded, of_serving, {"cloud": cloud, "region": region, "spot": spot},
                             [flag for flag, value in others.items() if value])
     if given:
         raise UserError(f"{given[0]} is about serving", fix="add --serve, or leave it out")
@@ -361,3 +360,46 @@ def _render_compiled(console: Console, compared: ComparedMemory) -> None:
     if compiled.sparsecores:
         console.text(f"{compiled.sparsecores}; embark plan counts the lookup without them", style="dim")
     console.text(f"compiled in {compiled.compile_s:.0f} s; this says nothing about speed", style="dim")
+
+
+
+def _plan_serving(
+    console: Console, spec: RunSpec, flags: Mapping[str, Any], where: Mapping[str, Any], others: Sequence[str],
+) -> ExitCode:
+    from embark.plan.serving import ServeRequest
+    from embark.plan.serving import plan_serving as make_serve_plan
+
+    if others:
+        raise UserError(f"--serve plans a server, and {others[0]} a training run", fix="leave one out")
+    for flag in ("--qps", "--p99-ms"):
+        if flags[flag] is None:
+            raise UserError(f"--serve needs {flag}", fix="embark plan SPEC --serve --qps 500 --p99-ms 20")
+    request = ServeRequest(
+        qps=flags["--qps"], p99_ms=flags["--p99-ms"],
+        rows_per_request=128 if flags["--rows"] is None else flags["--rows"], tables=flags["--tables"] or "fp32",
+        machine=flags["--cpu-machine"], **where)
+    found = make_serve_plan(spec, request)
+    console.show(found, _render_serving)
+    return ExitCode.DONE if found.is_ok else ExitCode.OTHER
+
+
+def _render_serving(console: Console, found: ServePlan) -> None:
+    console.result(found.sentence)
+    if console.quiet:
+        return
+    if found.offers:
+        console.text("\n".join(["", *found.why]))
+        console.text("")
+        console.table([{
+            "machine": one.machine, "replicas": one.replicas_per_machine or None, "machines": one.num_machines or None,
+            "$ a month": format_usd(one.usd_per_month), "$ a million": format_usd(one.usd_per_million),
+            "region": one.region, "": one.why_not or " "} for one in found.offers[:MOST_OFFERS]])
+        console.text("")
+        console.table([{
+            "tables": one.tables, "of all tables": format_bytes(one.table_bytes),
+            "of a replica": format_bytes(one.replica_bytes),
+            "cheapest": one.offer and f"{one.offer.num_machines} x {one.offer.machine}",
+            "$ a month": format_usd(one.offer and one.offer.usd_per_month)} for one in found.by_tables])
+        console.text(f"a replica: {found.replica_qps:,.4g} requests/s, {found.replica_rows_per_s:,.0f} rows/s at "
+                     f"{found.utilization:.0%} of a core", style="dim")
+    console.text(found.basis, style="dim")

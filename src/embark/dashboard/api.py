@@ -1,15 +1,17 @@
 """What the page shows of runs, besides their curves: plain values, ready to be JSON."""
 
 import time
+import tomllib
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
 
-from embark.dashboard.published import published_text
 from embark.dashboard.runs import Runs, WatchedRun
+from embark.errors import EmbarkError
 from embark.events.changes import changes_of, warm_start_text
 from embark.events.events import Event, parse_event
 from embark.events.sinks.prometheus import exposition
@@ -17,6 +19,7 @@ from embark.events.spending import losses_sentence
 from embark.events.summary import HELD_OUT, best_checkpoint
 from embark.events.task_rows import task_rows
 from embark.events.traffic import TrafficRecord, TrafficView
+from embark.export.rollback import list_versions
 from embark.formatting import (
     format_auc,
     format_bytes,
@@ -31,18 +34,14 @@ from embark.formatting import (
     to_finite,
     to_one_line,
 )
-from embark.report.record import GPU, HOST, PHASES, Record, gpus_of, slow_ranks
+from embark.report.figures import MAX_RANKS, list_of, phase_means, placement_of, prediction_of, rank_times
+from embark.report.record import GPU, HOST, Record, gpus_of
 from embark.store.run_dir import EVENTS
 
-MAX_TABLES = 400
-MAX_RANKS = 1024
 MAX_MARKS = 600
 MAX_NOTES = 30
 MAX_TEXT = 2000
 MAX_METRICS_RUNS = 100
-LEAST_SLOW = 0.05  # Of a step: a wait of microseconds may be twice the others' and not matter.
-RECENT = 20
-RANK_TIMES = ("own_s", "input_s", "step_s")
 MARKED = frozenset({"start", "resume", "warm_start", "change", "save", "eval", "interrupt", "error", "end"})
 MAX_LINES = 500
 MAX_LINE_CHARS = 2000
@@ -100,10 +99,10 @@ def detail(run: WatchedRun, now_s: float) -> dict[str, Any]:
             "marks": _marks(record),
             "spans": [[_since_start(record, one.start_s), _since_start(record, one.last_s)]
                       for one in record.attempts()[-MAX_MARKS:]],
-            "plan": _plan(record),
-            "prediction": _prediction(record),
-            "phases": _phases(record),
-            "ranks": _ranks(record),
+            "plan": placement_of(record),
+            "prediction": prediction_of(record),
+            "phases": phase_means(record),
+            "ranks": rank_times(record),
             "machines": _machines(record),
             "notes": [{"time_s": event.time_s, "level": to_one_line(event.values.get("level", "")),
                        "text": strip_control_chars(event.values.get("text", ""))[:MAX_TEXT]}
@@ -145,8 +144,8 @@ Values = Mapping[str, Any]
 
 
 def _ranks_text(values: Values, step: str) -> str:
-    times = [seconds for seconds in map(to_finite, _list(values.get("step_s"))) if seconds is not None]
-    busy = [percent for system in _list(values.get("systems")) if isinstance(system, Mapping)
+    times = [seconds for seconds in map(to_finite, list_of(values.get("step_s"))) if seconds is not None]
+    busy = [percent for system in list_of(values.get("systems")) if isinstance(system, Mapping)
             for gpu in gpus_of(system) if (percent := to_finite(gpu.get("util_percent"))) is not None]
     parts = []
     if times:
@@ -182,7 +181,7 @@ _TEXTS: dict[str, Callable[[Values, str], str]] = {
     "end": lambda v, step: f"ended at {step}: {to_one_line(v.get('outcome', ''))}",
     "step": lambda v, step: f"{step}: training loss {format_float(v.get('loss'))}, training AUC {format_auc(v)}, "
                             f"{format_count(v.get('samples_per_s'))} samples/s",
-    "plan": lambda v, _: f"{len(_list(v.get('tables')))} tables placed",
+    "plan": lambda v, _: f"{len(list_of(v.get('tables')))} tables placed",
     "predict": lambda v, _: f"predicted {format_duration(v.get('step_s'))} a step and "
                             f"{format_bytes(v.get('peak_bytes'))}",
     "serve": lambda v, _: f"version {format_count(v.get('version'))} answers",
@@ -193,10 +192,6 @@ _TEXTS: dict[str, Callable[[Values, str], str]] = {
     "serve_end": lambda v, _: "the server ended",
     "ranks": _ranks_text, "phases": _phases_text, "error": _plain_text, "note": _plain_text,
 }
-
-
-def _list(value: Any) -> list[Any]:
-    return value if isinstance(value, list) else []
 
 
 def _newest_events(run: WatchedRun) -> list[Event]:
@@ -247,63 +242,6 @@ def _marks(record: Record) -> list[dict[str, Any]]:
     return [{"kind": event.kind, "step": to_finite(event.values.get("step", event.values.get("first_step"))),
              "at_s": _since_start(record, event.time_s), "time_s": event.time_s, "text": event_text(event)}
             for event in marked[-MAX_MARKS:]]
-
-
-def _plan(record: Record) -> dict[str, Any] | None:
-    tables: list[dict[str, Any]] = [
-        {"table": to_one_line(table.get("table", ""))[:200], "rows": to_finite(table.get("rows")),
-         "dim": to_finite(table.get("dim")), "sharding": to_one_line(table.get("sharding", ""))[:80],
-         "kernel": to_one_line(table.get("kernel", ""))[:80], "bytes": to_finite(table.get("bytes")) or 0.0,
-         "ranks": [int(rank) for rank in map(to_finite, table.get("ranks") or ()) if rank is not None][:MAX_RANKS]}
-        for table in _list(record.plan.get("tables")) if isinstance(table, Mapping)
-    ]
-    if not tables:
-        return None
-    tables.sort(key=lambda table: -table["bytes"])
-    ranks = [{"rank": int(to_finite(rank.get("rank")) or 0), "bytes": to_finite(rank.get("bytes")) or 0.0}
-             for rank in _list(record.plan.get("per_rank")) if isinstance(rank, Mapping)]
-    gpus = [{name: to_finite(gpu.get(name)) for name in ("used_bytes", "total_bytes")}
-            for system in record.systems for gpu in gpus_of(system)]
-    totals = [gpu["total_bytes"] for gpu in gpus if gpu["total_bytes"]]
-    is_complete = all(gpu["used_bytes"] is not None and gpu["total_bytes"] for gpu in gpus)
-    return {"tables": tables[:MAX_TABLES], "num_tables": len(tables), "per_rank": ranks[:MAX_RANKS],
-            "gpu_bytes": min(totals) if totals else None, "gpus": gpus[:MAX_RANKS] if is_complete else []}
-
-
-def _prediction(record: Record) -> dict[str, Any] | None:
-    predict = record.predict
-    if not predict:
-        return None
-    used = [to_finite(gpu.get("used_bytes")) for system in record.systems for gpu in gpus_of(system)]
-    peak = to_finite(record.end.get("peak_bytes")) or max((b for b in used if b), default=None)
-    return {
-        "is_calibrated": bool(predict.get("is_calibrated")),
-        "bound_by": to_one_line(predict.get("bound_by", ""))[:200],
-        "rows": [
-            {"name": "step time", "unit": "s", "predicted": to_finite(predict.get("step_s")), "actual": record.step_s},
-            {"name": "memory", "unit": "B", "predicted": to_finite(predict.get("peak_bytes")), "actual": peak},
-        ],
-    }
-
-
-def _phases(record: Record) -> dict[str, float] | None:
-    recent = record.phases.last(RECENT)
-    found = {name: recent[name][np.isfinite(recent[name])] for name in PHASES}
-    return {name: float(values.mean()) for name, values in found.items() if len(values)} or None
-
-
-def _ranks(record: Record) -> list[dict[str, Any]]:
-    """Each rank's recent times and, where the others wait for it, theirs."""
-    recent = {name: values[np.isfinite(values)]
-              for name, values in (record.ranks.last(RECENT) | record.own.last(RECENT)).items()}
-    names = (*record.ranks.names, *record.own.names)
-    ranks = sorted({int(name.rpartition(".")[2]) for name in names})[:MAX_RANKS]
-    usual = {name: {rank: float(np.median(values)) for rank in ranks
-                    if len(values := recent.get(f"{name}.{rank}", np.empty(0)))} for name in RANK_TIMES}
-    least_s = LEAST_SLOW * float(np.median(list(usual["step_s"].values()))) if usual["step_s"] else 0.0
-    slow = {name: slow_ranks(times, least_s) for name, times in usual.items()}
-    return [{"rank": rank, **{name: usual[name].get(rank) for name in RANK_TIMES},
-             "slower_than": {name: slow[name][rank] for name in RANK_TIMES if rank in slow[name]}} for rank in ranks]
 
 
 def _machines(record: Record) -> list[dict[str, Any]]:
@@ -365,3 +303,28 @@ def _lines_backward(run: WatchedRun, name: str, max_bytes: int) -> Iterator[byte
             return
     if least == 0:
         yield rest
+
+
+_EVERY_S = 10
+PUBLISH = "[publish]"
+
+
+def published_text(run: str, spec_text: str) -> str:
+    """Of a run whose spec has `[publish]`; empty of others, and where its versions cannot be read."""
+    return _read(run, spec_text, int(time.monotonic() / _EVERY_S)) if PUBLISH in spec_text else ""
+
+
+@lru_cache(maxsize=64)
+def _read(run: str, spec_text: str, _moment: int) -> str:
+    try:
+        place = tomllib.loads(spec_text)["publish"].get("to") or f"{run}/export"
+        versions = list_versions(place).versions
+    except (EmbarkError, OSError, ValueError, KeyError, TypeError, AttributeError):
+        return ""
+    current = next((one for one in versions if one.is_current), None)
+    refused = [one for one in versions if one.refused]
+    words = [f"version {current.version} (step {format_count(current.step)})" if current else "none yet",
+             f"{pluralize(len(versions) - len(refused), 'version')} kept"]
+    if refused:
+        words.append(f"{len(refused)} refused, the last: {to_one_line(refused[-1].refused)}")
+    return "; ".join(words)

@@ -23,7 +23,7 @@ from typing import Any
 from urllib.parse import parse_qs, urlsplit
 
 from embark.dashboard.api import detail, log_lines, metrics_text, summary
-from embark.dashboard.curves import MAX_POINTS, CurveCache, Window, charts_text, curves_text
+from embark.dashboard.curves import MAX_POINTS, Window, charts_text, curves_text
 from embark.dashboard.runs import Runs, WatchedRun
 from embark.dashboard.traffic import replicas_of, traffic_of
 from embark.errors import UserError
@@ -158,7 +158,6 @@ class _Server(ThreadingHTTPServer):
 
     def __init__(self, host: str, port: int, runs: Runs, token: str) -> None:
         self.runs = runs
-        self.cache = CurveCache()
         self.diagnoses = _Diagnoses()
         self.address_family = socket.AF_INET6 if ":" in host else socket.AF_INET
         super().__init__((host.strip("[]"), port), _Handler)
@@ -240,8 +239,7 @@ class _Handler(BaseHTTPRequestHandler):
             case ["api", "curves"]:
                 wanted = query.get("ids", [""])[0].split(",")[:MAX_IDS]
                 found = [run for run in map(runs.get, wanted) if run is not None]
-                window, cache = _window(query), self.server.cache
-                texts = [f'"{run.id}":{curves_text(run, window, cache, now_s)}' for run in found]
+                texts = [f'"{run.id}":{curves_text(run, _window(query))}' for run in found]
                 return "{" + ",".join(texts) + "}"
             case ["api", "runs", run_id, *rest]:
                 run = runs.get(run_id)
@@ -253,7 +251,7 @@ class _Handler(BaseHTTPRequestHandler):
             case []:
                 return _json(detail(run, now_s))
             case ["charts"]:
-                return charts_text(run, _window(query), self.server.cache, now_s)
+                return charts_text(run, _window(query))
             case ["traffic"]:
                 return _json(traffic_of(replicas_of(self.server.runs.all(), run)))
             case ["diagnosis"]:

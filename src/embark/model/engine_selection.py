@@ -1,8 +1,10 @@
-"""Which engine of the torch trainer a run gets, and the sentence that says why."""
+"""Which engine and which precision a run trains with."""
+
+from pathlib import Path
 
 from embark.errors import UserError
 from embark.model.work import TRACED
-from embark.spec import RunSpec
+from embark.spec import RunSpec, TrainSpec
 
 MAX_IDS_PER_SAMPLE = 1024  # Past this the slots kept for ids that most samples lack cost more than the launches saved.
 
@@ -58,3 +60,23 @@ def regularization_of(spec: RunSpec) -> str:
     values = {"model.dropout": spec.model.dropout, "train.weight_decay": spec.train.weight_decay,
               "train.embedding_l2": spec.train.embedding_l2, "train.max_gradient_norm": spec.train.max_gradient_norm}
     return next((field for field, value in values.items() if value), "")
+
+
+def choose_precision(train: TrainSpec, *, has_matrix_bf16: bool) -> str:
+    """`fp32`, `tf32` or `bf16`; `auto` takes bf16 where matrix units make it faster."""
+    if train.precision != "auto":
+        return train.precision
+    return "bf16" if has_matrix_bf16 else "fp32"
+
+
+def cpu_has_matrix_bf16(cpuinfo: Path = Path("/proc/cpuinfo")) -> bool:
+    """AMX. The vector instructions of avx512_bf16 are no matrix units."""
+    try:
+        return "amx_bf16" in cpuinfo.read_text()
+    except OSError:
+        return False
+
+
+def gpu_has_matrix_bf16(capability: tuple[int, int]) -> bool:
+    """NVIDIA's, since Ampere."""
+    return capability >= (8, 0)

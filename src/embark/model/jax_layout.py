@@ -15,9 +15,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from embark.errors import Mistake, SpecError, UserError
-from embark.model.batch import samples_per_rank
 from embark.model.engine_selection import regularization_of
 from embark.model.placement import Placement, Shard, table_value_bytes
+from embark.model.steps import samples_per_rank
 from embark.model.work import distinct
 from embark.spec import RunSpec, Table
 

@@ -7,16 +7,15 @@ from typing import Any, Literal
 from embark.catalog import Gpu, load_catalog
 from embark.errors import UserError
 from embark.formatting import format_duration, pluralize
+from embark.model.engine_selection import choose_precision, cpu_has_matrix_bf16, gpu_has_matrix_bf16
 from embark.model.placement import Cluster, Placement, TooLarge
-from embark.model.precision import choose_precision, cpu_has_matrix_bf16, gpu_has_matrix_bf16
 from embark.plan.calibration import Calibration, calibration_here, calibration_path, cpu_calibration, load_calibrations
 from embark.plan.closed_form import closed_form
-from embark.plan.dense_trace import dense_notes, trace_dense
 from embark.plan.memory import device_parts, host_parts, with_own_input
 from embark.plan.predict import choose_engine, explain_fit, match_gpu
 from embark.plan.prediction import GIB, MemoryUse, StepTime
 from embark.plan.step_time import step_time
-from embark.plan.workload import Workload, resolve_data, workload_of
+from embark.plan.workload import Workload, dense_notes, resolve_data, trace_dense, workload_of
 from embark.spec import RunSpec
 
 UNKNOWN_GPU = "H200"  # Whose memory beside the tables an unknown GPU is taken to need.

@@ -3,7 +3,6 @@ known, measured where they are a library's."""
 
 from dataclasses import dataclass, replace
 
-from embark.model.batch import EVAL_SAMPLES, num_together
 from embark.model.placement import (
     DENSE_STATES,
     Placement,
@@ -15,6 +14,7 @@ from embark.model.placement import (
     wire_bytes,
 )
 from embark.model.sharding import CACHED_SHARE
+from embark.model.steps import EVAL_SAMPLES, num_together
 from embark.model.work import Layers, dense_work_of, layers_of, lookups_of, padded
 from embark.plan.autograd import passes_of
 from embark.plan.calibration import Calibration, MemoryFit

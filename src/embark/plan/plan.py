@@ -14,7 +14,6 @@ from embark.formatting import format_duration, format_usd
 from embark.model.placement import Planner
 from embark.plan.closed_form import CachedPlanner
 from embark.plan.cost import Bill
-from embark.plan.dense_trace import trace_dense
 from embark.plan.predict import predict
 from embark.plan.survey import (
     MAX_NODES,
@@ -29,7 +28,7 @@ from embark.plan.survey import (
     survey_catalog,
 )
 from embark.plan.verdict import Verdict, survey_sentence, verdict
-from embark.plan.workload import Workload, resolve_data, workload_of
+from embark.plan.workload import Workload, resolve_data, trace_dense, workload_of
 from embark.spec import RunSpec
 
 

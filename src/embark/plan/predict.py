@@ -5,17 +5,16 @@ from typing import Any
 
 from embark.catalog import Catalog, Gpu, load_catalog
 from embark.errors import UserError
-from embark.model.engine_selection import cuda_graph_obstacle, select_engine
+from embark.model.engine_selection import choose_precision, cuda_graph_obstacle, select_engine
 from embark.model.jax_layout import LINE_WIDTHS, make_layout
 from embark.model.placement import Cluster, Placement, Planner, TooLarge, all_table_bytes
-from embark.model.precision import choose_precision
 from embark.plan.calibration import Calibration, MemoryFit, calibration_for, calibration_here, cpu_calibration
 from embark.plan.closed_form import closed_form
-from embark.plan.dense_trace import dense_notes
 from embark.plan.memory import MEMORY, device_parts, host_parts, with_own_input
 from embark.plan.prediction import GIB, MemoryUse, Prediction, Setup, StepTime, refused
 from embark.plan.step_time import step_time
 from embark.plan.tpu import chip_memory, predict_on_tpu, tpu_step_time
+from embark.plan.workload import dense_notes
 from embark.spec import RunSpec
 from embark.spec.batch import batch_mistakes
 from embark.spec.section import remembered

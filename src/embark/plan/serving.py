@@ -22,9 +22,8 @@ from embark.errors import UserError, nearest
 from embark.export.quantize import TABLE_DTYPES, TableDtype, row_format
 from embark.formatting import format_usd, pluralize
 from embark.model.work import dense_work_of
-from embark.plan.dense_trace import trace_dense
 from embark.plan.prediction import GIB
-from embark.plan.workload import resolve_data
+from embark.plan.workload import resolve_data, trace_dense
 from embark.spec import RunSpec
 
 VCPUS = 2  # Of a replica: one for each of its processes.

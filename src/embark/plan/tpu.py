@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from embark.catalog import Gpu
 from embark.errors import Mistake, SpecError, UserError
+from embark.model.engine_selection import choose_precision
 from embark.model.jax_layout import (
     LINE_WIDTHS,
     MAX_IN_FLIGHT,
@@ -23,7 +24,6 @@ from embark.model.placement import (
     value_bytes,
     wire_bytes,
 )
-from embark.model.precision import choose_precision
 from embark.model.work import Layers, layers_of
 from embark.plan.prediction import ASSUMPTIONS, GIB, MemoryUse, Prediction, Setup, StepTime, refused
 from embark.plan.step_time import STEP, activation_bytes, sample_bytes

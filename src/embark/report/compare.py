@@ -19,12 +19,10 @@ from embark.formatting import (
     pluralize,
     to_finite,
 )
-from embark.report.bars import format_time
+from embark.report.charts import format_time, overlaid
 from embark.report.context import RunContext, State
-from embark.report.curves import overlaid
 from embark.report.document import Block, Code, Document, Table, Tile, Tone, Words, sections_with_something
-from embark.report.report import TONES
-from embark.report.slices import slice_blocks
+from embark.report.report import TONES, slice_blocks
 from embark.report.spec_rows import differences, field_of
 from embark.run.slices import SliceResult
 

@@ -11,11 +11,11 @@ import pytest
 
 from embark.__main__ import run as embark
 from embark.catalog.pricing import price_of_run
+from embark.cli.train import ReportAtEnd
 from embark.errors import ExitCode
 from embark.events.events import Event, EventLog
 from embark.report.context import read_run
 from embark.report.record import Record
-from embark.report.report_at_end import ReportAtEnd
 from embark.spec import RunSpec, resolve, to_toml
 from embark.store import open_store
 
@@ -267,7 +267,7 @@ def test_no_report_is_worth_a_run(make, monkeypatch):
     at_end(folder, sample(run_dir="")).close()
     monkeypatch.setattr("embark.report.document.html_page", lambda _: 1 / 0)
     at_end(folder, sample(run_dir=str(folder))).close()
-    monkeypatch.setattr("embark.report.report_at_end.MAX_QUICK_BYTES", 1)
+    monkeypatch.setattr("embark.cli.train.MAX_QUICK_BYTES", 1)
     (folder / "report.html").rmdir()
     at_end(folder, sample(run_dir=str(folder))).close()
     assert not (folder / "report.html").exists()

@@ -12,6 +12,7 @@ from embark.plan import calibration
 from embark.plan.calibration import (
     PYTHON_SHARE,
     SHIPPED,
+    CpuRates,
     EngineFit,
     at_pace,
     calibration_for,
@@ -21,7 +22,6 @@ from embark.plan.calibration import (
     read_calibrations,
     to_toml,
 )
-from embark.plan.cpu_probe import CpuRates
 from embark.plan.predict import match_gpu
 
 

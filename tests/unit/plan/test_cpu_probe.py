@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from embark.plan.cpu_probe import probe_cpu, probe_python_s
+from embark.plan.calibration import probe_cpu, probe_python_s
 
 
 def test_a_cpu_is_probed_in_bytes_and_arithmetic_a_second_and_in_seconds_of_an_operation():

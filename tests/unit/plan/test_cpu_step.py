@@ -8,10 +8,9 @@ import pytest
 
 from embark.model.placement import Cluster
 from embark.plan.calibration import SHIPPED, Calibration, CpuFit, Rates, read_calibrations
-from embark.plan.cpu_step import PARTS
 from embark.plan.fit import Measurement, fit_calibration, fit_cpu, one_rank_placement
 from embark.plan.prediction import StepTime
-from embark.plan.step_time import step_time
+from embark.plan.step_time import PARTS, step_time
 from embark.spec import RunSpec, load_spec
 
 SHAPES = (

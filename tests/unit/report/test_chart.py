@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from embark.events.plotting import Rule, Stroke
-from embark.report.curves import chart, say_figure, say_step
+from embark.report.charts import chart, say_figure, say_step
 
 SVG = re.compile(r' d="([^"]*)"')
 

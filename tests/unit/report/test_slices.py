@@ -1,6 +1,6 @@
 """Slices of runs side by side."""
 
-from embark.report.slices import slice_blocks, slice_rows
+from embark.report.report import slice_blocks, slice_rows
 from embark.run.importance import Estimate
 from embark.run.slices import Slice, SliceResult
 
