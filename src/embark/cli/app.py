@@ -54,7 +54,7 @@ def install_completion(*, shell: Literal["bash", "zsh", "fish"] | None = None) -
 
 
 def explain(error: CycloptsError) -> UserError:
-    """What is wrong with a command line, and whose `--help` says what is right."""
+    """Say what is wrong with a command line, and whose `--help` says what is right."""
     fix = " ".join(["embark", *(error.command_chain or ()), "--help"])
     if isinstance(error, UnknownCommandError) and error.unused_tokens and error.app:
         word = error.unused_tokens[0]
@@ -69,7 +69,7 @@ def explain(error: CycloptsError) -> UserError:
 
 
 def name_spec(fix: str, words: Sequence[str]) -> str:
-    """A fix with the spec of the command line in place of `SPEC`: a command that can be pasted."""
+    """Put the spec of the command line in place of `SPEC` in a fix, so that it can be pasted."""
     if "SPEC" not in fix:
         return fix
     from embark.spec.presets import PRESETS
@@ -82,7 +82,8 @@ def name_spec(fix: str, words: Sequence[str]) -> str:
 
 
 def name_clone(fix: str) -> str:
-    """A fix that installs an extra, as a command for the clone that Embark was installed from: no index has it."""
+    """Turn a fix that installs an extra into a command for the clone that Embark was installed from: no index has
+    it."""
     if "embark-rec[" not in fix:
         return fix
     import json

@@ -128,7 +128,7 @@ def _render_machine(console: Console, details: MachineDetails, region: str) -> N
 
 
 def _missing_price(prices: Sequence[Price], region: str) -> str:
-    """An unknown price is reported, and is no error."""
+    """Say that a price is unknown, which is no error."""
     if not prices:
         return "no price known in any region; embark catalog refresh FILE imports one"
     if all(price.on_demand_usd_per_hour is None for price in prices):
@@ -176,7 +176,7 @@ def _render_refresh(console: Console, done: RefreshResult) -> None:
 
 
 def _facts(layout: str, **values: object) -> dict[str, str]:
-    """The rows of a table of `catalog_tables.toml`, for one machine."""
+    """Return the rows of a table of `catalog_tables.toml` for one machine."""
     from jinja2 import Environment
 
     environment = Environment()
@@ -196,12 +196,12 @@ def _urls(origin: Origin) -> str:
 
 
 def _short(machine: Machine) -> str:
-    """Azure puts Standard_ before every name."""
+    """Return the name without the Standard_ that Azure puts before every name."""
     return machine.name.removeprefix("Standard_")
 
 
 def _that_fit(console: Console, columns: dict[str, dict[str, str]]) -> list[list[str]]:
-    """Machines in as many groups as there must be for each to fit the terminal."""
+    """Return machines in as many groups as there must be for each to fit the terminal."""
     labels = max(len(what) for what in next(iter(columns.values()))) + GAP
     groups: list[list[str]] = [[]]
     used = labels
@@ -216,7 +216,7 @@ def _that_fit(console: Console, columns: dict[str, dict[str, str]]) -> list[list
 
 
 def _figure(value: float | None, origin: Origin) -> str:
-    """For a narrow column; a question mark where it is not confirmed."""
+    """Format a figure for a narrow column, with a question mark where it is not confirmed."""
     doubt = "" if origin.is_confirmed else "?"
     return UNKNOWN if value is None else (f"{value:,.4g}" if value < 1000 else f"{value:,.0f}") + doubt
 

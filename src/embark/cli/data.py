@@ -246,7 +246,7 @@ def _render_copied(console: Console, result: CopyResult) -> None:
 
 
 def _data_path(place: str, settings: Sequence[str] = ()) -> str | RunSpec:
-    """The data, or the data of the spec that names it; of files that are not prepared, the spec."""
+    """Return the data, or the data of the spec that names it; of files that are not prepared, the spec."""
     from embark.data.prepared import MANIFEST
     from embark.spec import PRESETS, load_spec
 
@@ -290,7 +290,7 @@ def _summary(result: PrepareResult | MakeResult) -> str:
 
 @contextmanager
 def _stages(console: Console) -> Iterator[OnProgress]:
-    """Progress as a bar, or as lines of a log."""
+    """Show progress as a bar, or as lines of a log."""
     with console.stages() as show:
 
         def show_progress(progress: Progress) -> None:

@@ -187,7 +187,7 @@ def _amount(workload: Workload) -> str:
 
 
 def _render_ranking(console: Console, found: Survey, kept: Sequence[Estimate]) -> None:
-    """The best of the ranking, all of the front, and both as a small plot."""
+    """Show the best of the ranking, all of the front, and both as a small plot."""
     from embark.plan.chart import front_letters, plot
 
     letters = front_letters(found)
@@ -236,7 +236,7 @@ def _rank_row(estimate: Estimate, purchase: Purchase, other: Purchase, letter: s
 
 
 def _render_estimate(console: Console, found: MachinePlan) -> None:
-    """All parts of a plan that fits."""
+    """Show all parts of a plan that fits."""
     estimate, purchase = found.estimate, found.purchase
     bill = estimate.bills[purchase]
     whose = "a chip" if estimate.setup.machine.gpu.kind == "tpu" else "the fullest rank"
@@ -331,7 +331,7 @@ def _render_storage(console: Console, need: StorageNeed, offers: Sequence[Storag
 
 
 def _compile(console: Console, spec: RunSpec, topology: str) -> ExitCode:
-    """Exit code 64 where the step does not fit the chips: the compiler says so."""
+    """Compile; exit code 64 where the step does not fit the chips, as the compiler says."""
     from embark.trainers.jax.aot import compare_with_plan
 
     with console.stages() as stage:

@@ -11,7 +11,7 @@ from embark.report.local_runs import LocalRuns, list_local_runs, removable_run, 
 
 @dataclass(frozen=True, slots=True)
 class RemovedRuns:
-    """What was removed."""
+    """The runs that were deleted, and their size."""
 
     runs: tuple[str, ...]
     size_bytes: int

@@ -85,7 +85,7 @@ def train_here(run: "RunSpec", console: Console, *, fresh: bool) -> int:
     return ExitCode.DONE
 
 
-MAX_QUICK_BYTES = 6_000_000  # Of events: at the end of a run, a report about more would keep its user waiting.
+MAX_QUICK_BYTES = 6_000_000  # At the end of a run, a report about more events would keep its user waiting.
 
 
 class ReportAtEnd:
@@ -103,7 +103,7 @@ class ReportAtEnd:
             self.close()
 
     def close(self) -> None:
-        """A run that fails may have no `end` event."""
+        """Write the report also for a run that fails without an `end` event."""
         if self._run is None or self._is_written:
             return
         self._is_written = True

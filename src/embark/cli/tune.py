@@ -58,7 +58,7 @@ def tune(
 
 
 class TuneView:
-    """A bar for the trial under way, and a line for each that is over."""
+    """Shows a bar for the trial under way, and a line for each that is over."""
 
     def __init__(self, console: Console, show: Callable[[str, float, str], None], metric: str) -> None:
         self._console, self._show, self._metric, self._label = console, show, metric, find_metric(metric).label

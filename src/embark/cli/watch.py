@@ -20,7 +20,7 @@ NUM_PORTS = 20
 
 @dataclass(frozen=True, slots=True)
 class ServedPage:
-    """Where the page is, and what it shows."""
+    """The address of the page, and the runs it shows."""
 
     url: str
     runs: tuple[str, ...]

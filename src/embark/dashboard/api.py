@@ -45,14 +45,14 @@ MAX_METRICS_RUNS = 100
 MARKED = frozenset({"start", "resume", "warm_start", "change", "save", "eval", "interrupt", "error", "end"})
 MAX_LINES = 500
 MAX_LINE_CHARS = 2000
-MAX_READ_BYTES = 32 << 20  # From the end of a file: a filter searches no further back.
-MAX_EVENT_BYTES = 8 << 20  # The same of events, which are slower to show.
+MAX_READ_BYTES = 32 << 20  # A filter searches no further back from the end of a file.
+MAX_EVENT_BYTES = 8 << 20  # Events are slower to show.
 PIECE_BYTES = 1 << 20
 _LEVELS = {"error": ("error", "fatal", "critical", "traceback", "exception"), "warning": ("warn",)}
 
 
 def summary(run: WatchedRun, now_s: float) -> dict[str, Any]:
-    """A run in a line of the list."""
+    """Return a run as a line of the list."""
     with run.lock:
         record, status = run.record, run.status(now_s)
         step, held = record.step, record.eval
@@ -72,7 +72,7 @@ def summary(run: WatchedRun, now_s: float) -> dict[str, Any]:
 
 
 def _serving(traffic: TrafficRecord) -> dict[str, Any] | None:
-    """A server in the list, and its figures."""
+    """Return a server in the list, and its figures."""
     if not traffic:
         return None
     view, figures = TrafficView([traffic]), traffic.metrics()
@@ -90,7 +90,7 @@ def _serving(traffic: TrafficRecord) -> dict[str, Any] | None:
 
 
 def detail(run: WatchedRun, now_s: float) -> dict[str, Any]:
-    """Everything about one run except curves and logs."""
+    """Return everything about one run except curves and logs."""
     with run.lock:
         record = run.record
         return {
@@ -116,7 +116,7 @@ def detail(run: WatchedRun, now_s: float) -> dict[str, Any]:
 
 
 def metrics_text(runs: Runs) -> str:
-    """The newest metrics of all runs as Prometheus fetches them; two runs of one name are told apart by their id."""
+    """Return the newest metrics of all runs as Prometheus fetches them; two runs of one name differ by their id."""
     shown = runs.all()[:MAX_METRICS_RUNS]
     names = [run.name for run in shown]
     return exposition({run.name if names.count(run.name) == 1 else f"{run.name} {run.id}": _newest_events(run)
@@ -124,7 +124,7 @@ def metrics_text(runs: Runs) -> str:
 
 
 def event_text(event: Event) -> str:
-    """One event in a line."""
+    """Return one event in a line."""
     values = event.values
     if event.kind not in _TEXTS:
         fields = list(values.items())[:8]
@@ -133,7 +133,7 @@ def event_text(event: Event) -> str:
 
 
 def clock_text(time_s: float) -> str:
-    """`11-15 09:15:00`, as this machine's clock shows it; empty where there is no such time."""
+    """Format a time as `11-15 09:15:00` by this machine's clock; empty where there is no such time."""
     try:
         return time.strftime("%m-%d %H:%M:%S", time.localtime(time_s))
     except (ValueError, OverflowError, OSError):
@@ -207,7 +207,7 @@ def _since_start(record: Record, time_s: float) -> float:
 
 
 def _money(run: WatchedRun, now_s: float) -> dict[str, Any]:
-    """Spent in every attempt so far; to go at the pace measured."""
+    """Return what was spent in every attempt so far, and what is to go at the pace measured."""
     price, spent = run.price(), run.spent(now_s)
     return {
         "usd_per_hour": spent.usd_per_hour if spent else price.usd_per_hour, "price": price.text,
@@ -254,7 +254,8 @@ def _machines(record: Record) -> list[dict[str, Any]]:
 
 
 def log_lines(run: WatchedRun, *, file: int, words: str) -> dict[str, Any]:
-    """`file` 0 is the events, others the run's logs in order. A line matches if it holds all words, in any case."""
+    """Return the newest lines that hold all words, in any case. `file` 0 is the events, others the run's logs in
+    order."""
     logs = run.files.logs()
     name = EVENTS if file <= 0 or file > len(logs) else logs[file - 1].name
     wanted = words.lower().split()
@@ -289,7 +290,7 @@ def _level(text: str) -> str:
 
 
 def _lines_backward(run: WatchedRun, name: str, max_bytes: int) -> Iterator[bytes]:
-    """The newest first, read a piece at a time."""
+    """Yield the newest line first, read a piece at a time."""
     end = run.files.size_bytes(name) or 0
     least = max(0, end - max_bytes)
     rest = b""
@@ -310,7 +311,10 @@ PUBLISH = "[publish]"
 
 
 def published_text(run: str, spec_text: str) -> str:
-    """Of a run whose spec has `[publish]`; empty of others, and where its versions cannot be read."""
+    """Return a line about the versions that a run published and those refused, read at most every ten seconds.
+
+    It is empty without `[publish]` in the spec, and where the versions cannot be read.
+    """
     return _read(run, spec_text, int(time.monotonic() / _EVERY_S)) if PUBLISH in spec_text else ""
 
 

@@ -23,7 +23,7 @@ from embark.store.lease import current_holder
 from embark.store.run_dir import EVENTS, SPEC, TUNE, RunDir
 
 SAMPLED_BYTES = 2 << 20  # A longer file is shown from samples first.
-SAMPLED_REMOTE_BYTES = 32 << 20  # The same where each sample is a request.
+SAMPLED_REMOTE_BYTES = 32 << 20  # In a store each sample is a request.
 LOOK_S = 0.5
 LOOK_REMOTE_S = 5.0
 FIND_S = 5.0
@@ -31,7 +31,7 @@ _PAUSE_S = 0.002
 
 
 class WatchedRun:
-    """One run: its files, and what was read of them. To be read under its lock."""
+    """A run: its files, and what was read of them. To be read under its lock."""
 
     def __init__(self, files: RunFiles) -> None:
         self.files = files
@@ -67,7 +67,7 @@ class WatchedRun:
         return self.record.spending(self.price().usd_per_hour, now_s if is_running else None)
 
     def held_by(self) -> str:
-        """The process that trains it; not asked of a remote store, which the page would wait for."""
+        """Return the process that trains it; not asked of a remote store, which the page would wait for."""
         holder = None if self.files.is_remote else current_holder(RunDir(self.files.uri).store)
         return str(holder or "")
 
@@ -101,8 +101,10 @@ class WatchedRun:
         return not read.is_end
 
     def _begin(self, now_s: float) -> bool | None:
-        """Of a long file read samples now and the rest later, so that other runs are shown first. None where it is
-        short enough to be read at once."""
+        """Read samples of a long file now and the rest later, so that other runs are shown first.
+
+        Returns None where it is short enough to be read at once.
+        """
         size = self.files.size_bytes(EVENTS)
         if size is None:
             self._read_spec()
@@ -146,7 +148,7 @@ class WatchedRun:
 
 
 class Runs:
-    """All of them, by id, in the order they were found."""
+    """All watched runs by id, in the order they were found."""
 
     def __init__(self, find: Finder) -> None:
         self._find = find
@@ -183,7 +185,7 @@ class Runs:
             return self._runs.get(run_id)
 
     def find(self) -> None:
-        """Add the new ones. One that is not found any more stays, as deleted."""
+        """Add new runs. One that is not found any more stays, as deleted."""
         for files in self._find():
             run = WatchedRun(files)
             with self._lock:
@@ -208,7 +210,7 @@ class Runs:
         return bool(self._try(run.id, lambda: run.look(time.time())))
 
     def _try(self, about: str, act: Callable[[], Any]) -> Any:
-        """A store that does not answer now may answer later: the page stays up, and says so."""
+        """Act, and remember an error: a store that does not answer now may answer later, and the page says so."""
         try:
             result = act()
             self._errors.pop(about, None)
@@ -224,7 +226,7 @@ METRICS = get_args(HeldOutMetric)
 
 
 class TuneFile:
-    """Of a run in a local folder; read again when it has changed."""
+    """What `embark tune` leaves beside its trials, read again when it has changed."""
 
     def __init__(self, run: Path) -> None:
         self._path = run.parent / TUNE if run.name.startswith("trial-") else None
@@ -232,7 +234,7 @@ class TuneFile:
         self.shown: dict[str, Any] | None = None
 
     def look(self) -> bool:
-        """Whether it has changed."""
+        """Read the file; True where it has changed."""
         if self._path is None:
             return False
         try:

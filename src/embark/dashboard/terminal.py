@@ -44,7 +44,7 @@ MAX_WIDTH = 160
 CURVES = (("loss", "log_loss", "loss"), ("auc", "auc", "AUC"), ("normalized_entropy", "normalized_entropy", "NE"))
 MIN_PANEL = 25
 MAX_POINTS = 600
-MAX_HEIGHT = 14  # Of a curve, with its title.
+MAX_HEIGHT = 14  # Lines of a curve with its title.
 BAR = "━"
 _LABEL, _TICKS, _GAP = 8, 7, 3
 
@@ -86,7 +86,7 @@ class View:
         return f"{format_count(record.steps_done)}/{format_count(record.num_steps)}" if record.start else ""
 
     def last(self, name: str) -> float | None:
-        """The newest value of a curve; NaN where the event has none."""
+        """Return the newest value of a curve; NaN where the event has none."""
         step = self.record.step
         return None if name not in step else math.nan if (value := to_finite(step[name])) is None else value
 
@@ -114,7 +114,7 @@ def watch_terminal(
 
 
 def _wait(seconds: float, until: Callable[[], bool] | None) -> bool:
-    """False as soon as it is enough."""
+    """Wait; False as soon as `until` says that it is enough."""
     end_s = time.monotonic() + seconds
     while until is None or not until():
         left_s = end_s - time.monotonic()

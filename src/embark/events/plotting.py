@@ -31,7 +31,7 @@ MARK = "●"
 MAX_POINTS = 2048
 
 _BRAILLE = ((0x01, 0x08), (0x02, 0x10), (0x04, 0x20), (0x40, 0x80))
-BARS = " ▁▂▃▄▅▆▇█"  # From nothing to full.
+BARS = " ▁▂▃▄▅▆▇█"  # Bars of a curve on one line, the first is empty.
 _HALVES = {0: " ", 1: "'", 2: ".", 3: ":"}
 
 
@@ -263,7 +263,7 @@ class Stroke:
 
     xs: Any
     ys: Any  # Sequences or arrays of one length.
-    sign: str  # Its CSS class.
+    sign: str  # CSS class.
     has_dots: bool = False  # The points are few and each means something.
     is_joined: bool = True  # A line runs through the dots.
     name: str = ""
@@ -275,7 +275,7 @@ class Dot:
 
     x: float
     y: float
-    sign: str  # Its CSS class.
+    sign: str  # CSS class.
     words: str  # What is shown when one points at it.
     shape: Literal["circle", "square", "triangle"] = "circle"
     size: float = 3.4
@@ -286,8 +286,8 @@ class Dot:
 class Rule:
     """A straight line across an SVG chart, or a small mark at its foot: something that happened, or a bound."""
 
-    at: float  # On the x axis, or if it is level on the y axis.
-    sign: str  # Its CSS class; `save` is the small mark.
+    at: float  # Position on the x axis, or if it is level on the y axis.
+    sign: str  # CSS class; `save` is the small mark.
     words: str
     is_level: bool = False
     is_named: bool = False  # The words are written beside it, and not only shown when one points at it.

@@ -8,7 +8,7 @@ from embark.spec.batch import batch_mistakes
 
 
 def steps_per_epoch(num_train_samples: int, batch_size: int) -> int:
-    """Full batches in an epoch; the remainder is left out, so that every rank has as many."""
+    """Return the full batches in an epoch; the remainder is left out, so that every rank has as many."""
     steps = num_train_samples // batch_size
     if steps == 0:
         raise DataError(
@@ -19,13 +19,13 @@ def steps_per_epoch(num_train_samples: int, batch_size: int) -> int:
 
 
 def num_steps_of(train: TrainSpec, num_train_samples: int) -> int:
-    """Of a complete run; `num_train_samples` are an epoch's."""
+    """Return the steps of a complete run; `num_train_samples` are an epoch's."""
     per_epoch = steps_per_epoch(num_train_samples, train.batch_size)
     return train.num_steps or train.num_epochs * per_epoch
 
 
 def samples_per_rank(batch_size: int, num_ranks: int, ranks: str = "ranks") -> int:
-    """Raises `SpecError` where the batch does not divide."""
+    """Divide a batch; raises `SpecError` where it does not divide."""
     if mistakes := batch_mistakes(batch_size, num_ranks, ranks):
         raise SpecError(mistakes)
     return batch_size // num_ranks
@@ -36,8 +36,11 @@ MOST_TOGETHER = 8  # Batches that are made together: as many as come to about so
 
 
 def num_together(num_samples: int) -> int:
-    """How many batches of this size go together: to hand one from thread to thread costs as much as to fill a small
-    one, and small copies do not run beside each other."""
+    """Return how many batches of this size are made together.
+
+    To hand one from thread to thread costs as much as to fill a small one, and small copies do not run beside each
+    other.
+    """
     return max(1, min(MOST_TOGETHER, TOGETHER_ROWS // max(1, num_samples)))
 
 
@@ -46,7 +49,7 @@ EVAL_SAMPLES = 8_192
 
 
 def rate_factor(train: TrainSpec, step: int, num_steps: int) -> float:
-    """Share of the full rate at `step`, counted from 0: linear warm-up, then the decay."""
+    """Return the share of the full rate at `step`, counted from 0: linear warm-up, then the decay."""
     if step < train.warmup_steps:
         return (step + 1) / train.warmup_steps
     if train.decay == "none":
@@ -61,15 +64,15 @@ def rate_factor(train: TrainSpec, step: int, num_steps: int) -> float:
 
 
 def decay_start(train: TrainSpec) -> int:
-    """The first step of the decay."""
+    """Return the first step of the decay."""
     return max(train.decay_start_step, train.warmup_steps)
 
 
 def decay_length(train: TrainSpec, num_steps: int) -> int:
-    """In steps."""
+    """Return the number of steps of the decay."""
     return train.decay_steps or max(1, num_steps - decay_start(train))
 
 
 def dense_rate(train: TrainSpec) -> float:
-    """The dense layers' full rate."""
+    """Return the full rate of the dense layers."""
     return train.learning_rate if train.dense_learning_rate is None else train.dense_learning_rate

@@ -23,16 +23,16 @@ UNKNOWN_GPU = "H200"  # Whose memory beside the tables an unknown GPU is taken t
 
 @dataclass(frozen=True, slots=True)
 class LocalGpu:
-    """One, as its driver shows it."""
+    """A GPU of this machine, as its driver shows it."""
 
     name: str
     memory_bytes: float
-    capability: tuple[int, int] | None = None  # Of CUDA; None where the driver does not say.
+    capability: tuple[int, int] | None = None  # CUDA capability; None where the driver does not say.
 
 
 @dataclass(frozen=True, slots=True)
 class ThisMachine:
-    """What `embark doctor` sees of it."""
+    """This machine, as `embark doctor` sees it."""
 
     num_cores: float
     host_bytes: float
@@ -66,7 +66,7 @@ class LocalPlan:
         return None if self.step is None else self.step.total_s * self.workload.num_steps
 
     def to_dict(self) -> dict[str, Any]:
-        """Everything, with units in the names."""
+        """Return everything, with units in the names."""
         memory = self.memory
         return {
             "verdict": self.sentence, "fits": self.is_ok, "machine": asdict(self.machine), "device": self.device,
@@ -80,7 +80,7 @@ class LocalPlan:
 
 
 def plan_here(spec: RunSpec, machine: ThisMachine, num_samples: int | None = None) -> LocalPlan:
-    """In one process, as `embark train` runs; on several GPUs, where one does not suffice, with a rank on each."""
+    """Plan one process, as `embark train` runs; on several GPUs, where one does not suffice, a rank on each."""
     spec, data_size = resolve_data(spec, num_samples)
     trace_dense(spec)
     workload = workload_of(spec, data_size)

@@ -21,7 +21,7 @@ from embark.spec.section import remembered
 
 
 def predict(setup: Setup, *, planner: Planner | None = None, calibration: Calibration | None = None) -> Prediction:
-    """What does not fit is no error: `fits` is False."""
+    """Predict a run on a setup. One that does not fit is no error: `fits` is False."""
     if setup.machine.gpu.kind == "tpu":
         return predict_on_tpu(setup, cluster_of(setup))
     calibration = calibration or calibration_for(setup.machine.gpu)
@@ -30,7 +30,7 @@ def predict(setup: Setup, *, planner: Planner | None = None, calibration: Calibr
 
 
 def cluster_of(setup: Setup) -> Cluster:
-    """The machines as a planner sees them."""
+    """Return the machines as a planner sees them."""
     machine = setup.machine
     host_gib = machine.allocatable_gib or (machine.memory_gib or 0.0) * MEMORY["host_share"]
     fabric = machine.fabric_gbit_per_s or machine.network_gbit_per_s or 0.0
@@ -44,14 +44,14 @@ def cluster_of(setup: Setup) -> Cluster:
 
 
 def device_bytes(gpu: Gpu) -> float:
-    """Of an accelerator, as its driver shows it."""
+    """Return the memory of an accelerator as its driver shows it."""
     return (gpu.seen_mib or gpu.memory_mib * MEMORY["seen_share"]) * 1024.0**2
 
 
 def predict_on(
     setup: Setup, cluster: Cluster, precision: str, calibration: Calibration, planner: Planner | None = None
 ) -> Prediction:
-    """On any cluster, this computer among them."""
+    """Predict a run on any cluster, this machine among them."""
     spec, notes = setup.spec, tuple(_notes(setup, calibration))
     if spec.train.batch_size < cluster.num_ranks:
         why = f"a batch of {spec.train.batch_size:,} samples leaves some of the {cluster.num_ranks:,} ranks without one"
@@ -73,7 +73,8 @@ def predict_on(
 
 
 def fits_without_tables(setup: Setup) -> bool:
-    """Whether a GPU holds what is the same wherever the tables are. To place thousands of tables takes seconds."""
+    """Return whether a GPU holds what is the same wherever the tables are; to place thousands of tables takes
+    seconds."""
     spec, gpu, cluster = setup.spec, setup.machine.gpu, cluster_of(setup)
     calibration = calibration_for(gpu)
     precision = choose_precision(spec.train, has_matrix_bf16=gpu.bf16_tflops is not None)
@@ -84,8 +85,10 @@ def fits_without_tables(setup: Setup) -> bool:
 
 
 class _WithoutTables:
-    """Bytes that a GPU holds besides the tables, counted once for all machines with as many ranks: of thousands of
-    tables that takes a tenth of a second."""
+    """Bytes that a GPU holds besides the tables, counted once for all machines with as many ranks.
+
+    Of thousands of tables that takes a tenth of a second.
+    """
 
     def __init__(self, spec: RunSpec) -> None:
         self._spec = spec
@@ -107,13 +110,16 @@ def _held_without_tables(spec: RunSpec) -> _WithoutTables:
 
 
 def choose_engine(spec: RunSpec, cluster: Cluster, placement: Placement) -> tuple[str, str]:
-    """The trainer's choice, by what is known before it runs. Raises `UserError` for an engine that cannot be used."""
+    """Return the trainer's choice and why, by what is known before it runs.
+
+    Raises `UserError` for an engine that cannot be used.
+    """
     obstacle = cuda_graph_obstacle(spec, cluster.device, has_tables_on_host=placement.is_on_host)
     return select_engine(spec, cluster.device, obstacle)
 
 
 def explain_fit(spec: RunSpec, cluster: Cluster, placement: Placement, memory: MemoryUse) -> str:
-    """Why it fits, or what does not."""
+    """Return why it fits, or what does not."""
     total = all_table_bytes(spec) / GIB
     if memory.device_total > memory.device_limit:
         return (f"the fullest rank needs {memory.device_total / GIB:,.1f} GiB and its device has "
@@ -141,8 +147,10 @@ def _notes(setup: Setup, calibration: Calibration) -> list[str]:
 
 
 def predict_local(spec: RunSpec, here: dict[str, Any]) -> dict[str, Any] | None:
-    """Bytes and step time of `spec` on the machine that `here` describes, which the trainer sets beside what it
-    measures; None where nothing is known of it."""
+    """Predict bytes and step time on the machine that `here` describes; None where nothing is known of it.
+
+    The trainer sets them beside what it measures.
+    """
     if here["engine"] == "jax" or here["device"] == "tpu":
         return _predict_local_tpu(spec, here)
     engine, precision, num_ranks = here["engine"], here["precision"], here["world_size"]
@@ -168,7 +176,8 @@ def predict_local(spec: RunSpec, here: dict[str, Any]) -> dict[str, Any] | None:
 
 
 def _predict_local_tpu(spec: RunSpec, here: dict[str, Any]) -> dict[str, Any] | None:
-    """Of TPUs, from their datasheets. Of JAX on a GPU or a CPU nothing, nor of SparseCores: none was calibrated."""
+    """Predict TPUs from their datasheets; None for JAX on a GPU or a CPU and for SparseCores, which were not
+    calibrated."""
     is_known = here["device"] == "tpu" and here["engine"] == "jax"
     chip = match_tpu(here["device_name"], load_catalog()) if is_known else None
     if chip is None:
@@ -188,15 +197,20 @@ def _local_values(step: StepTime, parts: dict[str, float], num_ranks: int, *, is
 
 
 def match_gpu(title: str, memory_bytes: float, catalog: Catalog) -> Gpu | None:
-    """`NVIDIA A100-SXM4-80GB` is the catalog's A100-80GB. Of several with the name, the one whose memory is nearest."""
+    """Return the catalog's GPU with this title, as A100-80GB for `NVIDIA A100-SXM4-80GB`.
+
+    Of several with the name it is the one whose memory is nearest.
+    """
     words = set(re.split(r"[\s\-_]+", title.upper()))
     named = [g for g in catalog.gpus.values() if g.kind == "gpu" and g.name.upper().split("-")[0] in words]
     return min(named, key=lambda g: abs(g.memory_mib * 1024.0**2 - memory_bytes), default=None)
 
 
 def match_tpu(title: str, catalog: Catalog) -> Gpu | None:
-    """`TPU v5 lite`, as JAX names it, is the catalog's TPU-v5e. Older kinds are None: JAX counts their cores, two a
-    chip, and the catalog counts chips."""
+    """Return the catalog's TPU of JAX's title, as TPU-v5e for `TPU v5 lite`.
+
+    Older kinds are None: JAX counts their cores, two a chip, and the catalog counts chips.
+    """
     found = re.search(r"TPU v([4-9])\s*(lite|e|p)?", title)
     if found is None:
         return None

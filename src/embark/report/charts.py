@@ -55,12 +55,12 @@ from embark.report.rows import TIME
 WIDTH, HEIGHT = 360, 196
 LEFT, RIGHT, TOP, BOTTOM = 40, 14, 10, 28
 LETTER_WIDTH = 6.2
-MAX_POINTS = 700  # Of a line: about two for each pixel.
+MAX_POINTS = 700  # Points of a line: about two for each pixel.
 MAX_DOTS = 60
-FIRST_SHARE = 0.05  # Of the steps: the first ones are far off, and would flatten all that follows.
+FIRST_SHARE = 0.05  # The share of the steps that is far off at first, and would flatten all that follows.
 
 MAX_RULES = 60
-MAX_PLAIN = 120  # Of many more points, so many means are drawn.
+MAX_PLAIN = 120  # So many means are drawn of many more points.
 MAX_LETTERED = 600
 LETTERS_WIDTH, LETTERS_HEIGHT = 64, 8
 REASONS = {"preempted": "preempted", "interrupted": "stopped by Ctrl-C", "died": "died", "error": "failed"}
@@ -98,12 +98,12 @@ def chart(
 
 
 def say_figure(value: float) -> str:
-    """A tick of a plain number: as few digits as it needs."""
+    """Format a tick of a plain number with as few digits as it needs."""
     return f"{value:.4g}" if abs(value) < 1e4 else format_si(value)
 
 
 def say_step(value: float) -> str:
-    """`2,500`, `20 k`, `1.5 M`"""
+    """Format a step as `2,500`, `20 k` or `1.5 M`."""
     for size, unit in ((1e9, "B"), (1e6, "M"), (1e4, "k")):
         if value >= size:
             return f"{value / (size if unit != 'k' else 1e3):.4g} {unit}"
@@ -111,7 +111,7 @@ def say_step(value: float) -> str:
 
 
 def _settled(points: Sequence[tuple[float, float]], first: float, last: float) -> list[float]:
-    """The values that set the scale: all, or those after the first steps where these would take most of it."""
+    """Return the values that set the scale: all, or those after the first steps where these would take most of it."""
     values = [y for _, y in points]
     later = [y for x, y in points if x >= first + FIRST_SHARE * (last - first)]
     spread = max(values) - min(values)
@@ -137,7 +137,7 @@ def _thinned(stroke: Stroke) -> Stroke:
 
 
 def _dots(stroke: Stroke) -> list[tuple[float, float]]:
-    """Those that are shown; always the last one, which people quote."""
+    """Return the dots that are shown; always the last one, which people quote."""
     every = math.ceil(len(stroke.xs) / MAX_DOTS) or 1
     known = [(x, y) for x, y in zip(stroke.xs, stroke.ys, strict=True) if math.isfinite(y)]
     return [*known[:-1][::every], *known[-1:]]
@@ -145,11 +145,11 @@ def _dots(stroke: Stroke) -> list[tuple[float, float]]:
 
 @dataclass(frozen=True, slots=True)
 class Shown:
-    """A curve that is shown, and how its figures are said."""
+    """A curve that is shown, and how its figures are formatted."""
 
     name: str
-    say: Say  # At the axis.
-    tell: Say  # In a sentence.
+    say: Say  # Formats a tick.
+    tell: Say  # Formats a figure in a sentence.
     from_zero: bool = False
     eval_name: str = ""  # What evaluations call it; the same where it is empty.
 
@@ -174,7 +174,7 @@ UNITS: dict[str, Say] = {
 
 
 def learning_curves(context: RunContext) -> Gallery | None:
-    """Loss, AUC, NE, rate, learning rate by step; with checkpoints, evaluations and interruptions."""
+    """Draw loss, AUC, NE, rate and learning rate by step; with checkpoints, evaluations and interruptions."""
     record, stops = context.record, context.interruptions
     rules = [*_save_rules(record), *(
         Rule(stop.stopped_step, "stop", f"{REASONS[stop.reason]} at step {format_count(stop.stopped_step)}")
@@ -228,7 +228,7 @@ def system_curves(record: Record) -> Gallery | None:
 
 
 def overlaid(records: Sequence[Record], names: Sequence[str]) -> Gallery | None:
-    """The same curve of every run in one picture, each in its own colour."""
+    """Draw each curve of every run in one picture, each run in its own colour."""
     pictures, by_time = [], []
     for place, record in enumerate(records):
         times, values = record.steps.column("loss", TIME)
@@ -255,7 +255,7 @@ def overlaid(records: Sequence[Record], names: Sequence[str]) -> Gallery | None:
 
 
 def training_strokes(steps: Floats, values: Floats, sign: str, name: str) -> list[Stroke]:
-    """A curve of many points: a mean that can be followed, over all of them faintly."""
+    """Return a curve of many points as their mean, over all of them faintly."""
     if not np.isfinite(values).any():
         return []
     if len(steps) < 2 * MAX_PLAIN:
@@ -264,7 +264,7 @@ def training_strokes(steps: Floats, values: Floats, sign: str, name: str) -> lis
 
 
 def letters(line: tuple[Floats, Floats], marks: tuple[Floats, Floats]) -> str:
-    """The curve in braille, its ends written beside it; empty where there is none."""
+    """Draw a curve in braille; empty where there is none."""
     drawn = draw(points_of(*thin(*line, MAX_LETTERED)), points_of(*marks), width=LETTERS_WIDTH, height=LETTERS_HEIGHT,
                  ascii_only=False)
     if drawn is None or drawn.high <= drawn.low:
@@ -294,7 +294,7 @@ def _known(xs: Floats, ys: Floats) -> tuple[Floats, Floats]:
 
 
 def _by_time(times: Floats, values: Floats, starts: Sequence[float]) -> tuple[Floats, Floats]:
-    """Since the first start, in order, with a gap where the run was interrupted."""
+    """Return points by the time since the first start, in order, with a gap where the run was interrupted."""
     gaps = np.array(starts[1:])
     times, values = np.concatenate([times, gaps]), np.concatenate([values, np.full(len(gaps), np.nan)])
     order = np.argsort(times, kind="stable")
@@ -310,7 +310,7 @@ LEAST_SHARE = 0.05
 
 
 def timeline(context: RunContext) -> Bars | None:
-    """The run from its first start to its last event: training, interrupted, saving, evaluating."""
+    """Draw the run from its first start to its last event: training, interrupted, saving, evaluating."""
     record, stops, attempts = context.record, context.interruptions, context.record.attempts()
     if not attempts or record.last_s is None:
         return None
@@ -362,7 +362,7 @@ def predicted_and_actual(record: Record) -> list[Block]:
 
 
 def money(context: RunContext) -> list[Block]:
-    """Hours, and dollars where a price is known."""
+    """Return hours, and dollars where a price is known."""
     record, spent, attempts = context.record, context.spent, context.record.attempts()
     if spent is None or record.last_s is None:
         return []
@@ -387,7 +387,7 @@ def money(context: RunContext) -> list[Block]:
 
 
 def faults(context: RunContext) -> list[Block]:
-    """What interrupted the run, what that cost, and where it resumed."""
+    """Return what interrupted the run, what that cost, and where it resumed."""
     stops, spent = context.interruptions, context.spent
     if not stops:
         return []
@@ -435,7 +435,7 @@ def phases(record: Record) -> Bars | None:
 def _share_bars(
     title: str, parts: Mapping[str, float], signs: Sequence[str], say: Callable[[float], str]
 ) -> Bars | None:
-    """Parts of a total, each starting where the one above ends."""
+    """Draw parts of a total, each starting where the one above ends."""
     total = sum(parts.values())
     if total <= 0:
         return None
@@ -448,13 +448,13 @@ def _share_bars(
 
 
 def percent_off(predicted: float, actual: float) -> str:
-    """`+3 %`: how much more it was than predicted."""
+    """Format how much more it was than predicted, as `+3 %`."""
     percent = 100 * (actual / predicted - 1)
     return f"{percent:+.0f} %" if abs(percent) >= 9.5 else f"{percent:+.1f} %"
 
 
 def format_time(time_s: float | None) -> str:
-    """`2026-11-15 11:14 UTC`"""
+    """Format a time as `2026-11-15 11:14 UTC`."""
     try:
         return datetime.fromtimestamp(time_s, UTC).strftime("%Y-%m-%d %H:%M UTC") if time_s else MISSING
     except (ValueError, OverflowError, OSError):
@@ -462,12 +462,12 @@ def format_time(time_s: float | None) -> str:
 
 
 def tables_on_ranks(record: Record) -> list[Block]:
-    """Return a bar a rank; the tables that are alike in one row each; all of them folded."""
+    """Draw a bar for each rank; the tables that are alike have one row each, and all of them are folded."""
     placement = placement_of(record)
     tables = [table for table in placement["tables"] if table["bytes"]] if placement else []
     if not placement or not tables:
         return []
-    held: dict[int, list[tuple[int, float]]] = {}  # By rank, the index and bytes of its part of each table.
+    held: dict[int, list[tuple[int, float]]] = {}  # Each rank's parts of tables: index and bytes.
     for index, table in enumerate(tables):
         on = sorted(set(table["ranks"])) or [0]
         for rank in on:  # a table that is cut lies in equal parts

@@ -42,13 +42,13 @@ Values = Mapping[str, float | None]
 
 @dataclass(frozen=True, slots=True)
 class ComparedRun:
-    """One of the runs."""
+    """A run of a comparison, with its figures."""
 
     name: str  # Unique among them.
     uri: str
     state: State
     sentence: str
-    values: Values  # By the names of `ROWS`.
+    values: Values  # Figures by the names of `ROWS`.
     context: RunContext = field(repr=False)
 
 
@@ -96,11 +96,13 @@ class Comparison:
     runs: tuple[ComparedRun, ...]
     spec: tuple[SpecDifference, ...]
     report: str | None = None  # The page, where one was written.
-    slices: tuple[SliceResult, ...] = ()  # By the values of a feature, of each run.
+    slices: tuple[SliceResult, ...] = ()  # Each run's metrics by the values of a feature.
 
     def best_of(self, row: Row) -> int | None:
-        """Which run is best in a row; None where it is not known, or all are the same. A low training loss is no merit
-        where held-out samples tell."""
+        """Return which run is best in a row; None where it is not known, or all are the same.
+
+        A low training loss is no merit where held-out samples tell.
+        """
         if row.name == "loss" and any(run.values.get("eval_log_loss") is not None for run in self.runs):
             return None
         values = [run.values.get(row.name) for run in self.runs]
@@ -111,12 +113,12 @@ class Comparison:
         return known[0][1]
 
     def rows(self) -> list[Row]:
-        """Those that some run has a value for."""
+        """Return the rows that some run has a value for."""
         return [row for row in ROWS if any(run.values.get(row.name) is not None for run in self.runs)]
 
 
 def compare_runs(contexts: Sequence[RunContext]) -> Comparison:
-    """Which of the runs was better, and what differs between them."""
+    """Find which of the runs was better, and what differs between them."""
     if len(contexts) < 2:
         raise UserError("a comparison needs two runs or more", fix="embark compare RUN RUN")
     runs = tuple(ComparedRun(name, one.uri, one.status.state, one.status.sentence, _values(one), one)
@@ -134,7 +136,7 @@ def compare_runs(contexts: Sequence[RunContext]) -> Comparison:
 
 
 def _other_samples(contexts: Sequence[RunContext], fields: Sequence[str]) -> list[str]:
-    """What gave the runs different samples: fields of their specs, or other data in the same place."""
+    """Return what gave the runs different samples: fields of their specs, or other data at the same path."""
     found = [field for field in fields if field.startswith("data.") and field not in SAME_SAMPLES]
     if any((context.spec.get("data") or {}).get("kind", "synthetic") == "synthetic" for context in contexts):
         return found + [field for field in fields if _DRAWN_BY.fullmatch(field)]
@@ -145,7 +147,8 @@ def _other_samples(contexts: Sequence[RunContext], fields: Sequence[str]) -> lis
 
 
 def _spec_differences(contexts: Sequence[RunContext]) -> tuple[SpecDifference, ...]:
-    """What differs between the specs, and what a run changed on resume: its cell has all values, with their steps."""
+    """Return what differs between the specs, and what a run changed on resume: its cell has all values, with their
+    steps."""
     found = {name: list(cells) for name, cells in differences([context.spec for context in contexts])}
     for place, context in enumerate(contexts):
         history: dict[str, list[Change]] = {}
@@ -159,7 +162,7 @@ def _spec_differences(contexts: Sequence[RunContext]) -> tuple[SpecDifference, .
 
 
 def compare_document(found: Comparison) -> Document:
-    """The page, in the look of a report."""
+    """Return the page of a comparison, in the look of a report."""
     runs = found.runs
     names = tuple(run.name for run in runs)
     tone: Tone = TONES[runs[0].state] if len({run.state for run in runs}) == 1 else ""
@@ -197,7 +200,8 @@ def _values(context: RunContext) -> Values:
 
 
 def _verdict(runs: Sequence[ComparedRun]) -> tuple[str, str]:
-    """Which was better: by its held-out metrics, else by its training loss; of equals, the cheaper or faster one."""
+    """Return which was better: by its held-out metrics, else by its training loss; of equals, the cheaper or faster
+    one."""
     has_held_out = any(run.values.get("eval_log_loss") is not None for run in runs)
     for name in ("eval_auc", "eval_log_loss", *(() if has_held_out else ("loss",))):
         row = _BY_NAME[name]
@@ -237,7 +241,7 @@ def _equally_good(a: ComparedRun, b: ComparedRun, row: Row, first: float, second
 
 
 def _at_what_cost(best: ComparedRun, other: ComparedRun) -> str:
-    """What being better cost."""
+    """Say what being better cost."""
     parts = []
     x, y = best.values.get("num_samples"), other.values.get("num_samples")
     if x and y and abs(x / y - 1) >= SAME_SHARE:
@@ -279,7 +283,7 @@ def _spec_table(found: Comparison, names: Sequence[str]) -> Block:
 
 
 def _unique_names(contexts: Sequence[RunContext]) -> list[str]:
-    """The runs' names; where two are the same, their URIs; where those are too, a number behind."""
+    """Return the runs' names; where two are the same, their URIs; where those are too, with a number."""
     names = [context.name for context in contexts]
     if len(set(names)) < len(names):
         names = [context.uri for context in contexts]

@@ -73,7 +73,8 @@ _HEAD_BYTES = 4096
 
 
 def report(context: RunContext, slices: Sequence[SliceResult] = ()) -> Document:
-    """What there is to say about a run, whatever its state; with its metrics by slices, one result for each feature."""
+    """Return what there is to say about a run, whatever its state; with its metrics by slices, one result for each
+    feature."""
     record, status = context.record, context.status
     return Document(
         kicker="Embark run report",
@@ -150,7 +151,7 @@ def _tiles(context: RunContext) -> tuple[Tile, ...]:
 
 
 def _held_out(record: Record) -> Iterator[Block]:
-    """The last evaluation beside the best of the run and the ceiling."""
+    """Yield the last evaluation beside the best of the run and the ceiling."""
     held = record.eval
     if not held:
         return
@@ -180,7 +181,7 @@ def _held_out(record: Record) -> Iterator[Block]:
 
 
 def _changes(record: Record) -> Iterator[Block]:
-    """From which step on the run learned from something else."""
+    """Yield the steps from which on the run learned from other settings or data."""
     if changes := record.changes():
         yield Words("Accepted with --accept-change: the steps before and after learned from other settings or data.",
                     "warn")
@@ -305,7 +306,7 @@ def write_report(context: RunContext, document: Document, *, out: str = "", mark
 
 
 def write_page(target: str, text: str) -> str:
-    """To a URI, or to a file; a file that is not a report is never overwritten."""
+    """Write to a URI, or to a file; a file that is not a report is never overwritten."""
     if "://" in target and not target.startswith("file://"):
         folder, _, name = target.rpartition("/")
         open_store(folder).write(name, text.encode())
@@ -326,7 +327,10 @@ def write_page(target: str, text: str) -> str:
 
 
 def slice_rows(named: Sequence[tuple[str, SliceResult]]) -> list[dict[str, str]]:
-    """By the name of the run. Runs differ in a slice where their intervals do not overlap."""
+    """Return a row for each slice, with the figures of each run.
+
+    Runs differ in a slice where their intervals do not overlap.
+    """
     (_, first), *others = named
     rows = []
     by_value = [{one.value: one for one in (found.all_rows, *found.slices)} for _, found in named]
@@ -344,7 +348,7 @@ def slice_rows(named: Sequence[tuple[str, SliceResult]]) -> list[dict[str, str]]
 
 
 def slice_blocks(named: Sequence[tuple[str, SliceResult]]) -> list[Block | None]:
-    """For a page; empty without any."""
+    """Return the slices as blocks of a page; none without any."""
     if not named:
         return []
     rows: Sequence[Mapping[str, str]] = slice_rows(named)
