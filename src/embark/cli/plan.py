@@ -32,6 +32,7 @@ if TYPE_CHECKING:
 
 MOST_SHOWN = 15
 MOST_OFFERS = 5
+MOST_MACHINES = 6
 PLOT_WIDTH, PLOT_HEIGHT = 76, 14
 
 
@@ -393,7 +394,7 @@ def _render_serving(console: Console, found: ServePlan) -> None:
         console.table([{
             "machine": one.machine, "replicas": one.replicas_per_machine or None, "machines": one.num_machines or None,
             "$ a month": format_usd(one.usd_per_month), "$ a million": format_usd(one.usd_per_million),
-            "region": one.region, "": one.why_not or " "} for one in found.offers[:MOST_OFFERS]])
+            "region": one.region, "": one.why_not or " "} for one in found.offers[:MOST_MACHINES]])
         console.text("")
         console.table([{
             "tables": one.tables, "of all tables": format_bytes(one.table_bytes),

@@ -1,7 +1,7 @@
 """Memory and step time of a spec on a number of machines, or on this one, and whether it fits."""
 
 import re
-from typing import Any
+from typing import Any, NamedTuple
 
 from embark.catalog import Catalog, Gpu, load_catalog
 from embark.errors import UserError
@@ -56,20 +56,57 @@ def predict_on(
     if spec.train.batch_size < cluster.num_ranks:
         why = f"a batch of {spec.train.batch_size:,} samples leaves some of the {cluster.num_ranks:,} ranks without one"
         return refused(setup, cluster, why, notes)
+    found = predict_cluster(spec, cluster, precision, calibration, planner=planner)
+    if found.memory is None:
+        return refused(setup, cluster, found.why, notes)
+    return Prediction(setup, found.engine, found.engine_why, found.placement, found.memory, found.step,
+                      found.memory.fits, found.why, notes)
+
+
+class ClusterPrediction(NamedTuple):
+    """What a spec takes on a cluster; no memory where the tables do not fit at all, no step where it does not fit."""
+
+    engine: str
+    engine_why: str
+    placement: Placement | None
+    memory: MemoryUse | None
+    step: StepTime | None
+    why: str
+
+
+def predict_cluster(
+    spec: RunSpec, cluster: Cluster, precision: str, calibration: Calibration, *, planner: Planner | None = None,
+    is_local: bool = False,
+) -> ClusterPrediction:
+    """Place the tables, choose the engine, and predict memory and step time.
+
+    `is_local`: the run reads or draws its samples as it does on this machine, which a plan for a cloud leaves out.
+    """
     try:
         placement = planner(spec, cluster) if planner else closed_form(spec, cluster)
         engine, engine_why = choose_engine(spec, cluster, placement)
     except (TooLarge, UserError) as error:
-        return refused(setup, cluster, error.what if isinstance(error, UserError) else str(error), notes)
+        why = error.what if isinstance(error, UserError) else str(error)
+        return ClusterPrediction("", "", None, None, None, why)
     is_cpu = cluster.device == "cpu"
+    on_device = {} if is_cpu else device_parts(spec, placement, engine, precision, calibration)
+    if is_local and not is_cpu:
+        on_device = with_own_input(on_device, spec, engine, cluster.num_ranks)
     memory = MemoryUse(
-        {} if is_cpu else device_parts(spec, placement, engine, precision, calibration), cluster.device_bytes,
+        on_device, cluster.device_bytes,
         host_parts(spec, placement, cluster.ranks_per_host, calibration, is_cpu=is_cpu, precision=precision),
-        cluster.host_bytes,
-    )
-    step = step_time(spec, placement, cluster, engine, precision, calibration) if memory.fits else None
-    return Prediction(setup, engine, engine_why, placement, memory, step, memory.fits,
-                      explain_fit(spec, cluster, placement, memory), notes)
+        cluster.host_bytes)
+    step = None
+    if memory.fits and engine in calibration.engines:
+        step = step_time(spec, placement, cluster, engine, precision, calibration,
+                         draws_samples=is_local and draws_samples(spec))
+    return ClusterPrediction(engine, engine_why, placement, memory, step,
+                             explain_fit(spec, cluster, placement, memory))
+
+
+def draws_samples(spec: RunSpec) -> bool:
+    """Return whether samples are drawn as the run goes on."""
+    return spec.data.kind == "synthetic" and not spec.data.drift.is_on
 
 
 def fits_without_tables(setup: Setup) -> bool:
@@ -167,7 +204,7 @@ def predict_local(spec: RunSpec, here: dict[str, Any]) -> dict[str, Any] | None:
     except TooLarge:
         return None
     step = step_time(spec, placement, cluster, engine, precision, calibration,
-                     draws_samples=spec.data.kind == "synthetic" and not spec.data.drift.is_on)
+                     draws_samples=draws_samples(spec))
     parts = (host_parts(spec, placement, num_ranks, calibration, is_cpu=True, precision=precision)
              if is_cpu else
              with_own_input(device_parts(spec, placement, engine, precision, calibration), spec, engine, num_ranks))

@@ -69,7 +69,7 @@ def test_an_error_is_json_for_programs(capsys):
         (["bench", "--profile", "--calibrate"], "are mutually exclusive", "leave one out"),
     ],
 )
-def test_a_wrong_command_line_is_named_with_the_help_that_tells_the_right_one(capsys, words, what, fix):
+def test_a_wrong_command_line_names_the_help_to_read(capsys, words, what, fix):
     assert run([*words, "--json"]) == 64
     error = json.loads(capsys.readouterr().err)
     assert what in error["error"]
@@ -162,7 +162,7 @@ def test_a_command_whose_output_is_closed_ends_without_a_traceback(tmp_path):
     assert (ended.returncode, ended.stderr) == (0, "")
 
 
-def test_a_process_leaves_with_its_code_after_its_last_words_whatever_its_threads_do():
+def test_a_process_exits_with_its_code_whatever_its_threads_do():
     text = ("import atexit, sys, threading, time\nfrom embark.errors import leave\natexit.register(print, 'saved')\n"
             "threading.Thread(target=time.sleep, args=(600,)).start()\nsys.stdout.write('words ')\nleave(75)")
     ended = subprocess.run([sys.executable, "-c", text], capture_output=True, text=True)

@@ -148,7 +148,7 @@ def test_charts_of_a_run_have_its_parts_ranks_and_machines(tmp_path: Path):
     assert [line["label"] for line in charts["network"]["lines"]] == ["in", "out"]
 
 
-def test_dynamic_tables_have_a_chart_for_each_metric_and_a_line_for_each_table(tmp_path: Path):
+def test_dynamic_tables_have_a_chart_for_each_metric(tmp_path: Path):
     folder = write_run(tmp_path / "demo")
     append(folder, line("step", time.time(), step=10**6, id_hit_rate={"user": 0.75, "item": 0.5},
                         ids_evicted={"user": 3, "item": 0}))

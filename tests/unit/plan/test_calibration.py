@@ -59,7 +59,7 @@ def test_other_cards_are_estimates_by_their_datasheets():
     assert calibration_for(catalog.gpus["H200"]).is_measured
 
 
-def test_what_a_step_waits_for_of_its_host_goes_with_the_pace_of_python_there():
+def test_host_bound_time_scales_with_python_s_pace():
     h200 = load_calibrations()["H200"]
     h200 = replace(h200, rates=replace(h200.rates, python_s=2e-3))
     pace = 1 + 0.5 * PYTHON_SHARE
