@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 from cyclopts import Parameter
 
@@ -93,20 +93,30 @@ def plan(
         With --serve: only this machine, such as m7i.2xlarge.
     """
     loaded = load_spec(spec, set_)
-    of_serving = {"--qps": qps, "--p99-ms": p99_ms, "--rows": rows, "--tables": tables, "--cpu-machine": cpu_machine}
-    given = [flag for flag, value in of_serving.items() if value is not None and value != ""]
+    serving = {"--qps": qps, "--p99-ms": p99_ms, "--rows": rows, "--tables": tables, "--cpu-machine": cpu_machine}
+    places = {"--cloud": cloud, "--region": region, "--spot": spot}
+    training = {"--across": across, "--by": by, "--deadline": deadline, "--budget": budget, "--picture": picture,
+                "--exact": exact, "--tpu-compile": tpu_compile}
     if serve:
-        others = {"--here": here, "--across": across, "--by": by, "--deadline": deadline, "--budget": budget,
-                  "--samples": samples, "--picture": picture, "--exact": exact, "--tpu-compile": tpu_compile}
-        return _plan_serving(console, loaded, of_serving, {"cloud": cloud, "region": region, "spot": spot},
-                            [flag for flag, value in others.items() if value])
-    if given:
-        raise UserError(f"{given[0]} is about serving", fix="add --serve, or leave it out")
+        _refuse({**training, "--here": here, "--samples": samples}, "--serve plans a server, and {} a training run")
+        if qps is None or p99_ms is None:
+            raise UserError(f"--serve needs {'--qps' if qps is None else '--p99-ms'}",
+                            fix="embark plan SPEC --serve --qps 500 --p99-ms 20")
+        from embark.plan.serving import ServeRequest, plan_serving
+
+        served = plan_serving(loaded, ServeRequest(
+            qps=qps, p99_ms=p99_ms, rows_per_request=128 if rows is None else rows, tables=tables or "fp32",
+            machine=cpu_machine, cloud=cloud, region=region, spot=spot))
+        console.show(served, _render_serving)
+        return ExitCode.DONE if served.is_ok else ExitCode.OTHER
+    _refuse(serving, "{} is about serving", "add --serve, or leave it out")
     if here:
-        others = {"--across": across, "--by": by, "--deadline": deadline, "--budget": budget, "--cloud": cloud,
-                  "--region": region, "--spot": spot, "--picture": picture, "--exact": exact,
-                  "--tpu-compile": tpu_compile}
-        return _plan_here(console, loaded, samples, [flag for flag, value in others.items() if value])
+        from embark.doctor.this_machine import plan_this_machine
+
+        _refuse({**training, **places}, "--here plans for this machine, and {} for those of a cloud")
+        local = plan_this_machine(loaded, samples)
+        console.show(local, _render_here)
+        return ExitCode.DONE if local.is_ok else ExitCode.OTHER
     if tpu_compile:
         return _compile(console, loaded, tpu_compile)
     is_across = across or not loaded.place.machine
@@ -132,14 +142,11 @@ def plan(
     return ExitCode.DONE if found.is_ok else ExitCode.OTHER
 
 
-def _plan_here(console: Console, spec: RunSpec, samples: int | None, others: Sequence[str]) -> ExitCode:
-    from embark.doctor.this_machine import plan_this_machine
-
-    if others:
-        raise UserError(f"--here plans for this machine, and {others[0]} for those of a cloud", fix="leave one out")
-    found = plan_this_machine(spec, samples)
-    console.show(found, _render_here)
-    return ExitCode.DONE if found.is_ok else ExitCode.OTHER
+def _refuse(flags: Mapping[str, object], what: str, fix: str = "leave one out") -> None:
+    """Refuse the first of the flags that is given."""
+    for flag, value in flags.items():
+        if value:
+            raise UserError(what.format(flag), fix=fix)
 
 
 def _render_here(console: Console, found: LocalPlan) -> None:
@@ -362,26 +369,6 @@ def _render_compiled(console: Console, compared: ComparedMemory) -> None:
         console.text(f"{compiled.sparsecores}; embark plan counts the lookup without them", style="dim")
     console.text(f"compiled in {compiled.compile_s:.0f} s; this says nothing about speed", style="dim")
 
-
-
-def _plan_serving(
-    console: Console, spec: RunSpec, flags: Mapping[str, Any], where: Mapping[str, Any], others: Sequence[str],
-) -> ExitCode:
-    from embark.plan.serving import ServeRequest
-    from embark.plan.serving import plan_serving as make_serve_plan
-
-    if others:
-        raise UserError(f"--serve plans a server, and {others[0]} a training run", fix="leave one out")
-    for flag in ("--qps", "--p99-ms"):
-        if flags[flag] is None:
-            raise UserError(f"--serve needs {flag}", fix="embark plan SPEC --serve --qps 500 --p99-ms 20")
-    request = ServeRequest(
-        qps=flags["--qps"], p99_ms=flags["--p99-ms"],
-        rows_per_request=128 if flags["--rows"] is None else flags["--rows"], tables=flags["--tables"] or "fp32",
-        machine=flags["--cpu-machine"], **where)
-    found = make_serve_plan(spec, request)
-    console.show(found, _render_serving)
-    return ExitCode.DONE if found.is_ok else ExitCode.OTHER
 
 
 def _render_serving(console: Console, found: ServePlan) -> None:

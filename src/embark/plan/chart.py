@@ -6,9 +6,10 @@ import math
 from collections.abc import Sequence
 
 from embark.catalog.pricing import PURCHASE_NAMES
-from embark.events.plotting import Axis, Dot, Rule, Stroke, draw, format_time_tick, frame_rows, svg_chart
+from embark.events.plotting import Axis, draw, format_time_tick, frame_rows
 from embark.formatting import format_duration, format_usd, pluralize, to_one_line
 from embark.plan.survey import Bounds, Estimate, Survey, near_front, pareto_front
+from embark.plan.svg_chart import Dot, Rule, Stroke, svg_chart
 
 WIDTH, HEIGHT = 1180, 620
 LEFT, RIGHT, TOP, BOTTOM = 76, 820, 92, HEIGHT - 62

@@ -11,20 +11,7 @@ from markupsafe import Markup
 
 from embark.events.alerts import SLOW_RANK
 from embark.events.metrics import metric
-from embark.events.plotting import (
-    Axis,
-    Dot,
-    Floats,
-    Point,
-    Rule,
-    Stroke,
-    draw,
-    format_time_tick,
-    frame_rows,
-    means,
-    svg_chart,
-    thin,
-)
+from embark.events.plotting import Axis, Floats, Point, draw, format_time_tick, frame_rows, means, thin
 from embark.events.sharding import plan_rows, ranks_text
 from embark.events.spending import losses_sentence
 from embark.formatting import (
@@ -38,6 +25,7 @@ from embark.formatting import (
     format_usd,
     pluralize,
 )
+from embark.plan.svg_chart import Dot, Rule, Stroke, svg_chart
 from embark.report.context import RunContext
 from embark.report.document import Bar, Bars, BarSegment, Block, Folded, Gallery, Key, Picture, Table, Words
 from embark.report.figures import (

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from embark.events.plotting import Rule, Stroke
+from embark.plan.svg_chart import Rule, Stroke
 from embark.report.charts import chart, say_figure, say_step
 
 SVG = re.compile(r' d="([^"]*)"')

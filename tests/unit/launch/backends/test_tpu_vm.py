@@ -20,7 +20,7 @@ from limits import HANG_S
 from recorded_commands import run_script
 
 from embark.catalog import load_catalog
-from embark.cli.cancel import cancel as cancel_command
+from embark.cli.status import cancel as cancel_command
 from embark.cli.console import Console
 from embark.cli.cost import cost
 from embark.cli.diagnose import diagnose
