@@ -12,7 +12,7 @@ from cyclopts import Parameter
 from embark.cli.console import Console, Flag
 from embark.events.plotting import sparkline
 from embark.formatting import MISSING, format_float
-from embark.report.compare import Comparison, compare_document, compare_runs
+from embark.report.compare import Comparison, compare_document, compare_runs, results_table, spec_table
 from embark.report.context import read_run
 from embark.report.document import html_page, markdown_page
 from embark.report.report import NAME, WrittenReport, slice_rows, write_page, write_report
@@ -108,20 +108,12 @@ def _render_comparison(console: Console, found: Comparison) -> None:
 
 def _render_tables(console: Console, found: Comparison) -> None:
     names = [run.name for run in found.runs]
-    if found.spec:
-        console.table([{"field": one.field, **dict(zip(names, one.values, strict=True))} for one in found.spec],
-                      ["field", *names], title="Differences between the specs")
-    else:
+    if not found.spec:
         console.text("The specs differ only in their names.")
-    console.text("")
-    rows = []
-    for row in found.rows():
-        best, values = found.best_of(row), [run.values.get(row.name) for run in found.runs]
-        cells = [MISSING if value is None else row.say(value) for value in values]
-        rows.append({"": row.label, **dict(zip(names, cells, strict=True)),
-                     "better": names[best] if best is not None else ""})
-    console.table(rows, ["", *names, "better"], title="Results")
-    console.text("")
+    for title, table in (("Differences between the specs", spec_table(found)), ("Results", results_table(found))):
+        if table.rows:
+            console.table([dict(zip(table.columns, row, strict=True)) for row in table.rows], title=title)
+            console.text("")
     if found.slices:
         console.table(slice_rows(list(zip(names, found.slices, strict=True))), title=f"By {found.slices[0].feature}")
         console.text("")

@@ -9,14 +9,16 @@ from embark.catalog.pricing import PURCHASE_NAMES
 from embark.events.plotting import Axis, draw, format_time_tick, frame_rows
 from embark.formatting import format_duration, format_usd, pluralize, to_one_line
 from embark.plan.survey import Bounds, Estimate, Survey, near_front, pareto_front
-from embark.plan.svg_chart import Dot, Rule, Stroke, svg_chart
+from embark.plan.svg_chart import Dot, Rule, Shape, Stroke, svg_chart
 
 WIDTH, HEIGHT = 1180, 620
 LEFT, RIGHT, TOP, BOTTOM = 76, 820, 92, HEIGHT - 62
 LOG_FROM = 6.0  # The largest over the smallest from which an axis is logarithmic.
 MARGIN = 0.06
 MOST_TICKS = 9
-CLOUDS = {"aws": ("AWS", "circle"), "azure": ("Azure", "square"), "gcp": ("Google Cloud", "triangle")}
+CLOUDS: dict[str, tuple[str, Shape]] = {
+    "aws": ("AWS", "circle"), "azure": ("Azure", "square"), "gcp": ("Google Cloud", "triangle"),
+}
 LETTERS = "abcdefghijklmnopqrstuvwxyz"
 
 

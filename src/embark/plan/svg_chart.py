@@ -14,6 +14,8 @@ from markupsafe import Markup
 from embark.events.plotting import Axis
 from embark.formatting import strip_control_chars
 
+Shape = Literal["circle", "square", "triangle"]
+
 
 @dataclass(frozen=True, slots=True)
 class Stroke:
@@ -35,7 +37,7 @@ class Dot:
     y: float
     sign: str  # CSS class.
     words: str  # What is shown when one points at it.
-    shape: Literal["circle", "square", "triangle"] = "circle"
+    shape: Shape = "circle"
     size: float = 3.4
     letter: str = ""  # Written beside it.
 

@@ -21,7 +21,7 @@ from embark.formatting import (
 )
 from embark.report.charts import format_time, overlaid
 from embark.report.context import RunContext, State
-from embark.report.document import Block, Code, Document, Table, Tile, Tone, Words, sections_with_something
+from embark.report.document import Code, Document, Table, Tile, Tone, Words, sections_with_something
 from embark.report.report import TONES, slice_blocks
 from embark.report.spec_rows import differences, field_of
 from embark.run.slices import SliceResult
@@ -176,10 +176,10 @@ def compare_document(found: Comparison) -> Document:
         tiles=tuple(_tile(found, run) for run in runs),
         sections=sections_with_something([
             ("Curves", [overlaid([run.context.record for run in runs], names)]),
-            ("Results", [_results_table(found)]),
+            ("Results", [results_table(found)]),
             *([(f"By {found.slices[0].feature}", slice_blocks(list(zip(names, found.slices, strict=True))))]
               if found.slices else []),
-            ("Differences of their specs", [_spec_table(found, names)]),
+            ("Differences of their specs", [spec_table(found) if found.spec else Words("None but their names.")]),
             ("The runs", [Table(("run", "status", "where"), tuple((run.name, run.sentence, run.uri) for run in runs),
                                 code=frozenset({2}))]),
             ("Repeat it", [Code("embark compare " + " ".join(run.uri for run in runs))]),
@@ -266,7 +266,8 @@ def _tile(found: Comparison, run: ComparedRun) -> Tile:
     return Tile(run.name, format_float(run.values.get(row.name)), note, "good" if run.name == found.best else "")
 
 
-def _results_table(found: Comparison) -> Block:
+def results_table(found: Comparison) -> Table:
+    """Return the figures of the runs, the best marked."""
     rows = []
     for row in found.rows():
         best, values = found.best_of(row), [run.values.get(row.name) for run in found.runs]
@@ -275,11 +276,10 @@ def _results_table(found: Comparison) -> Block:
     return Table(("", *(run.name for run in found.runs)), tuple(rows), frozenset(range(1, len(found.runs) + 1)))
 
 
-def _spec_table(found: Comparison, names: Sequence[str]) -> Block:
-    if not found.spec:
-        return Words("None but their names.")
-    return Table(("field", *names), tuple((one.field, *one.values) for one in found.spec),
-                 code=frozenset(range(len(names) + 1)))
+def spec_table(found: Comparison) -> Table:
+    """Return the fields in which the specs differ."""
+    return Table(("field", *(run.name for run in found.runs)), tuple((one.field, *one.values) for one in found.spec),
+                 code=frozenset(range(len(found.runs) + 1)))
 
 
 def _unique_names(contexts: Sequence[RunContext]) -> list[str]:

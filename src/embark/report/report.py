@@ -329,7 +329,8 @@ def write_page(target: str, text: str) -> str:
 def slice_rows(named: Sequence[tuple[str, SliceResult]]) -> list[dict[str, str]]:
     """Return a row for each slice, with the figures of each run.
 
-    Runs differ in a slice where their intervals do not overlap.
+    A slice differs where its interval does not hold the value of all rows; runs differ where their intervals do not
+    overlap.
     """
     (_, first), *others = named
     rows = []
@@ -343,6 +344,13 @@ def slice_rows(named: Sequence[tuple[str, SliceResult]]) -> list[dict[str, str]]
             row[f"{prefix}calibration"] = _figure(found.calibration, found.calibration_interval) if found else MISSING
         if others:
             row["differ in"] = _differences([known[one.value] for known in by_value if one.value in known])
+        else:
+            pairs = {"AUC": (one.auc_interval, first.all_rows.auc),
+                     "calibration": (one.calibration_interval, first.all_rows.calibration)}
+            differs = [name for name, (interval, value) in pairs.items()
+                       if interval and value is not None and not interval.low <= value <= interval.high]
+            row |= {"log loss": format_float(one.log_loss), "click rate": f"{one.click_rate:.4f}",
+                    "differs in": " and ".join(differs)}
         rows.append(row)
     return rows
 
