@@ -83,20 +83,20 @@ def make(
     console.show(result, lambda console, result: console.result(f"made {_summary(result)}"))
 
 
-def check(place: str, /, *, set_: Settings = (), console: Console = Console()) -> int:
+def check(data: str, /, *, set_: Settings = (), console: Console = Console()) -> int:
     """Verify data: checksums, value ranges, columns that leak the label; of your own code, what training relies on.
 
     Exit code 1 if there is a problem; hints do not count.
 
     Parameters
     ----------
-    place
+    data
         A folder or a URI of prepared data, or a spec that names it, files with columns, or code of yours, which is run.
     """
     from embark.data.check import check as check_data
     from embark.data.leaks import check_columns
 
-    path = _data_path(place, set_)
+    path = _data_path(data, set_)
     if not isinstance(path, str) and path.data.is_own:
         from embark.data.own_contract import check_contract
 
@@ -245,23 +245,23 @@ def _render_copied(console: Console, result: CopyResult) -> None:
                    f"{f', {existing} already there' if result.num_existing else ''}, {how}")
 
 
-def _data_path(place: str, settings: Sequence[str] = ()) -> str | RunSpec:
+def _data_path(data: str, settings: Sequence[str] = ()) -> str | RunSpec:
     """Return the data, or the data of the spec that names it; of files that are not prepared, the spec."""
     from embark.data.prepared import MANIFEST
     from embark.spec import PRESETS, load_spec
 
-    if place.endswith(f"/{MANIFEST}") or "://" in place or Path(place).is_dir():
+    if data.endswith(f"/{MANIFEST}") or "://" in data or Path(data).is_dir():
         if settings:
-            raise UserError(f"--set: changes a spec, and {place} is prepared data", fix="name a spec, or leave it out")
-        return place.removesuffix(f"/{MANIFEST}")
+            raise UserError(f"--set: changes a spec, and {data} is prepared data", fix="name a spec, or leave it out")
+        return data.removesuffix(f"/{MANIFEST}")
     fix = "name a folder or URI of prepared data, or a spec that does"
-    if not Path(place).exists() and place not in PRESETS and ":" not in place and not place.endswith(".toml"):
-        raise UserError(f"{place}: no such folder of prepared data", fix=fix)
-    spec = load_spec(place, settings)
+    if not Path(data).exists() and data not in PRESETS and ":" not in data and not data.endswith(".toml"):
+        raise UserError(f"{data}: no such folder of prepared data", fix=fix)
+    spec = load_spec(data, settings)
     if spec.data.kind == "synthetic":
-        raise UserError(f"{place}: data.kind is 'synthetic', so there is no data to check", fix=fix)
+        raise UserError(f"{data}: data.kind is 'synthetic', so there is no data to check", fix=fix)
     if spec.data.kind == "interactions":
-        raise UserError(f"{place}: an interaction log has no labels to check", fix="`embark train` checks it")
+        raise UserError(f"{data}: an interaction log has no labels to check", fix="`embark train` checks it")
     return spec.data.path if spec.data.kind == "prepared" else spec
 
 

@@ -94,7 +94,7 @@ def plan(
     """
     loaded = load_spec(spec, set_)
     serving = {"--qps": qps, "--p99-ms": p99_ms, "--rows": rows, "--tables": tables, "--cpu-machine": cpu_machine}
-    places = {"--cloud": cloud, "--region": region, "--spot": spot}
+    clouds = {"--cloud": cloud, "--region": region, "--spot": spot}
     training = {"--across": across, "--by": by, "--deadline": deadline, "--budget": budget, "--picture": picture,
                 "--exact": exact, "--tpu-compile": tpu_compile}
     if serve:
@@ -113,7 +113,7 @@ def plan(
     if here:
         from embark.doctor.this_machine import plan_this_machine
 
-        _refuse({**training, **places}, "--here plans for this machine, and {} for those of a cloud")
+        _refuse({**training, **clouds}, "--here plans for this machine, and {} for those of a cloud")
         local = plan_this_machine(loaded, samples)
         console.show(local, _render_here)
         return ExitCode.DONE if local.is_ok else ExitCode.OTHER
@@ -199,7 +199,7 @@ def _render_ranking(console: Console, found: Survey, kept: Sequence[Estimate]) -
     from embark.plan.chart import front_letters, plot
 
     letters = front_letters(found)
-    shown = [e for place, e in enumerate(kept) if place < MOST_SHOWN or id(e) in letters]
+    shown = [e for index, e in enumerate(kept) if index < MOST_SHOWN or id(e) in letters]
     purchase: Purchase = found.purchase
     other: Purchase = "on_demand" if purchase == "spot" else "spot"
     console.text("")

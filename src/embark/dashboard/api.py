@@ -321,8 +321,8 @@ def published_text(run: str, spec_text: str) -> str:
 @lru_cache(maxsize=64)
 def _read(run: str, spec_text: str, _moment: int) -> str:
     try:
-        place = tomllib.loads(spec_text)["publish"].get("to") or f"{run}/export"
-        versions = list_versions(place).versions
+        uri = tomllib.loads(spec_text)["publish"].get("to") or f"{run}/export"
+        versions = list_versions(uri).versions
     except (EmbarkError, OSError, ValueError, KeyError, TypeError, AttributeError):
         return ""
     current = next((one for one in versions if one.is_current), None)

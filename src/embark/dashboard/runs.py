@@ -166,7 +166,7 @@ class Runs:
     def __enter__(self) -> Runs:
         self.find()
         for is_remote in (False, True):
-            thread = threading.Thread(target=self._follow, args=(is_remote,), daemon=True, name="embark-watch-reader")
+            thread = threading.Thread(target=self._poll, args=(is_remote,), daemon=True, name="embark-watch-reader")
             thread.start()
             self._threads.append(thread)
         return self
@@ -191,7 +191,7 @@ class Runs:
             with self._lock:
                 self._runs.setdefault(run.id, run)
 
-    def _follow(self, is_remote: bool) -> None:
+    def _poll(self, is_remote: bool) -> None:
         pause_s = LOOK_REMOTE_S if is_remote else LOOK_S
         found_s = time.monotonic()
         while not self._stop.is_set():
@@ -258,7 +258,7 @@ def _shown(tune: Mapping[str, Any]) -> dict[str, Any]:
                     for field, value in list(one["values"].items())[:40]}}
         for one in tune["trials"][:MAX_TRIALS]]
     done = [(one["number"], one["value"]) for one in trials if one["value"] is not None]
-    best = [better(value for _, value in done[: place + 1]) for place in range(len(done))]
+    best = [better(value for _, value in done[: index + 1]) for index in range(len(done))]
     own = to_finite(tune["own_value"])
     sentence = f"{pluralize(len(trials), 'trial')} of {int(tune['num_wanted'])}"
     if best:

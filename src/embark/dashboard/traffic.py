@@ -34,7 +34,7 @@ def replicas_of(runs: Sequence[WatchedRun], run: WatchedRun) -> list[WatchedRun]
     """Return the servers of the same model, `run` among them."""
     mine = run.record.traffic
     return [one for one in runs if one is run or (
-        (other := one.record.traffic) and (other.model, other.place) == (mine.model, mine.place))]
+        (other := one.record.traffic) and (other.model, other.index) == (mine.model, mine.index))]
 
 
 def traffic_of(runs: Sequence[WatchedRun]) -> dict[str, Any] | None:
@@ -88,10 +88,10 @@ def _series(records: Sequence[TrafficRecord], start_s: float, end_s: float) -> d
     """Add up rates over replicas; windows end at the same times on all of them."""
     bucket_s = WINDOW_S * max(1, math.ceil((end_s - start_s) / WINDOW_S / MAX_POINTS))
     buckets: dict[int, dict[int, list[Any]]] = {}
-    for place, record in enumerate(records):
+    for index, record in enumerate(records):
         for window in record.windows:
             of = buckets.setdefault(round(window.time_s / bucket_s), {}).setdefault(
-                place, [0.0, 0, 0, 0, np.zeros(len(LATENCIES_S) + 1, np.int64)])
+                index, [0.0, 0, 0, 0, np.zeros(len(LATENCIES_S) + 1, np.int64)])
             bad = sum(num for status, num in window.statuses.items() if not status.startswith("2"))
             for i, more in enumerate((window.seconds, window.num_requests, window.num_rows, bad)):
                 of[i] += more

@@ -165,8 +165,8 @@ def _more_of_it(estimator: Estimator, machine: Machine, num_nodes: int) -> Estim
     smaller = [n for n in range(below + 1, fits)
                if divides(batch, n * machine.num_gpus) and could_fit(estimator.spec, machine, n)]
     # Each of more machines holds less, so what fits some fits more of them.
-    place = bisect_left(smaller, True, key=lambda n: estimator.predicts(machine, n))
-    return estimator(machine, smaller[place] if place < len(smaller) else fits)
+    index = bisect_left(smaller, True, key=lambda n: estimator.predicts(machine, n))
+    return estimator(machine, smaller[index] if index < len(smaller) else fits)
 
 
 def _larger_of_the_cloud(estimator: Estimator, machine: Machine, num_nodes: int) -> Estimate | None:

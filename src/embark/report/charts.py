@@ -132,7 +132,7 @@ def _dots(stroke: Stroke) -> list[tuple[float, float]]:
 
 
 @dataclass(frozen=True, slots=True)
-class Shown:
+class LearningCurve:
     """A curve that is shown, and how its figures are formatted."""
 
     name: str
@@ -147,12 +147,12 @@ def _rate(value: float) -> str:
 
 
 LEARNING = (
-    Shown("loss", say_figure, format_float, eval_name="log_loss"),
-    Shown("auc", say_figure, format_float),
-    Shown("normalized_entropy", say_figure, format_float),
-    Shown("calibration", say_figure, format_float),
-    Shown("samples_per_s", _rate, lambda value: f"{format_si(value)} samples/s", from_zero=True),
-    Shown("learning_rate", say_figure, lambda value: f"{value:.3g}", from_zero=True),
+    LearningCurve("loss", say_figure, format_float, eval_name="log_loss"),
+    LearningCurve("auc", say_figure, format_float),
+    LearningCurve("normalized_entropy", say_figure, format_float),
+    LearningCurve("calibration", say_figure, format_float),
+    LearningCurve("samples_per_s", _rate, lambda value: f"{format_si(value)} samples/s", from_zero=True),
+    LearningCurve("learning_rate", say_figure, lambda value: f"{value:.3g}", from_zero=True),
 )
 UNITS: dict[str, Say] = {
     "%": lambda value: f"{value:.3g} %", "B": format_bytes, "W": lambda value: f"{format_si(value)} W",
@@ -218,19 +218,19 @@ def system_curves(record: Record) -> Gallery | None:
 def overlaid(records: Sequence[Record], names: Sequence[str]) -> Gallery | None:
     """Draw each curve of every run in one picture, each run in its own colour."""
     pictures, by_time = [], []
-    for place, record in enumerate(records):
+    for index, record in enumerate(records):
         times, values = record.steps.column("loss", TIME)
         if len(times):
             starts = [event.time_s for event in record.of_kind("start")]
-            by_time.append(Stroke(*_by_time(times, values, starts), f"k{place % 8}", name=names[place]))
+            by_time.append(Stroke(*_by_time(times, values, starts), f"k{index % 8}", name=names[index]))
     for shown in LEARNING:
         strokes = []
-        for place, record in enumerate(records):
-            strokes += training_strokes(*record.steps.column(shown.name), f"k{place % 8}", names[place])
+        for index, record in enumerate(records):
+            strokes += training_strokes(*record.steps.column(shown.name), f"k{index % 8}", names[index])
             held = _known(*record.evals.column(shown.eval_name or shown.name))
             if len(held[0]):
-                strokes.append(Stroke(*held, f"k{place % 8}", has_dots=True, is_joined=False,
-                                      name=f"{names[place]}, held out"))
+                strokes.append(Stroke(*held, f"k{index % 8}", has_dots=True, is_joined=False,
+                                      name=f"{names[index]}, held out"))
         title = metric(shown.name).label
         drawn = chart(strokes, say_y=shown.say, from_zero=shown.from_zero, label=f"{title} by step")
         if drawn is not None:
@@ -238,7 +238,7 @@ def overlaid(records: Sequence[Record], names: Sequence[str]) -> Gallery | None:
     drawn = chart(by_time, say_y=say_figure, say_x=format_time_tick, label="training loss by time", is_time=True)
     if drawn is not None:
         pictures.insert(1, Picture("Training loss", drawn, "by time since the start"))
-    keys = tuple(Key(f"k{place % 8}", name) for place, name in enumerate(names))
+    keys = tuple(Key(f"k{index % 8}", name) for index, name in enumerate(names))
     return Gallery(tuple(pictures), (*keys, Key("any", "dots: held out, lines: training"))) if pictures else None
 
 

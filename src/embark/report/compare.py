@@ -106,7 +106,7 @@ class Comparison:
         if row.name == "loss" and any(run.values.get("eval_log_loss") is not None for run in self.runs):
             return None
         values = [run.values.get(row.name) for run in self.runs]
-        known = sorted(((value, place) for place, value in enumerate(values) if value is not None),
+        known = sorted(((value, index) for index, value in enumerate(values) if value is not None),
                        reverse=row.better == "up")
         if row.better is None or len(known) < 2 or _is_same(row, known[0][0], known[-1][0]):
             return None
@@ -150,14 +150,14 @@ def _spec_differences(contexts: Sequence[RunContext]) -> tuple[SpecDifference, .
     """Return what differs between the specs, and what a run changed on resume: its cell has all values, with their
     steps."""
     found = {name: list(cells) for name, cells in differences([context.spec for context in contexts])}
-    for place, context in enumerate(contexts):
+    for index, context in enumerate(contexts):
         history: dict[str, list[Change]] = {}
         for change in context.record.changes():
             history.setdefault(change.field, []).append(change)
         for name, changes in history.items():
             later = [f"then {shown_value(one.new)} after step {format_count(one.step)}" for one in changes]
             cells = found.setdefault(name, [field_of(one.spec, name) for one in contexts])
-            cells[place] = ", ".join([shown_value(changes[0].old), *later])
+            cells[index] = ", ".join([shown_value(changes[0].old), *later])
     return tuple(SpecDifference(name, tuple(cells)) for name, cells in found.items())
 
 
@@ -271,8 +271,8 @@ def results_table(found: Comparison) -> Table:
     rows = []
     for row in found.rows():
         best, values = found.best_of(row), [run.values.get(row.name) for run in found.runs]
-        rows.append((row.label, *(MISSING if value is None else f"{row.say(value)}{' ✓' if place == best else ''}"
-                                  for place, value in enumerate(values))))
+        rows.append((row.label, *(MISSING if value is None else f"{row.say(value)}{' ✓' if index == best else ''}"
+                                  for index, value in enumerate(values))))
     return Table(("", *(run.name for run in found.runs)), tuple(rows), frozenset(range(1, len(found.runs) + 1)))
 
 
@@ -287,5 +287,5 @@ def _unique_names(contexts: Sequence[RunContext]) -> list[str]:
     names = [context.name for context in contexts]
     if len(set(names)) < len(names):
         names = [context.uri for context in contexts]
-    return [name if (num := names[: place + 1].count(name)) == 1 else f"{name} ({num})"
-            for place, name in enumerate(names)]
+    return [name if (num := names[: index + 1].count(name)) == 1 else f"{name} ({num})"
+            for index, name in enumerate(names)]

@@ -156,7 +156,7 @@ def _remote_finder(uri: str) -> Finder:
 
 
 @dataclass(frozen=True, slots=True)
-class Read:
+class NewLines:
     """The result of one call of `look`."""
 
     lines: tuple[bytes, ...] = ()  # Complete ones only.
@@ -184,14 +184,14 @@ class Tail:
         """How many bytes have been read."""
         return self._offset
 
-    def look(self) -> Read:
+    def look(self) -> NewLines:
         size = self._files.size_bytes(self._name)
         if size is None:
             was_there = self._offset > 0
             self._reset()
-            return Read(is_missing=True, is_new=was_there)
+            return NewLines(is_missing=True, is_new=was_there)
         if size == self._offset:
-            return Read()
+            return NewLines()
         is_new = size < self._offset
         if is_new:
             self._reset()
@@ -202,7 +202,7 @@ class Tail:
             block = self._next_block() or b""
         self._offset += len(block)
         self._last = (self._last + block)[-_CHECKED_BYTES:]
-        return Read(tuple(self._complete_lines(block)), is_new=is_new, is_end=self._offset >= size or not block)
+        return NewLines(tuple(self._complete_lines(block)), is_new=is_new, is_end=self._offset >= size or not block)
 
     def _next_block(self) -> bytes | None:
         """Return the bytes that follow; None where those before them have changed."""
