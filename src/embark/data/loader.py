@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Generic, Protocol, Self, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from embark.model.batch import samples_per_rank, steps_per_epoch
+from embark.model.steps import samples_per_rank, steps_per_epoch
 
 if TYPE_CHECKING:
     from embark.data.prepared.source import PreparedSource, RawBatches

@@ -404,7 +404,7 @@ def _storage_mistakes(job: Job, catalog: Catalog) -> Iterator[Mistake]:
         else:
             if volume.cloud != job.cloud:
                 yield _mistake("place.volume", place.volume, f"is of {volume.cloud}, the machine of {job.cloud}",
-                               "embark catalog volumes lists them")
+                               "embark catalog list --volumes lists them")
             elif volume.kind != "file":
                 yield _mistake("place.volume", place.volume, "is an object store: it is read by its uri, not mounted",
                                f"leave it out and use {bucket}")

@@ -10,7 +10,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.functional import embedding, scaled_dot_product_attention, silu
 
 from embark.errors import DataError
-from embark.model.sequence_work import DIN_UNITS, NUM_TIME_BUCKETS
+from embark.model.work import DIN_UNITS, NUM_TIME_BUCKETS
 from embark.spec.model import ModelSpec
 from embark.trainers.torch.dense_network import bottom_mlp
 from embark.trainers.torch.dropout import SequenceDropout

@@ -21,7 +21,7 @@ from embark.data.dynamic_ids import NO_ID
 from embark.data.loader import RawLoader, Share, num_loader_threads
 from embark.data.prepared.source import PreparedSource, RawBatches
 from embark.data.synthetic import EVAL, TRAIN, SyntheticSource
-from embark.model.batch import EVAL_SAMPLES, num_together
+from embark.model.steps import EVAL_SAMPLES, num_together
 from embark.trainers.torch.batch import RawDecoder, pinned
 from embark.trainers.torch.device_samples import DeviceSampler, Samples
 from embark.trainers.torch.engines.pipeline import Part

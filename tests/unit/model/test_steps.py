@@ -3,7 +3,7 @@
 import pytest
 
 from embark.errors import DataError, SpecError
-from embark.model.batch import num_steps_of, samples_per_rank, steps_per_epoch
+from embark.model.steps import num_steps_of, samples_per_rank, steps_per_epoch
 from embark.spec import TrainSpec
 from embark.spec.batch import batch_mistakes, divides
 
