@@ -167,8 +167,8 @@ def parse_by_polars(file: str, way: str) -> dict[str, Any]:
 def prepare_by_embark(file: str, out: str, memory_gb: str, ids: str) -> dict[str, Any]:
     from embark.data.prepare.inputs import Inputs
     from embark.data.prepare.prepare import prepare
-    from embark.data.prepare.schema import Schema, SparseColumn
     from embark.data.workers import Progress
+    from embark.features.schema import Schema, SparseColumn
     from embark.spec.run import RunSpec
 
     dense = tuple(f"int_{i}" for i in range(13))

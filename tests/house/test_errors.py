@@ -5,7 +5,7 @@ from pathlib import Path
 
 SOURCE = Path(__file__).parents[2] / "src" / "embark"
 SAID_ELSEWHERE = {
-    "data/prepare/arrow/cells.py",  # row_parser.py adds the file, the column and the fix
+    "features/arrow/cells.py",  # row_parser.py adds the file, the column and the fix
     "report/context.py",  # shown as a warning, which has no fix: its sentence ends with the command
 }
 

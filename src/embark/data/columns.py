@@ -10,19 +10,20 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from embark.data.hashing import hash_counters, stream_key, uniform
-from embark.data.id_weights import weights_of_keys
 from embark.data.loader import Batch
-from embark.data.prepare.arrow.readers import CsvReader, ParquetReader
-from embark.data.prepare.arrow.row_parser import Location, RowParser
 from embark.data.prepare.guess import find_times
 from embark.data.prepare.inputs import InputFile, Inputs
-from embark.data.prepare.rows import RawRows, Reader
+from embark.data.prepare.readers import CsvReader, ParquetReader
+from embark.data.prepare.rows import Reader
 from embark.data.prepare.sampling import Column, take_sample
-from embark.data.prepare.schema import LabelColumn, Schema, SparseColumn, TimeColumn
-from embark.data.prepare.time_format import moment_text
 from embark.data.task_labels import bad_labels, check_lists, meaning_of, task_labels
 from embark.errors import DataError, nearest
+from embark.features.arrow.row_parser import Location, RowParser
+from embark.features.encoding import weights_of_keys
+from embark.features.hashing import hash_counters, stream_key, uniform
+from embark.features.rows import RawRows
+from embark.features.schema import LabelColumn, Schema, SparseColumn, TimeColumn
+from embark.features.values import moment_text
 from embark.spec.data import DataSpec, PrepareSpec
 from embark.spec.model import ModelSpec, Table
 from embark.spec.tasks import label_columns, list_size_of

@@ -9,7 +9,6 @@ from typing import Self
 import numpy as np
 from numpy.typing import NDArray
 
-from embark.data.hashing import STEP, Hashes, bell, hash_counters, quarter, stream_keys, uniform
 from embark.data.synthetic import (
     CALIBRATION,
     CURVATURE,
@@ -23,6 +22,7 @@ from embark.data.synthetic import (
     SyntheticSource,
     TeacherModel,
 )
+from embark.features.hashing import STEP, Hashes, bell, hash_counters, quarter, stream_keys, uniform
 from embark.spec.data import DataSpec
 from embark.spec.drift import DriftSpec
 from embark.spec.model import ModelSpec, Table

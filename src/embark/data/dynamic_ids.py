@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from embark.data.hashing import FIRST, SECOND, STEP, stream_key
+from embark.features.hashing import FIRST, SECOND, STEP, stream_key
 
 NO_ID = -(2**63)
 """Where a sample has fewer ids than others."""

@@ -10,8 +10,8 @@ from tempfile import TemporaryDirectory
 from typing import Any, Literal, get_args
 
 from embark.data import LOOK, open_source, resolve_from_data
-from embark.data.id_maps import PreparedWith
 from embark.data.loader import Batch, SampleSource
+from embark.data.prepare.later_rows import PreparedWith
 from embark.data.prepared import Manifest
 from embark.data.prepared.cache import find_manifest, read_manifest
 from embark.data.prepared.manifest import EARLIER

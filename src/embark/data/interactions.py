@@ -11,10 +11,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from embark.data.hashing import hash_counters, stream_key, uniform
 from embark.data.loader import Batch
 from embark.data.prepare.inputs import Inputs
 from embark.errors import DataError, MissingPackage, nearest
+from embark.features.hashing import hash_counters, stream_key, uniform
 from embark.spec import DataSpec, ModelSpec, Table
 
 I64 = NDArray[np.int64]

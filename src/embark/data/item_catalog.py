@@ -10,9 +10,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from embark.data.hashing import hash_counters, stream_key
 from embark.data.loader import Batch, SampleSource
 from embark.errors import DataError
+from embark.features.hashing import hash_counters, stream_key
 from embark.spec.model import ModelSpec
 from embark.spec.two_tower import is_item_table
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Generic, Protocol, Self, TypeVar
 
@@ -12,6 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from embark.model.batch import samples_per_rank, steps_per_epoch
+from embark.spec.model import Table
 
 if TYPE_CHECKING:
     from embark.data.prepared.source import PreparedSource, RawBatches
@@ -341,3 +342,32 @@ class Prefetcher(Generic[T]):
                     return self._next_to_make - 1
                 self._has_space.wait()
         return None
+
+
+def weights_by_feature(batch: Batch, tables: Sequence[Table]) -> dict[str, NDArray[np.float32]]:
+    """The weights of a batch, under the names of `weights_features`."""
+    if batch.weights is None:
+        return {}
+    ends = np.cumsum(batch.lengths.sum(axis=1, dtype=np.int64))
+    parts = np.split(batch.weights, ends[:-1])
+    return {table.weights_feature: part for table, part in zip(tables, parts, strict=True) if table.weights_column}
+
+
+def pooling_weights(batch: Batch, tables: Sequence[Table]) -> NDArray[np.float32]:
+    """What each row is multiplied by before rows are summed."""
+    assert batch.weights is not None
+    weights, start = batch.weights.copy(), 0
+    for table, lengths in zip(tables, batch.lengths, strict=True):
+        part = weights[start : start + int(lengths.sum())]
+        start += len(part)
+        part[:] = weights_in_sum(part, lengths, table)
+    return weights
+
+
+def weights_in_sum(weights: NDArray[np.float32], lengths: NDArray[np.int32], table: Table) -> NDArray[np.float32]:
+    """Of the ids of one feature: of a mean, each one's share of its sample's weights."""
+    if table.pooling != "mean":
+        return weights
+    owner = np.repeat(np.arange(len(lengths)), lengths)
+    total = np.bincount(owner, weights, minlength=len(lengths))
+    return weights / np.where(total > 0, total, 1).astype(np.float32)[owner]

@@ -10,7 +10,6 @@ from typing import Any
 import numpy as np
 
 from embark.data import SampleSource, synthetic_source
-from embark.data.id_weights import weights_features
 from embark.data.loader import Batch
 from embark.data.prepare.tasks import PREPARING
 from embark.data.prepared import BLOCK_ROWS, MANIFEST, SPLITS, Feature, Layout, Manifest, Part, PartWriter, Rows, Split
@@ -19,6 +18,7 @@ from embark.data.statistics import write_manifest
 from embark.data.task_labels import main_label
 from embark.data.workers import OnProgress, ProgressReporter, each_result, num_cores
 from embark.errors import UserError
+from embark.features.encoding import weights_features
 from embark.formatting import format_bytes
 from embark.spec.run import RunSpec
 from embark.spec.tasks import Task, label_columns

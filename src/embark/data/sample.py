@@ -8,7 +8,6 @@ from pathlib import Path
 import numpy as np
 
 from embark.data import LOOK, open_source, resolve_from_data
-from embark.data.id_weights import weights_features
 from embark.data.loader import Batch
 from embark.data.make import rows_of
 from embark.data.prepare.inputs import Inputs
@@ -17,6 +16,7 @@ from embark.data.prepared.cache import find_manifest
 from embark.data.statistics import write_manifest
 from embark.data.workers import ProgressReporter
 from embark.errors import EmbarkError
+from embark.features.encoding import weights_features
 from embark.spec.run import RunSpec
 from embark.spec.tasks import label_columns
 from embark.store import open_store

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+import zlib
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -9,10 +11,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from embark.data.hashing import bell, hash_counters, quarter, stream_key, stream_keys, uniform
 from embark.data.loader import Batch
-from embark.data.synthetic_tasks import Mixture, best_outputs, draw_labels, seed_of
-from embark.data.zipf import grouped
+from embark.features.hashing import Hashes, bell, hash_counters, quarter, stream_key, stream_keys, uniform
 from embark.spec.data import DataSpec
 from embark.spec.model import ModelSpec, Table
 from embark.spec.tasks import Task
@@ -352,3 +352,142 @@ def _bias_for(scores: NDArray[np.float64], rate: float) -> float:
         mean = float(np.mean(1 / (1 + np.exp(-np.clip(shifted + middle, -50, 50)))))
         low, high = (middle, high) if mean < rate else (low, middle)
     return (low + high) / 2 - float(scores.mean())
+
+
+LOW = 0.5  # Where the integral of the ids begins.
+
+
+@dataclass(frozen=True, slots=True)
+class Group:
+    """Tables with the same number of ids a sample, drawn together: an array each would be mostly call overhead."""
+
+    tables: list[int]
+    multi_hot: int
+    zipf: Zipf
+
+    def draw_ids(self, table_keys: Hashes, span: range) -> NDArray[np.int32]:
+        """[G, n, multi_hot]"""
+        counters = np.arange(span.start * self.multi_hot, span.stop * self.multi_hot)
+        bits = hash_counters(table_keys[self.tables][:, None], counters)
+        return self.zipf.ids(uniform(bits)).reshape(len(self.tables), len(span), self.multi_hot)
+
+    def draw_lengths(self, table_keys: Hashes, span: range) -> NDArray[np.int32]:
+        """[G, n]: 0 to `multi_hot`, all equally likely."""
+        bits = hash_counters(table_keys[self.tables][:, None], np.arange(span.start, span.stop))
+        return (uniform(bits) * (self.multi_hot + 1)).astype(np.int32)
+
+
+@dataclass(frozen=True, slots=True)
+class Zipf:
+    """Id k of a table has a chance close to (k + 1)^−s.
+
+    It is the integral of x^−s from k + ½ to k + 1½, which has an inverse in closed form at any number of rows.
+    """
+
+    rows: NDArray[np.int64]  # [G, 1]
+    exponent: float
+
+    @property
+    def power(self) -> float:
+        """What the integral is the power of; 0: it is a logarithm."""
+        power = 1 - self.exponent
+        return power if abs(power) >= 1e-9 else 0.0
+
+    @property
+    def factor(self) -> NDArray[np.float64]:
+        """[G, 1]: the integral over all rows."""
+        high = self.rows + LOW
+        integral: NDArray[np.float64] = high**self.power - LOW**self.power if self.power else np.log(high / LOW)
+        return integral
+
+    def ids(self, u: NDArray[np.float64]) -> NDArray[np.int32]:
+        """[G, n] in 0 to rows − 1 from [G, n] in [0, 1)."""
+        u *= self.factor
+        if self.power:
+            u += LOW**self.power
+            np.power(u, 1 / self.power, out=u)
+        else:
+            np.exp(u, out=u)
+            u *= LOW
+        u -= LOW
+        np.clip(u, 0, self.rows - 1, out=u)
+        return u.astype(np.int32)
+
+
+def grouped(tables: Sequence[Table], zipf_exponent: float) -> Iterator[Group]:
+    """By the number of ids a sample and the pooling."""
+    for multi_hot, pooling in sorted({(t.multi_hot, t.pooling) for t in tables}):
+        members = [i for i, t in enumerate(tables) if (t.multi_hot, t.pooling) == (multi_hot, pooling)]
+        rows = np.array([[tables[i].rows] for i in members], np.int64)
+        yield Group(members, multi_hot, Zipf(rows, zipf_exponent))
+
+
+NOISE_STD = 1.0  # Of a `regression` label around its score.
+
+
+SPREAD = 2.0  # The first class's score is −SPREAD × that of the sample, the last one's SPREAD × it.
+
+
+_TASK = 0x7A5C
+
+
+def seed_of(seed: int, task: Task) -> int:
+    """Of a task's own hidden model; it does not depend on which other tasks there are."""
+    return stream_key(seed, _TASK, zlib.crc32(task.name.encode()))
+
+
+@dataclass(frozen=True, slots=True)
+class Mixture:
+    """How the centred scores of the common and of the own hidden model become a task's."""
+
+    common: np.float32
+    own: np.float32
+    bias: np.float32
+
+    @staticmethod
+    def fit(common: Floats, own: Floats, conflict: float, wanted_std: float,
+            bias_for: Callable[[NDArray[np.float64]], float]) -> Mixture:
+        """`common` and `own` are scores of a sample of rows."""
+        shares = math.sqrt(1 - conflict), math.sqrt(conflict)
+        mixed = shares[0] * common.astype(np.float64) + shares[1] * own.astype(np.float64)
+        std = float(mixed.std())
+        factor = wanted_std / std if std > 1e-6 else 0.0
+        return Mixture(np.float32(shares[0] * factor), np.float32(shares[1] * factor),
+                       np.float32(bias_for(mixed * factor)))
+
+    def score(self, common: Floats, own: Floats) -> Floats:
+        """[n]"""
+        score = common * self.common
+        score += own * self.own
+        score += self.bias
+        return score
+
+
+def best_outputs(task: Task, score: Floats) -> Floats:
+    """[n, outputs]: the probability of a 1, the mean of the label, or the probability of each class."""
+    if task.loss == "regression":
+        return score[:, None]
+    score = np.clip(score, -30, 30)
+    if task.loss == "binary":
+        return (1 / (1 + np.exp(-score)))[:, None].astype(np.float32)
+    weights: Floats = np.exp(np.linspace(-SPREAD, SPREAD, task.num_classes, dtype=np.float32) * score[:, None])
+    total = np.zeros(len(score), np.float32)
+    for column in weights.T:  # a sum over an axis may round differently for another number of rows
+        total += column
+    return weights / total[:, None]
+
+
+def draw_labels(task: Task, best: Floats, key: int, start: int) -> Floats:
+    """[n] for rows `start` and on, whose `best_outputs` are known."""
+    bits = hash_counters(stream_key(key, _TASK, zlib.crc32(task.name.encode())), np.arange(start, start + len(best)))
+    if task.loss == "regression":
+        return best[:, 0] + np.float32(NOISE_STD) * bell(bits)
+    coin = uniform(bits)
+    if task.loss == "binary":
+        return (coin < best[:, 0]).astype(np.float32)
+    reached = np.zeros(len(best), np.float64)
+    label = np.zeros(len(best), np.float32)
+    for column in best.T[:-1]:
+        reached += column
+        label += coin >= reached
+    return label

@@ -78,8 +78,8 @@ def workload_of(spec: RunSpec, counted: DataSize | None = None) -> Workload:
 
 def sample_bytes(spec: RunSpec) -> float:
     """Of one row of a full block of the prepared format. What is ragged is taken at its longest."""
-    from embark.data.prepared.layout import Feature, Layout
     from embark.data.prepared.manifest import BLOCK_ROWS
+    from embark.features.layout import Feature, Layout
 
     features = tuple(Feature(t.name, t.rows, t.multi_hot) for t in spec.model.table_list())
     dense = tuple(f"dense_{i}" for i in range(spec.model.num_dense))

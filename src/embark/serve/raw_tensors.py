@@ -10,10 +10,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from embark.data.number_rows import NumberRows
-from embark.data.prepare.arrow.json_lines import SplitCell
-from embark.data.prepare.arrow.row_parser import number_columns
-from embark.data.prepare.schema import Schema
+from embark.features.arrow.row_parser import SplitCell, number_columns
+from embark.features.rows import NumberRows
+from embark.features.schema import Schema
 from embark.serve.request_rows import NumberKind, TensorColumns, repeated
 
 

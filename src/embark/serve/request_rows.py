@@ -12,12 +12,10 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from embark.data.number_rows import NumberRows
-from embark.data.prepare.arrow.json_lines import SplitCell, json_array
-from embark.data.prepare.arrow.row_parser import Location, RowParser
-from embark.data.prepare.rows import RawRows
 from embark.errors import DataError, EmbarkError, Fault
 from embark.export.artifact import Artifact
+from embark.features.arrow.row_parser import Location, RowParser, SplitCell, json_array
+from embark.features.rows import NumberRows, RawRows
 from embark.serve.outputs import Row
 from embark.serve.score_file import NOT_FINITE
 

@@ -11,8 +11,8 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from embark.data.prepare.arrow.json_lines import json_array
-from embark.data.prepare.schema import Schema
+from embark.features.arrow.row_parser import json_array
+from embark.features.schema import Schema
 from embark.serve.request_rows import TensorColumns
 
 DTYPES = {"BOOL": "u1", **{f"{kind}{bits}": f"<{letter}{bits // 8}" for kind, letter, sizes in (

@@ -21,18 +21,18 @@ from embark.data.export.parquet_files import (
     targets,
     write_parquet,
 )
-from embark.data.id_maps import IdMap, PreparedWith
-from embark.data.prepare.arrow.cells import as_utf8, hash_bytes
-from embark.data.prepare.arrow.row_parser import Location, RowParser
-from embark.data.prepare.id_numbering import look_up
 from embark.data.prepare.inputs import Inputs
-from embark.data.prepare.rows import RawRows
-from embark.data.prepare.schema import TIME_ROWS
+from embark.data.prepare.later_rows import PreparedWith
 from embark.data.prepare.tasks import open_reader
 from embark.data.prepared import MANIFEST, Manifest
 from embark.data.prepared.cache import find_manifest, local_folder, read_manifest
 from embark.data.prepared.parts import iter_blocks
 from embark.errors import DataError, EmbarkError
+from embark.features.arrow.cells import as_utf8, hash_bytes
+from embark.features.arrow.row_parser import Location, RowParser
+from embark.features.encoding import IdMap, look_up
+from embark.features.rows import RawRows
+from embark.features.schema import TIME_ROWS
 from embark.store.trained_run import find_trained
 
 _CHUNK_BYTES = 8 << 20

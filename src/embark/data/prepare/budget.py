@@ -5,9 +5,9 @@ from __future__ import annotations
 import os
 from dataclasses import dataclass
 
-from embark.data.prepare.schema import Schema
 from embark.data.prepared.manifest import BLOCK_ROWS, SPLITS
 from embark.errors import UserError
+from embark.features.schema import Schema
 from embark.spec.data import PrepareSpec
 
 PARENT_BYTES = 160_000_000

@@ -22,10 +22,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from embark.data.prepare.inputs import InputFile, Inputs
-from embark.data.prepare.rows import MAX_QUOTED, BadRow, RawRows, Segment, reason_of
-from embark.data.prepare.schema import Schema
+from embark.data.prepare.rows import Segment, reason_of
 from embark.data.prepare.text_stream import PAD_BYTES, LineChunk, line_chunks, line_segments
 from embark.errors import DataError
+from embark.features.rows import MAX_QUOTED, BadRow, RawRows
+from embark.features.schema import Schema
 
 Bytes = NDArray[np.uint8]
 Words = NDArray[np.uint64]

@@ -6,23 +6,28 @@ dense transform, the tables in the same order.
 
 from __future__ import annotations
 
+import hashlib
+import io
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
+from numpy.typing import NDArray
 from pydantic import BaseModel, TypeAdapter, ValidationError
 
 from embark.data.prepare.id_numbering import IdFiles, KnownIds
-from embark.data.prepare.rows import IdMethod
-from embark.data.prepare.schema import TIME_ROWS, Schema
 from embark.data.prepared.cache import local_folder, read_manifest
 from embark.data.prepared.manifest import IDS, SHARED, Manifest, shared_tables
 from embark.errors import DataError
+from embark.features.encoding import IdMethod
+from embark.features.layout import REPAIR
+from embark.features.schema import TIME_ROWS, Schema
 from embark.spec.data import NewIds, TimeColumns
 from embark.spec.run import RunSpec
 from embark.store import open_store
+from embark.store.atomic_file import scratch_for
 
 FIELD = "data.prepare.id_map_from"
 
@@ -184,3 +189,26 @@ def _sharing(shared: Mapping[str, str]) -> str:
 
 def _listed(names: tuple[str, ...]) -> str:
     return ", ".join(names[:12]) + (f" and {len(names) - 12} more" if len(names) > 12 else "") or "none"
+
+
+def write_changed_rows(out: Path, table: str, rows: NDArray[np.int64]) -> dict[str, str]:
+    """Beside the table's id map; returns what the manifest says of it."""
+    text = io.BytesIO()
+    np.save(text, rows.astype("<i4"))
+    file = f"{IDS}/{table}.changed.npy"
+    with scratch_for(out / file) as scratch:
+        scratch.write_bytes(text.getbuffer())
+    return {"changed": file, "changed_sha256": hashlib.sha256(text.getbuffer()).hexdigest()}
+
+
+def read_changed_rows(path: str, manifest: Manifest) -> dict[str, NDArray[np.int32]]:
+    """By table, of the data at `path`, a folder or a URI."""
+    store, found = open_store(path), {}
+    maps: dict[str, dict[str, Any]] = manifest.settings.get("id_maps", {})
+    for table, about in maps.items():
+        if "changed" in about:
+            text = store.read(about["changed"])
+            if hashlib.sha256(text).hexdigest() != about.get("changed_sha256"):
+                raise DataError(f"{store.where(about['changed'])}: is not what the manifest says", fix=REPAIR)
+            found[table] = np.load(io.BytesIO(text))
+    return found

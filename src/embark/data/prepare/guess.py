@@ -20,9 +20,9 @@ from embark.data.prepare.sampling import (
     list_delimiter_of,
     take_sample,
 )
-from embark.data.prepare.schema import KINDS, TIME_ROWS, LabelColumn, Schema, SparseColumn, TimeColumn
-from embark.data.prepare.time_format import MEANINGS, time_formats
 from embark.errors import DataError, nearest
+from embark.features.schema import KINDS, TIME_ROWS, LabelColumn, Schema, SparseColumn, TimeColumn
+from embark.features.values import MEANINGS, time_formats
 from embark.spec.data import DataSpec
 from embark.spec.model import Table
 from embark.spec.run import RunSpec

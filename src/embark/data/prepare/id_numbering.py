@@ -18,9 +18,10 @@ from typing import Any, BinaryIO
 import numpy as np
 from numpy.typing import NDArray
 
-from embark.data.prepare.rows import Keys, hash_ids
-from embark.data.prepared.layout import Rows
 from embark.data.workers import Report
+from embark.features.encoding import hash_ids, look_up
+from embark.features.layout import Rows
+from embark.features.rows import Keys
 from embark.spec.data import NewIds
 from embark.store.atomic_file import commit
 
@@ -323,17 +324,6 @@ def _count(
     keys, counts = keys[order], counts[order]
     starts = np.flatnonzero(np.concatenate([[True], keys[1:] != keys[:-1]]))
     return keys[starts], np.add.reduceat(counts, starts, dtype=np.int64)
-
-
-def look_up(wanted: Keys, keys: Keys, ids: NDArray[np.int64]) -> NDArray[np.int32]:
-    """The id of each, 0 where it has none. Both are rising, so the search walks along."""
-    if not len(keys):
-        return np.zeros(len(wanted), np.int32)
-    places = np.searchsorted(keys, wanted)
-    np.minimum(places, len(keys) - 1, out=places)
-    found = ids[places].astype(np.int32)
-    found[keys[places] != wanted] = 0
-    return found
 
 
 def _take_ranks(

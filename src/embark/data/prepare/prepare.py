@@ -13,15 +13,19 @@ from typing import Any
 
 import numpy as np
 
-from embark.data.prepare import time_split
 from embark.data.prepare.budget import Budget, plan_budget
 from embark.data.prepare.earlier_ids import EarlierIds, open_earlier
 from embark.data.prepare.guess import guess_schema
 from embark.data.prepare.inputs import InputFile, Inputs, open_inputs
-from embark.data.prepare.rows import BadRows, IdMethod, check_splits, dense_transform, id_methods, should_give_up
-from embark.data.prepare.schema import TIME_ROWS, Schema
+from embark.data.prepare.rows import BadRows, should_give_up
+from embark.data.prepare.splits import (
+    check_splits,
+    describe_time_split,
+    given_starts,
+    newest_starts,
+    time_split_record,
+)
 from embark.data.prepare.tasks import PREPARING, Journal, Kind, Preparation, Task
-from embark.data.prepared.layout import Layout
 from embark.data.prepared.manifest import (
     EARLIER,
     IDS,
@@ -36,6 +40,9 @@ from embark.data.prepared.manifest import (
 )
 from embark.data.workers import MemoryMonitor, OnProgress, ProgressReporter, WorkerPool
 from embark.errors import DataError, UserError
+from embark.features.encoding import IdMethod, dense_transform, id_methods
+from embark.features.layout import Layout
+from embark.features.schema import TIME_ROWS, Schema
 from embark.spec.run import RunSpec
 
 SEGMENT_BYTES = 96 << 20
@@ -105,7 +112,7 @@ def preview(spec: RunSpec) -> Preview:
         "file": f"by file: {', '.join(prepare.validation_files)} to validation, "
                 f"{', '.join(prepare.test_files) or 'none'} to test",
         "column": f"by column {prepare.split_column}",
-        "time": time_split.describe(spec.data),
+        "time": describe_time_split(spec.data),
     }[prepare.split]
     rare = f" or seen fewer than {prepare.min_count} times" if prepare.min_count > 1 else ""
     ids = {"hash": "by hash, modulo the table's rows",
@@ -242,7 +249,7 @@ class _Run:
                  for split in SPLITS}
         sources = [file | {name: sum(record[name] for record in of_file) for name in ("lines", "rows")}
                    for file, of_file in zip(settings["files"], self._by_file(tasks, records), strict=True)]
-        recorded = {TIME_SPLIT: time_split.record(self.work.spec.data, starts)} if starts else {}
+        recorded = {TIME_SPLIT: time_split_record(self.work.spec.data, starts)} if starts else {}
         manifest = Manifest(
             layout, parts, self.work.schema.label,
             settings=_without_files(settings) | {"id_maps": id_maps} | recorded, sources=tuple(sources),
@@ -273,10 +280,10 @@ class _Run:
         data = self.work.spec.data
         if data.prepare.split != "time":
             return ()
-        if starts := time_split.given_starts(data):
+        if starts := given_starts(data):
             return starts
         self._do(pool, "reading times", [replace(task, kind="times") for task in tasks])
-        return time_split.newest_starts(data, [self.work.times_file(task.name) for task in tasks])
+        return newest_starts(data, [self.work.times_file(task.name) for task in tasks])
 
     def _do(self, pool: WorkerPool, stage: str, tasks: Sequence[Task]) -> list[Record]:
         """Their records, in order; tasks that have a record are not done again."""

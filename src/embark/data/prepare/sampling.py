@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import shlex
 import statistics
 from collections import Counter
 from collections.abc import Collection, Iterator, Sequence
@@ -11,8 +12,8 @@ from typing import Any, Literal
 
 from embark.data.prepare.inputs import InputFile, Inputs
 from embark.data.prepare.text_stream import BOM, fields_of, head, header_names, is_gzip
-from embark.data.prepare.time_format import ISO_PATTERNS, MEANINGS, time_formats
 from embark.errors import DataError
+from embark.features.values import ISO_PATTERNS, MEANINGS, json_cell, json_object, time_formats
 from embark.spec.data import PrepareSpec
 
 Format = Literal["criteo", "csv", "jsonl", "parquet"]
@@ -95,14 +96,14 @@ def take_sample(
         raise DataError(f"the input mixes formats: {first.uri} is {format}, {odd[0]} is not",
                         fix="name the files of one format in data.prepare.input")
     if format == "parquet":
-        from embark.data.prepare.arrow.readers import sample_parquet
+        from embark.data.prepare.readers import sample_parquet
 
         columns, num_rows = sample_parquet(inputs, first, _MAX_ROWS, set(prepare.missing))
         return Sample("parquet", columns, num_rows)
     text = head(inputs, first, _HEAD_BYTES).removeprefix(BOM)
     if not text.strip():
         raise DataError(f"{first.uri}: has no rows", fix="data.prepare.input must name a file with at least one row")
-    from embark.data.prepare.json_sample import is_json, sample_json
+    from embark.data.prepare.sampling import is_json, sample_json
 
     if prepare.format == "jsonl" or (prepare.format == "auto" and is_json(first, text)):
         texts = [text, *_more_text(inputs, files)]
@@ -370,3 +371,38 @@ def _words(name: str) -> set[str]:
 def _has_leading_zero(cell: str) -> bool:
     digits = cell.lstrip("+-")
     return len(digits) > 1 and digits[0] == "0"
+
+
+def is_json(file: InputFile, text: bytes) -> bool:
+    """The first line is a JSON object."""
+    line = next((line for line in text.splitlines() if line.strip()), b"").strip()
+    if line.startswith(b"[") and file.name.lower().removesuffix(".gz").endswith(".json"):
+        raise DataError(f"{file.uri}: is one JSON array, which is not read",
+                        fix=f"write one object a line: jq -c '.[]' {shlex.quote(file.name)} > rows.jsonl")
+    return line.startswith(b"{") and json_object(line) is not None
+
+
+def sample_json(prepare: PrepareSpec, file: InputFile, lines: Sequence[bytes]) -> tuple[tuple[Column, ...], int]:
+    """The columns of some lines, and how many rows these are."""
+    rows = [row for row in map(json_object, lines) if row is not None]
+    if not rows:
+        raise DataError(f"{file.uri}: none of its first {len(lines):,} lines is a JSON object",
+                        fix="write one object a line, or set data.prepare.format")
+    names = dict.fromkeys(name for row in rows for name in row)
+    columns = (_json_column(name, [row.get(name) for row in rows], set(prepare.missing)) for name in names)
+    return tuple(columns), len(rows)
+
+
+def _json_column(name: str, values: Sequence[Any], missing: Collection[str]) -> Column:
+    there = [value for value in values if value is not None]
+    if any(isinstance(value, dict) for value in there):
+        return Column(name, (), len(values), type="nested")
+    if any(isinstance(value, list) for value in there):
+        inner = [one for value in there for one in (value if isinstance(value, list) else [value])]
+        if any(isinstance(one, dict | list) for one in inner):
+            return Column(name, (), len(values), type="nested")
+        return Column(name, tuple(cell for cell in map(json_cell, inner) if cell not in missing), len(values), "list")
+    of: dict[type, Type] = {bool: "boolean", int: "integer", float: "float"}
+    kinds = {of.get(type(value), "text") for value in there}
+    kind: Type = kinds.pop() if len(kinds) == 1 else "float" if kinds == {"integer", "float"} else "text"
+    return Column.of(name, [json_cell(value) for value in values], {"", *missing}, kind)

@@ -16,36 +16,27 @@ from typing import TYPE_CHECKING, Any, Literal, Self
 import numpy as np
 from numpy.typing import NDArray
 
-from embark.data.id_weights import weights_of_keys
 from embark.data.prepare import id_numbering
+from embark.data.prepare.earlier_ids import write_changed_rows
 from embark.data.prepare.inputs import Inputs
-from embark.data.prepare.rows import (
-    TRAIN,
-    IdMethod,
-    RawRows,
-    Reader,
-    Segment,
-    SegmentCounts,
-    dense_transform,
-    hash_ids,
-    split_rows,
-    transform_dense,
-)
-from embark.data.prepare.schema import Schema
-from embark.data.prepared.changed_rows import write_changed_rows
-from embark.data.prepared.layout import Feature, Layout, Rows
+from embark.data.prepare.rows import Reader, Segment, SegmentCounts
+from embark.data.prepare.splits import TRAIN, split_rows
 from embark.data.prepared.manifest import IDS, SPLITS
 from embark.data.prepared.parts import PartWriter
 from embark.data.workers import Report
 from embark.errors import UserError
+from embark.features.encoding import IdMethod, dense_transform, hash_ids, transform_dense, weights_of_keys
+from embark.features.layout import Feature, Layout, Rows
+from embark.features.rows import RawRows
+from embark.features.schema import Schema
 from embark.spec.data import PrepareSpec
 from embark.spec.run import RunSpec
 from embark.store import write_atomic
 from embark.store.atomic_file import commit
 
 if TYPE_CHECKING:
-    from embark.data.prepare.arrow.row_parser import RowParser
     from embark.data.prepare.budget import Budget
+    from embark.features.arrow.row_parser import RowParser
 
 Kind = Literal["times", "read", "stage", "number", "write"]
 _Finish = Callable[[], dict[str, Any]]  # Waits for the disk and gives the record of what was done.
@@ -256,10 +247,10 @@ def open_reader(schema: Schema, prepare: PrepareSpec, inputs: Inputs, parser: Ro
 
         return CriteoReader(schema, inputs)
     if schema.format == "jsonl":
-        from embark.data.prepare.arrow.json_lines import JsonLinesReader
+        from embark.data.prepare.readers import JsonLinesReader
 
         return JsonLinesReader(schema, prepare, inputs, parser)
-    from embark.data.prepare.arrow.readers import CsvReader, ParquetReader
+    from embark.data.prepare.readers import CsvReader, ParquetReader
 
     reader = CsvReader if schema.format == "csv" else ParquetReader
     return reader(schema, prepare, inputs, parser)

@@ -24,11 +24,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
 
-from embark.data.prepared.layout import REPAIR, Layout
 from embark.data.prepared.manifest import MANIFEST, Manifest, Part
 from embark.data.prepared.parts import LocalParts, OpenPart, Parts, PartVerifier, ReadAhead
 from embark.data.prepared.source import Allocate, PreparedSource
 from embark.errors import DataError, EmbarkError, Fault
+from embark.features.layout import REPAIR, Layout
 from embark.spec.run import RunSpec
 from embark.store import ObjectStore, open_store
 from embark.store.errors import NotFound, explain_data

@@ -10,8 +10,8 @@ from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, BaseModel, Field, ValidationError
 
-from embark.data.prepared.layout import Layout
 from embark.errors import DataError, UserError
+from embark.features.layout import Layout
 from embark.spec.model import ModelSpec, Table
 from embark.spec.run import RunSpec
 from embark.spec.tasks import label_columns

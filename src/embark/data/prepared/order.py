@@ -7,7 +7,7 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from embark.data.hashing import hash_counters, stream_key
+from embark.features.hashing import hash_counters, stream_key
 
 Shuffle = Literal["rows", "blocks", "none"]
 _PARTS, _BLOCKS, _ROWS = range(3)

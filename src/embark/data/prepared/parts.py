@@ -13,9 +13,9 @@ from typing import BinaryIO, Protocol
 
 import numpy as np
 
-from embark.data.prepared.layout import REPAIR, Block, Layout, Rows, fill
 from embark.data.prepared.manifest import BLOCK_ROWS, Manifest, Part, Split
 from embark.errors import DataError
+from embark.features.layout import REPAIR, Block, Layout, Rows, fill
 from embark.store.atomic_file import commit
 from embark.store.errors import explain_data
 

@@ -5,28 +5,28 @@ from __future__ import annotations
 import math
 import threading
 import time
-from collections import deque
-from collections.abc import Callable, Iterator
+from collections import Counter, deque
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
 from typing import Any
 
 import numpy as np
 
-from embark.data.id_maps import PreparedWith, RowEncoder, plain_row_format
 from embark.data.loader import Batch
-from embark.data.prepare.arrow.json_lines import json_column
-from embark.data.prepare.arrow.row_parser import Location, RowParser
-from embark.data.prepare.rows import RawRows
-from embark.data.prepare.time_format import moment_text
+from embark.data.prepare.later_rows import PreparedWith
 from embark.data.prepared.cache import read_manifest
-from embark.data.stream.dropped import DropWatch
 from embark.data.stream.event_order import EventOrder, OrderSettings, OrderState, total
 from embark.data.stream.files_reader import read_records
 from embark.data.stream.open_reader import open_reader
 from embark.data.stream.records import Message, Row, StreamReader, StreamStopped, row_of
 from embark.data.task_labels import task_labels
 from embark.errors import DataError, UserError
+from embark.features.arrow.row_parser import Location, RowParser, json_column
+from embark.features.encoding import RowEncoder, plain_row_format
+from embark.features.rows import RawRows
+from embark.features.values import moment_text
+from embark.formatting import format_count
 from embark.spec.run import RunSpec
 from embark.spec.tasks import label_columns
 from embark.store import Checkpoint, CheckpointStore
@@ -260,3 +260,56 @@ def _row_reader(spec: RunSpec) -> tuple[RowParser, RowEncoder, str]:
     return RowParser(schema, prepare), encoder, ""
 
 
+WINDOW = 1_000  # Records.
+
+
+class DropWatch:
+    """Counts records and those dropped, by reason. Warns where more than half of the last ones were dropped, and stops
+    a run of whose stream no record was ever trained on."""
+
+    def __init__(self) -> None:
+        self._num_records = self._num_dropped = self._records_before = self._dropped_before = 0
+        self._reasons: Counter[str] = Counter()  # Of all, and …
+        self._newest: Counter[str] = Counter()  # … since the last look.
+        self._has_warned = False
+
+    def add(self, why: str) -> None:
+        """A record; `why` it was dropped, if it was."""
+        self._num_records += 1
+        if why:
+            self.drop({why: 1})
+
+    def drop(self, reasons: Mapping[str, int]) -> None:
+        """Records that were added before."""
+        self._num_dropped += sum(reasons.values())
+        self._reasons.update(reasons)
+        self._newest.update(reasons)
+
+    def look(self, warn: Callable[[str], None], num_pending: int, *, has_trained: bool) -> None:
+        """At the records since the last look, once there are enough of them; without those that are still pending."""
+        num_records = self._num_records - num_pending
+        num, num_dropped = num_records - self._records_before, self._num_dropped - self._dropped_before
+        if max(num, num_dropped) < WINDOW:
+            return
+        is_much = 2 * num_dropped > num
+        if is_much and not has_trained and self._num_dropped >= num_records:
+            raise DataError(f"none of the first {format_count(num_records)} records of the stream can be trained "
+                            f"on: {_counted(self._reasons)}",
+                            fix="name the label, the dense columns and the tables as the records do: docs/follow.md")
+        if is_much and not self._has_warned:
+            warn(f"{format_count(num_dropped)} of the last {format_count(max(num, num_dropped))} records of the stream "
+                 f"were dropped: {_counted(self._newest)}")
+        self._has_warned = is_much
+        self._records_before, self._dropped_before = num_records, self._num_dropped
+        self._newest.clear()
+
+    def __str__(self) -> str:
+        """Of all so far; empty where none was dropped."""
+        if not self._num_dropped:
+            return ""
+        return (f"{format_count(self._num_dropped)} of {format_count(self._num_records)} records were dropped: "
+                f"{_counted(self._reasons)}")
+
+
+def _counted(reasons: Counter[str]) -> str:
+    return "; ".join(f"{why} ({format_count(num)})" for why, num in reasons.most_common(3))

@@ -15,13 +15,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from embark.data.prepare import text_stream
-from embark.data.prepare.arrow.cells import hash_bytes
-from embark.data.prepare.arrow.readers import CsvReader
 from embark.data.prepare.inputs import Inputs
-from embark.data.prepare.rows import RawRows
-from embark.data.prepare.schema import Schema, SparseColumn
+from embark.data.prepare.readers import CsvReader
 from embark.data.prepare.text_stream import RowBlock, Runaway, cut_rows, head
 from embark.errors import DataError
+from embark.features.arrow.cells import hash_bytes
+from embark.features.rows import RawRows
+from embark.features.schema import Schema, SparseColumn
 from embark.spec.data import PrepareSpec
 
 SPARSE = (

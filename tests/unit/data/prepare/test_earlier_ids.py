@@ -12,8 +12,8 @@ import pytest
 
 from embark.data.check import check
 from embark.data.prepare import prepare as prepare_module
+from embark.data.prepare.earlier_ids import read_changed_rows
 from embark.data.prepare.prepare import prepare_from_spec, preview
-from embark.data.prepared.changed_rows import read_changed_rows
 from embark.errors import DataError, UserError
 from embark.spec import resolve
 

@@ -290,7 +290,7 @@ KILLED = textwrap.dedent("""
     if __name__ == "__main__":
         from embark.data.prepare import prepare as prepare_module
         from embark.data.prepare.inputs import Inputs
-        from embark.data.prepare.schema import Schema, SparseColumn
+        from embark.features.schema import Schema, SparseColumn
         from embark.spec.run import RunSpec
 
         folder, out, rows, whom, after = sys.argv[1:]

@@ -19,16 +19,14 @@ import pytest
 from embark.__main__ import run
 from embark.data.check import check
 from embark.data.export.id_values import read_values
-from embark.data.id_maps import PreparedWith
 from embark.data.prepare import prepare as prepare_module
-from embark.data.prepare import time_split
-from embark.data.prepare.arrow.cells import CellParser
-from embark.data.prepare.arrow.times import parse_times
+from embark.data.prepare import splits
 from embark.data.prepare.guess import guess_schema
 from embark.data.prepare.inputs import Inputs
-from embark.data.prepare.later_rows import write_later_rows
+from embark.data.prepare.later_rows import PreparedWith, write_later_rows
 from embark.data.prepare.prepare import prepare_from_spec
 from embark.errors import DataError, SpecError
+from embark.features.arrow.cells import CellParser, parse_times
 from embark.spec import resolve
 
 EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
@@ -197,7 +195,7 @@ def test_any_number_of_workers_and_an_interruption_give_the_same_split(tmp_path,
     spec["data"]["prepare"]["num_workers"] = 2
     with monkeypatch.context() as during:
         during.setattr(prepare_module, "SMALL_BYTES", 1 << 30)
-        during.setattr(time_split, "newest", lambda *_: 1 / 0)
+        during.setattr(splits, "newest", lambda *_: 1 / 0)
         with pytest.raises(ZeroDivisionError):
             prepare_from_spec(resolve(spec), tmp_path / "several")
     several = prepare_from_spec(resolve(spec), tmp_path / "several").manifest
@@ -207,14 +205,14 @@ def test_any_number_of_workers_and_an_interruption_give_the_same_split(tmp_path,
 
 @pytest.mark.parametrize("spread", [1, 7, 10**6, 10**17])
 def test_the_nth_newest_of_files_is_that_of_a_sorted_list(tmp_path, monkeypatch, spread):
-    monkeypatch.setattr(time_split, "_CHUNK_ROWS", 50)
+    monkeypatch.setattr(splits, "_CHUNK_ROWS", 50)
     values = np.random.default_rng(3).integers(-spread, spread, 333)
     files = []
     for i, some in enumerate(np.split(values, [100, 100, 250])):
         files.append(tmp_path / f"{i}")
         some.tofile(files[-1])
     wanted = sorted(values.tolist(), reverse=True)
-    assert [time_split.newest(files, rank) for rank in (1, 2, 100, 332, 333)] == [
+    assert [splits.newest(files, rank) for rank in (1, 2, 100, 332, 333)] == [
         wanted[rank - 1] for rank in (1, 2, 100, 332, 333)]
 
 

@@ -9,8 +9,11 @@ import numpy as np
 import pytest
 
 from embark.data.prepare.inputs import InputFile
-from embark.data.prepare.rows import RawRows, Segment, check_splits, dense_transform, split_rows, transform_dense
+from embark.data.prepare.rows import Segment
+from embark.data.prepare.splits import check_splits, split_rows
 from embark.errors import DataError, UserError
+from embark.features.encoding import dense_transform, transform_dense
+from embark.features.rows import RawRows
 
 
 def rows_at(positions, split=None) -> RawRows:

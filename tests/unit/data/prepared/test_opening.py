@@ -142,7 +142,7 @@ def test_a_fault_of_the_machine_is_none_of_the_columns(tmp_path: Path, monkeypat
         raise OSError(errno.EIO, os.strerror(errno.EIO))
 
     for place in ("embark.data.prepare.inputs.open", "embark.data.columns.open",
-                  "embark.data.prepare.arrow.readers.ParquetFile"):
+                  "embark.data.prepare.readers.ParquetFile"):
         monkeypatch.setattr(place, failing, raising=False)
     with pytest.raises(Fault, match="input/output error"):
         open_source(spec)

@@ -8,9 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from embark.data.stream.dropped import WINDOW
 from embark.data.stream.records import StreamStopped, event_time_s
-from embark.data.stream.source import StreamSource
+from embark.data.stream.source import WINDOW, StreamSource
 from embark.errors import DataError
 from embark.spec import RunSpec, resolve
 

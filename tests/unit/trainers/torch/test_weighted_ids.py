@@ -8,8 +8,7 @@ import numpy as np
 import pytest
 
 from embark.data import Batch, open_source, resolve_from_data
-from embark.data.id_weights import pooling_weights
-from embark.data.loader import _filled_up
+from embark.data.loader import _filled_up, pooling_weights
 from embark.data.permuted_rows import RowsInMemory
 from embark.errors import DataError, SpecError, UserError
 from embark.spec import Table, resolve

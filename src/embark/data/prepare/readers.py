@@ -1,8 +1,13 @@
 """Any delimited text: rows cut where quotes allow it, fields parsed by pyarrow, wrong ones counted."""
 
+import embark.features.arrow  # noqa: F401 - says so if pyarrow is missing
+
+# isort: split
 import io
 import re
 from collections.abc import Collection, Iterator, Sequence
+from dataclasses import replace
+from functools import partial
 from itertools import pairwise
 from typing import Any
 
@@ -13,12 +18,9 @@ import pyarrow.csv as arrow_csv
 import pyarrow.types as types
 from pyarrow.parquet import ParquetFile
 
-from embark.data.prepare.arrow.cells import is_list, is_text, normalize_array
-from embark.data.prepare.arrow.row_parser import Location, RowParser
 from embark.data.prepare.inputs import InputFile, Inputs
-from embark.data.prepare.rows import BadRow, RawRows, Segment
+from embark.data.prepare.rows import Segment
 from embark.data.prepare.sampling import Column, refuse_twins
-from embark.data.prepare.schema import Schema
 from embark.data.prepare.text_stream import (
     BOM,
     RowBlock,
@@ -32,6 +34,11 @@ from embark.data.prepare.text_stream import (
     without_odd_rows,
 )
 from embark.errors import DataError, EmbarkError, nearest
+from embark.features.arrow.cells import is_list, is_text, normalize_array
+from embark.features.arrow.row_parser import Location, RowParser, json_column
+from embark.features.rows import BadRow, RawRows
+from embark.features.schema import Schema
+from embark.features.values import json_object
 from embark.spec.data import PrepareSpec
 from embark.store.errors import explain_data
 
@@ -368,3 +375,44 @@ class _Ranges(io.RawIOBase):
         data = self._inputs.read(self._file.uri, self._at, left if size < 0 else min(size, left))
         self._at += len(data)
         return data
+
+
+_DELIMITER = "\0\0"  # Of fields: a line of JSON has none, and more than one character knows no quotes.
+
+
+_WHY = "is not a JSON object"
+
+
+class JsonLinesReader(CsvReader):
+    """Plain or gzip; cut into segments as other text is."""
+
+    def __init__(
+        self, schema: Schema, prepare: PrepareSpec, inputs: Inputs, parser: RowParser | None = None
+    ) -> None:
+        super().__init__(replace(schema, delimiter=_DELIMITER, has_header=False), prepare, inputs, parser)
+
+    def read(self, segment: Segment, chunk_bytes: int) -> Iterator[RawRows]:
+        """The segment's rows in order. A key that a line lacks is a missing value."""
+        stream = TextStream(self._inputs, segment.file, segment.start, segment.stop, chunk_bytes)
+        line = read_bytes = 0
+        for cut in cut_rows(stream.pieces, self._delimiter, has_quotes=False, first_byte=segment.start):
+            num_lines, line = cut.stop_line - line, cut.stop_line
+            new_bytes, read_bytes = stream.tell() - read_bytes, stream.tell()
+            found: list[dict[str, Any]] = []
+            kept: list[int] = []
+            bad = [BadRow(cut.line, cut.why)] if isinstance(cut, Runaway) else []
+            if not isinstance(cut, Runaway):
+                ends = [*(cut.starts[1:] - cut.starts[0]), len(cut.text)]
+                for row in np.flatnonzero(~cut.is_blank):
+                    text = cut.text[cut.starts[row] - cut.starts[0] : ends[row]].removeprefix(BOM)
+                    value = json_object(text)
+                    if value is None:
+                        bad.append(BadRow(int(cut.lines[row]), _WHY))
+                    else:
+                        found.append(value)
+                        kept.append(int(row))
+            none = np.zeros(0, np.int64)
+            lines, starts = (none, none) if isinstance(cut, Runaway) else (cut.lines[kept], cut.starts[kept])
+            location = Location(lines, starts, num_lines, new_bytes, bad)
+            cells = partial(json_column, found, split=self._parser.split_cell)
+            yield self._parser.parse(cells, location, segment.file.uri)

@@ -12,12 +12,21 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
-from embark.data.prepare.arrow.cells import LARGEST, CellParser, Mask, SparseCells, as_text, is_text, normalize_array
-from embark.data.prepare.arrow.times import Times, parse_times
-from embark.data.prepare.rows import MAX_QUOTED, BadRow, RawRows
-from embark.data.prepare.schema import TIME_ROWS, Schema
-from embark.data.prepare.time_format import MEANINGS
 from embark.errors import DataError
+from embark.features.arrow.cells import (
+    LARGEST,
+    CellParser,
+    Mask,
+    SparseCells,
+    Times,
+    as_text,
+    is_text,
+    normalize_array,
+    parse_times,
+)
+from embark.features.rows import MAX_QUOTED, BadRow, RawRows
+from embark.features.schema import TIME_ROWS, Schema
+from embark.features.values import MEANINGS, json_cell
 from embark.spec.data import PrepareSpec
 
 SPLIT_WORDS = {"train": 0, "training": 0, "validation": 1, "valid": 1, "val": 1, "eval": 1, "test": 2}
@@ -251,3 +260,20 @@ def _why(name: str, cell: Any, what: str) -> str:
         return f"column {name!r} is empty" + "".join(what.partition(";")[1:])
     text = repr(value)
     return f"column {name!r}: {text if len(text) <= _MAX_CELL_CHARS else text[:_MAX_CELL_CHARS] + '…'} {what}"
+
+
+SplitCell = Callable[[str], list[str]]
+
+
+def json_column(rows: Sequence[Mapping[str, Any]], name: str, split: SplitCell | None = None) -> Any:
+    """The cells of a column as text, or as lists of text."""
+    return json_array([row.get(name) for row in rows], split)
+
+
+def json_array(values: Sequence[Any], split: SplitCell | None = None) -> Any:
+    """JSON values as text, or as lists of text; beside arrays, `split` gives the values of a text."""
+    if not any(isinstance(value, list) for value in values):
+        return pa.array([json_cell(value) for value in values], pa.string())
+    lists = [value if isinstance(value, list) else [] if value is None else
+             split(value) if split and isinstance(value, str) else [value] for value in values]
+    return pa.array([[json_cell(one) for one in value] for value in lists], pa.list_(pa.string()))

@@ -1,10 +1,12 @@
 """How a column writes dates and times: one form of ISO 8601, or seconds or milliseconds since 1970."""
 
+import json
+import math
 import re
 from collections import Counter
 from collections.abc import Sequence
 from datetime import UTC, datetime, timedelta
-from typing import Literal
+from typing import Any, Literal
 
 TimeFormat = Literal["date", "local", "zoned", "s", "ms"]
 _DATE, _CLOCK = "[0-9]{4}-[0-9]{2}-[0-9]{2}", r"[T ][0-9]{2}:[0-9]{2}(:[0-9]{2}([.][0-9]+)?)?"
@@ -50,3 +52,24 @@ def micros_of(moment: datetime) -> int:
 def moment_text(micros: int) -> str:
     """As ISO 8601, in UTC."""
     return (_EPOCH + timedelta(microseconds=micros)).isoformat().replace("+00:00", "Z")
+
+
+def json_object(line: bytes) -> dict[str, Any] | None:
+    """None where the line is something else."""
+    try:
+        value = json.loads(line)
+    except (ValueError, RecursionError):
+        return None
+    return value if isinstance(value, dict) else None
+
+
+def json_cell(value: Any) -> str:
+    """A value as text; empty where there is none."""
+    kind = type(value)
+    if kind is str:
+        return str(value)
+    if kind is int or (kind is float and math.isfinite(value)):
+        return repr(value)  # as json.dumps, in a fifth of the time
+    if value is None:
+        return ""
+    return str(int(value)) if kind is bool else json.dumps(value)

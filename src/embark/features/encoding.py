@@ -1,85 +1,25 @@
-"""The id maps of prepared data: which id each value of a column has, and for raw rows that come later the same ids."""
+"""From keys to ids and from cells to dense values: id maps, hashes, transforms. Training, evaluation and serving encode
+raw rows here."""
 
 from __future__ import annotations
 
-import hashlib
-import io
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Any, Literal, cast
 
 import numpy as np
 from numpy.typing import NDArray
-from pydantic import TypeAdapter, ValidationError
 
-from embark.data.id_weights import weights_features, weights_of_keys
-from embark.data.number_rows import NumberRows
-from embark.data.prepare.id_numbering import look_up
-from embark.data.prepare.rows import DenseTransform, Keys, RawRows, dense_transform, hash_ids, transform_dense
-from embark.data.prepare.schema import LabelColumn, Schema, SparseColumn
-from embark.data.prepared import Manifest, Rows
-from embark.data.prepared.cache import local_folder
-from embark.data.prepared.layout import REPAIR, Feature, Layout
-from embark.errors import DataError, UserError
+from embark.errors import UserError
+from embark.features.layout import Feature, Layout, Rows
+from embark.features.rows import Keys, NumberRows, RawRows
+from embark.features.schema import TIME_ROWS, LabelColumn, Schema, SparseColumn
 from embark.spec.data import DataSpec, PrepareSpec
-from embark.spec.model import CANDIDATE, ModelSpec
-from embark.store import open_store
-from embark.store.object_store import normalize_path
+from embark.spec.model import CANDIDATE, ModelSpec, Table
 
-_SCHEMA = TypeAdapter(Schema)
 _MAX_IDS = 1 << 31
-
-
-@dataclass(frozen=True, slots=True)
-class PreparedWith:
-    """What data was prepared with: the columns of its input, and how cells became numbers."""
-
-    path: str  # Of the data.
-    manifest: Manifest
-    schema: Schema
-    prepare: PrepareSpec
-
-    @staticmethod
-    def of(path: str, manifest: Manifest) -> PreparedWith | None:
-        """None of data that was made and not prepared."""
-        settings = manifest.settings
-        if "schema" not in settings or "id_maps" not in settings:
-            return None
-        try:
-            schema = _SCHEMA.validate_python(settings["schema"])
-            said = {key: value for key, value in settings["prepare"].items() if key not in ("ids", "format")}
-            prepare = PrepareSpec.model_validate(said)
-        except (ValidationError, KeyError, AttributeError) as error:
-            raise DataError(f"{path}: its manifest does not say how the data was prepared ({error})",
-                            fix="prepare the data again, with this version of Embark") from None
-        return PreparedWith(path, manifest, schema, prepare)
-
-    def row_encoder(self) -> RowEncoder:
-        """With all id maps, read and compared with their checksums."""
-        layout = self.manifest.layout
-        return RowEncoder(dense_transform(self.prepare, self.schema), layout,
-                          tuple(self.id_map(feature) for feature in layout.features))
-
-    def id_map(self, feature: Feature) -> IdMap:
-        """Of one of the tables, read and compared with its checksum."""
-        column = next((one for one in self.schema.sparse if one.name == feature.name), None)
-        if column is not None and column.weights_of:
-            return IdMap(column, feature, None, None, 1)
-        about = self.manifest.settings["id_maps"].get(feature.name)
-        if column is None or about is None:
-            raise DataError(f"{self.path}: the manifest has no id map of table {feature.name}", fix=REPAIR)
-        if about["how"] != "frequency":
-            return IdMap(column, feature, None, None, feature.rows)
-        digest, arrays = hashlib.sha256(), []
-        for name in ("keys", "ids"):
-            array, checksum = _read_array(self.path, normalize_path(about[name]))
-            digest.update(checksum)
-            arrays.append(array)
-        if digest.hexdigest() != about["sha256"] or len(arrays[0]) != len(arrays[1]):
-            raise DataError(f"{self.path}: the id map of table {feature.name} was changed since the data was prepared",
-                            fix=REPAIR)
-        return IdMap(column, feature, arrays[0], arrays[1], about.get("hashed_rows", 0))
 
 
 @dataclass(frozen=True, slots=True)
@@ -244,14 +184,73 @@ def same_lengths_of(model: ModelSpec) -> tuple[str, ...]:
     return (model.sequence.history, model.sequence.times) if model.sequence.times else ()
 
 
-def _read_array(path: str, name: str) -> tuple[NDArray[Any], bytes]:
-    """Mapped where it lies on this machine; and its file's SHA-256."""
-    folder = local_folder(path)
-    try:
-        if folder is not None:
-            with (folder / name).open("rb") as file:
-                return np.load(folder / name, mmap_mode="r"), hashlib.file_digest(file, "sha256").digest()
-        data = open_store(path).read(name)
-        return np.load(io.BytesIO(data), allow_pickle=False), hashlib.sha256(data).digest()
-    except (OSError, ValueError) as error:
-        raise DataError(f"{path}/{name}: cannot be read ({error})", fix=REPAIR) from None
+DenseTransform = Literal["mlperf", "log", "none"]
+
+
+IdMethod = Literal["hash", "frequency"]
+
+
+def dense_transform(prepare: PrepareSpec, schema: Schema) -> DenseTransform:
+    """What `auto` means for this input."""
+    if prepare.dense == "auto":
+        return "mlperf" if schema.format == "criteo" else "log"
+    return prepare.dense
+
+
+def transform_dense(dense: NDArray[np.float32], method: DenseTransform) -> None:
+    """Change the array in place. A missing value counts as 0 first, as in the MLPerf reference."""
+    np.copyto(dense, 0, where=np.isnan(dense))
+    if method == "mlperf":
+        np.maximum(dense, np.float32(-2), out=dense)
+        dense += np.float32(3)
+        np.log(dense, out=dense)
+    elif method == "log":
+        size = np.abs(dense)
+        np.log1p(size, out=size)
+        np.copysign(size, dense, out=dense)
+
+
+def id_methods(prepare: PrepareSpec, schema: Schema) -> tuple[IdMethod, ...]:
+    """Of each sparse column."""
+    if prepare.ids == "auto":
+        return tuple("frequency" if column.rows is None else "hash" for column in schema.sparse)
+    without = [column.name for column in schema.sparse if column.rows is None]
+    if prepare.ids == "hash" and without:
+        raise UserError(f"data.prepare.ids = \"hash\" needs the rows of every table; not given: {', '.join(without)}",
+                        fix="give them in [[model.tables]], or set data.prepare.ids = \"frequency\"")
+    # An hour or a weekday is its id, and a weight is none.
+    return tuple("hash" if column.kind in TIME_ROWS or column.weights_of else prepare.ids for column in schema.sparse)
+
+
+def hash_ids(keys: Keys, is_missing: NDArray[np.bool_] | None, rows: int, dtype: np.dtype[Any]) -> NDArray[Any]:
+    """key mod rows; 0 where the value is missing."""
+    # Two steps, for numpy divides by a scalar with vector instructions, and takes remainders one by one.
+    ids = keys // keys.dtype.type(rows)
+    ids *= keys.dtype.type(rows)
+    np.subtract(keys, ids, out=ids)
+    narrow = ids.astype(dtype)
+    if is_missing is not None:
+        np.copyto(narrow, 0, where=is_missing)
+    return narrow
+
+
+def weights_features(tables: Sequence[Table]) -> tuple[Feature, ...]:
+    """What prepared data and rows to score hold behind the ids."""
+    return tuple(Feature(table.weights_feature, 1, table.multi_hot, is_ragged=True, weights_of=table.name)
+                 for table in tables if table.weights_column)
+
+
+def weights_of_keys(keys: Keys) -> NDArray[np.float32]:
+    """As readers have them: the bits of a float64 each."""
+    return keys.view(np.float64).astype(np.float32)
+
+
+def look_up(wanted: Keys, keys: Keys, ids: NDArray[np.int64]) -> NDArray[np.int32]:
+    """The id of each, 0 where it has none. Both are rising, so the search walks along."""
+    if not len(keys):
+        return np.zeros(len(wanted), np.int32)
+    places = np.searchsorted(keys, wanted)
+    np.minimum(places, len(keys) - 1, out=places)
+    found = ids[places].astype(np.int32)
+    found[keys[places] != wanted] = 0
+    return found

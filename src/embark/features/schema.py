@@ -7,7 +7,7 @@ import textwrap
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
-from embark.data.prepare.time_format import TimeFormat
+from embark.features.values import TimeFormat
 from embark.spec.data import PrepareSpec, TimeFeature
 from embark.spec.model import Table
 from embark.spec.tasks import Task, label_columns, main_task
