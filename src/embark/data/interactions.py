@@ -3,19 +3,26 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import lru_cache
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from embark.data.columns import read_rows, refuse_empty, sample_files
 from embark.data.loader import Batch
+from embark.data.prepare.guess import find_times
 from embark.data.prepare.inputs import Inputs
-from embark.errors import DataError, MissingPackage, nearest
+from embark.errors import DataError, nearest
+from embark.features.arrow.cells import as_utf8, join_arrays, normalize_array
+from embark.features.arrow.row_parser import Location, RowParser
+from embark.features.encoding import PLAIN
 from embark.features.hashing import hash_counters, stream_key, uniform
+from embark.features.rows import RawRows
+from embark.features.schema import Schema, SparseColumn
 from embark.spec import DataSpec, ModelSpec, Table
+from embark.spec.data import PrepareSpec
 
 I64 = NDArray[np.int64]
 _ORDER, _NEGATIVES, _EVAL_NEGATIVES = range(3)
@@ -152,76 +159,56 @@ class Log:
         self.times: NDArray[np.int32] | None = None if times is None else (times[order] - times.min()).astype(np.int32)
 
 
+class _LogParser(RowParser):
+    """Reads the items and their times, and collects the cells of the users, who are sorted as they are written."""
+
+    def __init__(self, schema: Schema, user: str) -> None:
+        super().__init__(schema, PLAIN)
+        self._user, self._users = user, list[Any]()
+
+    @property
+    def columns(self) -> list[str]:
+        return [*super().columns, self._user]
+
+    def parse(self, column: Callable[[str], Any], location: Location, where: str) -> RawRows:
+        self._users.append(normalize_array(column(self._user)))
+        return super().parse(column, location, where)
+
+    def users(self, path: str) -> NDArray[Any]:
+        """Return the numbers of the users, or all as text where one is not a number."""
+        cells = join_arrays(self._users)
+        found = self._cells.keys(cells, SparseColumn(self._user, "integer"))
+        refuse_empty(path, self._user, found.is_missing)
+        if found.is_bad is None:
+            return found.keys.view(np.int64)
+        return np.array(as_utf8(self._cells.text(cells)).to_pylist(), str)
+
+
 def read_log(data: DataSpec) -> Log:
-    """Of a text, Parquet or NPZ file."""
+    """Read text, Parquet or NPZ files. Times that are numbers are seconds unless `data.prepare.time_unit` is set."""
     how, inputs = data.interactions, Inputs()
-    local = inputs.local_path(inputs.find(data.path)[0].uri)
-    if local is None:
-        raise DataError(f"{data.path}: an interaction log is read from a local file", fix="copy it to this machine")
+    files = inputs.find(data.path)
+    options = PrepareSpec(
+        delimiter=how.delimiter, column_names=how.column_names, header=not how.column_names, missing=PLAIN.missing,
+        time_unit="s" if data.prepare.time_unit == "auto" else data.prepare.time_unit)
     names = (how.user, how.item, *([data.time_column] if data.time_column else []))
-    columns = _read_npz(Path(local), names) if local.endswith(".npz") else _read_arrow(Path(local), data, names)
-    items, times = columns[how.item], columns.get(data.time_column)
-    if not len(items):
-        raise DataError(f"{data.path}: has no rows", fix="write it again")
-    if items.dtype.kind not in "iu":
-        raise DataError(f"{data.path}: column {how.item!r} holds {items.dtype}, not whole numbers",
-                        fix="number the items from 0 or 1 on")
-    if times is not None:
-        if times.dtype.kind not in "iuf":
-            raise DataError(f"{data.path}: column {data.time_column!r} holds {times.dtype}, not a time",
-                            fix="seconds since 1970, or ISO 8601 such as 2024-05-31 18:00:00")
-        times = times.astype(np.int64)
-        if times.max() - times.min() >= 2**31:
-            raise DataError(f"{data.path}: the times of column {data.time_column!r} span more than 2³¹ seconds",
-                            fix="write seconds, not milliseconds")
-    users = columns[how.user]
-    return Log(users if users.dtype.kind in "iu" else users.astype(str), items.astype(np.int64), times)
-
-
-def _read_npz(path: Path, names: Sequence[str]) -> dict[str, NDArray[Any]]:
-    with np.load(path, allow_pickle=False) as arrays:
-        for name in names:
-            if name not in arrays.files:
-                raise DataError(f"{path}: has no array {name!r}", fix=nearest(name, arrays.files))
-        return {name: arrays[name] for name in names}
-
-
-def _read_arrow(path: Path, data: DataSpec, names: Sequence[str]) -> dict[str, NDArray[Any]]:
-    try:
-        import pyarrow as pa
-        import pyarrow.compute as pc
-        from pyarrow import csv, parquet
-    except ImportError:
-        raise MissingPackage("reading interaction logs needs pyarrow",
-                             fix="pip install 'embark-rec[columns]', or an NPZ file") from None
-    how = data.interactions
-    try:
-        if path.suffix in (".parquet", ".pq"):
-            table = parquet.read_table(path)
-        else:
-            with path.open(encoding="utf-8") as file:
-                delimiter = how.delimiter or _delimiter(file.readline())
-            table = csv.read_csv(path, csv.ReadOptions(column_names=list(how.column_names) or None),
-                                 csv.ParseOptions(delimiter=delimiter))
-    except (pa.ArrowInvalid, UnicodeDecodeError) as error:
-        raise DataError(f"{data.path}: cannot be read: {str(error).splitlines()[0]}",
-                        fix="a text file with one row a line, Parquet or NPZ") from error
-    found: dict[str, NDArray[Any]] = {}
-    for name in names:
-        if name not in table.column_names:
-            raise DataError(f"{data.path}: has no column {name!r}", fix=f"{nearest(name, table.column_names)}; a file "
-                            "without a header needs data.interactions.column_names")
-        column = table[name]
-        if column.null_count:
-            raise DataError(f"{data.path}: column {name!r} has {column.null_count:,} empty cells", fix="drop them")
-        if pa.types.is_temporal(column.type):
-            column = pc.cast(pc.cast(column, pa.timestamp("s"), safe=False), pa.int64())
-        found[name] = column.to_numpy()
-    return found
-
-
-def _delimiter(line: str) -> str:
-    return next((one for one in ("\t", ",", ";", " ") if one in line), ",")
+    sample = sample_files(inputs, files, options, names)
+    columns = tuple(column.name for column in sample.columns)
+    if lacking := [name for name in names if name not in columns]:
+        raise DataError(f"{files[0].uri}: has no column {lacking[0]!r}", fix=f"{nearest(lacking[0], columns)}; a file "
+                        "without a header needs data.interactions.column_names")
+    times = find_times(data.model_copy(update={"prepare": options}), sample.columns, files[0].uri)
+    schema = Schema(sample.format, "", (), (SparseColumn(how.item, "integer"),), columns, times=times,
+                    delimiter=sample.delimiter, has_header=sample.has_header, time_column=data.time_column,
+                    is_split_by_time=bool(times))
+    parser = _LogParser(schema, how.user)
+    rows = read_rows(inputs, files, lambda _: schema, parser)
+    refuse_empty(data.path, how.item, rows.is_missing[0])
+    seconds = None if rows.time is None else rows.time // 1_000_000
+    if seconds is not None and seconds.max() - seconds.min() >= 2**31:
+        raise DataError(f"{data.path}: the times of column {data.time_column!r} span more than 2³¹ seconds",
+                        fix='set data.prepare.time_unit = "ms" if they are milliseconds')
+    return Log(parser.users(data.path), rows.keys[0].view(np.int64), seconds)
 
 
 def _check_items(data: DataSpec, items: I64, table: Table) -> None:

@@ -4,7 +4,7 @@ each, and which of them a user has."""
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -27,30 +27,17 @@ class ItemCatalog:
 
     ids: Int32s  # [n]
     counts: NDArray[np.int64]  # [n]: positives with the item.
-    dense: NDArray[np.float32]  # [n, num_item_dense]
-    features: tuple[tuple[Int32s, Int32s], ...]
-    """Of each table, in the model's order: the ids of item 0, then of item 1, …, and how many each has; 0 of tables of
-    the user tower. What an item has in its first sample of epoch 0."""
+    samples: Batch
+    """The sample of each item: what it has in its first sample of epoch 0, without what belongs to the user tower."""
     seen: NDArray[np.int64]  # Rising: user × rows of the item table + item, of all positives. Empty without a user.
     num_rows: int  # Of the item table.
-    num_user_dense: int
 
     def __len__(self) -> int:
         return len(self.ids)
 
     def batch(self, which: NDArray[Any]) -> Batch:
-        """These items as samples without a user."""
-        ids, lengths = [], []
-        for values, counts in self.features:
-            starts = np.cumsum(counts) - counts
-            own = counts[which]
-            shift = np.repeat(starts[which] - (np.cumsum(own) - own), own)
-            ids.append(values[shift + np.arange(own.sum())])
-            lengths.append(own)
-        dense = np.zeros((len(which), self.num_user_dense + self.dense.shape[1]), np.float32)
-        dense[:, self.num_user_dense :] = self.dense[which]
-        return Batch(dense=dense, ids=np.concatenate(ids).astype(np.int32), lengths=np.stack(lengths).astype(np.int32),
-                     label=np.zeros(len(which), np.float32), is_fixed=False)
+        """Return these items as samples without a user."""
+        return self.samples.take(which)
 
     def seen_by(self, user: int) -> NDArray[np.int64]:
         """Positions in the catalogue of what the user has in the training data."""
@@ -71,24 +58,15 @@ class ItemCatalog:
 
 
 def with_negatives(batch: Batch, items: Batch) -> Batch:
-    """The samples of `batch` and behind them those of `items`."""
-    parts, starts = [], [0, 0]
-    for lengths in zip(batch.lengths, items.lengths, strict=True):
-        for number, (one, own) in enumerate(zip((batch, items), lengths, strict=True)):
-            count = int(own.sum())
-            parts.append(one.ids[starts[number] : starts[number] + count])
-            starts[number] += count
-    return Batch(dense=np.concatenate([batch.dense, items.dense]), ids=np.concatenate(parts),
-                 lengths=np.concatenate([batch.lengths, items.lengths], axis=1),
-                 label=np.concatenate([batch.label, items.label]), is_fixed=False)
+    """Return the samples of `batch` and behind them those of `items`."""
+    return replace(Batch.join([batch, items]), is_fixed=False)
 
 
 def column_ids(batch: Batch, table: int) -> Int32s:
     """[B] of a table with one id per sample; −1 where a sample has none."""
-    start = int(batch.lengths[:table].sum())
     found = np.full(len(batch.label), -1, np.int32)
     has_one = batch.lengths[table] > 0
-    found[has_one] = batch.ids[start : start + int(has_one.sum())]
+    found[has_one] = batch.by_feature(batch.ids)[table]
     return found
 
 
@@ -119,14 +97,9 @@ def read_item_catalog(
     if not found.counts.sum():
         raise DataError("the training data has no positive sample: two towers learn from rows whose label is 1",
                         fix="check data.label")
-    features, start = [], 0
-    for lengths in found.samples.lengths:
-        count = int(lengths.sum())
-        features.append((found.samples.ids[start : start + count], lengths))
-        start += count
-    num_user = model.num_dense - two.num_item_dense
-    return ItemCatalog(found.ids, found.counts, found.samples.dense[:, num_user:], tuple(features), found.seen, rows,
-                       num_user)
+    samples = replace(found.samples, dense=found.samples.dense.copy(), label=np.zeros(len(found.ids), np.float32))
+    samples.dense[:, : model.num_dense - two.num_item_dense] = 0
+    return ItemCatalog(found.ids, found.counts, samples, found.seen, rows)
 
 
 def _read(source: SampleSource, start: int, stop: int, item: int, user: int | None, rows: int) -> _Part:
@@ -141,7 +114,7 @@ def _read(source: SampleSource, start: int, stop: int, item: int, user: int | No
     if user is not None:
         users = column_ids(batch, user).astype(np.int64)
         seen = np.unique((users * rows + items)[is_positive & (users >= 0)])
-    return _Part(ids, counts, _taken(batch, first), seen)
+    return _Part(ids, counts, batch.take(first), seen)
 
 
 def _merge(parts: Sequence[_Part], is_item: Sequence[bool]) -> _Part:
@@ -150,25 +123,9 @@ def _merge(parts: Sequence[_Part], is_item: Sequence[bool]) -> _Part:
     ids, first, inverse = np.unique(every, return_index=True, return_inverse=True)
     counts = np.zeros(len(ids), np.int64)
     np.add.at(counts, inverse, np.concatenate([part.counts for part in parts]))
-    together = parts[0].samples
-    for part in parts[1:]:
-        together = with_negatives(together, part.samples)
-    samples = _taken(together, first)
+    samples = Batch.join([part.samples for part in parts]).take(first)
     keep = np.array(is_item)
     kept = np.repeat(keep, samples.lengths.sum(axis=1))
-    samples = Batch(dense=samples.dense, ids=samples.ids[kept], lengths=samples.lengths * keep[:, None],
-                    label=samples.label, is_fixed=False)
+    samples = replace(samples, ids=samples.ids[kept], lengths=samples.lengths * keep[:, None], is_fixed=False,
+                      weights=None, best_probability=None)
     return _Part(ids, counts, samples, np.unique(np.concatenate([part.seen for part in parts])))
-
-
-def _taken(batch: Batch, which: NDArray[Any]) -> Batch:
-    """These samples, in this order."""
-    ids, start = [], 0
-    for lengths in batch.lengths:
-        starts = start + np.cumsum(lengths) - lengths
-        own = lengths[which]
-        shift = np.repeat(starts[which] - (np.cumsum(own) - own), own)
-        ids.append(batch.ids[shift + np.arange(own.sum())])
-        start += int(lengths.sum())
-    return Batch(dense=batch.dense[which], ids=np.concatenate(ids), lengths=batch.lengths[:, which],
-                 label=batch.label[which], is_fixed=False)

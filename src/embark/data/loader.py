@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Generic, Protocol, Self, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
+from embark.features.layout import ragged_positions
 from embark.model.batch import samples_per_rank, steps_per_epoch
 from embark.spec.model import Table
 
@@ -179,7 +180,8 @@ def eval_batches(source: SampleSource, *, batch_size: int, rank: int, world_size
         if stop - start == size:
             return source.eval_rows(start, stop)
         some = source.eval_rows(start, stop) if stop > start else source.eval_rows(num_samples - 1, num_samples)
-        return replace(_filled_up(some, size), num_valid=stop - start)
+        filled_up = some.take(np.minimum(np.arange(size), len(some.label) - 1))
+        return replace(filled_up, num_valid=stop - start)
 
     ahead = Prefetcher(make, -(-num_samples // batch_size), depth=2, num_threads=num_loader_threads())
     try:
@@ -187,34 +189,6 @@ def eval_batches(source: SampleSource, *, batch_size: int, rank: int, world_size
         yield from ahead.take()
     finally:
         ahead.close()
-
-
-def _filled_up(batch: Batch, size: int) -> Batch:
-    """The batch with its last sample repeated until there are `size`."""
-    num_copies = size - len(batch.label)
-    probability = batch.best_probability
-
-    def with_copies(values: NDArray[Any]) -> NDArray[Any]:
-        """Of each id."""
-        parts: list[NDArray[Any]] = []
-        end = 0
-        for lengths in batch.lengths:
-            start, end = end, end + int(lengths.sum())
-            parts += [values[start:end], np.tile(values[end - int(lengths[-1]) : end], num_copies)]
-        return np.concatenate(parts)
-
-    def repeated(values: NDArray[np.float32]) -> NDArray[np.float32]:
-        return np.pad(values, ((0, num_copies), *((0, 0),) * (values.ndim - 1)), mode="edge")
-
-    return replace(
-        batch,
-        dense=np.pad(batch.dense, ((0, num_copies), (0, 0)), mode="edge") if batch.dense.size else
-        np.empty((size, batch.dense.shape[1]), np.float32),
-        ids=with_copies(batch.ids), weights=None if batch.weights is None else with_copies(batch.weights),
-        lengths=np.pad(batch.lengths, ((0, 0), (0, num_copies)), mode="edge"),
-        label=repeated(batch.label),
-        best_probability=None if probability is None else repeated(probability),
-    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -239,6 +213,39 @@ class Batch:
     def num_samples(self) -> int:
         """How many samples count."""
         return len(self.label) if self.num_valid < 0 else self.num_valid
+
+    def starts(self) -> NDArray[np.int64]:
+        """Return [F, B]: where the ids of each sample begin."""
+        return np.cumsum(self.lengths, dtype=np.int64).reshape(self.lengths.shape) - self.lengths
+
+    def by_feature(self, values: NDArray[Any]) -> list[NDArray[Any]]:
+        """Split `ids`, `weights` or anything else with a value for each id by feature."""
+        return np.split(values, np.cumsum(self.lengths.sum(axis=1, dtype=np.int64))[:-1])
+
+    def take(self, samples: NDArray[Any], starts: NDArray[np.int64] | None = None) -> Batch:
+        """Return these samples, in this order. Whoever takes often passes `starts()`."""
+        lengths, starts = self.lengths[:, samples], self.starts() if starts is None else starts
+        at = ragged_positions(starts[:, samples], lengths)
+        return replace(self, dense=self.dense[samples], ids=self.ids[at], lengths=lengths, label=self.label[samples],
+                       weights=None if self.weights is None else self.weights[at],
+                       best_probability=None if self.best_probability is None else self.best_probability[samples])
+
+    @staticmethod
+    def join(batches: Sequence[Batch]) -> Batch:
+        """Return the samples of all batches, one batch behind the other."""
+        def joined(name: str, axis: int = 0) -> Any:
+            values = [getattr(batch, name) for batch in batches]
+            return None if any(one is None for one in values) else np.concatenate(values, axis)
+
+        def by_feature(name: str) -> Any:
+            if any(getattr(batch, name) is None for batch in batches):
+                return None
+            split = [batch.by_feature(getattr(batch, name)) for batch in batches]
+            return np.concatenate([part for parts in zip(*split, strict=True) for part in parts])
+
+        return replace(batches[0], dense=joined("dense"), ids=by_feature("ids"), lengths=joined("lengths", 1),
+                       label=joined("label"), weights=by_feature("weights"),
+                       best_probability=joined("best_probability"))
 
 
 class SampleSource(Protocol):
@@ -348,20 +355,15 @@ def weights_by_feature(batch: Batch, tables: Sequence[Table]) -> dict[str, NDArr
     """The weights of a batch, under the names of `weights_features`."""
     if batch.weights is None:
         return {}
-    ends = np.cumsum(batch.lengths.sum(axis=1, dtype=np.int64))
-    parts = np.split(batch.weights, ends[:-1])
-    return {table.weights_feature: part for table, part in zip(tables, parts, strict=True) if table.weights_column}
+    return {table.weights_feature: part for table, part in zip(tables, batch.by_feature(batch.weights), strict=True)
+            if table.weights_column}
 
 
 def pooling_weights(batch: Batch, tables: Sequence[Table]) -> NDArray[np.float32]:
     """What each row is multiplied by before rows are summed."""
     assert batch.weights is not None
-    weights, start = batch.weights.copy(), 0
-    for table, lengths in zip(tables, batch.lengths, strict=True):
-        part = weights[start : start + int(lengths.sum())]
-        start += len(part)
-        part[:] = weights_in_sum(part, lengths, table)
-    return weights
+    return np.concatenate([weights_in_sum(*feature) for feature in zip(
+        batch.by_feature(batch.weights), batch.lengths, tables, strict=True)])
 
 
 def weights_in_sum(weights: NDArray[np.float32], lengths: NDArray[np.int32], table: Table) -> NDArray[np.float32]:

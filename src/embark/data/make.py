@@ -153,14 +153,12 @@ def _source(spec: RunSpec) -> SampleSource:
 def rows_of(layout: Layout, batch: Batch, tasks: tuple[Task, ...] = ()) -> Rows:
     """A batch as rows of prepared data. Of tasks each has a column of its own."""
     label = np.column_stack([main_label(batch.label, tasks), batch.label]) if tasks else batch.label
-    ends = np.cumsum(batch.lengths.sum(axis=1, dtype=np.int64))
-    ids = np.split(batch.ids, ends[:-1])
-    weights = [] if batch.weights is None else np.split(batch.weights, ends[:-1])
-    places = {feature.name: place for place, feature in enumerate(layout.id_features)}
+    ids, weights = batch.by_feature(batch.ids), [] if batch.weights is None else batch.by_feature(batch.weights)
+    indexes = {feature.name: index for index, feature in enumerate(layout.id_features)}
     values, lengths = [], []
     for feature in layout.features:
-        place = places[feature.weights_of or feature.name]
-        own = weights[place] if feature.weights_of else ids[place]
-        values.append(own if feature.is_ragged else own.reshape(-1, feature.multi_hot))
-        lengths.append(batch.lengths[place] if feature.is_ragged else None)
+        index = indexes[feature.weights_of or feature.name]
+        some = weights[index] if feature.weights_of else ids[index]
+        values.append(some if feature.is_ragged else some.reshape(-1, feature.multi_hot))
+        lengths.append(batch.lengths[index] if feature.is_ragged else None)
     return Rows(label, batch.dense, tuple(values), tuple(lengths))

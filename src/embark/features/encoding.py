@@ -18,8 +18,11 @@ from embark.features.rows import Keys, NumberRows, RawRows
 from embark.features.schema import TIME_ROWS, LabelColumn, Schema, SparseColumn
 from embark.spec.data import DataSpec, PrepareSpec
 from embark.spec.model import CANDIDATE, ModelSpec, Table
+from embark.spec.tasks import Task
 
 _MAX_IDS = 1 << 31
+PLAIN = PrepareSpec(missing=("",), dense="none")
+"""How cells are read that hold ids and numbers as the model takes them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -165,18 +168,28 @@ def plain_row_format(
         raise UserError(f"a feature is called {CANDIDATE!r}, as the column of the item that is scored is",
                         fix="rename it, and train again")
     names = prepared.dense if prepared else data.dense_columns or tuple(f"dense_{i}" for i in range(model.num_dense))
-    is_list = {table.name: table.multi_hot > 1 or table.is_sequence or bool(table.weights_column) for table in tables}
-    layout = Layout(names, tuple(Feature(table.name, table.stored_rows, table.multi_hot, is_list[table.name])
+    schema = plain_schema(tables, names, data.label, model.tasks, has_words=has_words)
+    layout = Layout(names, tuple(Feature(table.name, table.stored_rows, table.multi_hot, _is_list(table))
                                  for table in tables) + weights_features(tables),
                     prepared.dense_bits if prepared else 32)
-    sparse = tuple(SparseColumn(table.name, "text" if table.is_dynamic and has_words else "integer",
-                                is_list=is_list[table.name], max_ids=_MAX_IDS) for table in tables) + tuple(
-                                    SparseColumn.of_weights(table) for table in tables if table.weights_column)
     maps = tuple(IdMap(column, feature, None, None, feature.rows)
-                 for column, feature in zip(sparse, layout.features, strict=True))
-    return Schema("csv", data.label, names, sparse, (), labels=LabelColumn.of(model.tasks)), \
-        PrepareSpec(missing=("",), dense="none"), RowEncoder(
-            "none", layout, maps, data.on_bad_id, model.features_of_any_number, same_lengths_of(model))
+                 for column, feature in zip(schema.sparse, layout.features, strict=True))
+    return schema, PLAIN, RowEncoder("none", layout, maps, data.on_bad_id, model.features_of_any_number,
+                                     same_lengths_of(model))
+
+
+def plain_schema(tables: Sequence[Table], dense: tuple[str, ...], label: str, tasks: tuple[Task, ...], *,
+                 has_words: bool = True) -> Schema:
+    """Describe rows that hold the ids of `tables`. `has_words`: see `plain_row_format`."""
+    sparse = tuple(SparseColumn(table.name, "text" if table.is_dynamic and has_words else "integer",
+                                is_list=_is_list(table), max_ids=_MAX_IDS) for table in tables)
+    weights = tuple(SparseColumn.of_weights(table) for table in tables if table.weights_column)
+    labels = LabelColumn.of(tasks)
+    return Schema("csv", labels[0].name if labels else label, dense, (*sparse, *weights), (), labels=labels)
+
+
+def _is_list(table: Table) -> bool:
+    return table.multi_hot > 1 or table.is_sequence or bool(table.weights_column)
 
 
 def same_lengths_of(model: ModelSpec) -> tuple[str, ...]:

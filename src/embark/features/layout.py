@@ -288,5 +288,12 @@ def fill(layout: Layout, rows: Rows) -> NDArray[np.uint8]:
     return block
 
 
+def ragged_positions(starts: NDArray[Any], lengths: NDArray[Any]) -> NDArray[np.int64]:
+    """Return the positions of all values of some runs, one run behind the other: `lengths` values from `starts` on."""
+    lengths = lengths.reshape(-1)
+    ends = np.cumsum(lengths, dtype=np.int64)
+    return np.repeat(starts.reshape(-1) - (ends - lengths), lengths) + np.arange(lengths.sum())
+
+
 def _narrowest(largest: int) -> np.dtype[Any]:
     return np.dtype("u1" if largest < 1 << 8 else "<u2" if largest < 1 << 16 else "<i4")

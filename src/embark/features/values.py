@@ -1,16 +1,20 @@
-"""How a column writes dates and times: one form of ISO 8601, or seconds or milliseconds since 1970."""
+"""How values are written: numbers, dates and times, values of JSON."""
 
 import json
 import math
 import re
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime, timedelta
 from typing import Any, Literal
 
+from embark.spec.data import moment
+
+INTEGER = "[+-]?[0-9]+"  # Patterns mean the same to Python and to pyarrow.
+NUMBER = r"[+-]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][+-]?[0-9]+)?"
 TimeFormat = Literal["date", "local", "zoned", "s", "ms"]
 _DATE, _CLOCK = "[0-9]{4}-[0-9]{2}-[0-9]{2}", r"[T ][0-9]{2}:[0-9]{2}(:[0-9]{2}([.][0-9]+)?)?"
-ISO_PATTERNS: dict[TimeFormat, str] = {  # The same to Python and to pyarrow.
+ISO_PATTERNS: dict[TimeFormat, str] = {
     "date": f"^{_DATE}$", "local": f"^{_DATE}{_CLOCK}$",
     "zoned": f"^{_DATE}{_CLOCK}(Z| ?UTC|[+-][0-9]{{2}}(:?[0-9]{{2}})?)$",
 }
@@ -22,7 +26,8 @@ MICROS_PER_UNIT = {"s": 1_000_000, "ms": 1_000}
 MICROS_PER_HOUR, MICROS_PER_DAY = 3_600_000_000, 86_400_000_000
 MAX_MICROS = 253_402_300_800_000_000  # The year 10,000.
 _COMMON = {"s": (900_000_000, 2_200_000_000), "ms": (900_000_000_000, 2_200_000_000_000)}
-_NUMBER = re.compile(r"[+-]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][+-]?[0-9]+)?")
+_YEAR_10000_S = MAX_MICROS / 1e6  # Neither seconds nor milliseconds are as large: microseconds perhaps.
+_LAST_SECONDS = 1e11  # Larger numbers are milliseconds since 1970.
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
 
@@ -34,7 +39,7 @@ def time_formats(cells: Sequence[str], unit: Literal["auto", "s", "ms"] = "auto"
 def _format_of(cell: str, unit: Literal["auto", "s", "ms"]) -> TimeFormat | None:
     if found := next((name for name, pattern in ISO_PATTERNS.items() if re.fullmatch(pattern, cell)), None):
         return found
-    if not _NUMBER.fullmatch(cell):
+    if not re.fullmatch(NUMBER, cell):
         return None
     return next((name for name in ("s", "ms") if unit == name or (unit == "auto" and _is_common(cell, name))), None)
 
@@ -54,13 +59,14 @@ def moment_text(micros: int) -> str:
     return (_EPOCH + timedelta(microseconds=micros)).isoformat().replace("+00:00", "Z")
 
 
-def json_object(line: bytes) -> dict[str, Any] | None:
-    """None where the line is something else."""
-    try:
-        value = json.loads(line)
-    except (ValueError, RecursionError):
-        return None
-    return value if isinstance(value, dict) else None
+def json_object(value: bytes | str | Mapping[str, Any]) -> Mapping[str, Any] | None:
+    """Read a JSON object, or return one that is read already; None if it is anything else."""
+    if not isinstance(value, Mapping):
+        try:
+            value = json.loads(value)
+        except (ValueError, RecursionError):
+            return None
+    return value if isinstance(value, Mapping) else None
 
 
 def json_cell(value: Any) -> str:
@@ -73,3 +79,20 @@ def json_cell(value: Any) -> str:
     if value is None:
         return ""
     return str(int(value)) if kind is bool else json.dumps(value)
+
+
+def event_time_s(value: Any) -> float | None:
+    """Seconds since 1970, of a number of seconds or milliseconds or of ISO 8601; None where it is neither."""
+    if isinstance(value, str):
+        try:
+            return moment(value).timestamp()
+        except ValueError:
+            pass
+    try:
+        seconds = float(value)
+    except (TypeError, ValueError):
+        return None
+    if not math.isfinite(seconds) or isinstance(value, bool):
+        return None
+    seconds = seconds / 1000 if abs(seconds) > _LAST_SECONDS else seconds
+    return seconds if abs(seconds) < _YEAR_10000_S else None

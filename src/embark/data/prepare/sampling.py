@@ -13,7 +13,7 @@ from typing import Any, Literal
 from embark.data.prepare.inputs import InputFile, Inputs
 from embark.data.prepare.text_stream import BOM, fields_of, head, header_names, is_gzip
 from embark.errors import DataError
-from embark.features.values import ISO_PATTERNS, MEANINGS, json_cell, json_object, time_formats
+from embark.features.values import INTEGER, ISO_PATTERNS, MEANINGS, NUMBER, json_cell, json_object, time_formats
 from embark.spec.data import PrepareSpec
 
 Format = Literal["criteo", "csv", "jsonl", "parquet"]
@@ -31,8 +31,8 @@ _NOT_TEXT = {
     b"\xfd7zXZ": "packed by xz", b"\xff\xfe": "text in UTF-16", b"\xfe\xff": "text in UTF-16",
     b"ARROW1": "an Arrow file", b"ORC": "an ORC file", b"Obj\x01": "an Avro file",
 }
-_INTEGER = re.compile(r"[+-]?\d+")
-_NUMBER = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?|[+-]?inf(inity)?|nan", re.IGNORECASE)
+_INTEGER = re.compile(INTEGER)
+_NUMBER = re.compile(f"{NUMBER}|[+-]?inf(inity)?|nan", re.IGNORECASE)
 _HEX_ID = re.compile(r"[0-9a-fA-F]{8}")
 _NAME = re.compile(r"[A-Za-z_][\w .:/()-]*")
 _FEW = 50  # So few different numbers are rather the names of groups than amounts.

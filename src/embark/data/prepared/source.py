@@ -20,7 +20,7 @@ from embark.data.prepared.order import BlockSlice, EpochOrder, Shuffle, block_ta
 from embark.data.prepared.parts import Parts
 from embark.data.task_labels import task_labels
 from embark.errors import DataError
-from embark.features.layout import REPAIR, Block, Layout
+from embark.features.layout import REPAIR, Block, Layout, ragged_positions
 from embark.spec.data import DataSpec
 from embark.spec.model import Table
 from embark.spec.tasks import Task
@@ -369,10 +369,7 @@ def _ragged_ids(block: Block, index: int, rows: Rows) -> NDArray[Any]:
     lengths, ids, offsets = block.ragged[index]
     if isinstance(rows, slice):
         return ids[offsets[rows.start] : offsets[rows.stop]]
-    counts = lengths[rows].astype(np.int64)
-    # Each row's first position, less what came before it in the output, plus the position in the output.
-    shift = offsets[rows] - (np.cumsum(counts) - counts)
-    return np.take(ids, np.repeat(shift, counts) + np.arange(counts.sum()))
+    return np.take(ids, ragged_positions(offsets[rows], lengths[rows].astype(np.int64)))
 
 
 def _joined(ranges: Sequence[Range]) -> list[Range]:

@@ -11,7 +11,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from embark.data.stream.records import Message, Offset, Row, event_time_s, row_of
+from embark.data.stream.records import Message, Offset, Row
+from embark.features.values import event_time_s, json_object
 
 COUNTS = ("num_rows", "num_late", "num_unreadable", "num_labels", "num_labels_joined", "num_labels_unmatched",
           "num_without_label")
@@ -94,7 +95,7 @@ class EventOrder:
         """The next record of `next_partition()`; returns why it is dropped, if it is."""
         state, settings = self.state, self._settings
         state.offsets[partition] = message.offset
-        row = row_of(message.value)
+        row = json_object(message.value)
         at = None if row is None else self._time_of(row, message)
         if row is None or at is None or (settings.key and row.get(settings.key) is None):
             state.counts["num_unreadable"] += 1

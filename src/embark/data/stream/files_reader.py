@@ -139,6 +139,10 @@ def _rows(name: str, data: bytes) -> Iterator[Row | bytes]:
 
 
 def _json_value(value: Any) -> Any:
-    if value is None or isinstance(value, bool | int | float | str | list):
+    if isinstance(value, list):
+        return [_json_value(one) for one in value]
+    if isinstance(value, float) and value.is_integer():
+        return int(value)  # as a preparation reads it, whatever the column is for
+    if value is None or isinstance(value, bool | int | float | str):
         return value
     return value.isoformat() if hasattr(value, "isoformat") else str(value)

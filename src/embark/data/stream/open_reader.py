@@ -47,8 +47,8 @@ def make_streams(spec: RunSpec) -> list[str]:
                         fix="leave it out; topics of Kafka are made with its own tools")
     _check_servers(spec)
     with _needs_client("nats"):
-        from embark.data.stream import nats_streams
-    return nats_streams.make_streams(spec.stream, spec.name, client_options())
+        from embark.data.stream import nats_reader
+    return nats_reader.make_streams(spec.stream, spec.name, client_options())
 
 
 def _check_servers(spec: RunSpec) -> None:

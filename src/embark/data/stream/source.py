@@ -19,13 +19,13 @@ from embark.data.prepared.cache import read_manifest
 from embark.data.stream.event_order import EventOrder, OrderSettings, OrderState, total
 from embark.data.stream.files_reader import read_records
 from embark.data.stream.open_reader import open_reader
-from embark.data.stream.records import Message, Row, StreamReader, StreamStopped, row_of
+from embark.data.stream.records import Message, Row, StreamReader, StreamStopped
 from embark.data.task_labels import task_labels
 from embark.errors import DataError, UserError
 from embark.features.arrow.row_parser import Location, RowParser, json_column
 from embark.features.encoding import RowEncoder, plain_row_format
 from embark.features.rows import RawRows
-from embark.features.values import moment_text
+from embark.features.values import json_object, moment_text
 from embark.formatting import format_count
 from embark.spec.run import RunSpec
 from embark.spec.tasks import label_columns
@@ -121,7 +121,7 @@ class StreamSource:
     def rows_of_files(self, path: str) -> tuple[Batch, int]:
         """Labelled rows of a file or a folder, read as records of the stream are; and how many cannot be."""
         values = list(read_records(path))
-        rows = [row for value in values if (row := row_of(value)) is not None]
+        rows = [row for value in values if (row := json_object(value)) is not None]
         raw = self._parse(rows)
         if not len(raw):
             raise DataError(f"{path}: has no row that can be read", fix="labelled rows with the columns of the stream")
@@ -226,8 +226,9 @@ class StreamSource:
 
     def _parse(self, rows: list[Row]) -> RawRows:
         numbers = np.arange(len(rows))
+        cells = partial(json_column, rows, split=self._parser.split_cell)
         return self._encoder.readable(self._parser.parse(
-            partial(json_column, rows), Location(numbers, numbers, len(rows)), "the stream"))
+            cells, Location(numbers, numbers, len(rows)), "the stream"))
 
     def _batch(self, raw: RawRows) -> Batch:
         rows, num_rows = self._encoder.encode(raw), len(raw)

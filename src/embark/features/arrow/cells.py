@@ -1,5 +1,6 @@
 """Cells of an Arrow column as numbers and as keys; those that cannot be read are marked, never raised."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Self
 
@@ -13,12 +14,14 @@ from embark.errors import DataError
 from embark.features.hashing import Hashes, hash_counters
 from embark.features.schema import SparseColumn
 from embark.features.values import (
+    INTEGER,
     ISO_PATTERNS,
     MAX_MICROS,
     MEANINGS,
     MICROS_PER_DAY,
     MICROS_PER_HOUR,
     MICROS_PER_UNIT,
+    NUMBER,
     TimeFormat,
 )
 
@@ -27,8 +30,6 @@ Numbers = tuple[NDArray[Any], Mask | None]
 """[n] values, NaN where missing or bad; [n] where there is a value that is not a finite 32-bit number."""
 
 _LIST_BYTES = 1 << 20
-_INTEGER = r"^[+-]?[0-9]+$"
-_NUMBER = r"^[+-]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][+-]?[0-9]+)?$"
 _UNIT_S = {"s": 1.0, "ms": 1e-3, "us": 1e-6, "ns": 1e-9}
 _TRUE, _FALSE = ["true", "yes"], ["false", "no"]
 _HEX_DIGITS = np.full(256, 255, np.uint8)
@@ -131,7 +132,7 @@ class CellParser:
             values, is_bad = self.numbers(array)
             return SparseCells(np.asarray(values, np.float64).view(np.uint64), is_bad=is_bad)
         if kind == "text":
-            array = self._words(array)
+            array = self.text(array)
             return SparseCells(hash_words(array), is_missing=_nulls(array))
         if is_text(array.type):
             array = self.without_missing(trim(array))
@@ -149,9 +150,10 @@ class CellParser:
         array = normalize_array(array)
         if column.is_list:
             array, _ = self._values_of_lists(array)
-        return self._words(array).drop_null().unique()
+        return self.text(array).drop_null().unique()
 
-    def _words(self, array: Any) -> Any:
+    def text(self, array: Any) -> Any:
+        """Return the values of a column as text without spaces around them, null where one is missing."""
         if types.is_nested(array.type):
             raise DataError(f"holds {array.type} where one value must be")
         if not is_text(array.type):
@@ -202,6 +204,11 @@ def normalize_array(array: Any) -> Any:
     return array
 
 
+def join_arrays(arrays: Sequence[Any]) -> Any:
+    """Join the arrays of one column."""
+    return pa.concat_arrays(arrays)
+
+
 def is_text(kind: Any) -> bool:
     """Strings or bytes."""
     return kind in (pa.string(), pa.large_string(), pa.binary(), pa.large_binary())
@@ -223,7 +230,7 @@ def _numbers_of_text(array: Any, may_be_text: bool) -> Numbers:
         word = pc.ascii_lower(text)
         text = pc.if_else(pc.is_in(word, value_set=pa.array(_TRUE)), "1",
                           pc.if_else(pc.is_in(word, value_set=pa.array(_FALSE)), "0", text))
-    is_number = pc.match_substring_regex(text, _NUMBER)
+    is_number = pc.match_substring_regex(text, f"^{NUMBER}$")
     numbers = pc.if_else(is_number, text, pa.scalar(None, text.type))
     return _finite(_floats(pc.replace_substring_regex(numbers, r"^\+", "").cast(pa.float64())), array)
 
@@ -273,7 +280,7 @@ def _integers_of_text(array: Any) -> tuple[NDArray[np.uint64], Mask | None]:
     except pa.ArrowInvalid:
         pass
     # One by one, since there are few distinct ones among the cells that a cast to 64 bits with sign refuses.
-    is_integer = pc.match_substring_regex(text, _INTEGER).fill_null(True).to_numpy(zero_copy_only=False)
+    is_integer = pc.match_substring_regex(text, f"^{INTEGER}$").fill_null(True).to_numpy(zero_copy_only=False)
     keys, is_bad = np.zeros(len(text), np.uint64), ~is_integer
     is_short = pc.less(pc.binary_length(text), 19).fill_null(True).to_numpy(zero_copy_only=False)
     easy = pc.if_else(pa.array(is_integer & is_short), text, pa.scalar(None, text.type))

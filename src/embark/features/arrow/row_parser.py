@@ -86,6 +86,11 @@ class RowParser:
         """Those of the input that are needed."""
         return self._columns
 
+    @property
+    def id_columns(self) -> set[str]:
+        """Columns of the input that hold ids, or weights of ids."""
+        return {column.source for column in self._schema.sparse}
+
     def parse(self, column: Callable[[str], Any], location: Location, where: str) -> RawRows:
         """The rows that `column` gives the cells of, by name; of `number_columns` as numpy's array too."""
         schema, num_rows = self._schema, len(location.lines)

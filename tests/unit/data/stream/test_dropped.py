@@ -8,9 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from embark.data.stream.records import StreamStopped, event_time_s
+from embark.data.stream.records import StreamStopped
 from embark.data.stream.source import WINDOW, StreamSource
 from embark.errors import DataError
+from embark.features.values import event_time_s
 from embark.spec import RunSpec, resolve
 
 BATCH = 16

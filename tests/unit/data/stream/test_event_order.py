@@ -7,7 +7,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from embark.data.stream.event_order import EventOrder, OrderSettings, OrderState
-from embark.data.stream.records import Message, event_time_s
+from embark.data.stream.records import Message
+from embark.features.values import event_time_s
 
 PLAIN = OrderSettings("label", "t", bound_s=5)
 JOINED = OrderSettings("label", "t", bound_s=2, key="k", label_window_s=10)
