@@ -16,8 +16,9 @@ import pytest
 
 from embark.data import open_source
 from embark.data.loader import Batch
-from embark.data.prepare.later_rows import PreparedWith, write_later_rows
-from embark.data.prepare.prepare import prepare_from_spec
+from embark.data.prepare.inputs import open_inputs
+from embark.data.prepare.later_rows import PreparedWith, schema_in, write_later_rows
+from embark.data.prepare.prepare import prepare, prepare_from_spec
 from embark.data.prepared import Manifest
 from embark.data.prepared.cache import read_manifest
 from embark.data.prepared.parts import iter_blocks
@@ -40,6 +41,8 @@ TEXTS: dict[str, list[str]] = {
     "tags": ["", "NA", "a", " a | b ", "a||b", "NA|a", "ä|日本", "|", "b|a|c|d|e"],
     "at": ["", "2024-05-31 18:30", "2024-05-31T18:00:00+02:00", "2024-05-31 18:00:00.123456789Z", "soon", "1717178400"],
 }
+REFUSED = {"price": ["1_000", "٧", "inf", "1e300"], "at": ["2024-05-31 18:30", "soon", "1717178400"],
+           "item": ["1e3", "7.0", "18446744073709551616", "9" * 25, "７", "0x10"]}
 NATIVE: list[tuple[str, Any, str]] = [  # Values of JSON and of Parquet, and the text that says the same.
     ("price", 7, "7"), ("price", 1e3, "1e3"), ("price", True, "1"), ("price", 10**20, "1" + "0" * 20),
     ("item", 7, "7"), ("item", True, "1"), ("item", -1, "-1"), ("item", 2**64 - 1, str(2**64 - 1)),
@@ -102,8 +105,18 @@ def of_batch(batch: Batch) -> Answers:
                         tuple(lengths.astype(np.int64) for lengths in batch.lengths)))
 
 
-def prepared(folder: Path, file: Path) -> Answers:
-    return of_files(folder, prepare_from_spec(spec_of(folder, file), folder).manifest)
+def prepared(data: Path, file: Path, out: Path) -> Answers:
+    """Prepare a file whose columns are those of the data."""
+    inputs, files = open_inputs(str(file))
+    before = prepared_with(data)
+    schema = schema_in(before.schema, before.prepare, inputs, files)
+    return of_files(out, prepare(spec_of(out, file), schema, inputs, files, out).manifest)
+
+
+def prepared_with(data: Path) -> PreparedWith:
+    before = PreparedWith.of(str(data), read_manifest(str(data)))
+    assert before is not None
+    return replace(before, prepare=before.prepare.model_copy(update={"max_bad_share": 1.0}))
 
 
 def of_files(folder: Path, manifest: Manifest) -> Answers:
@@ -117,15 +130,18 @@ def of_files(folder: Path, manifest: Manifest) -> Answers:
 
 
 @pytest.fixture(scope="module")
-def base(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path, Answers]:
+def base(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Answers]:
+    """Data that was prepared from usual rows, and what it makes of the odd ones."""
     folder = tmp_path_factory.mktemp("base")
-    file = write_csv(folder / "rows.csv", [{**USUAL, "number": "0"}, *text_rows()])
-    return folder / "data", file, prepared(folder / "data", file)
+    usual = write_csv(folder / "usual.csv", [{**USUAL, "number": str(number)} for number in range(20)])
+    prepare_from_spec(spec_of(folder / "data", usual), folder / "data")
+    kinds = {column.name: column.kind for column in prepared_with(folder / "data").schema.sparse}
+    assert kinds == {"user": "text", "item": "integer", "tags": "text", "at_hour": "hour"}
+    return folder / "data", prepared(folder / "data", write_csv(folder / "odd.csv", text_rows()), folder / "odd")
 
 
-def served(base: tuple[Path, Path, Answers], request: Any) -> Answers:
-    before = PreparedWith.of(str(base[0]), read_manifest(str(base[0])))
-    assert before is not None
+def served(data: Path, request: Any) -> Answers:
+    before = prepared_with(data)
     rows = SimpleNamespace(columns=before.schema.unlabelled(), prepare=before.prepare)
     scorer = RequestScorer(SimpleNamespace(info=SimpleNamespace(rows=rows), encoder=before.row_encoder()), None)
     raw = scorer.parse(request(rows.columns))
@@ -133,15 +149,12 @@ def served(base: tuple[Path, Path, Answers], request: Any) -> Answers:
     return of_rows(before.row_encoder().encode(raw))
 
 
-def streamed(base: tuple[Path, Path, Answers], file: Path) -> Answers:
-    return of_batch(StreamSource(spec_of(base[0], base[1])).rows_of_files(str(file))[0])
+def streamed(data: Path, file: Path) -> Answers:
+    return of_batch(StreamSource(spec_of(data, file)).rows_of_files(str(file))[0])
 
 
-def later(base: tuple[Path, Path, Answers], file: Path, out: Path) -> Answers:
-    before = PreparedWith.of(str(base[0]), read_manifest(str(base[0])))
-    assert before is not None
-    limit = before.prepare.model_copy(update={"max_bad_share": 1.0})
-    return of_files(out, write_later_rows(replace(before, prepare=limit), str(file), out)[0])
+def later(data: Path, file: Path, out: Path) -> Answers:
+    return of_files(out, write_later_rows(prepared_with(data), str(file), out)[0])
 
 
 WRITERS = {"csv": write_csv, "jsonl": write_jsonl, "parquet": write_parquet}
@@ -150,31 +163,31 @@ WRITERS = {"csv": write_csv, "jsonl": write_jsonl, "parquet": write_parquet}
 @pytest.mark.parametrize("format", WRITERS)
 @pytest.mark.parametrize("door", ["prepare", "later rows", "stream"])
 def test_a_text_cell_is_the_same_through_every_door(base, tmp_path: Path, door: str, format: str):
+    data, right = base
     file = WRITERS[format](tmp_path / f"rows.{format}", text_rows())
-    if door == "prepare":
-        found = prepared(tmp_path / "data", file)
-    else:
-        found = streamed(base, file) if door == "stream" else later(base, file, tmp_path / "out")
-    assert found == base[2]
+    call = {"prepare": prepared, "later rows": later, "stream": lambda data, file, _: streamed(data, file)}[door]
+    assert call(data, file, tmp_path / "out") == right
+    assert [row for row in text_rows() if int(row["number"]) not in right] == [
+        row for row in text_rows() if any(row[column] in texts for column, texts in REFUSED.items())]
 
 
 def test_a_text_cell_is_served_as_it_was_prepared(base):
-    rows = text_rows()
-    assert served(base, lambda _: JsonColumns(rows)) == base[2]
+    rows, (data, right) = text_rows(), base
+    assert served(data, lambda _: JsonColumns(rows)) == right
     names = [name for name in COLUMNS if name != "label"]
-    assert served(base, lambda schema: tensor_columns(
-        [Tensor(name, (len(rows),), [row[name] for row in rows]) for name in names], schema)) == base[2]
-    assert served(base, lambda _: TensorColumns(len(rows), {
-        name: pa.array([row[name].encode() for row in rows], pa.binary()) for name in names})) == base[2]
+    assert served(data, lambda schema: tensor_columns(
+        [Tensor(name, (len(rows),), [row[name] for row in rows]) for name in names], schema)) == right
+    assert served(data, lambda _: TensorColumns(len(rows), {
+        name: pa.array([row[name].encode() for row in rows], pa.binary()) for name in names})) == right
 
 
 def test_a_value_of_json_or_parquet_is_what_its_text_is(base, tmp_path: Path):
-    values, texts = native_rows()
-    right = streamed(base, write_csv(tmp_path / "rows.csv", texts))
+    data, (values, texts) = base[0], native_rows()
+    right = later(data, write_csv(tmp_path / "rows.csv", texts), tmp_path / "csv")
     file = write_jsonl(tmp_path / "rows.jsonl", values)
-    assert served(base, lambda _: JsonColumns(values)) == right
-    assert streamed(base, file) == right
-    assert later(base, file, tmp_path / "out") == right
+    assert served(data, lambda _: JsonColumns(values)) == right
+    assert streamed(data, file) == right
+    assert later(data, file, tmp_path / "out") == right
     for number, (column, value, _) in enumerate(NATIVE):  # alone a column keeps its type
         if value == 10**20:
             continue  # which Parquet has no type for
@@ -182,11 +195,11 @@ def test_a_value_of_json_or_parquet_is_what_its_text_is(base, tmp_path: Path):
         row = {name: cell if name == column else pa.array([text]) for name, text in texts[number].items()}
         pyarrow.parquet.write_table(pa.table(row), tmp_path / f"{number}.parquet")
         expected = {number: right[number]} if number in right else {}
-        assert later(base, tmp_path / f"{number}.parquet", tmp_path / f"out{number}") == expected, (column, value)
-        assert streamed(base, tmp_path / f"{number}.parquet") == expected, (column, value)
+        assert later(data, tmp_path / f"{number}.parquet", tmp_path / f"out{number}") == expected, (column, value)
+        assert streamed(data, tmp_path / f"{number}.parquet") == expected, (column, value)
 
 
-PLAIN_CELLS = {"7": 7, " 7": 7, "+7": 7, "007": 7, "": None, "NA": None, "1e3": None, "7.0": None, "７": None, "x": None}
+PLAIN_CELLS = {"7": 7, " 7": 7, "+7": 7, "007": 7} | dict.fromkeys(("", "NA", "1e3", "7.0", "７", "x"))
 
 
 @pytest.mark.parametrize("cell", PLAIN_CELLS, ids=repr)
