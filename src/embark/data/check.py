@@ -29,15 +29,13 @@ _BARS = " ▁▂▃▄▅▆▇█"
 
 @dataclass(frozen=True, slots=True)
 class Problem:
-    """Something that is not as it must be."""
-
     where: str  # A file, or a column.
     what: str
 
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """What was found."""
+    """The result of `embark data check` for prepared data."""
 
     path: str
     manifest: Manifest
@@ -48,7 +46,7 @@ class Report:
     is_local: bool = True  # Else there are no hints.
 
     def columns(self) -> list[dict[str, Any]]:
-        """A row for each column; none where the statistics are missing."""
+        """Return a row for each column; none if the statistics are missing."""
         return column_rows(self.manifest, self.statistics, self.scores) if self.statistics else []
 
     def to_dict(self) -> dict[str, Any]:
@@ -80,7 +78,7 @@ def check(path: str, *, memory_bytes: int = CHECK_BYTES, num_workers: int = 0,
 
 
 def _id_map_problems(store: ObjectStore, manifest: Manifest, sizes: Mapping[str, int]) -> Iterator[Problem]:
-    """Whether the id maps are those whose checksums the manifest has."""
+    """Compare the id maps with the checksums in the manifest."""
     maps = manifest.settings.get("id_maps")
     for about in maps.values() if isinstance(maps, dict) else ():
         files = [str(about.get(key, "")) for key in ("keys", "ids", "changed")] if isinstance(about, dict) else []
@@ -96,7 +94,7 @@ def _id_map_problems(store: ObjectStore, manifest: Manifest, sizes: Mapping[str,
 def _statistics_problems(
     manifest: Manifest, text: bytes | None, counted: dict[str, Any] | None = None
 ) -> Iterator[Problem]:
-    """Whether `statistics.json` is the manifest's, and agrees with what was counted again."""
+    """Compare `statistics.json` with the manifest's checksum, and with what was counted again."""
     if text is None:
         if manifest.statistics_sha256:
             yield Problem(STATISTICS, "is missing, but the manifest has its checksum")
@@ -136,7 +134,7 @@ def _check_parts(
 def check_part(
     manifest: Manifest, part: Part, data: NDArray[np.uint8], report: Callable[[int], None] | None = None
 ) -> list[Problem]:
-    """What is wrong with the bytes of a part."""
+    """Find what is wrong with the bytes of a part."""
     problems, digest = [], hashlib.sha256()
     for start in range(0, len(data), _PIECE_BYTES):
         piece = data[start : start + _PIECE_BYTES]
@@ -171,7 +169,7 @@ class _Faults:
         self._seen: dict[tuple[str, str], tuple[int, int]] = {}
 
     def add(self, column: str, what: str, is_bad: NDArray[np.bool_], first_row: int) -> None:
-        """Those of a block; `is_bad` is [n] or [n, …]."""
+        """Count the bad values of a block; `is_bad` is [n] or [n, …]."""
         if is_bad.any():
             row = first_row + int(is_bad.reshape(-1).argmax()) // (is_bad.size // len(is_bad))
             self.add_num(column, what, int(is_bad.sum()), row)
@@ -188,7 +186,7 @@ class _Faults:
 
 
 def _block(manifest: Manifest, data: NDArray[np.uint8], num_rows: int) -> Block | None:
-    """None where the bytes are not a block of so many rows."""
+    """Return None if the bytes are not a block of `num_rows` rows."""
     layout = manifest.layout
     if len(data) < 8 * len(layout.ragged):
         return None
@@ -259,7 +257,7 @@ def _equal(directory: Path, manifest: Manifest) -> Iterator[Problem]:
 
 
 def _unlisted(found: set[str], manifest: Manifest) -> Iterator[Problem]:
-    """Part files that the manifest does not name."""
+    """Find part files that the manifest does not name."""
     listed = {part.file for part in manifest.all_parts()}
     others = sorted(path for path in found - listed if path.startswith(SPLITS) and path.endswith((".bin", ".part")))
     if others:
@@ -276,7 +274,7 @@ def _is_close(a: Any, b: Any) -> bool:
 def column_rows(
     manifest: Manifest, statistics: Mapping[str, Any], scores: Mapping[str, ColumnScore]
 ) -> list[dict[str, Any]]:
-    """One of each column: what it is, how it spreads, how well it alone predicts the label."""
+    """Return a row for each column: what it is, how it spreads, how well it alone predicts the label."""
     rows = [_dense_row(name, statistics["dense"].get(name, {})) for name in manifest.layout.dense]
     for feature in manifest.layout.id_features:
         kind = "list" if feature.is_ragged else "ids" if feature.multi_hot == 1 else f"{feature.multi_hot} ids"
@@ -288,7 +286,7 @@ def column_rows(
 
 
 def bars(values: Sequence[float]) -> str:
-    """A bar for each value, the largest of full height; what is not nothing shows."""
+    """Draw a bar for each value, the largest at full height; a positive value is always visible."""
     most = max(values, default=0)
     if most <= 0:
         return ""
@@ -318,7 +316,7 @@ def _sparse_row(name: str, kind: str, column: Mapping[str, Any]) -> dict[str, An
 
 
 def _by_rank(shares: Mapping[str, float]) -> list[float]:
-    """Share of the lookups of the first id, of the second, of the third to the fifth, …"""
+    """Return the share of lookups of the first id, of the second, of the third to the fifth, …"""
     before, found = 0.0, []
     for share in shares.values():
         found.append(share - before)

@@ -96,7 +96,7 @@ class ColumnsSource:
             return hashlib.sha256("".join(threads.map(_digest, arrays)).encode()).hexdigest()
 
     def train_rows(self, epoch: int, start: int, stop: int) -> Batch:
-        """Rows `start` to `stop` of the epoch's order."""
+        """Return rows `start` to `stop` of the epoch's order."""
         with self._ordering:
             if epoch not in self._orders:
                 bits = hash_counters(stream_key(self._seed, _ORDER, epoch), self._train_rows // self._list_size)
@@ -106,7 +106,7 @@ class ColumnsSource:
         return self._batch(order, start, stop)
 
     def eval_rows(self, start: int, stop: int) -> Batch:
-        """Held-out rows, in the file's order."""
+        """Return held-out rows, in the file's order."""
         return self._batch(self._eval_rows, start, stop)
 
     def _batch(self, order: NDArray[np.int64], start: int, stop: int) -> Batch:

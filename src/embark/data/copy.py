@@ -21,7 +21,7 @@ ShowProgress = Callable[[int, int], None]
 
 @dataclass(frozen=True, slots=True)
 class CopyResult:
-    """What was copied, or with a dry run what would be."""
+    """What was copied, or in a dry run what would be copied."""
 
     source: str
     target: str
@@ -47,7 +47,7 @@ class CopyResult:
 
 @dataclass(frozen=True, slots=True)
 class _Content:
-    """What is to be copied."""
+    """The files to copy."""
 
     store: ObjectStore
     items: tuple[CopyItem, ...]
@@ -59,7 +59,7 @@ def copy(
     source: str, target: str, *, verify: bool = False, dry_run: bool = False, force: bool = False,
     progress: AbstractContextManager[ShowProgress] | None = None,
 ) -> CopyResult:
-    """Every file below `source`, to the same path below `target`."""
+    """Copy every file below `source` to the same path below `target`."""
     content, to = _content(source), open_store(target)
     _refuse_same_place(content.store, to)
     if content.is_prepared and not force:
@@ -113,7 +113,7 @@ def _one_file(source: str) -> _Content:
 
 
 def _is_content(entry: Entry) -> bool:
-    """Not what an unfinished command left."""
+    """Whether the entry is not the remainder of an unfinished command."""
     is_partial = entry.path.startswith(f"{PREPARING}/") or entry.path.endswith(".bin.part")
     return entry.path != COPY_STATE and not is_partial
 

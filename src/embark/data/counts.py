@@ -22,7 +22,7 @@ _SIGN, _INFINITE = 0x8000, 0x7F80
 
 
 class DenseIdCounts:
-    """Lookups of the ids `first` to `stop`, and those of them in rows whose label is 1."""
+    """Counts lookups of the ids `first` to `stop`, and those of them in rows whose label is 1."""
 
     def __init__(self, first: int, stop: int, *, is_wide: bool) -> None:
         self.first, self.stop = first, stop
@@ -33,7 +33,7 @@ class DenseIdCounts:
 
     @staticmethod
     def size_bytes(num_rows: int, *, is_wide: bool) -> int:
-        """What counting so many rows of a table takes."""
+        """Return the memory that counting `num_rows` rows of a table takes."""
         return num_rows * 2 * (8 if is_wide else 4)
 
     def __len__(self) -> int:
@@ -53,25 +53,25 @@ class DenseIdCounts:
             np.add.at(into, values, self._one)
 
     def used(self) -> Iterator[tuple[NDArray[np.intp], NDArray[np.int64], NDArray[np.int64]]]:
-        """Ids that are looked up at all, rising, how often, and how often with a label of 1; in portions."""
+        """Yield in portions the ids that are looked up at all, rising, how often, and how often with a label of 1."""
         for start in range(0, len(self._all), _CHUNK):
             at = start + np.flatnonzero(self._all[start : start + _CHUNK] != 0)
             yield self.first + at, self._all[at].astype(np.int64), self._positive[at].astype(np.int64)
 
     def rates(self, ids: NDArray[Any], prior: float, weight: float) -> NDArray[np.float64]:
-        """Share of label 1 among the lookups of each id, drawn to `prior` as by `weight` lookups more."""
+        """Return the share of label 1 among the lookups of each id, drawn to `prior` as by `weight` more lookups."""
         at = ids.astype(np.intp) - self.first
         rates: NDArray[np.float64] = (self._positive[at] + prior * weight) / (self._all[at] + weight)
         return rates
 
     def is_used(self, ids: NDArray[Any]) -> NDArray[np.bool_]:
-        """Which of the ids are looked up at all."""
+        """Mark the ids that are looked up at all."""
         found: NDArray[np.bool_] = self._all[ids.astype(np.intp) - self.first] != 0
         return found
 
 
 class SparseIdCounts:
-    """The same of a table with far more rows than the data has lookups: holds only the ids that occur."""
+    """Counts lookups of a table with far more rows than the data has lookups: it holds only the ids that occur."""
 
     def __init__(self, stop: int) -> None:
         self.first, self.stop = 0, stop
@@ -79,7 +79,7 @@ class SparseIdCounts:
 
     @staticmethod
     def size_bytes(num_ids: int) -> int:
-        """What counting so many lookups takes."""
+        """Return the memory that counting `num_ids` lookups takes."""
         return 48 * num_ids
 
     def __len__(self) -> int:
@@ -122,7 +122,7 @@ Counts = DenseIdCounts | SparseIdCounts
 
 
 class Frequencies:
-    """What is reported of a column, from counts of one range of ids after another."""
+    """Summarizes a column from counts of one range of ids after another."""
 
     def __init__(self) -> None:
         self._top: list[tuple[int, int, int]] = []
@@ -149,7 +149,7 @@ class Frequencies:
         self._top = sorted([*self._top, *found])[:NUM_TOP]
 
     def summary(self, num_rows: int) -> dict[str, Any]:
-        """As `statistics.json` has it; `num_rows` is the table's."""
+        """Return the column's entry of `statistics.json`; its table has `num_rows` rows."""
         values, nums = self._levels()
         num_ids, num_used = int((values * nums).sum()), int(nums.sum())
         ranks = [rank for rank in _RANKS if rank < num_used] + [num_used]
@@ -165,7 +165,7 @@ class Frequencies:
         }
 
     def _levels(self) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-        """How often, falling, and how many ids were."""
+        """Return the distinct counts, falling, and how many ids have each."""
         often, often_nums = np.unique(np.concatenate([np.zeros(0, np.int64), *self._often]), return_counts=True)
         few = np.flatnonzero(self._few[: _SMALL - 1])
         few = few[few > 0]
@@ -174,7 +174,7 @@ class Frequencies:
 
 
 def _covered(values: NDArray[np.int64], nums: NDArray[np.int64], ranks: Iterable[int]) -> list[int]:
-    """Lookups of the so many most frequent ids."""
+    """Return the lookups of the most frequent ids up to each rank."""
     num_ids = np.concatenate([[0], np.cumsum(nums)])
     lookups = np.concatenate([[0], np.cumsum(nums * values)])
     covered = []
@@ -190,7 +190,7 @@ def _share(part: int, total: int) -> float | None:
 
 
 class LengthSummary:
-    """Lengths of a ragged feature."""
+    """Summarizes the lengths of a ragged feature."""
 
     def __init__(self) -> None:
         self._num_rows = np.zeros(0, np.int64)  # By how many ids they have.
@@ -211,7 +211,7 @@ class LengthSummary:
 
 
 class DenseSummary:
-    """Of D columns. A value's cell is the upper half of its 32 bits, so that one pass is enough."""
+    """Summarizes dense columns. A value's cell is the upper half of its 32 bits, so that one pass is enough."""
 
     def __init__(self, num_columns: int) -> None:
         self.num_rows = 0
@@ -223,7 +223,7 @@ class DenseSummary:
         self._max = np.full(num_columns, -np.inf)
 
     def add(self, dense: NDArray[Any]) -> None:
-        """Take [n, D]."""
+        """Take rows [n, D]."""
         for start in range(0, len(dense), _ROWS_AT_A_TIME):
             self._add(dense[start : start + _ROWS_AT_A_TIME])
 
@@ -248,7 +248,7 @@ class DenseSummary:
         np.maximum(self._max, highest.max(axis=1, initial=-np.inf), out=self._max)
 
     def summary(self, column: int) -> dict[str, Any]:
-        """As `statistics.json` has it; of the finite values."""
+        """Return the column's entry of `statistics.json`, of the finite values."""
         cells = self._cells[column * _NUM_CELLS : (column + 1) * _NUM_CELLS]
         middles, counts, num_not_finite = _in_order(cells)
         num = int(counts.sum())
@@ -271,7 +271,8 @@ class DenseSummary:
 
 
 def _in_order(cells: NDArray[np.int64]) -> tuple[NDArray[np.float64], NDArray[np.int64], int]:
-    """The middles of the finite cells that have values, rising, how many each has, and how many are not finite."""
+    """Return the middles of the finite cells that have values, rising, how many each has, and how many are not
+    finite."""
     used = np.flatnonzero(cells)
     is_finite = (used & ~_SIGN) < _INFINITE
     num_not_finite = int(cells[used[~is_finite]].sum())

@@ -38,7 +38,7 @@ RawIds = NDArray[np.int64]
 class DriftingSource(SyntheticSource):
     """Sample `i` is a function of the seed and of `i` alone, at the time `i / samples_per_day`; there is no last one.
 
-    A feature has `num_ids` places by popularity, each held by one id at a time. New ids replace those of all ranks
+    A feature has `num_ids` ranks by popularity, each held by one id at a time. New ids replace those of all ranks
     alike, and an id's effect drifts while it lives.
     """
 
@@ -55,14 +55,14 @@ class DriftingSource(SyntheticSource):
         super().__init__(model, data)
 
     def days(self, split: int, span: range) -> Days:
-        """The times of samples."""
+        """Return the times of samples."""
         positions = np.arange(span.start, span.stop, dtype=np.float64)
         if split == CALIBRATION:
             return positions / _CALIBRATION_SAMPLES_PER_DAY
         return (positions + (self.num_train_samples if split == EVAL else 0)) / self.drift.samples_per_day
 
     def raw_ids(self, start: int, stop: int) -> list[RawIds]:
-        """The ids themselves of training samples: [n, multi_hot] for each feature."""
+        """Return the ids themselves of training samples: [n, multi_hot] for each feature."""
         span, found = range(start, stop), [np.empty(0, np.int64)] * len(self._tables)
         for group in self.groups:
             ranks = group.draw_ids(self.table_keys[TRAIN, IDS], span)
@@ -71,7 +71,8 @@ class DriftingSource(SyntheticSource):
         return found
 
     def best_auc(self, start: int, stop: int) -> float:
-        """The AUC that the true probabilities of these training samples reach in expectation over their labels."""
+        """Return the AUC that the true probabilities of these training samples reach in expectation over their
+        labels."""
         p = self.train_rows(0, start, stop).best_probability
         assert p is not None
         clicks = np.sort(p.astype(np.float64))
@@ -105,14 +106,14 @@ class DriftingSource(SyntheticSource):
             lengths, parts
 
     def _raw(self, ranks: NDArray[np.int32], tables: list[int], days: Days) -> RawIds:
-        """[G, n, multi_hot]: who holds these places at these times."""
+        """Return [G, n, multi_hot]: the ids that hold these ranks at these times."""
         phase = uniform(hash_counters(self._succession_keys[tables][:, None, None], ranks))
         generation = (phase + days[:, None] * self.drift.id_churn).astype(np.int64)
         bits = hash_counters(self._name_keys[tables][:, None, None], (generation << 32) + ranks)
         return (bits >> np.uint64(1)).view(np.int64)
 
     def _in_tables(self, ids: RawIds, tables: list[int]) -> NDArray[np.int32]:
-        """Modulo the rows; a dynamic table takes the ids themselves."""
+        """Take ids modulo the rows of their tables; a dynamic table takes the ids themselves."""
         rows = np.array([1 << 62 if self._is_raw[t] else self._tables[t].rows for t in tables], np.int64)
         raw = np.array([self._is_raw[t] for t in tables])
         found: NDArray[np.int32] = np.where(raw[:, None, None], ids, ids % rows[:, None, None]).astype(self.id_dtype)
@@ -131,7 +132,7 @@ class DriftingTeacher(TeacherModel):
         self._raw: dict[int, RawIds] = {}
 
     def at(self, days: Days, raw: dict[int, RawIds]) -> Self:
-        """This teacher at the times of samples, whose raw ids are given by the first table of each group."""
+        """Return this teacher at the times of samples, whose raw ids are given by the first table of each group."""
         then = copy(self)
         then._days, then._raw = days, raw
         return then
@@ -153,14 +154,15 @@ class DriftingTeacher(TeacherModel):
         return total
 
     def _moment(self, bits: Hashes, days: Days) -> tuple[Hashes, Floats]:
-        """Which random value comes before, and how far it is to the next."""
+        """Return which random value comes before, and how far it is to the next."""
         place = uniform(bits * np.uint64(STEP)) + days * self._rate
         knot = np.floor(place)
         return knot.astype(np.uint64), (place - knot).astype(np.float32)
 
 
 def _between(before: Floats, after: Floats, share: Floats) -> Floats:
-    """Of variance 1, as both are. Without sin and cos: a square root rounds alike everywhere."""
+    """Mix two values of variance 1 into one of variance 1. Without sin and cos: a square root rounds alike
+    everywhere."""
     stay = np.float32(1) - share
     mixed: Floats = (before * stay + after * share) / np.sqrt(stay * stay + share * share)
     return mixed

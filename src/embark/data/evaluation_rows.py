@@ -36,7 +36,7 @@ class EvaluationRows:
 
     @property
     def description(self) -> str:
-        """Such as `test split of data/prepared`."""
+        """Describe the rows, such as `test split of data/prepared`."""
         place = self.path or (self.spec.data.kind if self.spec.data.is_own else "synthetic data")
         kind = {"train": "training rows", "": "all rows"}.get(self.split, f"{self.split} split")
         return f"{kind} of {place}"
@@ -44,7 +44,7 @@ class EvaluationRows:
 
 @contextmanager
 def open_rows(spec: RunSpec, fingerprint: str, data: str = "", split: str = "") -> Iterator[EvaluationRows]:
-    """`spec` is the run's, and `fingerprint` its data's, as its checkpoint recorded it."""
+    """Open the rows to evaluate. `spec` is the run's, and `fingerprint` its data's, as its checkpoint recorded it."""
     if split and split not in get_args(SplitName):
         raise UserError(f"--split {split}: no such split", fix=f"one of: {', '.join(get_args(SplitName))}")
     if not data:
@@ -112,7 +112,7 @@ def _view(source: SampleSource, spec: RunSpec, path: str, split: str) -> Evaluat
 
 
 def _with_names(rows: EvaluationRows, path: str, manifest: Manifest) -> EvaluationRows:
-    """Those that the columns of the input had."""
+    """Name the columns as the input does."""
     before = PreparedWith.of(path, manifest)
     columns = {column.name: column.source for column in before.schema.sparse} if before else {}
     return replace(rows, columns=columns, dense=manifest.layout.dense)
@@ -147,7 +147,7 @@ def _raw(spec: RunSpec, fingerprint: str, data: str, folder: Path) -> Evaluation
 
 
 def _of_stream(spec: RunSpec, data: str) -> EvaluationRows:
-    """Rows that hold ids, as the records do that the run follows."""
+    """Read rows that hold ids, as the records of the run's stream do."""
     from embark.data.permuted_rows import RowsInMemory
     from embark.data.stream.source import StreamSource
 
@@ -162,7 +162,7 @@ def _manifest_at(path: str) -> Manifest | None:
 
 
 def _check_id_maps(spec: RunSpec, fingerprint: str, path: str, manifest: Manifest) -> str:
-    """Ids of other maps mean other values: refuse them. A note where the run's own maps cannot be read."""
+    """Refuse ids of other maps, which mean other values. Return a note if the run's own maps cannot be read."""
     own: Manifest | None = None
     why = ""
     if spec.data.kind == "prepared":

@@ -75,23 +75,21 @@ class InteractionsSource:
 
     @property
     def num_train_samples(self) -> int:
-        """Users with something to train on."""
         return len(self._train_users)
 
     @property
     def num_eval_samples(self) -> int:
-        """Users of whom something is held out."""
         return len(self._eval_users)
 
     def fingerprint(self) -> str:
-        """Of all rows, in order."""
+        """A checksum of all rows, in order."""
         digest = hashlib.sha256(self._items.data)
         for array in (self._starts, self._stamps if self._times else None):
             digest.update(b"" if array is None else np.ascontiguousarray(array).data)
         return digest.hexdigest()
 
     def train_rows(self, epoch: int, start: int, stop: int) -> Batch:
-        """Users `start` to `stop` of the epoch's order, with negatives of this epoch."""
+        """Return users `start` to `stop` of the epoch's order, with negatives of this epoch."""
         order = self._order(epoch)
         if not 0 <= start <= stop <= len(order):
             raise IndexError(f"samples {start} to {stop} of {len(order)}")
@@ -100,7 +98,7 @@ class InteractionsSource:
         return self._batch(users, self._train_ends, self._trained, stream_key(self._seed, _NEGATIVES, epoch), num)
 
     def eval_rows(self, start: int, stop: int) -> Batch:
-        """Held-out users, with the same negatives every time."""
+        """Return held-out users, with the same negatives every time."""
         if not 0 <= start <= stop <= len(self._eval_users):
             raise IndexError(f"samples {start} to {stop} of {len(self._eval_users)}")
         num = self._num_eval_negatives if self._negatives else 0
@@ -129,7 +127,7 @@ class InteractionsSource:
         )
 
     def _draw(self, users: I64, chosen: I64, key: Any, num: int) -> NDArray[np.int32]:
-        """Items that are not among the users' `chosen`, all equally likely; by user and place alone."""
+        """Draw items that are not among the users' `chosen`, all equally likely, by user and position alone."""
         counters = users[:, None] * num + np.arange(num)
         span = self._num_items - self._first_item
         drawn = np.empty(counters.shape, np.int64)
@@ -150,7 +148,7 @@ class InteractionsSource:
 
 
 class Log:
-    """All rows, user by user, each user's in order."""
+    """All rows, user by user, the rows of each user in order."""
 
     def __init__(self, users: NDArray[Any], items: I64, times: I64 | None) -> None:
         _, number, counts = np.unique(users, return_inverse=True, return_counts=True)

@@ -40,18 +40,18 @@ class ItemCatalog:
         return self.samples.take(which)
 
     def seen_by(self, user: int) -> NDArray[np.int64]:
-        """Positions in the catalogue of what the user has in the training data."""
+        """Return the positions in the catalogue of the items that the user has in the training data."""
         low, high = np.searchsorted(self.seen, (user * self.num_rows, (user + 1) * self.num_rows))
         return np.searchsorted(self.ids, self.seen[low:high] - user * self.num_rows)
 
     def negatives(self, seed: int, step: int, first: int, stop: int) -> NDArray[np.int64]:
-        """Negatives `first` to `stop` of a step: positions, drawn uniformly by a counter, so that any rank draws its
-        own, and a resumed run those of an undisturbed one."""
+        """Return the positions of negatives `first` to `stop` of a step. They are drawn uniformly by a counter, so
+        that any rank draws its own, and a resumed run those of an undisturbed one."""
         bits = hash_counters(stream_key(seed, _NEGATIVES, step), np.arange(first, stop))
         return (bits % np.uint64(len(self.ids))).astype(np.int64)
 
     def expected_counts(self, batch_size: int, num_sampled: int) -> NDArray[np.float32]:
-        """By id: how often an item is among the candidates of a step on average; 0 of ids that are no item."""
+        """Return by id how often an item is among the candidates of a step on average; 0 for ids that are no item."""
         found = np.zeros(self.num_rows, np.float64)
         found[self.ids] = batch_size * self.counts / max(1, self.counts.sum()) + num_sampled / len(self.ids)
         return found.astype(np.float32)
@@ -63,7 +63,7 @@ def with_negatives(batch: Batch, items: Batch) -> Batch:
 
 
 def column_ids(batch: Batch, table: int) -> Int32s:
-    """[B] of a table with one id per sample; −1 where a sample has none."""
+    """Return the ids [B] of a table with one id per sample; −1 for a sample without one."""
     found = np.full(len(batch.label), -1, np.int32)
     has_one = batch.lengths[table] > 0
     found[has_one] = batch.by_feature(batch.ids)[table]
@@ -72,7 +72,7 @@ def column_ids(batch: Batch, table: int) -> Int32s:
 
 @dataclass(frozen=True, slots=True)
 class _Part:
-    """What one rank reads."""
+    """The items in the samples that one rank reads."""
 
     ids: Int32s
     counts: NDArray[np.int64]
@@ -84,7 +84,7 @@ def read_item_catalog(
     source: SampleSource, model: ModelSpec, *, rank: int = 0, num_ranks: int = 1,
     gathered: Callable[[Any], Sequence[Any]] = lambda value: [value],
 ) -> ItemCatalog:
-    """One pass over the training samples, which the ranks share; every rank must call it."""
+    """Read the training samples once, shared among the ranks; every rank must call it."""
     two, names = model.two_tower, [table.name for table in model.table_list()]
     rows = model.table_list()[names.index(two.item)].rows
     item, user = names.index(two.item), names.index(two.user) if two.user and two.exclude_seen else None
@@ -118,7 +118,7 @@ def _read(source: SampleSource, start: int, stop: int, item: int, user: int | No
 
 
 def _merge(parts: Sequence[_Part], is_item: Sequence[bool]) -> _Part:
-    """The sample of an item is that of the first part that has it."""
+    """Join parts. The sample of an item is that of the first part that has it."""
     every = np.concatenate([part.ids for part in parts])
     ids, first, inverse = np.unique(every, return_index=True, return_inverse=True)
     counts = np.zeros(len(ids), np.int64)

@@ -22,7 +22,8 @@ NUM_PIECES = 8
 
 
 def column_scores(source: SampleSource, spec: RunSpec) -> dict[str, float]:
-    """The AUC of each column alone on a sample of the held-out rows; of ids, by the label rates of training rows."""
+    """Return the AUC of each column alone on a sample of the held-out rows; ids are scored by the label rates of
+    training rows."""
     tables = spec.model.table_list()
     num_rows = min(MAX_ROWS, MAX_IDS // max(1, sum(table.multi_hot for table in tables)))
     trained, held = [source.train_rows(0, *ends) for ends in _pieces(source.num_train_samples, num_rows)], \
@@ -53,7 +54,7 @@ def column_scores(source: SampleSource, spec: RunSpec) -> dict[str, float]:
 
 @dataclass(frozen=True, slots=True)
 class ColumnsReport:
-    """What `embark data check` finds in files that are read without preparation."""
+    """The result of `embark data check` for files that are read without preparation."""
 
     path: str
     num_train_samples: int
@@ -72,14 +73,14 @@ def check_columns(spec: RunSpec) -> ColumnsReport:
 
 
 def leak_note(scores: dict[str, float]) -> str:
-    """Empty where no column gives the label away."""
+    """Name the columns that give the label away; empty if there is none."""
     leaking = [f"{name} (AUC {score:.4f})" for name, score in scores.items() if score >= LEAK_AUC]
     alone = "each alone predict" if len(leaking) > 1 else "alone predicts"
     return f"{', '.join(leaking)} {alone} the label of held-out rows" if leaking else ""
 
 
 def _pieces(num_rows: int, at_most: int) -> Iterator[tuple[int, int]]:
-    """Start and stop of up to `at_most` rows, spread over all."""
+    """Yield start and stop of up to `at_most` rows, spread over all."""
     size = min(num_rows, at_most) // NUM_PIECES
     if num_rows <= at_most or not size:
         yield from ([(0, num_rows)] if num_rows else [])

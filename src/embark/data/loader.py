@@ -23,7 +23,8 @@ T = TypeVar("T")
 
 
 def num_loader_threads() -> int:
-    """How many threads of a rank make batches: its share of the cores but one, which the training itself needs."""
+    """Return how many threads of a rank make batches: its share of the cores but one, which the training itself
+    needs."""
     ranks = int(os.environ.get("LOCAL_WORLD_SIZE", 1))
     return max(1, min(4, len(os.sched_getaffinity(0)) // ranks - 1))
 
@@ -105,7 +106,7 @@ class RawLoader(_OnePass["RawBatches"]):
         return self._hand_out(super().__iter__())
 
     def release(self, batches: RawBatches) -> None:
-        """They are copied or used up: their buffer may be filled again."""
+        """Give back batches that are copied or used up: their buffer may be filled again."""
         with self._changed:
             if self._out.pop(id(batches), None) is not batches:
                 raise RuntimeError("these are not out: they were released before, or are another loader's")
@@ -159,17 +160,17 @@ class Share:
         return len(self._steps)
 
     def of(self, number: int) -> tuple[int, int, int]:
-        """Epoch, first sample and the one behind the last, of the `number`-th of the steps."""
+        """Return the epoch, the first sample and the sample behind the last of the `number`-th step."""
         epoch, step_in_epoch = divmod(self._steps[number], self._steps_per_epoch)
         start = step_in_epoch * self._batch_size + self._rank * self.samples_per_rank
         return epoch, start, start + self.samples_per_rank
 
 
 def eval_batches(source: SampleSource, *, batch_size: int, rank: int, world_size: int) -> Iterator[Batch]:
-    """Every held-out sample once over all ranks, in as many batches of one size on every rank.
+    """Yield every held-out sample once over all ranks, in as many batches of one size on every rank.
 
     Where the samples run out a batch is filled up with copies; its `num_valid`, which may be 0, leaves them out.
-    Threads make them ahead of time.
+    Threads make the batches ahead of time.
     """
     size = samples_per_rank(batch_size, world_size)
     num_samples = source.num_eval_samples
@@ -259,20 +260,20 @@ class SampleSource(Protocol):
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """What was found on opening that a person should know, such as ids that were clipped."""
+        """What a person should know about the data, such as ids that were clipped."""
 
     def fingerprint(self) -> str:
         """A checksum of all samples, the held-out ones too; empty where the spec alone decides what they are."""
 
     def train_rows(self, epoch: int, start: int, stop: int) -> Batch:
-        """Samples `start` to `stop` of the epoch's order."""
+        """Return samples `start` to `stop` of the epoch's order."""
 
     def eval_rows(self, start: int, stop: int) -> Batch:
-        """Samples `start` to `stop` of the held-out ones."""
+        """Return samples `start` to `stop` of the held-out ones."""
 
 
 class Prefetcher(Generic[T]):
-    """`make(0)`, `make(1)`, … up to `count`, at most `depth` of them ready beside those being made.
+    """Calls `make(0)`, `make(1)`, … up to `count` in threads, at most `depth` results ready beside those being made.
 
     An error is raised when its turn comes, after everything before it.
     """
@@ -310,7 +311,7 @@ class Prefetcher(Generic[T]):
                 thread.join()
 
     def take(self) -> Iterator[T]:
-        """Each in its turn."""
+        """Yield the results in order."""
         while self._num_taken < self._count:
             with self._lock:
                 while self._num_taken not in self._ready and not self._is_closed:
@@ -341,7 +342,7 @@ class Prefetcher(Generic[T]):
                     self._has_more.notify()
 
     def _begun(self) -> int | None:
-        """The next to make, once there is space for it; None at the end."""
+        """Return the next number to make, once there is space for it; None at the end."""
         with self._lock:
             while not self._is_closed and self._next_to_make < self._count:
                 if self._next_to_make - self._num_taken < self._most_begun:
@@ -352,7 +353,7 @@ class Prefetcher(Generic[T]):
 
 
 def weights_by_feature(batch: Batch, tables: Sequence[Table]) -> dict[str, NDArray[np.float32]]:
-    """The weights of a batch, under the names of `weights_features`."""
+    """Return the weights of a batch, under the names of `weights_features`."""
     if batch.weights is None:
         return {}
     return {table.weights_feature: part for table, part in zip(tables, batch.by_feature(batch.weights), strict=True)
@@ -360,14 +361,14 @@ def weights_by_feature(batch: Batch, tables: Sequence[Table]) -> dict[str, NDArr
 
 
 def pooling_weights(batch: Batch, tables: Sequence[Table]) -> NDArray[np.float32]:
-    """What each row is multiplied by before rows are summed."""
+    """Return what each row is multiplied by before rows are summed."""
     assert batch.weights is not None
     return np.concatenate([weights_in_sum(*feature) for feature in zip(
         batch.by_feature(batch.weights), batch.lengths, tables, strict=True)])
 
 
 def weights_in_sum(weights: NDArray[np.float32], lengths: NDArray[np.int32], table: Table) -> NDArray[np.float32]:
-    """Of the ids of one feature: of a mean, each one's share of its sample's weights."""
+    """Return the factors of one feature's ids; for a mean each id's share of its sample's weights."""
     if table.pooling != "mean":
         return weights
     owner = np.repeat(np.arange(len(lengths)), lengths)

@@ -28,7 +28,7 @@ MIN_ROWS_TO_SHARE = 1_000_000  # Below this, one process is done before another 
 
 @dataclass(frozen=True, slots=True)
 class _Task:
-    """One part file."""
+    """One part file to write."""
 
     spec: RunSpec
     out: Path
@@ -40,7 +40,7 @@ class _Task:
 
 @dataclass(frozen=True, slots=True)
 class MakeResult:
-    """What was made."""
+    """The data that was made."""
 
     path: Path
     manifest: Manifest
@@ -82,7 +82,7 @@ def make(spec: RunSpec, out: Path, *, on_progress: OnProgress | None = None, for
 
 
 def estimate_bytes(spec: RunSpec) -> int:
-    """What the data of a spec takes on disk; of ragged data, the most it can."""
+    """Estimate the size of a spec's data on disk; for ragged data the most it can be."""
     layout, num_rows = _layout(spec), spec.data.num_train_samples + spec.data.num_eval_samples
     return layout.map(BLOCK_ROWS, _most_ids(layout)).size_bytes * num_rows // BLOCK_ROWS
 
@@ -151,7 +151,7 @@ def _source(spec: RunSpec) -> SampleSource:
 
 
 def rows_of(layout: Layout, batch: Batch, tasks: tuple[Task, ...] = ()) -> Rows:
-    """A batch as rows of prepared data. Of tasks each has a column of its own."""
+    """Convert a batch to rows of prepared data. Each task has a column of its own."""
     label = np.column_stack([main_label(batch.label, tasks), batch.label]) if tasks else batch.label
     ids, weights = batch.by_feature(batch.ids), [] if batch.weights is None else batch.by_feature(batch.weights)
     indexes = {feature.name: index for index, feature in enumerate(layout.id_features)}

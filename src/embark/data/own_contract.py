@@ -43,7 +43,7 @@ class ContractCheck:
 
 @dataclass(frozen=True, slots=True)
 class ContractReport:
-    """What `embark data check` finds."""
+    """The result of `embark data check` for the user's own data code."""
 
     kind: str
     num_train_samples: int

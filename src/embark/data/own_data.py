@@ -51,7 +51,7 @@ class OwnSource:
         self._order = lru_cache(2)(self._epoch_order)
 
     def fingerprint(self) -> str:
-        """Of samples spread over both splits, and of how many there are."""
+        """A checksum of samples spread over both splits, and of how many there are."""
         digest = hashlib.sha256(f"{self.num_train_samples} {self.num_eval_samples}".encode())
         for split, count in (("train", self.num_train_samples), ("eval", self.num_eval_samples)):
             if count:
@@ -59,7 +59,7 @@ class OwnSource:
         return digest.hexdigest()
 
     def train_rows(self, epoch: int, start: int, stop: int) -> Batch:
-        """Samples of the epoch's own order."""
+        """Return samples of the epoch's order."""
         taken = [piece.block * BLOCK_ROWS + row_order(self._seed, epoch, piece)[piece.start : piece.stop]
                  for piece in self._order(epoch).pieces(start // self._list_size, -(-stop // self._list_size))]
         lists = np.concatenate(taken) if taken else np.empty(0, np.int64)
@@ -68,13 +68,13 @@ class OwnSource:
         return self.rows("train", places[start - first : stop - first])
 
     def eval_rows(self, start: int, stop: int) -> Batch:
-        """Held-out samples in their own order."""
+        """Return held-out samples in their own order."""
         if not 0 <= start <= stop <= self.num_eval_samples:
             raise IndexError(f"samples {start} to {stop} of {self.num_eval_samples}")
         return self.rows("eval", np.arange(start, stop))
 
     def rows(self, split: str, positions: Positions) -> Batch:
-        """What the user's `rows` returns for these positions, checked."""
+        """Return and check what the user's `rows` returns for these positions."""
         positions = positions.copy()
         positions.setflags(write=False)
         with self._lock, user_errors(), user_call(self._where, "rows(self, split, positions)"):
@@ -105,7 +105,7 @@ class OwnSource:
     def _weights(
         self, split: str, positions: Positions, table: Table, found: dict[str, Any], lengths: NDArray[np.int32]
     ) -> NDArray[np.float32]:
-        """Of the ids of a table, one behind the other; 1 where they have none."""
+        """Return the weights of the ids of a table, one behind the other; 1 if the table has none."""
         name, num_ids = table.weights_column, int(lengths.sum())
         if not name:
             return np.ones(num_ids, np.float32)
@@ -195,12 +195,12 @@ class OwnSource:
 
 
 def spread(count: int, at_most: int) -> Positions:
-    """So many positions, evenly over all."""
+    """Return at most `at_most` positions, spread evenly."""
     return np.unique(np.linspace(0, count - 1, min(count, at_most)).astype(np.int64))
 
 
 def rows_digest(batch: Batch) -> bytes:
-    """A checksum of the samples."""
+    """Return a checksum of the samples."""
     digest = hashlib.sha256()
     weights = () if batch.weights is None else (batch.weights,)
     for array in (batch.label, batch.dense, batch.lengths, batch.ids, *weights):

@@ -14,7 +14,7 @@ _CHUNK_ROWS = 128
 
 
 class RowsInMemory:
-    """Some of a source's held-out samples, of which a feature may be that of other samples."""
+    """Some of a source's held-out samples; a feature may be replaced by that of other samples."""
 
     notes: tuple[str, ...] = ()
     num_train_samples = 0
@@ -26,7 +26,7 @@ class RowsInMemory:
 
     @staticmethod
     def folds(source: SampleSource, num_rows: int, num_folds: int) -> list[RowsInMemory]:
-        """At most `num_rows`, dealt to folds of one size in chunks spread evenly over the source."""
+        """Deal at most `num_rows` samples to folds of one size, in chunks spread evenly over the source."""
         per_fold = min(num_rows, source.num_eval_samples) // num_folds
         if not per_fold:
             return []
@@ -37,7 +37,8 @@ class RowsInMemory:
                 for fold in range(num_folds)]
 
     def permuted(self, feature: int, order: NDArray[np.int64]) -> RowsInMemory:
-        """With the values of a feature in another order of the rows. The sparse features come first, then the dense."""
+        """Return the samples with the values of a feature in another order. The sparse features come first, then the
+        dense ones."""
         batch = self.batch
         if (column := feature - len(batch.lengths)) >= 0:
             dense = batch.dense.copy()
@@ -55,7 +56,7 @@ class RowsInMemory:
         return RowsInMemory(self.batch.take(samples, self._starts))
 
     def ids_of(self, feature: int) -> tuple[NDArray[np.int32], NDArray[np.int64]]:
-        """All ids of a sparse feature, and the sample of each."""
+        """Return all ids of a sparse feature, and the sample of each."""
         ids = self.batch.by_feature(self.batch.ids)[feature]
         return ids, np.repeat(np.arange(self.num_eval_samples), self.batch.lengths[feature])
 

@@ -42,8 +42,8 @@ _WIDE = (1 << 64) - (1 << 53)  # Keys from here on are rather numbers a little b
 def write_id_maps(
     source: str, to: str | Path, *, tables: Sequence[str] = (), force: bool = False
 ) -> ParquetFiles:
-    """`value`, `id` and `count` (in training rows) of each table of prepared data, or of a run's data, into the folder
-    `to`. Id 0 stands for missing, rare and unseen values."""
+    """Write `value`, `id` and `count` (in training rows) of each table of prepared data, or of a run's data, into the
+    folder `to`. Id 0 stands for missing, rare and unseen values."""
     path = _data_of(source)
     manifest = read_manifest(path)
     names = choose_tables([feature.name for feature in manifest.layout.id_features], tables)
@@ -82,7 +82,7 @@ class TableValues:
     has_no_map: bool = False
 
     def take(self, ids: NDArray[Any]) -> Any:
-        """Of these rows; the table may have more of them than the data has ids."""
+        """Return the values of these rows; the table may have more of them than the data has ids."""
         return self.values.take(pa.array(ids, mask=ids >= len(self.values)))
 
     def file(self, path: Path, num_rows: int) -> TableFile:
@@ -91,7 +91,8 @@ class TableValues:
 
 
 def read_values(path: str, manifest: Manifest, tables: Sequence[str]) -> dict[str, TableValues]:
-    """By table. Numbers are in the map; words are hashes there, so they are looked for in the raw files."""
+    """Return the values by table. Numbers are in the map; words are hashes there, so they are looked for in the raw
+    files."""
     before = PreparedWith.of(path, manifest)
     features = {feature.name: feature for feature in manifest.layout.id_features}
     if before is None:
@@ -104,7 +105,7 @@ def read_values(path: str, manifest: Manifest, tables: Sequence[str]) -> dict[st
 
 
 def no_values(table: str, num_rows: int, why: str, column: str = "") -> TableValues:
-    """Ids alone."""
+    """Describe a table whose values are not known."""
     return TableValues(table, column or table, num_rows, np.empty(0, np.int64), None, f"ids only: {why}",
                        has_no_map=True)
 
@@ -134,14 +135,14 @@ def _table_values(one: IdMap, words: _Words) -> TableValues:
 
 
 def _by_id(values: Any, ids: NDArray[Any], num_rows: int) -> Any:
-    """[num_rows], with nulls where no id is."""
+    """Return [num_rows] values, null where there is no id."""
     places = np.full(num_rows, -1, np.int64)
     places[ids] = np.arange(len(ids))
     return values.take(pa.array(places, mask=places < 0))
 
 
 class _Words(RowParser):
-    """Takes the place of the parser of rows: collects each word that has an id, once."""
+    """Replaces the parser of rows: collects each word that has an id, once."""
 
     def __init__(self, before: PreparedWith, maps: dict[str, IdMap]) -> None:
         super().__init__(before.schema, before.prepare)
@@ -155,7 +156,7 @@ class _Words(RowParser):
         return list(dict.fromkeys(one.column.source for one in self._maps.values()))
 
     def read(self) -> None:
-        """All raw files, until every id has its word."""
+        """Read the raw files until every id has its word."""
         folder, inputs = local_folder(self._before.path), Inputs()
         reader = open_reader(self._before.schema, self._before.prepare, inputs, self)
         for source in self._before.manifest.sources if self._maps else ():
@@ -184,7 +185,7 @@ class _Words(RowParser):
         return RawRows(none, none.astype(np.float32), np.zeros((0, 0), np.float32), (), (), ())
 
     def values_of(self, name: str, num_rows: int) -> tuple[Any, str]:
-        """[num_rows], and a note if some are missing; None if all are."""
+        """Return [num_rows] values, or None, and a note if some are missing."""
         one, found = self._maps[name], self._found[name]
         assert one.ids is not None
         num_lacking = len(one.ids) - sum(len(ids) for ids, _ in found)
@@ -203,7 +204,7 @@ class _Words(RowParser):
 
 
 def _counts(folder: Path, manifest: Manifest, table: str) -> NDArray[np.int64]:
-    """How often the training rows have each id."""
+    """Count how often the training rows have each id."""
     place = [feature.name for feature in manifest.layout.id_features].index(table)
     counts = np.zeros(manifest.layout.id_features[place].rows, np.int64)
     for block in iter_blocks(folder, manifest, "train"):
@@ -212,7 +213,7 @@ def _counts(folder: Path, manifest: Manifest, table: str) -> NDArray[np.int64]:
 
 
 def _data_of(source: str) -> str:
-    """The prepared data at `source`, or that of the run called so."""
+    """Return the path of the prepared data at `source`, or of the data of the run with that name."""
     if (Path(source) / MANIFEST).exists() or ("://" in source and find_manifest(source, LOOK)[0] is not None):
         return source
     spec = find_trained(source).spec
