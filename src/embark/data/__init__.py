@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 __all__ = ["Batch", "Loader", "SampleSource", "eval_batches", "open_source", "open_training_source",
            "resolve_from_data", "resolve_if_readable", "synthetic_source"]
 LOOK = RetryPolicy(max_retries=1, connect_s=5.0, silence_s=10.0, request_s=20.0, give_up_s=20.0)
-"""For commands that read data where they can and do without it where they cannot."""
+"""The retries of commands that read data where they can and do without it where they cannot."""
 
 
 def resolve_from_data(spec: RunSpec) -> RunSpec:

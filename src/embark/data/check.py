@@ -21,7 +21,7 @@ from embark.store import ObjectStore, open_store
 from embark.store.object_store import for_each_parallel
 
 CHECK_BYTES = 2_000_000_000  # Memory that counting may take.
-NEW_SHARE = 0.5  # Of the held-out ids, those never seen in training; above this the column teaches little.
+NEW_SHARE = 0.5  # Share of held-out ids never seen in training; above this the column teaches little.
 TOLERANCE = 1e-6
 _PIECE_BYTES = 4 << 20
 _BARS = " ▁▂▃▄▅▆▇█"

@@ -63,7 +63,7 @@ class ColumnsSource:
         for name, values in zip(data.dense_columns, rows.dense.T, strict=True):
             refuse_empty(data.path, name, np.isnan(values))
         self._features, self.notes = _checked_ids(data.path, tables, rows, must_clip=data.on_bad_id == "clip")
-        # By the position of a table, the weight of each of its ids. They stand behind the tables' columns.
+        # The weight of each id, by the position of its table. Weights stand behind the tables' columns.
         weighted = [position for position, table in enumerate(tables) if table.weights_column]
         self._weights = {position: weights_of_keys(rows.keys[column])
                          for column, position in enumerate(weighted, len(tables))}

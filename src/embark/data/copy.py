@@ -27,7 +27,7 @@ class CopyResult:
     target: str
     items: tuple[CopyItem, ...]
     num_existing: int  # Files that were at the target already, with the same content.
-    size_bytes: int  # Of all files.
+    size_bytes: int  # Bytes of all files.
     is_verified: bool  # Checksums were compared, not only sizes.
     elapsed_s: float
     is_dry_run: bool
@@ -51,7 +51,7 @@ class _Content:
 
     store: ObjectStore
     items: tuple[CopyItem, ...]
-    mark: str  # Distinguishes this content from another at the same place.
+    mark: str  # Distinguishes this content from another at the same URI.
     is_prepared: bool
 
 
@@ -61,7 +61,7 @@ def copy(
 ) -> CopyResult:
     """Copy every file below `source` to the same path below `target`."""
     content, to = _content(source), open_store(target)
-    _refuse_same_place(content.store, to)
+    _refuse_same_uri(content.store, to)
     if content.is_prepared and not force:
         _refuse_other_data(content, to)
     is_verified = verify or (content.is_prepared and isinstance(to, LocalStore))
@@ -123,14 +123,14 @@ def _mark(entries: list[Entry]) -> str:
     return hashlib.sha256(json.dumps(content).encode()).hexdigest()
 
 
-def _refuse_same_place(source: ObjectStore, target: ObjectStore) -> None:
+def _refuse_same_uri(source: ObjectStore, target: ObjectStore) -> None:
     if isinstance(source, LocalStore) and isinstance(target, LocalStore):
         a, b = Path(source.root).resolve(), Path(target.root).resolve()
         is_same = a == b or a in b.parents
     else:
         is_same = f"{target.uri.rstrip('/')}/".startswith(f"{source.uri.rstrip('/')}/")
     if is_same:
-        raise UserError(f"{target.uri} is the same place as {source.uri}, or inside it", fix="name another target")
+        raise UserError(f"{target.uri} is the same as {source.uri}, or inside it", fix="name another target")
 
 
 def _refuse_other_data(content: _Content, to: ObjectStore) -> None:

@@ -97,22 +97,22 @@ class SparseIdCounts:
         _, counts, positive = self._counted
         if not len(counts):
             return np.full(len(ids), prior)
-        at, is_used = self._places(ids)
+        at, is_used = self._indexes_of(ids)
         rates: NDArray[np.float64] = (positive[at] + prior * weight) / (counts[at] + weight)
         return np.where(is_used, rates, prior)
 
     def is_used(self, ids: NDArray[Any]) -> NDArray[np.bool_]:
-        return self._places(ids)[1]
+        return self._indexes_of(ids)[1]
 
     @cached_property
     def _counted(self) -> tuple[NDArray[np.intp], NDArray[np.int64], NDArray[np.int64]]:
         none = (np.zeros(0, np.intp), np.zeros(0, bool))
         ids, is_positive = (np.concatenate(arrays) for arrays in zip(none, *self._met, strict=True))
-        found, places = np.unique(ids, return_inverse=True)
-        counts = np.bincount(places, minlength=len(found)).astype(np.int64)
-        return found, counts, np.bincount(places[is_positive], minlength=len(found)).astype(np.int64)
+        found, indexes = np.unique(ids, return_inverse=True)
+        counts = np.bincount(indexes, minlength=len(found)).astype(np.int64)
+        return found, counts, np.bincount(indexes[is_positive], minlength=len(found)).astype(np.int64)
 
-    def _places(self, ids: NDArray[Any]) -> tuple[NDArray[np.intp], NDArray[np.bool_]]:
+    def _indexes_of(self, ids: NDArray[Any]) -> tuple[NDArray[np.intp], NDArray[np.bool_]]:
         found = self._counted[0]
         at = np.minimum(np.searchsorted(found, ids), max(len(found) - 1, 0))
         return at, (found[at] == ids) if len(found) else np.zeros(len(ids), bool)
@@ -126,7 +126,7 @@ class Frequencies:
 
     def __init__(self) -> None:
         self._top: list[tuple[int, int, int]] = []
-        """Of the most frequent: minus its count, the id, and how often its label was 1."""
+        """The most frequent ids: minus the count, the id, and how often its label was 1."""
         self._id_0 = 0
         self._few = np.zeros(_SMALL, np.int64)  # Ids that were looked up so often, by how often.
         self._often: list[NDArray[np.int64]] = []  # Counts that are larger.
@@ -193,7 +193,7 @@ class LengthSummary:
     """Summarizes the lengths of a ragged feature."""
 
     def __init__(self) -> None:
-        self._num_rows = np.zeros(0, np.int64)  # By how many ids they have.
+        self._num_rows = np.zeros(0, np.int64)  # Rows, by how many ids they have.
 
     def add(self, lengths: Any) -> None:
         if lengths is not None:

@@ -155,9 +155,9 @@ class DriftingTeacher(TeacherModel):
 
     def _moment(self, bits: Hashes, days: Days) -> tuple[Hashes, Floats]:
         """Return which random value comes before, and how far it is to the next."""
-        place = uniform(bits * np.uint64(STEP)) + days * self._rate
-        knot = np.floor(place)
-        return knot.astype(np.uint64), (place - knot).astype(np.float32)
+        moment = uniform(bits * np.uint64(STEP)) + days * self._rate
+        knot = np.floor(moment)
+        return knot.astype(np.uint64), (moment - knot).astype(np.float32)
 
 
 def _between(before: Floats, after: Floats, share: Floats) -> Floats:

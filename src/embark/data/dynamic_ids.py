@@ -14,9 +14,9 @@ from embark.features.hashing import FIRST, SECOND, STEP, stream_key
 NO_ID = -(2**63)
 """Where a sample has fewer ids than others."""
 FREE = -1
-"""In the place of the step in which the id of a row was seen last."""
+"""Stands for the step in which the id of a row was seen last, if the row is free."""
 MAP, CHANCE, COUNTER, VALUE = range(4)
-"""What a key is for: the place of an id, whether it is admitted, its counter, its first values."""
+"""What a key is for: the slot of an id, whether it is admitted, its counter, its first values."""
 
 Ids = TypeVar("Ids", bound=Any)
 

@@ -26,20 +26,20 @@ class EvaluationRows:
     """Rows as a source whose held-out samples they are, and what to call them."""
 
     source: SampleSource
-    spec: RunSpec  # With the data that was opened.
-    path: str  # Empty of synthetic data.
-    split: str  # Empty of a raw file.
+    spec: RunSpec  # The spec with the data that was opened.
+    path: str  # Empty for synthetic data.
+    split: str  # Empty for a raw file.
     columns: Mapping[str, str] = field(default_factory=dict)
-    """By table: the column of the input, where it has another name."""
+    """The column of the input of each table that has another name."""
     dense: tuple[str, ...] = ()  # The names of the dense columns, where they have any.
     notes: tuple[str, ...] = ()
 
     @property
     def description(self) -> str:
         """Describe the rows, such as `test split of data/prepared`."""
-        place = self.path or (self.spec.data.kind if self.spec.data.is_own else "synthetic data")
+        data = self.path or (self.spec.data.kind if self.spec.data.is_own else "synthetic data")
         kind = {"train": "training rows", "": "all rows"}.get(self.split, f"{self.split} split")
-        return f"{kind} of {place}"
+        return f"{kind} of {data}"
 
 
 @contextmanager

@@ -26,7 +26,7 @@ from embark.spec.data import PrepareSpec
 
 I64 = NDArray[np.int64]
 _ORDER, _NEGATIVES, _EVAL_NEGATIVES = range(3)
-NUM_HELD_OUT = 2  # Of each user: the last item for testing, the one before it for validation.
+NUM_HELD_OUT = 2  # Each user's last item for testing, the one before it for validation.
 MIN_LENGTH = 3  # Users with fewer items are trained on, and not evaluated.
 MAX_REDRAWS = 100
 
@@ -54,7 +54,7 @@ class InteractionsSource:
         self._eval_users = np.flatnonzero(is_held_out)
         self._train_ends, self._eval_ends = train_ends, ends - is_eval_last + 1
         self._all_ends = ends
-        # For «has the user chosen this item?»: all pairs in one sorted array. Training does not know those held out.
+        # All pairs of user and chosen item in one sorted array. Training does not know those held out.
         users = np.repeat(np.arange(len(lengths)), lengths)
         pairs = users * self._num_items + self._items
         self._chosen = np.unique(pairs)

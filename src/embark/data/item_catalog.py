@@ -17,7 +17,7 @@ from embark.spec.model import ModelSpec
 from embark.spec.two_tower import is_item_table
 
 _ROWS_AT_ONCE = 65_536
-_NEGATIVES = 0x6E6567  # Of the stream of random numbers.
+_NEGATIVES = 0x6E6567  # The stream of random numbers.
 Int32s = NDArray[np.int32]
 
 
@@ -30,7 +30,7 @@ class ItemCatalog:
     samples: Batch
     """The sample of each item: what it has in its first sample of epoch 0, without what belongs to the user tower."""
     seen: NDArray[np.int64]  # Rising: user × rows of the item table + item, of all positives. Empty without a user.
-    num_rows: int  # Of the item table.
+    num_rows: int  # Rows of the item table.
 
     def __len__(self) -> int:
         return len(self.ids)

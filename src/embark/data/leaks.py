@@ -59,7 +59,7 @@ class ColumnsReport:
     path: str
     num_train_samples: int
     num_eval_samples: int
-    auc_alone: dict[str, float]  # By column.
+    auc_alone: dict[str, float]
     hints: tuple[str, ...]
 
 

@@ -205,7 +205,7 @@ class Batch:
     """Every sample has the same number of ids in a feature, the same in every batch of this source."""
     num_valid: int = -1  # Samples that count; those behind them only fill the batch up. −1: all.
     weights: NDArray[np.float32] | None = None
-    """Of each id, as `ids`; 1 where a feature has none. None: no feature has any."""
+    """The weight of each id, as `ids`; 1 where a feature has none. None: no feature has any."""
     best_probability: NDArray[np.float32] | None = None
     """[B]: the probability the label was drawn with, where the source knows it; of tasks [B, outputs], the best that a
     network could give."""

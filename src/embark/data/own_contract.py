@@ -29,7 +29,7 @@ from embark.spec import RunSpec, resolve, to_toml
 
 MODULE = "embark.data.own_contract"
 LIMIT_S = 600.0
-NUM_ROWS = 20_000  # Of each split.
+NUM_ROWS = 20_000  # Samples of each split.
 NUM_ALONE = 256
 
 

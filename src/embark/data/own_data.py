@@ -20,7 +20,7 @@ from embark.spec.tasks import label_columns, list_size_of
 from embark.spec.user_code import file_of, load_user_class, place_of, user_call, user_errors
 
 Positions = NDArray[np.int64]
-FINGERPRINT_ROWS = 1024  # Of each split: all rows of any data would take as long as an epoch.
+FINGERPRINT_ROWS = 1024  # Samples of each split: all of them would take as long as an epoch.
 
 
 class OwnSource:
@@ -63,9 +63,9 @@ class OwnSource:
         taken = [piece.block * BLOCK_ROWS + row_order(self._seed, epoch, piece)[piece.start : piece.stop]
                  for piece in self._order(epoch).pieces(start // self._list_size, -(-stop // self._list_size))]
         lists = np.concatenate(taken) if taken else np.empty(0, np.int64)
-        places = (lists[:, None] * self._list_size + np.arange(self._list_size)).reshape(-1)
+        positions = (lists[:, None] * self._list_size + np.arange(self._list_size)).reshape(-1)
         first = start // self._list_size * self._list_size
-        return self.rows("train", places[start - first : stop - first])
+        return self.rows("train", positions[start - first : stop - first])
 
     def eval_rows(self, start: int, stop: int) -> Batch:
         """Return held-out samples in their own order."""

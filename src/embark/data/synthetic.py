@@ -28,7 +28,7 @@ Lengths = list[NDArray[np.int32] | None]
 
 
 class SyntheticSource:
-    """As many samples as the spec says; an epoch is the same samples in the same order."""
+    """Draws as many samples as the spec says; an epoch is the same samples in the same order."""
 
     notes: tuple[str, ...] = ()
     id_dtype: type[np.signedinteger[Any]] = np.int32
@@ -65,27 +65,25 @@ class SyntheticSource:
 
     @property
     def num_train_samples(self) -> int:
-        """In one epoch."""
         return self._data.num_train_samples
 
     @property
     def num_eval_samples(self) -> int:
-        """Never seen in training."""
         return self._data.num_eval_samples
 
     def fingerprint(self) -> str:
         return ""
 
     def train_rows(self, epoch: int, start: int, stop: int) -> Batch:
-        """The same in every epoch."""
+        """Return training samples, the same in every epoch."""
         return self.rows(TRAIN, start, stop)
 
     def eval_rows(self, start: int, stop: int) -> Batch:
-        """Held-out samples."""
+        """Return samples that are never trained on."""
         return self.rows(EVAL, start, stop)
 
     def rows(self, split: int, start: int, stop: int) -> Batch:
-        """Samples `start` to `stop` of `TRAIN` or `EVAL`."""
+        """Return samples `start` to `stop` of `TRAIN` or `EVAL`."""
         self._check_range(split, start, stop)
         n = stop - start
         dense = np.empty((n, self.num_dense), np.float32)
@@ -126,7 +124,8 @@ class SyntheticSource:
         )
 
     def _weights(self, split: int, start: int, stop: int) -> list[Floats]:
-        """[n, multi_hot] of each table: in (0, 1], or 1 where its ids have none. The labels do not depend on them."""
+        """Return [n, multi_hot] for each table: in (0, 1], or 1 if its ids have none. The labels do not depend on
+        them."""
         return [1 - uniform(hash_counters(stream_key(self._data.seed, split, WEIGHTS, table),
                                           np.arange(start * most, stop * most))).astype(np.float32).reshape(-1, most)
                 if is_weighted else np.ones((stop - start, most), np.float32)
@@ -138,7 +137,7 @@ class SyntheticSource:
             raise IndexError(f"samples {start} to {stop} of {num_samples}")
 
     def _fit_task(self, task: Task, teacher: TeacherModel, common: Parts, own: Parts) -> tuple[Scales, Mixture]:
-        """How a task's own hidden model is scaled, and how much of each model its score has."""
+        """Return how a task's own hidden model is scaled, and how much of each model its score has."""
         scales = teacher.fit_scales(own)
         return scales, Mixture.fit(
             self.teacher.score(common, self.scales), teacher.score(own, scales), self._data.task_conflict,
@@ -146,7 +145,7 @@ class SyntheticSource:
             lambda scores: _bias_for(scores, CLICK_RATE) if task.loss == "binary" else -float(scores.mean()))
 
     def _scores(self, dense: Floats, ids: Ids, lengths: Lengths, parts: Parts) -> Floats:
-        """[tasks, n]"""
+        """Return the scores of all tasks: [tasks, n]."""
         common = self.teacher.score(parts, self.scales)
         if not self._data.task_conflict:
             return np.stack([mixture.score(common, np.zeros_like(common)) for *_, mixture in self._own])
@@ -155,7 +154,7 @@ class SyntheticSource:
         return np.stack([mixture.score(common, score) for (*_, mixture), score in zip(self._own, own, strict=True)])
 
     def _id_spaces(self, tables: Sequence[Table]) -> Sequence[Table]:
-        """The tables, with as many rows as there are ids to draw."""
+        """Return the tables with as many rows as there are ids to draw."""
         return tables
 
     def _make_teacher(self, tables: Sequence[Table]) -> TeacherModel:
@@ -170,7 +169,8 @@ class SyntheticSource:
             yield range(first, min(first + self._samples_at_a_time, stop))
 
     def _draw(self, split: int, span: range) -> Drawn:
-        """Dense features [n, num_dense]; for each group its ids [G, n, multi_hot] and lengths; what they bring."""
+        """Return the dense features [n, num_dense], for each group its ids [G, n, multi_hot] and lengths, and what
+        they bring to the logits."""
         counters = np.arange(span.start * self.num_dense, span.stop * self.num_dense)
         dense = bell(hash_counters(self.key(split, DENSE), counters)).reshape(len(span), self.num_dense)
         ids = [group.draw_ids(self.table_keys[split, IDS], span) for group in self.groups]
@@ -185,10 +185,10 @@ class SyntheticSource:
         return stream_key(self._data.seed, split, what)
 
 
-LOGIT_STD = 1.4  # With `signal` = 1 the best AUC is then about 0.80.
+LOGIT_STD = 1.4  # The best AUC is then about 0.80 with `signal` = 1.
 CLICK_RATE = 0.25
 DENSE_SHARE, IDS_SHARE, PAIRS_SHARE = 0.40, 0.45, 0.15
-"""Of the logit's variance. The tables' shares fall with their position: a few features matter most."""
+"""Shares of the logit's variance. The tables' shares fall with their position: a few features matter most."""
 HEAD = 50  # Rank at which an id's effect is half of what it would be at rank 0.
 MAX_PAIRS = 4  # Tables 0 and 1, 2 and 3, … interact, up to so many pairs.
 NUM_LATENT = 2
@@ -209,7 +209,6 @@ class Parts:
 
     @staticmethod
     def join(several: Sequence[Parts]) -> Parts:
-        """Of all their samples."""
         return Parts(np.concatenate([one.dense for one in several]),
                      np.concatenate([one.tables for one in several], axis=1),
                      np.concatenate([one.pairs for one in several], axis=1))
@@ -217,7 +216,7 @@ class Parts:
 
 @dataclass(frozen=True, slots=True)
 class Scales:
-    """Turns `Parts` into a logit."""
+    """Factors that turn `Parts` into a logit."""
 
     dense: np.float32
     tables: Floats
@@ -247,9 +246,10 @@ class TeacherModel:
         self, dense: Floats, ids: Sequence[NDArray[np.int32]], lengths: Sequence[NDArray[np.int32] | None],
         positions: Sequence[Sequence[int]],
     ) -> Parts:
-        """Of samples whose ids come in groups [G, n, multi_hot]; `positions` are the tables of each group.
+        """Return what samples bring whose ids come in groups [G, n, multi_hot]; `positions` are the tables of each
+        group.
 
-        Without lengths every id counts, else a sample's first so many of each table.
+        Without lengths every id counts, else the first ids of a sample, as many as its length says.
         """
         num_tables, n = len(self.table_keys), len(dense)
         effects = np.empty((num_tables, n), np.float32)
@@ -274,11 +274,9 @@ class TeacherModel:
         return Scales(dense * factor, tables * factor, pairs * factor, np.float32(bias))
 
     def probability(self, parts: Parts, scales: Scales) -> Floats:
-        """[n]"""
         return self.probability_of(self.score(parts, scales))
 
     def probability_of(self, logits: Floats) -> Floats:
-        """[n]"""
         logit = np.clip(logits, -30, 30)
         np.negative(logit, out=logit)
         np.exp(logit, out=logit)
@@ -286,7 +284,7 @@ class TeacherModel:
         return np.reciprocal(logit, out=logit)
 
     def score(self, parts: Parts, scales: Scales) -> Floats:
-        """The logit: [n]"""
+        """Return the logits [n]."""
         # One row after another: sum(axis=0) adds in another order for one sample than for many.
         score = parts.dense * scales.dense
         score += scales.bias
@@ -304,7 +302,7 @@ class TeacherModel:
         return total
 
     def _id_values(self, ids: NDArray[np.int32], tables: list[int]) -> Callable[[int, int], Floats]:
-        """Gives component 0 to `NUM_LATENT` of the ids of the first so many tables."""
+        """Return a function of a component and a number: that component of the ids of the first so many tables."""
         bits = hash_counters(self.table_keys[tables][:, None, None], ids)
         return lambda component, num: quarter(bits[:num], component).reshape(ids[:num].shape)
 
@@ -336,7 +334,7 @@ def _pool(values: Floats) -> Floats:
 
 
 def _per_row_scale(rows: Floats, share: float) -> Floats:
-    """Factors that make the rows' variances `share` together, the first rows' the largest."""
+    """Return factors that make the rows' variances `share` together, the first rows' the largest."""
     spread = rows.std(axis=1, dtype=np.float64) if len(rows) else np.zeros(0)
     varies = spread > 1e-6
     importance = np.where(varies, 1 / (2 + np.arange(len(rows))), 0)
@@ -359,27 +357,28 @@ LOW = 0.5  # Where the integral of the ids begins.
 
 @dataclass(frozen=True, slots=True)
 class Group:
-    """Tables with the same number of ids a sample, drawn together: an array each would be mostly call overhead."""
+    """Tables with the same number of ids per sample, drawn together: one array for each would be mostly call
+    overhead."""
 
     tables: list[int]
     multi_hot: int
     zipf: Zipf
 
     def draw_ids(self, table_keys: Hashes, span: range) -> NDArray[np.int32]:
-        """[G, n, multi_hot]"""
+        """Return [G, n, multi_hot]."""
         counters = np.arange(span.start * self.multi_hot, span.stop * self.multi_hot)
         bits = hash_counters(table_keys[self.tables][:, None], counters)
         return self.zipf.ids(uniform(bits)).reshape(len(self.tables), len(span), self.multi_hot)
 
     def draw_lengths(self, table_keys: Hashes, span: range) -> NDArray[np.int32]:
-        """[G, n]: 0 to `multi_hot`, all equally likely."""
+        """Return [G, n]: 0 to `multi_hot`, all equally likely."""
         bits = hash_counters(table_keys[self.tables][:, None], np.arange(span.start, span.stop))
         return (uniform(bits) * (self.multi_hot + 1)).astype(np.int32)
 
 
 @dataclass(frozen=True, slots=True)
 class Zipf:
-    """Id k of a table has a chance close to (k + 1)^−s.
+    """Gives id k of a table a chance close to (k + 1)^−s.
 
     It is the integral of x^−s from k + ½ to k + 1½, which has an inverse in closed form at any number of rows.
     """
@@ -389,19 +388,19 @@ class Zipf:
 
     @property
     def power(self) -> float:
-        """What the integral is the power of; 0: it is a logarithm."""
+        """The power that the integral is; 0: it is a logarithm."""
         power = 1 - self.exponent
         return power if abs(power) >= 1e-9 else 0.0
 
     @property
     def factor(self) -> NDArray[np.float64]:
-        """[G, 1]: the integral over all rows."""
+        """The integral over all rows: [G, 1]."""
         high = self.rows + LOW
         integral: NDArray[np.float64] = high**self.power - LOW**self.power if self.power else np.log(high / LOW)
         return integral
 
     def ids(self, u: NDArray[np.float64]) -> NDArray[np.int32]:
-        """[G, n] in 0 to rows − 1 from [G, n] in [0, 1)."""
+        """Return ids [G, n] in 0 to rows − 1 for numbers [G, n] in [0, 1)."""
         u *= self.factor
         if self.power:
             u += LOW**self.power
@@ -415,14 +414,14 @@ class Zipf:
 
 
 def grouped(tables: Sequence[Table], zipf_exponent: float) -> Iterator[Group]:
-    """By the number of ids a sample and the pooling."""
+    """Group tables by the number of ids per sample and the pooling."""
     for multi_hot, pooling in sorted({(t.multi_hot, t.pooling) for t in tables}):
         members = [i for i, t in enumerate(tables) if (t.multi_hot, t.pooling) == (multi_hot, pooling)]
         rows = np.array([[tables[i].rows] for i in members], np.int64)
         yield Group(members, multi_hot, Zipf(rows, zipf_exponent))
 
 
-NOISE_STD = 1.0  # Of a `regression` label around its score.
+NOISE_STD = 1.0  # The spread of a `regression` label around its score.
 
 
 SPREAD = 2.0  # The first class's score is −SPREAD × that of the sample, the last one's SPREAD × it.
@@ -432,13 +431,14 @@ _TASK = 0x7A5C
 
 
 def seed_of(seed: int, task: Task) -> int:
-    """Of a task's own hidden model; it does not depend on which other tasks there are."""
+    """Return the seed of a task's own hidden model; it does not depend on which other tasks there are."""
     return stream_key(seed, _TASK, zlib.crc32(task.name.encode()))
 
 
 @dataclass(frozen=True, slots=True)
 class Mixture:
-    """How the centred scores of the common and of the own hidden model become a task's."""
+    """Mixes the scores of the common hidden model and of a task's own into the score of the task: √(1 − conflict) ×
+    the common one + √conflict × its own."""
 
     common: np.float32
     own: np.float32
@@ -447,7 +447,7 @@ class Mixture:
     @staticmethod
     def fit(common: Floats, own: Floats, conflict: float, wanted_std: float,
             bias_for: Callable[[NDArray[np.float64]], float]) -> Mixture:
-        """`common` and `own` are scores of a sample of rows."""
+        """Fit the mixture to the scores of a sample of rows."""
         shares = math.sqrt(1 - conflict), math.sqrt(conflict)
         mixed = shares[0] * common.astype(np.float64) + shares[1] * own.astype(np.float64)
         std = float(mixed.std())
@@ -456,7 +456,7 @@ class Mixture:
                        np.float32(bias_for(mixed * factor)))
 
     def score(self, common: Floats, own: Floats) -> Floats:
-        """[n]"""
+        """Return the scores [n] of the task."""
         score = common * self.common
         score += own * self.own
         score += self.bias
@@ -464,7 +464,8 @@ class Mixture:
 
 
 def best_outputs(task: Task, score: Floats) -> Floats:
-    """[n, outputs]: the probability of a 1, the mean of the label, or the probability of each class."""
+    """Return the best that a network could give, [n, outputs]: the probability of a 1, the mean of the label, or the
+    probability of each class."""
     if task.loss == "regression":
         return score[:, None]
     score = np.clip(score, -30, 30)
@@ -478,7 +479,8 @@ def best_outputs(task: Task, score: Floats) -> Floats:
 
 
 def draw_labels(task: Task, best: Floats, key: int, start: int) -> Floats:
-    """[n] for rows `start` and on, whose `best_outputs` are known."""
+    """Draw labels [n] for rows `start` and on, whose `best_outputs` are known: `binary` by a coin, `regression` with
+    noise, `softmax` by the classes' probabilities."""
     bits = hash_counters(stream_key(key, _TASK, zlib.crc32(task.name.encode())), np.arange(start, start + len(best)))
     if task.loss == "regression":
         return best[:, 0] + np.float32(NOISE_STD) * bell(bits)

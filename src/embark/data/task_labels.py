@@ -14,7 +14,7 @@ Labels = NDArray[np.float32]
 
 
 def task_labels(values: Labels, columns: Sequence[str], tasks: Sequence[Task]) -> Labels:
-    """Of the data's `columns` [rows, columns]."""
+    """Select the label of each task from the data's `columns` [rows, columns]."""
     found: Labels = np.ascontiguousarray(values[:, [columns.index(task.column) for task in tasks]])
     for position, task in enumerate(tasks):
         if task.above is not None:
@@ -24,7 +24,7 @@ def task_labels(values: Labels, columns: Sequence[str], tasks: Sequence[Task]) -
 
 
 def main_label(label: Labels, tasks: tuple[Task, ...]) -> Labels:
-    """[rows], 0 or 1: the label, of tasks that of the first binary one, 0 where it is missing or no task is binary."""
+    """Return [rows] of 0 or 1: the label, or that of the first binary task, 0 if it is missing or no task is binary."""
     if label.ndim == 1:
         return label
     position = main_task(tasks)
@@ -40,7 +40,7 @@ def check_lists(num_samples: int, list_size: int, what: str) -> None:
 
 
 def bad_labels(label: Labels, task: Task) -> NDArray[np.bool_]:
-    """Where a value is not a label of the task; a missing one is."""
+    """Mark values that are not labels of the task; a missing one is a label."""
     if task.loss == "binary":
         is_bad = (label != 0) & (label != 1)
     elif task.loss == "softmax":
@@ -52,7 +52,7 @@ def bad_labels(label: Labels, task: Task) -> NDArray[np.bool_]:
 
 
 def meaning_of(task: Task) -> str:
-    """What its labels are, for a person."""
+    """Describe the labels of a task for a person."""
     if task.loss == "softmax":
         return f"a class from 0 to {task.num_classes - 1}"
     return {"binary": "0 or 1", "listwise": "relevances, numbers from 0 up"}.get(task.loss, "a number")

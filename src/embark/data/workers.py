@@ -29,12 +29,12 @@ Report = Callable[[int, int, int], None]  # Work units, rows and bad rows since 
 
 
 def num_cores() -> int:
-    """Cores that this process may use."""
+    """Return how many cores this process may use."""
     return len(os.sched_getaffinity(0))
 
 
 def each_result(call: Callable[[T], R], tasks: Sequence[T], num_workers: int) -> Iterator[tuple[int, R]]:
-    """`call(task)` of every task, with the task's position, in the order in which they end.
+    """Yield the result of `call(task)` for every task, with the task's position, in the order in which they end.
 
     With one worker this process does the work. `call` and the tasks go to other processes, so they must pickle.
     """
@@ -44,7 +44,7 @@ def each_result(call: Callable[[T], R], tasks: Sequence[T], num_workers: int) ->
 
 
 class Work(Protocol):
-    """What a worker can do. It is sent to the workers, so it must pickle."""
+    """The work of a pool. It is sent to the workers, so it must pickle."""
 
     def do(self, task: Any, report: Report) -> Callable[[], Any]:
         """Do the task except for waiting, such as for the disk. Calling what is returned waits and gives the result,
@@ -61,7 +61,7 @@ class _Call:
 
 
 class WorkerPool:
-    """`num_workers` processes; with 0 this process does the tasks, which is best for few rows."""
+    """Runs `num_workers` processes; with 0 this process does the tasks, which is best for few rows."""
 
     def __init__(self, work: Work, num_workers: int) -> None:
         self._work, self._num_workers = work, num_workers
@@ -80,7 +80,7 @@ class WorkerPool:
         self._workers.clear()
 
     def run(self, tasks: Sequence[Any], report: Report) -> Iterator[tuple[Any, Any]]:
-        """Each task with its result, in the order in which they end. `report` is called in this thread."""
+        """Yield each task with its result, in the order in which they end. `report` is called in this thread."""
         if not self._num_workers:
             for task in tasks:
                 yield task, self._work.do(task, report)()
@@ -143,7 +143,7 @@ def _send_next(connection: Connection, waiting: deque[tuple[int, Any]]) -> None:
 
 
 def _serve(connection: Connection, work: Work) -> None:
-    """The main loop of a worker."""
+    """Run the main loop of a worker."""
     threading.Thread(target=_end_with_parent, daemon=True).start()
     answers = _Answers(connection)
     finishing: threading.Thread | None = None
@@ -177,7 +177,8 @@ def _end_with_parent() -> None:
 
 
 class _Answers:
-    """What a worker sends to its parent, from either of its threads; reports are added up and sent now and then."""
+    """Sends answers of a worker to its parent, from either of its threads; reports are added up and sent now and
+    then."""
 
     def __init__(self, connection: Connection) -> None:
         self._connection = connection
@@ -193,7 +194,7 @@ class _Answers:
             os._exit(1)  # the parent is gone
 
     def result_of(self, call: Callable[[], Any]) -> Any:
-        """The call's result; None if it failed, and the parent gets the error."""
+        """Return the call's result; None if it failed, and the parent gets the error."""
         try:
             return call()
         except EmbarkError as error:
@@ -203,7 +204,6 @@ class _Answers:
         return None
 
     def report(self, num_done: int, num_rows: int, num_bad: int) -> None:
-        """See `Report`."""
         for i, more in enumerate((num_done, num_rows, num_bad)):
             self._sums[i] += more
         if time.monotonic() - self._reported_s >= _SEND_EVERY_S:
@@ -221,11 +221,11 @@ _MEASURE_EVERY_S = 0.2
 
 @dataclass(frozen=True, slots=True)
 class Progress:
-    """One report."""
+    """A report of what is done."""
 
     stage: str  # Such as `reading`, `numbering ids`, `counting`.
     done: int
-    total: int  # In bytes of input, or whatever the stage counts.
+    total: int  # Bytes of input, or whatever the stage counts.
     rows: int
     elapsed_s: float
     left_s: float | None
@@ -248,13 +248,13 @@ class ProgressReporter:
         self.num_rows = self.num_bad = 0
 
     def begin(self, stage: str, total: int, done: int = 0) -> None:
-        """The next stage; an earlier call has `done` a part of it already."""
+        """Begin a stage; an earlier call has `done` a part of it already."""
         self._stage, self._total, self._done, self._done_before = stage, total, done, done
         self._stage_began_s = time.monotonic()
         self._report()
 
     def advance(self, num_done: int, num_rows: int = 0, num_bad: int = 0) -> None:
-        """More of the stage is done."""
+        """Count more of the stage as done."""
         with self._lock:
             self._done += num_done
             self.num_rows += num_rows
@@ -263,7 +263,7 @@ class ProgressReporter:
                 self._report()
 
     def end(self) -> None:
-        """Everything is done."""
+        """Report that everything is done."""
         self.begin("done", 1, 1)
 
     def _report(self) -> None:
@@ -302,7 +302,7 @@ class MemoryMonitor:
 
 
 def tree_bytes(pid: int) -> int:
-    """Memory of the process and its descendants."""
+    """Return the memory of the process and its descendants."""
     try:
         process = psutil.Process(pid)
         return sum(map(_process_bytes, (process, *process.children(recursive=True))))

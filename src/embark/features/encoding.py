@@ -1,5 +1,5 @@
-"""From keys to ids and from cells to dense values: id maps, hashes, transforms. Training, evaluation and serving encode
-raw rows here."""
+"""Encoding of raw rows: keys become ids by id maps and hashes, numbers are transformed. Training, evaluation and
+serving encode raw rows here."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ PLAIN = PrepareSpec(missing=("",), dense="none")
 
 @dataclass(frozen=True, slots=True)
 class IdMap:
-    """How the values of a column became the ids of its table; of weights, nothing but the numbers."""
+    """Maps the values of a column to the ids of its table. Weights have no map: they stay numbers."""
 
     column: SparseColumn
     feature: Feature
@@ -36,7 +36,7 @@ class IdMap:
     hashed_rows: int  # The id of a value without an entry is its key modulo this; where it is 0, the id is 0.
 
     def ids_of(self, keys: Keys, is_missing: NDArray[np.bool_] | None) -> NDArray[Any]:
-        """As the data was prepared; a missing value has id 0."""
+        """Return the ids that the values had when the data was prepared; a missing value has id 0."""
         dtype = self.feature.id_dtype
         if self.keys is None or self.ids is None:
             return hash_ids(keys, is_missing, self.hashed_rows, dtype)
@@ -52,18 +52,18 @@ class IdMap:
 
 @dataclass(frozen=True, slots=True)
 class RowEncoder:
-    """The one way from raw rows to what the model takes, in evaluation and in serving: as the data was prepared."""
+    """Encodes raw rows as the data was prepared, in evaluation and in serving."""
 
     dense: DenseTransform
     layout: Layout
-    maps: tuple[IdMap, ...]  # Of the features of the layout.
+    maps: tuple[IdMap, ...]  # One for each feature of the layout.
     plain_ids: Literal["refuse", "clip"] | None = None
-    """Of data that has ids instead of values: what becomes of those that no table has."""
+    """What becomes of ids that no table has, in data that has ids instead of values."""
     any_number: frozenset[str] = frozenset()  # Features whose keys are the ids, any 64 bits.
     same_lengths: tuple[str, ...] = ()  # Features that have as many values as each other, such as items and times.
 
     def encode(self, raw: RawRows) -> Rows:
-        """Only of rows that are `readable`. The dense values of `raw` are changed in place."""
+        """Encode rows that are `readable`. The dense values of `raw` are changed in place."""
         ids = tuple(self._ids_of(*column) for column in zip(self.maps, raw.keys, raw.is_missing, strict=True))
         return Rows(raw.label, self._transformed(raw.dense), ids, raw.lengths)
 
@@ -80,7 +80,7 @@ class RowEncoder:
         return keys.view(np.int64) if one.feature.name in self.any_number else keys.astype(one.feature.id_dtype)
 
     def encode_numbers(self, rows: NumberRows) -> NumberRows:
-        """The same of rows in matrices that `are_readable`."""
+        """Encode rows in matrices that `are_readable`."""
         ids = rows.ids
         if self.plain_ids is None or any(one.keys is not None for one in self.maps):
             ids = np.array([self._ids_of(one, keys, None) for one, keys in
@@ -94,12 +94,12 @@ class RowEncoder:
         return self.plain_ids is None or self._are_ids(rows.ids.view(np.uint64), rows.dense)
 
     def rows_of(self, one: IdMap, ids: NDArray[Any]) -> NDArray[Any]:
-        """Of the ids that a batch of training data has: they are rows, but for those of dynamic tables."""
+        """Return the table rows of ids in a batch of training data: the ids themselves, except for dynamic tables."""
         is_row = self.plain_ids is None or one.keys is None
         return ids if is_row else one.ids_of(ids.astype(np.int64).view(np.uint64), None)
 
     def readable(self, raw: RawRows) -> RawRows:
-        """Without the rows that data of plain ids may not have: no value, an id that no table has, too many ids."""
+        """Drop the rows that data of plain ids may not have: no value, an id that no table has, too many ids."""
         if self.plain_ids is None or self._has_only_ids(raw):
             return raw
         is_bad, reasons = np.zeros(len(raw), np.bool_), Counter(raw.reasons)
@@ -138,21 +138,21 @@ class RowEncoder:
         return replace(raw, keys=tuple(keys), reasons=reasons).select(~is_bad)
 
     def _has_only_ids(self, raw: RawRows) -> bool:
-        """Whether each cell of plain columns has its value: of all of them at once, in a tenth of the time."""
+        """Whether each cell of plain columns has its value; checked for all columns at once, in a tenth of the time."""
         if any(lengths is not None for lengths in raw.lengths) or any(mask is not None for mask in raw.is_missing):
             return False
         return self._are_ids(np.array(raw.keys, np.uint64).reshape(len(self.layout.features), len(raw)), raw.dense)
 
     def _are_ids(self, keys: NDArray[np.uint64], dense: NDArray[np.float32]) -> bool:
-        """[F, n]; negative ones are large."""
+        """Whether keys [F, n] are ids of their tables, and no dense value is missing. Negative ids are large keys."""
         num_rows = np.array([2**64 - 1 if feature.name in self.any_number else feature.rows
                              for feature in self.layout.features], np.uint64)
         return bool((keys < num_rows[:, None]).all() and not np.isnan(dense).any())
 
 
 def by_rising_key(keys: Keys, rows: NDArray[np.int32]) -> tuple[Keys, NDArray[np.int32]]:
-    """The map of a dynamic table, which is stored slot by slot so that a delta has only those that changed; row 0 is of
-    free ones."""
+    """Sort the map of a dynamic table, which is stored slot by slot so that a delta has only those that changed; free
+    slots have row 0."""
     taken = np.flatnonzero(rows)
     order = taken[np.argsort(keys[taken])]
     return keys[order], rows[order]
@@ -161,8 +161,8 @@ def by_rising_key(keys: Keys, rows: NDArray[np.int32]) -> tuple[Keys, NDArray[np
 def plain_row_format(
     model: ModelSpec, data: DataSpec, prepared: Layout | None = None, *, has_words: bool = True
 ) -> tuple[Schema, PrepareSpec, RowEncoder]:
-    """Of rows that hold ids, as data that was made has them, or a file of `data.kind = "columns"`. `has_words`: the ids
-    of dynamic tables are hashes of what the cells hold, not the numbers themselves."""
+    """Describe rows that hold ids, as data that was made has them, or a file of `data.kind = "columns"`. `has_words`:
+    the ids of dynamic tables are hashes of what the cells hold, not the numbers themselves."""
     tables = model.scored_features()
     if len({table.name for table in tables}) < len(tables):
         raise UserError(f"a feature is called {CANDIDATE!r}, as the column of the item that is scored is",
@@ -193,7 +193,7 @@ def _is_list(table: Table) -> bool:
 
 
 def same_lengths_of(model: ModelSpec) -> tuple[str, ...]:
-    """Features of a row that have as many values as each other."""
+    """Return the features of a row that have as many values as each other."""
     return (model.sequence.history, model.sequence.times) if model.sequence.times else ()
 
 
@@ -204,14 +204,14 @@ IdMethod = Literal["hash", "frequency"]
 
 
 def dense_transform(prepare: PrepareSpec, schema: Schema) -> DenseTransform:
-    """What `auto` means for this input."""
+    """Return the transform that `auto` means for this input."""
     if prepare.dense == "auto":
         return "mlperf" if schema.format == "criteo" else "log"
     return prepare.dense
 
 
 def transform_dense(dense: NDArray[np.float32], method: DenseTransform) -> None:
-    """Change the array in place. A missing value counts as 0 first, as in the MLPerf reference."""
+    """Transform the array in place. A missing value counts as 0 first, as in the MLPerf reference."""
     np.copyto(dense, 0, where=np.isnan(dense))
     if method == "mlperf":
         np.maximum(dense, np.float32(-2), out=dense)
@@ -224,7 +224,7 @@ def transform_dense(dense: NDArray[np.float32], method: DenseTransform) -> None:
 
 
 def id_methods(prepare: PrepareSpec, schema: Schema) -> tuple[IdMethod, ...]:
-    """Of each sparse column."""
+    """Return how the ids of each sparse column are made."""
     if prepare.ids == "auto":
         return tuple("frequency" if column.rows is None else "hash" for column in schema.sparse)
     without = [column.name for column in schema.sparse if column.rows is None]
@@ -236,7 +236,7 @@ def id_methods(prepare: PrepareSpec, schema: Schema) -> tuple[IdMethod, ...]:
 
 
 def hash_ids(keys: Keys, is_missing: NDArray[np.bool_] | None, rows: int, dtype: np.dtype[Any]) -> NDArray[Any]:
-    """key mod rows; 0 where the value is missing."""
+    """Return key mod rows; 0 for a missing value."""
     # Two steps, for numpy divides by a scalar with vector instructions, and takes remainders one by one.
     ids = keys // keys.dtype.type(rows)
     ids *= keys.dtype.type(rows)
@@ -248,22 +248,22 @@ def hash_ids(keys: Keys, is_missing: NDArray[np.bool_] | None, rows: int, dtype:
 
 
 def weights_features(tables: Sequence[Table]) -> tuple[Feature, ...]:
-    """What prepared data and rows to score hold behind the ids."""
+    """Return the features of weights, which stand behind the ids in prepared data and in rows to score."""
     return tuple(Feature(table.weights_feature, 1, table.multi_hot, is_ragged=True, weights_of=table.name)
                  for table in tables if table.weights_column)
 
 
 def weights_of_keys(keys: Keys) -> NDArray[np.float32]:
-    """As readers have them: the bits of a float64 each."""
+    """Return the weights whose float64 bits are the keys."""
     return keys.view(np.float64).astype(np.float32)
 
 
 def look_up(wanted: Keys, keys: Keys, ids: NDArray[np.int64]) -> NDArray[np.int32]:
-    """The id of each, 0 where it has none. Both are rising, so the search walks along."""
+    """Return the id of each wanted key, 0 if it has none. Both are rising, so the search walks along."""
     if not len(keys):
         return np.zeros(len(wanted), np.int32)
-    places = np.searchsorted(keys, wanted)
-    np.minimum(places, len(keys) - 1, out=places)
-    found = ids[places].astype(np.int32)
-    found[keys[places] != wanted] = 0
+    indexes = np.searchsorted(keys, wanted)
+    np.minimum(indexes, len(keys) - 1, out=indexes)
+    found = ids[indexes].astype(np.int32)
+    found[keys[indexes] != wanted] = 0
     return found

@@ -13,7 +13,7 @@ Hashes = NDArray[np.uint64]
 
 
 def stream_key(*parts: int) -> int:
-    """The key of one stream, such as (seed, split, column)."""
+    """Return the key of one stream, such as (seed, split, column)."""
     key = 0
     for part in parts:
         key = (key + part + STEP) & _MASK
@@ -24,12 +24,12 @@ def stream_key(*parts: int) -> int:
 
 
 def stream_keys(*parts: int, columns: int) -> Hashes:
-    """The keys of `columns` streams that differ in the last part."""
+    """Return the keys of `columns` streams that differ in the last part."""
     return np.array([stream_key(*parts, column) for column in range(columns)], np.uint64)
 
 
 def hash_counters(keys: Hashes | int, counters: NDArray[np.integer]) -> Hashes:
-    """64 random bits for every counter of the keyed streams; the two broadcast."""
+    """Return 64 random bits for every counter of the keyed streams; the two broadcast."""
     bits: Hashes = counters.astype(np.uint64) * np.uint64(STEP) + np.asarray(keys, np.uint64)
     shifted = np.right_shift(bits, np.uint64(30))
     bits ^= shifted
@@ -43,14 +43,15 @@ def hash_counters(keys: Hashes | int, counters: NDArray[np.integer]) -> Hashes:
 
 
 def uniform(bits: Hashes) -> NDArray[np.float64]:
-    """In [0, 1), to 53 bits."""
+    """Return numbers in [0, 1), to 53 bits."""
     fraction = (bits >> np.uint64(11)).view(np.int64).astype(np.float64)
     fraction *= 2.0**-53
     return fraction
 
 
 def bell(bits: Hashes) -> NDArray[np.float32]:
-    """Mean 0, variance 1, nearly normal: the sum of the four 16-bit quarters, which lies within ±3.47."""
+    """Return numbers of mean 0 and variance 1, nearly normal: the sum of the four 16-bit quarters, which lies within
+    ±3.47."""
     halves = np.uint64(0x0000FFFF0000FFFF)
     pair_sums = (bits & halves) + ((bits >> np.uint64(16)) & halves)
     sums = (pair_sums & np.uint64(0xFFFFFFFF)) + (pair_sums >> np.uint64(32))
@@ -61,7 +62,7 @@ def bell(bits: Hashes) -> NDArray[np.float32]:
 
 
 def quarter(bits: Hashes, which: int) -> NDArray[np.float32]:
-    """Mean 0, variance 1, even over ±1.73, from one of the four 16-bit quarters of each hash."""
+    """Return numbers of mean 0 and variance 1, even over ±1.73, from one of the four 16-bit quarters of each hash."""
     values = bits.view(np.uint16)[..., which::4].astype(np.float32)
     values -= np.float32(65535 / 2)
     values *= np.float32(12**0.5 / 65536)

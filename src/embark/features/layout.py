@@ -42,12 +42,12 @@ class Feature:
 
     @property
     def id_dtype(self) -> np.dtype[Any]:
-        """The narrowest that holds every id."""
+        """The narrowest type that holds every id."""
         return np.dtype("<f4") if self.weights_of else _narrowest(self.rows - 1)
 
     @property
     def length_dtype(self) -> np.dtype[Any]:
-        """Of the lengths of a ragged feature."""
+        """The type of the lengths of a ragged feature."""
         return _narrowest(self.multi_hot)
 
 
@@ -64,7 +64,7 @@ class Group:
 class Field:
     """An array in a block."""
 
-    start: int  # In bytes, from the block's first.
+    start: int  # Bytes from the block's first.
     dtype: np.dtype[Any]
     shape: tuple[int, ...]
 
@@ -73,13 +73,13 @@ class Field:
         return self.dtype.itemsize * math.prod(self.shape)
 
     def of(self, block: NDArray[np.uint8]) -> NDArray[Any]:
-        """The array, without a copy."""
+        """Return the array, without a copy."""
         return block[self.start : self.start + self.size_bytes].view(self.dtype).reshape(self.shape)
 
 
 @dataclass(frozen=True, slots=True)
 class Map:
-    """Where everything is in a block of `num_rows`."""
+    """The position of each array in a block of `num_rows`."""
 
     num_rows: int
     size_bytes: int
@@ -87,13 +87,13 @@ class Map:
     label: Field
     labels: Field
     dense: Field
-    groups: tuple[Field, ...]  # As `Layout.groups`.
+    groups: tuple[Field, ...]  # One for each of `Layout.groups`.
     ragged: tuple[tuple[Field, Field], ...]  # Lengths and ids of each of `Layout.ragged`.
 
 
 @dataclass(frozen=True)
 class Layout:
-    """What the columns are, and so where they lie."""
+    """The columns of encoded rows, and so where they lie in a block."""
 
     dense: tuple[str, ...]
     features: tuple[Feature, ...]  # Weights behind all others.
@@ -110,7 +110,7 @@ class Layout:
 
     @cached_property
     def id_features(self) -> tuple[Feature, ...]:
-        """Those that look up a table: the first ones, without weights of ids."""
+        """The features that look up a table: the first ones, without weights of ids."""
         return tuple(feature for feature in self.features if not feature.weights_of)
 
     @cached_property
@@ -123,7 +123,7 @@ class Layout:
 
     @cached_property
     def positions(self) -> dict[int, tuple[int, int]]:
-        """Of each fixed feature: its group, and its position there."""
+        """The group of each fixed feature, and its position there."""
         return {member: (number, position) for number, group in enumerate(self.groups)
                 for position, member in enumerate(group.members)}
 
@@ -134,7 +134,7 @@ class Layout:
 
     @property
     def is_fixed(self) -> bool:
-        """Every block of the same number of rows lies the same way."""
+        """Whether every block of the same number of rows lies the same way."""
         return not self.ragged
 
     @property
@@ -142,7 +142,7 @@ class Layout:
         return np.dtype("<f2" if self.dense_bits == 16 else "<f4")
 
     def map(self, num_rows: int, counts: Sequence[int] = ()) -> Map:
-        """Where everything is in a block of `num_rows` whose ragged features have `counts` ids."""
+        """Return where everything is in a block of `num_rows` whose ragged features have `counts` ids."""
         end = 0
 
         def field(dtype: Any, *shape: int) -> Field:
@@ -166,8 +166,8 @@ class Layout:
         )
 
     def row_order(self, num_rows: int, spare_rows: int) -> Field:
-        """Of a block whose rows wait to be brought into order, and that has space for some more: behind it, the place
-        in it of each row in turn. Nothing where there is no such space."""
+        """Return the field behind a block whose rows wait to be brought into order, and that has space for spare rows:
+        the position in the block of each row in turn. It is empty without such space."""
         return Field(self.map(num_rows + spare_rows).size_bytes, np.dtype("<i4"), (num_rows if spare_rows else 0,))
 
     def to_json(self) -> dict[str, Any]:
@@ -179,7 +179,7 @@ class Layout:
 
 @dataclass(frozen=True, slots=True)
 class Rows:
-    """Rows on their way into a block."""
+    """Encoded rows."""
 
     label: NDArray[Any]  # [n]: 0 or 1; where the layout has labels [n, 1 + L], these behind it.
     dense: NDArray[np.float32]  # [n, D]
@@ -191,7 +191,7 @@ class Rows:
         return len(self.label)
 
     def cut(self, start: int, stop: int) -> Rows:
-        """Rows `start` to `stop`."""
+        """Return rows `start` to `stop`."""
         lengths = tuple(None if counts is None else counts[start:stop] for counts in self.lengths)
         firsts = (start if counts is None else int(counts[:start].sum()) for counts in self.lengths)
         nums = (stop - start if counts is None else int(counts.sum()) for counts in lengths)
@@ -199,7 +199,7 @@ class Rows:
         return Rows(self.label[start:stop], self.dense[start:stop], ids, lengths)
 
     def select(self, mask: NDArray[np.bool_]) -> Rows:
-        """The rows of the mask."""
+        """Return the rows of the mask."""
         rows = np.flatnonzero(mask)
         return Rows(
             self.label[rows], self.dense.take(rows, axis=0),
@@ -210,7 +210,7 @@ class Rows:
 
     @staticmethod
     def join(several: Iterable[Rows]) -> Rows:
-        """All of them, one behind the other."""
+        """Join rows, one behind the other."""
         rows = list(several)
         if len(rows) == 1:
             return rows[0]
@@ -236,7 +236,7 @@ class Block:
 
     @staticmethod
     def of(layout: Layout, data: NDArray[np.uint8], num_rows: int) -> Block:
-        """The block that begins with the first byte of `data`."""
+        """Return the block that begins with the first byte of `data`."""
         head_bytes = 8 * len(layout.ragged)
         counts = data[:head_bytes].view("<i8").tolist() if len(data) >= head_bytes else [-1]
         if min(counts, default=0) < 0 or (fields := layout.map(num_rows, counts)).size_bytes > len(data):
@@ -255,7 +255,7 @@ class Block:
         return np.flatnonzero(self.label != 0)
 
     def ids(self, feature: int) -> NDArray[Any]:
-        """[n, multi_hot]; of a ragged feature, the ids of all rows in one array."""
+        """Return [n, multi_hot]; for a ragged feature the ids of all rows in one array."""
         if self.layout.features[feature].is_ragged:
             return self.ragged[self.layout.ragged.index(feature)][1]
         number, position = self.layout.positions[feature]
@@ -263,13 +263,13 @@ class Block:
         return found
 
     def lengths(self, feature: int) -> NDArray[Any] | None:
-        """[n] of a ragged feature."""
+        """Return [n] for a ragged feature."""
         is_ragged = self.layout.features[feature].is_ragged
         return self.ragged[self.layout.ragged.index(feature)][0] if is_ragged else None
 
 
 def fill(layout: Layout, rows: Rows) -> NDArray[np.uint8]:
-    """The block of `rows`. Ids are not checked."""
+    """Return the block of `rows`. Ids are not checked."""
     counts = [len(rows.ids[i]) for i in layout.ragged]
     where = layout.map(len(rows), counts)
     block = np.zeros(where.size_bytes, np.uint8)

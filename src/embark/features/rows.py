@@ -27,7 +27,7 @@ class BadRow:
 
 @dataclass(frozen=True, slots=True)
 class RawRows:
-    """Rows as the input has them, in columns."""
+    """Rows of the input with keys, in columns."""
 
     positions: NDArray[np.int64]
     """[n]: the byte of the file, decompressed, at which each row begins; of Parquet, the row of the file. A random
@@ -55,7 +55,7 @@ class RawRows:
         return sum(self.reasons.values())
 
     def select(self, mask: NDArray[np.bool_]) -> RawRows:
-        """The rows of the mask."""
+        """Return the rows of the mask."""
         keys = (k[mask] if n is None else k[np.repeat(mask, n)] for k, n in zip(self.keys, self.lengths, strict=True))
         return replace(
             self, positions=self.positions[mask], label=self.label[mask], dense=self.dense[mask], keys=tuple(keys),
@@ -67,7 +67,7 @@ class RawRows:
 
     @staticmethod
     def join(several: Sequence[RawRows]) -> RawRows:
-        """All of them as one."""
+        """Join rows, one behind the other."""
         if len(several) == 1:
             return several[0]
 
@@ -92,7 +92,8 @@ class RawRows:
 
 @dataclass(frozen=True, slots=True)
 class NumberRows:
-    """Rows with keys, and once they are encoded with ids."""
+    """Rows of which every cell is one number, in two matrices: a server reads most requests so, without a step for
+    each column. They have keys, and once they are encoded ids."""
 
     dense: NDArray[np.float32]  # [n, D], or [1, D] where all rows have the same.
     ids: NDArray[np.int64]  # [F, n], of the features of the layout.
@@ -103,27 +104,27 @@ class NumberRows:
 
     @property
     def all_dense(self) -> NDArray[np.float32]:
-        """[n, D]"""
+        """The dense values of each row: [n, D]."""
         return np.broadcast_to(self.dense, (len(self), self.dense.shape[1]))
 
     def to_raw(self) -> RawRows:
-        """Rows with keys, in columns."""
+        """Convert rows with keys to columns."""
         columns: tuple[None, ...] = (None,) * len(self.ids)
         return RawRows(np.arange(len(self)), np.zeros(len(self), np.float32), self.all_dense,
                        tuple(self.ids.view(np.uint64)), columns, columns)
 
     def to_rows(self) -> Rows:
-        """Rows with ids, in columns."""
+        """Convert rows with ids to columns."""
         return Rows(np.zeros(len(self), np.uint8), self.all_dense, tuple(self.ids), (None,) * len(self.ids))
 
     def cut(self, start: int, stop: int) -> NumberRows:
-        """Rows `start` to `stop`."""
+        """Return rows `start` to `stop`."""
         dense = self.dense if len(self.dense) == 1 else self.dense[start:stop]
         return NumberRows(dense, self.ids[:, start:stop], self.shared)
 
     @staticmethod
     def join(several: Sequence[NumberRows]) -> NumberRows:
-        """All of them as one."""
+        """Join rows, one behind the other."""
         if len(several) == 1:
             return several[0]
         return NumberRows(np.concatenate([one.all_dense for one in several]),

@@ -32,7 +32,7 @@ _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
 
 def time_formats(cells: Sequence[str], unit: Literal["auto", "s", "ms"] = "auto") -> Counter[TimeFormat | None]:
-    """How many of the cells have each format; None of what is no time."""
+    """Count how many of the cells have each format; None for what is no time."""
     return Counter(_format_of(cell, unit) for cell in cells)
 
 
@@ -50,12 +50,12 @@ def _is_common(cell: str, unit: Literal["s", "ms"]) -> bool:
 
 
 def micros_of(moment: datetime) -> int:
-    """Since 1970."""
+    """Return the microseconds since 1970."""
     return (moment - _EPOCH) // timedelta(microseconds=1)
 
 
 def moment_text(micros: int) -> str:
-    """As ISO 8601, in UTC."""
+    """Return ISO 8601, in UTC."""
     return (_EPOCH + timedelta(microseconds=micros)).isoformat().replace("+00:00", "Z")
 
 
@@ -70,7 +70,7 @@ def json_object(value: bytes | str | Mapping[str, Any]) -> Mapping[str, Any] | N
 
 
 def json_cell(value: Any) -> str:
-    """A value as text; empty where there is none."""
+    """Return a value as text; empty if there is none."""
     kind = type(value)
     if kind is str:
         return str(value)
@@ -82,7 +82,7 @@ def json_cell(value: Any) -> str:
 
 
 def event_time_s(value: Any) -> float | None:
-    """Seconds since 1970, of a number of seconds or milliseconds or of ISO 8601; None where it is neither."""
+    """Return seconds since 1970 from a number of seconds or milliseconds or from ISO 8601; None for anything else."""
     if isinstance(value, str):
         try:
             return moment(value).timestamp()

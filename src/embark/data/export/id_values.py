@@ -75,7 +75,7 @@ class TableValues:
 
     table: str
     column: str
-    num_rows: int  # Of the table.
+    num_rows: int  # Rows of the table.
     ids: NDArray[Any]  # Those with an entry in the map.
     values: Any  # An Arrow array [num_rows] with nulls; None where none is known.
     note: str = ""
@@ -136,9 +136,9 @@ def _table_values(one: IdMap, words: _Words) -> TableValues:
 
 def _by_id(values: Any, ids: NDArray[Any], num_rows: int) -> Any:
     """Return [num_rows] values, null where there is no id."""
-    places = np.full(num_rows, -1, np.int64)
-    places[ids] = np.arange(len(ids))
-    return values.take(pa.array(places, mask=places < 0))
+    indexes = np.full(num_rows, -1, np.int64)
+    indexes[ids] = np.arange(len(ids))
+    return values.take(pa.array(indexes, mask=indexes < 0))
 
 
 class _Words(RowParser):
@@ -205,10 +205,10 @@ class _Words(RowParser):
 
 def _counts(folder: Path, manifest: Manifest, table: str) -> NDArray[np.int64]:
     """Count how often the training rows have each id."""
-    place = [feature.name for feature in manifest.layout.id_features].index(table)
-    counts = np.zeros(manifest.layout.id_features[place].rows, np.int64)
+    index = [feature.name for feature in manifest.layout.id_features].index(table)
+    counts = np.zeros(manifest.layout.id_features[index].rows, np.int64)
     for block in iter_blocks(folder, manifest, "train"):
-        np.add.at(counts, block.ids(place).reshape(-1).astype(np.intp), 1)
+        np.add.at(counts, block.ids(index).reshape(-1).astype(np.intp), 1)
     return counts
 
 

@@ -39,7 +39,7 @@ class _IdMap(BaseModel):
 
 
 class _Settings(BaseModel):
-    """What a preparation wrote into its manifest, as far as the next one needs it."""
+    """The part of a manifest's settings that a later preparation needs."""
 
     revision: int
     schema_: dict[str, Any]
@@ -54,12 +54,12 @@ class EarlierIds:
     path: str
     manifest: Manifest
     schema: Schema
-    maps: Mapping[str, _IdMap]  # By table.
+    maps: Mapping[str, _IdMap]
     dense: str  # How dense values were transformed.
     new_ids: NewIds
 
     def completed(self, spec: RunSpec) -> RunSpec:
-        """`spec` with the columns of the earlier data where it names none."""
+        """Return `spec` with the columns of the earlier data where it names none."""
         data, old = spec.data, self.schema
         changes: dict[str, object] = {"dense": self.dense} if data.prepare.dense == "auto" else {}
         of_data: dict[str, object] = {}
@@ -84,7 +84,7 @@ class EarlierIds:
         return spec.model_copy(update={"data": data.model_copy(update={**of_data, "prepare": prepare})})
 
     def aligned(self, spec: RunSpec, schema: Schema) -> Schema:
-        """`schema` with the kinds of the earlier columns; refused where its ids could not mean the same rows."""
+        """Return `schema` with the kinds of the earlier columns; refuse it if its ids could not mean the same rows."""
         if differences := list(self._differences(spec, schema)):
             raise DataError("\n  ".join([f"{self.path}: its ids cannot be kept for this input", *differences]),
                             fix="change the spec so; or prepare without data.prepare.id_map_from, for ids that begin "
@@ -99,15 +99,15 @@ class EarlierIds:
         return replace(schema, sparse=tuple(sparse[name] for name in order), why=schema.why | why)
 
     def methods(self, schema: Schema) -> tuple[IdMethod, ...]:
-        """How each column's ids are made: as they were."""
+        """Return how each column's ids were made."""
         return tuple("hash" if column.weights_of else self.maps[column.name].how for column in schema.sparse)
 
     def settings(self) -> dict[str, str]:
-        """For the manifest of what is prepared: which ids it continues. Where they lie is no part of it."""
+        """Return what the new manifest records: which ids it continues, not where they lie."""
         return {"data": self.manifest.fingerprint(), "new_ids": self.new_ids}
 
     def fetch(self, folder: Path) -> dict[str, KnownIds]:
-        """The maps by table, checked, in `folder` where they are not on this machine."""
+        """Return the maps by table, checked; they are copied to `folder` if they are not on this machine."""
         names = [name for name in self.maps if not self._is_hashed(name)]
         here = local_folder(self.path)
         if here is None:
@@ -160,7 +160,7 @@ class EarlierIds:
 
 
 def open_earlier(spec: RunSpec, revision: int) -> EarlierIds | None:
-    """What `id_map_from` names; it must have been prepared by the same `revision` of this code."""
+    """Open the data that `id_map_from` names; it must have been prepared by the same `revision` of this code."""
     path = spec.data.prepare.id_map_from
     if not path:
         return None
@@ -192,7 +192,8 @@ def _listed(names: tuple[str, ...]) -> str:
 
 
 def write_changed_rows(out: Path, table: str, rows: NDArray[np.int64]) -> dict[str, str]:
-    """Beside the table's id map; returns what the manifest says of it."""
+    """Write the table rows that have another owner than in the earlier data: what a model learned there is not theirs.
+    Return what the manifest records."""
     text = io.BytesIO()
     np.save(text, rows.astype("<i4"))
     file = f"{IDS}/{table}.changed.npy"
@@ -202,7 +203,7 @@ def write_changed_rows(out: Path, table: str, rows: NDArray[np.int64]) -> dict[s
 
 
 def read_changed_rows(path: str, manifest: Manifest) -> dict[str, NDArray[np.int32]]:
-    """By table, of the data at `path`, a folder or a URI."""
+    """Read the changed rows of the data at `path`, a folder or a URI, by table."""
     store, found = open_store(path), {}
     maps: dict[str, dict[str, Any]] = manifest.settings.get("id_maps", {})
     for table, about in maps.items():

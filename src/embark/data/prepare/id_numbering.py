@@ -39,10 +39,10 @@ class Codes:
 
 @dataclass(frozen=True, slots=True)
 class RunKeys:
-    """Where a column's distinct keys of one run lie."""
+    """The position of a column's distinct keys of one run in a file."""
 
     path: Path
-    start: int  # In bytes; the counts follow the keys.
+    start: int  # The first byte; the counts follow the keys.
     num_keys: int
     dtype: np.dtype[Any]
 
@@ -54,7 +54,7 @@ class RunKeys:
         return np.fromfile(self.path, np.uint32, stop - start, offset=offset)
 
     def map_keys(self) -> Keys:
-        """Without reading them, for looking at a few."""
+        """Map the keys, to look at a few without reading all."""
         if not self.num_keys:
             return np.empty(0, self.dtype)
         return np.memmap(self.path, self.dtype, "r", self.start, (self.num_keys,))
@@ -102,7 +102,7 @@ class RunWriter:
         self._runs.append(keys)
 
     def close(self) -> list[dict[str, Any]]:
-        """Everything is on disk; the record by which it is found again."""
+        """Put everything on disk; return the record by which it is found again."""
         for file, path in zip((self._rows, self._keys), self._paths, strict=True):
             commit(file, path)
         return self._runs
@@ -111,7 +111,7 @@ class RunWriter:
 def read_runs(
     directory: Path, name: str, num_runs: int, is_list: Sequence[bool]
 ) -> Iterator[tuple[Rows, NDArray[np.uint8]]]:
-    """The rows of each run of a segment, and their splits."""
+    """Yield the rows of each run of a segment, and their splits."""
     with open(_paths(directory, name)[0], "rb") as file:
         for _ in range(num_runs):
             label, split, dense = (np.load(file) for _ in range(3))
@@ -120,14 +120,14 @@ def read_runs(
 
 
 def keys_of(directory: Path, name: str, runs: Sequence[dict[str, Any]], column: int) -> list[RunKeys]:
-    """A column's keys in each run of a segment."""
+    """Return the position of a column's keys in each run of a segment."""
     path, found = _paths(directory, name)[1], [run[str(column)] for run in runs]
     return [RunKeys(path, about["start"], about["num"], np.dtype(about["dtype"])) for about in found]
 
 
 @dataclass(frozen=True, slots=True)
 class IdFiles:
-    """Where the ids of a column are written."""
+    """The files of a column's ids."""
 
     keys: Path  # The distinct keys that have an id, rising, as `.npy`.
     ids: Path  # Their ids, as `.npy`.
@@ -135,11 +135,11 @@ class IdFiles:
 
     @staticmethod
     def of(folder: Path, name: str, codes: Path = Path()) -> IdFiles:
-        """Of a column, whose map is in `folder`."""
+        """Name the files of a column whose map is in `folder`."""
         return IdFiles(folder / f"{name}.keys.npy", folder / f"{name}.ids.npy", codes)
 
     def sha256(self) -> str:
-        """Of the map: keys and ids."""
+        """Return the checksum of the map's keys and ids."""
         digest = hashlib.sha256()
         for path in (self.keys, self.ids):
             with path.open("rb") as file:
@@ -148,7 +148,7 @@ class IdFiles:
 
 
 class _KnownKeys(RunKeys):
-    """The keys of an earlier map, as those of a run without rows."""
+    """The keys of an earlier map, as the keys of a run without rows."""
 
     def read_counts(self, start: int, stop: int) -> NDArray[np.uint32]:
         return np.zeros(stop - start, np.uint32)
@@ -160,7 +160,7 @@ class KnownIds:
 
     keys: Path
     ids: Path
-    num_rows: int  # Of the table.
+    num_rows: int  # Rows of the table.
     new_ids: NewIds
 
     def as_run(self) -> RunKeys:
@@ -168,7 +168,7 @@ class KnownIds:
         return _KnownKeys(self.keys, keys.offset, len(keys), keys.dtype)
 
     def owned_rows(self) -> NDArray[np.bool_]:
-        """[rows]: which have an owner; row 0 is that of rare and missing values."""
+        """Return [rows]: which have an owner. Row 0 belongs to rare and missing values."""
         is_owned = np.zeros(self.num_rows, np.bool_)
         is_owned[np.load(self.ids, mmap_mode="r")] = True
         is_owned[0] = True
@@ -177,7 +177,7 @@ class KnownIds:
 
 @dataclass(frozen=True, slots=True)
 class Numbered:
-    """What the ids of a column are."""
+    """The result of numbering a column."""
 
     num_distinct: int  # Values of the training rows.
     num_known: int  # Ids that an earlier map gave and that keep their rows.
@@ -191,11 +191,14 @@ def number_keys(
     runs: Sequence[RunKeys], files: IdFiles, *, min_count: int, max_rows: int, max_entries: int, report: Report,
     known: KnownIds | None = None, beside: Sequence[RunKeys] = (),
 ) -> Numbered:
-    """Id 1 for the most frequent, ties by key; 0 for those seen fewer than `min_count` times and all that find no row
-    below `max_rows`. Ids that are `known` stay; new ones get free rows, the most frequent the lowest. To evict is to
-    rank known and new ids together by their counts in these runs, where of equals the known come first; what no longer
-    finds a row loses its own. `beside`: runs of other columns that share the ids; they count as much. At most about
-    `max_entries` keys of runs are in memory at once."""
+    """Number the keys: id 1 for the most frequent, ties by key; 0 for those seen fewer than `min_count` times and all
+    that find no row below `max_rows`.
+
+    Ids that are `known` stay; new ones get free rows, the most frequent the lowest. To evict is to rank known and new
+    ids together by their counts in these runs, where of equals the known come first; what no longer finds a row loses
+    its own. `beside`: runs of other columns that share the ids; they count as much. At most about `max_entries` keys of
+    runs are in memory at once.
+    """
     every = [*runs, *beside, *([known.as_run()] if known else [])]
     bounds, dtype = _partitions(every, max_entries), every[0].dtype if every else np.dtype(np.uint64)
     parts = list(pairwise(bounds.T))
@@ -253,7 +256,7 @@ def number_keys(
 
 
 def _known_ids(known: KnownIds | None, keys: Keys, low: int, high: int) -> NDArray[np.int64]:
-    """The ids that `keys` have in an earlier map, whose part `low` to `high` is among them; 0 of new ones."""
+    """Return the ids that `keys` have in an earlier map, whose part `low` to `high` is among them; 0 for new ones."""
     ids = np.zeros(len(keys), np.int64)
     if known:
         ids[np.searchsorted(keys, known.as_run().read_keys(low, high))] = np.load(known.ids, mmap_mode="r")[low:high]
@@ -264,7 +267,8 @@ def _evict(
     counted: Path, num_parts: int, by_count: tuple[Counter[int], Counter[int]], max_kept: int,
     is_owned: NDArray[np.bool_],
 ) -> int:
-    """Take the rows of the known values that are not among the `max_kept` most frequent; returns how many new are."""
+    """Take the rows of the known values that are not among the `max_kept` most frequent; return how many new ones
+    are."""
     new, known = by_count
     num_new, left, threshold, num_at_threshold = 0, max_kept, -1, 0
     for level in sorted({*new, *known}, reverse=True):
@@ -285,13 +289,13 @@ def _evict(
 
 
 def read_codes(path: Path, starts: Sequence[int], counts: Sequence[int]) -> Iterator[NDArray[np.int32]]:
-    """The ids of runs' keys, by each run's place among all."""
+    """Yield the ids of each run's keys, by the run's position among all."""
     for start, count in zip(starts, counts, strict=True):
         yield np.fromfile(path, "<i4", count, offset=start * 4)
 
 
 def _partitions(runs: Sequence[RunKeys], max_entries: int) -> NDArray[np.int64]:
-    """[runs, partitions + 1]: where each run is cut, at the same keys in all."""
+    """Return [runs, partitions + 1]: where each run is cut, at the same keys in all."""
     total = sum(run.num_keys for run in runs)
     num = -(-total // max_entries) if total else 1
     bounds = np.zeros((len(runs), 2), np.int64)
@@ -312,7 +316,7 @@ def _partitions(runs: Sequence[RunKeys], max_entries: int) -> NDArray[np.int64]:
 def _count(
     runs: Sequence[RunKeys], lows: NDArray[np.int64], highs: NDArray[np.int64]
 ) -> tuple[Keys, NDArray[np.int64]]:
-    """The distinct keys between the bounds, rising, and how many training rows have each."""
+    """Return the distinct keys between the bounds, rising, and how many training rows have each."""
     pieces = [(run, int(low), int(high)) for run, low, high in zip(runs, lows, highs, strict=True) if high > low]
     if not pieces:
         return np.empty(0, runs[0].dtype if runs else np.uint64), np.empty(0, np.int64)
@@ -329,8 +333,9 @@ def _count(
 def _take_ranks(
     counts: NDArray[np.int64], levels: NDArray[np.int64], next_ranks: NDArray[np.int64]
 ) -> NDArray[np.int64]:
-    """The ranks, from 0, of values that were seen `counts` times: those of a count follow all of larger counts, in the
-    order of the calls. `levels` are all counts, rising, and `next_ranks`, which are advanced, the next rank of each."""
+    """Return the ranks, from 0, of values that were seen `counts` times: those of a count follow all of larger counts,
+    in the order of the calls. `levels` are all counts, rising, and `next_ranks`, which are advanced, the next rank of
+    each."""
     kinds = np.searchsorted(levels, counts)
     order = np.argsort(kinds, kind="stable")
     num_of_kind = np.bincount(kinds, minlength=len(levels))
@@ -341,7 +346,7 @@ def _take_ranks(
 
 
 def _npy(path: Path, dtype: np.dtype[Any], num: int) -> BinaryIO:
-    """A `.npy` file of so many, to write them one behind the other."""
+    """Open a `.npy` file of `num` values, to write them one behind the other."""
     file = open(f"{path}.part", "wb")  # noqa: SIM115
     np.lib.format.write_array_header_1_0(
         file, {"descr": np.lib.format.dtype_to_descr(dtype), "fortran_order": False, "shape": (num,)})
@@ -353,7 +358,7 @@ def _paths(directory: Path, name: str) -> tuple[Path, Path]:
 
 
 def _sorted(keys: Keys) -> tuple[NDArray[np.integer[Any]], Keys]:
-    """The order that sorts them, and them in it."""
+    """Return the order that sorts the keys, and the sorted keys."""
     if keys.dtype == np.uint32:
         # Key and position in one word: sorting words takes half the time of sorting positions by key.
         words = keys.astype(np.uint64)

@@ -32,7 +32,8 @@ _SPLIT: Split = "validation"
 
 
 def write_later_rows(before: PreparedWith, path: str, out: Path) -> tuple[Manifest, BadRows]:
-    """All rows of the raw files at `path`, as parts of one split below `out`, and how many could not be read."""
+    """Write all rows of the raw files at `path` as parts of one split below `out`; return also how many could not be
+    read."""
     inputs, files = open_inputs(path)
     schema = schema_in(before.schema.without_split(), before.prepare, inputs, files)
     layout, encoder = before.manifest.layout, before.row_encoder()
@@ -51,7 +52,7 @@ def write_later_rows(before: PreparedWith, path: str, out: Path) -> tuple[Manife
 
 
 def schema_in(known: Schema, prepare: PrepareSpec, inputs: Inputs, files: Sequence[InputFile]) -> Schema:
-    """The roles of the columns as they were, in the format that these files have."""
+    """Return the roles of the columns as they were, in the format that these files have."""
     wanted = {known.label, *(label.name for label in known.labels), *known.dense,
               *(column.source for column in known.sparse), *(time.name for time in known.times)} - {""}
     if known.format == "csv" and known.columns and not known.has_header and not prepare.delimiter:
@@ -74,16 +75,16 @@ _SCHEMA = TypeAdapter(Schema)
 
 @dataclass(frozen=True, slots=True)
 class PreparedWith:
-    """What data was prepared with: the columns of its input, and how cells became numbers."""
+    """How data was prepared: the columns of its input, and how cells became numbers."""
 
-    path: str  # Of the data.
+    path: str
     manifest: Manifest
     schema: Schema
     prepare: PrepareSpec
 
     @staticmethod
     def of(path: str, manifest: Manifest) -> PreparedWith | None:
-        """None of data that was made and not prepared."""
+        """Read it from a manifest; None for data that was made and not prepared."""
         settings = manifest.settings
         if "schema" not in settings or "id_maps" not in settings:
             return None
@@ -97,13 +98,13 @@ class PreparedWith:
         return PreparedWith(path, manifest, schema, prepare)
 
     def row_encoder(self) -> RowEncoder:
-        """With all id maps, read and compared with their checksums."""
+        """Read all id maps and compare them with their checksums."""
         layout = self.manifest.layout
         return RowEncoder(dense_transform(self.prepare, self.schema), layout,
                           tuple(self.id_map(feature) for feature in layout.features))
 
     def id_map(self, feature: Feature) -> IdMap:
-        """Of one of the tables, read and compared with its checksum."""
+        """Read the id map of a table and compare it with its checksum."""
         column = next((one for one in self.schema.sparse if one.name == feature.name), None)
         if column is not None and column.weights_of:
             return IdMap(column, feature, None, None, 1)
@@ -124,7 +125,7 @@ class PreparedWith:
 
 
 def _read_array(path: str, name: str) -> tuple[NDArray[Any], bytes]:
-    """Mapped where it lies on this machine; and its file's SHA-256."""
+    """Read an array, or map it if it lies on this machine; return also its file's SHA-256."""
     folder = local_folder(path)
     try:
         if folder is not None:

@@ -32,20 +32,20 @@ class Reader(Protocol):
     """Reads one format."""
 
     def segments(self, file: InputFile, segment_bytes: int) -> list[Segment]:
-        """Pieces of about that size that can be read on their own."""
+        """Cut a file into pieces of about that size that can be read on their own."""
 
     def read(self, segment: Segment, chunk_bytes: int) -> Iterator[RawRows]:
-        """The segment's rows in order, in portions of about `chunk_bytes` of input."""
+        """Yield the segment's rows in order, in portions of about `chunk_bytes` of input."""
 
 
 def reason_of(why: str) -> str:
-    """Without the value, so that rows with the same fault count as one reason."""
+    """Remove the value from a reason, so that rows with the same fault count as one reason."""
     return re.sub(r"\s+", " ", _VALUE.sub("…", why))
 
 
 @dataclass(slots=True)
 class SegmentCounts:
-    """Rows of one segment, read and left out."""
+    """Counts the rows of one segment, read and left out."""
 
     num_lines: int = 0
     num_rows: int = 0
@@ -68,12 +68,12 @@ class SegmentCounts:
 
 @dataclass(frozen=True, slots=True)
 class BadRows:
-    """Rows of all files that were left out."""
+    """The rows of all files that were left out."""
 
     num_rows: int
     num_bad: int
     num_cut: int
-    files: dict[str, dict[str, int]]  # By file and reason.
+    files: dict[str, dict[str, int]]  # How many, by file and reason.
     examples: tuple[tuple[str, int, str], ...]  # File, line counted from 1, reason.
 
     @property
@@ -82,7 +82,7 @@ class BadRows:
 
     @staticmethod
     def collect(files: Sequence[InputFile], records: Sequence[Sequence[dict[str, Any]]]) -> BadRows:
-        """From the records of each file's segments, in order: their lines become lines of the file."""
+        """Collect the records of each file's segments, in order: their lines become lines of the file."""
         examples: list[tuple[str, int, str]] = []
         by_file: dict[str, dict[str, int]] = {}
         for file, segments in zip(files, records, strict=True):
@@ -100,7 +100,7 @@ class BadRows:
         return BadRows(num_rows, num_bad, num_cut, by_file, tuple(examples))
 
     def to_json(self) -> dict[str, Any]:
-        """As the manifest holds it."""
+        """Return the entry of the manifest."""
         examples = [{"file": file, "line": line, "why": why} for file, line, why in self.examples]
         return {"num": self.num_bad, "share": self.share, "num_lists_cut": self.num_cut, "files": self.files,
                 "examples": examples}
@@ -119,6 +119,6 @@ class BadRows:
 
 
 def should_give_up(num_rows: int, num_bad: int, max_share: float) -> bool:
-    """So many rows are bad that reading on is useless: the input is something else."""
+    """Whether so many rows are bad that reading on is useless: the input is something else."""
     return num_bad >= _MIN_BAD_TO_GIVE_UP and num_bad > max(0.5, max_share) * (num_rows + num_bad)
 

@@ -23,7 +23,7 @@ _DRAW = 0x5117
 
 
 def describe_time_split(data: DataSpec) -> str:
-    """For people to read, before it is done."""
+    """Describe a split by time that is still to be done."""
     prepare = data.prepare
     if prepare.validation_from:
         how = f"validation from {prepare.validation_from}, test from {prepare.test_from or 'none'}"
@@ -34,19 +34,20 @@ def describe_time_split(data: DataSpec) -> str:
 
 
 def time_split_record(data: DataSpec, starts: Sequence[int]) -> dict[str, str]:
-    """For the manifest, after it is done."""
+    """Return the manifest's record of a split by time."""
     return {"column": data.time_column} | dict(zip(SPLITS[1:], map(moment_text, starts), strict=False))
 
 
 def given_starts(data: DataSpec) -> tuple[int, ...]:
-    """The first moment of validation, and of test if there is one, as the spec gives them; empty where it does not."""
+    """Return the first moment of validation, and of test if there is one, as the spec gives them; empty if it does
+    not."""
     prepare = data.prepare
     return tuple(micros_of(moment(text)) for text in (prepare.validation_from, prepare.test_from) if text)
 
 
 def newest_starts(data: DataSpec, files: Sequence[Path]) -> tuple[int, ...]:
-    """The same by shares, of rows whose times are in files of int64. Rows of one moment stay together, so that a
-    split has at least its share."""
+    """Return where the newest shares of the rows begin, whose times are in files of int64. Rows of one moment stay
+    together, so that a split has at least its share."""
     num_rows = sum(path.stat().st_size for path in files) // 8
     if not num_rows:
         raise DataError(f"no row has a time in column {data.time_column!r}", fix="name another data.time_column")
@@ -61,7 +62,7 @@ def newest_starts(data: DataSpec, files: Sequence[Path]) -> tuple[int, ...]:
 
 
 def newest(files: Sequence[Path], rank: int) -> int:
-    """The time of the `rank`-th newest row, in a few passes over the files and little memory."""
+    """Return the time of the `rank`-th newest row, in a few passes over the files and little memory."""
     low = min(int(some.min()) for some in _chunks(files))
     high = max(int(some.max()) for some in _chunks(files))
     while low < high:
@@ -71,9 +72,9 @@ def newest(files: Sequence[Path], rank: int) -> int:
             inside = some[(some >= low) & (some <= high)]
             counts += np.bincount((inside - low) // width, minlength=_NUM_BINS)
         from_newest = np.cumsum(counts[::-1])
-        place = int(np.searchsorted(from_newest, rank))
-        rank -= int(from_newest[place - 1]) if place else 0
-        low += (_NUM_BINS - 1 - place) * width
+        bin = int(np.searchsorted(from_newest, rank))
+        rank -= int(from_newest[bin - 1]) if bin else 0
+        low += (_NUM_BINS - 1 - bin) * width
         high = min(high, low + width - 1)
     return low
 
@@ -104,11 +105,11 @@ def check_splits(data: DataSpec, files: Sequence[InputFile]) -> None:
         raise DataError("data.prepare gives every file to validation or test", fix="leave some to train on")
 
 
-def split_rows(
+def assign_splits(
     data: DataSpec, file_index: int, segment: Segment, rows: RawRows, starts: Sequence[int] = ()
 ) -> NDArray[np.uint8]:
-    """[n]: position in SPLITS of each row. It depends on the row's own position, not on how the file was cut; by time
-    on the row's time and the first moments of validation and test."""
+    """Return [n]: the position in SPLITS of each row. It depends on the row's own position, not on how the file was
+    cut; in a split by time on the row's time and the first moments of validation and test."""
     prepare = data.prepare
     if prepare.split == "time":
         assert rows.time is not None
@@ -134,6 +135,6 @@ def _split_of_file(data: DataSpec, file: InputFile) -> int:
 
 
 def _is_named(file: InputFile, patterns: Sequence[str]) -> bool:
-    """By name, or by name without `.gz` and the like: `day_23` is `day_23.gz` too."""
+    """Whether a pattern matches the file's name, with or without `.gz` and the like: `day_23` is `day_23.gz` too."""
     names = (file.uri, file.name, file.name.removesuffix(".gz"), file.name.split(".")[0])
     return any(fnmatchcase(name, pattern) for pattern in patterns for name in names)

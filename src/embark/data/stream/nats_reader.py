@@ -28,9 +28,9 @@ _NEVER_AGAIN_S = 30 * 86_400  # Until what is not acknowledged comes again: the 
 
 
 class NatsReader:
-    """A durable consumer for each subject, made anew behind the offset of the checkpoint on each connection, so that
-    nothing depends on what the broker remembers of it. Those of an earlier process of the run, which `name` tells from
-    any other, are deleted."""
+    """Reads each subject through a durable consumer, made anew behind the offset of the checkpoint on each connection,
+    so that nothing depends on what the broker remembers of it. Consumers of an earlier process of the run, which
+    `name` tells from any other, are deleted."""
 
     def __init__(self, stream: StreamSpec, name: str, options: Mapping[str, Any]) -> None:
         self._stream, self._options = stream, options
@@ -40,7 +40,7 @@ class NatsReader:
         self._client: Any = None
         self._consumers: dict[str, Any] = {}
         self._last: dict[str, int] = {}
-        self._delivered: dict[str, deque[tuple[int, Any]]] = {}  # By which a number can be acknowledged.
+        self._delivered: dict[str, deque[tuple[int, Any]]] = {}  # Messages by which a number can be acknowledged.
         self._problem = ""
 
     def open(self, offsets: Mapping[str, Offset]) -> Sequence[str]:
@@ -65,7 +65,8 @@ class NatsReader:
             return []
 
     def acknowledge(self, offsets: Mapping[str, Offset]) -> None:
-        """So that streams which keep records until then can drop them; a lost one is made up for by the next."""
+        """Acknowledge records, so that streams which keep them until then can drop them; a lost acknowledgement is
+        made up for by the next."""
         for topic, offset in offsets.items():
             newest, delivered = None, self._delivered.get(topic, deque())
             while delivered and isinstance(offset, int) and delivered[0][0] <= offset:
@@ -153,18 +154,18 @@ _LOST = "keep records longer than a trainer may be away; --fresh starts a new ru
 
 
 async def _ignore(_: Exception) -> None:
-    """`poll` sees them too."""
+    """Ignore errors that the caller sees as well."""
 
 
-MAX_WAIT_S = 600.0  # For a broker that is started at the same time.
+MAX_WAIT_S = 600.0  # How long to wait for a broker that is started at the same time.
 
 
 _RETRY_S = 0.5
 
 
 def make_streams(stream: StreamSpec, name: str, options: Mapping[str, Any]) -> list[str]:
-    """One for each topic that is in none, on disk, with records that are kept for `retention_hours`; returns their
-    names. One that keeps them for a shorter time is refused."""
+    """Make a stream on disk for each topic that is in none, with records that are kept for `retention_hours`; return
+    their names. A stream that keeps records for a shorter time is refused."""
     return asyncio.run(_make_streams(stream, name, options))
 
 

@@ -12,7 +12,7 @@ Row = Mapping[str, Any]
 
 @dataclass(frozen=True, slots=True)
 class Message:
-    """A record as its reader has it."""
+    """A record of a stream."""
 
     offset: Offset
     value: bytes | str | Row  # A JSON object.
@@ -20,20 +20,20 @@ class Message:
 
 
 class StreamReader(Protocol):
-    """Partitions, each a sequence of records that is the same every time it is read from an offset on."""
+    """Reads partitions, each a sequence of records that is the same every time it is read from an offset on."""
 
     def open(self, offsets: Mapping[str, Offset]) -> Sequence[str]:
-        """Connect; returns the names of the partitions, which continue behind these offsets."""
+        """Connect; return the names of the partitions, which continue behind these offsets."""
 
     def poll(self, partition: str, timeout_s: float) -> list[Message]:
-        """The next records of it, those that there are; none where there are none within about this time, or the
+        """Return the next records of a partition that there are; none if none come within about this time, or the
         broker cannot be reached."""
 
     def acknowledge(self, offsets: Mapping[str, Offset]) -> None:
-        """A committed checkpoint contains the records up to these: they will not be asked for again."""
+        """Note that a committed checkpoint contains the records up to these: they will not be asked for again."""
 
     def problem(self) -> str:
-        """Why nothing can be read at the moment; empty where it can."""
+        """Return why nothing can be read at the moment; empty if it can."""
 
     def close(self) -> None: ...
 

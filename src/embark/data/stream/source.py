@@ -31,17 +31,17 @@ from embark.spec.run import RunSpec
 from embark.spec.tasks import label_columns
 from embark.store import Checkpoint, CheckpointStore
 
-STREAM_FILE = "stream.json"  # In a checkpoint.
+STREAM_FILE = "stream.json"  # A file of checkpoints.
 ENDLESS_STEPS = 1 << 40
 POLL_S = 0.2
-STALLED_S = 60.0  # Without a record of a partition that the others wait for, someone should know.
-FIRST_S = 5.0  # Likewise, of a run that has read none yet: its stream is perhaps not where it looks.
+STALLED_S = 60.0  # After so long without a record of a partition that the others wait for, someone should know.
+FIRST_S = 5.0  # The same for a run that has read none yet: its stream is perhaps not where it looks.
 UNREADABLE = "num_unreadable"
 
 
 class StreamSource:
-    """Batches of the rows of a stream, in the order of their events; a batch is closed by its last row, never by a
-    clock. They are made one after the other, and `trained` says which are needed no more."""
+    """Makes batches of the rows of a stream, in the order of their events; a batch is closed by its last row, never by
+    a clock. They are made one after the other, and `trained` says which are no longer needed."""
 
     notes: tuple[str, ...] = ()
     num_eval_samples = 0
@@ -56,13 +56,13 @@ class StreamSource:
         stream = spec.stream
         self._settings = OrderSettings(label, stream.time_column, stream.bound_s, stream.key, stream.label_window_s)
         self._order = EventOrder(self._settings)
-        self.run_uri = spec.name  # Of the run's directory, where there is one.
+        self.run_uri = spec.name  # The URI of the run's directory, if it has one.
         self._reader: StreamReader | None = None
         self._records: dict[str, deque[Message]] = {}
         self._drops, self._has_rows = DropWatch(), False
         self._next = 0
         self._turn = threading.Condition()
-        self._states: dict[int, OrderState] = {}  # By position: as it was behind the batch before it.
+        self._states: dict[int, OrderState] = {}  # The state behind the batch before each position.
         self._acknowledge: dict[str, Any] | None = None
         self._saved_offsets: dict[int, dict[str, Any]] = {}
         self._is_closed = False
@@ -70,7 +70,7 @@ class StreamSource:
         self._warn: Callable[[str], None] = lambda _: None
 
     def fingerprint(self) -> str:
-        """Of the data that its maps come from."""
+        """The checksum of the data that the id maps come from."""
         return self._fingerprint
 
     def restore(self, checkpoints: CheckpointStore, checkpoint: Checkpoint) -> None:
@@ -86,7 +86,8 @@ class StreamSource:
 
     @contextmanager
     def reading(self, is_stopping: Callable[[], bool], warn: Callable[[str], None]) -> Iterator[None]:
-        """While it waits for records: when to give up, and whom to tell what holds it up. No one waits behind it."""
+        """Wait for records while the block runs: `is_stopping` says when to give up, and `warn` hears what holds it
+        up."""
         self._is_stopping, self._warn = is_stopping, warn
         try:
             yield
@@ -94,7 +95,7 @@ class StreamSource:
             self._is_closed = True
 
     def train_rows(self, epoch: int, start: int, stop: int) -> Batch:
-        """The next rows; waits for its turn, and for the records."""
+        """Return the next rows; wait for their turn, and for the records."""
         with self._turn:
             self._turn.wait_for(lambda: start <= self._next or self._next < 0)
             if self._next < 0:
@@ -115,11 +116,12 @@ class StreamSource:
             return batch
 
     def eval_rows(self, start: int, stop: int) -> Batch:
-        """There are none: each row is scored before it is trained on."""
+        """Raise: each row is scored before it is trained on, so none is held out."""
         raise IndexError(f"samples {start} to {stop} of 0")
 
     def rows_of_files(self, path: str) -> tuple[Batch, int]:
-        """Labelled rows of a file or a folder, read as records of the stream are; and how many cannot be."""
+        """Read labelled rows of a file or a folder as records of the stream are read; return also how many cannot
+        be."""
         values = list(read_records(path))
         rows = [row for value in values if (row := json_object(value)) is not None]
         raw = self._parse(rows)
@@ -128,23 +130,23 @@ class StreamSource:
         return self._batch(raw), len(values) - len(raw)
 
     def trained(self, step: int) -> None:
-        """The states before it are needed no more."""
+        """Forget the states before a step."""
         position = step * self._batch_size
         for old in [one for one in list(self._states) if one < position]:
             del self._states[old]
 
     def checkpoint_files(self, step: int) -> dict[str, bytes]:
-        """The state behind `step` steps, for their checkpoint."""
+        """Return the state behind `step` steps, for their checkpoint."""
         state = self._states[step * self._batch_size]
         self._saved_offsets = {step: state.offsets}
         return {STREAM_FILE: state.to_json().encode()}
 
     def committed(self, step: int) -> None:
-        """The checkpoint of `step` is committed. The thread that reads tells the broker."""
+        """Note that the checkpoint of `step` is committed. The thread that reads tells the broker."""
         self._acknowledge = self._saved_offsets.pop(step, None) or self._acknowledge
 
     def status(self, step: int) -> dict[str, Any]:
-        """What was read, what came late and what was joined up to a step, for the run's log."""
+        """Return what was read, what came late and what was joined up to a step, for the run's log."""
         state = self._states[step * self._batch_size]
         has_time = bool(self._settings.time_column) and math.isfinite(state.watermark_s)
         return {**total(state.counts), "num_in_memory": len(state.early) + len(state.waiting) + len(state.ready),
@@ -160,7 +162,7 @@ class StreamSource:
                 self._reader = None
 
     def _make(self, num_rows: int) -> Batch:
-        """So many rows that can be read; those that cannot are counted."""
+        """Make a batch of rows that can be read; those that cannot are counted."""
         found: list[RawRows] = []
         missing = num_rows
         while missing:
@@ -250,8 +252,8 @@ class StreamSource:
 
 
 def _row_reader(spec: RunSpec) -> tuple[RowParser, RowEncoder, str]:
-    """How a row becomes what the model takes, as in training and in serving; and the checksum of the data that says
-    so."""
+    """Return how a row becomes what the model takes, as in training and in serving, and the checksum of the data that
+    says so."""
     if spec.data.kind == "prepared":
         manifest = read_manifest(spec.data.path)
         if before := PreparedWith.of(spec.data.path, manifest):
@@ -265,29 +267,30 @@ WINDOW = 1_000  # Records.
 
 
 class DropWatch:
-    """Counts records and those dropped, by reason. Warns where more than half of the last ones were dropped, and stops
+    """Counts records and dropped ones, by reason. It warns if more than half of the last ones were dropped, and stops
     a run of whose stream no record was ever trained on."""
 
     def __init__(self) -> None:
         self._num_records = self._num_dropped = self._records_before = self._dropped_before = 0
-        self._reasons: Counter[str] = Counter()  # Of all, and …
-        self._newest: Counter[str] = Counter()  # … since the last look.
+        self._reasons: Counter[str] = Counter()  # All drops.
+        self._newest: Counter[str] = Counter()  # Drops since the last look.
         self._has_warned = False
 
     def add(self, why: str) -> None:
-        """A record; `why` it was dropped, if it was."""
+        """Count a record, and `why` it was dropped, if it was."""
         self._num_records += 1
         if why:
             self.drop({why: 1})
 
     def drop(self, reasons: Mapping[str, int]) -> None:
-        """Records that were added before."""
+        """Count drops among the records that were added before."""
         self._num_dropped += sum(reasons.values())
         self._reasons.update(reasons)
         self._newest.update(reasons)
 
     def look(self, warn: Callable[[str], None], num_pending: int, *, has_trained: bool) -> None:
-        """At the records since the last look, once there are enough of them; without those that are still pending."""
+        """Check the records since the last look, once there are enough of them, without those that are still
+        pending."""
         num_records = self._num_records - num_pending
         num, num_dropped = num_records - self._records_before, self._num_dropped - self._dropped_before
         if max(num, num_dropped) < WINDOW:
@@ -305,7 +308,7 @@ class DropWatch:
         self._newest.clear()
 
     def __str__(self) -> str:
-        """Of all so far; empty where none was dropped."""
+        """Summarize all drops so far; empty if there is none."""
         if not self._num_dropped:
             return ""
         return (f"{format_count(self._num_dropped)} of {format_count(self._num_records)} records were dropped: "

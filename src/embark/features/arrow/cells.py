@@ -43,7 +43,7 @@ _WORTH_SHARE = 0.5
 
 @dataclass(frozen=True, slots=True)
 class SparseCells:
-    """A sparse column."""
+    """The keys of a sparse column."""
 
     keys: NDArray[np.uint64]  # [n], or of a list all one after the other.
     lengths: NDArray[np.int32] | None = None  # [n] of a list.
@@ -52,22 +52,22 @@ class SparseCells:
     num_cut: int = 0
 
     def cut(self, max_ids: int) -> Self:
-        """Lists of at most so many."""
+        """Shorten lists to at most `max_ids`."""
         if self.lengths is None or not (num_cut := int((self.lengths > max_ids).sum())):
             return self
-        place = np.arange(len(self.keys)) - np.repeat(np.cumsum(self.lengths) - self.lengths, self.lengths)
-        return replace(self, keys=self.keys[place < max_ids], lengths=self.lengths.clip(max=max_ids), num_cut=num_cut)
+        index = np.arange(len(self.keys)) - np.repeat(np.cumsum(self.lengths) - self.lengths, self.lengths)
+        return replace(self, keys=self.keys[index < max_ids], lengths=self.lengths.clip(max=max_ids), num_cut=num_cut)
 
 
 @dataclass(frozen=True, slots=True)
 class CellParser:
-    """How the cells of an input are to be read."""
+    """Reads the cells of an input."""
 
     missing: tuple[str, ...]  # Text that stands for no value.
     list_delimiter: str = "|"  # Between the values of a cell of text; empty: `|` or `;`.
 
     def numbers(self, array: Any, *, may_be_text: bool = False) -> Numbers:
-        """A dense column, or a label, which `may_be_text`: true, false, yes or no."""
+        """Read a dense column, or a label, which `may_be_text`: true, false, yes or no."""
         if isinstance(array, np.ndarray):
             return _finite(array, array)
         kind = (array := normalize_array(array)).type
@@ -85,7 +85,7 @@ class CellParser:
         raise DataError(f"holds {kind}, which is not a number")
 
     def keys(self, array: Any, column: SparseColumn) -> SparseCells:
-        """A sparse column: one key a row, or a list of them."""
+        """Read a sparse column: one key a row, or a list of them."""
         if isinstance(array, np.ndarray):
             kind = np.uint64 if array.dtype == np.uint64 else np.int64
             return SparseCells(array.astype(kind, copy=False).view(np.uint64))
@@ -112,7 +112,7 @@ class CellParser:
         return SparseCells(keys, lengths.astype(np.int32), None, is_bad).cut(column.max_ids)
 
     def without_missing(self, array: Any) -> Any:
-        """Text with nulls where it stands for no value."""
+        """Replace text that stands for no value by null."""
         if not self.missing:
             return array
         # Most columns have none of them, and only short cells can be one.
@@ -146,7 +146,7 @@ class CellParser:
         return SparseCells(keys, is_missing=is_missing, is_bad=is_bad)
 
     def words(self, array: Any, column: SparseColumn) -> Any:
-        """The distinct values of a column of text, whose `hash_bytes` are its keys."""
+        """Return the distinct values of a column of text, whose `hash_bytes` are its keys."""
         array = normalize_array(array)
         if column.is_list:
             array, _ = self._values_of_lists(array)
@@ -161,7 +161,7 @@ class CellParser:
         return self.without_missing(trim(array))
 
     def _values_of_lists(self, array: Any) -> tuple[Any, NDArray[np.int64]]:
-        """All values one after the other, and how many each row has."""
+        """Return all values one after the other, and how many each row has."""
         if is_text(array.type):
             array = self.without_missing(trim(array))
             text = as_text(array)
@@ -190,7 +190,7 @@ def _joined(slices: list[SparseCells]) -> SparseCells:
 
 
 def normalize_array(array: Any) -> Any:
-    """One chunk, dictionaries decoded, views and fixed sizes as plain binary; of numpy's as Arrow has them."""
+    """Return one chunk with dictionaries decoded, views and fixed sizes as plain binary; numpy's arrays as Arrow's."""
     if isinstance(array, np.ndarray):
         return pa.array(array)
     if isinstance(array, pa.ChunkedArray):
@@ -210,12 +210,12 @@ def join_arrays(arrays: Sequence[Any]) -> Any:
 
 
 def is_text(kind: Any) -> bool:
-    """Strings or bytes."""
+    """Whether a type is strings or bytes."""
     return kind in (pa.string(), pa.large_string(), pa.binary(), pa.large_binary())
 
 
 def is_list(kind: Any) -> bool:
-    """Several values a cell."""
+    """Whether a type has several values a cell."""
     return bool(types.is_list(kind) or types.is_large_list(kind) or types.is_fixed_size_list(kind))
 
 
@@ -236,7 +236,7 @@ def _numbers_of_text(array: Any, may_be_text: bool) -> Numbers:
 
 
 def _finite(values: NDArray[Any], array: Any) -> Numbers:
-    """A value that is not a finite 32-bit number is bad; NaN means missing."""
+    """Mark values that are not finite 32-bit numbers as bad; NaN means missing."""
     is_odd = ~(np.abs(values) <= LARGEST)
     if not is_odd.any():
         return values, None
@@ -250,7 +250,7 @@ def _finite(values: NDArray[Any], array: Any) -> Numbers:
 
 
 def _floats(array: Any) -> NDArray[np.float64]:
-    """Nulls become NaN."""
+    """Convert to float64; nulls become NaN."""
     if array.type != pa.float64():
         array = array.cast(pa.float64(), safe=False)
     result: NDArray[np.float64] = array.to_numpy(zero_copy_only=False)
@@ -295,7 +295,7 @@ def _integers_of_text(array: Any) -> tuple[NDArray[np.uint64], Mask | None]:
 
 
 def _hexadecimal(array: Any) -> tuple[NDArray[np.uint64], Mask | None]:
-    """Up to 16 digits, with `0x` before them or not."""
+    """Read up to 16 digits, with `0x` before them or not."""
     starts, lengths, text = buffers_of(array)
     keys = np.zeros(len(array), np.uint64)
     last = len(text) - 1
@@ -305,9 +305,9 @@ def _hexadecimal(array: Any) -> tuple[NDArray[np.uint64], Mask | None]:
     has_prefix &= (text[np.minimum(starts + 1, last)] | 32) == ord("x")
     starts, lengths = starts + 2 * has_prefix, lengths - 2 * has_prefix
     is_bad = lengths > 16
-    for place in range(int(min(lengths.max(initial=0), 16))):
-        is_here = lengths > place
-        digit = _HEX_DIGITS[text[np.minimum(starts + place, last)]]
+    for index in range(int(min(lengths.max(initial=0), 16))):
+        is_here = lengths > index
+        digit = _HEX_DIGITS[text[np.minimum(starts + index, last)]]
         is_bad |= is_here & (digit == 255)
         keys = np.where(is_here, (keys << np.uint64(4)) | (digit & np.uint8(15)), keys)
     is_null = _nulls(array)
@@ -323,8 +323,8 @@ def _nulls(array: Any) -> Mask | None:
 
 
 def hash_words(array: Any) -> Hashes:
-    """[n]: the hash of each text of a String, Binary, LargeString or LargeBinary array, without the spaces around it;
-    of a null, anything.
+    """Return [n]: the hash of each text of a String, Binary, LargeString or LargeBinary array, without the spaces
+    around it; for a null, anything.
 
     Id maps outlive the program, so this hash never changes: its definition is the plain one in the tests.
     """
@@ -342,7 +342,7 @@ def hash_words(array: Any) -> Hashes:
 
 
 def hash_bytes(array: Any) -> Hashes:
-    """The hash of each value, eight of its bytes at a time; of a null, anything."""
+    """Hash each value, eight of its bytes at a time; for a null, anything."""
     starts, lengths, text = buffers_of(array)
     # Eight more bytes, so that the last word of the last value can be read.
     padded = np.concatenate([text, np.zeros(8, np.uint8)])
@@ -362,7 +362,7 @@ def hash_bytes(array: Any) -> Hashes:
 
 
 def trim(array: Any) -> Any:
-    """Without ASCII white space at the ends; the same array where there is none."""
+    """Remove ASCII white space at the ends; return the same array if there is none."""
     starts, lengths, text = buffers_of(array)
     filled = np.flatnonzero(lengths)
     if not len(filled):
@@ -374,17 +374,17 @@ def trim(array: Any) -> Any:
 
 
 def as_text(array: Any) -> Any:
-    """Binary as String, in place and without validation."""
+    """View Binary as String, without validation."""
     return array.view({pa.binary(): pa.string(), pa.large_binary(): pa.large_string()}.get(array.type, array.type))
 
 
 def as_bytes(array: Any) -> Any:
-    """String as Binary, in place."""
+    """View String as Binary."""
     return array.view({pa.string(): pa.binary(), pa.large_string(): pa.large_binary()}.get(array.type, array.type))
 
 
 def as_utf8(array: Any) -> Any:
-    """For people to read: a byte that is no UTF-8 becomes U+FFFD."""
+    """Return text for people to read: a byte that is no UTF-8 becomes U+FFFD."""
     words = array.cast(pa.large_binary())
     try:
         return words.cast(pa.large_string())
@@ -393,7 +393,7 @@ def as_utf8(array: Any) -> Any:
 
 
 def buffers_of(array: Any) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.uint8]]:
-    """Where each value starts, how long it is (0 of a null), and the bytes they lie in."""
+    """Return where each value starts, how long it is (0 for a null), and the bytes they lie in."""
     is_large = types.is_large_string(array.type) or types.is_large_binary(array.type)
     _, offsets_buffer, data = array.buffers()
     if not len(array) or offsets_buffer is None:
@@ -411,7 +411,7 @@ def buffers_of(array: Any) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArra
 
 
 def _repeats(array: Any) -> bool:
-    """Whether to hash each distinct word once instead of each value; judged by the first few thousand."""
+    """Whether to hash each distinct word once instead of each value, judged by the first few thousand."""
     some = array.slice(0, _TRIAL_ROWS)
     return len(some) > 0 and len(some.unique()) < _WORTH_SHARE * len(some)
 
@@ -428,18 +428,20 @@ class Times:
     is_bad: Mask
 
     def keys(self, feature: str) -> SparseCells:
-        """The hour from 1 to 24, the weekday from 1 (Monday) to 7: the id itself, since 0 is for a missing time."""
+        """Return the hour from 1 to 24 or the weekday from 1 (Monday) to 7: the id itself, since 0 is for a missing
+        time."""
         whole = self.micros // MICROS_PER_HOUR % 24 if feature == "hour" else (self.micros // MICROS_PER_DAY + 3) % 7
         return SparseCells((whole + 1).astype(np.uint64), is_missing=self.is_missing)
 
     def days_until(self, other: "Times") -> NDArray[np.float64]:
-        """NaN where either is missing."""
+        """Return the days between two times, NaN where either is missing."""
         days = (other.micros - self.micros) / MICROS_PER_DAY
         return np.where(self.is_missing | other.is_missing, np.nan, days)
 
 
 def parse_times(array: Any, format: TimeFormat, cells: CellParser) -> Times:
-    """Each cell has the one format of its column; another is bad, since a guess for each cell could mix time zones."""
+    """Read times. Each cell has the one format of its column; another is bad, since a guess for each cell could mix
+    time zones."""
     array = trim(array) if is_text(array.type) else array
     if is_text(array.type) and format in ISO_PATTERNS:
         return _of_text(as_text(cells.without_missing(array)), format)
@@ -459,7 +461,7 @@ def parse_times(array: Any, format: TimeFormat, cells: CellParser) -> Times:
 
 
 def _formats_of_type(kind: Any) -> tuple[TimeFormat, ...]:
-    """Which formats a column of this type can have; any, where this is empty."""
+    """Return which formats a column of this type can have; empty: any."""
     if types.is_date(kind):
         return ("date",)
     if types.is_timestamp(kind):

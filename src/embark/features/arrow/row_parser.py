@@ -37,7 +37,7 @@ _UNCUT = 1 << 31
 
 @dataclass(frozen=True, slots=True)
 class Location:
-    """Where in the input some rows are."""
+    """The position of some rows in the input."""
 
     lines: NDArray[np.int64]  # [n]: within the segment, counted from 0; of Parquet, the row.
     positions: NDArray[np.int64]  # See `RawRows`.
@@ -55,7 +55,7 @@ class _Bad:
     reasons: Counter[str] = field(default_factory=Counter)
 
     def add(self, is_bad: Mask | None, name: str, array: Any, what: str) -> None:
-        """The cells of column `name` that `what` is said of."""
+        """Mark cells of column `name` as bad, because of `what`."""
         if is_bad is None:
             return
         new = np.flatnonzero(is_bad & ~self.mask)
@@ -83,7 +83,7 @@ class RowParser:
 
     @property
     def columns(self) -> list[str]:
-        """Those of the input that are needed."""
+        """The columns of the input that are needed."""
         return self._columns
 
     @property
@@ -92,7 +92,7 @@ class RowParser:
         return {column.source for column in self._schema.sparse}
 
     def parse(self, column: Callable[[str], Any], location: Location, where: str) -> RawRows:
-        """The rows that `column` gives the cells of, by name; of `number_columns` as numpy's array too."""
+        """Make rows of the cells that `column` returns by name; those of `number_columns` may be numpy's arrays too."""
         schema, num_rows = self._schema, len(location.lines)
         cells = {name: self._cells_of(name, column(name)) for name in self.columns}
         bad = _Bad(np.zeros(num_rows, np.bool_))
@@ -139,29 +139,29 @@ class RowParser:
         return rows.select(~bad.mask) if bad.mask.any() else rows
 
     def split_cell(self, text: str) -> list[str]:
-        """The values of a text in a list column, as they are found where all cells are text."""
+        """Split a text in a list column as it would be split where all cells are text."""
         if text.strip() in self._cells.missing:
             return []
         return text.split(delimiter) if (delimiter := self._cells.list_delimiter) else re.split("[|;]", text)
 
     def _pair_weights(self, keys: list[SparseCells], cells: Mapping[str, Any], bad: _Bad) -> None:
-        """Check weights against the ids that they are of, and cut both."""
-        places = {column.name: place for place, column in enumerate(self._schema.sparse)}
-        for place, column in enumerate(self._schema.sparse):
+        """Check weights against their ids, and cut both."""
+        indexes = {column.name: index for index, column in enumerate(self._schema.sparse)}
+        for index, column in enumerate(self._schema.sparse):
             if not column.weights_of:
                 continue
-            of, array = places[column.weights_of], cells[column.source]
-            ids, weights = keys[of].lengths, keys[place].lengths
+            of, array = indexes[column.weights_of], cells[column.source]
+            ids, weights = keys[of].lengths, keys[index].lengths
             assert ids is not None
             assert weights is not None
             bad.add(ids != weights, column.source, array, f"has another number of weights than {column.weights_of} has "
                     "ids")
             owner = np.repeat(np.arange(len(weights)), weights)
-            is_none = owner[~(keys[place].keys.view(np.float64) >= 0)]
+            is_none = owner[~(keys[index].keys.view(np.float64) >= 0)]
             bad.add(np.bincount(is_none, minlength=len(weights)) > 0, column.source, array,
                     "has a weight that is negative or empty")
             most = self._schema.sparse[of].max_ids
-            keys[of], keys[place] = keys[of].cut(most), replace(keys[place].cut(most), num_cut=0)
+            keys[of], keys[index] = keys[of].cut(most), replace(keys[index].cut(most), num_cut=0)
 
     def _cells_of(self, name: str, array: Any) -> Any:
         if isinstance(array, np.ndarray) and name in self.number_columns and (
@@ -181,7 +181,7 @@ class RowParser:
         return values.astype(np.float32)
 
     def _labels(self, cells: Mapping[str, Any], bad: _Bad, where: str) -> NDArray[np.float32]:
-        """[n, 1 + labels]: the first binary task's, and all of them; NaN where a cell is empty."""
+        """Return [n, 1 + labels]: the first binary task's, and all of them; NaN where a cell is empty."""
         main = np.zeros(len(bad.mask), np.float32)
         columns = [main]
         for label in self._schema.labels:
@@ -223,7 +223,7 @@ class RowParser:
 
 
 def number_columns(schema: Schema) -> dict[str, Literal["number", "integer"]]:
-    """Columns that are nothing but dense, or nothing but integers of one value."""
+    """Return the columns that are nothing but dense, or nothing but integers of one value."""
     found: dict[str, Literal["number", "integer"]] = dict.fromkeys(schema.dense, "number")
     other = {schema.label, schema.split_column, *(time.name for time in schema.times)}
     for column in schema.sparse:
@@ -247,7 +247,7 @@ def _fill(dense: NDArray[np.float32], arrays: Sequence[Any]) -> bool:
 
 @contextmanager
 def _in_column(where: str, name: str) -> Iterator[None]:
-    """What is wrong with a column, with its name and file."""
+    """Add the column's name and the file to an error."""
     try:
         yield
     except DataError as error:
@@ -256,7 +256,7 @@ def _in_column(where: str, name: str) -> Iterator[None]:
 
 
 def _why(name: str, cell: Any, what: str) -> str:
-    """What is wrong with a cell, which is quoted, or is empty where something must be."""
+    """Say what is wrong with a cell, which is quoted, or that it is empty."""
     if hasattr(cell, "as_buffer"):
         value = bytes(cell.as_buffer() or b"").decode(errors="replace")
     else:
@@ -271,12 +271,12 @@ SplitCell = Callable[[str], list[str]]
 
 
 def json_column(rows: Sequence[Mapping[str, Any]], name: str, split: SplitCell | None = None) -> Any:
-    """The cells of a column as text, or as lists of text."""
+    """Return the cells of a column as text, or as lists of text."""
     return json_array([row.get(name) for row in rows], split)
 
 
 def json_array(values: Sequence[Any], split: SplitCell | None = None) -> Any:
-    """JSON values as text, or as lists of text; beside arrays, `split` gives the values of a text."""
+    """Return JSON values as text, or as lists of text; beside arrays, `split` returns the values of a text."""
     if not any(isinstance(value, list) for value in values):
         return pa.array([json_cell(value) for value in values], pa.string())
     lists = [value if isinstance(value, list) else [] if value is None else
