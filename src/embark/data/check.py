@@ -9,14 +9,16 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from embark.data.leaks import LEAK_AUC
 from embark.data.prepare.tasks import differences
 from embark.data.prepared import SPLITS, STATISTICS, Block, Manifest, Part
 from embark.data.prepared.cache import local_folder, read_manifest
+from embark.data.progress import OnProgress, ProgressReporter
 from embark.data.statistics import ColumnScore, compute_statistics, equal_columns
-from embark.data.workers import OnProgress, ProgressReporter, num_cores
+from embark.data.workers import num_cores
+from embark.features.arrays import Bytes, Mask
+from embark.formatting import shortlist
 from embark.store import ObjectStore, open_store
 from embark.store.object_store import for_each_parallel
 
@@ -132,7 +134,7 @@ def _check_parts(
 
 
 def check_part(
-    manifest: Manifest, part: Part, data: NDArray[np.uint8], report: Callable[[int], None] | None = None
+    manifest: Manifest, part: Part, data: Bytes, report: Callable[[int], None] | None = None
 ) -> list[Problem]:
     """Find what is wrong with the bytes of a part."""
     problems, digest = [], hashlib.sha256()
@@ -168,7 +170,7 @@ class _Faults:
         self._part = part
         self._seen: dict[tuple[str, str], tuple[int, int]] = {}
 
-    def add(self, column: str, what: str, is_bad: NDArray[np.bool_], first_row: int) -> None:
+    def add(self, column: str, what: str, is_bad: Mask, first_row: int) -> None:
         """Count the bad values of a block; `is_bad` is [n] or [n, …]."""
         if is_bad.any():
             row = first_row + int(is_bad.reshape(-1).argmax()) // (is_bad.size // len(is_bad))
@@ -185,7 +187,7 @@ class _Faults:
         ]
 
 
-def _block(manifest: Manifest, data: NDArray[np.uint8], num_rows: int) -> Block | None:
+def _block(manifest: Manifest, data: Bytes, num_rows: int) -> Block | None:
     """Return None if the bytes are not a block of `num_rows` rows."""
     layout = manifest.layout
     if len(data) < 8 * len(layout.ragged):
@@ -261,8 +263,7 @@ def _unlisted(found: set[str], manifest: Manifest) -> Iterator[Problem]:
     listed = {part.file for part in manifest.all_parts()}
     others = sorted(path for path in found - listed if path.startswith(SPLITS) and path.endswith((".bin", ".part")))
     if others:
-        more = f" and {len(others) - 1} more" if len(others) > 1 else ""
-        yield Problem(others[0] + more, "not in the manifest: an interrupted writer left it; it may be removed")
+        yield Problem(shortlist(others, 1), "not in the manifest: an interrupted writer left it; it may be removed")
 
 
 def _is_close(a: Any, b: Any) -> bool:

@@ -9,19 +9,18 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
-from embark.data.loader import Batch
+from embark.data.loader import Batch, check_range
 from embark.data.prepare.guess import find_times
 from embark.data.prepare.inputs import InputFile, Inputs
 from embark.data.prepare.sampling import Column, Sample, take_sample
 from embark.data.prepare.tasks import open_reader
 from embark.data.task_labels import bad_labels, check_lists, meaning_of, task_labels
 from embark.errors import DataError, nearest
+from embark.features.arrays import Array, Int32s, Int64s, Mask, ragged_positions
 from embark.features.arrow.row_parser import Location, RowParser
 from embark.features.encoding import PLAIN, plain_schema, weights_of_keys
 from embark.features.hashing import hash_counters, stream_key, uniform
-from embark.features.layout import ragged_positions
 from embark.features.rows import RawRows
 from embark.features.schema import Schema
 from embark.features.values import moment_text
@@ -76,16 +75,9 @@ class ColumnsSource:
             is_held_out = _is_newest(data, rows.time)
         self._eval_rows = np.flatnonzero(is_held_out)
         self._train_rows = np.flatnonzero(~is_held_out)
-        self._orders: dict[int, NDArray[np.int64]] = {}  # Orders of the two newest epochs: threads may be in both.
+        self.num_train_samples, self.num_eval_samples = len(self._train_rows), len(self._eval_rows)
+        self._orders: dict[int, Int64s] = {}  # Orders of the two newest epochs: threads may be in both.
         self._ordering = threading.Lock()
-
-    @property
-    def num_train_samples(self) -> int:
-        return len(self._train_rows)
-
-    @property
-    def num_eval_samples(self) -> int:
-        return len(self._eval_rows)
 
     def fingerprint(self) -> str:
         """A checksum of every value that the spec reads, in the order of the rows, and of which rows a split by time
@@ -109,9 +101,8 @@ class ColumnsSource:
         """Return held-out rows, in the file's order."""
         return self._batch(self._eval_rows, start, stop)
 
-    def _batch(self, order: NDArray[np.int64], start: int, stop: int) -> Batch:
-        if not 0 <= start <= stop <= len(order):
-            raise IndexError(f"samples {start} to {stop} of {len(order)}")
+    def _batch(self, order: Int64s, start: int, stop: int) -> Batch:
+        check_range(start, stop, len(order))
         rows = order[start:stop]
         taken = [feature.take(rows) for feature in self._features]
         return Batch(
@@ -129,10 +120,10 @@ class ColumnsSource:
 class _Feature:
     """All ids of a column: [rows, ids of each], or one behind the other with offsets [rows + 1]."""
 
-    ids: NDArray[Any]  # int64 of a dynamic table, else int32
-    offsets: NDArray[np.int64] | None
+    ids: Array  # int64 of a dynamic table, else int32
+    offsets: Int64s | None
 
-    def take(self, rows: NDArray[np.int64]) -> tuple[NDArray[Any], NDArray[np.int32]]:
+    def take(self, rows: Int64s) -> tuple[Array, Int32s]:
         """Return the rows' ids and how many each has."""
         if self.offsets is None:
             return self.ids[rows].reshape(-1), np.full(len(rows), self.ids.shape[1], np.int32)
@@ -140,7 +131,7 @@ class _Feature:
         return self.ids[ragged_positions(self.offsets[rows], lengths)], lengths.astype(np.int32)
 
 
-def _digest(array: NDArray[Any] | None) -> str:
+def _digest(array: Array | None) -> str:
     if array is None:
         return "none;"
     return f"{array.dtype.str}{array.shape}{hashlib.sha256(np.ascontiguousarray(array).data).hexdigest()};"
@@ -204,7 +195,7 @@ def read_rows(
     return RawRows.join(portions)
 
 
-def _is_newest(data: DataSpec, time: NDArray[np.int64]) -> NDArray[np.bool_]:
+def _is_newest(data: DataSpec, time: Int64s) -> Mask:
     """Mark the newest share; rows of one moment stay together."""
     rank = max(1, round(len(time) * data.eval_fraction))
     start = np.partition(time, len(time) - rank)[len(time) - rank]
@@ -212,7 +203,7 @@ def _is_newest(data: DataSpec, time: NDArray[np.int64]) -> NDArray[np.bool_]:
         raise DataError(f"{data.path}: holding out the newest {data.eval_fraction:g} by column {data.time_column!r} "
                         f"leaves no rows to train on: so many have the time {moment_text(int(start))}",
                         fix="leave data.time_column out, or make data.eval_fraction smaller")
-    is_newest: NDArray[np.bool_] = time >= start
+    is_newest: Mask = time >= start
     return is_newest
 
 
@@ -231,7 +222,7 @@ def _format_of(file: InputFile) -> dict[str, Any]:
                     fix="one of: " + ", ".join((*DELIMITERS, *PARQUET_SUFFIXES, NPZ)))
 
 
-def _load_npz(inputs: Inputs, file: InputFile, names: Sequence[str]) -> dict[str, NDArray[Any]]:
+def _load_npz(inputs: Inputs, file: InputFile, names: Sequence[str]) -> dict[str, Array]:
     try:
         with open(str(inputs.local_path(file.uri)), "rb") as opened, np.load(opened, allow_pickle=False) as arrays:
             if lacking := [name for name in names if name not in arrays.files]:
@@ -269,13 +260,13 @@ def _read_npz(inputs: Inputs, file: InputFile, parser: RowParser) -> RawRows:
     return parser.parse(column, Location(rows, rows, len(rows)), file.uri)
 
 
-def _refuse(path: str, column: str, is_bad: NDArray[np.bool_], what: str, fix: str) -> None:
+def _refuse(path: str, column: str, is_bad: Mask, what: str, fix: str) -> None:
     if is_bad.any():
         raise DataError(f"{path}: column {column!r}, row {int(is_bad.argmax()) + 1:,} of the data: {what}; such rows: "
                         f"{int(is_bad.sum()):,}", fix=fix)
 
 
-def refuse_empty(path: str, column: str, is_empty: NDArray[np.bool_] | None) -> None:
+def refuse_empty(path: str, column: str, is_empty: Mask | None) -> None:
     """Refuse data without a value in some rows of a column that must have one."""
     if is_empty is not None:
         _refuse(path, column, is_empty, "is empty", "drop those rows, or fill in the values")
@@ -301,7 +292,7 @@ def _checked_ids(
     return features, tuple(f"{what}; clipped" for what, _ in bad)
 
 
-def _find_bad_ids(table: Table, ids: NDArray[np.int64], lengths: NDArray[np.int64]) -> tuple[str, str] | None:
+def _find_bad_ids(table: Table, ids: Int64s, lengths: Int64s) -> tuple[str, str] | None:
     """Say what is wrong with the ids of a column that its table does not hold, and the fix."""
     if table.is_dynamic:  # the hashes of any values
         return None
@@ -316,8 +307,8 @@ def _find_bad_ids(table: Table, ids: NDArray[np.int64], lengths: NDArray[np.int6
     return what, f"{table.name}: {fix}"
 
 
-def _feature(table: Table, ids: NDArray[np.int64], lengths: NDArray[np.int64]) -> _Feature:
-    clipped: NDArray[Any] = ids if table.is_dynamic else np.clip(ids, 0, table.rows - 1).astype(np.int32)
+def _feature(table: Table, ids: Int64s, lengths: Int64s) -> _Feature:
+    clipped: Array = ids if table.is_dynamic else np.clip(ids, 0, table.rows - 1).astype(np.int32)
     if lengths.min() == lengths.max():
         return _Feature(clipped.reshape(len(lengths), int(lengths[0])), None)
     return _Feature(clipped, np.concatenate([[0], np.cumsum(lengths)]))

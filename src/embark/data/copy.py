@@ -12,6 +12,7 @@ from typing import Any
 from embark.data.prepare.tasks import PREPARING
 from embark.data.prepared import MANIFEST, STATISTICS, Manifest
 from embark.errors import DataError, UserError
+from embark.formatting import shortlist
 from embark.store import Entry, ObjectStore, open_store
 from embark.store.local_store import LocalStore
 from embark.store.transfer import COPY_STATE, CopyItem, CopyPlan, Transfer
@@ -144,6 +145,5 @@ def _refuse_to_overwrite(transfer: Transfer, plan: CopyPlan, to: ObjectStore) ->
     existing = {entry.path for entry in to.list()}
     lost = [item.path for item in (*plan.todo, *plan.last) if item.path in existing]
     if lost:
-        more = f" and {len(lost) - 1} more" if len(lost) > 1 else ""
-        raise UserError(f"{to.where(lost[0])}{more}: exists already, with other content",
+        raise UserError(f"{shortlist([to.where(path) for path in lost], 1)}: exists already, with other content",
                         fix="name another target, or --force to replace it")

@@ -9,6 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from embark.data.prepared import Block
+from embark.features.arrays import Array, Doubles, Int64s, Mask
 
 NUM_TOP = 20
 _SMALL = 1 << 16
@@ -52,21 +53,21 @@ class DenseIdCounts:
                 values = values[(values >= self.first) & (values < self.stop)] - self.first
             np.add.at(into, values, self._one)
 
-    def used(self) -> Iterator[tuple[NDArray[np.intp], NDArray[np.int64], NDArray[np.int64]]]:
+    def used(self) -> Iterator[tuple[NDArray[np.intp], Int64s, Int64s]]:
         """Yield in portions the ids that are looked up at all, rising, how often, and how often with a label of 1."""
         for start in range(0, len(self._all), _CHUNK):
             at = start + np.flatnonzero(self._all[start : start + _CHUNK] != 0)
             yield self.first + at, self._all[at].astype(np.int64), self._positive[at].astype(np.int64)
 
-    def rates(self, ids: NDArray[Any], prior: float, weight: float) -> NDArray[np.float64]:
+    def rates(self, ids: Array, prior: float, weight: float) -> Doubles:
         """Return the share of label 1 among the lookups of each id, drawn to `prior` as by `weight` more lookups."""
         at = ids.astype(np.intp) - self.first
-        rates: NDArray[np.float64] = (self._positive[at] + prior * weight) / (self._all[at] + weight)
+        rates: Doubles = (self._positive[at] + prior * weight) / (self._all[at] + weight)
         return rates
 
-    def is_used(self, ids: NDArray[Any]) -> NDArray[np.bool_]:
+    def is_used(self, ids: Array) -> Mask:
         """Mark the ids that are looked up at all."""
-        found: NDArray[np.bool_] = self._all[ids.astype(np.intp) - self.first] != 0
+        found: Mask = self._all[ids.astype(np.intp) - self.first] != 0
         return found
 
 
@@ -75,7 +76,7 @@ class SparseIdCounts:
 
     def __init__(self, stop: int) -> None:
         self.first, self.stop = 0, stop
-        self._met: list[tuple[NDArray[np.intp], NDArray[np.bool_]]] = []
+        self._met: list[tuple[NDArray[np.intp], Mask]] = []
 
     @staticmethod
     def size_bytes(num_ids: int) -> int:
@@ -90,29 +91,29 @@ class SparseIdCounts:
         is_positive = np.repeat(block.label, ids.shape[1] if lengths is None else lengths) != 0
         self._met.append((ids.reshape(-1).astype(np.intp), is_positive))
 
-    def used(self) -> Iterator[tuple[NDArray[np.intp], NDArray[np.int64], NDArray[np.int64]]]:
+    def used(self) -> Iterator[tuple[NDArray[np.intp], Int64s, Int64s]]:
         yield self._counted
 
-    def rates(self, ids: NDArray[Any], prior: float, weight: float) -> NDArray[np.float64]:
+    def rates(self, ids: Array, prior: float, weight: float) -> Doubles:
         _, counts, positive = self._counted
         if not len(counts):
             return np.full(len(ids), prior)
         at, is_used = self._indexes_of(ids)
-        rates: NDArray[np.float64] = (positive[at] + prior * weight) / (counts[at] + weight)
+        rates: Doubles = (positive[at] + prior * weight) / (counts[at] + weight)
         return np.where(is_used, rates, prior)
 
-    def is_used(self, ids: NDArray[Any]) -> NDArray[np.bool_]:
+    def is_used(self, ids: Array) -> Mask:
         return self._indexes_of(ids)[1]
 
     @cached_property
-    def _counted(self) -> tuple[NDArray[np.intp], NDArray[np.int64], NDArray[np.int64]]:
+    def _counted(self) -> tuple[NDArray[np.intp], Int64s, Int64s]:
         none = (np.zeros(0, np.intp), np.zeros(0, bool))
         ids, is_positive = (np.concatenate(arrays) for arrays in zip(none, *self._met, strict=True))
         found, indexes = np.unique(ids, return_inverse=True)
         counts = np.bincount(indexes, minlength=len(found)).astype(np.int64)
         return found, counts, np.bincount(indexes[is_positive], minlength=len(found)).astype(np.int64)
 
-    def _indexes_of(self, ids: NDArray[Any]) -> tuple[NDArray[np.intp], NDArray[np.bool_]]:
+    def _indexes_of(self, ids: Array) -> tuple[NDArray[np.intp], Mask]:
         found = self._counted[0]
         at = np.minimum(np.searchsorted(found, ids), max(len(found) - 1, 0))
         return at, (found[at] == ids) if len(found) else np.zeros(len(ids), bool)
@@ -129,7 +130,7 @@ class Frequencies:
         """The most frequent ids: minus the count, the id, and how often its label was 1."""
         self._id_0 = 0
         self._few = np.zeros(_SMALL, np.int64)  # Ids that were looked up so often, by how often.
-        self._often: list[NDArray[np.int64]] = []  # Counts that are larger.
+        self._often: list[Int64s] = []  # Counts that are larger.
 
     def add(self, counts: Counts) -> None:
         for ids, values, positive in counts.used():
@@ -139,7 +140,7 @@ class Frequencies:
             if len(ids) and ids[0] == 0:
                 self._id_0 = int(values[0])
 
-    def _add_top(self, ids: NDArray[np.intp], values: NDArray[np.int64], positive: NDArray[np.int64]) -> None:
+    def _add_top(self, ids: NDArray[np.intp], values: Int64s, positive: Int64s) -> None:
         at = np.flatnonzero(values > (-self._top[-1][0] if len(self._top) == NUM_TOP else 0))
         if len(at) > NUM_TOP:
             least = np.partition(values[at], len(at) - NUM_TOP)[len(at) - NUM_TOP]
@@ -164,7 +165,7 @@ class Frequencies:
             "top": [{"id": top, "count": -count, "label_rate": _share(num, -count)} for count, top, num in self._top],
         }
 
-    def _levels(self) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    def _levels(self) -> tuple[Int64s, Int64s]:
         """Return the distinct counts, falling, and how many ids have each."""
         often, often_nums = np.unique(np.concatenate([np.zeros(0, np.int64), *self._often]), return_counts=True)
         few = np.flatnonzero(self._few[: _SMALL - 1])
@@ -173,7 +174,7 @@ class Frequencies:
         return values, np.concatenate([self._few[few], often_nums])[::-1].astype(np.int64)
 
 
-def _covered(values: NDArray[np.int64], nums: NDArray[np.int64], ranks: Iterable[int]) -> list[int]:
+def _covered(values: Int64s, nums: Int64s, ranks: Iterable[int]) -> list[int]:
     """Return the lookups of the most frequent ids up to each rank."""
     num_ids = np.concatenate([[0], np.cumsum(nums)])
     lookups = np.concatenate([[0], np.cumsum(nums * values)])
@@ -222,12 +223,12 @@ class DenseSummary:
         self._min = np.full(num_columns, np.inf)
         self._max = np.full(num_columns, -np.inf)
 
-    def add(self, dense: NDArray[Any]) -> None:
+    def add(self, dense: Array) -> None:
         """Take rows [n, D]."""
         for start in range(0, len(dense), _ROWS_AT_A_TIME):
             self._add(dense[start : start + _ROWS_AT_A_TIME])
 
-    def _add(self, dense: NDArray[Any]) -> None:
+    def _add(self, dense: Array) -> None:
         columns = np.ascontiguousarray(dense.T, np.float32)
         self.num_rows += columns.shape[1]
         cells = columns.view("<u2")[:, 1::2].astype(np.intp)
@@ -270,7 +271,7 @@ class DenseSummary:
         }
 
 
-def _in_order(cells: NDArray[np.int64]) -> tuple[NDArray[np.float64], NDArray[np.int64], int]:
+def _in_order(cells: Int64s) -> tuple[Doubles, Int64s, int]:
     """Return the middles of the finite cells that have values, rising, how many each has, and how many are not
     finite."""
     used = np.flatnonzero(cells)

@@ -7,8 +7,8 @@ import zlib
 from typing import Any, TypeVar
 
 import numpy as np
-from numpy.typing import NDArray
 
+from embark.features.arrays import Int64s
 from embark.features.hashing import FIRST, SECOND, STEP, stream_key
 
 NO_ID = -(2**63)
@@ -44,7 +44,7 @@ def mixed(ids: Ids, keys: Any) -> Ids:
     return bits ^ _shifted(bits, 31)  # type: ignore[no-any-return]
 
 
-def unmixed(hashes: NDArray[np.int64], key: int) -> NDArray[np.int64]:
+def unmixed(hashes: Int64s, key: int) -> Int64s:
     """Return the ids that have these hashes."""
     bits = _unshifted(hashes, 31) * np.int64(_SECOND_INVERSE)
     bits = _unshifted(bits, 27) * np.int64(_FIRST_INVERSE)
@@ -65,7 +65,7 @@ def _shifted(bits: Any, by: int) -> Any:
     return (bits >> by) & ((1 << (64 - by)) - 1)
 
 
-def _unshifted(bits: NDArray[np.int64], by: int) -> NDArray[np.int64]:
+def _unshifted(bits: Int64s, by: int) -> Int64s:
     """Invert `bits ^ _shifted(bits, by)`."""
     found = bits
     for _ in range(64 // by):

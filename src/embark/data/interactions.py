@@ -8,13 +8,13 @@ from functools import lru_cache
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from embark.data.columns import read_rows, refuse_empty, sample_files
-from embark.data.loader import Batch
+from embark.data.loader import Batch, check_range
 from embark.data.prepare.guess import find_times
 from embark.data.prepare.inputs import Inputs
 from embark.errors import DataError, nearest
+from embark.features.arrays import Array, Int32s, Int64s, Mask
 from embark.features.arrow.cells import as_utf8, join_arrays, normalize_array
 from embark.features.arrow.row_parser import Location, RowParser
 from embark.features.encoding import PLAIN
@@ -24,7 +24,6 @@ from embark.features.schema import Schema, SparseColumn
 from embark.spec import DataSpec, ModelSpec, Table
 from embark.spec.data import PrepareSpec
 
-I64 = NDArray[np.int64]
 _ORDER, _NEGATIVES, _EVAL_NEGATIVES = range(3)
 NUM_HELD_OUT = 2  # Each user's last item for testing, the one before it for validation.
 MIN_LENGTH = 3  # Users with fewer items are trained on, and not evaluated.
@@ -52,6 +51,7 @@ class InteractionsSource:
         train_ends = np.where(is_held_out, ends - NUM_HELD_OUT, ends)
         self._train_users = np.flatnonzero(train_ends - self._starts >= 2)  # the shortest has an item and the next one
         self._eval_users = np.flatnonzero(is_held_out)
+        self.num_train_samples, self.num_eval_samples = len(self._train_users), len(self._eval_users)
         self._train_ends, self._eval_ends = train_ends, ends - is_eval_last + 1
         self._all_ends = ends
         # All pairs of user and chosen item in one sorted array. Training does not know those held out.
@@ -73,14 +73,6 @@ class InteractionsSource:
                                        "items to train on: the newest are used",) if long else ()
         self._order = lru_cache(2)(self._epoch_order)
 
-    @property
-    def num_train_samples(self) -> int:
-        return len(self._train_users)
-
-    @property
-    def num_eval_samples(self) -> int:
-        return len(self._eval_users)
-
     def fingerprint(self) -> str:
         """A checksum of all rows, in order."""
         digest = hashlib.sha256(self._items.data)
@@ -91,25 +83,23 @@ class InteractionsSource:
     def train_rows(self, epoch: int, start: int, stop: int) -> Batch:
         """Return users `start` to `stop` of the epoch's order, with negatives of this epoch."""
         order = self._order(epoch)
-        if not 0 <= start <= stop <= len(order):
-            raise IndexError(f"samples {start} to {stop} of {len(order)}")
+        check_range(start, stop, len(order))
         users = order[start:stop]
         num = self._negatives.multi_hot if self._negatives else 0
         return self._batch(users, self._train_ends, self._trained, stream_key(self._seed, _NEGATIVES, epoch), num)
 
     def eval_rows(self, start: int, stop: int) -> Batch:
         """Return held-out users, with the same negatives every time."""
-        if not 0 <= start <= stop <= len(self._eval_users):
-            raise IndexError(f"samples {start} to {stop} of {len(self._eval_users)}")
+        check_range(start, stop, self.num_eval_samples)
         num = self._num_eval_negatives if self._negatives else 0
         return self._batch(self._eval_users[start:stop], self._eval_ends, self._chosen,
                            stream_key(self._seed, _EVAL_NEGATIVES), num)
 
-    def _batch(self, users: I64, ends: I64, chosen: I64, key: Any, num_negatives: int) -> Batch:
+    def _batch(self, users: Int64s, ends: Int64s, chosen: Int64s, key: Any, num_negatives: int) -> Batch:
         ends = ends[users]
         lengths = np.minimum(ends - self._starts[users], self._history.multi_hot)
         rows = np.repeat(ends - np.cumsum(lengths), lengths) + np.arange(lengths.sum())
-        found: dict[str, tuple[NDArray[np.int32], I64]] = {self._history.name: (self._items[rows], lengths)}
+        found: dict[str, tuple[Int32s, Int64s]] = {self._history.name: (self._items[rows], lengths)}
         if self._negatives:
             found[self._negatives.name] = (
                 self._draw(users, chosen, key, num_negatives), np.full(len(users), num_negatives))
@@ -126,7 +116,7 @@ class InteractionsSource:
             label=np.ones(len(users), np.float32), is_fixed=False,
         )
 
-    def _draw(self, users: I64, chosen: I64, key: Any, num: int) -> NDArray[np.int32]:
+    def _draw(self, users: Int64s, chosen: Int64s, key: Any, num: int) -> Int32s:
         """Draw items that are not among the users' `chosen`, all equally likely, by user and position alone."""
         counters = users[:, None] * num + np.arange(num)
         span = self._num_items - self._first_item
@@ -142,7 +132,7 @@ class InteractionsSource:
                 break
         return drawn.astype(np.int32).reshape(-1)
 
-    def _epoch_order(self, epoch: int) -> I64:
+    def _epoch_order(self, epoch: int) -> Int64s:
         bits = hash_counters(stream_key(self._seed, _ORDER, epoch), self._train_users)
         return self._train_users[np.argsort(bits, kind="stable")]
 
@@ -150,11 +140,11 @@ class InteractionsSource:
 class Log:
     """All rows, user by user, the rows of each user in order."""
 
-    def __init__(self, users: NDArray[Any], items: I64, times: I64 | None) -> None:
+    def __init__(self, users: Array, items: Int64s, times: Int64s | None) -> None:
         _, number, counts = np.unique(users, return_inverse=True, return_counts=True)
         order = np.argsort(number, kind="stable") if times is None else np.lexsort((times, number))
         self.items, self.starts = items[order], np.concatenate([[0], np.cumsum(counts)])
-        self.times: NDArray[np.int32] | None = None if times is None else (times[order] - times.min()).astype(np.int32)
+        self.times: Int32s | None = None if times is None else (times[order] - times.min()).astype(np.int32)
 
 
 class _LogParser(RowParser):
@@ -172,7 +162,7 @@ class _LogParser(RowParser):
         self._users.append(normalize_array(column(self._user)))
         return super().parse(column, location, where)
 
-    def users(self, path: str) -> NDArray[Any]:
+    def users(self, path: str) -> Array:
         """Return the numbers of the users, or all as text where one is not a number."""
         cells = join_arrays(self._users)
         found = self._cells.keys(cells, SparseColumn(self._user, "integer"))
@@ -209,8 +199,8 @@ def read_log(data: DataSpec) -> Log:
     return Log(parser.users(data.path), rows.keys[0].view(np.int64), seconds)
 
 
-def _check_items(data: DataSpec, items: I64, table: Table) -> None:
-    is_bad: Sequence[bool] | NDArray[np.bool_] = (items < 0) | (items >= table.rows)
+def _check_items(data: DataSpec, items: Int64s, table: Table) -> None:
+    is_bad: Sequence[bool] | Mask = (items < 0) | (items >= table.rows)
     if np.any(is_bad):
         raise DataError(f"{data.path}: item {items[np.argmax(is_bad)]} is not in 0 to {table.rows - 1}; such rows: "
                         f"{np.sum(is_bad):,}", fix=f"table {table.name} needs rows = {int(items.max()) + 1}"

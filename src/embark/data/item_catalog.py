@@ -8,17 +8,16 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from embark.data.loader import Batch, SampleSource
 from embark.errors import DataError
+from embark.features.arrays import Array, Floats, Int32s, Int64s
 from embark.features.hashing import hash_counters, stream_key
 from embark.spec.model import ModelSpec
 from embark.spec.two_tower import is_item_table
 
 _ROWS_AT_ONCE = 65_536
 _NEGATIVES = 0x6E6567  # The stream of random numbers.
-Int32s = NDArray[np.int32]
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,31 +25,31 @@ class ItemCatalog:
     """All items of the training data, by rising id."""
 
     ids: Int32s  # [n]
-    counts: NDArray[np.int64]  # [n]: positives with the item.
+    counts: Int64s  # [n]: positives with the item.
     samples: Batch
     """The sample of each item: what it has in its first sample of epoch 0, without what belongs to the user tower."""
-    seen: NDArray[np.int64]  # Rising: user × rows of the item table + item, of all positives. Empty without a user.
+    seen: Int64s  # Rising: user × rows of the item table + item, of all positives. Empty without a user.
     num_rows: int  # Rows of the item table.
 
     def __len__(self) -> int:
         return len(self.ids)
 
-    def batch(self, which: NDArray[Any]) -> Batch:
+    def batch(self, which: Array) -> Batch:
         """Return these items as samples without a user."""
         return self.samples.take(which)
 
-    def seen_by(self, user: int) -> NDArray[np.int64]:
+    def seen_by(self, user: int) -> Int64s:
         """Return the positions in the catalogue of the items that the user has in the training data."""
         low, high = np.searchsorted(self.seen, (user * self.num_rows, (user + 1) * self.num_rows))
         return np.searchsorted(self.ids, self.seen[low:high] - user * self.num_rows)
 
-    def negatives(self, seed: int, step: int, first: int, stop: int) -> NDArray[np.int64]:
+    def negatives(self, seed: int, step: int, first: int, stop: int) -> Int64s:
         """Return the positions of negatives `first` to `stop` of a step. They are drawn uniformly by a counter, so
         that any rank draws its own, and a resumed run those of an undisturbed one."""
         bits = hash_counters(stream_key(seed, _NEGATIVES, step), np.arange(first, stop))
         return (bits % np.uint64(len(self.ids))).astype(np.int64)
 
-    def expected_counts(self, batch_size: int, num_sampled: int) -> NDArray[np.float32]:
+    def expected_counts(self, batch_size: int, num_sampled: int) -> Floats:
         """Return by id how often an item is among the candidates of a step on average; 0 for ids that are no item."""
         found = np.zeros(self.num_rows, np.float64)
         found[self.ids] = batch_size * self.counts / max(1, self.counts.sum()) + num_sampled / len(self.ids)
@@ -75,9 +74,9 @@ class _Part:
     """The items in the samples that one rank reads."""
 
     ids: Int32s
-    counts: NDArray[np.int64]
+    counts: Int64s
     samples: Batch  # One for each id.
-    seen: NDArray[np.int64]
+    seen: Int64s
 
 
 def read_item_catalog(

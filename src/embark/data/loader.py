@@ -9,9 +9,8 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Generic, Protocol, Self, TypeVar
 
 import numpy as np
-from numpy.typing import NDArray
 
-from embark.features.layout import ragged_positions
+from embark.features.arrays import Array, Bytes, Floats, Int32s, Int64s, ragged_positions
 from embark.model.batch import samples_per_rank, steps_per_epoch
 from embark.spec.model import Table
 
@@ -84,7 +83,7 @@ class RawLoader(_OnePass["RawBatches"]):
 
     def __init__(
         self, source: PreparedSource, *, batch_size: int, rank: int, world_size: int, start_step: int, stop_step: int,
-        allocate: Callable[[int], NDArray[np.uint8]] | None = None, depth: int = 2, num_threads: int = 1,
+        allocate: Callable[[int], Bytes] | None = None, depth: int = 2, num_threads: int = 1,
         max_held: int = 2, capacity: int = 1, spare_rows: int = 0,
     ) -> None:
         """`spare_rows`: of blocks whose order is left to the device, as in `PreparedSource.train_raw`."""
@@ -196,17 +195,17 @@ def eval_batches(source: SampleSource, *, batch_size: int, rank: int, world_size
 class Batch:
     """B samples with F sparse features, feature-major as TorchRec wants them."""
 
-    dense: NDArray[np.float32]  # [B, num_dense]
-    ids: NDArray[Any]  # int32: all ids of feature 0, sample by sample, then all of feature 1, …
+    dense: Floats  # [B, num_dense]
+    ids: Array  # int32: all ids of feature 0, sample by sample, then all of feature 1, …
     """int64 where a dynamic table has ids that are no rows: any 64 bits but −2⁶³ (`data.dynamic_ids.NO_ID`)."""
-    lengths: NDArray[np.int32]  # [F, B]: how many ids each sample has in each feature.
-    label: NDArray[np.float32]  # [B]: 0 or 1; of `model.tasks` [B, tasks], NaN where a sample has none.
+    lengths: Int32s  # [F, B]: how many ids each sample has in each feature.
+    label: Floats  # [B]: 0 or 1; of `model.tasks` [B, tasks], NaN where a sample has none.
     is_fixed: bool = True
     """Every sample has the same number of ids in a feature, the same in every batch of this source."""
     num_valid: int = -1  # Samples that count; those behind them only fill the batch up. −1: all.
-    weights: NDArray[np.float32] | None = None
+    weights: Floats | None = None
     """The weight of each id, as `ids`; 1 where a feature has none. None: no feature has any."""
-    best_probability: NDArray[np.float32] | None = None
+    best_probability: Floats | None = None
     """[B]: the probability the label was drawn with, where the source knows it; of tasks [B, outputs], the best that a
     network could give."""
 
@@ -215,15 +214,15 @@ class Batch:
         """How many samples count."""
         return len(self.label) if self.num_valid < 0 else self.num_valid
 
-    def starts(self) -> NDArray[np.int64]:
+    def starts(self) -> Int64s:
         """Return [F, B]: where the ids of each sample begin."""
         return np.cumsum(self.lengths, dtype=np.int64).reshape(self.lengths.shape) - self.lengths
 
-    def by_feature(self, values: NDArray[Any]) -> list[NDArray[Any]]:
+    def by_feature(self, values: Array) -> list[Array]:
         """Split `ids`, `weights` or anything else with a value for each id by feature."""
         return np.split(values, np.cumsum(self.lengths.sum(axis=1, dtype=np.int64))[:-1])
 
-    def take(self, samples: NDArray[Any], starts: NDArray[np.int64] | None = None) -> Batch:
+    def take(self, samples: Array, starts: Int64s | None = None) -> Batch:
         """Return these samples, in this order. Whoever takes often passes `starts()`."""
         lengths, starts = self.lengths[:, samples], self.starts() if starts is None else starts
         at = ragged_positions(starts[:, samples], lengths)
@@ -270,6 +269,12 @@ class SampleSource(Protocol):
 
     def eval_rows(self, start: int, stop: int) -> Batch:
         """Return samples `start` to `stop` of the held-out ones."""
+
+
+def check_range(start: int, stop: int, num_samples: int) -> None:
+    """Raise if there are no samples `start` to `stop`."""
+    if not 0 <= start <= stop <= num_samples:
+        raise IndexError(f"samples {start} to {stop} of {num_samples}")
 
 
 class Prefetcher(Generic[T]):
@@ -352,7 +357,7 @@ class Prefetcher(Generic[T]):
         return None
 
 
-def weights_by_feature(batch: Batch, tables: Sequence[Table]) -> dict[str, NDArray[np.float32]]:
+def weights_by_feature(batch: Batch, tables: Sequence[Table]) -> dict[str, Floats]:
     """Return the weights of a batch, under the names of `weights_features`."""
     if batch.weights is None:
         return {}
@@ -360,14 +365,14 @@ def weights_by_feature(batch: Batch, tables: Sequence[Table]) -> dict[str, NDArr
             if table.weights_column}
 
 
-def pooling_weights(batch: Batch, tables: Sequence[Table]) -> NDArray[np.float32]:
+def pooling_weights(batch: Batch, tables: Sequence[Table]) -> Floats:
     """Return what each row is multiplied by before rows are summed."""
     assert batch.weights is not None
     return np.concatenate([weights_in_sum(*feature) for feature in zip(
         batch.by_feature(batch.weights), batch.lengths, tables, strict=True)])
 
 
-def weights_in_sum(weights: NDArray[np.float32], lengths: NDArray[np.int32], table: Table) -> NDArray[np.float32]:
+def weights_in_sum(weights: Floats, lengths: Int32s, table: Table) -> Floats:
     """Return the factors of one feature's ids; for a mean each id's share of its sample's weights."""
     if table.pooling != "mean":
         return weights

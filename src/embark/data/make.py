@@ -14,9 +14,10 @@ from embark.data.loader import Batch
 from embark.data.prepare.tasks import PREPARING
 from embark.data.prepared import BLOCK_ROWS, MANIFEST, SPLITS, Feature, Layout, Manifest, Part, PartWriter, Rows, Split
 from embark.data.prepared.parts import PART_BYTES
+from embark.data.progress import OnProgress, ProgressReporter
 from embark.data.statistics import write_manifest
 from embark.data.task_labels import main_label
-from embark.data.workers import OnProgress, ProgressReporter, each_result, num_cores
+from embark.data.workers import each_result, num_cores
 from embark.errors import UserError
 from embark.features.encoding import weights_features
 from embark.formatting import format_bytes

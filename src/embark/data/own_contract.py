@@ -22,9 +22,10 @@ import numpy as np
 
 from embark.data.leaks import ColumnsReport, check_columns
 from embark.data.loader import Batch
-from embark.data.own_data import OwnSource, Positions, rows_digest, spread
+from embark.data.own_data import OwnSource, rows_digest, spread
 from embark.data.permuted_rows import RowsInMemory
 from embark.errors import UserError
+from embark.features.arrays import Int64s
 from embark.spec import RunSpec, resolve, to_toml
 
 MODULE = "embark.data.own_contract"
@@ -87,7 +88,7 @@ def _checks(spec: RunSpec, source: OwnSource) -> Iterator[ContractCheck]:
     yield ContractCheck("another process gives the same samples", _other_process(spec, source.fingerprint()))
 
 
-def _unstable(source: OwnSource, split: str, positions: Positions, first: Batch) -> str:
+def _unstable(source: OwnSource, split: str, positions: Int64s, first: Batch) -> str:
     if rows_digest(source.rows(split, positions)) != rows_digest(first):
         return f"the same positions of {split} give other samples the second time"
     together = RowsInMemory(first)
@@ -98,7 +99,7 @@ def _unstable(source: OwnSource, split: str, positions: Positions, first: Batch)
     return ""
 
 
-def _random_state(source: OwnSource, split: str, positions: Positions) -> str:
+def _random_state(source: OwnSource, split: str, positions: Int64s) -> str:
     some, found = positions[:512], []
     for seed in (1, 2):
         random.seed(seed)

@@ -8,18 +8,17 @@ from functools import lru_cache
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
-from embark.data.loader import Batch
+from embark.data.loader import Batch, check_range
 from embark.data.prepared.manifest import BLOCK_ROWS
 from embark.data.prepared.order import EpochOrder, row_order
 from embark.data.task_labels import bad_labels, check_lists, meaning_of, task_labels
 from embark.errors import DataError, UserError
+from embark.features.arrays import Array, Floats, Int32s, Int64s, Mask
 from embark.spec import DataSpec, ModelSpec, Table
 from embark.spec.tasks import label_columns, list_size_of
 from embark.spec.user_code import file_of, load_user_class, place_of, user_call, user_errors
 
-Positions = NDArray[np.int64]
 FINGERPRINT_ROWS = 1024  # Samples of each split: all of them would take as long as an epoch.
 
 
@@ -69,11 +68,10 @@ class OwnSource:
 
     def eval_rows(self, start: int, stop: int) -> Batch:
         """Return held-out samples in their own order."""
-        if not 0 <= start <= stop <= self.num_eval_samples:
-            raise IndexError(f"samples {start} to {stop} of {self.num_eval_samples}")
+        check_range(start, stop, self.num_eval_samples)
         return self.rows("eval", np.arange(start, stop))
 
-    def rows(self, split: str, positions: Positions) -> Batch:
+    def rows(self, split: str, positions: Int64s) -> Batch:
         """Return and check what the user's `rows` returns for these positions."""
         positions = positions.copy()
         positions.setflags(write=False)
@@ -103,8 +101,8 @@ class OwnSource:
                      weights=np.concatenate(weights) if any(t.weights_column for t in self._tables) else None)
 
     def _weights(
-        self, split: str, positions: Positions, table: Table, found: dict[str, Any], lengths: NDArray[np.int32]
-    ) -> NDArray[np.float32]:
+        self, split: str, positions: Int64s, table: Table, found: dict[str, Any], lengths: Int32s
+    ) -> Floats:
         """Return the weights of the ids of a table, one behind the other; 1 if the table has none."""
         name, num_ids = table.weights_column, int(lengths.sum())
         if not name:
@@ -118,7 +116,7 @@ class OwnSource:
                      "weights are numbers from 0 up")
         return weights
 
-    def _task_labels(self, split: str, positions: Positions, label: Any) -> NDArray[np.float32]:
+    def _task_labels(self, split: str, positions: Int64s, label: Any) -> Floats:
         columns = label_columns(self._tasks)
         if not isinstance(label, dict) or (missing := [name for name in columns if name not in label]):
             what = f"label without {missing[0]}" if isinstance(label, dict) else f"{type(label).__name__} for label"
@@ -132,8 +130,8 @@ class OwnSource:
         return found
 
     def _ids(
-        self, split: str, positions: Positions, table: Table, value: Any
-    ) -> tuple[NDArray[Any], NDArray[np.int32]]:
+        self, split: str, positions: Int64s, table: Table, value: Any
+    ) -> tuple[Array, Int32s]:
         num, name = len(positions), f"ids of {table.name}"
         has_lengths = isinstance(value, tuple) and len(value) == 2
         try:
@@ -164,7 +162,7 @@ class OwnSource:
         self._refuse(split, positions[at], bad, name, ids, f"table {table.name} has ids 0 to {table.rows - 1}")
         return ids.astype(np.int32), lengths.astype(np.int32)
 
-    def _floats(self, name: str, value: Any, shape: tuple[int, ...]) -> NDArray[np.float32]:
+    def _floats(self, name: str, value: Any, shape: tuple[int, ...]) -> Floats:
         try:
             found = np.asarray(value, np.float32)
         except (TypeError, ValueError):
@@ -173,7 +171,7 @@ class OwnSource:
             raise self._wrong(f"returned {name} of shape {found.shape} for {shape[0]} samples", f"its shape is {shape}")
         return found
 
-    def _refuse(self, split: str, positions: Positions, is_bad: NDArray[np.bool_], name: str, values: Any,
+    def _refuse(self, split: str, positions: Int64s, is_bad: Mask, name: str, values: Any,
                 fix: str) -> None:
         if is_bad.any():
             at = int(is_bad.argmax())
@@ -194,7 +192,7 @@ class OwnSource:
                           epoch=epoch)
 
 
-def spread(count: int, at_most: int) -> Positions:
+def spread(count: int, at_most: int) -> Int64s:
     """Return at most `at_most` positions, spread evenly."""
     return np.unique(np.linspace(0, count - 1, min(count, at_most)).astype(np.int64))
 

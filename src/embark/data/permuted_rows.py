@@ -5,10 +5,9 @@ from __future__ import annotations
 from dataclasses import replace
 
 import numpy as np
-from numpy.typing import NDArray
 
 from embark.data.loader import Batch, SampleSource
-from embark.features.layout import ragged_positions
+from embark.features.arrays import Int32s, Int64s, ragged_positions
 
 _CHUNK_ROWS = 128
 
@@ -36,7 +35,7 @@ class RowsInMemory:
         return [RowsInMemory(Batch.join([source.eval_rows(start, start + size) for start in starts[fold::num_folds]]))
                 for fold in range(num_folds)]
 
-    def permuted(self, feature: int, order: NDArray[np.int64]) -> RowsInMemory:
+    def permuted(self, feature: int, order: Int64s) -> RowsInMemory:
         """Return the samples with the values of a feature in another order. The sparse features come first, then the
         dense ones."""
         batch = self.batch
@@ -51,11 +50,11 @@ class RowsInMemory:
         weights = None if batch.weights is None else batch.weights[at]
         return RowsInMemory(replace(batch, ids=batch.ids[at], lengths=lengths, weights=weights))
 
-    def taken(self, samples: NDArray[np.int64]) -> RowsInMemory:
+    def taken(self, samples: Int64s) -> RowsInMemory:
         """Return these samples alone, in this order."""
         return RowsInMemory(self.batch.take(samples, self._starts))
 
-    def ids_of(self, feature: int) -> tuple[NDArray[np.int32], NDArray[np.int64]]:
+    def ids_of(self, feature: int) -> tuple[Int32s, Int64s]:
         """Return all ids of a sparse feature, and the sample of each."""
         ids = self.batch.by_feature(self.batch.ids)[feature]
         return ids, np.repeat(np.arange(self.num_eval_samples), self.batch.lengths[feature])

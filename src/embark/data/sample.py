@@ -13,8 +13,8 @@ from embark.data.make import rows_of
 from embark.data.prepare.inputs import Inputs
 from embark.data.prepared import Feature, Layout, Manifest, Part, PartWriter, Split
 from embark.data.prepared.cache import find_manifest
+from embark.data.progress import ProgressReporter
 from embark.data.statistics import write_manifest
-from embark.data.workers import ProgressReporter
 from embark.errors import EmbarkError
 from embark.features.encoding import weights_features
 from embark.spec.run import RunSpec

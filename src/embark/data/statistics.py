@@ -11,12 +11,13 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from embark.data.counts import Counts, DenseIdCounts, DenseSummary, Frequencies, LengthSummary, SparseIdCounts
 from embark.data.prepared import MANIFEST, SPLITS, STATISTICS, Feature, Manifest, Split
 from embark.data.prepared.parts import iter_blocks
-from embark.data.workers import ProgressReporter, each_result, num_cores
+from embark.data.progress import ProgressReporter
+from embark.data.workers import each_result, num_cores
+from embark.features.arrays import Array, Doubles, Floats
 from embark.store import write_atomic
 
 VERSION = 1
@@ -202,7 +203,7 @@ class LabelSummary:
         self._num_rows = 0
         self._num, self._sum = np.zeros(num_labels, np.int64), np.zeros(num_labels)
 
-    def add(self, labels: NDArray[np.float32]) -> None:
+    def add(self, labels: Floats) -> None:
         self._num_rows += len(labels)
         self._num += (~np.isnan(labels)).sum(axis=0)
         self._sum += np.nansum(labels, axis=0, dtype=np.float64)
@@ -263,7 +264,7 @@ def score_dense_columns(directory: Path, manifest: Manifest) -> dict[str, Column
     return found
 
 
-def auc(scores: NDArray[np.float64], label: NDArray[Any]) -> float | None:
+def auc(scores: Doubles, label: Array) -> float | None:
     """Return the share of pairs of a 1 and a 0 that the score orders rightly, or, if more are, wrongly."""
     num_positive = int((label == 1).sum())
     num_negative = len(label) - num_positive
@@ -282,7 +283,7 @@ def equal_columns(directory: Path, manifest: Manifest) -> list[tuple[str, ...]]:
     layout = manifest.layout
     marks: dict[str, tuple[str, int]] = {}
 
-    def mark(name: str, kind: str, values: NDArray[Any]) -> None:
+    def mark(name: str, kind: str, values: Array) -> None:
         before = marks.get(name, ("", 0))[1]
         marks[name] = kind, zlib.crc32(np.ascontiguousarray(values).view(np.uint8).data, before)
 

@@ -9,10 +9,10 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
-from embark.data.loader import Batch
-from embark.features.hashing import Hashes, bell, hash_counters, quarter, stream_key, stream_keys, uniform
+from embark.data.loader import Batch, check_range
+from embark.features.arrays import Array, Doubles, Floats, Hashes, Int32s, Int64s
+from embark.features.hashing import bell, hash_counters, quarter, stream_key, stream_keys, uniform
 from embark.spec.data import DataSpec
 from embark.spec.model import ModelSpec, Table
 from embark.spec.tasks import Task
@@ -22,9 +22,8 @@ IDS, LENGTHS, DENSE, LABEL, WEIGHTS = range(5)
 _CALIBRATION_SAMPLES = 16_384
 _VALUES_AT_A_TIME = 131_072  # Ids drawn together: their hashes stay in the second-level cache.
 
-Floats = NDArray[np.float32]
-Ids = list[NDArray[np.int32]]
-Lengths = list[NDArray[np.int32] | None]
+Ids = list[Int32s]
+Lengths = list[Int32s | None]
 
 
 class SyntheticSource:
@@ -36,6 +35,7 @@ class SyntheticSource:
     def __init__(self, model: ModelSpec, data: DataSpec) -> None:
         tables = model.table_list()
         self._data = data
+        self.num_train_samples, self.num_eval_samples = data.num_train_samples, data.num_eval_samples
         self.is_ragged = data.ragged
         self.num_dense = model.num_dense
         self.multi_hot = [table.multi_hot for table in tables]
@@ -62,14 +62,6 @@ class SyntheticSource:
         self.scales = self.teacher.fit_scales(sample)
         self._own = [(teacher, *self._fit_task(task, teacher, sample, own_sample))
                      for task, teacher, own_sample in zip(model.tasks, own, own_samples, strict=True)]
-
-    @property
-    def num_train_samples(self) -> int:
-        return self._data.num_train_samples
-
-    @property
-    def num_eval_samples(self) -> int:
-        return self._data.num_eval_samples
 
     def fingerprint(self) -> str:
         return ""
@@ -104,7 +96,7 @@ class SyntheticSource:
                     ids[table][at] = table_values
         weights = self._weights(split, start, stop) if any(self._is_weighted) else []
 
-        def chosen(values: Sequence[NDArray[Any]]) -> NDArray[Any]:
+        def chosen(values: Sequence[Array]) -> Array:
             if not self.is_ragged:
                 return np.concatenate([v.reshape(-1) for v in values])
             return np.concatenate([v[np.arange(v.shape[1]) < count[:, None]]
@@ -132,9 +124,7 @@ class SyntheticSource:
                 for table, (most, is_weighted) in enumerate(zip(self.multi_hot, self._is_weighted, strict=True))]
 
     def _check_range(self, split: int, start: int, stop: int) -> None:
-        num_samples = self.num_train_samples if split == TRAIN else self.num_eval_samples
-        if not 0 <= start <= stop <= num_samples:
-            raise IndexError(f"samples {start} to {stop} of {num_samples}")
+        check_range(start, stop, self.num_train_samples if split == TRAIN else self.num_eval_samples)
 
     def _fit_task(self, task: Task, teacher: TeacherModel, common: Parts, own: Parts) -> tuple[Scales, Mixture]:
         """Return how a task's own hidden model is scaled, and how much of each model its score has."""
@@ -243,7 +233,7 @@ class TeacherModel:
         self.is_mean = np.array([table.pooling == "mean" for table in tables])
 
     def parts(
-        self, dense: Floats, ids: Sequence[NDArray[np.int32]], lengths: Sequence[NDArray[np.int32] | None],
+        self, dense: Floats, ids: Sequence[Int32s], lengths: Sequence[Int32s | None],
         positions: Sequence[Sequence[int]],
     ) -> Parts:
         """Return what samples bring whose ids come in groups [G, n, multi_hot]; `positions` are the tables of each
@@ -301,13 +291,13 @@ class TeacherModel:
             total += weight * (column + np.float32(CURVATURE) * column * column)
         return total
 
-    def _id_values(self, ids: NDArray[np.int32], tables: list[int]) -> Callable[[int, int], Floats]:
+    def _id_values(self, ids: Int32s, tables: list[int]) -> Callable[[int, int], Floats]:
         """Return a function of a component and a number: that component of the ids of the first so many tables."""
         bits = hash_counters(self.table_keys[tables][:, None, None], ids)
         return lambda component, num: quarter(bits[:num], component).reshape(ids[:num].shape)
 
     def _pool_group(
-        self, ids: NDArray[np.int32], lengths: NDArray[np.int32] | None, tables: list[int], effects: Floats,
+        self, ids: Int32s, lengths: Int32s | None, tables: list[int], effects: Floats,
         latent: Floats,
     ) -> None:
         num_ids = ids.shape[2]
@@ -342,7 +332,7 @@ def _per_row_scale(rows: Floats, share: float) -> Floats:
     return (wanted / np.where(varies, spread, 1)).astype(np.float32)
 
 
-def _bias_for(scores: NDArray[np.float64], rate: float) -> float:
+def _bias_for(scores: Doubles, rate: float) -> float:
     low, high = -50.0, 50.0
     shifted = scores - scores.mean()
     for _ in range(60):
@@ -364,13 +354,13 @@ class Group:
     multi_hot: int
     zipf: Zipf
 
-    def draw_ids(self, table_keys: Hashes, span: range) -> NDArray[np.int32]:
+    def draw_ids(self, table_keys: Hashes, span: range) -> Int32s:
         """Return [G, n, multi_hot]."""
         counters = np.arange(span.start * self.multi_hot, span.stop * self.multi_hot)
         bits = hash_counters(table_keys[self.tables][:, None], counters)
         return self.zipf.ids(uniform(bits)).reshape(len(self.tables), len(span), self.multi_hot)
 
-    def draw_lengths(self, table_keys: Hashes, span: range) -> NDArray[np.int32]:
+    def draw_lengths(self, table_keys: Hashes, span: range) -> Int32s:
         """Return [G, n]: 0 to `multi_hot`, all equally likely."""
         bits = hash_counters(table_keys[self.tables][:, None], np.arange(span.start, span.stop))
         return (uniform(bits) * (self.multi_hot + 1)).astype(np.int32)
@@ -383,7 +373,7 @@ class Zipf:
     It is the integral of x^−s from k + ½ to k + 1½, which has an inverse in closed form at any number of rows.
     """
 
-    rows: NDArray[np.int64]  # [G, 1]
+    rows: Int64s  # [G, 1]
     exponent: float
 
     @property
@@ -393,13 +383,13 @@ class Zipf:
         return power if abs(power) >= 1e-9 else 0.0
 
     @property
-    def factor(self) -> NDArray[np.float64]:
+    def factor(self) -> Doubles:
         """The integral over all rows: [G, 1]."""
         high = self.rows + LOW
-        integral: NDArray[np.float64] = high**self.power - LOW**self.power if self.power else np.log(high / LOW)
+        integral: Doubles = high**self.power - LOW**self.power if self.power else np.log(high / LOW)
         return integral
 
-    def ids(self, u: NDArray[np.float64]) -> NDArray[np.int32]:
+    def ids(self, u: Doubles) -> Int32s:
         """Return ids [G, n] in 0 to rows − 1 for numbers [G, n] in [0, 1)."""
         u *= self.factor
         if self.power:
@@ -446,7 +436,7 @@ class Mixture:
 
     @staticmethod
     def fit(common: Floats, own: Floats, conflict: float, wanted_std: float,
-            bias_for: Callable[[NDArray[np.float64]], float]) -> Mixture:
+            bias_for: Callable[[Doubles], float]) -> Mixture:
         """Fit the mixture to the scores of a sample of rows."""
         shares = math.sqrt(1 - conflict), math.sqrt(conflict)
         mixed = shares[0] * common.astype(np.float64) + shares[1] * own.astype(np.float64)

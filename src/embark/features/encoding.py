@@ -10,9 +10,9 @@ from itertools import pairwise
 from typing import Any, Literal, cast
 
 import numpy as np
-from numpy.typing import NDArray
 
 from embark.errors import UserError
+from embark.features.arrays import Array, Floats, Hashes, Int32s, Int64s, Mask
 from embark.features.layout import Feature, Layout, Rows
 from embark.features.rows import Keys, NumberRows, RawRows
 from embark.features.schema import TIME_ROWS, LabelColumn, Schema, SparseColumn
@@ -32,10 +32,10 @@ class IdMap:
     column: SparseColumn
     feature: Feature
     keys: Keys | None  # Rising; None where every id is by hash.
-    ids: NDArray[np.int32] | None
+    ids: Int32s | None
     hashed_rows: int  # The id of a value without an entry is its key modulo this; where it is 0, the id is 0.
 
-    def ids_of(self, keys: Keys, is_missing: NDArray[np.bool_] | None) -> NDArray[Any]:
+    def ids_of(self, keys: Keys, is_missing: Mask | None) -> Array:
         """Return the ids that the values had when the data was prepared; a missing value has id 0."""
         dtype = self.feature.id_dtype
         if self.keys is None or self.ids is None:
@@ -67,11 +67,11 @@ class RowEncoder:
         ids = tuple(self._ids_of(*column) for column in zip(self.maps, raw.keys, raw.is_missing, strict=True))
         return Rows(raw.label, self._transformed(raw.dense), ids, raw.lengths)
 
-    def _transformed(self, dense: NDArray[np.float32]) -> NDArray[np.float32]:
+    def _transformed(self, dense: Floats) -> Floats:
         transform_dense(dense, self.dense)
         return dense if self.layout.dense_bits == 32 else dense.astype(np.float16).astype(np.float32)
 
-    def _ids_of(self, one: IdMap, keys: Keys, is_missing: NDArray[np.bool_] | None) -> NDArray[Any]:
+    def _ids_of(self, one: IdMap, keys: Keys, is_missing: Mask | None) -> Array:
         if one.feature.weights_of:
             return weights_of_keys(keys)
         if self.plain_ids is None or one.keys is not None:
@@ -93,7 +93,7 @@ class RowEncoder:
             return False
         return self.plain_ids is None or self._are_ids(rows.ids.view(np.uint64), rows.dense)
 
-    def rows_of(self, one: IdMap, ids: NDArray[Any]) -> NDArray[Any]:
+    def rows_of(self, one: IdMap, ids: Array) -> Array:
         """Return the table rows of ids in a batch of training data: the ids themselves, except for dynamic tables."""
         is_row = self.plain_ids is None or one.keys is None
         return ids if is_row else one.ids_of(ids.astype(np.int64).view(np.uint64), None)
@@ -104,7 +104,7 @@ class RowEncoder:
             return raw
         is_bad, reasons = np.zeros(len(raw), np.bool_), Counter(raw.reasons)
 
-        def refuse(mask: NDArray[np.bool_], why: str) -> None:
+        def refuse(mask: Mask, why: str) -> None:
             if num := int((mask & ~is_bad).sum()):
                 reasons[why] += num
             np.logical_or(is_bad, mask, out=is_bad)
@@ -143,14 +143,14 @@ class RowEncoder:
             return False
         return self._are_ids(np.array(raw.keys, np.uint64).reshape(len(self.layout.features), len(raw)), raw.dense)
 
-    def _are_ids(self, keys: NDArray[np.uint64], dense: NDArray[np.float32]) -> bool:
+    def _are_ids(self, keys: Hashes, dense: Floats) -> bool:
         """Whether keys [F, n] are ids of their tables, and no dense value is missing. Negative ids are large keys."""
         num_rows = np.array([2**64 - 1 if feature.name in self.any_number else feature.rows
                              for feature in self.layout.features], np.uint64)
         return bool((keys < num_rows[:, None]).all() and not np.isnan(dense).any())
 
 
-def by_rising_key(keys: Keys, rows: NDArray[np.int32]) -> tuple[Keys, NDArray[np.int32]]:
+def by_rising_key(keys: Keys, rows: Int32s) -> tuple[Keys, Int32s]:
     """Sort the map of a dynamic table, which is stored slot by slot so that a delta has only those that changed; free
     slots have row 0."""
     taken = np.flatnonzero(rows)
@@ -210,7 +210,7 @@ def dense_transform(prepare: PrepareSpec, schema: Schema) -> DenseTransform:
     return prepare.dense
 
 
-def transform_dense(dense: NDArray[np.float32], method: DenseTransform) -> None:
+def transform_dense(dense: Floats, method: DenseTransform) -> None:
     """Transform the array in place. A missing value counts as 0 first, as in the MLPerf reference."""
     np.copyto(dense, 0, where=np.isnan(dense))
     if method == "mlperf":
@@ -235,7 +235,7 @@ def id_methods(prepare: PrepareSpec, schema: Schema) -> tuple[IdMethod, ...]:
     return tuple("hash" if column.kind in TIME_ROWS or column.weights_of else prepare.ids for column in schema.sparse)
 
 
-def hash_ids(keys: Keys, is_missing: NDArray[np.bool_] | None, rows: int, dtype: np.dtype[Any]) -> NDArray[Any]:
+def hash_ids(keys: Keys, is_missing: Mask | None, rows: int, dtype: np.dtype[Any]) -> Array:
     """Return key mod rows; 0 for a missing value."""
     # Two steps, for numpy divides by a scalar with vector instructions, and takes remainders one by one.
     ids = keys // keys.dtype.type(rows)
@@ -253,12 +253,12 @@ def weights_features(tables: Sequence[Table]) -> tuple[Feature, ...]:
                  for table in tables if table.weights_column)
 
 
-def weights_of_keys(keys: Keys) -> NDArray[np.float32]:
+def weights_of_keys(keys: Keys) -> Floats:
     """Return the weights whose float64 bits are the keys."""
     return keys.view(np.float64).astype(np.float32)
 
 
-def look_up(wanted: Keys, keys: Keys, ids: NDArray[np.int64]) -> NDArray[np.int32]:
+def look_up(wanted: Keys, keys: Keys, ids: Int64s) -> Int32s:
     """Return the id of each wanted key, 0 if it has none. Both are rising, so the search walks along."""
     if not len(keys):
         return np.zeros(len(wanted), np.int32)

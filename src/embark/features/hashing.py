@@ -3,13 +3,14 @@
 import numpy as np
 from numpy.typing import NDArray
 
+from embark.features.arrays import Doubles, Floats, Hashes
+
 # SplitMix64: Steele, Lea and Flood, "Fast splittable pseudorandom number generators", OOPSLA 2014.
 STEP = 0x9E3779B97F4A7C15
 FIRST = 0xBF58476D1CE4E5B9
 SECOND = 0x94D049BB133111EB
 _MASK = (1 << 64) - 1
 
-Hashes = NDArray[np.uint64]
 
 
 def stream_key(*parts: int) -> int:
@@ -42,14 +43,14 @@ def hash_counters(keys: Hashes | int, counters: NDArray[np.integer]) -> Hashes:
     return bits
 
 
-def uniform(bits: Hashes) -> NDArray[np.float64]:
+def uniform(bits: Hashes) -> Doubles:
     """Return numbers in [0, 1), to 53 bits."""
     fraction = (bits >> np.uint64(11)).view(np.int64).astype(np.float64)
     fraction *= 2.0**-53
     return fraction
 
 
-def bell(bits: Hashes) -> NDArray[np.float32]:
+def bell(bits: Hashes) -> Floats:
     """Return numbers of mean 0 and variance 1, nearly normal: the sum of the four 16-bit quarters, which lies within
     ±3.47."""
     halves = np.uint64(0x0000FFFF0000FFFF)
@@ -61,7 +62,7 @@ def bell(bits: Hashes) -> NDArray[np.float32]:
     return values
 
 
-def quarter(bits: Hashes, which: int) -> NDArray[np.float32]:
+def quarter(bits: Hashes, which: int) -> Floats:
     """Return numbers of mean 0 and variance 1, even over ±1.73, from one of the four 16-bit quarters of each hash."""
     values = bits.view(np.uint16)[..., which::4].astype(np.float32)
     values -= np.float32(65535 / 2)

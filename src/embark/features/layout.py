@@ -24,6 +24,7 @@ import pydantic
 from numpy.typing import NDArray
 
 from embark.errors import DataError
+from embark.features.arrays import Array, Bytes, Floats, Int64s, Mask
 
 ALIGNMENT = 64
 REPAIR = "`embark data check` lists what is damaged; copy or prepare the data again"
@@ -72,7 +73,7 @@ class Field:
     def size_bytes(self) -> int:
         return self.dtype.itemsize * math.prod(self.shape)
 
-    def of(self, block: NDArray[np.uint8]) -> NDArray[Any]:
+    def of(self, block: Bytes) -> Array:
         """Return the array, without a copy."""
         return block[self.start : self.start + self.size_bytes].view(self.dtype).reshape(self.shape)
 
@@ -181,11 +182,11 @@ class Layout:
 class Rows:
     """Encoded rows."""
 
-    label: NDArray[Any]  # [n]: 0 or 1; where the layout has labels [n, 1 + L], these behind it.
-    dense: NDArray[np.float32]  # [n, D]
-    ids: tuple[NDArray[Any], ...]
+    label: Array  # [n]: 0 or 1; where the layout has labels [n, 1 + L], these behind it.
+    dense: Floats  # [n, D]
+    ids: tuple[Array, ...]
     """Of each feature: [n, multi_hot], or, where it is ragged, all ids one after the other."""
-    lengths: tuple[NDArray[Any] | None, ...]  # [n] of each ragged feature; None of the others.
+    lengths: tuple[Array | None, ...]  # [n] of each ragged feature; None of the others.
 
     def __len__(self) -> int:
         return len(self.label)
@@ -198,7 +199,7 @@ class Rows:
         ids = tuple(values[first : first + num] for values, first, num in zip(self.ids, firsts, nums, strict=True))
         return Rows(self.label[start:stop], self.dense[start:stop], ids, lengths)
 
-    def select(self, mask: NDArray[np.bool_]) -> Rows:
+    def select(self, mask: Mask) -> Rows:
         """Return the rows of the mask."""
         rows = np.flatnonzero(mask)
         return Rows(
@@ -227,15 +228,15 @@ class Block:
     """The arrays of a block, without a copy."""
 
     layout: Layout
-    label: NDArray[np.uint8]
-    labels: NDArray[np.float32]  # [n, L]
-    dense: NDArray[Any]
-    groups: tuple[NDArray[Any], ...]  # [F, n, multi_hot] of each of `Layout.groups`.
-    ragged: tuple[tuple[NDArray[Any], NDArray[Any], NDArray[np.int64]], ...]
+    label: Bytes
+    labels: Floats  # [n, L]
+    dense: Array
+    groups: tuple[Array, ...]  # [F, n, multi_hot] of each of `Layout.groups`.
+    ragged: tuple[tuple[Array, Array, Int64s], ...]
     """Lengths [n], ids, and row offsets [n + 1] of each of `Layout.ragged`."""
 
     @staticmethod
-    def of(layout: Layout, data: NDArray[np.uint8], num_rows: int) -> Block:
+    def of(layout: Layout, data: Bytes, num_rows: int) -> Block:
         """Return the block that begins with the first byte of `data`."""
         head_bytes = 8 * len(layout.ragged)
         counts = data[:head_bytes].view("<i8").tolist() if len(data) >= head_bytes else [-1]
@@ -254,21 +255,21 @@ class Block:
         """Rows whose label is 1."""
         return np.flatnonzero(self.label != 0)
 
-    def ids(self, feature: int) -> NDArray[Any]:
+    def ids(self, feature: int) -> Array:
         """Return [n, multi_hot]; for a ragged feature the ids of all rows in one array."""
         if self.layout.features[feature].is_ragged:
             return self.ragged[self.layout.ragged.index(feature)][1]
         number, position = self.layout.positions[feature]
-        found: NDArray[Any] = self.groups[number][position]
+        found: Array = self.groups[number][position]
         return found
 
-    def lengths(self, feature: int) -> NDArray[Any] | None:
+    def lengths(self, feature: int) -> Array | None:
         """Return [n] for a ragged feature."""
         is_ragged = self.layout.features[feature].is_ragged
         return self.ragged[self.layout.ragged.index(feature)][0] if is_ragged else None
 
 
-def fill(layout: Layout, rows: Rows) -> NDArray[np.uint8]:
+def fill(layout: Layout, rows: Rows) -> Bytes:
     """Return the block of `rows`. Ids are not checked."""
     counts = [len(rows.ids[i]) for i in layout.ragged]
     where = layout.map(len(rows), counts)
@@ -286,13 +287,6 @@ def fill(layout: Layout, rows: Rows) -> NDArray[np.uint8]:
         lengths.of(block)[:] = rows.lengths[member]
         ids.of(block)[:] = rows.ids[member]
     return block
-
-
-def ragged_positions(starts: NDArray[Any], lengths: NDArray[Any]) -> NDArray[np.int64]:
-    """Return the positions of all values of some runs, one run behind the other: `lengths` values from `starts` on."""
-    lengths = lengths.reshape(-1)
-    ends = np.cumsum(lengths, dtype=np.int64)
-    return np.repeat(starts.reshape(-1) - (ends - lengths), lengths) + np.arange(lengths.sum())
 
 
 def _narrowest(largest: int) -> np.dtype[Any]:

@@ -11,9 +11,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from embark.features.arrays import Bytes, Floats, Hashes, Int32s, Int64s, Mask
 from embark.features.layout import Rows
 
-Keys = NDArray[np.uint64] | NDArray[np.uint32]  # 32 bits where they always suffice.
+Keys = Hashes | NDArray[np.uint32]  # 32 bits where they always suffice.
 MAX_QUOTED = 20  # Bad rows that are reported one by one.
 
 
@@ -29,23 +30,23 @@ class BadRow:
 class RawRows:
     """Rows of the input with keys, in columns."""
 
-    positions: NDArray[np.int64]
+    positions: Int64s
     """[n]: the byte of the file, decompressed, at which each row begins; of Parquet, the row of the file. A random
     split draws by it, so that the size of the pieces changes nothing."""
-    label: NDArray[np.float32]  # [n]: 0 or 1.
-    dense: NDArray[np.float32]  # [n, D], as they are; NaN where missing.
+    label: Floats  # [n]: 0 or 1.
+    dense: Floats  # [n, D], as they are; NaN where missing.
     keys: tuple[Keys, ...]
     """Of each sparse column: the number, or 64 bits of hash of the text. [n]; of a list, those of all rows."""
-    lengths: tuple[NDArray[np.int32] | None, ...]  # [n] of each list, after cutting; None of the others.
-    is_missing: tuple[NDArray[np.bool_] | None, ...]
+    lengths: tuple[Int32s | None, ...]  # [n] of each list, after cutting; None of the others.
+    is_missing: tuple[Mask | None, ...]
     """[n] of each column that is not a list: where there is no value; None where none is missing."""
-    split: NDArray[np.uint8] | None = None  # [n]: position in SPLITS, where a column says it.
+    split: Bytes | None = None  # [n]: position in SPLITS, where a column says it.
     bad: tuple[BadRow, ...] = ()  # Rows left out among these; at most MAX_QUOTED.
     reasons: Mapping[str, int] = field(default_factory=dict)  # How many rows were left out for each reason.
     num_cut: int = 0  # Lists that were longer than their column's `max_ids`.
     num_lines: int = 0  # Lines this piece took, including bad ones and the header.
     read_bytes: int = 0  # Bytes of the input, as stored, that this piece took.
-    time: NDArray[np.int64] | None = None  # [n]: microseconds since 1970, where rows are split by it.
+    time: Int64s | None = None  # [n]: microseconds since 1970, where rows are split by it.
 
     def __len__(self) -> int:
         return len(self.label)
@@ -54,7 +55,7 @@ class RawRows:
     def num_bad(self) -> int:
         return sum(self.reasons.values())
 
-    def select(self, mask: NDArray[np.bool_]) -> RawRows:
+    def select(self, mask: Mask) -> RawRows:
         """Return the rows of the mask."""
         keys = (k[mask] if n is None else k[np.repeat(mask, n)] for k, n in zip(self.keys, self.lengths, strict=True))
         return replace(
@@ -95,15 +96,15 @@ class NumberRows:
     """Rows of which every cell is one number, in two matrices: a server reads most requests so, without a step for
     each column. They have keys, and once they are encoded ids."""
 
-    dense: NDArray[np.float32]  # [n, D], or [1, D] where all rows have the same.
-    ids: NDArray[np.int64]  # [F, n], of the features of the layout.
+    dense: Floats  # [n, D], or [1, D] where all rows have the same.
+    ids: Int64s  # [F, n], of the features of the layout.
     shared: tuple[int, ...] = ()  # Features of which all rows have the same, as those of one user have.
 
     def __len__(self) -> int:
         return int(self.ids.shape[1])
 
     @property
-    def all_dense(self) -> NDArray[np.float32]:
+    def all_dense(self) -> Floats:
         """The dense values of each row: [n, D]."""
         return np.broadcast_to(self.dense, (len(self), self.dense.shape[1]))
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import subprocess
 import sys
 
-from embark.data.workers import Progress, ProgressReporter
+from embark.data.progress import Progress, ProgressReporter
 
 # In a process of its own: pages of the libraries count less for a process whenever another one maps them, too.
 MEASURE = """

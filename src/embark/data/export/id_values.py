@@ -10,7 +10,6 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
-from numpy.typing import NDArray
 
 from embark.data import LOOK
 from embark.data.export.parquet_files import (
@@ -28,6 +27,7 @@ from embark.data.prepared import MANIFEST, Manifest
 from embark.data.prepared.cache import find_manifest, local_folder, read_manifest
 from embark.data.prepared.parts import iter_blocks
 from embark.errors import DataError, EmbarkError
+from embark.features.arrays import Array, Int64s
 from embark.features.arrow.cells import as_utf8, hash_bytes
 from embark.features.arrow.row_parser import Location, RowParser
 from embark.features.encoding import IdMap, look_up
@@ -56,7 +56,7 @@ def write_id_maps(
         counts = None if folder is None else _counts(folder, manifest, name)
         ids = np.arange(one.num_rows) if one.has_no_map else np.append(0, np.sort(one.ids))
 
-        def batches(one: TableValues = one, ids: NDArray[Any] = ids, counts: Any = counts) -> Iterator[pa.RecordBatch]:
+        def batches(one: TableValues = one, ids: Array = ids, counts: Any = counts) -> Iterator[pa.RecordBatch]:
             for some in np.array_split(ids, max(1, len(ids) * 32 // ROW_GROUP_BYTES)):
                 columns = {"value": one.take(some)} if one.values is not None else {}
                 columns["id"] = pa.array(some.astype(np.int64))
@@ -76,12 +76,12 @@ class TableValues:
     table: str
     column: str
     num_rows: int  # Rows of the table.
-    ids: NDArray[Any]  # Those with an entry in the map.
+    ids: Array  # Those with an entry in the map.
     values: Any  # An Arrow array [num_rows] with nulls; None where none is known.
     note: str = ""
     has_no_map: bool = False
 
-    def take(self, ids: NDArray[Any]) -> Any:
+    def take(self, ids: Array) -> Any:
         """Return the values of these rows; the table may have more of them than the data has ids."""
         return self.values.take(pa.array(ids, mask=ids >= len(self.values)))
 
@@ -134,7 +134,7 @@ def _table_values(one: IdMap, words: _Words) -> TableValues:
     return TableValues(column.name, column.source, rows, ids, _by_id(known, ids, rows), note)
 
 
-def _by_id(values: Any, ids: NDArray[Any], num_rows: int) -> Any:
+def _by_id(values: Any, ids: Array, num_rows: int) -> Any:
     """Return [num_rows] values, null where there is no id."""
     indexes = np.full(num_rows, -1, np.int64)
     indexes[ids] = np.arange(len(ids))
@@ -148,7 +148,7 @@ class _Words(RowParser):
         super().__init__(before.schema, before.prepare)
         self._before, self._maps = before, maps
         self._is_found = {name: np.zeros(one.feature.rows, np.bool_) for name, one in maps.items()}
-        self._found: dict[str, list[tuple[NDArray[Any], Any]]] = {name: [] for name in maps}
+        self._found: dict[str, list[tuple[Array, Any]]] = {name: [] for name in maps}
         self._why = ""
 
     @property
@@ -203,7 +203,7 @@ class _Words(RowParser):
                    for name, one in self._maps.items())
 
 
-def _counts(folder: Path, manifest: Manifest, table: str) -> NDArray[np.int64]:
+def _counts(folder: Path, manifest: Manifest, table: str) -> Int64s:
     """Count how often the training rows have each id."""
     index = [feature.name for feature in manifest.layout.id_features].index(table)
     counts = np.zeros(manifest.layout.id_features[index].rows, np.int64)

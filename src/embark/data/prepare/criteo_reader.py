@@ -25,13 +25,11 @@ from embark.data.prepare.inputs import InputFile, Inputs
 from embark.data.prepare.rows import Segment, reason_of
 from embark.data.prepare.text_stream import PAD_BYTES, LineChunk, line_chunks, line_segments
 from embark.errors import DataError
+from embark.features.arrays import Array, Bytes, Floats, Hashes, Int64s, Mask
 from embark.features.rows import MAX_QUOTED, BadRow, RawRows
 from embark.features.schema import Schema
 
-Bytes = NDArray[np.uint8]
-Words = NDArray[np.uint64]
-Positions = NDArray[np.int64]
-Mask = NDArray[np.bool_]
+Words = Hashes
 
 NUM_DENSE = 13
 NUM_SPARSE = 26
@@ -110,7 +108,7 @@ def _shown(field: bytes) -> str:
     return text if len(field) <= 24 else f"{text}…"
 
 
-def _refuse_unlabelled(file: InputFile, text: NDArray[np.uint8]) -> None:
+def _refuse_unlabelled(file: InputFile, text: Bytes) -> None:
     head = text[PAD_BYTES : min(PAD_BYTES + 8192, len(text) - PAD_BYTES)].tobytes().split(b"\n")[:-1][:10]
     if head and all(line.count(b"\t") == NUM_FIELDS - 2 for line in head):
         raise DataError(f"{file.uri}: its lines have {NUM_FIELDS - 1} fields, one fewer than Criteo's {NUM_FIELDS}: "
@@ -118,7 +116,7 @@ def _refuse_unlabelled(file: InputFile, text: NDArray[np.uint8]) -> None:
                         fix="leave it out of data.prepare.input: rows without a label cannot be trained on")
 
 
-def _with_doubtful(slab: Slab, text: NDArray[np.uint8], names: tuple[str, ...]) -> tuple[Slab, list[tuple[int, str]]]:
+def _with_doubtful(slab: Slab, text: Bytes, names: tuple[str, ...]) -> tuple[Slab, list[tuple[int, str]]]:
     """Read the slab's doubtful lines one by one and put them in their order; also return the bad ones and why they
     are."""
     if not len(slab.doubtful):
@@ -137,7 +135,7 @@ def _with_doubtful(slab: Slab, text: NDArray[np.uint8], names: tuple[str, ...]) 
     lines = np.concatenate([slab.lines, [line for line, _ in good]])
     order = np.argsort(lines, kind="stable")
 
-    def merged(first: NDArray[Any], more: list[Any], axis: int = 0) -> NDArray[Any]:
+    def merged(first: Array, more: list[Any], axis: int = 0) -> Array:
         second = np.array(more, first.dtype)
         return np.concatenate([first, second.T if axis else second], axis).take(order, axis)
 
@@ -153,20 +151,20 @@ def _with_doubtful(slab: Slab, text: NDArray[np.uint8], names: tuple[str, ...]) 
 class Slab:
     """Rows of some lines, in columns."""
 
-    lines: Positions  # The line of each row, from 0 within the slab.
-    label: NDArray[np.uint8]
-    dense: NDArray[np.float32]  # [n, 13], NaN where the field is empty.
+    lines: Int64s  # The line of each row, from 0 within the slab.
+    label: Bytes
+    dense: Floats  # [n, 13], NaN where the field is empty.
     keys: NDArray[np.uint32]  # [26, n], anything where the field is empty.
     is_missing: Mask  # [26, n]
-    line_starts: Positions  # First byte of every line, within the slab.
-    doubtful: Positions  # Lines that are not among the rows: too few fields, or something that is not simple.
+    line_starts: Int64s  # First byte of every line, within the slab.
+    doubtful: Int64s  # Lines that are not among the rows: too few fields, or something that is not simple.
 
 
 class SlabDecoder:
     """Decodes one slab after the other."""
 
     def __init__(self) -> None:
-        self._arrays: dict[str, NDArray[Any]] = {}
+        self._arrays: dict[str, Array] = {}
 
     def decode(self, text: Bytes) -> Slab:
         """Decode complete lines, which have PAD_BYTES of anything on either side."""
@@ -193,7 +191,7 @@ class SlabDecoder:
             keys, is_missing = keys[:, good], is_missing[:, good]
         return Slab(lines, label, dense, keys, is_missing, line_starts, odd)
 
-    def _array(self, name: str, shape: int | tuple[int, ...], dtype: type[np.generic]) -> NDArray[Any]:
+    def _array(self, name: str, shape: int | tuple[int, ...], dtype: type[np.generic]) -> Array:
         """Return the workspace of that name, with any content."""
         num = shape if isinstance(shape, int) else math.prod(shape)
         array = self._arrays.get(name)
@@ -201,7 +199,7 @@ class SlabDecoder:
             array = self._arrays[name] = np.empty(num + num // 4, dtype)
         return array[:num].reshape(shape)
 
-    def _regular_rows(self, slab: Bytes, ends: Positions) -> tuple[Positions, Positions, Positions, Positions]:
+    def _regular_rows(self, slab: Bytes, ends: Int64s) -> tuple[Int64s, Int64s, Int64s, Int64s]:
         """Return [m, 40] ends of the fields of the lines that have 40, their lines, the other lines, and where each
         line begins. `ends` are all tabs, newlines and bytes below them."""
         num_lines, rest = divmod(len(ends), NUM_FIELDS)
@@ -221,7 +219,7 @@ class SlabDecoder:
         table = ends[newlines[lines][:, None] + np.arange(1 - NUM_FIELDS, 1)]
         return table, lines, np.flatnonzero(~is_regular), np.concatenate([[0], ends[newlines[:-1]] + 1])
 
-    def _integers(self, text: Bytes, tails: Positions, is_bad: Mask) -> tuple[NDArray[np.float32], int]:
+    def _integers(self, text: Bytes, tails: Int64s, is_bad: Mask) -> tuple[Floats, int]:
         """Return [n, 13] numbers, NaN where the field is empty, and how many are negative. `tails` begins with that of
         the field before. Rows that need a second look are marked in `is_bad`."""
         lengths = self._lengths(tails)
@@ -244,7 +242,7 @@ class SlabDecoder:
         return np.ascontiguousarray(values.T), num_negative
 
     def _signed(
-        self, text: Bytes, tails: Positions, lengths: Positions, digits: Words, values: NDArray[np.float32]
+        self, text: Bytes, tails: Int64s, lengths: Int64s, digits: Words, values: Floats
     ) -> tuple[Mask, int]:
         """Correct the negative values of a column in which not all bytes are digits. Return which rows need a second
         look, and how many are negative."""
@@ -261,7 +259,7 @@ class SlabDecoder:
         return is_wrong, len(rows)
 
     def _hexadecimals(
-        self, text: Bytes, tails: Positions, num_digits: int, is_bad: Mask
+        self, text: Bytes, tails: Int64s, num_digits: int, is_bad: Mask
     ) -> tuple[NDArray[np.uint32], Mask]:
         """Return [26, n] numbers, and where the field is empty. `num_digits`: bytes of the lines that are neither
         between fields nor signs. Rows that need a second look are marked in `is_bad`."""
@@ -307,7 +305,7 @@ class SlabDecoder:
         fours |= wide[2:]
         return fours
 
-    def _any_hexadecimals(self, text: Bytes, tails: Positions, is_bad: Mask) -> tuple[NDArray[np.uint32], Mask]:
+    def _any_hexadecimals(self, text: Bytes, tails: Int64s, is_bad: Mask) -> tuple[NDArray[np.uint32], Mask]:
         """Read hexadecimal fields of any length, with capitals too."""
         lengths = self._lengths(tails)
         nibbles, own = self._words(text, tails[1:]), _OWN_BYTES.take(lengths, mode="clip")
@@ -331,13 +329,13 @@ class SlabDecoder:
         keys = (nibbles.view(np.uint16) >> np.uint16(8)).astype(np.uint8).view(np.uint32)
         return keys.byteswap(inplace=True), lengths == 0
 
-    def _lengths(self, tails: Positions) -> Positions:
+    def _lengths(self, tails: Int64s) -> Int64s:
         shape = (len(tails) - 1, tails.shape[1])
-        lengths: Positions = np.subtract(tails[1:], tails[:-1], out=self._array("lengths", shape, np.int64))
+        lengths: Int64s = np.subtract(tails[1:], tails[:-1], out=self._array("lengths", shape, np.int64))
         lengths -= 1
         return lengths
 
-    def _words(self, text: Bytes, tails: Positions, name: str = "words") -> Words:
+    def _words(self, text: Bytes, tails: Int64s, name: str = "words") -> Words:
         """Return the eight bytes from each position on as a number. Two aligned words hold them, which is faster than
         numpy is with words that begin anywhere."""
         aligned = text[: len(text) & ~7].view(np.uint64)
@@ -365,7 +363,7 @@ _STEPS = tuple((np.uint64(f), np.uint64(s), np.uint64(m)) for f, s, m in (
     (10 << 8 | 1, 8, 0x00FF00FF00FF00FF), (100 << 16 | 1, 16, 0x0000FFFF0000FFFF), (10_000 << 32 | 1, 32, 0xFFFFFFFF)))
 
 
-def _eight_digits(digits: Words, scratch: Words) -> NDArray[np.float32]:
+def _eight_digits(digits: Words, scratch: Words) -> Floats:
     """Return the number that eight bytes of 0 to 9 mean, the first byte counting most: pairs, fours, all eight."""
     value = digits
     for factor, shift, mask in _STEPS:

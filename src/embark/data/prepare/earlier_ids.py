@@ -14,16 +14,17 @@ from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
-from numpy.typing import NDArray
 from pydantic import BaseModel, TypeAdapter, ValidationError
 
 from embark.data.prepare.id_numbering import IdFiles, KnownIds
 from embark.data.prepared.cache import local_folder, read_manifest
 from embark.data.prepared.manifest import IDS, SHARED, Manifest, shared_tables
 from embark.errors import DataError
+from embark.features.arrays import Int32s, Int64s
 from embark.features.encoding import IdMethod
 from embark.features.layout import REPAIR
 from embark.features.schema import TIME_ROWS, Schema
+from embark.formatting import shortlist
 from embark.spec.data import NewIds, TimeColumns
 from embark.spec.run import RunSpec
 from embark.store import open_store
@@ -188,10 +189,10 @@ def _sharing(shared: Mapping[str, str]) -> str:
 
 
 def _listed(names: tuple[str, ...]) -> str:
-    return ", ".join(names[:12]) + (f" and {len(names) - 12} more" if len(names) > 12 else "") or "none"
+    return shortlist(names, 12) or "none"
 
 
-def write_changed_rows(out: Path, table: str, rows: NDArray[np.int64]) -> dict[str, str]:
+def write_changed_rows(out: Path, table: str, rows: Int64s) -> dict[str, str]:
     """Write the table rows that have another owner than in the earlier data: what a model learned there is not theirs.
     Return what the manifest records."""
     text = io.BytesIO()
@@ -202,7 +203,7 @@ def write_changed_rows(out: Path, table: str, rows: NDArray[np.int64]) -> dict[s
     return {"changed": file, "changed_sha256": hashlib.sha256(text.getbuffer()).hexdigest()}
 
 
-def read_changed_rows(path: str, manifest: Manifest) -> dict[str, NDArray[np.int32]]:
+def read_changed_rows(path: str, manifest: Manifest) -> dict[str, Int32s]:
     """Read the changed rows of the data at `path`, a folder or a URI, by table."""
     store, found = open_store(path), {}
     maps: dict[str, dict[str, Any]] = manifest.settings.get("id_maps", {})

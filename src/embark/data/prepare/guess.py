@@ -23,6 +23,7 @@ from embark.data.prepare.sampling import (
 from embark.errors import DataError, nearest
 from embark.features.schema import KINDS, TIME_ROWS, LabelColumn, Schema, SparseColumn, TimeColumn
 from embark.features.values import MEANINGS, time_formats
+from embark.formatting import shortlist
 from embark.spec.data import DataSpec
 from embark.spec.model import Table
 from embark.spec.run import RunSpec
@@ -361,5 +362,4 @@ def _examples(column: Column) -> str:
 
 
 def _some(values: Sequence[str], limit: int = _MAX_SHOWN) -> str:
-    short = [value if len(value) <= 24 else value[:24] + "…" for value in values[:limit]]
-    return ", ".join(short) + (f" and {len(values) - limit} more" if len(values) > limit else "")
+    return shortlist([value if len(value) <= 24 else value[:24] + "…" for value in values], limit)

@@ -19,6 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from embark.data.workers import Report
+from embark.features.arrays import Array, Bytes, Int32s, Int64s, Mask
 from embark.features.encoding import hash_ids, look_up
 from embark.features.layout import Rows
 from embark.features.rows import Keys
@@ -32,7 +33,7 @@ _SAMPLES_PER_PARTITION = 512
 class Codes:
     """The values of a column of a run, numbered among themselves."""
 
-    codes: NDArray[Any]
+    codes: Array
     keys: Keys  # Distinct, rising; code − 1 is the position.
     counts: NDArray[np.uint32]  # Training rows that have each key.
 
@@ -61,7 +62,7 @@ class RunKeys:
 
 
 def encode(
-    keys: Keys, is_missing: NDArray[np.bool_] | None, is_train: NDArray[np.bool_], lengths: NDArray[np.int32] | None
+    keys: Keys, is_missing: Mask | None, is_train: Mask, lengths: Int32s | None
 ) -> Codes:
     """Number the values of a run among themselves. `is_train` is by row."""
     if lengths is not None:
@@ -89,7 +90,7 @@ class RunWriter:
         self._rows, self._keys = (open(f"{path}.part", "wb") for path in self._paths)  # noqa: SIM115
         self._runs: list[dict[str, Any]] = []
 
-    def add(self, rows: Rows, split: NDArray[np.uint8], numbered: Mapping[int, Codes]) -> None:
+    def add(self, rows: Rows, split: Bytes, numbered: Mapping[int, Codes]) -> None:
         """Write one more run; the ids of the columns in `numbered` are their codes."""
         for array in (rows.label, split, rows.dense, *rows.lengths, *rows.ids):
             if array is not None:
@@ -110,7 +111,7 @@ class RunWriter:
 
 def read_runs(
     directory: Path, name: str, num_runs: int, is_list: Sequence[bool]
-) -> Iterator[tuple[Rows, NDArray[np.uint8]]]:
+) -> Iterator[tuple[Rows, Bytes]]:
     """Yield the rows of each run of a segment, and their splits."""
     with open(_paths(directory, name)[0], "rb") as file:
         for _ in range(num_runs):
@@ -167,7 +168,7 @@ class KnownIds:
         keys = np.load(self.keys, mmap_mode="r")
         return _KnownKeys(self.keys, keys.offset, len(keys), keys.dtype)
 
-    def owned_rows(self) -> NDArray[np.bool_]:
+    def owned_rows(self) -> Mask:
         """Return [rows]: which have an owner. Row 0 belongs to rare and missing values."""
         is_owned = np.zeros(self.num_rows, np.bool_)
         is_owned[np.load(self.ids, mmap_mode="r")] = True
@@ -183,7 +184,7 @@ class Numbered:
     num_known: int  # Ids that an earlier map gave and that keep their rows.
     num_new: int
     num_evicted: int
-    changed_rows: NDArray[np.int64]  # Rows of the earlier table that a new id has now, rising.
+    changed_rows: Int64s  # Rows of the earlier table that a new id has now, rising.
     num_rows: int  # Up to the largest id.
 
 
@@ -255,7 +256,7 @@ def number_keys(
     return Numbered(num_distinct, num_known, num_new, by_count[1].total() - num_known, changed_rows, num_rows)
 
 
-def _known_ids(known: KnownIds | None, keys: Keys, low: int, high: int) -> NDArray[np.int64]:
+def _known_ids(known: KnownIds | None, keys: Keys, low: int, high: int) -> Int64s:
     """Return the ids that `keys` have in an earlier map, whose part `low` to `high` is among them; 0 for new ones."""
     ids = np.zeros(len(keys), np.int64)
     if known:
@@ -265,7 +266,7 @@ def _known_ids(known: KnownIds | None, keys: Keys, low: int, high: int) -> NDArr
 
 def _evict(
     counted: Path, num_parts: int, by_count: tuple[Counter[int], Counter[int]], max_kept: int,
-    is_owned: NDArray[np.bool_],
+    is_owned: Mask,
 ) -> int:
     """Take the rows of the known values that are not among the `max_kept` most frequent; return how many new ones
     are."""
@@ -288,13 +289,13 @@ def _evict(
     return num_new
 
 
-def read_codes(path: Path, starts: Sequence[int], counts: Sequence[int]) -> Iterator[NDArray[np.int32]]:
+def read_codes(path: Path, starts: Sequence[int], counts: Sequence[int]) -> Iterator[Int32s]:
     """Yield the ids of each run's keys, by the run's position among all."""
     for start, count in zip(starts, counts, strict=True):
         yield np.fromfile(path, "<i4", count, offset=start * 4)
 
 
-def _partitions(runs: Sequence[RunKeys], max_entries: int) -> NDArray[np.int64]:
+def _partitions(runs: Sequence[RunKeys], max_entries: int) -> Int64s:
     """Return [runs, partitions + 1]: where each run is cut, at the same keys in all."""
     total = sum(run.num_keys for run in runs)
     num = -(-total // max_entries) if total else 1
@@ -314,8 +315,8 @@ def _partitions(runs: Sequence[RunKeys], max_entries: int) -> NDArray[np.int64]:
 
 
 def _count(
-    runs: Sequence[RunKeys], lows: NDArray[np.int64], highs: NDArray[np.int64]
-) -> tuple[Keys, NDArray[np.int64]]:
+    runs: Sequence[RunKeys], lows: Int64s, highs: Int64s
+) -> tuple[Keys, Int64s]:
     """Return the distinct keys between the bounds, rising, and how many training rows have each."""
     pieces = [(run, int(low), int(high)) for run, low, high in zip(runs, lows, highs, strict=True) if high > low]
     if not pieces:
@@ -331,8 +332,8 @@ def _count(
 
 
 def _take_ranks(
-    counts: NDArray[np.int64], levels: NDArray[np.int64], next_ranks: NDArray[np.int64]
-) -> NDArray[np.int64]:
+    counts: Int64s, levels: Int64s, next_ranks: Int64s
+) -> Int64s:
     """Return the ranks, from 0, of values that were seen `counts` times: those of a count follow all of larger counts,
     in the order of the calls. `levels` are all counts, rising, and `next_ranks`, which are advanced, the next rank of
     each."""

@@ -11,6 +11,7 @@ from typing import Any
 from urllib.parse import unquote, urlsplit
 
 from embark.errors import DataError, did_you_mean, near_names
+from embark.formatting import shortlist
 from embark.store import ObjectStore, open_store
 from embark.store.errors import explain_data
 
@@ -212,6 +213,5 @@ def _not_found(pattern: str, beside: Sequence[str], looked_in: str = "") -> Data
     fix = did_you_mean(close) or (
         "relative paths of a spec go by the spec's own folder, those of --set by the current directory")
     if beside and not close:
-        more = f" and {len(beside) - _MAX_NAMED} more" if len(beside) > _MAX_NAMED else ""
-        fix = "files in this directory: " + ", ".join(beside[:_MAX_NAMED]) + more
+        fix = "files in this directory: " + shortlist(beside, _MAX_NAMED)
     return DataError(f"{pattern}: there is no such file" + (f" in {looked_in}" if looked_in else ""), fix=fix)

@@ -7,10 +7,8 @@ import io
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 from pydantic import TypeAdapter, ValidationError
 
 from embark.data.prepare.inputs import InputFile, Inputs, open_inputs
@@ -20,6 +18,7 @@ from embark.data.prepare.tasks import open_reader
 from embark.data.prepared import Manifest, PartWriter, Split
 from embark.data.prepared.cache import local_folder
 from embark.errors import DataError, nearest
+from embark.features.arrays import Array
 from embark.features.encoding import IdMap, RowEncoder, dense_transform
 from embark.features.layout import REPAIR, Feature
 from embark.features.schema import Schema
@@ -124,7 +123,7 @@ class PreparedWith:
         return IdMap(column, feature, arrays[0], arrays[1], about.get("hashed_rows", 0))
 
 
-def _read_array(path: str, name: str) -> tuple[NDArray[Any], bytes]:
+def _read_array(path: str, name: str) -> tuple[Array, bytes]:
     """Read an array, or map it if it lies on this machine; return also its file's SHA-256."""
     folder = local_folder(path)
     try:

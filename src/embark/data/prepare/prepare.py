@@ -38,7 +38,8 @@ from embark.data.prepared.manifest import (
     Part,
     shared_tables,
 )
-from embark.data.workers import MemoryMonitor, OnProgress, ProgressReporter, WorkerPool
+from embark.data.progress import MemoryMonitor, OnProgress, ProgressReporter
+from embark.data.workers import WorkerPool
 from embark.errors import DataError, UserError
 from embark.features.encoding import IdMethod, dense_transform, id_methods
 from embark.features.layout import Layout

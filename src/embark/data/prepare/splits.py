@@ -5,12 +5,12 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 
 import numpy as np
-from numpy.typing import NDArray
 
 from embark.data.prepare.inputs import InputFile
 from embark.data.prepare.rows import Segment
 from embark.data.prepared.manifest import SPLITS
 from embark.errors import DataError, UserError
+from embark.features.arrays import Bytes, Int64s
 from embark.features.hashing import hash_counters, stream_key, uniform
 from embark.features.rows import RawRows
 from embark.features.values import micros_of, moment_text
@@ -79,7 +79,7 @@ def newest(files: Sequence[Path], rank: int) -> int:
     return low
 
 
-def _chunks(files: Sequence[Path]) -> Iterator[NDArray[np.int64]]:
+def _chunks(files: Sequence[Path]) -> Iterator[Int64s]:
     for path in files:
         with path.open("rb") as file:
             while len(some := np.fromfile(file, np.int64, _CHUNK_ROWS)):
@@ -107,7 +107,7 @@ def check_splits(data: DataSpec, files: Sequence[InputFile]) -> None:
 
 def assign_splits(
     data: DataSpec, file_index: int, segment: Segment, rows: RawRows, starts: Sequence[int] = ()
-) -> NDArray[np.uint8]:
+) -> Bytes:
     """Return [n]: the position in SPLITS of each row. It depends on the row's own position, not on how the file was
     cut; in a split by time on the row's time and the first moments of validation and test."""
     prepare = data.prepare

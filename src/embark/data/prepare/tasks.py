@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Self
 
 import numpy as np
-from numpy.typing import NDArray
 
 from embark.data.prepare import id_numbering
 from embark.data.prepare.earlier_ids import write_changed_rows
@@ -25,6 +24,7 @@ from embark.data.prepared.manifest import IDS, SPLITS
 from embark.data.prepared.parts import PartWriter
 from embark.data.workers import Report
 from embark.errors import UserError
+from embark.features.arrays import Array, Bytes, Int32s
 from embark.features.encoding import IdMethod, dense_transform, hash_ids, transform_dense, weights_of_keys
 from embark.features.layout import Feature, Layout, Rows
 from embark.features.rows import RawRows
@@ -151,7 +151,7 @@ class Preparation:
         assert raw.split is not None
         is_train = raw.split == TRAIN
         numbered: dict[int, id_numbering.Codes] = {}
-        ids: list[NDArray[Any]] = []
+        ids: list[Array] = []
         for i, method in enumerate(self.id_methods):
             if method == "frequency":
                 numbered[i] = id_numbering.encode(raw.keys[i], raw.is_missing[i], is_train, raw.lengths[i])
@@ -189,7 +189,7 @@ class Preparation:
         """Write runs to parts, now that every key has its id."""
         assert task.layout is not None
         layout, runs = task.layout, self._runs(task.name)
-        tables: dict[int, Iterator[NDArray[np.int32]]] = {}
+        tables: dict[int, Iterator[Int32s]] = {}
         for start, i in zip(task.starts, self.numbered, strict=True):
             nums = [run[str(i)]["num"] for run in runs]
             starts = (start + np.cumsum([0, *nums[:-1]])).tolist()
@@ -227,7 +227,7 @@ class Preparation:
             report(read_bytes, 0 if only_time else len(raw), 0 if only_time else raw.num_bad)
         report(task.weight - reported, 0, 0)
 
-    def _hash(self, layout: Layout, raw: RawRows, column: int) -> NDArray[Any]:
+    def _hash(self, layout: Layout, raw: RawRows, column: int) -> Array:
         feature = layout.features[column]
         if feature.weights_of:
             return weights_of_keys(raw.keys[column])
@@ -262,7 +262,7 @@ class _Writers:
     def __init__(self, out: Path, name: str, layout: Layout) -> None:
         self._writers = [PartWriter(out, f"{split}/{name}", layout) for split in SPLITS]
 
-    def add(self, rows: Rows, split: NDArray[np.uint8] | None) -> None:
+    def add(self, rows: Rows, split: Bytes | None) -> None:
         assert split is not None
         for position, num in enumerate(np.bincount(split, minlength=len(SPLITS))):
             if num:

@@ -11,11 +11,11 @@ from dataclasses import dataclass
 from itertools import pairwise
 
 import numpy as np
-from numpy.typing import NDArray
 
 from embark.data.prepare.inputs import InputFile, Inputs
 from embark.data.prepare.rows import Segment
 from embark.errors import DataError
+from embark.features.arrays import Bytes, Int64s, Mask
 
 PAD_BYTES = 64  # Bytes before and behind the text of a chunk, so that words may be read around its first and last byte.
 MAX_LINE_BYTES = 64 << 10  # A line that does not fit a chunk is read up to here: enough for the error.
@@ -59,7 +59,7 @@ class TextStream:
 class LineChunk:
     """Complete lines of a file. The buffer is used again for the next chunk."""
 
-    text: NDArray[np.uint8]  # The lines, the last with its newline, between PAD_BYTES of anything on either side.
+    text: Bytes  # The lines, the last with its newline, between PAD_BYTES of anything on either side.
     position: int  # The first line's position in the file, decompressed.
     read_bytes: int  # Bytes of the file, as stored, since the previous chunk.
 
@@ -234,9 +234,9 @@ class RowBlock:
     """Complete rows, one after the other."""
 
     text: bytes
-    starts: NDArray[np.int64]  # [r]: where in the stream each row begins.
-    lines: NDArray[np.int64]  # [r]: the line each begins in, from 0 in the stream.
-    is_blank: NDArray[np.bool_]  # [r]: it is an empty line.
+    starts: Int64s  # [r]: where in the stream each row begins.
+    lines: Int64s  # [r]: the line each begins in, from 0 in the stream.
+    is_blank: Mask  # [r]: it is an empty line.
     stop_line: int  # The line behind the last row.
 
 
@@ -306,7 +306,7 @@ def drop_malformed_rows(
     return raw[: int(sizes.sum())][np.repeat(~is_malformed, sizes)].tobytes(), malformed
 
 
-def _block(text: bytes, ends: NDArray[np.int64], line_numbers: NDArray[np.int64], at: int, line: int) -> RowBlock:
+def _block(text: bytes, ends: Int64s, line_numbers: Int64s, at: int, line: int) -> RowBlock:
     starts = np.concatenate([[0], ends[:-1]])
     lines = np.concatenate([[0], line_numbers[:-1]]) + line
     sizes = ends - starts
@@ -318,14 +318,14 @@ def _block(text: bytes, ends: NDArray[np.int64], line_numbers: NDArray[np.int64]
     return RowBlock(rows, starts + at, lines, is_blank, stop_line=line + int(line_numbers[-1]))
 
 
-def _is_blank(raw: NDArray[np.uint8], starts: NDArray[np.int64], sizes: NDArray[np.int64]) -> NDArray[np.bool_]:
-    is_blank: NDArray[np.bool_] = sizes == 1
+def _is_blank(raw: Bytes, starts: Int64s, sizes: Int64s) -> Mask:
+    is_blank: Mask = sizes == 1
     two = np.flatnonzero(sizes == 2)
     is_blank[two] = raw[starts[two]] == _CR
     return is_blank
 
 
-def _row_ends(text: bytes, delimiter: bytes, has_quotes: bool) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+def _row_ends(text: bytes, delimiter: bytes, has_quotes: bool) -> tuple[Int64s, Int64s]:
     """Return the byte behind each row, and how many lines end up to there."""
     raw = np.frombuffer(text, np.uint8)
     breaks = np.flatnonzero(raw == _LF)
@@ -342,8 +342,8 @@ def _row_ends(text: bytes, delimiter: bytes, has_quotes: bool) -> tuple[NDArray[
 
 
 def _is_inside(
-    text: bytes, raw: NDArray[np.uint8], delimiter: bytes, positions: NDArray[np.int64]
-) -> NDArray[np.bool_]:
+    text: bytes, raw: Bytes, delimiter: bytes, positions: Int64s
+) -> Mask:
     """Mark the positions that are within quotes."""
     quotes = np.flatnonzero(raw == _QUOTE)
     opening = quotes[::2]
@@ -351,13 +351,13 @@ def _is_inside(
     may_open = (before == delimiter[0]) | (before == _LF) | (before == _CR) | (opening == 0)
     may_open[1:] |= quotes[1:-1:2] == opening[1:] - 1  # the second of a doubled one
     if may_open.all():
-        is_odd: NDArray[np.bool_] = np.searchsorted(quotes, positions) % 2 == 1
+        is_odd: Mask = np.searchsorted(quotes, positions) % 2 == 1
         return is_odd
     # A quote stands in the middle of a field, and from there on counting them says nothing.
     field = rb'(?:(?<=[\r\n' + re.escape(delimiter) + rb'])|\A)"[^"]*(?:""[^"]*)*(?:"|\Z)'
     spans = np.array([found.span() for found in re.finditer(field, text)], np.int64).reshape(-1, 2)
     position = np.searchsorted(spans[:, 0], positions) - 1
-    inside: NDArray[np.bool_] = (position >= 0) & (positions < spans[position, 1]) if len(spans) else positions < 0
+    inside: Mask = (position >= 0) & (positions < spans[position, 1]) if len(spans) else positions < 0
     return inside
 
 

@@ -12,6 +12,7 @@ from pydantic import AfterValidator, BaseModel, Field, ValidationError
 
 from embark.errors import DataError, UserError
 from embark.features.layout import Layout
+from embark.formatting import shortlist
 from embark.spec.model import ModelSpec, Table
 from embark.spec.run import RunSpec
 from embark.spec.tasks import label_columns
@@ -243,5 +244,4 @@ def label_columns_of(manifest: Manifest) -> tuple[str, ...]:
 
 
 def _some(names: list[str]) -> str:
-    more = f" and {len(names) - 8} more" if len(names) > 8 else ""
-    return ", ".join(map(repr, names[:8])) + more
+    return shortlist([repr(name) for name in names], 8)

@@ -5,8 +5,9 @@ from dataclasses import dataclass
 from typing import Literal
 
 import numpy as np
-from numpy.typing import NDArray
 
+from embark.data.loader import check_range
+from embark.features.arrays import Int32s, Int64s
 from embark.features.hashing import hash_counters, stream_key
 
 Shuffle = Literal["rows", "blocks", "none"]
@@ -35,7 +36,7 @@ class EpochOrder:
         num_blocks = -(-rows // block_rows)
         part = np.repeat(np.arange(len(rows)), num_blocks)
         block = np.arange(len(part)) - np.repeat(np.cumsum(num_blocks) - num_blocks, num_blocks)
-        self.parts: NDArray[np.int64] = np.arange(len(rows))  # The parts in the epoch's order.
+        self.parts: Int64s = np.arange(len(rows))  # The parts in the epoch's order.
         if shuffle != "none":
             self.parts = np.argsort(hash_counters(stream_key(seed, _PARTS, epoch), self.parts), kind="stable")
             index = np.empty_like(self.parts)
@@ -53,8 +54,7 @@ class EpochOrder:
 
     def pieces(self, start: int, stop: int) -> list[BlockSlice]:
         """Return where rows `start` to `stop` of the epoch lie."""
-        if not 0 <= start <= stop <= self.num_rows:
-            raise IndexError(f"samples {start} to {stop} of {self.num_rows}")
+        check_range(start, stop, self.num_rows)
         found = []
         at = int(np.searchsorted(self._ends, start, side="right"))
         while start < stop:
@@ -66,7 +66,7 @@ class EpochOrder:
         return found
 
 
-def row_order(seed: int, epoch: int, piece: BlockSlice) -> NDArray[np.int64]:
+def row_order(seed: int, epoch: int, piece: BlockSlice) -> Int64s:
     """Return the order of the rows of a block, by their hashes.
 
     A row's number stands in the low bits of its own hash, so that a plain sort, which is twice as fast as `argsort`,
@@ -87,7 +87,7 @@ def num_in_table(num_rows: int, block_rows: int) -> int:
     return num_rows // block_rows + 4
 
 
-def block_table(region: NDArray[np.int32], block_rows: int) -> NDArray[np.int64]:
+def block_table(region: Int32s, block_rows: int) -> Int64s:
     """Return [blocks, 6], in the memory that their rows' order takes later: the key of a block's order, the bits of a
     row's number, its rows, where they begin in the buffer, the first wanted of its order, and the sample behind the
     last. A block without rows stands for rows that are in order."""

@@ -9,7 +9,6 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import lru_cache, partial
 from itertools import accumulate, groupby
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,12 +19,14 @@ from embark.data.prepared.order import BlockSlice, EpochOrder, Shuffle, block_ta
 from embark.data.prepared.parts import Parts
 from embark.data.task_labels import task_labels
 from embark.errors import DataError
-from embark.features.layout import REPAIR, Block, Layout, ragged_positions
+from embark.features.arrays import Array, Bytes, Int32s, Int64s, ragged_positions
+from embark.features.layout import REPAIR, Block, Layout
+from embark.formatting import shortlist
 from embark.spec.data import DataSpec
 from embark.spec.model import Table
 from embark.spec.tasks import Task
 
-Allocate = Callable[[int], NDArray[np.uint8]]  # So many bytes, the first at a multiple of 16.
+Allocate = Callable[[int], Bytes]  # So many bytes, the first at a multiple of 16.
 Range = tuple[int, int, int]  # Epoch, first sample, and the sample after the last.
 
 _MOST_ORDERS = 3
@@ -41,7 +42,7 @@ class RawBatches:
     """Batches of `num_rows` rows, consecutive in a block with space for `capacity` of them, whose fields are where
     `layout.map(capacity * num_rows)` says."""
 
-    buffer: NDArray[np.uint8]
+    buffer: Bytes
     num_rows: int
     layout: Layout
     num_batches: int = 1
@@ -102,7 +103,7 @@ class PreparedSource:
         return 2 * self.block_rows if self._shuffle == "rows" and num_rows >= 2 * self.block_rows else 0
 
     def train_raw(
-        self, ranges: Sequence[Range], into: NDArray[np.uint8], capacity: int = 1, *, spare_rows: int = 0
+        self, ranges: Sequence[Range], into: Bytes, capacity: int = 1, *, spare_rows: int = 0
     ) -> RawBatches:
         """Return the rows of `train_rows` as the bytes of one block with all the layout's columns. With `spare_rows`:
         blocks as they are stored, and `block_table` behind them, where `Layout.row_order` is to be."""
@@ -153,7 +154,7 @@ class PreparedSource:
             at = end
 
     def _fill_blocks(
-        self, pieces: Sequence[tuple[int, BlockSlice]], out: Block, order: NDArray[np.int32], spare_rows: int
+        self, pieces: Sequence[tuple[int, BlockSlice]], out: Block, order: Int32s, spare_rows: int
     ) -> None:
         """Copy whole blocks, as long as there is space and a good part of each is wanted."""
         table = block_table(order, self.block_rows)
@@ -217,12 +218,12 @@ class PreparedSource:
             label = task_labels(label, self._label_columns, self._tasks)
         return Batch(dense, ids, lengths, label, is_fixed=selection.is_fixed, weights=weights)
 
-    def _stored_label(self, block: Block) -> NDArray[Any]:
+    def _stored_label(self, block: Block) -> Array:
         if not self._tasks:
             return block.label
         return block.labels if self.layout.labels else block.label[:, None]
 
-    def _ragged_lengths(self, epoch: int | None, pieces: list[BlockSlice], num_rows: int) -> NDArray[np.int32]:
+    def _ragged_lengths(self, epoch: int | None, pieces: list[BlockSlice], num_rows: int) -> Int32s:
         lengths = self._selection.fixed_lengths(num_rows)
         at = 0
         for piece in pieces:
@@ -279,7 +280,7 @@ class PreparedSource:
                 coming += [self._train_parts[p] for p in following]
         self._parts.expect(coming)
 
-    def _views_of(self, into: NDArray[np.uint8], num_rows: int) -> Block:
+    def _views_of(self, into: Bytes, num_rows: int) -> Block:
         """Return the cached views of a buffer: for small batches finding the fields costs as much as filling them."""
         if not self.layout.is_fixed:
             raise ValueError("there are no raw batches where rows have different numbers of ids")
@@ -291,7 +292,7 @@ class PreparedSource:
             found = self._buffers[key] = Block.of(self.layout, into, num_rows)
         return found
 
-    def _new(self, dtype: type[np.generic], *shape: int) -> NDArray[Any]:
+    def _new(self, dtype: type[np.generic], *shape: int) -> Array:
         size_bytes = math.prod(shape) * np.dtype(dtype).itemsize
         if not size_bytes:
             return np.empty(shape, dtype)
@@ -349,7 +350,7 @@ class ColumnSelection:
         """Return where each feature's ids begin in a batch, and where the last one's end."""
         return [num_rows * before for before in accumulate(self.multi_hot, initial=0)]
 
-    def largest_fixed(self, ids: NDArray[np.int32], num_rows: int) -> NDArray[np.uint32]:
+    def largest_fixed(self, ids: Int32s, num_rows: int) -> NDArray[np.uint32]:
         """Return the largest id of each feature in a batch; a negative one counts as a large one."""
         found, start = [], 0
         for multi_hot, equal in groupby(self.multi_hot):  # one call for features alike: small batches are many
@@ -359,12 +360,12 @@ class ColumnSelection:
             start = stop
         return np.concatenate(found)
 
-    def fixed_lengths(self, num_rows: int) -> NDArray[np.int32]:
+    def fixed_lengths(self, num_rows: int) -> Int32s:
         """Return [F, num_rows]."""
         return np.repeat(np.array(self.multi_hot, np.int32)[:, None], num_rows, axis=1)
 
 
-def _ragged_ids(block: Block, index: int, rows: Rows) -> NDArray[Any]:
+def _ragged_ids(block: Block, index: int, rows: Rows) -> Array:
     """Return the ids of the rows, one row's behind the other's."""
     lengths, ids, offsets = block.ragged[index]
     if isinstance(rows, slice):
@@ -390,12 +391,11 @@ def _notes(manifest: Manifest, data: DataSpec) -> tuple[str, ...]:
         notes.append(f"the data has no {data.eval_split} rows, so nothing is evaluated")
     chosen, schema = manifest.settings.get("prepare") or {}, manifest.settings.get("schema") or {}
     if unused := [str(name) for name in schema.get("ignored") or () if name not in chosen.get("ignored_columns", ())]:
-        more = f" and {len(unused) - MAX_NAMED} more" if len(unused) > MAX_NAMED else ""
-        notes.append(f"column{'s' if len(unused) > 1 else ''} not used: {', '.join(unused[:MAX_NAMED])}{more}")
+        notes.append(f"column{'s' if len(unused) > 1 else ''} not used: {shortlist(unused, MAX_NAMED)}")
     return tuple(notes)
 
 
-Rows = slice | NDArray[np.int64]  # Rows of a block: consecutive ones, or their numbers.
+Rows = slice | Int64s  # Rows of a block: consecutive ones, or their numbers.
 
 
 def copy_block(out: Block, to: slice, block: Block, rows: Rows) -> None:
@@ -406,7 +406,7 @@ def copy_block(out: Block, to: slice, block: Block, rows: Rows) -> None:
         copy_features(target[:, to], group, rows)
 
 
-def copy_rows(out: NDArray[Any], column: NDArray[Any], rows: Rows) -> None:
+def copy_rows(out: Array, column: Array, rows: Rows) -> None:
     """Copy rows of a column [n, …], cast to what `out` holds."""
     if isinstance(rows, slice):
         out[...] = column[rows]
@@ -416,7 +416,7 @@ def copy_rows(out: NDArray[Any], column: NDArray[Any], rows: Rows) -> None:
         out[...] = np.take(column, rows, 0, mode="clip")
 
 
-def copy_features(out: NDArray[Any], features: NDArray[Any], rows: Rows) -> None:
+def copy_features(out: Array, features: Array, rows: Rows) -> None:
     """Copy rows of each of several features [F, n, multi_hot], cast to what `out` holds."""
     if isinstance(rows, slice):
         out[...] = features[:, rows]

@@ -8,10 +8,10 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.types as types
-from numpy.typing import NDArray
 
 from embark.errors import DataError
-from embark.features.hashing import Hashes, hash_counters
+from embark.features.arrays import Array, Bytes, Doubles, Hashes, Int32s, Int64s, Mask
+from embark.features.hashing import hash_counters
 from embark.features.schema import SparseColumn
 from embark.features.values import (
     INTEGER,
@@ -25,8 +25,7 @@ from embark.features.values import (
     TimeFormat,
 )
 
-Mask = NDArray[np.bool_]
-Numbers = tuple[NDArray[Any], Mask | None]
+Numbers = tuple[Array, Mask | None]
 """[n] values, NaN where missing or bad; [n] where there is a value that is not a finite 32-bit number."""
 
 _LIST_BYTES = 1 << 20
@@ -45,8 +44,8 @@ _WORTH_SHARE = 0.5
 class SparseCells:
     """The keys of a sparse column."""
 
-    keys: NDArray[np.uint64]  # [n], or of a list all one after the other.
-    lengths: NDArray[np.int32] | None = None  # [n] of a list.
+    keys: Hashes  # [n], or of a list all one after the other.
+    lengths: Int32s | None = None  # [n] of a list.
     is_missing: Mask | None = None  # [n] of no list.
     is_bad: Mask | None = None  # [n]: the cell, or one value of the list, is not what the column holds.
     num_cut: int = 0
@@ -160,7 +159,7 @@ class CellParser:
             array = array.cast(pa.string())
         return self.without_missing(trim(array))
 
-    def _values_of_lists(self, array: Any) -> tuple[Any, NDArray[np.int64]]:
+    def _values_of_lists(self, array: Any) -> tuple[Any, Int64s]:
         """Return all values one after the other, and how many each row has."""
         if is_text(array.type):
             array = self.without_missing(trim(array))
@@ -235,7 +234,7 @@ def _numbers_of_text(array: Any, may_be_text: bool) -> Numbers:
     return _finite(_floats(pc.replace_substring_regex(numbers, r"^\+", "").cast(pa.float64())), array)
 
 
-def _finite(values: NDArray[Any], array: Any) -> Numbers:
+def _finite(values: Array, array: Any) -> Numbers:
     """Mark values that are not finite 32-bit numbers as bad; NaN means missing."""
     is_odd = ~(np.abs(values) <= LARGEST)
     if not is_odd.any():
@@ -249,15 +248,15 @@ def _finite(values: NDArray[Any], array: Any) -> Numbers:
     return np.where(is_bad, np.nan, values), is_bad
 
 
-def _floats(array: Any) -> NDArray[np.float64]:
+def _floats(array: Any) -> Doubles:
     """Convert to float64; nulls become NaN."""
     if array.type != pa.float64():
         array = array.cast(pa.float64(), safe=False)
-    result: NDArray[np.float64] = array.to_numpy(zero_copy_only=False)
+    result: Doubles = array.to_numpy(zero_copy_only=False)
     return result
 
 
-def _integers(array: Any) -> tuple[NDArray[np.uint64], Mask | None]:
+def _integers(array: Any) -> tuple[Hashes, Mask | None]:
     if types.is_floating(array.type) or types.is_decimal(array.type):
         values = _floats(array)
         is_odd = ~((np.floor(values) == values) & (np.abs(values) < 2.0**63))
@@ -269,11 +268,11 @@ def _integers(array: Any) -> tuple[NDArray[np.uint64], Mask | None]:
     if not (types.is_integer(array.type) or types.is_boolean(array.type)):
         raise DataError(f"holds {array.type}, which is not an integer")
     array = array.cast(pa.uint64() if types.is_uint64(array.type) else pa.int64())
-    values_64: NDArray[Any] = array.fill_null(0).to_numpy(zero_copy_only=False)
+    values_64: Array = array.fill_null(0).to_numpy(zero_copy_only=False)
     return values_64.view(np.uint64), None
 
 
-def _integers_of_text(array: Any) -> tuple[NDArray[np.uint64], Mask | None]:
+def _integers_of_text(array: Any) -> tuple[Hashes, Mask | None]:
     text = as_text(array)
     try:
         return _integers(text.cast(pa.int64()))
@@ -294,7 +293,7 @@ def _integers_of_text(array: Any) -> tuple[NDArray[np.uint64], Mask | None]:
     return keys, is_bad if is_bad.any() else None
 
 
-def _hexadecimal(array: Any) -> tuple[NDArray[np.uint64], Mask | None]:
+def _hexadecimal(array: Any) -> tuple[Hashes, Mask | None]:
     """Read up to 16 digits, with `0x` before them or not."""
     starts, lengths, text = buffers_of(array)
     keys = np.zeros(len(array), np.uint64)
@@ -392,7 +391,7 @@ def as_utf8(array: Any) -> Any:
         return pa.array([word and word.decode(errors="replace") for word in words.to_pylist()], pa.large_string())
 
 
-def buffers_of(array: Any) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.uint8]]:
+def buffers_of(array: Any) -> tuple[Int64s, Int64s, Bytes]:
     """Return where each value starts, how long it is (0 for a null), and the bytes they lie in."""
     is_large = types.is_large_string(array.type) or types.is_large_binary(array.type)
     _, offsets_buffer, data = array.buffers()
@@ -423,7 +422,7 @@ _MICROS = pa.timestamp("us")
 class Times:
     """A column of dates or times."""
 
-    micros: NDArray[np.int64]  # [n]: 0 where there is none.
+    micros: Int64s  # [n]: 0 where there is none.
     is_missing: Mask
     is_bad: Mask
 
@@ -433,7 +432,7 @@ class Times:
         whole = self.micros // MICROS_PER_HOUR % 24 if feature == "hour" else (self.micros // MICROS_PER_DAY + 3) % 7
         return SparseCells((whole + 1).astype(np.uint64), is_missing=self.is_missing)
 
-    def days_until(self, other: "Times") -> NDArray[np.float64]:
+    def days_until(self, other: "Times") -> Doubles:
         """Return the days between two times, NaN where either is missing."""
         days = (other.micros - self.micros) / MICROS_PER_DAY
         return np.where(self.is_missing | other.is_missing, np.nan, days)

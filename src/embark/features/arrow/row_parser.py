@@ -10,9 +10,9 @@ from typing import Any, Literal
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
-from numpy.typing import NDArray
 
 from embark.errors import DataError
+from embark.features.arrays import Bytes, Floats, Int64s
 from embark.features.arrow.cells import (
     LARGEST,
     CellParser,
@@ -39,8 +39,8 @@ _UNCUT = 1 << 31
 class Location:
     """The position of some rows in the input."""
 
-    lines: NDArray[np.int64]  # [n]: within the segment, counted from 0; of Parquet, the row.
-    positions: NDArray[np.int64]  # See `RawRows`.
+    lines: Int64s  # [n]: within the segment, counted from 0; of Parquet, the row.
+    positions: Int64s  # See `RawRows`.
     num_lines: int
     read_bytes: int = 0
     bad: Sequence[BadRow] = ()  # Rows with another number of fields, which are not in the columns.
@@ -169,7 +169,7 @@ class RowParser:
             return array
         return normalize_array(array)
 
-    def _label(self, array: Any, bad: _Bad, where: str) -> NDArray[np.float32]:
+    def _label(self, array: Any, bad: _Bad, where: str) -> Floats:
         name, above = self._schema.label, self._label_above
         with _in_column(where, name):
             values, _ = self._cells.numbers(array, may_be_text=above is None)
@@ -180,7 +180,7 @@ class RowParser:
         bad.add((values != 0) & (values != 1), name, array, "is neither 0 nor 1; the label must be 0 or 1")
         return values.astype(np.float32)
 
-    def _labels(self, cells: Mapping[str, Any], bad: _Bad, where: str) -> NDArray[np.float32]:
+    def _labels(self, cells: Mapping[str, Any], bad: _Bad, where: str) -> Floats:
         """Return [n, 1 + labels]: the first binary task's, and all of them; NaN where a cell is empty."""
         main = np.zeros(len(bad.mask), np.float32)
         columns = [main]
@@ -212,13 +212,13 @@ class RowParser:
                 bad.add(times.is_missing, column.name, array, "is empty; a split by time needs one in every row")
         return found
 
-    def _split(self, array: Any, bad: _Bad) -> NDArray[np.uint8]:
+    def _split(self, array: Any, bad: _Bad) -> Bytes:
         text = as_text(array) if is_text(array.type) else array.cast(pa.string())
         words = pc.ascii_lower(pc.ascii_trim_whitespace(text))
         position = pc.index_in(words, value_set=pa.array(list(SPLIT_WORDS))).fill_null(-1)
         found = position.to_numpy(zero_copy_only=False)
         bad.add(found < 0, self._schema.split_column, array, "is neither train, validation nor test")
-        split: NDArray[np.uint8] = np.array([*SPLIT_WORDS.values(), 0], np.uint8)[found]
+        split: Bytes = np.array([*SPLIT_WORDS.values(), 0], np.uint8)[found]
         return split
 
 
@@ -234,7 +234,7 @@ def number_columns(schema: Schema) -> dict[str, Literal["number", "integer"]]:
     return {name: kind for name, kind in found.items() if name not in other}
 
 
-def _fill(dense: NDArray[np.float32], arrays: Sequence[Any]) -> bool:
+def _fill(dense: Floats, arrays: Sequence[Any]) -> bool:
     """Put columns that are numpy's into the matrix, all at once, unless a value is too large."""
     if not arrays or not all(isinstance(array, np.ndarray) for array in arrays):
         return False

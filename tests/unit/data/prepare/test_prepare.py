@@ -22,7 +22,7 @@ from embark.data.prepare import prepare as prepare_module
 from embark.data.prepare.guess import guess_schema
 from embark.data.prepare.prepare import prepare, prepare_from_spec
 from embark.data.prepared import MANIFEST, SPLITS, STATISTICS, Manifest
-from embark.data.workers import tree_bytes
+from embark.data.progress import tree_bytes
 from embark.errors import DataError, UserError
 from embark.spec import load_spec
 
