@@ -204,13 +204,14 @@ PLAIN_CELLS = {"7": 7, " 7": 7, "+7": 7, "007": 7} | dict.fromkeys(("", "NA", "1
 
 @pytest.mark.parametrize("cell", PLAIN_CELLS, ids=repr)
 def test_an_id_that_is_not_prepared_is_the_same_through_every_door(tmp_path: Path, cell: str):
-    items = ["1", "2", "3", cell]
+    items, users = ["1", "2", "3", cell, "8", "9", "10", "11"], ["u"] * 4 + ["v"] * 4
     path = tmp_path / "rows.csv"
-    path.write_text("label,item,user\n" + "".join(f"1,{item},u\n" for item in items), encoding="utf-8")
-    pyarrow.parquet.write_table(pa.table({"label": [1] * 4, "item": items, "user": ["u"] * 4}),
+    path.write_text("label,item,user\n" + "".join(
+        f"1,{item},{user}\n" for item, user in zip(items, users, strict=True)), encoding="utf-8")
+    pyarrow.parquet.write_table(pa.table({"label": [1] * 8, "item": items, "user": users}),
                                 tmp_path / "rows.parquet")
     model = {"num_dense": 0, "tables": [{"name": "item", "rows": 50}]}
-    expected = None if PLAIN_CELLS[cell] is None else [1, 2, 3, PLAIN_CELLS[cell]]
+    expected = None if PLAIN_CELLS[cell] is None else [1, 2, 3, PLAIN_CELLS[cell], 8, 9, 10, 11]
 
     def ids(file: Path, kind: str) -> list[int] | None:
         data = {"kind": kind, "path": str(file), "eval_fraction": 1e-9}
@@ -233,4 +234,4 @@ def test_an_id_that_is_not_prepared_is_the_same_through_every_door(tmp_path: Pat
     artifact = SimpleNamespace(info=SimpleNamespace(rows=SimpleNamespace(
         columns=schema.unlabelled(), prepare=prepare)), encoder=encoder)
     raw = RequestScorer(artifact, None).parse(JsonColumns([{"item": item} for item in items]))
-    assert [int(key) for key in raw.keys[0]] == (expected or [1, 2, 3])
+    assert [int(key) for key in raw.keys[0]] == (expected or [1, 2, 3, 8, 9, 10, 11])
