@@ -45,8 +45,8 @@ class RowsInMemory:
             return RowsInMemory(replace(batch, dense=dense))
         rows = np.broadcast_to(np.arange(len(order)), batch.lengths.shape).copy()
         rows[feature] = order
-        lengths, starts = (np.take_along_axis(values, rows, axis=1) for values in (batch.lengths, self._starts))
-        at = ragged_positions(starts, lengths)
+        lengths = np.take_along_axis(batch.lengths, rows, axis=1)
+        at = ragged_positions(np.take_along_axis(self._starts, rows, axis=1), lengths)
         weights = None if batch.weights is None else batch.weights[at]
         return RowsInMemory(replace(batch, ids=batch.ids[at], lengths=lengths, weights=weights))
 

@@ -400,7 +400,7 @@ class JsonLinesReader(CsvReader):
         for cut in split_rows(stream.pieces, self._delimiter, has_quotes=False, first_byte=segment.start):
             num_lines, line = cut.stop_line - line, cut.stop_line
             new_bytes, read_bytes = stream.tell() - read_bytes, stream.tell()
-            found: list[dict[str, Any]] = []
+            found: list[Mapping[str, Any]] = []
             kept: list[int] = []
             bad = [BadRow(cut.line, cut.why)] if isinstance(cut, UnterminatedRow) else []
             if not isinstance(cut, UnterminatedRow):

@@ -12,11 +12,10 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from embark.errors import DataError
-from embark.features.arrays import Bytes, Floats, Int64s
+from embark.features.arrays import Bytes, Floats, Int64s, Mask
 from embark.features.arrow.cells import (
     LARGEST,
     CellParser,
-    Mask,
     SparseCells,
     Times,
     as_text,
