@@ -5,7 +5,7 @@ import embark.features.arrow  # noqa: F401 - says so if pyarrow is missing
 # isort: split
 import io
 import re
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from itertools import pairwise

@@ -249,7 +249,7 @@ def test_the_boundary_is_part_of_the_data_and_is_shown(tmp_path, capsys):
     assert f"validation {first.num_rows('validation')} from 2024-02-20T00:00:00Z" in capsys.readouterr().out
 
 
-def test_rows_without_a_time_are_bad_rows_of_a_split_by_time_and_id_0_of_a_feature(tmp_path, read_rows):
+def test_rows_without_a_time_are_bad_in_a_split_and_id_0_in_a_feature(tmp_path, read_rows):
     rows = shop(200)
     rows[7]["at"] = None
     write_csv(tmp_path / "rows.csv", rows)
@@ -317,7 +317,7 @@ def test_columns_that_hold_no_such_times_are_refused(tmp_path, at, prepare, mess
         guess(tmp_path, [{**row, "at": at} for row in shop(20)], prepare)
 
 
-def test_numbers_that_could_be_anything_are_times_if_the_spec_says_the_unit(tmp_path):
+def test_ambiguous_numbers_are_times_if_the_spec_says_the_unit(tmp_path):
     rows = [{**row, "at": 12 + i} for i, row in enumerate(shop(20))]
     schema = guess(tmp_path, rows, {"time_columns": {"at": ["hour"]}, "time_unit": "s"})
     assert schema.times[0].format == "s"
@@ -352,7 +352,7 @@ def test_settings_that_contradict_each_other_are_mistakes_of_the_spec(tmp_path, 
         spec_of(tmp_path, "rows.csv", prepare, **data)
 
 
-def test_new_rows_with_the_ids_of_earlier_data_have_the_same_features_of_times(tmp_path):
+def test_rows_with_earlier_ids_have_the_same_features_of_times(tmp_path):
     write_formats(tmp_path, shop(300))
     old = made(tmp_path, "rows.csv", "old", SETTINGS, time_column="at")
     write_csv(tmp_path / "new.csv", shop(200, seed=2))
@@ -363,7 +363,7 @@ def test_new_rows_with_the_ids_of_earlier_data_have_the_same_features_of_times(t
     assert [feature.rows for feature in new.layout.features[1:]] == [25, 8]
 
 
-def test_later_rows_need_no_time_of_the_split_and_ids_of_times_are_readable(tmp_path, read_rows):
+def test_later_rows_need_no_time_of_the_split(tmp_path, read_rows):
     write_formats(tmp_path, shop(300))
     manifest = made(tmp_path, "rows.csv", prepare={"split": "time", "time_columns": {"at": ["hour", "weekday"]}},
                     time_column="at")

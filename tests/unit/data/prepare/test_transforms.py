@@ -25,7 +25,7 @@ def rows_at(positions, split=None) -> RawRows:
 FILES = [InputFile(f"data/day_{i}.gz", 10) for i in range(4)]
 
 
-def test_a_random_split_has_the_given_shares_and_does_not_depend_on_the_segment(make_spec):
+def test_a_random_split_does_not_depend_on_the_segment(make_spec):
     data = make_spec({"test_fraction": 0.05}, eval_fraction=0.2).data
     positions = np.arange(100_000) * 243
     complete = assign_splits(data, 1, Segment(FILES[1], 0, 0, 10**9), rows_at(positions))
