@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from embark.data.own_contract import ContractReport
     from embark.data.prepare.prepare import PrepareResult, Preview
     from embark.data.prepared import Manifest
-    from embark.data.workers import OnProgress, Progress
+    from embark.data.progress import OnProgress, Progress
     from embark.spec import RunSpec
 
 _MAX_BAD_ROWS = 10

@@ -87,8 +87,8 @@ def workload_of(spec: RunSpec, counted: DataSize | None = None) -> Workload:
 
 def sample_bytes(spec: RunSpec) -> float:
     """Return the bytes of a row in a full block of the prepared format; ragged features count at their longest."""
-    from embark.data.prepared.layout import Feature, Layout
     from embark.data.prepared.manifest import BLOCK_ROWS
+    from embark.features.layout import Feature, Layout
 
     features = tuple(Feature(t.name, t.rows, t.multi_hot) for t in spec.model.table_list())
     dense = tuple(f"dense_{i}" for i in range(spec.model.num_dense))

@@ -256,8 +256,8 @@ def _here(pod: Pod, there: str, place: str, port: int) -> Pod:
 
 def _request(place: str) -> bytes:
     """Rows without a value in any column: every model scores them."""
-    from embark.data.prepare.arrow.row_parser import RowParser
     from embark.export.artifact import open_artifact
+    from embark.features.arrow.row_parser import RowParser
 
     try:
         rows_format = open_artifact(place).info.rows

@@ -9,10 +9,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from embark.data.prepare.rows import RawRows
 from embark.errors import DataError, EmbarkError
 from embark.export.artifact import Artifact
 from embark.export.item_values import StoredValues
+from embark.features.rows import RawRows
 from embark.serve.request_rows import JsonColumns, RequestScorer
 from embark.spec.two_tower import is_item_table
 

@@ -13,16 +13,16 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from embark.data.export.parquet_files import write_parquet
-from embark.data.prepare.arrow.cells import as_utf8, is_text, normalize_array
-from embark.data.prepare.arrow.row_parser import Location, RowParser
 from embark.data.prepare.inputs import InputFile, Inputs, open_inputs
 from embark.data.prepare.later_rows import schema_in
-from embark.data.prepare.rows import MAX_QUOTED, RawRows
 from embark.data.prepare.sampling import CRITEO_COLUMNS
-from embark.data.prepare.schema import Schema
 from embark.data.prepare.tasks import open_reader
 from embark.errors import DataError, UserError, nearest
 from embark.export.artifact import Artifact, RowFormat, open_artifact
+from embark.features.arrow.cells import as_utf8, is_text, normalize_array
+from embark.features.arrow.row_parser import Location, RowParser
+from embark.features.rows import MAX_QUOTED, RawRows
+from embark.features.schema import Schema
 from embark.serve.outputs import outputs_of
 from embark.spec.data import PrepareSpec
 

@@ -9,8 +9,8 @@ import pytest
 from exported_runs import save_run
 
 from embark import export_run
-from embark.data.number_rows import NumberRows
 from embark.export.artifact import open_artifact
+from embark.features.rows import NumberRows
 from embark.serve.infer_protocol import InferReader
 from embark.serve.raw_tensors import RawTensors
 from embark.serve.request_rows import RequestScorer, Scores

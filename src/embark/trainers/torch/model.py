@@ -86,7 +86,7 @@ class WithoutValues(TorchFunctionMode):
 
 
 def _config(table: StoredTable, train: TrainSpec, *, is_weighted: bool) -> EmbeddingBagConfig:
-    """Where ids have weights, those of a mean are shares of the whole (`data.id_weights`), and rows are summed."""
+    """Where ids have weights, those of a mean are shares of the whole (`weights_in_sum`), and rows are summed."""
     return EmbeddingBagConfig(
         name=table.name, embedding_dim=table.dim, num_embeddings=table.rows,
         feature_names=[feature.name for feature in table.features],

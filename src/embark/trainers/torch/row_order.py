@@ -5,9 +5,9 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from embark.data.hashing import FIRST, SECOND, STEP
-from embark.data.prepared.layout import Field
 from embark.data.prepared.order import TABLE_COLUMNS, num_in_table
+from embark.features.hashing import FIRST, SECOND, STEP
+from embark.features.layout import Field
 from embark.trainers.torch.world import CAPTURED
 
 

@@ -63,7 +63,7 @@ def save(run_dir: RunDir, spec, step: int, fingerprint: str) -> None:
 
 
 @pytest.mark.parametrize("row_group_bytes", [1, 64 << 20])
-def test_the_vectors_are_the_checkpoint_s_bit_for_bit_with_the_values_of_their_ids(
+def test_vectors_are_those_of_the_checkpoint_bit_for_bit(
     run_dir, tmp_path, monkeypatch, row_group_bytes
 ):
     monkeypatch.setattr(module, "ROW_GROUP_BYTES", row_group_bytes)

@@ -20,11 +20,11 @@ from limits import HANG_S
 from recorded_commands import run_script
 
 from embark.catalog import load_catalog
-from embark.cli.status import cancel as cancel_command
 from embark.cli.console import Console
 from embark.cli.cost import cost
 from embark.cli.diagnose import diagnose
 from embark.cli.launch import launch_run
+from embark.cli.status import cancel as cancel_command
 from embark.cli.status import logs as logs_command
 from embark.cli.status import status as status_command
 from embark.errors import Interrupted, UserError

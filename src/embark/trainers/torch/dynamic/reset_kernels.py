@@ -9,7 +9,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from embark.data import hashing
+from embark.features import hashing
 from embark.trainers.torch.dynamic.batch_ids import NewRows
 from embark.trainers.torch.dynamic.map_kernels import ROWS_AT_A_TIME, block_size, mixed
 

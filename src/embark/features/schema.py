@@ -7,7 +7,7 @@ import textwrap
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
-from embark.data.prepare.time_format import TimeFormat
+from embark.features.values import TimeFormat
 from embark.spec.data import PrepareSpec, TimeFeature
 from embark.spec.model import Table
 from embark.spec.tasks import Task, label_columns, main_task
@@ -27,14 +27,14 @@ class SparseColumn:
     name: str
     kind: Literal["hex", "integer", "text", "hour", "weekday", "number"]
     is_list: bool = False
-    max_ids: int = 1  # Of a list: longer ones are cut.
-    rows: int | None = None  # Of its table, where the spec gives them.
-    column: str = ""  # Its name in the input, where a table cannot have that name.
+    max_ids: int = 1  # Longer lists are cut.
+    rows: int | None = None  # Rows of its table, if the spec gives them.
+    column: str = ""  # The name in the input, if a table cannot have that name.
     weights_of: str = ""  # The column whose ids these are the weights of; empty: these are ids.
 
     @staticmethod
     def of_weights(table: Table) -> SparseColumn:
-        """The weights of a table's ids."""
+        """Describe the weights of a table's ids."""
         return SparseColumn(table.weights_feature, "number", is_list=True, max_ids=table.multi_hot, rows=1,
                             column=table.weights_column, weights_of=table.name)
 
@@ -60,11 +60,11 @@ class LabelColumn:
     name: str
     is_binary: bool = False  # It holds 0 and 1, true and false, yes and no.
     num_classes: int = 0  # It holds classes from 0 to `num_classes` − 1; 0: any numbers.
-    main_above: float | None = None  # Of the first binary task's column: its label is 1 above this; None of the others.
+    main_above: float | None = None  # The first binary task's label is 1 above this; None for other columns.
 
     @staticmethod
     def of(tasks: tuple[Task, ...]) -> tuple[LabelColumn, ...]:
-        """Those that tasks name."""
+        """Return the columns that tasks name."""
         main = tasks[main_task(tasks)] if main_task(tasks) >= 0 else None
         found = []
         for name in label_columns(tasks):
@@ -89,13 +89,13 @@ class Schema:
     delimiter: str = "\t"
     has_header: bool = False
     split_column: str = ""
-    why: dict[str, str] = field(default_factory=dict)  # By column: the reason for its role, for people to read.
-    examples: dict[str, str] = field(default_factory=dict)  # By column: some of its values, for people to read.
+    why: dict[str, str] = field(default_factory=dict)  # The reason for each column's role, for people to read.
+    examples: dict[str, str] = field(default_factory=dict)  # Some values of each column, for people to read.
     list_delimiter: str = ""  # Between the values of a cell of text; empty: `|` or `;`.
     times: tuple[TimeColumn, ...] = ()
     time_column: str = ""  # The one of `times` that is the row's own.
     is_split_by_time: bool = False
-    labels: tuple[LabelColumn, ...] = ()  # Of several tasks, in place of `label`, which is then the first of them.
+    labels: tuple[LabelColumn, ...] = ()  # The labels of several tasks; `label` is then the first of them.
 
     @property
     def ages(self) -> tuple[str, ...]:
@@ -104,31 +104,31 @@ class Schema:
 
     @property
     def dense_names(self) -> tuple[str, ...]:
-        """Of all dense values."""
+        """The names of all dense values."""
         return (*self.dense, *(f"{name}_age" for name in self.ages))
 
     def only_time(self) -> Schema:
-        """Just the label and the row's own time."""
+        """Keep the label and the row's own time."""
         times = tuple(replace(time, features=()) for time in self.times if time.name == self.time_column)
         return replace(self, dense=(), sparse=(), times=times)
 
     def without_split(self) -> Schema:
-        """Just the features and what they need."""
+        """Keep the features and what they need."""
         times = tuple(time for time in self.times if time.features or (self.ages and time.name == self.time_column))
         return replace(self, times=times, split_column="", is_split_by_time=False)
 
     def unlabelled(self) -> Schema:
-        """Just what a row to score has; nothing for people to read."""
+        """Keep what a row to score has, and nothing for people to read."""
         return replace(self.without_split(), label="", labels=(), why={}, examples={}, ignored=())
 
     def describe(self) -> list[dict[str, object]]:
-        """A row for each column of the input: its role, the reason, and some of its values."""
+        """Return a row for each column of the input: its role, the reason, and some of its values."""
         sparse = {column.source: column for column in self.sparse if column.kind not in TIME_ROWS}
         return [{"column": name, "taken_for": self._role(name, sparse.get(name)), "why": self.why.get(name, ""),
                  "examples": self.examples.get(name, "")} for name in self.columns]
 
     def to_toml(self, given: PrepareSpec) -> str:
-        """The lines of a spec that leave nothing to guess, with what is `given`."""
+        """Return the lines of a spec that leave nothing to guess, with what is `given`."""
         data: dict[str, Any] = {} if self.labels else {"label": self.label}
         prepare = given.model_dump(mode="json", exclude_defaults=True) | {"format": self.format}
         if self.format != "criteo":

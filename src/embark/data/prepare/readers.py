@@ -1,8 +1,13 @@
 """Any delimited text: rows cut where quotes allow it, fields parsed by pyarrow, wrong ones counted."""
 
+import embark.features.arrow  # noqa: F401 - says so if pyarrow is missing
+
+# isort: split
 import io
 import re
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import replace
+from functools import partial
 from itertools import pairwise
 from typing import Any
 
@@ -13,25 +18,27 @@ import pyarrow.csv as arrow_csv
 import pyarrow.types as types
 from pyarrow.parquet import ParquetFile
 
-from embark.data.prepare.arrow.cells import is_list, is_text, normalize_array
-from embark.data.prepare.arrow.row_parser import Location, RowParser
 from embark.data.prepare.inputs import InputFile, Inputs
-from embark.data.prepare.rows import BadRow, RawRows, Segment
+from embark.data.prepare.rows import Segment
 from embark.data.prepare.sampling import Column, refuse_twins
-from embark.data.prepare.schema import Schema
 from embark.data.prepare.text_stream import (
     BOM,
     RowBlock,
-    Runaway,
     TextStream,
-    cut_rows,
+    UnterminatedRow,
+    drop_malformed_rows,
     fields_of,
     head,
     header_names,
     is_gzip,
-    without_odd_rows,
+    split_rows,
 )
 from embark.errors import DataError, EmbarkError, nearest
+from embark.features.arrow.cells import is_list, is_text, normalize_array
+from embark.features.arrow.row_parser import Location, RowParser, json_column
+from embark.features.rows import BadRow, RawRows
+from embark.features.schema import Schema
+from embark.features.values import json_object
 from embark.spec.data import PrepareSpec
 from embark.store.errors import explain_data
 
@@ -43,7 +50,7 @@ _MAX_CHUNK_BYTES = 1 << 30
 
 
 class CsvReader:
-    """Delimited text, plain or gzip."""
+    """Reads delimited text, plain or gzip."""
 
     def __init__(
         self, schema: Schema, prepare: PrepareSpec, inputs: Inputs, parser: RowParser | None = None
@@ -54,8 +61,8 @@ class CsvReader:
         self._has_quotes = len(self._delimiter) == 1  # A delimiter of several characters knows no quotes.
 
     def segments(self, file: InputFile, segment_bytes: int) -> list[Segment]:
-        """Pieces of about that size, cut between rows. Gzip cannot be entered in the middle, and to look for quotes
-        in a remote file would be to fetch it twice: these are one segment each."""
+        """Cut a file between rows into pieces of about that size. Gzip cannot be entered in the middle, and to look
+        for quotes in a remote file would be to fetch it twice: these are one segment each."""
         one = [Segment(file, 0, 0, file.size_bytes)]
         is_remote = self._inputs.local_path(file.uri) is None
         if file.size_bytes <= segment_bytes or is_remote or is_gzip(self._inputs, file):
@@ -65,7 +72,7 @@ class CsvReader:
         return [Segment(file, i, start, stop) for i, (start, stop) in enumerate(pairwise(bounds))]
 
     def read(self, segment: Segment, chunk_bytes: int) -> Iterator[RawRows]:
-        """The segment's rows in order."""
+        """Yield the segment's rows in order."""
         file, has_header = segment.file, False
         columns: Sequence[str] = self._schema.columns
         if self._schema.has_header:
@@ -73,10 +80,10 @@ class CsvReader:
         stream = TextStream(self._inputs, file, segment.start, segment.stop, min(chunk_bytes, _MAX_CHUNK_BYTES))
         pieces, first_byte = _without_bom(stream.pieces) if segment.start == 0 else (stream.pieces, segment.start)
         is_header_next, line, read_bytes = has_header and segment.start == 0, 0, 0
-        for cut in cut_rows(pieces, self._delimiter, has_quotes=self._has_quotes, first_byte=first_byte):
+        for cut in split_rows(pieces, self._delimiter, has_quotes=self._has_quotes, first_byte=first_byte):
             num_lines, line = cut.stop_line - line, cut.stop_line
             new_bytes, read_bytes = stream.tell() - read_bytes, stream.tell()
-            if isinstance(cut, Runaway):
+            if isinstance(cut, UnterminatedRow):
                 if is_header_next:
                     raise DataError(f"{file.uri}: the header cannot be read: {cut.why}",
                                     fix="repair its first line, or set data.prepare.header = false")
@@ -99,8 +106,8 @@ class CsvReader:
             yield self._parser.parse(table.column, location, file.uri)
 
     def _parse(self, text: bytes, columns: Sequence[str], file: InputFile) -> tuple[Any, dict[int, int]]:
-        """The wanted columns as bytes; and of the rows with a wrong number of fields, which are left out, that number
-        by their position among those that are not empty lines."""
+        """Return the wanted columns as bytes. Rows with a wrong number of fields are left out; that number is returned
+        by their position among the rows that are not empty lines."""
         delimiter = self._delimiter
         if len(delimiter) > 1:
             _refuse_quotes(text, delimiter, file)
@@ -113,7 +120,7 @@ class CsvReader:
             return self._table(text, delimiter, columns), {}
         except pa.ArrowInvalid:
             # pyarrow could leave them out itself, except those that are not UTF-8.
-            text, wrong = without_odd_rows(text, delimiter, len(columns), has_quotes=self._has_quotes)
+            text, wrong = drop_malformed_rows(text, delimiter, len(columns), has_quotes=self._has_quotes)
         try:
             return self._table(text, delimiter, columns), wrong
         except pa.ArrowInvalid as error:
@@ -136,7 +143,8 @@ class CsvReader:
         )
 
     def _columns_of(self, file: InputFile) -> tuple[Sequence[str], bool]:
-        """The columns in this file's own order, and whether it has a header: pieces that `split` made have none."""
+        """Return the columns in this file's own order, and whether it has a header: pieces that `split` made have
+        none."""
         text = head(self._inputs, file, _HEADER_BYTES).removeprefix(BOM)
         first = next((row for row in fields_of(text, self._schema.delimiter) if row), [])
         names = header_names(first)
@@ -158,7 +166,7 @@ class CsvReader:
                    for start in range(0, file.size_bytes, _SCAN_BYTES))
 
     def _cuts(self, file: InputFile, segment_bytes: int) -> list[int]:
-        """Behind the first line end from each multiple of `segment_bytes` on."""
+        """Cut behind the first line end from each multiple of `segment_bytes` on."""
         cuts: list[int] = []
         for target in range(segment_bytes, file.size_bytes, segment_bytes):
             at = max(target, cuts[-1] if cuts else 0)
@@ -173,11 +181,11 @@ class CsvReader:
         return cuts
 
     def _cuts_by_quotes(self, file: InputFile, segment_bytes: int) -> list[int]:
-        """The same where a line end may be within quotes, which takes reading from the start."""
+        """Cut where a line end may be within quotes, which takes reading from the start."""
         cuts: list[int] = []
         target = segment_bytes
         pieces, first_byte = _without_bom(TextStream(self._inputs, file, 0, file.size_bytes, _SCAN_BYTES).pieces)
-        for cut in cut_rows(pieces, self._delimiter, first_byte=first_byte):
+        for cut in split_rows(pieces, self._delimiter, first_byte=first_byte):
             if not isinstance(cut, RowBlock):
                 continue
             while (position := int(np.searchsorted(cut.starts, target))) < len(cut.starts):
@@ -217,7 +225,7 @@ _READ_BYTES = 1 << 20  # What is read of a column at a time.
 
 
 class ParquetReader:
-    """Parquet files, NVTabular's and Spark's among them."""
+    """Reads Parquet files, NVTabular's and Spark's among them."""
 
     def __init__(
         self, schema: Schema, prepare: PrepareSpec, inputs: Inputs, parser: RowParser | None = None
@@ -226,7 +234,7 @@ class ParquetReader:
         self._parser = parser or RowParser(schema, prepare)
 
     def segments(self, file: InputFile, segment_bytes: int) -> list[Segment]:
-        """Row groups, as many as come to about that size in the file."""
+        """Cut a file between row groups into pieces of about that size."""
         with open_parquet(self._inputs, file) as parquet:
             metadata = parquet.metadata
             sizes = [_stored_bytes(metadata.row_group(i)) for i in range(metadata.num_row_groups)]
@@ -240,7 +248,7 @@ class ParquetReader:
         return found
 
     def read(self, segment: Segment, chunk_bytes: int) -> Iterator[RawRows]:
-        """The segment's rows in order."""
+        """Yield the segment's rows in order."""
         file, line = segment.file, 0
         with open_parquet(self._inputs, file) as parquet:
             names = parquet.schema_arrow.names
@@ -267,7 +275,7 @@ class ParquetReader:
                 raise _broken(file, error) from error
 
     def _batch_rows(self, metadata: Any, groups: range, chunk_bytes: int) -> int:
-        """Rows that come to `chunk_bytes` when they are unpacked."""
+        """Return how many rows come to `chunk_bytes` when they are unpacked."""
         num_rows = max(1, sum(metadata.row_group(i).num_rows for i in groups))
         wanted, size = set(self._parser.columns), 0
         for group in groups:
@@ -283,7 +291,7 @@ class ParquetReader:
 def sample_parquet(
     inputs: Inputs, file: InputFile, max_rows: int, missing: Collection[str]
 ) -> tuple[tuple[Column, ...], int]:
-    """The columns of the first rows, and how many rows these are."""
+    """Return the columns of the first rows, and how many rows these are."""
     with open_parquet(inputs, file) as parquet:
         names = parquet.schema_arrow.names
         refuse_twins(file, names)
@@ -320,7 +328,7 @@ def _text(value: Any) -> str:
 
 
 def open_parquet(inputs: Inputs, file: InputFile) -> Any:
-    """A `pyarrow.parquet.ParquetFile`, or an error that says which file is none."""
+    """Open a `pyarrow.parquet.ParquetFile`; an error names the file."""
     path = inputs.local_path(file.uri)
     source = path if path is not None else pa.PythonFile(_Ranges(inputs, file), mode="r")
     try:
@@ -330,7 +338,7 @@ def open_parquet(inputs: Inputs, file: InputFile) -> Any:
 
 
 def _broken(file: InputFile, error: Exception) -> EmbarkError:
-    """It is cut short, damaged or something else; or the machine could not read it."""
+    """Explain an error: the file is cut short, damaged or something else, or the machine could not read it."""
     if isinstance(error, OSError) and error.errno:
         return explain_data(error, file.uri)
     return DataError(f"{file.uri}: is not a Parquet file that can be read: {str(error).splitlines()[0]}",
@@ -368,3 +376,45 @@ class _Ranges(io.RawIOBase):
         data = self._inputs.read(self._file.uri, self._at, left if size < 0 else min(size, left))
         self._at += len(data)
         return data
+
+
+_DELIMITER = "\0\0"  # Between fields: a line of JSON has none, and several characters know no quotes.
+
+
+_WHY = "is not a JSON object"
+
+
+class JsonLinesReader(CsvReader):
+    """Reads JSON Lines, plain or gzip; cut into segments as other text is. Numbers are read as the text they stand
+    for."""
+
+    def __init__(
+        self, schema: Schema, prepare: PrepareSpec, inputs: Inputs, parser: RowParser | None = None
+    ) -> None:
+        super().__init__(replace(schema, delimiter=_DELIMITER, has_header=False), prepare, inputs, parser)
+
+    def read(self, segment: Segment, chunk_bytes: int) -> Iterator[RawRows]:
+        """Yield the segment's rows in order. A key that a line lacks is a missing value."""
+        stream = TextStream(self._inputs, segment.file, segment.start, segment.stop, chunk_bytes)
+        line = read_bytes = 0
+        for cut in split_rows(stream.pieces, self._delimiter, has_quotes=False, first_byte=segment.start):
+            num_lines, line = cut.stop_line - line, cut.stop_line
+            new_bytes, read_bytes = stream.tell() - read_bytes, stream.tell()
+            found: list[Mapping[str, Any]] = []
+            kept: list[int] = []
+            bad = [BadRow(cut.line, cut.why)] if isinstance(cut, UnterminatedRow) else []
+            if not isinstance(cut, UnterminatedRow):
+                ends = [*(cut.starts[1:] - cut.starts[0]), len(cut.text)]
+                for row in np.flatnonzero(~cut.is_blank):
+                    text = cut.text[cut.starts[row] - cut.starts[0] : ends[row]].removeprefix(BOM)
+                    value = json_object(text)
+                    if value is None:
+                        bad.append(BadRow(int(cut.lines[row]), _WHY))
+                    else:
+                        found.append(value)
+                        kept.append(int(row))
+            none = np.zeros(0, np.int64)
+            lines, starts = (none, none) if isinstance(cut, UnterminatedRow) else (cut.lines[kept], cut.starts[kept])
+            location = Location(lines, starts, num_lines, new_bytes, bad)
+            cells = partial(json_column, found, split=self._parser.split_cell)
+            yield self._parser.parse(cells, location, segment.file.uri)

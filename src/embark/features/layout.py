@@ -24,6 +24,7 @@ import pydantic
 from numpy.typing import NDArray
 
 from embark.errors import DataError
+from embark.features.arrays import Array, Bytes, Floats, Int64s, Mask
 
 ALIGNMENT = 64
 REPAIR = "`embark data check` lists what is damaged; copy or prepare the data again"
@@ -42,12 +43,12 @@ class Feature:
 
     @property
     def id_dtype(self) -> np.dtype[Any]:
-        """The narrowest that holds every id."""
+        """The narrowest type that holds every id."""
         return np.dtype("<f4") if self.weights_of else _narrowest(self.rows - 1)
 
     @property
     def length_dtype(self) -> np.dtype[Any]:
-        """Of the lengths of a ragged feature."""
+        """The type of the lengths of a ragged feature."""
         return _narrowest(self.multi_hot)
 
 
@@ -64,7 +65,7 @@ class Group:
 class Field:
     """An array in a block."""
 
-    start: int  # In bytes, from the block's first.
+    start: int  # Bytes from the block's first.
     dtype: np.dtype[Any]
     shape: tuple[int, ...]
 
@@ -72,14 +73,14 @@ class Field:
     def size_bytes(self) -> int:
         return self.dtype.itemsize * math.prod(self.shape)
 
-    def of(self, block: NDArray[np.uint8]) -> NDArray[Any]:
-        """The array, without a copy."""
+    def of(self, block: Bytes) -> Array:
+        """Return the array, without a copy."""
         return block[self.start : self.start + self.size_bytes].view(self.dtype).reshape(self.shape)
 
 
 @dataclass(frozen=True, slots=True)
 class Map:
-    """Where everything is in a block of `num_rows`."""
+    """The position of each array in a block of `num_rows`."""
 
     num_rows: int
     size_bytes: int
@@ -87,13 +88,13 @@ class Map:
     label: Field
     labels: Field
     dense: Field
-    groups: tuple[Field, ...]  # As `Layout.groups`.
+    groups: tuple[Field, ...]  # One for each of `Layout.groups`.
     ragged: tuple[tuple[Field, Field], ...]  # Lengths and ids of each of `Layout.ragged`.
 
 
 @dataclass(frozen=True)
 class Layout:
-    """What the columns are, and so where they lie."""
+    """The columns of encoded rows, and so where they lie in a block."""
 
     dense: tuple[str, ...]
     features: tuple[Feature, ...]  # Weights behind all others.
@@ -110,7 +111,7 @@ class Layout:
 
     @cached_property
     def id_features(self) -> tuple[Feature, ...]:
-        """Those that look up a table: the first ones, without weights of ids."""
+        """The features that look up a table: the first ones, without weights of ids."""
         return tuple(feature for feature in self.features if not feature.weights_of)
 
     @cached_property
@@ -123,7 +124,7 @@ class Layout:
 
     @cached_property
     def positions(self) -> dict[int, tuple[int, int]]:
-        """Of each fixed feature: its group, and its position there."""
+        """The group of each fixed feature, and its position there."""
         return {member: (number, position) for number, group in enumerate(self.groups)
                 for position, member in enumerate(group.members)}
 
@@ -134,7 +135,7 @@ class Layout:
 
     @property
     def is_fixed(self) -> bool:
-        """Every block of the same number of rows lies the same way."""
+        """Whether every block of the same number of rows lies the same way."""
         return not self.ragged
 
     @property
@@ -142,7 +143,7 @@ class Layout:
         return np.dtype("<f2" if self.dense_bits == 16 else "<f4")
 
     def map(self, num_rows: int, counts: Sequence[int] = ()) -> Map:
-        """Where everything is in a block of `num_rows` whose ragged features have `counts` ids."""
+        """Return where everything is in a block of `num_rows` whose ragged features have `counts` ids."""
         end = 0
 
         def field(dtype: Any, *shape: int) -> Field:
@@ -166,8 +167,8 @@ class Layout:
         )
 
     def row_order(self, num_rows: int, spare_rows: int) -> Field:
-        """Of a block whose rows wait to be brought into order, and that has space for some more: behind it, the place
-        in it of each row in turn. Nothing where there is no such space."""
+        """Return the field behind a block whose rows wait to be brought into order, and that has space for spare rows:
+        the position in the block of each row in turn. It is empty without such space."""
         return Field(self.map(num_rows + spare_rows).size_bytes, np.dtype("<i4"), (num_rows if spare_rows else 0,))
 
     def to_json(self) -> dict[str, Any]:
@@ -179,27 +180,27 @@ class Layout:
 
 @dataclass(frozen=True, slots=True)
 class Rows:
-    """Rows on their way into a block."""
+    """Encoded rows."""
 
-    label: NDArray[Any]  # [n]: 0 or 1; where the layout has labels [n, 1 + L], these behind it.
-    dense: NDArray[np.float32]  # [n, D]
-    ids: tuple[NDArray[Any], ...]
+    label: Array  # [n]: 0 or 1; where the layout has labels [n, 1 + L], these behind it.
+    dense: Floats  # [n, D]
+    ids: tuple[Array, ...]
     """Of each feature: [n, multi_hot], or, where it is ragged, all ids one after the other."""
-    lengths: tuple[NDArray[Any] | None, ...]  # [n] of each ragged feature; None of the others.
+    lengths: tuple[Array | None, ...]  # [n] of each ragged feature; None of the others.
 
     def __len__(self) -> int:
         return len(self.label)
 
     def cut(self, start: int, stop: int) -> Rows:
-        """Rows `start` to `stop`."""
+        """Return rows `start` to `stop`."""
         lengths = tuple(None if counts is None else counts[start:stop] for counts in self.lengths)
         firsts = (start if counts is None else int(counts[:start].sum()) for counts in self.lengths)
         nums = (stop - start if counts is None else int(counts.sum()) for counts in lengths)
         ids = tuple(values[first : first + num] for values, first, num in zip(self.ids, firsts, nums, strict=True))
         return Rows(self.label[start:stop], self.dense[start:stop], ids, lengths)
 
-    def select(self, mask: NDArray[np.bool_]) -> Rows:
-        """The rows of the mask."""
+    def select(self, mask: Mask) -> Rows:
+        """Return the rows of the mask."""
         rows = np.flatnonzero(mask)
         return Rows(
             self.label[rows], self.dense.take(rows, axis=0),
@@ -210,7 +211,7 @@ class Rows:
 
     @staticmethod
     def join(several: Iterable[Rows]) -> Rows:
-        """All of them, one behind the other."""
+        """Join rows, one behind the other."""
         rows = list(several)
         if len(rows) == 1:
             return rows[0]
@@ -227,16 +228,16 @@ class Block:
     """The arrays of a block, without a copy."""
 
     layout: Layout
-    label: NDArray[np.uint8]
-    labels: NDArray[np.float32]  # [n, L]
-    dense: NDArray[Any]
-    groups: tuple[NDArray[Any], ...]  # [F, n, multi_hot] of each of `Layout.groups`.
-    ragged: tuple[tuple[NDArray[Any], NDArray[Any], NDArray[np.int64]], ...]
+    label: Bytes
+    labels: Floats  # [n, L]
+    dense: Array
+    groups: tuple[Array, ...]  # [F, n, multi_hot] of each of `Layout.groups`.
+    ragged: tuple[tuple[Array, Array, Int64s], ...]
     """Lengths [n], ids, and row offsets [n + 1] of each of `Layout.ragged`."""
 
     @staticmethod
-    def of(layout: Layout, data: NDArray[np.uint8], num_rows: int) -> Block:
-        """The block that begins with the first byte of `data`."""
+    def of(layout: Layout, data: Bytes, num_rows: int) -> Block:
+        """Return the block that begins with the first byte of `data`."""
         head_bytes = 8 * len(layout.ragged)
         counts = data[:head_bytes].view("<i8").tolist() if len(data) >= head_bytes else [-1]
         if min(counts, default=0) < 0 or (fields := layout.map(num_rows, counts)).size_bytes > len(data):
@@ -254,22 +255,22 @@ class Block:
         """Rows whose label is 1."""
         return np.flatnonzero(self.label != 0)
 
-    def ids(self, feature: int) -> NDArray[Any]:
-        """[n, multi_hot]; of a ragged feature, the ids of all rows in one array."""
+    def ids(self, feature: int) -> Array:
+        """Return [n, multi_hot]; for a ragged feature the ids of all rows in one array."""
         if self.layout.features[feature].is_ragged:
             return self.ragged[self.layout.ragged.index(feature)][1]
         number, position = self.layout.positions[feature]
-        found: NDArray[Any] = self.groups[number][position]
+        found: Array = self.groups[number][position]
         return found
 
-    def lengths(self, feature: int) -> NDArray[Any] | None:
-        """[n] of a ragged feature."""
+    def lengths(self, feature: int) -> Array | None:
+        """Return [n] for a ragged feature."""
         is_ragged = self.layout.features[feature].is_ragged
         return self.ragged[self.layout.ragged.index(feature)][0] if is_ragged else None
 
 
-def fill(layout: Layout, rows: Rows) -> NDArray[np.uint8]:
-    """The block of `rows`. Ids are not checked."""
+def fill(layout: Layout, rows: Rows) -> Bytes:
+    """Return the block of `rows`. Ids are not checked."""
     counts = [len(rows.ids[i]) for i in layout.ragged]
     where = layout.map(len(rows), counts)
     block = np.zeros(where.size_bytes, np.uint8)

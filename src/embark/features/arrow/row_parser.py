@@ -10,14 +10,22 @@ from typing import Any, Literal
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
-from numpy.typing import NDArray
 
-from embark.data.prepare.arrow.cells import LARGEST, CellParser, Mask, SparseCells, as_text, is_text, normalize_array
-from embark.data.prepare.arrow.times import Times, parse_times
-from embark.data.prepare.rows import MAX_QUOTED, BadRow, RawRows
-from embark.data.prepare.schema import TIME_ROWS, Schema
-from embark.data.prepare.time_format import MEANINGS
 from embark.errors import DataError
+from embark.features.arrays import Bytes, Floats, Int64s, Mask
+from embark.features.arrow.cells import (
+    LARGEST,
+    CellParser,
+    SparseCells,
+    Times,
+    as_text,
+    is_text,
+    normalize_array,
+    parse_times,
+)
+from embark.features.rows import MAX_QUOTED, BadRow, RawRows
+from embark.features.schema import TIME_ROWS, Schema
+from embark.features.values import MEANINGS, json_cell
 from embark.spec.data import PrepareSpec
 
 SPLIT_WORDS = {"train": 0, "training": 0, "validation": 1, "valid": 1, "val": 1, "eval": 1, "test": 2}
@@ -28,10 +36,10 @@ _UNCUT = 1 << 31
 
 @dataclass(frozen=True, slots=True)
 class Location:
-    """Where in the input some rows are."""
+    """The position of some rows in the input."""
 
-    lines: NDArray[np.int64]  # [n]: within the segment, counted from 0; of Parquet, the row.
-    positions: NDArray[np.int64]  # See `RawRows`.
+    lines: Int64s  # [n]: within the segment, counted from 0; of Parquet, the row.
+    positions: Int64s  # See `RawRows`.
     num_lines: int
     read_bytes: int = 0
     bad: Sequence[BadRow] = ()  # Rows with another number of fields, which are not in the columns.
@@ -46,7 +54,7 @@ class _Bad:
     reasons: Counter[str] = field(default_factory=Counter)
 
     def add(self, is_bad: Mask | None, name: str, array: Any, what: str) -> None:
-        """The cells of column `name` that `what` is said of."""
+        """Mark cells of column `name` as bad, because of `what`."""
         if is_bad is None:
             return
         new = np.flatnonzero(is_bad & ~self.mask)
@@ -74,11 +82,16 @@ class RowParser:
 
     @property
     def columns(self) -> list[str]:
-        """Those of the input that are needed."""
+        """The columns of the input that are needed."""
         return self._columns
 
+    @property
+    def id_columns(self) -> set[str]:
+        """Columns of the input that hold ids, or weights of ids."""
+        return {column.source for column in self._schema.sparse}
+
     def parse(self, column: Callable[[str], Any], location: Location, where: str) -> RawRows:
-        """The rows that `column` gives the cells of, by name; of `number_columns` as numpy's array too."""
+        """Make rows of the cells that `column` returns by name; those of `number_columns` may be numpy's arrays too."""
         schema, num_rows = self._schema, len(location.lines)
         cells = {name: self._cells_of(name, column(name)) for name in self.columns}
         bad = _Bad(np.zeros(num_rows, np.bool_))
@@ -125,29 +138,29 @@ class RowParser:
         return rows.select(~bad.mask) if bad.mask.any() else rows
 
     def split_cell(self, text: str) -> list[str]:
-        """The values of a text in a list column, as they are found where all cells are text."""
+        """Split a text in a list column as it would be split where all cells are text."""
         if text.strip() in self._cells.missing:
             return []
         return text.split(delimiter) if (delimiter := self._cells.list_delimiter) else re.split("[|;]", text)
 
     def _pair_weights(self, keys: list[SparseCells], cells: Mapping[str, Any], bad: _Bad) -> None:
-        """Check weights against the ids that they are of, and cut both."""
-        places = {column.name: place for place, column in enumerate(self._schema.sparse)}
-        for place, column in enumerate(self._schema.sparse):
+        """Check weights against their ids, and cut both."""
+        indexes = {column.name: index for index, column in enumerate(self._schema.sparse)}
+        for index, column in enumerate(self._schema.sparse):
             if not column.weights_of:
                 continue
-            of, array = places[column.weights_of], cells[column.source]
-            ids, weights = keys[of].lengths, keys[place].lengths
+            of, array = indexes[column.weights_of], cells[column.source]
+            ids, weights = keys[of].lengths, keys[index].lengths
             assert ids is not None
             assert weights is not None
             bad.add(ids != weights, column.source, array, f"has another number of weights than {column.weights_of} has "
                     "ids")
             owner = np.repeat(np.arange(len(weights)), weights)
-            is_none = owner[~(keys[place].keys.view(np.float64) >= 0)]
+            is_none = owner[~(keys[index].keys.view(np.float64) >= 0)]
             bad.add(np.bincount(is_none, minlength=len(weights)) > 0, column.source, array,
                     "has a weight that is negative or empty")
             most = self._schema.sparse[of].max_ids
-            keys[of], keys[place] = keys[of].cut(most), replace(keys[place].cut(most), num_cut=0)
+            keys[of], keys[index] = keys[of].cut(most), replace(keys[index].cut(most), num_cut=0)
 
     def _cells_of(self, name: str, array: Any) -> Any:
         if isinstance(array, np.ndarray) and name in self.number_columns and (
@@ -155,7 +168,7 @@ class RowParser:
             return array
         return normalize_array(array)
 
-    def _label(self, array: Any, bad: _Bad, where: str) -> NDArray[np.float32]:
+    def _label(self, array: Any, bad: _Bad, where: str) -> Floats:
         name, above = self._schema.label, self._label_above
         with _in_column(where, name):
             values, _ = self._cells.numbers(array, may_be_text=above is None)
@@ -166,8 +179,8 @@ class RowParser:
         bad.add((values != 0) & (values != 1), name, array, "is neither 0 nor 1; the label must be 0 or 1")
         return values.astype(np.float32)
 
-    def _labels(self, cells: Mapping[str, Any], bad: _Bad, where: str) -> NDArray[np.float32]:
-        """[n, 1 + labels]: the first binary task's, and all of them; NaN where a cell is empty."""
+    def _labels(self, cells: Mapping[str, Any], bad: _Bad, where: str) -> Floats:
+        """Return [n, 1 + labels]: the first binary task's, and all of them; NaN where a cell is empty."""
         main = np.zeros(len(bad.mask), np.float32)
         columns = [main]
         for label in self._schema.labels:
@@ -198,18 +211,18 @@ class RowParser:
                 bad.add(times.is_missing, column.name, array, "is empty; a split by time needs one in every row")
         return found
 
-    def _split(self, array: Any, bad: _Bad) -> NDArray[np.uint8]:
+    def _split(self, array: Any, bad: _Bad) -> Bytes:
         text = as_text(array) if is_text(array.type) else array.cast(pa.string())
         words = pc.ascii_lower(pc.ascii_trim_whitespace(text))
         position = pc.index_in(words, value_set=pa.array(list(SPLIT_WORDS))).fill_null(-1)
         found = position.to_numpy(zero_copy_only=False)
         bad.add(found < 0, self._schema.split_column, array, "is neither train, validation nor test")
-        split: NDArray[np.uint8] = np.array([*SPLIT_WORDS.values(), 0], np.uint8)[found]
+        split: Bytes = np.array([*SPLIT_WORDS.values(), 0], np.uint8)[found]
         return split
 
 
 def number_columns(schema: Schema) -> dict[str, Literal["number", "integer"]]:
-    """Columns that are nothing but dense, or nothing but integers of one value."""
+    """Return the columns that are nothing but dense, or nothing but integers of one value."""
     found: dict[str, Literal["number", "integer"]] = dict.fromkeys(schema.dense, "number")
     other = {schema.label, schema.split_column, *(time.name for time in schema.times)}
     for column in schema.sparse:
@@ -220,7 +233,7 @@ def number_columns(schema: Schema) -> dict[str, Literal["number", "integer"]]:
     return {name: kind for name, kind in found.items() if name not in other}
 
 
-def _fill(dense: NDArray[np.float32], arrays: Sequence[Any]) -> bool:
+def _fill(dense: Floats, arrays: Sequence[Any]) -> bool:
     """Put columns that are numpy's into the matrix, all at once, unless a value is too large."""
     if not arrays or not all(isinstance(array, np.ndarray) for array in arrays):
         return False
@@ -233,7 +246,7 @@ def _fill(dense: NDArray[np.float32], arrays: Sequence[Any]) -> bool:
 
 @contextmanager
 def _in_column(where: str, name: str) -> Iterator[None]:
-    """What is wrong with a column, with its name and file."""
+    """Add the column's name and the file to an error."""
     try:
         yield
     except DataError as error:
@@ -242,7 +255,7 @@ def _in_column(where: str, name: str) -> Iterator[None]:
 
 
 def _why(name: str, cell: Any, what: str) -> str:
-    """What is wrong with a cell, which is quoted, or is empty where something must be."""
+    """Say what is wrong with a cell, which is quoted, or that it is empty."""
     if hasattr(cell, "as_buffer"):
         value = bytes(cell.as_buffer() or b"").decode(errors="replace")
     else:
@@ -251,3 +264,20 @@ def _why(name: str, cell: Any, what: str) -> str:
         return f"column {name!r} is empty" + "".join(what.partition(";")[1:])
     text = repr(value)
     return f"column {name!r}: {text if len(text) <= _MAX_CELL_CHARS else text[:_MAX_CELL_CHARS] + '…'} {what}"
+
+
+SplitCell = Callable[[str], list[str]]
+
+
+def json_column(rows: Sequence[Mapping[str, Any]], name: str, split: SplitCell | None = None) -> Any:
+    """Return the cells of a column as text, or as lists of text."""
+    return json_array([row.get(name) for row in rows], split)
+
+
+def json_array(values: Sequence[Any], split: SplitCell | None = None) -> Any:
+    """Return JSON values as text, or as lists of text; beside arrays, `split` returns the values of a text."""
+    if not any(isinstance(value, list) for value in values):
+        return pa.array([json_cell(value) for value in values], pa.string())
+    lists = [value if isinstance(value, list) else [] if value is None else
+             split(value) if split and isinstance(value, str) else [value] for value in values]
+    return pa.array([[json_cell(one) for one in value] for value in lists], pa.list_(pa.string()))
