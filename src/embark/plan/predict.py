@@ -169,7 +169,7 @@ def predict_local(spec: RunSpec, here: dict[str, Any]) -> dict[str, Any] | None:
 
 
 def _predict_local_tpu(spec: RunSpec, here: dict[str, Any]) -> dict[str, Any] | None:
-    """Of TPUs, from their datasheets. Of JAX on a GPU or a CPU nothing, nor of SparseCores: none was calibrated."""
+    """Predict from a TPU's datasheet; JAX on a GPU or a CPU was never calibrated."""
     is_known = here["device"] == "tpu" and here["engine"] == "jax"
     chip = match_tpu(here["device_name"], load_catalog()) if is_known else None
     if chip is None:

@@ -35,10 +35,6 @@ def train_batches(
 
 def to_devices(batch: Batch, spec: RunSpec, layout: Layout, world: World, *, is_eval: bool = False) -> DeviceBatch:
     """A process's part of a batch, shared by its devices."""
-    if layout.cores:
-        from embark.trainers.jax.sparsecore import programs
-
-        return programs.to_devices(batch, spec, layout, world, is_eval=is_eval)
     ids = id_columns(batch, spec, layout)
     arrays: dict[str, NDArray[Any]] = {"dense": batch.dense, "ids": ids, "label": batch.label}
     if is_eval:

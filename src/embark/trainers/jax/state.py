@@ -72,9 +72,9 @@ def _zeros(shape: tuple[int, ...], sharding: NamedSharding) -> Callable[[], jax.
 
 def table_pieces(array: jax.Array, group: Group, world: World) -> Iterator[tuple[TablePlacement, int, Array]]:
     """A group's rows as this process is to save them: the table, the first row of a piece, and its rows on the host.
-    Every process must go through it to the end: several of them put rows into order by an exchange of their devices, as
-    do SparseCores, whose rows lie as no host knows them."""
-    if world.world_size == 1 and not group.cores:
+    Every process must go through it to the end: several of them put rows into order by an exchange of their devices.
+    """
+    if world.world_size == 1:
         yield from _pieces_here(array, group, world)
         return
     for place in group.places:
@@ -95,14 +95,14 @@ def _pieces_here(array: jax.Array, group: Group, world: World) -> Iterator[tuple
 
 def _pieces_of_many(array: jax.Array, place: TablePlacement, group: Group, world: World) -> Iterator[tuple[int, Array]]:
     """A block of rows of every device at a time, put into the order of the table by an exchange between devices."""
-    num_parts = world.num_devices * group.parts_per_device
+    num_devices = world.num_devices
     if not place.is_by_rows:
         for at, device in world.local_devices:
             if at == place.shift:
                 yield 0, _part_on(array, device, group)[place.first_row : place.first_row + place.table.rows].copy()
         return
     per_line = group.rows_per_line if array.ndim > 1 else 1
-    unit = math.lcm(per_line, num_parts)
+    unit = math.lcm(per_line, num_devices)
     row_bytes = math.prod(array.shape[1:]) * array.dtype.itemsize // per_line
     done, end = place.first_row, place.first_row + place.num_rows
     while done < end:
@@ -110,19 +110,13 @@ def _pieces_of_many(array: jax.Array, place: TablePlacement, group: Group, world
         needed = -(-(end - begin) // unit)
         # At most the next power of two, so that tables of any size share a few programs.
         num_rows = unit * min(max(1, BLOCK_BYTES // row_bytes // unit), 1 << (needed - 1).bit_length())
-        if group.cores:
-            from embark.trainers.jax.sparsecore.programs import cut_rows
-
-            cut = cut_rows(world.mesh, group.cores, num_rows)(array, begin)
-            block = _ordering(world.mesh, num_parts, num_rows, 1)(cut, 0, place.shift)
-        else:
-            block = _ordering(world.mesh, num_parts, num_rows, per_line)(array, begin // per_line, place.shift)
+        block = _ordering(world.mesh, num_rows, per_line)(array, begin // per_line, place.shift)
         stop = min(begin + num_rows, end)
-        low = (done - place.first_row) * num_parts
-        high = min((stop - place.first_row) * num_parts, place.table.rows)
+        low = (done - place.first_row) * num_devices
+        high = min((stop - place.first_row) * num_devices, place.table.rows)
         for at, device in world.local_devices:
             piece = next(np.asarray(s.data) for s in block.addressable_shards if s.device == device)
-            first = (begin - place.first_row) * num_parts + at * num_rows * group.parts_per_device
+            first = (begin - place.first_row) * num_devices + at * num_rows
             used = piece[max(0, low - first) : max(0, high - first)]
             if len(used):
                 yield max(low, first), used.copy()
@@ -130,16 +124,17 @@ def _pieces_of_many(array: jax.Array, place: TablePlacement, group: Group, world
 
 
 @lru_cache
-def _ordering(mesh: Mesh, num_parts: int, num_rows: int, per_line: int) -> Callable[..., jax.Array]:
-    """`num_rows` of every part of a device from a line on, in the order of a table whose first row part `shift` has."""
+def _ordering(mesh: Mesh, num_rows: int, per_line: int) -> Callable[..., jax.Array]:
+    """Return `num_rows` rows of every device from a line on, in the order of a table whose row 0 device `shift` has."""
+    num_devices = mesh.size
 
     def ordered(array: jax.Array, line: jax.Array, shift: jax.Array) -> jax.Array:
         lines = jnp.arange(num_rows // per_line, dtype=jnp.int32) + line
-        by_part = array.reshape(num_parts, -1, *array.shape[1:])
-        part = by_part.at[:, lines].get(mode="fill", fill_value=0)
+        by_device = array.reshape(num_devices, -1, *array.shape[1:])
+        part = by_device.at[:, lines].get(mode="fill", fill_value=0)
         width = () if array.ndim == 1 else (-1,)
-        by_row = part.reshape(num_parts, num_rows, *width).swapaxes(0, 1)
-        return jnp.roll(by_row, -shift, axis=1).reshape(num_rows * num_parts, *width)
+        by_row = part.reshape(num_devices, num_rows, *width).swapaxes(0, 1)
+        return jnp.roll(by_row, -shift, axis=1).reshape(num_rows * num_devices, *width)
 
     return jax.jit(ordered, out_shardings=NamedSharding(mesh, P(AXIS)))
 
@@ -151,31 +146,23 @@ def _placed(group: Group, shape: jax.ShapeDtypeStruct, world: World, rows_of: Ro
     if rows_of is not None:
         blocks = [(place, block) for place in group.places for block in range(-(-place.table.rows // ROWS_PER_BLOCK))]
         with ThreadPoolExecutor(os.cpu_count(), thread_name_prefix="embark-fill") as pool:
-            for _ in pool.map(partial(_fill, held, rows_of, world.num_devices, group), blocks):
+            for _ in pool.map(partial(_fill, held, rows_of, world.num_devices), blocks):
                 pass
-    if group.cores:
-        from embark.trainers.jax.sparsecore.programs import lay_out
-
-        return lay_out(held, shape, world, BLOCK_BYTES)
     part_shape = (shape.shape[0] // world.num_devices, *shape.shape[1:])
     parts = [jax.device_put(held.pop(at).reshape(part_shape), device) for at, device in world.local_devices]
     return jax.make_array_from_single_device_arrays(shape.shape, shape.sharding, parts)
 
 
-def _fill(
-    held: dict[int, Array], rows_of: RowsOf, num_devices: int, group: Group, part: tuple[TablePlacement, int]
-) -> None:
+def _fill(held: dict[int, Array], rows_of: RowsOf, num_devices: int, part: tuple[TablePlacement, int]) -> None:
     place, block = part
-    first, cores = block * ROWS_PER_BLOCK, group.parts_per_device
-    num_parts = num_devices * cores
-    wanted = {(at, core): _overlap(place.rows_on(at * cores + core, num_parts), first)
-              for at in held for core in range(cores)}
+    first = block * ROWS_PER_BLOCK
+    wanted = {at: _overlap(place.rows_on(at, num_devices), first) for at in held}
     if not any(len(rows) for rows in wanted.values()):
         return
     values = rows_of(place.table, block)
-    for (at, core), rows in wanted.items():
+    for at, rows in wanted.items():
         if len(rows):
-            start = core * group.rows_per_part + place.first_row + rows[0] // (num_parts if place.is_by_rows else 1)
+            start = place.first_row + rows[0] // (num_devices if place.is_by_rows else 1)
             held[at][start : start + len(rows)] = values[rows.start - first : rows.stop - first : rows.step]
 
 

@@ -1,6 +1,5 @@
 """The whole step as one program over all devices: lookup, dense layers there and back, both updates, metrics."""
 
-from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
@@ -36,7 +35,7 @@ class Programs:
 
 def make_programs(spec: RunSpec, layout: Layout, capacities: tuple[int, ...], mesh: Mesh, precision: str) -> Programs:
     """Nothing is compiled before the first call."""
-    body = _Exchanged(spec, layout, capacities, precision)
+    body = _Step(spec, layout, capacities, precision)
     specs = state_specs(spec, layout)
     rows, replicated = P(AXIS), P()
     mapped = partial(jax.shard_map, mesh=mesh, check_vma=False)
@@ -70,12 +69,6 @@ def state_shapes(spec: RunSpec, layout: Layout, mesh: Mesh) -> State:
         lambda shape, axes: jax.ShapeDtypeStruct(shape.shape, shape.dtype, sharding=NamedSharding(mesh, axes)),
         shapes, state_specs(spec, layout),
     )
-    if layout.cores:
-        from embark.trainers.jax.sparsecore.programs import table_format
-
-        for kind in ("tables", "slots"):
-            placed[kind] = {name: jax.ShapeDtypeStruct(rows.shape, rows.dtype, sharding=table_format(mesh))
-                            for name, rows in placed[kind].items()}
     return placed
 
 
@@ -111,11 +104,19 @@ def batch_shapes(spec: RunSpec, layout: Layout, mesh: Mesh) -> dict[str, jax.Sha
             for name, form in forms.items()}
 
 
-class Body(ABC):
-    """What one device does; every method runs inside `shard_map`. Subclasses look rows up and update them."""
+class _Step:
+    """What one device does in a step; every method runs inside `shard_map`. Rows go between devices by an exchange."""
 
-    def __init__(self, spec: RunSpec, layout: Layout, precision: str) -> None:
+    def __init__(self, spec: RunSpec, layout: Layout, capacities: tuple[int, ...], precision: str) -> None:
         self._spec, self._layout, self._precision = spec, layout, precision
+        self._exchanges = [
+            Exchange(group, layout.num_devices, capacity, spec.train)
+            for group, capacity in zip(layout.groups, capacities, strict=True)
+        ]
+        tables = spec.model.table_list()
+        self._rows_of_column = np.array([t.rows for t in tables for _ in range(t.multi_hot)], np.int32)
+        self._table_of_column = np.array([f for f, t in enumerate(tables) for _ in range(t.multi_hot)], np.int32)
+        self._num_tables = len(tables)
 
     def train(
         self, state: State, batch: dict[str, Any], rates: jax.Array, step: jax.Array
@@ -143,43 +144,8 @@ class Body(ABC):
         logits = logits_of(self._spec.model, self._precision, state["dense"], batch["dense"], pooled)
         return logits, jax.lax.psum(sums_of(logits, batch["label"], batch["valid"]), AXIS)
 
-    @abstractmethod
-    def _looked_up(self, state: State, batch: dict[str, Any]) -> tuple[list[jax.Array], Any, jax.Array]:
-        """One vector [b, dim] for each table, in the order of the model; what their update will need; and the first
-        table that has an id which is no row's."""
-
-    @abstractmethod
-    def _updated_tables(
-        self, state: State, wanted: Any, grads: list[jax.Array], rate: jax.Array
-    ) -> tuple[dict[str, jax.Array], dict[str, jax.Array]]:
-        """Rows and their state after the step."""
-
-    def _updated_dense(
-        self, state: State, grads: dict[str, jax.Array], rate: jax.Array, step: jax.Array
-    ) -> tuple[dict[str, jax.Array], dict[str, tuple[jax.Array, ...]]]:
-        weights, states = {}, {}
-        for name, weight in state["dense"].items():
-            weights[name], states[name] = update_dense(
-                self._spec.train, weight, state["dense_state"][name], grads[name], rate, step
-            )
-        return weights, states
-
-
-class _Exchanged(Body):
-    """Rows go between devices by an exchange of XLA's."""
-
-    def __init__(self, spec: RunSpec, layout: Layout, capacities: tuple[int, ...], precision: str) -> None:
-        super().__init__(spec, layout, precision)
-        self._exchanges = [
-            Exchange(group, layout.num_devices, capacity, spec.train)
-            for group, capacity in zip(layout.groups, capacities, strict=True)
-        ]
-        tables = spec.model.table_list()
-        self._rows_of_column = np.array([t.rows for t in tables for _ in range(t.multi_hot)], np.int32)
-        self._table_of_column = np.array([f for f, t in enumerate(tables) for _ in range(t.multi_hot)], np.int32)
-        self._num_tables = len(tables)
-
-    def _looked_up(self, state: State, batch: dict[str, Any]) -> tuple[list[jax.Array], Any, jax.Array]:
+    def _looked_up(self, state: State, batch: dict[str, Any]) -> tuple[list[jax.Array], list[Wanted], jax.Array]:
+        """Return one vector [b, dim] for each table, what their update will need, and the first table with a bad id."""
         ids, bad_table = self._checked(batch["ids"].T)
         wanted = self._wanted(ids)
         return self._pooled(state, wanted), wanted, bad_table
@@ -218,6 +184,16 @@ class _Exchanged(Body):
             if slot is not None:
                 slots[group.name] = slot
         return tables, slots
+
+    def _updated_dense(
+        self, state: State, grads: dict[str, jax.Array], rate: jax.Array, step: jax.Array
+    ) -> tuple[dict[str, jax.Array], dict[str, tuple[jax.Array, ...]]]:
+        weights, states = {}, {}
+        for name, weight in state["dense"].items():
+            weights[name], states[name] = update_dense(
+                self._spec.train, weight, state["dense_state"][name], grads[name], rate, step
+            )
+        return weights, states
 
 
 MAX_WAITING = 256  # Steps whose sums may wait on the devices before they are added up.

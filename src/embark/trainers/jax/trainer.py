@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from embark.data import Batch, SampleSource
 from embark.errors import EmbarkError, Fault, UserError
 from embark.events.score_bins import logit_counts
-from embark.model.jax_layout import LINE_WIDTHS, MAX_IN_FLIGHT, Layout, check_supported, make_layout
+from embark.model.jax_layout import LINE_WIDTHS, MAX_IN_FLIGHT, check_supported, make_layout
 from embark.model.learning_rate import dense_rate, rate_factor
 from embark.model.precision import choose_precision
 from embark.run.auc import exact_auc, halves_counter
@@ -28,9 +28,8 @@ from embark.store import RunDir
 from embark.store.user_cache import compiled_code_folder
 from embark.trainers.jax.checkpoint import JaxCheckpointer
 from embark.trainers.jax.prefetch import DeviceBatch, capacities, to_devices, train_batches
-from embark.trainers.jax.sparsecore.layout import Choice, choose_cores, make_stacks
 from embark.trainers.jax.state import empty_counts
-from embark.trainers.jax.step import Programs, State, Window, make_programs, state_shapes, weight_shapes
+from embark.trainers.jax.step import State, Window, make_programs, state_shapes, weight_shapes
 from embark.trainers.jax.world import World, join
 
 MAX_FLAGS = 256  # Steps whose flags may wait on the devices.
@@ -51,11 +50,11 @@ class JaxTrainer:
         check_supported(spec)
         self.spec, self.world, self._num_steps = spec, world, num_steps
         self.precision = choose_precision(spec.train, has_matrix_bf16=world.kind != "cpu")
-        choice = choose_cores(spec, world.mesh.devices.flat[0].device_kind, world.num_devices)
-        self.places, self._programs = self._on_cores(choice) if choice.cores else self._ordinary(source)
+        self.places = make_layout(spec, world.num_devices, LINE_WIDTHS.get(world.kind, 0))
+        capacity = capacities(source, spec, self.places)
+        self._programs = make_programs(spec, self.places, capacity, world.mesh, self.precision)
         self._counts_shape = state_shapes(spec, self.places, world.mesh)["counts"]
-        whole = "the complete step as one program of XLA"
-        self.engine = Engine("sparsecore" if choice.cores else "jax", "; ".join(filter(None, (whole, choice.reason))))
+        self.engine = Engine("jax", "the complete step as one program of XLA")
         self.layout: dict[str, Any] = self.places.described(spec)
         self.num_parameters = sum(t.rows * (t.dim or 0) for t in spec.model.table_list()) + sum(
             math.prod(shape) for shape in weight_shapes(spec).values()
@@ -121,19 +120,6 @@ class JaxTrainer:
             return peak_resident_bytes()
         used = [(device.memory_stats() or {}).get("peak_bytes_in_use", 0) for _, device in self.world.local_devices]
         return max(used, default=0)
-
-    def _ordinary(self, source: SampleSource) -> tuple[Layout, Programs]:
-        """Rows go between devices by an exchange."""
-        places = make_layout(self.spec, self.world.num_devices, LINE_WIDTHS.get(self.world.kind, 0))
-        capacity = capacities(source, self.spec, places)
-        return places, make_programs(self.spec, places, capacity, self.world.mesh, self.precision)
-
-    def _on_cores(self, choice: Choice) -> tuple[Layout, Programs]:
-        """Rows are looked up and updated by SparseCores."""
-        from embark.trainers.jax.sparsecore import programs
-
-        places = make_stacks(self.spec, self.world.num_devices, choice.cores)
-        return places, programs.make_programs(self.spec, places, self.world.mesh, self.precision)
 
     def _read_flags(self) -> None:
         """Fetch what the devices found wrong."""
