@@ -14,7 +14,7 @@ from embark.data.dynamic_ids import FREE, NO_ID, table_key, unmixed
 from embark.spec.model import ModelSpec, Table
 from embark.trainers.torch.dynamic.batch_ids import IdLayout, NewRows
 from embark.trainers.torch.dynamic.id_map import IdMap
-from tests.dynamic_reference import ReferenceTable
+from dynamic_reference import ReferenceTable
 
 SEED = 3
 

@@ -12,7 +12,7 @@ from embark.spec.model import ModelSpec, Table
 from embark.trainers.torch.dynamic.batch_ids import IdLayout
 from embark.trainers.torch.dynamic.id_map import IdMap
 from embark.trainers.torch.world import World
-from tests.dynamic_streams import assert_like_reference, random_stream
+from dynamic_streams import assert_like_reference, random_stream
 
 pytestmark = pytest.mark.gpu
 TABLES = ("model.tables=[{name='a', ids='dynamic', rows=900, capacity=64, evict='lfu', half_life=7}, "
