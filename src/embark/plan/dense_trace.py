@@ -11,7 +11,7 @@ from pydantic import TypeAdapter
 from embark.model.work import TRACED, DenseWork, dense_work_of
 from embark.spec import RunSpec, to_toml
 
-MODULE = "embark.trainers.torch.trace_network"
+MODULE = "embark.trainers.torch.networks.trace_network"
 LIMIT_S = 120.0
 
 

@@ -43,7 +43,7 @@ def load_scorer(
 ) -> RequestScorer:
     """A version that is ready: what libraries load on first use is loaded. `onto` is one that nobody uses any more:
     where this one is a delta of it, its tables are used up for this one. `is_checked`: see `open_artifact`."""
-    from embark.trainers.torch.open_exported import open_model
+    from embark.trainers.torch.scoring.open_model import open_model
 
     artifact = open_artifact(place, version, onto.artifact if onto else None, is_checked=is_checked)
     model = open_model(artifact, model_file, device or ScoringDevice(), onto.model if onto else None)

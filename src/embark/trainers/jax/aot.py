@@ -27,31 +27,31 @@ WORDS = "v5e:2x4, v5p:2x2x1, v6e:4x4"
 
 @dataclass(frozen=True, slots=True)
 class Compiled:
-    """What the compiler says of one chip."""
+    """Memory of one chip as the compiler plans it."""
 
     topology: str
     num_chips: int
     batch_per_chip: int
     argument_bytes: int  # Tables, their optimizer's state, dense layers and a batch, as they lie in the chip's memory.
     temporary_bytes: int  # What a step needs besides.
-    output_bytes: int  # Of which `shared_bytes` are the arguments' own memory, written in place.
+    output_bytes: int  # `shared_bytes` of these are the arguments' own memory, written in place.
     shared_bytes: int
     code_bytes: int
     compile_s: float
 
     @property
     def peak_bytes(self) -> int:
-        """All of it at once."""
+        """Bytes of all parts together."""
         return self.argument_bytes + self.temporary_bytes + self.output_bytes - self.shared_bytes + self.code_bytes
 
 
 @dataclass(frozen=True, slots=True)
 class ComparedMemory:
-    """A chip's memory: what the compiler says of it, and what `embark plan` does."""
+    """A chip's memory as the compiler and as `embark plan` see it."""
 
     compiled: Compiled
     planned: ChipMemory
-    chip: str  # Its name in the catalog.
+    chip: str  # The chip's name in the catalog.
     limit_bytes: float
     sentence: str
 
@@ -76,7 +76,7 @@ def compare_with_plan(spec: RunSpec, topology: str) -> ComparedMemory:
 def compile_for(spec: RunSpec, topology: str) -> Compiled:
     """Compile `spec`'s step for chips such as `v5e:2x4`, with `train.batch_size` samples on all of them together."""
     _require_compiler(topology)
-    # Its compiler looks for chips and for a lock that only one process may have, unless it is told that there are none.
+    # The compiler looks for chips and for a lock that only one process may have, unless it is told that there are none.
     os.environ.setdefault("TPU_SKIP_MDS_QUERY", "1")
     os.environ.setdefault("ALLOW_MULTIPLE_LIBTPU_LOAD", "1")
     import jax

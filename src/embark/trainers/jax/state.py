@@ -24,15 +24,15 @@ from embark.trainers.jax.world import World
 
 Array = NDArray[Any]
 RowsOf = Callable[[Table, int], Array]
-"""A table and the number of one of its blocks of `ROWS_PER_BLOCK` rows, to those rows."""
-BLOCK_BYTES = 64 << 20  # Of a table on each device that goes to the host at a time.
+"""Maps a table and the number of a block of `ROWS_PER_BLOCK` rows to those rows."""
+BLOCK_BYTES = 64 << 20  # Bytes of a table on each device that go to the host at a time.
 
 
 def initial_state(
     spec: RunSpec, layout: Layout, world: World, rows_of: RowsOf | None = None, dense: dict[str, Any] | None = None
 ) -> State:
-    """What a run begins with: optimizers that have seen nothing, and weights that are given or those that the torch
-    trainer would draw."""
+    """Make the state that a run begins with: weights that are given, or that the torch trainer would draw, and
+    optimizers that have seen nothing."""
     dense = dense or initial_dense(spec.model, spec.train.seed)
     drawn = partial(initial_rows, seed=spec.train.seed)
     empty = {name: tuple(np.zeros_like(weight) for _ in DENSE_STATES[spec.train.dense_optimizer])
@@ -44,7 +44,7 @@ def make_state(
     spec: RunSpec, layout: Layout, world: World, rows_of: RowsOf, state_of: RowsOf | None,
     dense: dict[str, Any], dense_state: dict[str, Any],
 ) -> State:
-    """On the devices, from the rows of tables and of their optimizer's state; zeros where that is None."""
+    """Put rows of tables and of their optimizer's state on the devices; zeros where `state_of` is None."""
     shapes = state_shapes(spec, layout, world.mesh)
     tables, slots = {}, {}
     for group in layout.groups:
@@ -60,18 +60,19 @@ def make_state(
 
 
 def empty_counts(shape: jax.ShapeDtypeStruct) -> jax.Array:
-    """Histograms with nothing in them."""
+    """Return histograms with nothing in them."""
     return _zeros(shape.shape, shape.sharding)()
 
 
 @lru_cache
 def _zeros(shape: tuple[int, ...], sharding: NamedSharding) -> Callable[[], jax.Array]:
-    """Kept, because a new one would be compiled anew."""
+    """Return a program that makes zeros; it is cached, since a new one would be compiled again."""
     return jax.jit(lambda: jnp.zeros(shape, jnp.int32), out_shardings=sharding)
 
 
 def table_pieces(array: jax.Array, group: Group, world: World) -> Iterator[tuple[TablePlacement, int, Array]]:
-    """A group's rows as this process is to save them: the table, the first row of a piece, and its rows on the host.
+    """Yield a group's rows as this process saves them: the table, the first row of a piece, and its rows on the host.
+
     Every process must go through it to the end: several of them put rows into order by an exchange of their devices.
     """
     if world.world_size == 1:
@@ -82,7 +83,7 @@ def table_pieces(array: jax.Array, group: Group, world: World) -> Iterator[tuple
 
 
 def _pieces_here(array: jax.Array, group: Group, world: World) -> Iterator[tuple[TablePlacement, int, Array]]:
-    """Where all devices are this process's own, the host puts rows into order."""
+    """Let the host put rows into order where all devices are this process's own."""
     num_devices = world.num_devices
     parts = [_part_on(array, device, group) for _, device in world.local_devices]
     for place in group.places:
@@ -94,7 +95,7 @@ def _pieces_here(array: jax.Array, group: Group, world: World) -> Iterator[tuple
 
 
 def _pieces_of_many(array: jax.Array, place: TablePlacement, group: Group, world: World) -> Iterator[tuple[int, Array]]:
-    """A block of rows of every device at a time, put into the order of the table by an exchange between devices."""
+    """Yield a block of rows of every device at a time, put into the table's order by an exchange between devices."""
     num_devices = world.num_devices
     if not place.is_by_rows:
         for at, device in world.local_devices:
@@ -140,7 +141,7 @@ def _ordering(mesh: Mesh, num_rows: int, per_line: int) -> Callable[..., jax.Arr
 
 
 def _placed(group: Group, shape: jax.ShapeDtypeStruct, world: World, rows_of: RowsOf | None) -> jax.Array:
-    """An array over all devices; this process fills the parts of its own."""
+    """Make an array over all devices; this process fills the parts of its own."""
     width = () if len(shape.shape) == 1 else (group.dim,)
     held = {at: np.zeros((group.rows_per_device, *width), shape.dtype) for at, _ in world.local_devices}
     if rows_of is not None:
@@ -167,7 +168,7 @@ def _fill(held: dict[int, Array], rows_of: RowsOf, num_devices: int, part: tuple
 
 
 def _overlap(rows: range, first: int) -> range:
-    """Those of `rows` that lie in the block from `first` on."""
+    """Return those of `rows` that lie in the block from `first` on."""
     if not rows:
         return rows
     begin = max(0, -(-(first - rows.start) // rows.step))
@@ -176,6 +177,6 @@ def _overlap(rows: range, first: int) -> range:
 
 
 def _part_on(array: jax.Array, device: jax.Device, group: Group) -> Array:
-    """The rows that one of this process's devices holds."""
+    """Return the rows that one of this process's devices holds."""
     part = np.asarray(next(s.data for s in array.addressable_shards if s.device == device))
     return part if part.ndim == 1 else part.reshape(-1, group.dim)

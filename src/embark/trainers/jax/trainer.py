@@ -37,7 +37,7 @@ MAX_FLAGS = 256  # Steps whose flags may wait on the devices.
 
 @dataclass(frozen=True, slots=True)
 class Engine:
-    """How steps run, for the start event."""
+    """Name and reason of the engine, for the start event."""
 
     name: str
     reason: str
@@ -69,7 +69,7 @@ class JaxTrainer:
         return HostWaits()
 
     def profiler(self) -> None:
-        """Steps are one program of XLA: there are no phases to tell apart."""
+        """Return nothing: steps are one program of XLA, without phases to tell apart."""
 
     def feed(
         self, source: SampleSource, start_step: int, stop_step: int
@@ -92,13 +92,13 @@ class JaxTrainer:
         return train.learning_rate * factor
 
     def window_metrics(self) -> dict[str, float]:
-        """Over all devices since the last call; waits for them."""
+        """Return the metrics over all devices since the last call; waits for them."""
         metrics = self.window.take(self.state["counts"])
         self.state["counts"] = empty_counts(self._counts_shape)
         return metrics
 
     def trouble(self) -> Trouble | None:
-        """What first went wrong since the last call; waits for the devices."""
+        """Return what first went wrong since the last call; waits for the devices."""
         self._read_flags()
         trouble, self._trouble = self._trouble, None
         return trouble
@@ -108,14 +108,14 @@ class JaxTrainer:
         yield Evaluator(self)
 
     def evaluate(self, batch: DeviceBatch) -> tuple[jax.Array, jax.Array]:
-        """Logits and sums of a batch, without training on it."""
+        """Return logits and sums of a batch without training on it."""
         return self._programs.evaluate(self.state, batch)
 
     def checkpointer(self, run_dir: RunDir) -> JaxCheckpointer:
         return JaxCheckpointer(run_dir, self)
 
     def peak_bytes(self) -> int:
-        """The most that one device has used; on a CPU, that this process has."""
+        """Return the most bytes that one device has used, or this process on a CPU."""
         if self.world.kind == "cpu":
             return peak_resident_bytes()
         used = [(device.memory_stats() or {}).get("peak_bytes_in_use", 0) for _, device in self.world.local_devices]
@@ -159,7 +159,8 @@ class Evaluator:
             self._settle()
 
     def metrics(self) -> dict[str, Any]:
-        """The devices sum over all processes; each process has the logits of its own samples."""
+        """Return the metrics over all processes; the devices sum over them, and each process has its own samples'
+        logits."""
         while self._waiting:
             self._settle()
         logits, is_click = np.concatenate(self._logits), np.concatenate(self._clicks)
@@ -169,7 +170,7 @@ class Evaluator:
         return {**metrics_from(self._window.sums(), auc, num_samples), "score_counts": counts}
 
     def _settle(self) -> None:
-        """This process's part of the oldest batch, in the order of its samples."""
+        """Fetch this process's part of the oldest batch, in the order of its samples."""
         logits, num_samples = self._waiting.popleft()
         shards = sorted(logits.addressable_shards, key=lambda shard: shard.index[0].start or 0)
         found = np.concatenate([np.asarray(shard.data) for shard in shards])[:num_samples]
@@ -186,7 +187,7 @@ class JaxBackend:
         return join(place)
 
     def allocator(self, world: World) -> None:
-        """Ordinary memory."""
+        """Return nothing: batches are made in ordinary memory."""
 
     def build(self, spec: RunSpec, world: World, num_steps: int, source: SampleSource, run_dir: RunDir) -> JaxTrainer:
         # The next run need not wait a minute for the same programs to be compiled again.

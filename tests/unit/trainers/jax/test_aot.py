@@ -54,7 +54,7 @@ def test_the_complete_step_compiles_and_copies_no_table(compiled):
 
 @pytest.mark.tpu
 @pytest.mark.slow
-def test_memory_during_a_step_goes_with_the_samples_of_a_chip_not_with_the_number_of_chips(compiled):
+def test_temporary_memory_does_not_grow_with_the_number_of_chips(compiled):
     few, many = compiled("v5e:2x2"), compiled("v5e:2x4")
     check_tables(many, TABLE_BYTES)
     assert few["batch_per_chip"] == many["batch_per_chip"]
