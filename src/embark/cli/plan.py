@@ -365,8 +365,6 @@ def _render_compiled(console: Console, compared: ComparedMemory) -> None:
     ]
     console.table([{"a chip's memory": part, "the compiler": MISSING if theirs is None else format_bytes(theirs),
                     "embark plan": MISSING if own is None else format_bytes(own)} for part, theirs, own in rows])
-    if compiled.sparsecores:
-        console.text(f"{compiled.sparsecores}; embark plan counts the lookup without them", style="dim")
     console.text(f"compiled in {compiled.compile_s:.0f} s; this says nothing about speed", style="dim")
 
 

@@ -44,10 +44,7 @@ class TablePlacement:
     num_rows: int  # Rows that a device keeps room for.
 
     def rows_on(self, device: int, num_devices: int) -> range:
-        """Return the table's rows that lie on `device`, one after another from `first_row` on.
-
-        Where SparseCores serve them, a core of a device is what a device is here.
-        """
+        """Return the table's rows that lie on `device`, one after another from `first_row` on."""
         if not self.is_by_rows:
             return range(self.table.rows if device == self.shift else 0)
         return range((device - self.shift) % num_devices, self.table.rows, num_devices)
@@ -63,17 +60,6 @@ class Group:
     rows_per_line: int  # Narrow rows that lie side by side in one line of memory; 1 where the device knows no lines.
     columns: tuple[int, ...]  # Which of a batch's columns of ids are theirs.
     place_of_column: tuple[int, ...]  # Which of `places` each of those columns looks up.
-    cores: int = 0
-    """SparseCores of a device, to each of which rows are dealt out as if it were a device; 0 where they serve none."""
-
-    @property
-    def parts_per_device(self) -> int:
-        """Parts that rows are dealt out to, one after another in a device's memory."""
-        return max(1, self.cores)
-
-    @property
-    def rows_per_part(self) -> int:
-        return self.rows_per_device // self.parts_per_device
 
     @property
     def lines_per_device(self) -> int:
@@ -102,11 +88,6 @@ class Layout:
     num_devices: int
     num_columns: int  # Columns of ids in a batch: `multi_hot` for each table.
 
-    @property
-    def cores(self) -> int:
-        """SparseCores of a device that look up and move rows; 0 where the device itself does."""
-        return self.groups[0].cores
-
     def described(self, spec: RunSpec) -> dict[str, Any]:
         """Return plain values for the `plan` event and `plan.txt`."""
         size = table_value_bytes(spec)
@@ -114,7 +95,7 @@ class Layout:
         tables = [
             {"table": p.table.name, "rows": p.table.rows, "dim": g.dim,
              "sharding": "row_wise" if p.is_by_rows else "table_wise",
-             "kernel": "sparsecore" if g.cores else "jax",
+             "kernel": "jax",
              "ranks": list(range(self.num_devices)) if p.is_by_rows else [p.shift],
              "bytes": p.table.rows * g.dim * size}
             for p, g in placed

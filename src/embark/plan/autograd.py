@@ -1,5 +1,5 @@
 """What the pipeline's step holds at its peak, counted: the forward and backward pass of the dense network, as
-trainers/torch/dense_network.py computes them and autograd keeps what it needs."""
+trainers/torch/networks/dlrm.py computes them and autograd keeps what it needs."""
 
 from __future__ import annotations
 

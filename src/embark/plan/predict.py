@@ -213,8 +213,7 @@ def predict_local(spec: RunSpec, here: dict[str, Any]) -> dict[str, Any] | None:
 
 
 def _predict_local_tpu(spec: RunSpec, here: dict[str, Any]) -> dict[str, Any] | None:
-    """Predict TPUs from their datasheets; None for JAX on a GPU or a CPU and for SparseCores, which were not
-    calibrated."""
+    """Predict TPUs from their datasheets; None for JAX on a GPU or a CPU, which was not calibrated."""
     is_known = here["device"] == "tpu" and here["engine"] == "jax"
     chip = match_tpu(here["device_name"], load_catalog()) if is_known else None
     if chip is None:

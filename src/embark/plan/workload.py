@@ -124,7 +124,7 @@ def _listed(spec: RunSpec) -> RunSpec:
     return spec.model_copy(update={"model": model})
 
 
-MODULE = "embark.trainers.torch.trace_network"
+MODULE = "embark.trainers.torch.networks.trace_network"
 LIMIT_S = 120.0
 
 

@@ -19,7 +19,7 @@ SMALL = {"model": {"num_dense": 2, "embedding_dim": 8, "bottom_mlp": [4], "top_m
 @pytest.mark.parametrize("preset", PRESETS)
 def test_the_layers_are_those_that_the_trainer_builds(preset):
     torch = pytest.importorskip("torch")
-    from embark.trainers.torch.dense_network import dense_network
+    from embark.trainers.torch.networks import dense_network
 
     model = PRESETS[preset]().model
     with torch.device("meta"):
@@ -36,7 +36,7 @@ def test_the_layers_are_those_that_the_trainer_builds(preset):
 ])
 def test_networks_without_dense_features_are_counted_too(sets):
     torch = pytest.importorskip("torch")
-    from embark.trainers.torch.dense_network import dense_network
+    from embark.trainers.torch.networks import dense_network
 
     model = resolve({}, sets).model
     with torch.device("meta"):
