@@ -10,9 +10,7 @@ import tomllib
 from pathlib import Path
 
 from embark.diagnose.report import diagnose
-
 from embark.diagnose.scan import Diagnosis, Rule, load_rules
-
 from embark.diagnose.source import sources_of
 
 FIXTURES = Path(__file__).parents[1] / "tests" / "fixtures" / "diagnose"

@@ -118,6 +118,12 @@ def format_clock(seconds: Any) -> str:
     return f"{hours}:{rest // 60:02d}:{rest % 60:02d}" if hours else f"{rest // 60}:{rest % 60:02d}"
 
 
+def shortlist(names: Sequence[str], most: int) -> str:
+    """Join the first names, and say how many more there are."""
+    more = f" and {len(names) - most} more" if len(names) > most else ""
+    return ", ".join(names[:most]) + more
+
+
 def pluralize(num: int, noun: str) -> str:
     """Format a count with its noun: `1 rank`, `8 ranks`."""
     return f"{num:,} {noun}" if num == 1 else f"{num:,} {noun}s"
@@ -126,12 +132,6 @@ def pluralize(num: int, noun: str) -> str:
 def join_words(words: Sequence[str]) -> str:
     """Join words as prose does: `a, b and c`."""
     return " and ".join(filter(None, [", ".join(words[:-1]), *words[-1:]]))
-
-
-def shorten_list(values: Sequence[object], max_shown: int) -> str:
-    """Join values as `a, b, c`, or `a, b and 7 more`; `none` without values."""
-    rest = f" and {len(values) - max_shown} more" if len(values) > max_shown else ""
-    return ", ".join(map(str, values[:max_shown])) + rest or "none"
 
 
 def strip_control_chars(text: object) -> str:

@@ -5,8 +5,7 @@ from typing import Annotated
 
 from cyclopts import Parameter
 
-from embark.cli.console import Console
-from embark.cli.options import Flag
+from embark.cli.console import Console, Flag
 from embark.diagnose.report import TargetReport, diagnose_targets
 from embark.diagnose.scan import Diagnosis, Rule, load_rules
 from embark.errors import ExitCode
@@ -67,7 +66,7 @@ def _render_one(console: Console, one: Diagnosis) -> None:
     console.text(f"{one.code} {one.name}", style="yellow" if one.kind in ("slow", "quality") else "bold red")
     console.text(f"    {one.cause}")
     seen = ", ".join(word for word in (one.ranks_text, f"{one.num_lines:,} lines" * (one.num_lines > 1)) if word)
-    console.text(f"    seen: {one.evidence.location}: {one.evidence.text}{f' ({seen})' if seen else ''}")
+    console.text(f"    seen: {one.evidence.place}: {one.evidence.text}{f' ({seen})' if seen else ''}")
     if one.follows:
         console.text(f"    follows from it: {', '.join(one.follows)}")
     console.text(f"    fix: {one.fix}")

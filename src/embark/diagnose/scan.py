@@ -16,7 +16,7 @@ from typing import Any, Literal
 
 from embark.diagnose.source import DiagnosedFile, Line, fold, lines, pieces, rank_of, time_of
 from embark.events.quality import quality_rules
-from embark.formatting import shorten_list
+from embark.formatting import shortlist
 
 Kind = Literal["cause", "symptom", "summary", "slow", "quality"]
 """`cause`: ends a run by itself. `symptom`: what the other ranks then say. `summary`: what a launcher says at the end.
@@ -145,7 +145,7 @@ class Diagnosis:
         """`ranks 1, 3`; empty where no line names its rank."""
         if not self.ranks:
             return ""
-        return f"rank{'s' if len(self.ranks) > 1 else ''} {shorten_list(self.ranks, MAX_RANKS_SHOWN)}"
+        return f"rank{'s' if len(self.ranks) > 1 else ''} {shortlist(list(map(str, self.ranks)), MAX_RANKS_SHOWN)}"
 
 
 MAX_SUBJECTS = 500

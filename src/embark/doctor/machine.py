@@ -19,7 +19,7 @@ from embark.doctor.gpus import check_driver, check_gpus, list_gpus, version_of
 from embark.doctor.host import GIB, Check, Host, Verdict, check, size_text
 from embark.doctor.network import Facts, Probe, check_network, check_ranks
 from embark.errors import EmbarkError
-from embark.model.precision import cpu_has_matrix_bf16
+from embark.model.engine_selection import cpu_has_matrix_bf16
 from embark.plan.here import LocalGpu, LocalPlan, ThisMachine, plan_here
 from embark.run.host_cores import cpu_quota
 from embark.run.host_memory import cgroup_limit_bytes

@@ -12,11 +12,11 @@ from typing import Any, Literal
 
 from embark.errors import UserError
 from embark.events.events import parse_event
+from embark.kubernetes.failure_policies import Decision, FailurePolicy, PodEnd
+from embark.kubernetes.pods import Pod
 from embark.launch.backend import split_rank
 from embark.launch.shell import CommandResult, LineMultiplexer, LineStream
 from embark.rehearse.engines import Engine, Start
-from embark.rehearse.failure_policies import Decision, FailurePolicy, PodEnd
-from embark.rehearse.pods import Pod
 from embark.rehearse.workload import Workload
 from embark.store.run_dir import EVENTS
 

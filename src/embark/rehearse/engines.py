@@ -20,10 +20,9 @@ from pathlib import Path
 import psutil
 
 from embark.errors import Fault, UserError
+from embark.kubernetes.pods import POD_IP, Mount, Names, Pod
 from embark.launch.shell import CommandResult, LineStream, Shell
 from embark.rehearse.downscale import Change
-from embark.rehearse.manifest import POD_IP
-from embark.rehearse.pods import Mount, Names, Pod
 from embark.render.command import SPEC_VARIABLE
 
 

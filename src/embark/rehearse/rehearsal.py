@@ -11,6 +11,7 @@ from tempfile import mkdtemp
 from typing import Literal
 
 from embark.errors import Interrupted, UserError
+from embark.kubernetes.failure_policies import FailurePolicy, PodEnd
 from embark.launch.image import usable
 from embark.launch.shell import Shell
 from embark.lint.check import lint_texts
@@ -27,7 +28,6 @@ from embark.rehearse.controller import (
 )
 from embark.rehearse.downscale import MAX_ROWS, SAMPLE, Change, RehearsedRun, downscale, downscale_pods
 from embark.rehearse.engines import ENGINES, Containers, Engine, Folders, Processes, Start, has_image
-from embark.rehearse.failure_policies import FailurePolicy, PodEnd
 from embark.rehearse.manifest import MANIFEST_SUFFIXES, find_training_job, manifest_texts, read_texts
 from embark.rehearse.verdict import Case, Verdict, judge_outcome, refused
 from embark.rehearse.workload import INSTALL_RAY, NO_RAY, Workload, make_workload

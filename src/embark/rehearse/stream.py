@@ -18,11 +18,11 @@ from embark.errors import UserError
 from embark.events.events import parse_event
 from embark.export.artifact import current_version, open_versions
 from embark.formatting import format_duration, pluralize
+from embark.kubernetes.objects import K8sObject, Objects, at, name_of, namespace_of, rows
+from embark.kubernetes.pods import Names, Pod, PodIdentity, dns_names, main_container, make_pod, read_services
 from embark.lint.check import lint_texts
 from embark.rehearse.downscale import BUCKETS, Change, downscale_pods, downscale_spec, spec_changes
 from embark.rehearse.engines import NATS_SERVER, Processes, Start, has_nats_server
-from embark.rehearse.manifest import K8sObject, Objects, PodIdentity, at, name_of, namespace_of, rows
-from embark.rehearse.pods import Names, Pod, dns_names, main_container, make_pod, read_services
 from embark.rehearse.server import (
     NUM_CLIENTS,
     Clients,
@@ -33,8 +33,7 @@ from embark.rehearse.server import (
     prepare_server,
 )
 from embark.rehearse.verdict import Check, Verdict
-from embark.render.following import broker_url
-from embark.render.serving import published_place
+from embark.render.serving import broker_url, published_uri
 from embark.spec import RunSpec, parse_spec, to_toml
 from embark.spec.tasks import label_columns
 from embark.store.run_dir import EVENTS
@@ -182,7 +181,7 @@ class _Rehearsal:
         self._prepared, self._kubelet, spec = prepared, kubelet, prepared.spec
         first = Start(prepared.pods["trainer"], 0, 0)
         here = engine.translate(first)
-        self._place = Path(here(published_place(spec)))
+        self._artifact = Path(here(published_uri(spec)))
         self._events = Path(here(f"{spec.store.root}/{spec.name}")) / EVENTS
         self.sender = StreamSender(spec, tuple(here(one) for one in spec.stream.servers), Path(here(spec.stream.path)))
         self.servers: ServerRehearsal | None = None
@@ -191,14 +190,14 @@ class _Rehearsal:
         """Run the checks in order. The servers start once there is a version to serve."""
         pods, began_s = {role: self._kubelet.start(pod) for role, pod in self._prepared.pods.items()}, time.monotonic()
         self.sender.start()
-        has_version = self._kubelet.wait(lambda: current_version(open_versions(str(self._place))) > 0)
+        has_version = self._kubelet.wait(lambda: current_version(open_versions(str(self._artifact))) > 0)
         checks = [Check("first version", has_version, f"after {self.sender.num_sent:,} records and "
                         f"{format_duration(time.monotonic() - began_s)}")]
         if not has_version:
             broken = max(pods.values(), key=lambda one: one.num_starts)
             return Verdict(False, "no version was published", "embark follow and embark publish with the same spec "
                            "show why", "\n".join(broken.last_lines[-3:]), tuple(checks))
-        prepared = prepare_server(self._prepared.texts, self._prepared.objects, str(self._place))
+        prepared = prepare_server(self._prepared.texts, self._prepared.objects, str(self._artifact))
         self.servers = ServerRehearsal(prepared, self._kubelet)
         checks += [prepared.service, self.servers.check_ready()]
         if not checks[-1].is_ok:
@@ -302,7 +301,7 @@ def _small_spec(spec: RunSpec, name: str, *, has_broker: bool) -> RunSpec:
     values["train"] |= {"num_steps": 0, "batch_size": BATCH_SIZE}
     values["store"] |= {"checkpoint_every": EVERY_STEPS, "keep_checkpoints": 3}
     # Nothing is measured: the rows are drawn at random.
-    scheme, mark, rest = published_place(spec).partition("://")
+    scheme, mark, rest = published_uri(spec).partition("://")
     values["publish"] |= {"every_minutes": EVERY_MINUTES, "gate": False, "data": "",
                           "to": f"{BUCKETS}/{scheme}/{rest}" if mark else scheme}
     stream = spec.stream.model_dump() | {"code": "", "secret": "", "time_column": "", "key": "", "label_window_s": 0.0}

@@ -10,8 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from embark.lint.pods import quantity
-from embark.rehearse.failure_policies import (
+from embark.kubernetes.failure_policies import (
     Decision,
     FailurePolicy,
     JobPolicy,
@@ -20,8 +19,8 @@ from embark.rehearse.failure_policies import (
     PodPolicy,
     ReplicaPolicy,
 )
-from embark.rehearse.manifest import POD_IP, K8sObject, Objects, PodIdentity, at, name_of, namespace_of, rows
-from embark.rehearse.pods import Mount, Names, Pod, Service, dns_names, make_pod, read_services
+from embark.kubernetes.objects import K8sObject, Objects, at, name_of, namespace_of, quantity, rows
+from embark.kubernetes.pods import POD_IP, Mount, Names, Pod, PodIdentity, Service, dns_names, make_pod, read_services
 
 CLUSTER, NODE_TYPE = "ray.io/cluster", "ray.io/node-type"
 SUBMITTER = "ray-job-submitter"

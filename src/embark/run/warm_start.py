@@ -13,11 +13,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from embark.data.prepare.earlier_ids import read_changed_rows
 from embark.data.prepared.cache import read_manifest
-from embark.data.prepared.changed_rows import read_changed_rows
 from embark.data.prepared.manifest import EARLIER
 from embark.errors import UserError
-from embark.formatting import shorten_list
 from embark.spec import RunSpec
 from embark.spec.identity import DATA, KEY
 from embark.store import Checkpoint, RunDir, find_run, run_uri
@@ -130,4 +129,4 @@ def refuse_other_weights(arrays: CheckpointArrays, sizes: Mapping[str, Size], ta
 
 
 def _listed(names: Sequence[Any]) -> str:
-    return shorten_list(names, MAX_SHOWN)
+    return ", ".join(map(str, names[:MAX_SHOWN])) + (" …" if len(names) > MAX_SHOWN else "") or "none"

@@ -27,8 +27,8 @@ from embark.launch.run_registry import registry_dir
 from embark.launch.shell import CommandResult
 from embark.launch.supervisor_client import PROGRAM, SupervisorState, job_json, status_of
 from embark.render.serving import artifact_of, server_name
-from embark.serve.deadlines import DRAIN_S
 from embark.spec import RunSpec, to_toml
+from embark.spec.serve import DRAIN_S
 from embark.spec.user_code import file_of
 from embark.store import run_uri, write_atomic
 from embark.store.run_dir import SPEC

@@ -16,6 +16,7 @@ from urllib.parse import quote, urlencode
 from embark.catalog import load_catalog
 from embark.errors import EmbarkError, Mistake, SpecError, UserError
 from embark.formatting import format_duration, pluralize, to_one_line
+from embark.kubernetes.names import dns_label
 from embark.launch.backend import (
     CancelResult,
     LaunchBackend,
@@ -33,7 +34,7 @@ from embark.launch.backend import (
     time_ns,
 )
 from embark.launch.http import HttpClient
-from embark.render.job import dns_label, make_job
+from embark.render.job import make_job
 from embark.render.settings import grace_s
 from embark.render.targets.kubernetes import RAY_SCRIPT, ray_script
 from embark.spec import RunSpec, to_toml
