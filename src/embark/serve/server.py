@@ -92,7 +92,7 @@ class _Server:
     def run_alone(self, load: Load, limits: ServeLimits) -> None:
         """Serve with this process."""
         num_sharing = _share_cores(limits.num_threads)
-        from embark.trainers.torch.exported_model import shared_cores
+        from embark.trainers.torch.scoring.cpu_model import shared_cores
 
         gc.freeze()  # The collector looks no more through what was imported, for tens of ms while requests wait.
         scorer, refused = load_first(self.uri, self.version, load)

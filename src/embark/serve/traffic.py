@@ -21,12 +21,12 @@ import numpy as np
 from numpy.typing import NDArray
 from prometheus_client.core import GaugeMetricFamily, Metric
 
-from embark.data.prepare.rows import RawRows
 from embark.events.events import Event
 from embark.events.rotating_log import RotatingEventLog
 from embark.events.score_bins import NUM_SCORE_BINS, score_bins
 from embark.events.traffic import LATENCIES_S, WINDOW_S, TrafficRecord
 from embark.export.artifact import Artifact
+from embark.features.rows import RawRows
 from embark.serve.request_rows import Scores
 from embark.serve.served_model import ServedModel, VersionChange
 

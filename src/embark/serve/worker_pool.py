@@ -35,7 +35,7 @@ from embark.serve.version_poller import VersionPoller, load_first
 from embark.serve.worker import CALL_S, ProcessChannel, ProcessEnded, WorkerSettings, run_worker
 from embark.spec.serve import DRAIN_S
 
-PRELOADED = ("embark.serve.worker", "embark.trainers.torch.open_exported")  # Once, before processes are forked.
+PRELOADED = ("embark.serve.worker", "embark.trainers.torch.scoring.open_model")  # Once, before processes are forked.
 MAX_RESTART_S = 60.0  # Between two tries to replace a process.
 _EXIT_S = 10.0
 _ACCEPTED_AT_ONCE = 64

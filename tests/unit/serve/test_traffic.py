@@ -17,7 +17,7 @@ from embark.serve.request_rows import JsonColumns, RequestScorer, Scores
 from embark.serve.served_model import ServedModel
 from embark.serve.server import Endpoint, serve_scorer
 from embark.serve.traffic import MAX_REQUESTS, MAX_VERSIONS, Feedback, Traffic, TrafficLog
-from embark.trainers.torch.exported_model import ExportedModel
+from embark.trainers.torch.scoring.cpu_model import ExportedModel
 
 DRAWN = [dict(zip(COLUMNS, row, strict=True)) for row in draw_rows(600, 11)]
 
