@@ -49,7 +49,7 @@ class ExportResult:
     step: int
     uri: str
     path: str  # URI of the version, or path of the file.
-    version: int | None  # None of weights alone.
+    version: int | None  # None if only weights were written.
     tables: TableDtype
     num_bytes: int
     table_bytes: int
@@ -59,7 +59,7 @@ class ExportResult:
     item_index: ItemIndexInfo | None = None  # Set for a retrieval model.
     parent: int | None = None  # The version that a delta changes.
     num_changed_rows: int = 0  # Rows in a delta.
-    why_full: str = ""  # Where a delta was asked for.
+    why_full: str = ""  # Why no delta was written, although one was asked for.
 
 
 BuildIndex = Callable[[TrainedRun, CheckpointArrays], tuple[ItemIndexInfo, list[TensorSource]]]

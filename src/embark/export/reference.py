@@ -23,7 +23,7 @@ from embark.spec.run import RunSpec
 
 REFERENCE = "reference.json"
 MAX_ROWS = 65_536  # Size of the sample.
-_PIECES = 16  # That it is taken in, spread over all rows.
+_PIECES = 16  # Parts of the sample, spread over all rows.
 _LEAST_HELD_OUT = 1_000  # With fewer held-out rows, training rows are taken.
 _NUM_QUANTILES = 10
 _NUM_TOP, _ALL_TOP, _NUM_TAIL = 10, 24, 8  # Ids with a bin of their own; all where they are few; bins of the rest.

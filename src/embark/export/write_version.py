@@ -52,7 +52,7 @@ class WrittenVersion:
     num_bytes: int
     parent: int | None = None  # The version that a delta changes.
     num_changed_rows: int = 0
-    why_full: str = ""  # Where a delta was asked for.
+    why_full: str = ""  # Why no delta was written, although one was asked for.
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,8 +18,8 @@ from embark.formatting import format_count, to_finite
 from embark.publish.statistics import (
     F64,
     AucParts,
+    Estimate,
     LabelCount,
-    Measured,
     calibration_shift,
     critical,
     log_losses,
@@ -53,7 +53,7 @@ class ColumnDrift:
 class EarlierGate:
     """What was measured when the published version was published, on the rows of that time."""
 
-    auc: Measured | None
+    auc: Estimate | None
     sums: Mapping[str, tuple[float, float]]  # Sum of the predictions and of the labels, by slice.
     score_edges: Sequence[float] = ()
     score_counts: Mapping[str, Sequence[int]] = field(default_factory=dict)  # Scores between the edges, by slice.
@@ -118,7 +118,7 @@ class GateVerdict:
     sums: Mapping[str, tuple[float, float]]  # Sum of the predictions and of the labels, by slice.
     score_edges: tuple[float, ...]
     score_counts: Mapping[str, tuple[int, ...]]  # Scores between the edges, by slice.
-    rows: str = ""  # Which they are.
+    rows: str = ""  # Describes the rows that were scored.
     notes: tuple[str, ...] = ()
 
     @property
@@ -156,19 +156,19 @@ def judge(rows: ScoredRows, bounds: PublishSpec) -> GateVerdict:
 
 
 @dataclass(frozen=True, slots=True)
-class _Drawn:
+class _PendingTest:
     """A test before the number of tests is known."""
 
     name: str
     on: str
-    figure: Measured | LabelCount
+    figure: Estimate | LabelCount
     bound: float
     num_samples: int
     meaning: str
     is_log: bool = False  # Figure and bound are logarithms of 1 and what is shown.
 
 
-def _decided(one: _Drawn, beyond: float) -> GateTest:
+def _decided(one: _PendingTest, beyond: float) -> GateTest:
     errors, value, bound = one.figure.beyond(one.bound), one.figure.value, one.bound
     if one.is_log:
         value, bound = math.expm1(value), math.expm1(bound)
@@ -176,7 +176,7 @@ def _decided(one: _Drawn, beyond: float) -> GateTest:
                     num_samples=one.num_samples, is_passed=not errors > beyond, meaning=one.meaning)
 
 
-def _tests(rows: ScoredRows, bounds: PublishSpec, on: str, factor: float) -> Iterator[_Drawn]:
+def _tests(rows: ScoredRows, bounds: PublishSpec, on: str, factor: float) -> Iterator[_PendingTest]:
     num = len(rows.label)
     if num < 2:
         return
@@ -185,20 +185,20 @@ def _tests(rows: ScoredRows, bounds: PublishSpec, on: str, factor: float) -> Ite
     if on == ALL_ROWS or rows.published is None or \
             off.value > miscalibration(rows.label, rows.published).value + bound / 2:
         predicted, labels = float(rows.candidate.mean()), float(rows.label.mean())
-        yield _Drawn("calibration", on, off, bound, num,
-                     f"the mean prediction is {predicted:.4g} and the mean label {labels:.4g}", is_log=True)
+        yield _PendingTest("calibration", on, off, bound, num,
+                           f"the mean prediction is {predicted:.4g} and the mean label {labels:.4g}", is_log=True)
     if rows.published is None:
         return
     increase = loss_increase(log_losses(rows.label, rows.published), log_losses(rows.label, rows.candidate))
-    yield _Drawn("log loss", on, increase, factor * bounds.max_loss_increase, num,
-                 f"the log loss is {100 * increase.value:.2g} % higher than the published version's")
+    yield _PendingTest("log loss", on, increase, factor * bounds.max_loss_increase, num,
+                       f"the log loss is {100 * increase.value:.2g} % higher than the published version's")
     if parts := rows.auc_parts:
         drop = parts.measured(AucParts.of(rows.label, rows.published))
-        yield _Drawn("AUC", on, drop, factor * bounds.max_auc_drop, num,
-                     f"the AUC is {drop.value:.4f} lower than the published version's")
+        yield _PendingTest("AUC", on, drop, factor * bounds.max_auc_drop, num,
+                           f"the AUC is {drop.value:.4f} lower than the published version's")
 
 
-def _tests_of_time(rows: ScoredRows, slices: Mapping[str, ScoredRows], bounds: PublishSpec) -> Iterator[_Drawn]:
+def _tests_of_time(rows: ScoredRows, slices: Mapping[str, ScoredRows], bounds: PublishSpec) -> Iterator[_PendingTest]:
     """Yield tests against the rows of the last publication. If labels or columns are wrong, a version that learned from
     such rows looks better; but the published version no longer predicts them as it did."""
     if rows.earlier is None or rows.published is None:
@@ -207,14 +207,14 @@ def _tests_of_time(rows: ScoredRows, slices: Mapping[str, ScoredRows], bounds: P
         for whose, parts in (("this version's", rows.auc_parts),
                              ("the published version's", AucParts.of(rows.label, rows.published))):
             now, then = parts.measured(), rows.earlier.auc
-            drop = Measured(then.value - now.value, math.hypot(now.error, then.error))
-            yield _Drawn("AUC since publication", ALL_ROWS, drop, bounds.max_auc_shift, len(rows.label),
-                         f"{whose} AUC is {now.value:.4f}, and was {then.value:.4f} at the last publication")
+            drop = Estimate(then.value - now.value, math.hypot(now.error, then.error))
+            yield _PendingTest("AUC since publication", ALL_ROWS, drop, bounds.max_auc_shift, len(rows.label),
+                               f"{whose} AUC is {now.value:.4f}, and was {then.value:.4f} at the last publication")
     for name, part in {ALL_ROWS: rows, **slices}.items():
         if name in rows.earlier.sums and part.published is not None:
             shift = calibration_shift(*rows.earlier.sums[name], float(part.published.sum()), float(part.label.sum()))
             factor = 2.0 if name == ALL_ROWS else bounds.slice_factor
-            yield _Drawn(
+            yield _PendingTest(
                 "calibration since publication", name, shift, math.log1p(factor * bounds.max_calibration_error),
                 len(part.label), "the published version's mean prediction over the mean label was "
                 f"{_ratio(*rows.earlier.sums[name])} at its publication and is now "
@@ -267,7 +267,7 @@ def to_record(verdict: GateVerdict) -> dict[str, Any]:
 def earlier_gate(record: Mapping[str, Any]) -> EarlierGate | None:
     """Read the published version's record."""
     auc, error = to_finite(record.get("auc")), to_finite(record.get("auc_error"))
-    found = EarlierGate(None if auc is None or error is None else Measured(auc, error), {})
+    found = EarlierGate(None if auc is None or error is None else Estimate(auc, error), {})
     try:
         return replace(found, sums={name: (float(one), float(other)) for name, (one, other) in record["sums"].items()},
                        score_edges=[float(one) for one in record["score_edges"]], score_counts={

@@ -46,11 +46,11 @@ class PublishResult:
     step: int
     uri: str
     version: int
-    is_current: bool  # Published.
+    is_current: bool
     is_new: bool  # False: it had its verdict before.
     parent: int | None
     num_bytes: int
-    refused: str = ""  # Why.
+    refused: str = ""  # Why the gate refused it; empty if it passed.
     verdict: GateVerdict | None = None  # None without a gate.
     export_s: float = 0.0
     gate_s: float = 0.0

@@ -17,7 +17,7 @@ _LEAST_PROBABILITY = 1e-7
 
 
 @dataclass(frozen=True, slots=True)
-class Measured:
+class Estimate:
     """A figure and its standard error."""
 
     value: float
@@ -57,12 +57,12 @@ class AucParts:
         num = int(label.sum())
         return AucParts(above[label] / (len(label) - num), 1 - above[~label] / num)
 
-    def measured(self, other: AucParts | None = None) -> Measured:
+    def measured(self, other: AucParts | None = None) -> Estimate:
         """Return the AUC; with `other`, from the same rows, how much higher the other's AUC is."""
         positives = self.positives if other is None else other.positives - self.positives
         negatives = self.negatives if other is None else other.negatives - self.negatives
         variance = sum(float(np.var(part, ddof=1)) / len(part) for part in (positives, negatives) if len(part) > 1)
-        return Measured(float(positives.mean()), math.sqrt(variance))
+        return Estimate(float(positives.mean()), math.sqrt(variance))
 
 
 def _mid_ranks(values: F64) -> F64:
@@ -79,11 +79,11 @@ def log_losses(label: NDArray[np.bool_], scores: F64) -> F64:
     return losses
 
 
-def loss_increase(before: F64, now: F64) -> Measured:
+def loss_increase(before: F64, now: F64) -> Estimate:
     """Return the mean difference of two losses of the same rows, as a share of the mean before."""
     base = max(float(before.mean()), 1e-12)
     difference = now - before
-    return Measured(float(difference.mean()) / base, float(difference.std(ddof=1)) / math.sqrt(len(now)) / base)
+    return Estimate(float(difference.mean()) / base, float(difference.std(ddof=1)) / math.sqrt(len(now)) / base)
 
 
 @dataclass(frozen=True, slots=True)

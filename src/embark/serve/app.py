@@ -37,7 +37,7 @@ from embark.serve.infer_protocol import (
     score_response,
 )
 from embark.serve.request_rows import RequestColumns, Scores
-from embark.serve.retrieve import Retrieved, RetrieveRequest, read_retrieve
+from embark.serve.retrieve import RetrieveRequest, RetrieveResponse, read_retrieve
 from embark.serve.served_model import ServedModel
 from embark.serve.server_metrics import ServerMetrics
 from embark.serve.traffic import Traffic, TrafficLog
@@ -57,7 +57,7 @@ class ServeLimits:
     max_request_rows: int = 8_192
     max_buffered_bytes: int = 256 << 20  # Bodies of all requests that arrive or wait, together.
     body_timeout_s: float = 10.0
-    num_threads: int = 1  # That score, each a batch of its own; 0: the event loop does.
+    num_threads: int = 1  # Threads that score, each a batch of its own; 0: the event loop scores.
     batch: BatchLimits = field(default_factory=BatchLimits)
 
 
@@ -90,7 +90,8 @@ class ModelServer:
         self.name = model.name
         self._batcher: Batcher[RequestColumns, Scores | EmbarkError] = Batcher(
             model.score, limits.batch, limits.num_threads)
-        self._retrievals: Batcher[RetrieveRequest, Retrieved | EmbarkError] = Batcher(model.retrieve, limits.batch)
+        self._retrievals: Batcher[RetrieveRequest, RetrieveResponse | EmbarkError] = Batcher(
+            model.retrieve, limits.batch)
         self._reader = InferReader()
         self._num_buffered_bytes = 0
         self.metrics = ServerMetrics(model, lambda: self._batcher.num_queued_rows)

@@ -65,7 +65,7 @@ class Listening:
     needs_token: bool
     device: str  # Where and how the model runs, for people to read.
     workers: int = 1  # Processes that answer.
-    threads: int = 0  # That each of several computes with.
+    threads: int = 0  # Threads of torch in each of several processes.
 
 
 def bearer_token() -> str:

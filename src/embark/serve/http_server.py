@@ -80,7 +80,7 @@ class BoundedProtocol(HttpToolsProtocol):
 if TYPE_CHECKING:
     from embark.serve.grpc_server import GrpcServer
 
-_SWITCH_S = 0.0005  # After which a thread that runs Python lets others: those that score, and the one that answers.
+_SWITCH_S = 0.0005  # Seconds after which a thread that runs Python yields to those that score or answer.
 
 
 def serve_requests(

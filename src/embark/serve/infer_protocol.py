@@ -46,8 +46,8 @@ class InferRequest:
 
     id: str
     columns: RequestColumns
-    raw_outputs: frozenset[str]  # Those that are to be raw bytes.
-    outputs: tuple[Output, ...]  # Those that are asked for.
+    raw_outputs: frozenset[str]  # Names of the outputs that are sent as raw bytes.
+    outputs: tuple[Output, ...]  # The requested outputs.
 
     @property
     def is_raw(self) -> bool:

@@ -35,7 +35,7 @@ class RetrieveRequest:
 
 
 @dataclass(frozen=True, slots=True)
-class Retrieved:
+class RetrieveResponse:
     """The items of each user, best first; None for a user that cannot be read."""
 
     results: tuple[dict[str, list[Any]] | None, ...]
@@ -75,11 +75,11 @@ class Retriever:
         # A user has no item: the item tower's columns are filled with what any row may have.
         self._fill = dict.fromkeys(_item_columns(artifact), None if artifact.info.rows.plain_ids is None else 0)
 
-    def retrieve(self, requests: Sequence[RetrieveRequest]) -> list[Retrieved | EmbarkError]:
+    def retrieve(self, requests: Sequence[RetrieveRequest]) -> list[RetrieveResponse | EmbarkError]:
         """Return the items of each request, all by the same version, or the error that it has instead."""
         return [self._retrieve(request) for request in requests]
 
-    def _retrieve(self, request: RetrieveRequest) -> Retrieved | EmbarkError:
+    def _retrieve(self, request: RetrieveRequest) -> RetrieveResponse | EmbarkError:
         raw = self._scorer.parse(JsonColumns([{**self._fill, **user} for user in request.users]))
         if isinstance(raw, EmbarkError):
             return raw
@@ -92,7 +92,7 @@ class Retriever:
             scores, found = self._index.search(vectors, num)
             for position, own, items in zip(raw.positions.tolist(), scores, found, strict=True):
                 results[position] = self._chosen(own / self._temperature, items, request)
-        return Retrieved(tuple(results), tuple((row, why.get(row, rest)) for row, one in enumerate(results)
+        return RetrieveResponse(tuple(results), tuple((row, why.get(row, rest)) for row, one in enumerate(results)
                                                if one is None), self._version)
 
     def _chosen(self, scores: Floats, found: NDArray[np.int64], request: RetrieveRequest) -> dict[str, list[Any]]:

@@ -15,7 +15,7 @@ from embark.formatting import pluralize
 from embark.serve.infer_protocol import metadata
 from embark.serve.outputs import outputs_of
 from embark.serve.request_rows import OnRows, RequestColumns, RequestScorer, Scores
-from embark.serve.retrieve import Retrieved, RetrieveRequest
+from embark.serve.retrieve import RetrieveRequest, RetrieveResponse
 
 NUM_RECORDED, MAX_RECORDED_ROWS, RECORD_EVERY_S = 16, 1_024, 1.0  # Requests kept in memory, and their rows.
 
@@ -25,8 +25,8 @@ class VersionChange:
     """Another version became current: it is active now, or it was rejected."""
 
     version: int | None  # None where it cannot be read which one is current.
-    previous: int  # It goes on answering where the other is refused.
-    refused: str = ""  # Why.
+    previous: int  # The version before, which keeps answering if the other one is rejected.
+    refused: str = ""  # Why it was rejected; empty if it is active.
     fix: str = ""
 
 
@@ -87,7 +87,7 @@ class ServedModel:
         """Whether the model retrieves items."""
         return self.scorer.retriever is not None
 
-    def retrieve(self, requests: Sequence[RetrieveRequest]) -> list[Retrieved | EmbarkError]:
+    def retrieve(self, requests: Sequence[RetrieveRequest]) -> list[RetrieveResponse | EmbarkError]:
         """Return the items of each request, by the towers and the index of one version."""
         with self._in_use() as scorer:
             assert scorer.retriever is not None

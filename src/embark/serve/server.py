@@ -30,8 +30,8 @@ from embark.serve.version_poller import Load, VersionPoller, VersionSwitcher, lo
 from embark.serve.worker import WorkerSettings
 from embark.serve.worker_pool import WorkerPool
 
-MAX_WORKERS = 8  # That are started unless more are asked for; torch's threads use the other cores.
-_NUM_THREADS = 2  # That score: one computes while the other reads its requests.
+MAX_WORKERS = 8  # Workers that are started unless more are asked for; torch's threads use the other cores.
+_NUM_THREADS = 2  # Scoring threads: one computes while the other reads its requests.
 _WORKER_THREADS = 0  # Scoring threads of a worker: each worker has a core, and others read requests meanwhile.
 _log = logging.getLogger("embark.serve")
 

@@ -32,17 +32,17 @@ from embark.serve.served_model import ServedModel, VersionChange
 
 COUNT_EVERY_S = 1.0
 MAX_CPU_SHARE = 0.005  # Share of a core; rows beyond it are left out. It delays one of 200 requests, so that p99 stays.
-FIRST_CPU_S = 0.2  # That may be spent before.
+FIRST_CPU_S = 0.2  # Seconds that may be spent before the share applies.
 MAX_HELD_ROWS = 32_768  # Rows of requests that wait to be counted.
 MAX_HELD_SCORES = 1 << 20
 COLUMNS_EVERY_S, COLUMNS_EVERY_ROWS = 60.0, 2_000  # The larger part of an event is written less often.
 _ROUTES = ("/score", "/infer", "/invocations", "grpc ModelInfer", os.environ.get("AIP_PREDICT_ROUTE") or "/score")
 _EDGES_S = LATENCIES_S.tolist()
-MAX_REQUESTS, MAX_ROWS = 65_536, 1 << 20  # Whose scores are kept for their labels.
+MAX_REQUESTS, MAX_ROWS = 65_536, 1 << 20  # Requests and rows whose scores are kept until their labels arrive.
 MAX_ID_CHARS = 256
-MAX_VERSIONS = 16  # Whose labels are counted in one window: clients say which, and each becomes an event.
-Kept = Sequence[float | None] | NDArray[np.float64]  # NaN, and in JSON None, of a row without a score.
-_SENT = """send {"id": "…", "labels": [0, 1, null, …]}, or {"version": 1, "scores": […], "labels": […]}"""
+MAX_VERSIONS = 16  # Versions whose labels are counted in one window: clients name them, and each becomes an event.
+KnownScores = Sequence[float | None] | NDArray[np.float64]  # NaN, and in JSON None, of a row without a score.
+_FEEDBACK_USAGE = """send {"id": "…", "labels": [0, 1, null, …]}, or {"version": 1, "scores": […], "labels": […]}"""
 Window = dict[int, dict[str, Any]]  # The contents of a `traffic` event of one process, by version.
 _log = logging.getLogger("embark.serve")
 
@@ -156,7 +156,7 @@ class Feedback:
     """Scores of the last requests with an id, which `/feedback` joins with the labels that arrive later."""
 
     def __init__(self) -> None:
-        self._scores: OrderedDict[str, tuple[int, Kept]] = OrderedDict()
+        self._scores: OrderedDict[str, tuple[int, KnownScores]] = OrderedDict()
         self._num_rows = 0
         self._sums: dict[int, LabelSums] = {}
         self._lock = threading.Lock()
@@ -181,15 +181,15 @@ class Feedback:
         """Return how many rows had a score and a label; 0 if no scores of the request are known. Raises ValueError."""
         labels, request_id = body.get("labels"), body.get("id")
         if not isinstance(labels, list) or not labels or not all(one is None or one in (0, 1) for one in labels):
-            raise ValueError(f"'labels' is no array of 0, 1 and null; {_SENT}")
+            raise ValueError(f"'labels' is no array of 0, 1 and null; {_FEEDBACK_USAGE}")
         if "scores" in body:
             version, scores = body.get("version"), body["scores"]
             if type(version) is not int or not 0 < version < 1 << 53 or not isinstance(scores, list) or not all(
                     one is None or (isinstance(one, int | float) and 0 <= one <= 1) for one in scores):
-                raise ValueError(f"'version' is no number, or 'scores' no array of probabilities; {_SENT}")
+                raise ValueError(f"'version' is no number, or 'scores' no array of probabilities; {_FEEDBACK_USAGE}")
             if version not in self._sums and len(self._sums) >= MAX_VERSIONS:
                 raise ValueError(f"labels of {MAX_VERSIONS} other versions came in the last seconds; send them later")
-            found: tuple[int, Kept] = version, scores
+            found: tuple[int, KnownScores] = version, scores
         elif isinstance(request_id, str):
             with self._lock:
                 known = self._scores.get(request_id)
@@ -199,7 +199,7 @@ class Feedback:
                     self._drop(request_id)
             found = known
         else:
-            raise ValueError(_SENT)
+            raise ValueError(_FEEDBACK_USAGE)
         if len(found[1]) != len(labels):
             raise ValueError(f"{len(labels)} labels, and the request has {len(found[1])} scores")
         scores_of, labels_of = (np.array(one, np.float64) for one in (found[1], labels))
@@ -234,7 +234,7 @@ class _ColumnCounts:
 
 
 @dataclass(frozen=True, slots=True)
-class _Held:
+class _HeldBatch:
     """A row of each request of a batch."""
 
     artifact: Artifact
@@ -253,7 +253,7 @@ class Traffic:
         self._statuses: Counter[str] = Counter()
         self._answers: list[tuple[Scores, float]] = []
         self._num_held_scores = self._num_held_rows = 0
-        self._held: list[_Held] = []
+        self._held: list[_HeldBatch] = []
         self._counts: dict[int, _Counts] = {}
         self._columns: dict[int, _ColumnCounts] = {}
         self._rng = np.random.default_rng()
@@ -283,7 +283,7 @@ class Traffic:
         for num in num_rows:
             chosen.append(start + int(random() * num))
             start += num
-        held = _Held(artifact, raw, chosen, raw.dense[chosen])
+        held = _HeldBatch(artifact, raw, chosen, raw.dense[chosen])
         with self._held_lock:
             self._held.append(held)
             self._num_held_rows += len(raw)
@@ -344,7 +344,7 @@ class Traffic:
             bins = score_bins(scores[np.isfinite(scores)])
             self._counts[version].scores += np.bincount(bins, minlength=NUM_SCORE_BINS)
 
-    def _count_rows(self, artifact: Artifact, held: Sequence[_Held]) -> None:
+    def _count_rows(self, artifact: Artifact, held: Sequence[_HeldBatch]) -> None:
         reference, encoder = artifact.reference, artifact.encoder
         raw = RawRows.join([_taken(one) for one in held])
         features = {feature.name: i for i, feature in enumerate(encoder.layout.features)}
@@ -412,7 +412,7 @@ class Traffic:
             "reference": {**reference.model_dump(exclude={"columns"}), "columns": columns}})
 
 
-def _taken(held: _Held) -> RawRows:
+def _taken(held: _HeldBatch) -> RawRows:
     if len(held.chosen) == len(held.raw):
         return replace(held.raw, dense=held.dense)
     mask = np.zeros(len(held.raw), np.bool_)

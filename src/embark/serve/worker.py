@@ -105,7 +105,7 @@ class ProcessChannel:
         self._send((number, "", value))
 
 
-CALL_S = 30.0  # That a process waits at most for what another answers at once.
+CALL_S = 30.0  # Longest wait for what another process answers at once.
 
 
 @dataclass(frozen=True, slots=True)

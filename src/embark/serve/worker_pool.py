@@ -36,7 +36,7 @@ from embark.serve.worker import CALL_S, ProcessChannel, ProcessEnded, WorkerSett
 from embark.spec.serve import DRAIN_S
 
 PRELOADED = ("embark.serve.worker", "embark.trainers.torch.scoring.open_model")  # Once, before processes are forked.
-MAX_RESTART_S = 60.0  # Between two tries to replace a process.
+MAX_RESTART_S = 60.0  # Longest pause between two attempts to replace a process.
 _EXIT_S = 10.0
 _ACCEPTED_AT_ONCE = 64
 _FEWER = "see the log; with too little memory, choose fewer --workers"

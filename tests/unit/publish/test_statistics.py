@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from embark.publish.statistics import AucParts, LabelCount, Measured, calibration_shift, critical, miscalibration
+from embark.publish.statistics import AucParts, Estimate, LabelCount, calibration_shift, critical, miscalibration
 
 RNG = np.random.default_rng(0)
 
@@ -23,7 +23,7 @@ def test_auc_is_the_share_of_pairs_in_order():
     drop = AucParts.of(label, scores).measured(AucParts.of(label, other))
     assert drop.value == pytest.approx(
         AucParts.of(label, other).measured().value - AucParts.of(label, scores).measured().value)
-    assert AucParts.of(label, scores).measured(AucParts.of(label, scores)) == Measured(0.0, 0.0)
+    assert AucParts.of(label, scores).measured(AucParts.of(label, scores)) == Estimate(0.0, 0.0)
 
 
 def test_delong_s_errors_are_those_of_repeated_samples():
