@@ -30,6 +30,7 @@ from embark.export.reference import make_reference
 from embark.export.safetensors_file import TensorSource, file_of, in_memory
 from embark.export.write_version import VersionContents, write_version
 from embark.features.encoding import IdMap, RowEncoder, by_rising_key, plain_row_format
+from embark.features.rows import Keys
 from embark.formatting import to_finite
 from embark.spec import RunSpec, user_code
 from embark.spec.model import StoredTable
@@ -39,6 +40,7 @@ from embark.store.trained_run import TrainedRun, find_trained
 
 READ_BYTES = 32 << 20
 _MODEL = "model."
+Maps = dict[str, tuple[Keys, NDArray[np.int32]]]  # The id and the row of each slot, by dynamic table.
 
 
 @dataclass(frozen=True, slots=True)
@@ -192,7 +194,7 @@ def _row_format(trained: TrainedRun, arrays: CheckpointArrays) -> tuple[RowForma
             return rows, _tensors(encoder.maps), encoder
     schema, prepare, encoder = plain_row_format(model, data, manifest.layout if manifest else None,
                                                 has_words=data.kind == "columns" or trained.spec.stream.is_on)
-    dynamic = read_dynamic_maps(arrays, trained.spec)
+    dynamic = _dynamic_maps(arrays, trained.spec)
     slots = {table.name: dynamic[table.weights] for table in model.table_list() if table.is_dynamic}
     by_slot = _with_slots(encoder.maps, slots)
     maps = _with_slots(encoder.maps, {name: by_rising_key(*arrays) for name, arrays in slots.items()})
@@ -214,10 +216,7 @@ def _tensors(maps: Sequence[IdMap]) -> list[TensorSource]:
             for kind, values in (("keys", one.keys), ("ids", one.ids)) if values is not None]
 
 
-Maps = dict[str, tuple[NDArray[np.uint64], NDArray[np.int32]]]
-
-
-def read_dynamic_maps(arrays: CheckpointArrays, spec: RunSpec) -> Maps:
+def _dynamic_maps(arrays: CheckpointArrays, spec: RunSpec) -> Maps:
     """Return the id and the row of each slot, by table; both are 0 in a free slot."""
     found: Maps = {}
     for table in spec.model.stored_tables():

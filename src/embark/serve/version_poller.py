@@ -11,9 +11,9 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
-from typing import Protocol, TypeVar
+from typing import Any, Protocol, TypeVar
 
 from embark.errors import DataError, EmbarkError, Fault
 from embark.export.artifact import current_version, open_artifact, open_versions, remove_fetched
@@ -133,7 +133,10 @@ class VersionSwitcher:
 class VersionPoller:
     """Keeps `model` at the current version. A rejected version is tried again at growing intervals."""
 
-    def __init__(self, uri: str, model: PolledModel, switcher: Switcher, poll_s: float) -> None:
+    def __init__(self, uri: str, model: PolledModel, switcher: Switcher, poll_s: float,
+                 lock: AbstractContextManager[Any] | None = None) -> None:
+        """`lock` is held while a version is looked for and loaded."""
+        self._lock = lock or threading.RLock()
         self._versions, self._model, self._switcher, self._poll_s = open_versions(uri), model, switcher, poll_s
         self._stopping = threading.Event()
         self._retry_s, self._retry_from_s = poll_s, 0.0
@@ -154,7 +157,8 @@ class VersionPoller:
 
     def _run(self) -> None:
         while not self._stopping.wait(self._poll_s):
-            self.poll()
+            with self._lock:
+                self.poll()
 
     def poll(self) -> None:
         """Switch to the current version, unless it is active already or was rejected."""

@@ -62,7 +62,7 @@ class WorkerPool:
         self._workers: list[_Worker] = []  # Workers that answer.
         self._started: list[_Worker] = []  # These, and workers that do not accept requests yet.
         self._lock = threading.Lock()  # Guards the list of workers.
-        self.version_lock = threading.RLock()  # Held while a version is loaded, or a process with it.
+        self._version_lock = threading.RLock()  # Held while a version is loaded, or a process is replaced.
         self._ended_metrics: list[Metric] = []
         self._last_windows: list[Window] = []
         self._log = TrafficLog()
@@ -201,7 +201,7 @@ class WorkerPool:
         """Start processes until another one answers or the server ends."""
         delay_s = 1.0
         while not self._stopping.is_set():
-            with self.version_lock:
+            with self._version_lock:
                 worker = self._spawn()
                 try:
                     fetch_version(self._settings.uri, self.version)
@@ -260,7 +260,7 @@ class WorkerPool:
 
     def polling(self, poll_s: float) -> AbstractContextManager[None]:
         """Switch to versions that become current while the block runs; with 0, never."""
-        return _PoolPoller(self._settings.uri, self, self, poll_s).running()
+        return VersionPoller(self._settings.uri, self, self, poll_s, self._version_lock).running()
 
     @contextmanager
     def recording(self, folder: Path | None, url: str) -> Iterator[None]:
@@ -377,16 +377,6 @@ class WorkerPool:
         with self._lock:
             ended, self._last_windows = self._last_windows, []
         self._log.write([*windows, *ended])
-
-
-class _PoolPoller(VersionPoller):
-    """Polls versions for the pool. A process is not replaced while a version is loaded, nor the other way round."""
-
-    def poll(self) -> None:
-        pool = self._model
-        assert isinstance(pool, WorkerPool)
-        with pool.version_lock:
-            super().poll()
 
 
 def _how(process: BaseProcess) -> str:
