@@ -37,7 +37,7 @@ def render_torchx(job: Job) -> list[File]:
 
 
 def component(job: Job) -> str:
-    """Python source. Every value of the spec is put in as a literal."""
+    """Python source, into which every value of the spec is put as a literal."""
     env = {name: value for name, value, _ in (*settings_of(job), *storage_settings(job))}
     env |= {"HOME": "/tmp", SPEC_VARIABLE: encoded_spec(job)}
     topology = topology_xml(job)
@@ -61,7 +61,7 @@ def component(job: Job) -> str:
 
 
 def pod_overlay(job: Job) -> dict[str, Any]:
-    """What the pods of every target have, of which TorchX writes nothing itself."""
+    """What pods of every target have and TorchX does not write itself."""
     spec: dict[str, Any] = {
         "serviceAccountName": job.place.service_account, "automountServiceAccountToken": False,
         "terminationGracePeriodSeconds": grace_s(job), "tolerations": plain(tolerations(job)),
@@ -72,7 +72,7 @@ def pod_overlay(job: Job) -> dict[str, Any]:
 
 def component_here(*, name: str, num_nodes: int, num_processes: int, use_gpu: bool, python: str, spec_path: str,
                    port: int, env: Mapping[str, str]) -> str:
-    """The same for processes of this machine, by TorchX's `local_cwd`: no image, and a spec that lies here."""
+    """Python source for processes of this machine, by TorchX's `local_cwd`: no image, and a spec that lies here."""
     line = ranks_line([python, *ranks_words(spec_path=spec_path)[1:]], "MEETING")
     values = {
         "NAME": name, "IMAGE": "", "NUM_NODES": num_nodes, "NUM_PROCESSES": num_processes,
@@ -84,7 +84,7 @@ def component_here(*, name: str, num_nodes: int, num_processes: int, use_gpu: bo
 
 
 def _start(job: Job) -> str:
-    """What the shell of a replica does, but for where it meets the others."""
+    """The shell command of a replica, except where it meets the others."""
     script = fabric_needs(job).env_script
     read = [f". {shlex.quote(script)}"] if script else []
     if topology_xml(job):
