@@ -31,7 +31,6 @@ import torch
 from serve import Connection
 
 from embark import __version__, load_spec
-from embark.data.prepare.schema import Schema, SparseColumn
 from embark.data.prepared import Feature, Layout, Rows
 from embark.export.artifact import (
     ID_MAPS,
@@ -47,6 +46,7 @@ from embark.export.artifact import (
 from embark.export.quantize import TableDtype, quantize_rows, row_format
 from embark.export.safetensors_file import TensorSource, file_of, in_memory
 from embark.export.scoring_device import Precision, ScoringDevice
+from embark.features.schema import Schema, SparseColumn
 from embark.spec.data import PrepareSpec
 from embark.spec.model import ModelSpec
 from embark.store import ChecksumWriter, checkpoint_name

@@ -17,7 +17,7 @@ import torch
 
 from embark.data import Loader
 from embark.data.synthetic import SyntheticSource
-from embark.model.batch import num_together
+from embark.model.steps import num_together
 from embark.spec import PRESETS
 from embark.trainers.torch.engines.cuda_graph.batch_layout import DrawnLayout, PackedLayout
 from embark.trainers.torch.engines.pipeline import BatchRange

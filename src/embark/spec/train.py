@@ -40,7 +40,8 @@ class TrainSpec(Section):
     """The gradient of the dense layers, all together, is scaled down to this L2 norm where it is larger; 0: never.
     Gradients of tables are not clipped."""
     warmup_steps: NonNegativeInt = 0
-    """Steps of linear warm-up from zero; applies to the tables too."""
+    """Steps of linear warm-up from zero; applies to the tables too. If this and both rates are left out, a quarter of
+    an epoch, at most 100, where Adagrad trains a network with dense columns."""
     decay: Literal["none", "linear", "polynomial", "cosine"] = "none"
     """Learning-rate decay after the warm-up; applies to the tables too. `polynomial` has power 2."""
     decay_start_step: NonNegativeInt = 0

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from embark.data import Batch, SampleSource
-from embark.model.batch import steps_per_epoch
+from embark.model.steps import steps_per_epoch
 from embark.spec import RunSpec
 
 NUM_BATCHES = 16

@@ -55,6 +55,13 @@ def test_it_has_every_file_of_the_package_and_nothing_else(archive):
     assert {name for name in archive.namelist() if not name.startswith(INFO)} == sources
 
 
+def test_the_simulated_accounts_are_in_no_wheel(archive):
+    assert not [name for name in archive.namelist() if "cloudsim" in name or "rehearse/account/" in name]
+    hatch = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["hatch"]["build"]["targets"]
+    assert hatch["wheel"]["packages"] == ["src/embark"]
+    assert "cloudsim" not in hatch["sdist"]["include"]
+
+
 def test_the_record_has_the_checksum_of_every_file(archive):
     rows = [line.split(",") for line in archive.read(f"{INFO}/RECORD").decode().splitlines()]
     assert {name for name, *_ in rows} == set(archive.namelist())

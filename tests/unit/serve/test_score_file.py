@@ -20,12 +20,11 @@ from hypothesis import strategies as st
 
 from embark import export_run, score_file
 from embark.__main__ import run as embark
-from embark.data.prepare.arrow.json_lines import json_column
-from embark.data.prepare.arrow.row_parser import Location, RowParser
 from embark.data.prepared.cache import read_manifest
 from embark.data.prepared.parts import iter_blocks
 from embark.errors import DataError, UserError
 from embark.export.artifact import INFO, open_artifact
+from embark.features.arrow.row_parser import Location, RowParser, json_column
 from embark.spec import resolve
 
 LATER = [*draw_rows(10_000, 7, new_words=["never seen", "Ωμέγα ", "\U0001f9ff"])]

@@ -14,8 +14,8 @@ from typing import Any
 from embark.catalog import load_catalog
 from embark.errors import EmbarkError, Fault, MissingPackage, UserError
 from embark.formatting import format_bytes
-from embark.model.batch import samples_per_rank
-from embark.model.precision import choose_precision
+from embark.model.engine_selection import choose_precision
+from embark.model.steps import samples_per_rank
 from embark.plan.predict import device_bytes
 from embark.plan.tpu import ChipMemory, planned_chip_memory
 from embark.plan.workload import resolve_data

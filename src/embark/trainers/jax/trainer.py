@@ -16,9 +16,9 @@ from numpy.typing import NDArray
 from embark.data import Batch, SampleSource
 from embark.errors import EmbarkError, Fault, UserError
 from embark.events.score_bins import logit_counts
+from embark.model.engine_selection import choose_precision
 from embark.model.jax_layout import LINE_WIDTHS, MAX_IN_FLIGHT, check_supported, make_layout
-from embark.model.learning_rate import dense_rate, rate_factor
-from embark.model.precision import choose_precision
+from embark.model.steps import dense_rate, rate_factor
 from embark.run.auc import exact_auc, halves_counter
 from embark.run.clock import HostWaits
 from embark.run.evaluation import Trouble, metrics_from

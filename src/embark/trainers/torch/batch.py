@@ -13,8 +13,8 @@ from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 from torchrec.streamable import Pipelineable
 
 from embark.data import Batch
-from embark.data.id_weights import pooling_weights
-from embark.data.prepared.layout import Field, Layout
+from embark.data.loader import pooling_weights
+from embark.features.layout import Field, Layout
 from embark.spec import Table
 
 

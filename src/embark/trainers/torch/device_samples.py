@@ -15,8 +15,7 @@ import torch
 from torch import Tensor
 
 from embark.data.loader import Batch
-from embark.data.synthetic import DENSE, EVAL, IDS, LABEL, LENGTHS, TRAIN, SyntheticSource
-from embark.data.zipf import LOW
+from embark.data.synthetic import DENSE, EVAL, IDS, LABEL, LENGTHS, LOW, TRAIN, SyntheticSource
 
 ID_TOLERANCE = 2.0**-46
 """Relative, of a float64 power, which is an exponential of a logarithm here: the product of the two is at most 22, so

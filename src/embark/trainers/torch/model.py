@@ -92,8 +92,8 @@ class WithoutValues(TorchFunctionMode):
 
 
 def _config(table: StoredTable, train: TrainSpec, *, is_weighted: bool) -> EmbeddingBagConfig:
-    """Describe a table to TorchRec. Where ids have weights, rows are summed: those of a mean are shares of the whole.
-    """
+    """Describe a table to TorchRec. Where ids have weights, rows are summed: the weights of a mean are shares of the
+    whole (`weights_in_sum`)."""
     return EmbeddingBagConfig(
         name=table.name, embedding_dim=table.dim, num_embeddings=table.rows,
         feature_names=[feature.name for feature in table.features],

@@ -12,8 +12,8 @@ from torchrec.optim.keyed import CombinedOptimizer, KeyedOptimizer, KeyedOptimiz
 from torchrec.optim.optimizers import PartialRowWiseAdam, in_backward_optimizer_filter
 from torchrec.optim.rowwise_adagrad import RowWiseAdagrad
 
-from embark.model.learning_rate import dense_rate, rate_factor
 from embark.model.placement import optimizer_of, tables_by_name
+from embark.model.steps import dense_rate, rate_factor
 from embark.spec import RunSpec, TrainSpec
 from embark.trainers.torch.model import WithoutValues
 

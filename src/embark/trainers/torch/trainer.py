@@ -16,9 +16,14 @@ from torchrec.distributed.model_parallel import DistributedModelParallel
 from embark.data import Batch, SampleSource
 from embark.data.synthetic import SyntheticSource
 from embark.errors import EmbarkError
-from embark.model.batch import EVAL_SAMPLES
-from embark.model.engine_selection import cuda_graph_obstacle, select_engine
-from embark.model.precision import choose_precision, cpu_has_matrix_bf16, gpu_has_matrix_bf16
+from embark.model.engine_selection import (
+    choose_precision,
+    cpu_has_matrix_bf16,
+    cuda_graph_obstacle,
+    gpu_has_matrix_bf16,
+    select_engine,
+)
+from embark.model.steps import EVAL_SAMPLES
 from embark.model.work import TRACED
 from embark.run.evaluation import Trouble
 from embark.run.host_memory import peak_resident_bytes

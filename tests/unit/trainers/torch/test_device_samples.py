@@ -11,9 +11,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from mixed_tables import MIXED
 
-from embark.data.hashing import hash_counters, uniform
 from embark.data.loader import Batch, Share
 from embark.data.synthetic import EVAL, TRAIN, SyntheticSource
+from embark.features.hashing import hash_counters, uniform
 from embark.spec import DataSpec, ModelSpec, Table
 from embark.trainers.torch import device_samples
 from embark.trainers.torch.device_samples import DeviceDrawnSource

@@ -8,8 +8,7 @@ import numpy as np
 import pytest
 
 from embark.data import Batch, open_source, resolve_from_data
-from embark.data.id_weights import pooling_weights
-from embark.data.loader import _filled_up
+from embark.data.loader import pooling_weights
 from embark.data.permuted_rows import RowsInMemory
 from embark.errors import DataError, SpecError, UserError
 from embark.spec import Table, resolve
@@ -91,7 +90,8 @@ def test_synthetic_weights_belong_to_their_sample(train_tiny, tiny):
     assert taken.weights.tolist() == some.weights.tolist() == RowsInMemory(all_rows).eval_rows(10, 20).weights.tolist()
     turned = RowsInMemory(some).permuted(0, np.arange(10)[::-1]).permuted(0, np.arange(10)[::-1]).batch
     assert turned.weights.tolist() == some.weights.tolist()
-    assert len(_filled_up(some, 13).weights) == len(_filled_up(some, 13).ids)
+    filled_up = some.take(np.minimum(np.arange(13), len(some.label) - 1))
+    assert len(filled_up.weights) == len(filled_up.ids)
     with pytest.raises(UserError, match="the ids of seen have weights"):
         train_tiny(WEIGHTED, "train.engine=cuda_graph")
     with pytest.raises(SpecError, match="holds no weights"):

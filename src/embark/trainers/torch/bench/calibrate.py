@@ -20,11 +20,12 @@ from embark.plan.calibration import (
     at_pace,
     calibration_path,
     clear_cache,
+    probe_cpu,
+    probe_python_s,
     read_calibrations,
     to_toml,
     with_probed,
 )
-from embark.plan.cpu_probe import probe_cpu, probe_python_s
 from embark.plan.fit import Measurement, fit_calibration, one_rank_placement
 from embark.plan.memory import device_parts, host_parts
 from embark.plan.predict import match_gpu

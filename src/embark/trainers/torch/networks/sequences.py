@@ -10,7 +10,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.functional import embedding, scaled_dot_product_attention, silu
 
 from embark.errors import DataError
-from embark.model.sequence_work import DIN_UNITS, NUM_TIME_BUCKETS
+from embark.model.work import DIN_UNITS, NUM_TIME_BUCKETS
 from embark.spec.model import ModelSpec
 from embark.trainers.torch.networks.hstu_attention import hstu_attention, time_bucket
 from embark.trainers.torch.networks.jagged import JaggedLayout, JaggedSequence, Padding, sample_of_each, take

@@ -15,13 +15,12 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.nn.functional import embedding_bag
 
-from embark.data.id_weights import weights_in_sum
-from embark.data.number_rows import NumberRows
-from embark.data.prepare.rows import RawRows
+from embark.data.loader import weights_in_sum
 from embark.data.prepared import Rows
 from embark.errors import DataError
 from embark.export.artifact import DENSE, Artifact, ArtifactInfo
 from embark.export.quantize import TableDtype, row_format
+from embark.features.rows import NumberRows, RawRows
 from embark.spec.model import CANDIDATE, Table
 from embark.spec.user_code import user_error
 from embark.store.checkpoint_arrays import table_weight

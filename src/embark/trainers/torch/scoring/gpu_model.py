@@ -13,13 +13,12 @@ import torch
 from numpy.typing import NDArray
 from torch import nn
 
-from embark.data.number_rows import NumberRows
-from embark.data.prepare.rows import RawRows
 from embark.data.prepared import Rows
 from embark.export.artifact import Artifact
 from embark.export.delta import DELTA
 from embark.export.safetensors_file import map_file
 from embark.export.scoring_device import Precision
+from embark.features.rows import NumberRows, RawRows
 from embark.formatting import to_one_line
 from embark.trainers.torch.scoring.cpu_model import load_network
 from embark.trainers.torch.scoring.gpu_layers import fuse_layers

@@ -10,12 +10,11 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from embark.data.number_rows import NumberRows
-from embark.data.prepare.rows import RawRows
 from embark.data.prepared import Rows
 from embark.errors import UserError
 from embark.export.artifact import Artifact
 from embark.export.scoring_device import ScoringDevice
+from embark.features.rows import NumberRows, RawRows
 from embark.trainers.torch.scoring.cpu_model import ExportedModel, ExportedSequenceModel
 
 

@@ -18,13 +18,13 @@ from torch import Tensor
 
 from embark.data import Batch, Loader, SampleSource
 from embark.data.dynamic_ids import NO_ID
-from embark.data.hashing import FIRST, SECOND, STEP
 from embark.data.loader import RawLoader, Share, num_loader_threads
-from embark.data.prepared.layout import Field
 from embark.data.prepared.order import TABLE_COLUMNS, num_in_table
 from embark.data.prepared.source import PreparedSource, RawBatches
 from embark.data.synthetic import TRAIN, SyntheticSource
-from embark.model.batch import num_together
+from embark.features.hashing import FIRST, SECOND, STEP
+from embark.features.layout import Field
+from embark.model.steps import num_together
 from embark.trainers.torch.batch import RawDecoder, pinned
 from embark.trainers.torch.device_samples import DeviceSampler, Samples
 from embark.trainers.torch.engines.pipeline import BatchRange

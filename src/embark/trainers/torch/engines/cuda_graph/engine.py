@@ -18,7 +18,7 @@ from embark.data import SampleSource
 from embark.data.dynamic_ids import NO_ID
 from embark.data.prepared.source import PreparedSource
 from embark.data.synthetic import SyntheticSource
-from embark.model.learning_rate import dense_rate
+from embark.model.steps import dense_rate
 from embark.model.work import DENSE_STATES
 from embark.run.evaluation import Trouble
 from embark.spec import RunSpec
