@@ -168,8 +168,11 @@ class SyntheticSource:
             group.draw_lengths(self.table_keys[split, LENGTHS], span) if self.is_ragged else None
             for group in self.groups
         ]
-        parts = self.teacher.parts(dense, ids, lengths, self._positions)
-        return dense, ids, lengths, parts
+        return self._taught(split, span, dense, ids, lengths)
+
+    def _taught(self, split: int, span: range, dense: Floats, ids: Ids, lengths: Lengths) -> Drawn:
+        """Add what the teacher makes of the drawn features."""
+        return dense, ids, lengths, self.teacher.parts(dense, ids, lengths, self._positions)
 
     def key(self, split: int, what: int) -> int:
         return stream_key(self._data.seed, split, what)
