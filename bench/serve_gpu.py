@@ -51,10 +51,10 @@ from embark.spec.data import PrepareSpec
 from embark.spec.model import ModelSpec
 from embark.store import ChecksumWriter, checkpoint_name
 from embark.store.checkpoint_arrays import table_weight
-from embark.trainers.torch.dense_network import dense_network
-from embark.trainers.torch.exported_model import ExportedModel
-from embark.trainers.torch.gpu_scoring.model import MAX_BATCH_ROWS
-from embark.trainers.torch.open_exported import ScoringModel, open_model
+from embark.trainers.torch.networks import dense_network
+from embark.trainers.torch.scoring.cpu_model import ExportedModel
+from embark.trainers.torch.scoring.gpu_model import MAX_BATCH_ROWS
+from embark.trainers.torch.scoring.open_model import ScoringModel, open_model
 
 NAME = "criteo"
 NUM_REQUESTS = 32  # Different ones, sent in turn.

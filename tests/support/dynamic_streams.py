@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from tests.dynamic_reference import ReferenceTable
+from dynamic_reference import ReferenceTable
 
 from embark.data.dynamic_ids import FREE, NO_ID, table_key, unmixed
 from embark.spec.model import ModelSpec, Table

@@ -17,6 +17,7 @@ from embark.data.prepared.cache import local_folder, read_manifest
 from embark.data.progress import OnProgress, ProgressReporter
 from embark.data.statistics import ColumnScore, compute_statistics, equal_columns
 from embark.data.workers import num_cores
+from embark.events.plotting import BARS
 from embark.features.arrays import Bytes, Mask
 from embark.formatting import shortlist
 from embark.store import ObjectStore, open_store
@@ -26,7 +27,6 @@ CHECK_BYTES = 2_000_000_000  # Memory that counting may take.
 NEW_SHARE = 0.5  # Share of held-out ids never seen in training; above this the column teaches little.
 TOLERANCE = 1e-6
 _PIECE_BYTES = 4 << 20
-_BARS = " ▁▂▃▄▅▆▇█"
 
 
 @dataclass(frozen=True, slots=True)
@@ -291,7 +291,7 @@ def bars(values: Sequence[float]) -> str:
     most = max(values, default=0)
     if most <= 0:
         return ""
-    return "".join(_BARS[0] if v <= 0 else _BARS[max(1, round(v / most * (len(_BARS) - 1)))] for v in values)
+    return "".join(BARS[0] if v <= 0 else BARS[max(1, round(v / most * (len(BARS) - 1)))] for v in values)
 
 
 def _dense_row(name: str, column: Mapping[str, Any]) -> dict[str, Any]:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Generic, Protocol, Self, TypeVar
 import numpy as np
 
 from embark.features.arrays import Array, Bytes, Floats, Int32s, Int64s, ragged_positions
-from embark.model.batch import samples_per_rank, steps_per_epoch
+from embark.model.steps import samples_per_rank, steps_per_epoch
 from embark.spec.model import Table
 
 if TYPE_CHECKING:

@@ -49,7 +49,7 @@ class GateRows:
             drifts=self.drifts(published.reference, published.encoder) if published else (), earlier=earlier)
 
     def _scores(self, artifact: Artifact, model_file: str) -> F64:
-        from embark.trainers.torch.open_exported import open_on_cpu
+        from embark.trainers.torch.scoring.open_model import open_on_cpu
 
         model, tasks = open_on_cpu(artifact, model_file), self.opened.spec.model.tasks
         found = np.concatenate([model.score_encoded(rows) for rows in self._portions(artifact.encoder)])

@@ -21,7 +21,7 @@ from embark.serve.score_file import NOT_FINITE
 
 if TYPE_CHECKING:
     from embark.serve.retrieve import Retriever
-    from embark.trainers.torch.open_exported import ScoringModel
+    from embark.trainers.torch.scoring.open_model import ScoringModel
 
 JsonRow = Mapping[str, Any]
 NumberKind = Literal["number", "integer"]

@@ -117,7 +117,7 @@ def open_retriever(scorer: RequestScorer, user_vectors: Callable[[RawRows], Floa
     info = scorer.artifact.info.item_index
     if info is None:
         return None
-    from embark.trainers.torch.item_index import require_faiss
+    from embark.trainers.torch.scoring.item_index import require_faiss
 
     faiss = require_faiss()
     try:

@@ -62,7 +62,7 @@ def score_file(
         raise UserError(f"--keep {taken[0]}: is what the scores are called", fix="rename the column of the input")
     if any((path := inputs.local_path(file.uri)) and target.exists() and target.samefile(path) for file in files):
         raise UserError(f"{target}: is one of the files to score", fix="name another file with --to")
-    from embark.trainers.torch.open_exported import open_on_cpu
+    from embark.trainers.torch.scoring.open_model import open_on_cpu
 
     scoring = _Scoring(opened, inputs, files, tuple(keep), open_on_cpu(opened, model_file).score)
     write_parquet(target, scoring.batches(), {"artifact": opened.place, "version": str(opened.version)})

@@ -217,7 +217,7 @@ def test_criteo_rows_are_scored_with_and_without_their_label(tmp_path):
     for name in ("day_1", "unlabelled"):
         score_file(place, str(tmp_path / name), tmp_path / f"{name}.parquet")
     from embark.data.prepared import Rows
-    from embark.trainers.torch.exported_model import ExportedModel
+    from embark.trainers.torch.scoring.cpu_model import ExportedModel
 
     manifest = read_manifest(str(tmp_path / "prepared"))
     (block,) = iter_blocks(tmp_path / "prepared", manifest, "validation")

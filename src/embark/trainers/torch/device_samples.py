@@ -27,7 +27,7 @@ quotient by half of one each, 2^−21 together."""
 
 @dataclass(frozen=True, slots=True)
 class Samples:
-    """K batches of B samples, to be filled."""
+    """Tensors of K batches of B samples, to be filled."""
 
     dense: Tensor  # [K, B, num_dense]
     ids: Tensor  # [K, …]: feature by feature [B, multi_hot]; −1 behind those of a sample with fewer.
@@ -35,7 +35,7 @@ class Samples:
 
 
 class DeviceSampler:
-    """Draws on one device. Nothing waits for the device but `correct`."""
+    """Draws samples on one device. Only `correct` waits for the device."""
 
     def __init__(self, source: SyntheticSource, device: torch.device) -> None:
         from embark.trainers.torch.sample_kernels import LOGARITHM, NEITHER, POWER

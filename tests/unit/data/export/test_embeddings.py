@@ -87,12 +87,12 @@ def test_vectors_are_those_of_the_checkpoint_bit_for_bit(
 
 
 def test_another_step_and_one_table_can_be_named(run_dir, tmp_path, capsys):
-    assert embark(["embeddings", run_dir.uri, "--to", str(tmp_path / "v"), "--step", "3", "--table", "user"]) == 0
+    assert embark(["export", run_dir.uri, "--embeddings", str(tmp_path / "v"), "--step", "3", "--only", "user"]) == 0
     assert "wrote 1 Parquet file" in capsys.readouterr().out
     assert [path.name for path in (tmp_path / "v").iterdir()] == ["user.parquet"]
     found = np.array(pq.read_table(tmp_path / "v/user.parquet")["vector"].to_pylist(), np.float32)
     assert found.tobytes() == weights(3)["user"].tobytes()
-    assert embark(["embeddings", run_dir.uri, "--to", str(tmp_path / "v")]) == 64
+    assert embark(["export", run_dir.uri, "--embeddings", str(tmp_path / "v")]) == 64
     assert "--force" in capsys.readouterr().err
 
 

@@ -80,7 +80,7 @@ def test_data_of_one_s_own_gives_weights_by_their_name(tiny, tmp_path, monkeypat
         open_source(resolve_from_data(spec)).eval_rows(0, 4)
 
 
-def test_synthetic_weights_belong_to_their_sample_and_the_captured_step_refuses_them(train_tiny, tiny):
+def test_synthetic_weights_belong_to_their_sample(train_tiny, tiny):
     source = open_source(tiny(WEIGHTED, "data.ragged=true"))
     all_rows, some = source.eval_rows(0, 50), source.eval_rows(10, 20)
     assert all_rows.weights is not None
