@@ -47,6 +47,8 @@ _HEADER_BYTES = 1 << 20
 _STAND_INS = (b"\x1f", b"\x1e", b"\x1d", b"\x1c", b"\x02", b"\x01")
 """Characters that text does not have: one of them takes the place of a delimiter of several."""
 _MAX_CHUNK_BYTES = 1 << 30
+_MIN_BATCH_ROWS, _MAX_BATCH_ROWS = 1_024, 1 << 20
+_READ_BYTES = 1 << 20  # What is read of a column at a time.
 _JSON_DELIMITER = "\0\0"  # A line of JSON has none, and several characters know no quotes.
 
 
@@ -230,10 +232,6 @@ def _refuse_quotes(text: bytes, delimiter: bytes, file: InputFile) -> None:
     if re.search(rb'(?:\A|\n|' + mark + rb')"[^"\n]*"(?:' + mark + rb'|\r?\n|\Z)', text):
         raise DataError(f"{file.uri}: has fields in quotes between delimiters of {len(delimiter)} characters",
                         fix="write the file with a delimiter of one character, or without the quotes")
-
-
-_MIN_BATCH_ROWS, _MAX_BATCH_ROWS = 1_024, 1 << 20
-_READ_BYTES = 1 << 20  # What is read of a column at a time.
 
 
 class ParquetReader:
