@@ -9,8 +9,8 @@ from pathlib import Path
 ROOT = Path(__file__).parents[2]
 PACKAGE = ROOT / "src" / "embark"
 SOURCES = sorted(PACKAGE.rglob("*.py"))
-AT_ROOT = {".ci", ".gitignore", "CHANGELOG.md", "CONTRIBUTING.md", "LICENSE", "Makefile", "README.md", "bench", "conftest.py", "docs",
-           "examples", "pyproject.toml", "src", "tests"}
+AT_ROOT = {".ci", ".gitignore", "CHANGELOG.md", "CONTRIBUTING.md", "LICENSE", "Makefile", "README.md", "bench",
+           "conftest.py", "docs", "examples", "pyproject.toml", "src", "tests"}
 MAY_BE_AT_ROOT = {"cloudsim", "tools"}
 MAX_LINES = 800
 TOP_LEVEL = {"__init__.py", "__main__.py", "errors.py", "formatting.py"}
