@@ -3,8 +3,7 @@
     python bench/tpu_memory.py OUT.csv         compiles every run that OUT.csv does not have yet, and adds it; no TPU
     python bench/tpu_memory.py --measured FILE computes only: compares the rows of a CSV
 
-Compiling needs `pip install 'embark-rec[tpu]'` and one to ten minutes a run. The lookup is the ordinary one, without
-SparseCores.
+Compiling needs `pip install 'embark-rec[tpu]'` and one to ten minutes a run.
 """
 
 from __future__ import annotations
@@ -82,7 +81,7 @@ def main() -> None:
         known = {(row.compiled.topology, row.spec_name, row.sets) for row in recorded(asked.out)}
         for topology, name, sets in RUNS:
             if (topology, name, sets) not in known:
-                spec = load_spec(name, [*sets.split(), "train.sparsecore=off"])
+                spec = load_spec(name, sets.split())
                 add(asked.out, Row(name, sets, compile_for(spec, topology)))
     Console().table([compared(row) for row in recorded(asked.measured or asked.out)], HEADINGS)
 

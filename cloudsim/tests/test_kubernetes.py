@@ -17,9 +17,9 @@ from cloudsim.kubernetes.cloud import NodePool, VolumeFacts
 from cloudsim.kubernetes.cluster import Cluster
 from cloudsim.kubernetes.controllers import pods_of
 from cloudsim.programs import add_common_programs
+from embark.kubernetes.objects import OPERATOR_VERSIONS
 from embark.rehearse import processes
 from embark.render.render import render
-from embark.render.targets.operators import KUBERAY_VERSION
 
 GPU = NodePool("gpu", "p4d.24xlarge", "us-west-2b", 2, {
     "cpu": "95690m", "memory": "1120Gi", "nvidia.com/gpu": "8", "vpc.amazonaws.com/efa": "4",
@@ -228,7 +228,7 @@ def test_a_rayjob_fails_with_the_exit_code_of_its_driver(
     (tmp_path / "rayjob.yaml").write_text(text.replace("backoffLimit: 1", "backoffLimit: 0"))
     run(account, "helm", "repo", "add", "kuberay", "https://ray-project.github.io/kuberay-helm/")
     run(account, "helm", "upgrade", "kuberay-operator", "kuberay/kuberay-operator", "--install", "--version",
-        KUBERAY_VERSION, "--namespace", "kuberay-system", "--create-namespace")
+        OPERATOR_VERSIONS["kuberay"], "--namespace", "kuberay-system", "--create-namespace")
     run(account, "sleep", "120")
     done = run(account, "kubectl", "apply", "-f", "rayjob.yaml")
     assert done.code == 0, done.err

@@ -7,7 +7,7 @@ ROOT = Path(__file__).parents[2]
 SOURCE = ROOT / "src" / "embark"
 SOURCES = sorted([*SOURCE.rglob("*.py"), *(ROOT / "cloudsim" / "src").rglob("*.py")])
 SAID_ELSEWHERE = {
-    "data/prepare/arrow/cells.py",  # row_parser.py adds the file, the column and the fix
+    "features/arrow/cells.py",  # row_parser.py adds the file, the column and the fix
     "report/context.py",  # shown as a warning, which has no fix: its sentence ends with the command
 }
 

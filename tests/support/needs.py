@@ -65,8 +65,6 @@ TOOLS = {
     "sshd": Tool((("sshd",), ("ssh",), ("ssh-keygen",)), ("openssh-server", "openssh-client")),
     "shellcheck": Tool((("shellcheck",),), ("shellcheck",)),
     "strace": Tool((("strace",),), ("strace",)),
-    "zsh": Tool((("zsh",),), ("zsh",)),
-    "fish": Tool((("fish",),), ("fish",)),
     "tmux": Tool((("tmux",),), ("tmux",)),
     "g++": Tool((("g++",),), ("g++",)),
 }

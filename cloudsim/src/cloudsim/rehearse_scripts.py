@@ -15,7 +15,6 @@ from embark.errors import UserError
 from embark.lint.rendered import render_folder
 from embark.rehearse.account import AccountRehearsal, StepResult
 from embark.render.job import POD_TARGETS, Job, make_job
-from embark.render.location import data_source, location_of, object_store_paths
 from embark.render.targets.kubernetes import PLACEHOLDER_REGISTRY
 from embark.spec import load_spec
 
@@ -61,10 +60,10 @@ def rehearse_scripts(spec: str, settings: Sequence[str], on_step: Callable[[Step
 def make_steps(job: Job) -> list[Step]:
     raw = load_facts("steps.toml")[job.cloud]
     found = re.match(raw["registry"], job.image)
-    store = next((path for path in object_store_paths(job) if path.is_written), None)
-    source = data_source(job) if job.spec.data.path else ""
+    store = next((path for path in job.object_store_paths if path.is_written), None)
+    source = job.data_source if job.spec.data.path else ""
     values = {
-        "region": location_of(job).region, "image": job.image, "source": source,
+        "region": job.location.region, "image": job.image, "source": source,
         "bucket": "" if store is None else store.name, "account": job.spec.place.storage_account,
         "path": source.partition("://")[2].partition("/")[2], **(found.groupdict() if found else {}),
     }
@@ -105,7 +104,7 @@ def _job(spec: str, settings: Sequence[str]) -> tuple[Job, list[str]]:
     catalog = load_catalog()
     job = make_job(load_spec(spec, settings), catalog)
     if job.image.startswith(PLACEHOLDER_REGISTRY) or "/" not in job.image:
-        image = load_facts("steps.toml")[job.cloud]["example"].format(region=location_of(job).region)
+        image = load_facts("steps.toml")[job.cloud]["example"].format(region=job.location.region)
         job = make_job(load_spec(spec, [*settings, f"place.image={image}"]), catalog)
         return job, [f"place.image is {image}: the spec names no registry"]
     return job, []

@@ -5,8 +5,7 @@ from typing import Annotated
 
 from cyclopts import Parameter
 
-from embark.cli.console import Console
-from embark.cli.options import Flag
+from embark.cli.console import Console, Flag
 from embark.diagnose import Diagnosis, Rule, load_rules
 from embark.diagnose.targets import TargetReport, diagnose_targets
 from embark.errors import ExitCode

@@ -1,7 +1,6 @@
 """`embark launch`: launch a run where its spec says, and with `--supervise` stay and re-create lost spot machines."""
 
-from embark.cli.console import Console
-from embark.cli.options import Accepted, Flag, Settings, Spec
+from embark.cli.console import Accepted, Console, Flag, Settings, Spec
 from embark.errors import ExitCode, Interrupted, UserError
 from embark.formatting import to_one_line
 from embark.launch.launching import (
@@ -54,7 +53,7 @@ def launch(
 
 def launch_run(console: Console, spec: RunSpec, *, yes: bool, dry_run: bool, context: str = "",
                is_supervised: bool = False) -> int:
-    """Verdict, price, confirmation, launch. A run that costs nothing needs no confirmation."""
+    """Show verdict and price, ask for confirmation, and launch. A run that costs nothing needs no confirmation."""
     shell = DryRunShell(lambda line: None if console.json else console.raw(f"{line}\n")) if dry_run else Shell()
     prepared = prepare_launch(spec, shell, console.warning, context=context)
     if prepared.estimate is not None:

@@ -17,10 +17,10 @@ from embark.catalog import Catalog, load_catalog, machine_of_place
 from embark.doctor import Check, check
 from embark.errors import EmbarkError, UserError
 from embark.formatting import to_one_line
+from embark.kubernetes.names import dns_label
 from embark.launch.shell import Shell
-from embark.render.job import Job, dns_label
-from embark.render.location import Location, location_of
-from embark.render.quotas import CloudQuota, cloud_quotas, needed_units, quota_name, quota_of
+from embark.render.job import Job, Location
+from embark.render.monitoring import CloudQuota, cloud_quotas, needed_units, quota_name, quota_of
 from embark.spec import RunSpec
 from embark.store import open_store
 from embark.store.retry_policy import RetryPolicy
@@ -95,7 +95,7 @@ def need_of(spec: RunSpec) -> Need:
                         fix="embark doctor --cloud --machine p5.48xlarge, or a spec that names one")
     # Not by make_job: the account is checked even where the run could not be rendered yet.
     job = Job(spec, machine, dns_label(spec.name), place.max_nodes, machine.gpus_per_host, "")
-    return Need(job, location_of(job), catalog)
+    return Need(job, job.location, catalog)
 
 
 def check_account(need: Need, shell: Shell) -> Iterator[Check]:

@@ -18,7 +18,7 @@ from embark.catalog import load_catalog
 from embark.catalog.machine import Catalog
 from embark.doctor import GIB, Check, Host, Verdict, check, size_text
 from embark.errors import EmbarkError
-from embark.model.precision import cpu_has_matrix_bf16
+from embark.model.engine_selection import cpu_has_matrix_bf16
 from embark.run.host_cores import cpu_quota
 from embark.run.host_memory import cgroup_limit_bytes
 from embark.stack import versions as stack

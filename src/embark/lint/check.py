@@ -12,8 +12,9 @@ from typing import Any
 
 from embark.catalog.load import load_catalog
 from embark.errors import UserError, nearest
+from embark.lint.manifests import Manifests
 from embark.lint.read import Files, read_files, read_sources
-from embark.lint.rule import Finding, Hit, Manifests, Rule
+from embark.lint.rule import Finding, Hit, Rule
 from embark.lint.rules import ALL_RULES, SUBJECTS
 from embark.lint.source import Edit, SourceFile, Span
 from embark.store import write_atomic
@@ -80,10 +81,10 @@ def lint_files(files: Files, rules: Sequence[Rule] = ALL_RULES) -> list[Finding]
     for rule in rules:
         for hit in _hits(rule, manifests, subjects):
             if not is_ignored(rule, hit):
-                found.setdefault((rule.code, hit.place.source, hit.place.start, hit.what), Finding.of(rule, hit))
+                found.setdefault((rule.code, hit.location.source, hit.location.start, hit.what), Finding.of(rule, hit))
     order = {id(source): number for number, source in enumerate(files.sources)}
     return sorted(found.values(), key=lambda one: (
-        order.get(id(one.hit.place.source), 0), one.hit.place.start, one.code))
+        order.get(id(one.hit.location.source), 0), one.hit.location.start, one.code))
 
 
 def _hits(rule: Rule, manifests: Manifests, subjects: Callable[[str], list[Any]]) -> Iterator[Hit]:
@@ -97,7 +98,7 @@ def _hits(rule: Rule, manifests: Manifests, subjects: Callable[[str], list[Any]]
 
 def is_ignored(rule: Rule, hit: Hit) -> bool:
     """A comment on the finding's own line, or right above it, says `embark-lint: ignore` and the rule's code."""
-    source, line = hit.place.source, hit.place.line
+    source, line = hit.location.source, hit.location.line
     lines = [source.line(line)]
     while line > 1 and source.line(line - 1).lstrip().startswith("#"):
         line -= 1
@@ -158,9 +159,10 @@ def fixed(findings: Iterable[Finding]) -> dict[SourceFile, str]:
     taken: dict[SourceFile, list[Edit]] = {}
     for finding in findings:
         edits = finding.hit.edits
-        if not any(_overlap(edit.place, other.place) for edit in edits for other in taken.get(edit.place.source, ())):
+        if not any(_overlap(edit.location, other.location) for edit in edits
+                   for other in taken.get(edit.location.source, ())):
             for edit in edits:
-                taken.setdefault(edit.place.source, []).append(edit)
+                taken.setdefault(edit.location.source, []).append(edit)
     return {source: _apply(source.text, edits) for source, edits in taken.items()}
 
 
@@ -182,6 +184,6 @@ def _overlap(one: Span, other: Span) -> bool:
 
 
 def _apply(text: str, edits: Sequence[Edit]) -> str:
-    for edit in sorted(edits, key=lambda one: one.place.start, reverse=True):
-        text = text[: edit.place.start] + edit.new + text[edit.place.end :]
+    for edit in sorted(edits, key=lambda one: one.location.start, reverse=True):
+        text = text[: edit.location.start] + edit.new + text[edit.location.end :]
     return text

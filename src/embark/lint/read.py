@@ -25,12 +25,12 @@ class Instruction:
     """`FROM`, `RUN`, …, and all that belongs to it."""
 
     name: str
-    place: Span  # The arguments, over all their lines.
+    location: Span  # The arguments, over all their lines.
 
     @property
     def text(self) -> str:
         """The arguments on one line."""
-        lines = [line for line in self.place.text.splitlines() if not line.lstrip().startswith("#")]
+        lines = [line for line in self.location.text.splitlines() if not line.lstrip().startswith("#")]
         return " ".join(line.rstrip().removesuffix("\\").strip() for line in lines).strip()
 
     @property
@@ -70,11 +70,11 @@ class Dockerfile:
         for one in self.instructions:
             if one.name not in ("ENV", "ARG"):
                 continue
-            words = [word for command in read_shell(one.place.source, one.place.start, one.place.end)
+            words = [word for command in read_shell(one.location.source, one.location.start, one.location.end)
                      for word in command.assignments]
             if not words and one.name == "ENV":  # ENV NAME value
                 name, _, value = one.text.partition(" ")
-                words = [(name, value.strip(), one.place)]
+                words = [(name, value.strip(), one.location)]
             found += words
         return found
 
@@ -89,7 +89,7 @@ class Dockerfile:
                 continue
             image = re.sub(r"\$\{?(\w+)(?::-([^}]*))?\}?", lambda m: arguments.get(m[1]) or m[2] or m[0], words[0])
             if image not in stages:
-                images.append((image, one.place))
+                images.append((image, one.location))
             if len(words) > 2 and words[1].lower() == "as":
                 stages.add(words[2])
         return images
@@ -107,7 +107,7 @@ def read_dockerfile(source: SourceFile) -> Dockerfile:
         one = Instruction(head[1].upper(), Span(source, head.start(2), at))
         instructions.append(one)
         if one.name == "RUN" and not one.text.startswith("["):
-            start = _FLAGS.match(text, one.place.start, at).end()  # type: ignore[union-attr]
+            start = _FLAGS.match(text, one.location.start, at).end()  # type: ignore[union-attr]
             commands += read_shell(source, source.end_of_line(start) if text.startswith("<<", start) else start, at)
     return Dockerfile(source, tuple(instructions), tuple(commands))
 
@@ -132,28 +132,34 @@ class Document:
     source: SourceFile
     root: Node
 
+    def __getitem__(self, key: str) -> Node:
+        return self.root[key]
+
+    def at(self, dotted: str) -> Node:
+        return self.root.at(dotted)
+
     @property
     def kind(self) -> str:
-        return self.root["kind"].text
+        return self["kind"].text
 
     @property
     def api(self) -> str:
-        return self.root["apiVersion"].text
+        return self["apiVersion"].text
 
     @property
     def name(self) -> str:
-        return self.root.at("metadata.name").text
+        return self.at("metadata.name").text
 
     @property
     def namespace(self) -> str:
-        return self.root.at("metadata.namespace").text or "default"
+        return self.at("metadata.namespace").text or "default"
 
     @property
-    def place(self) -> Span:
+    def location(self) -> Span:
         """Of its name, else of its kind, else of its beginning."""
         for node in (self.root.at("metadata.name"), self.root["kind"], self.root):
-            if node.place is not None:
-                return node.place
+            if node:
+                return node.location
         return Span(self.source, 0, 0)
 
 
@@ -171,7 +177,7 @@ class PythonFile:
         """Each with the name of what is called."""
         return [(ast.unparse(node.func), node) for node in self.nodes if isinstance(node, ast.Call)]
 
-    def place(self, node: ast.AST) -> Span:
+    def location(self, node: ast.AST) -> Span:
         line, column = getattr(node, "lineno", 1), getattr(node, "col_offset", 0)
         end_line, end_column = getattr(node, "end_lineno", line), getattr(node, "end_col_offset", column)
         return Span(self.source, self._index(line, column), self._index(end_line, end_column))
@@ -244,11 +250,11 @@ class Files:
         commands = read_shell(source)
         self.scripts.append(tuple(commands))
         for command in commands:
-            place = command.document
-            if place is not None and re.search(r"^\s*(?:apiVersion|kind):", place.text, re.MULTILINE):
-                # Blanks before it keep every place of the document that of the script.
-                before = re.sub(r"[^\n]", " ", source.text[: place.start])
-                self._yaml(source, before + place.text, is_certain=False)
+            location = command.document
+            if location is not None and re.search(r"^\s*(?:apiVersion|kind):", location.text, re.MULTILINE):
+                # Blanks before it keep every location of the document that of the script.
+                before = re.sub(r"[^\n]", " ", source.text[: location.start])
+                self._yaml(source, before + location.text, is_certain=False)
 
     def _python(self, source: SourceFile) -> None:
         try:

@@ -1,4 +1,4 @@
-"""Shell text as commands and their words, each with its place. Nothing is run and no variable is looked up.
+"""Shell text as commands and their words, each with its location. Nothing is run and no variable is looked up.
 
 It knows quotes, escapes, continued lines, comments, here-documents, substitutions and the operators between commands.
 What it cannot follow (aliases, `eval`, arrays) stays a word like any other.
@@ -28,7 +28,7 @@ class Word:
     """A word as the shell hands it on, and where it stands. A `$NAME` or `$(…)` in it is left as it is written."""
 
     text: str
-    place: Span
+    location: Span
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,12 +48,13 @@ class Command:
         return [word.text for word in self.words]
 
     @property
-    def place(self) -> Span:
-        return self.words[0].place if self.words else self.assignments[0][2]
+    def location(self) -> Span:
+        return self.words[0].location if self.words else self.assignments[0][2]
 
-    def begins(self, *names: str) -> bool:
-        """`gcloud container clusters create`, whatever flags stand between."""
-        if self.name != names[0]:
+    def begins(self, words: str) -> bool:
+        """Whether it is, say, `gcloud container clusters create`, whatever flags stand between."""
+        name, *subcommands = words.split()
+        if self.name != name:
             return False
         plain: list[str] = []
         before = ""
@@ -61,7 +62,7 @@ class Command:
             if not word.startswith("-") and before not in _GLOBAL_FLAGS:
                 plain.append(word)
             before = word
-        return plain[: len(names) - 1] == list(names[1:])
+        return plain[: len(subcommands)] == subcommands
 
     def has(self, *flags: str) -> bool:
         return self.flag_word(*flags) is not None
@@ -84,13 +85,13 @@ class Command:
                 return index, word
         return None
 
-    def value_place(self, *flags: str) -> Span:
+    def value_location(self, *flags: str) -> Span:
         """Where a flag's value stands, or the flag itself."""
         found = self.flag_word(*flags)
         if found is None:
-            return self.place
+            return self.location
         index, word = found
-        return word.place if "=" in word.text or index + 1 >= len(self.words) else self.words[index + 1].place
+        return word.location if "=" in word.text or index + 1 >= len(self.words) else self.words[index + 1].location
 
 
 def read_shell(source: SourceFile, start: int = 0, end: int | None = None, depth: int = 0) -> list[Command]:
@@ -252,7 +253,7 @@ def make_command(words: Sequence[Word], document: Span | None = None) -> Command
         elif _ASSIGNMENT.match(head):
             word = rest.pop(0)
             name, _, value = word.text.partition("=")
-            assignments.append((name.rstrip("+"), value, word.place))
+            assignments.append((name.rstrip("+"), value, word.location))
         elif head.rpartition("/")[2] in _PREFIXES and len(rest) > 1:
             rest.pop(0)
             while rest and (rest[0].text.startswith("-") or (head == "timeout" and _NUMBER.fullmatch(rest[0].text))):
@@ -263,5 +264,5 @@ def make_command(words: Sequence[Word], document: Span | None = None) -> Command
         for word in rest[1:]:
             name, equals, value = word.text.partition("=")
             if equals:
-                assignments.append((name, value, word.place))
+                assignments.append((name, value, word.location))
     return Command(tuple(rest), tuple(assignments), document) if rest or assignments else None

@@ -1,4 +1,4 @@
-"""A file's text, YAML as nodes that know their position in it, and edits in place.
+"""A file's text, YAML as nodes that know their position in it, and edits in location.
 
 No object is constructed, so no tag runs code: PyYAML composes the nodes, once its events show that they are neither too
 deep, nor too many, nor alias bombs. What an edit does not touch stays byte for byte, comments too."""
@@ -54,6 +54,13 @@ class Span:
     start: int
     end: int
 
+    def __bool__(self) -> bool:
+        return bool(self.source.starts)
+
+    @property
+    def location(self) -> Span:
+        return self
+
     @property
     def line(self) -> int:
         return self.source.line_of(self.start)
@@ -63,11 +70,14 @@ class Span:
         return self.source.text[self.start:self.end]
 
 
+NOWHERE = Span(SourceFile(Path(), "", ()), 0, 0)  # The span of what no file has; it is false.
+
+
 @dataclass(frozen=True, slots=True)
 class Edit:
     """Characters of a file, and what to put there instead."""
 
-    place: Span
+    location: Span
     new: str
 
 
@@ -89,7 +99,7 @@ class BadYaml(NamedTuple):
 class Node:
     """A mapping, a list or a scalar. A missing key is an empty node, so that lookups can be chained."""
 
-    place: Span | None  # None: there is no such node.
+    location: Span
     value: str | int | float | bool | None = None
     text: str = ""  # A scalar as it is written, without its quotes.
     is_plain: bool = True  # Written without quotes, on a line of its own.
@@ -100,7 +110,7 @@ class Node:
     tag: str = ""
 
     def __bool__(self) -> bool:
-        return self.place is not None
+        return bool(self.location)
 
     def __getitem__(self, key: str) -> Node:
         pair = self.pairs.get(key) if self.pairs else None
@@ -147,6 +157,11 @@ class Node:
         """The texts of a list's scalars."""
         return [item.text for item in self if not item.is_map and item.items is None]
 
+    @property
+    def texts(self) -> dict[str, str]:
+        """The texts of a mapping's scalars, by key."""
+        return {name: value.text for name, (_, value) in (self.pairs or {}).items()}
+
     def plain(self) -> Any:
         """As the values that YAML means: dicts, lists and scalars."""
         if self.pairs is not None:
@@ -163,7 +178,7 @@ class Node:
             waiting.extend(reversed(node.items if node.items is not None else node.values()))
 
 
-NOTHING = Node(None)
+NOTHING = Node(NOWHERE)
 
 
 def read_yaml(source: SourceFile, text: str | None = None) -> tuple[list[Node], BadYaml | None]:
@@ -233,7 +248,7 @@ def _node(composed: Any, source: SourceFile, known: dict[int, Node]) -> Node:
         node = Node(Span(source, start, end), value=_value(kind, composed), text=composed.value,
                     is_plain=not composed.style, tag=tag)
     else:
-        node = Node(None, is_flow=bool(composed.flow_style), tag=tag)
+        node = Node(NOWHERE, is_flow=bool(composed.flow_style), tag=tag)
         below: list[Node] = []
         if composed.id == "sequence":
             node.items = below = [_node(item, source, known) for item in composed.value]
@@ -252,8 +267,8 @@ def _node(composed: Any, source: SourceFile, known: dict[int, Node]) -> Node:
                 node.pairs = {**(base.pairs or {}), **node.pairs}  # what the mapping says itself wins
         # A block ends where the next thing begins; its own text ends before the blanks and comments between.
         if not node.is_flow and below:
-            end = max(one.place.end for one in below if one.place)
-        node.place = Span(source, start, max(start, end))
+            end = max(one.location.end for one in below)
+        node.location = Span(source, start, max(start, end))
     known[id(composed)] = node
     return node
 
@@ -271,25 +286,24 @@ def _value(kind: str, composed: Any) -> str | int | float | bool | None:
 
 def set_scalar(node: Node, new: str) -> tuple[Edit, ...]:
     """Another value for a scalar."""
-    return (Edit(node.place, new),) if node.place is not None else ()
+    return (Edit(node.location, new),) if node else ()
 
 
-def replace_within(place: Span | None, old: str, new: str) -> tuple[Edit, ...]:
+def replace_within(location: Span, old: str, new: str) -> tuple[Edit, ...]:
     """A part of a stretch of text; nothing where it does not stand there exactly once."""
-    if place is None or not old or place.text.count(old) != 1:
+    if not old or location.text.count(old) != 1:
         return ()
-    start = place.start + place.text.index(old)
-    return (Edit(Span(place.source, start, start + len(old)), new),)
+    start = location.start + location.text.index(old)
+    return (Edit(Span(location.source, start, start + len(old)), new),)
 
 
 def add_key(mapping: Node, text: str) -> tuple[Edit, ...]:
     """A new first key of a mapping: `completionMode: Indexed`."""
-    keys = [key for key, _ in (mapping.pairs or {}).values() if key.place is not None]
-    if not keys or mapping.place is None or mapping.tag:
+    keys = [key.location for key, _ in (mapping.pairs or {}).values() if key]
+    if not keys or not mapping or mapping.tag:
         return ()
-    first = min(keys, key=lambda key: key.place.start if key.place else 0).place
-    assert first is not None
-    if not mapping.place.start <= first.start < mapping.place.end:
+    first = min(keys, key=lambda key: key.start)
+    if not mapping.location.start <= first.start < mapping.location.end:
         return ()  # it is of an anchor elsewhere
     at = Span(first.source, first.start, first.start)
     column = first.start - first.source.start_of_line(first.start)
@@ -304,38 +318,38 @@ def set_key(mapping: Node, name: str, value: str) -> tuple[Edit, ...]:
 def remove_key(mapping: Node, name: str) -> tuple[Edit, ...]:
     """A key of a block mapping, whole lines; nothing where others stand on them."""
     key, value = mapping.key(name), mapping[name]
-    if mapping.is_flow or key.place is None or value.place is None or len(mapping.names) < 2:
+    if mapping.is_flow or not key or not value or len(mapping.names) < 2:
         return ()
-    source = key.place.source
-    start, end = source.start_of_line(key.place.start), source.end_of_line(max(value.place.end - 1, key.place.start))
-    if source.text[start:key.place.start].strip():
+    source = key.location.source
+    start = source.start_of_line(key.location.start)
+    end = source.end_of_line(max(value.location.end - 1, key.location.start))
+    if source.text[start:key.location.start].strip():
         return ()
     return (Edit(Span(source, start, end), ""),)
 
 
 def remove_item(items: Node, item: Node) -> tuple[Edit, ...]:
     """An item of a list, with its dash or its comma."""
-    if item.place is None or items.place is None or items.items is None or item not in items.items:
+    if not item or items.items is None or item not in items.items:
         return ()
-    source, contents = item.place.source, items.items
+    source, contents = item.location.source, items.items
     number = contents.index(item)
     if items.is_flow:
-        before, after = contents[number - 1].place if number else None, contents[number + 1:]
-        if after and after[0].place is not None:
-            return (Edit(Span(source, item.place.start, after[0].place.start), ""),)
-        if before is not None:
-            return (Edit(Span(source, before.end, item.place.end), ""),)
+        if contents[number + 1:]:
+            return (Edit(Span(source, item.location.start, contents[number + 1].location.start), ""),)
+        if number:
+            return (Edit(Span(source, contents[number - 1].location.end, item.location.end), ""),)
         return ()
-    start = source.start_of_line(item.place.start)
-    if source.text[start:item.place.start].strip() != "-" or len(contents) < 2:
+    start = source.start_of_line(item.location.start)
+    if source.text[start:item.location.start].strip() != "-" or len(contents) < 2:
         return ()
-    return (Edit(Span(source, start, source.end_of_line(item.place.end - 1)), ""),)
+    return (Edit(Span(source, start, source.end_of_line(item.location.end - 1)), ""),)
 
 
-def remove_line(place: Span, begins: str) -> tuple[Edit, ...]:
+def remove_line(location: Span, begins: str) -> tuple[Edit, ...]:
     """The whole line of a place, where it begins so and nothing else stands on it."""
-    source = place.source
-    start, end = source.start_of_line(place.start), source.end_of_line(place.start)
+    source = location.source
+    start, end = source.start_of_line(location.start), source.end_of_line(location.start)
     line = source.text[start:end].strip()
-    is_alone = line.startswith(begins) and line[len(begins):].partition("#")[0].strip() == place.text
+    is_alone = line.startswith(begins) and line[len(begins):].partition("#")[0].strip() == location.text
     return (Edit(Span(source, start, end), ""),) if is_alone else ()

@@ -9,10 +9,9 @@ from pathlib import Path
 import psutil
 
 from embark.errors import Fault, UserError
+from embark.kubernetes.pods import POD_IP, Names
 from embark.launch.shell import CommandResult, LineStream, Shell
 from embark.rehearse.downscale import Change
-from embark.rehearse.manifest import POD_IP
-from embark.rehearse.pods import Names
 from embark.rehearse.processes import Folders, Processes, Start
 
 FIRST_ADDRESS = 10

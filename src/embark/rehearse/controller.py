@@ -10,10 +10,10 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from embark.errors import UserError
+from embark.kubernetes.failure_policies import Decision, FailurePolicy, PodEnd
+from embark.kubernetes.pods import Pod
 from embark.launch.shell import CommandResult, LineMultiplexer, LineStream
 from embark.rehearse.containers import Engine
-from embark.rehearse.failure_policies import Decision, FailurePolicy, PodEnd
-from embark.rehearse.pods import Pod
 from embark.rehearse.processes import Start
 from embark.rehearse.progress import EventReader, Progress
 from embark.rehearse.workload import Workload

@@ -9,16 +9,13 @@ import os
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 import psutil
 
-from embark.lint.pods import Launch, launch_of_words
-from embark.lint.shell import Word
-from embark.lint.source import SourceFile, Span
-from embark.rehearse.manifest import K8sObject, Objects, at, name_of, rows
-from embark.rehearse.pods import Mount, Pod
+from embark.kubernetes.objects import K8sObject, Objects, at, name_of, rows
+from embark.kubernetes.pods import Mount, Pod
+from embark.lint.pods import Launch, launch_of_argv
 from embark.render.command import SPEC_VARIABLE, WRITTEN_SPEC_PATH
 from embark.spec import RunSpec, parse_spec, to_toml
 from embark.spec.toml import flatten
@@ -148,8 +145,7 @@ def _with_scripts(mount: Mount, words: Sequence[str], changes: list[Change]) -> 
 
 def launch_of(pod: Pod) -> Launch | None:
     """How the pod starts its training, as the linter reads it."""
-    nowhere = Span(SourceFile.of(Path(pod.name), ""), 0, 0)
-    return launch_of_words([Word(word, nowhere) for word in pod.words], environment=pod.env)
+    return launch_of_argv(pod.words, pod.env)
 
 
 def _fewer_processes(job: dict[str, Any], objects: Sequence[dict[str, Any]], count: int, changes: list[Change]) -> None:

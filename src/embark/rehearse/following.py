@@ -16,20 +16,19 @@ from embark.errors import UserError
 from embark.events.events import parse_event
 from embark.export.artifact import current_version, open_versions
 from embark.formatting import format_duration, pluralize
+from embark.kubernetes.objects import K8sObject, Objects, at, name_of, namespace_of, rows
+from embark.kubernetes.pods import Pod, PodIdentity, dns_names, main_container, make_pod, read_services
 from embark.lint.check import lint_texts
 from embark.lint.rule import Finding
 from embark.rehearse.controller import Observer
 from embark.rehearse.downscale import BUCKETS, Change, downscale_pods, downscale_spec, spec_changes
 from embark.rehearse.kubelet import Kubelet, RunningPod
 from embark.rehearse.load import NUM_CLIENTS
-from embark.rehearse.manifest import K8sObject, Objects, PodIdentity, at, name_of, namespace_of, rows
-from embark.rehearse.pods import Pod, dns_names, main_container, make_pod, read_services
 from embark.rehearse.processes import NATS_SERVER, Folders, Processes, Start, has_nats_server
 from embark.rehearse.server import ServerRehearsal, ServerReport, prepare_server
 from embark.rehearse.stream_sender import StreamSender
 from embark.rehearse.verdict import Check, Verdict
-from embark.render.following import broker_url
-from embark.render.serving import published_place
+from embark.render.serving import broker_url, published_uri
 from embark.spec import RunSpec, parse_spec, to_toml
 from embark.store.run_dir import EVENTS
 
@@ -115,7 +114,7 @@ class _Rehearsal:
         self._prepared, self._kubelet, spec = prepared, kubelet, prepared.spec
         first = Start(prepared.pods["trainer"], 0, 0)
         here = engine.translate(first)
-        self._place = Path(here(published_place(spec)))
+        self._place = Path(here(published_uri(spec)))
         self._events = Path(here(f"{spec.store.root}/{spec.name}")) / EVENTS
         self.sender = StreamSender(spec, tuple(here(one) for one in spec.stream.servers), Path(here(spec.stream.path)))
         self.servers: ServerRehearsal | None = None
@@ -235,7 +234,7 @@ def _small_spec(spec: RunSpec, name: str, *, has_broker: bool) -> RunSpec:
     values["train"] |= {"num_steps": 0, "batch_size": BATCH_SIZE}
     values["store"] |= {"checkpoint_every": EVERY_STEPS, "keep_checkpoints": 3}
     # Nothing is measured: the rows are drawn at random.
-    scheme, mark, rest = published_place(spec).partition("://")
+    scheme, mark, rest = published_uri(spec).partition("://")
     values["publish"] |= {"every_minutes": EVERY_MINUTES, "gate": False, "data": "",
                           "to": f"{BUCKETS}/{scheme}/{rest}" if mark else scheme}
     stream = spec.stream.model_dump() | {"code": "", "secret": "", "time_column": "", "key": "", "label_window_s": 0.0}

@@ -9,10 +9,10 @@ import urllib.request
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
+from embark.kubernetes.pods import Pod
 from embark.launch.shell import LineMultiplexer, LineStream
 from embark.rehearse.controller import RESTART_S, Observer
 from embark.rehearse.load import LOOPBACK
-from embark.rehearse.pods import Pod
 from embark.rehearse.processes import Processes, Start
 
 MAX_STARTS = 3  # Of a pod that ends before it is ready.

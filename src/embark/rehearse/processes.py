@@ -17,11 +17,10 @@ from pathlib import Path
 import psutil
 
 from embark.errors import UserError
+from embark.kubernetes.pods import POD_IP, Mount, Names, Pod
 from embark.launch.shell import LineStream
 from embark.rehearse.downscale import Change
 from embark.rehearse.load import LOOPBACK
-from embark.rehearse.manifest import POD_IP
-from embark.rehearse.pods import Mount, Names, Pod
 from embark.render.command import SPEC_VARIABLE
 
 

@@ -6,10 +6,9 @@ Ray's nodes on one machine would otherwise share: ports, folders and memory.
 
 from dataclasses import dataclass, replace
 
-from embark.lint.pods import quantity
-from embark.rehearse.failure_policies import Decision, PodEnd
-from embark.rehearse.manifest import POD_IP, K8sObject, Objects, PodIdentity, at, name_of, namespace_of, rows
-from embark.rehearse.pods import Mount, Pod, Service, make_pod, read_services
+from embark.kubernetes.failure_policies import Decision, PodEnd
+from embark.kubernetes.objects import K8sObject, Objects, at, name_of, namespace_of, quantity, rows
+from embark.kubernetes.pods import POD_IP, Mount, Pod, PodIdentity, Service, make_pod, read_services
 
 CLUSTER, NODE_TYPE = "ray.io/cluster", "ray.io/node-type"
 SUBMITTER = "ray-job-submitter"

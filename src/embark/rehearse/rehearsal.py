@@ -11,6 +11,7 @@ from tempfile import mkdtemp
 from typing import Literal
 
 from embark.errors import Interrupted, UserError
+from embark.kubernetes.failure_policies import FailurePolicy, PodEnd
 from embark.launch.image_builder import usable
 from embark.launch.shell import Shell
 from embark.lint.check import lint_texts
@@ -18,7 +19,6 @@ from embark.lint.rule import Finding
 from embark.rehearse.containers import ENGINES, Containers, Engine, has_image
 from embark.rehearse.controller import RESTART_S, Controller, Fault, FaultKind, Observer, read_faults
 from embark.rehearse.downscale import MAX_ROWS, SAMPLE, Change, RehearsedRun, downscale, downscale_pods
-from embark.rehearse.failure_policies import FailurePolicy, PodEnd
 from embark.rehearse.manifest import MANIFEST_SUFFIXES, find_training_job, manifest_texts, read_texts
 from embark.rehearse.processes import Folders, Processes, Start
 from embark.rehearse.progress import EventReader, Progress

@@ -14,14 +14,14 @@ from tempfile import mkdtemp
 
 from embark.errors import EmbarkError, UserError
 from embark.formatting import format_duration, pluralize
+from embark.kubernetes.objects import K8sObject, Objects, at, name_of, namespace_of, rows
+from embark.kubernetes.pods import Names, Pod, PodIdentity, main_container, make_pod, read_services
 from embark.lint.check import lint_texts
 from embark.lint.rule import Finding
 from embark.rehearse.controller import RESTART_S, Observer
 from embark.rehearse.downscale import Change
 from embark.rehearse.kubelet import Kubelet, RunningPod
 from embark.rehearse.load import LOOPBACK, NUM_CLIENTS, Clients, Service
-from embark.rehearse.manifest import K8sObject, Objects, PodIdentity, at, name_of, namespace_of, rows
-from embark.rehearse.pods import Names, Pod, main_container, make_pod, read_services
 from embark.rehearse.processes import Folders, Processes
 from embark.rehearse.verdict import Check, Verdict
 
@@ -256,8 +256,8 @@ def _here(pod: Pod, there: str, place: str, port: int) -> Pod:
 
 def _request(place: str) -> bytes:
     """Rows without a value in any column: every model scores them."""
-    from embark.data.prepare.arrow.row_parser import RowParser
     from embark.export.artifact import open_artifact
+    from embark.features.arrow.row_parser import RowParser
 
     try:
         rows_format = open_artifact(place).info.rows

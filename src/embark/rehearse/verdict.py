@@ -7,10 +7,10 @@ from dataclasses import dataclass
 
 from embark.errors import ExitCode
 from embark.formatting import format_duration, format_float, pluralize
+from embark.kubernetes.pods import Pod
 from embark.lint.rule import Finding
 from embark.rehearse.controller import Outcome
 from embark.rehearse.downscale import RehearsedRun, launch_of
-from embark.rehearse.pods import Pod
 from embark.rehearse.workload import Cause, Workload
 
 _NEVER_MEET = ("undefined-variable", "nnodes-differs")

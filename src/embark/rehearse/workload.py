@@ -6,9 +6,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from embark.rehearse.failure_policies import FailurePolicy, JobPolicy, JobSetPolicy, PodPolicy, ReplicaPolicy
-from embark.rehearse.manifest import K8sObject, Objects, PodIdentity, at, name_of, namespace_of, rows
-from embark.rehearse.pods import Names, Pod, Service, dns_names, make_pod, read_services
+from embark.kubernetes.failure_policies import FailurePolicy, JobPolicy, JobSetPolicy, PodPolicy, ReplicaPolicy
+from embark.kubernetes.objects import K8sObject, Objects, at, name_of, namespace_of, rows
+from embark.kubernetes.pods import Names, Pod, PodIdentity, Service, dns_names, make_pod, read_services
 from embark.rehearse.ray_job import RayJobPolicy, ray_pods, ray_services
 
 INDEX = "batch.kubernetes.io/job-completion-index"

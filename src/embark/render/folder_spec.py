@@ -6,8 +6,8 @@ from collections.abc import Container, Sequence
 from pathlib import Path
 
 from embark.errors import UserError
+from embark.kubernetes.names import dns_label
 from embark.render.folder import SPEC, File, FolderSpec, Record, checksum, read_record
-from embark.render.job import dns_label
 from embark.render.yaml_text import comment
 from embark.spec import RunSpec, load_spec, to_toml
 from embark.spec.edit import set_in_text

@@ -1,23 +1,39 @@
-"""The run as a job: every number and name that more than one rendered file needs, worked out once from the spec."""
+"""The run as a job: every number, name and location that more than one rendered file needs, worked out once from the
+spec."""
 
-import hashlib
+from __future__ import annotations
+
 import math
+import posixpath
 import re
 import shlex
 from collections.abc import Iterator
-from dataclasses import dataclass
-from typing import Any, get_args
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Any, NamedTuple, get_args
 
-from embark.catalog import Catalog, Machine, SpecPrice, find_volume, machine_of_place, price_spec
+from embark.catalog import Catalog, Machine, SpecPrice, Volume, find_volume, load_catalog, machine_of_place, price_spec
 from embark.catalog.pricing import DEFAULT_MACHINES
-from embark.catalog.regions import place_mistakes
+from embark.catalog.regions import default_zone, place_mistakes
 from embark.errors import ExitCode, Mistake, SpecError, UserError
-from embark.render.following import follow_mistakes, with_broker
-from embark.render.serving import SERVE_TARGETS, artifact_of, endpoint_mistakes, serve_mistakes, with_cloud
+from embark.kubernetes.names import INSTANCE, dns_label, object_label
+from embark.render.serving import (
+    SERVE_TARGETS,
+    artifact_of,
+    endpoint_mistakes,
+    follow_mistakes,
+    published_uri,
+    serve_mistakes,
+    with_broker,
+    with_cloud,
+)
 from embark.spec import RunSpec, to_toml
 from embark.spec.batch import batch_mistakes
-from embark.spec.place import PodTarget
+from embark.spec.place import PlaceSpec, PodTarget
 
+CLUSTER = "embark"  # One cluster for all runs: a run adds a node pool to it if it needs another machine.
+SCHEMES = {"aws": "s3", "azure": "az", "gcp": "gs"}
+BUCKET_NAME = re.compile(r"[a-z0-9]([a-z0-9._-]{0,61}[a-z0-9])?")
 PORT = 29500  # Of the rendezvous; torchrun's own default.
 MAX_RESTARTS = 3  # Of one machine's ranks, before the pod itself is given up and replaced.
 RESTARTS_PER_NODE = 10  # The same of an elastic run, for each machine that may be lost.
@@ -38,8 +54,7 @@ _IDENTITIES = {
 }
 
 
-@dataclass(frozen=True, slots=True)
-class Setting:
+class Setting(NamedTuple):
     """An environment variable and the reason for it."""
 
     name: str
@@ -64,8 +79,34 @@ EXITS = (
 
 
 @dataclass(frozen=True, slots=True)
+class Bucket:
+    """A bucket, or a container of Azure, that the run reads or writes."""
+
+    scheme: str  # `s3`, `gs` or `az`.
+    name: str
+    prefix: str  # Below the bucket, without slashes at its ends.
+    is_written: bool
+
+    @property
+    def uri(self) -> str:
+        return f"{self.scheme}://{self.name}" + (f"/{self.prefix}" if self.prefix else "")
+
+
+@dataclass(frozen=True, slots=True)
+class Location:
+    """Region, zone, cluster and node pool of a job."""
+
+    region: str
+    zone: str
+    cluster: str
+    pool: str  # The node pool: named for the machine and for how it is paid, so that two can live beside each other.
+    machine_type: str  # What the cloud calls a host.
+    has_fabric: bool  # Traffic between machines goes past the ordinary network, which must be asked for.
+
+
+@dataclass(frozen=True)  # no slots: it has cached properties
 class Job:
-    """One run on so many machines of one cloud."""
+    """One run on machines of one cloud."""
 
     spec: RunSpec
     machine: Machine
@@ -77,6 +118,19 @@ class Job:
     @property
     def cloud(self) -> str:
         return self.machine.cloud
+
+    @property
+    def place(self) -> PlaceSpec:
+        return self.spec.place
+
+    @property
+    def target(self) -> str:
+        return self.place.target
+
+    def with_target(self, target: str) -> Job:
+        """The same run for another target."""
+        place = self.place.model_copy(update={"target": target})
+        return replace(self, spec=self.spec.model_copy(update={"place": place}))
 
     @property
     def num_pods(self) -> int:
@@ -118,10 +172,9 @@ class Job:
 
     @property
     def targets(self) -> tuple[str, ...]:
-        """Every one whose files are rendered; the first is the one that is launched."""
-        place = self.spec.place
-        others = place.render_targets if place.target in POD_TARGETS else ()
-        return tuple(dict.fromkeys((place.target, *others)))
+        """All targets whose files are rendered; the first is the one that is launched."""
+        others = self.place.render_targets if self.target in POD_TARGETS else ()
+        return tuple(dict.fromkeys((self.target, *others)))
 
     @property
     def is_spot(self) -> bool:
@@ -172,7 +225,7 @@ class Job:
 
     @property
     def labels(self) -> dict[str, str]:
-        return {"app.kubernetes.io/name": "embark", "app.kubernetes.io/instance": self.name}
+        return {"app.kubernetes.io/name": "embark", INSTANCE: self.name}
 
     @property
     def memory_gib(self) -> int | None:
@@ -187,8 +240,65 @@ class Job:
 
     @property
     def shm_gib(self) -> int:
-        """Of /dev/shm: counted to the pod's memory, so a small share of it."""
+        """The size of /dev/shm, which counts to the pod's memory: a small share of it."""
         return max(1, min(64, (self.memory_gib or 16) // 8))
+
+    @cached_property
+    def location(self) -> Location:
+        machine, region = self.machine, self.price.region
+        pool = object_label(machine.name.removeprefix("Standard_"))
+        return Location(
+            region=region, zone=self.place.zone or default_zone(load_catalog(), machine, region), cluster=CLUSTER,
+            pool=f"{pool}-spot" if self.is_spot else pool, machine_type=machine.machine_type or machine.name,
+            has_fabric=machine.fabric.transport not in ("tcp", "ici"),
+        )
+
+    @cached_property
+    def volume(self) -> Volume | None:
+        """The file system that the spec names."""
+        return find_volume(load_catalog(), self.place.volume) if self.place.volume else None
+
+    @property
+    def data_source(self) -> str:
+        """Where the copy to the volume comes from: `data/` beside the runs in their bucket."""
+        scheme, name, _ = _split_uri(self.spec.store.root)
+        folder = posixpath.basename(self.spec.data.path.rstrip("/")) or self.name
+        bucket = f"{scheme}://{name}" if scheme in SCHEMES.values() else f"{SCHEMES[self.cloud]}://your-bucket"
+        return f"{bucket}/data/{folder}"
+
+    @cached_property
+    def object_store_paths(self) -> list[Bucket]:
+        """What the run reads and writes in object stores: its data, what fills its volume, and its own files."""
+        read, written = [("data.path", self.spec.data.path)], [("store.root", self.spec.store.root)]
+        if self.place.volume:
+            read.append(("data.path", self.data_source))
+        if self.target == FOLLOW:
+            read.append(("stream.path", self.spec.stream.path))
+            written.append(("publish.to", published_uri(self.spec)))
+        paths: dict[str, Bucket] = {}
+        for field, uri in (*read, *written):
+            scheme, name, prefix = _split_uri(uri)
+            if scheme not in SCHEMES.values():
+                continue
+            if not BUCKET_NAME.fullmatch(name):
+                raise SpecError([_mistake(field, uri, f"{name!r} is not a bucket's name",
+                                          "small letters, digits, dots and dashes, at most 63")])
+            bucket = Bucket(scheme, name, prefix, is_written=(field, uri) in written)
+            paths[bucket.uri] = bucket
+        return list(paths.values())
+
+    @property
+    def buckets(self) -> list[Bucket]:
+        """The buckets of those paths, each once and whole."""
+        is_written = dict.fromkeys(((path.scheme, path.name) for path in self.object_store_paths), False)
+        for path in self.object_store_paths:
+            is_written[path.scheme, path.name] |= path.is_written
+        return [Bucket(scheme, name, "", written) for (scheme, name), written in is_written.items()]
+
+    def is_shared(self, path: str) -> bool:
+        """Whether every machine sees the same there: in an object store, or on the mounted volume."""
+        mount = self.place.volume_path
+        return "://" in path or (bool(self.place.volume) and (path == mount or path.startswith(f"{mount}/")))
 
 
 def make_job(spec: RunSpec, catalog: Catalog) -> Job:
@@ -200,33 +310,19 @@ def make_job(spec: RunSpec, catalog: Catalog) -> Job:
     machine = _machine(spec, catalog)
     num_processes = 1 if is_following else machine.gpus_per_host
     job = Job(spec, machine, name, spec.place.max_nodes, num_processes, to_toml(spec, only_set=True))
+    mistakes: list[Mistake] = []
     if is_following:
-        mistakes = [*follow_mistakes(spec), *serve_mistakes(spec, catalog), *_target_mistakes(job),
-                    *place_mistakes(catalog, machine, spec.place), *_storage_mistakes(job, catalog),
-                    *_account_mistakes(job, artifact_of(spec)), *_identity_mistakes(job), *_budget_mistakes(job)]
-        mistakes = list(dict.fromkeys(mistakes))
-    elif is_serving:
-        mistakes = [*serve_mistakes(spec, catalog), *endpoint_mistakes(spec, job.cloud),
-                    *_account_mistakes(job, artifact_of(spec)),
-                    *_identity_mistakes(job)]
-    else:
-        mistakes = [*place_mistakes(catalog, machine, spec.place), *_target_mistakes(job),
-                    *_storage_mistakes(job, catalog), *_identity_mistakes(job), *_budget_mistakes(job)]
+        mistakes += follow_mistakes(spec)
+    if is_serving or is_following:
+        mistakes += [*serve_mistakes(spec, catalog), *endpoint_mistakes(spec, job.cloud),
+                     *_account_mistakes(job, artifact_of(spec))]
+    if not is_serving:
+        mistakes += [*place_mistakes(catalog, machine, spec.place), *_target_mistakes(job),
+                     *_storage_mistakes(job, catalog), *_budget_mistakes(job)]
+    mistakes += _identity_mistakes(job)
     if mistakes:
-        raise SpecError(mistakes)
+        raise SpecError(list(dict.fromkeys(mistakes)))
     return job
-
-
-def dns_label(name: str) -> str:
-    """Lower case, letters, digits and dashes, a letter first, at most 40 long: the objects' names add to it.
-
-    A name that is cut keeps a mark of its own, so that two long names stay two.
-    """
-    label = re.sub(r"[^a-z0-9]+", "-", name.lower()).strip("-")
-    label = label if label[:1].isalpha() else f"run-{label}".rstrip("-")
-    if len(label) <= 40:
-        return label
-    return f"{label[:33].rstrip('-')}-{hashlib.sha256(name.encode()).hexdigest()[:6]}"
 
 
 def default_image(*, has_tpu: bool = False, is_serving: bool = False) -> str:
@@ -253,7 +349,7 @@ def _machine(spec: RunSpec, catalog: Catalog) -> Machine:
 
 
 def _target_mistakes(job: Job) -> Iterator[Mistake]:
-    spec, target = job.spec, job.spec.place.target
+    spec, target = job.spec, job.target
     is_tpu = job.is_tpu
     for other in job.targets[1:]:
         if is_tpu and other not in ("job", "jobset"):
@@ -298,7 +394,7 @@ def _target_mistakes(job: Job) -> Iterator[Mistake]:
 
 
 def _storage_mistakes(job: Job, catalog: Catalog) -> Iterator[Mistake]:
-    place, store, data = job.spec.place, job.spec.store, job.spec.data
+    place, store, data = job.place, job.spec.store, job.spec.data
     bucket = {"aws": "s3://BUCKET/runs", "azure": "az://CONTAINER/runs", "gcp": "gs://BUCKET/runs"}[job.cloud]
     if place.volume:
         try:
@@ -308,54 +404,55 @@ def _storage_mistakes(job: Job, catalog: Catalog) -> Iterator[Mistake]:
         else:
             if volume.cloud != job.cloud:
                 yield _mistake("place.volume", place.volume, f"is of {volume.cloud}, the machine of {job.cloud}",
-                               "embark catalog volumes lists them")
+                               "embark catalog list --volumes lists them")
             elif volume.kind != "file":
                 yield _mistake("place.volume", place.volume, "is an object store: it is read by its uri, not mounted",
                                f"leave it out and use {bucket}")
     yield from _account_mistakes(job, store.root, data.path)
     if place.target == "compose":
         return
-    if not is_shared(store.root, job) and job.num_pods > 1:
+    if not job.is_shared(store.root) and job.num_pods > 1:
         yield _mistake("store.root", store.root, "each machine would keep its own part of every checkpoint",
                        f"set it to {bucket}, or to a folder under place.volume_path with place.volume")
-    if data.kind != "synthetic" and data.path and not is_shared(data.path, job):
+    if data.kind != "synthetic" and data.path and not job.is_shared(data.path):
         yield _mistake("data.path", data.path, f"is on this machine; a machine of {job.cloud} does not see it",
                        f"embark data copy {shlex.quote(data.path)} {bucket.removesuffix('runs')}data copies it; then "
                        f"--set data.path={bucket.removesuffix('runs')}data")
     warm_start = job.spec.train.warm_start
     run = warm_start.rpartition("@")[0] or warm_start
     run = run if "/" in run else f"{store.root}/{run}"
-    if warm_start and not is_shared(run, job):
+    if warm_start and not job.is_shared(run):
         yield _mistake("train.warm_start", warm_start, f"is on this machine; a machine of {job.cloud} does not see it",
                        f"copy the run and name the copy: embark data copy {shlex.quote(run)} "
                        f"{bucket}/{shlex.quote(run.rpartition('/')[2])}")
 
 
 def _account_mistakes(job: Job, *paths: str) -> Iterator[Mistake]:
-    if any(path.startswith("az://") for path in paths) and not job.spec.place.storage_account:
+    if any(path.startswith("az://") for path in paths) and not job.place.storage_account:
         yield _mistake("place.storage_account", "", "az:// names a container, and not the account that holds it",
                        "set it to the storage account's name")
 
 
 def _identity_mistakes(job: Job) -> Iterator[Mistake]:
-    identity = job.spec.place.identity
+    identity = job.place.identity
     pattern, example = _IDENTITIES[job.cloud]
     if identity and not re.fullmatch(pattern, identity):
         yield _mistake("place.identity", identity, f"is no identity of {job.cloud}", f"it looks like {example}")
 
 
 def _budget_mistakes(job: Job) -> Iterator[Mistake]:
-    budget = job.spec.place.budget_usd
+    budget = job.place.budget_usd
     if budget is not None and job.usd_per_hour is None:
         yield _mistake("place.budget_usd", f"{budget:g}",
                        f"the catalog has no price of {job.price.title} to keep it by",
                        "take one in with embark catalog refresh, or leave it out")
 
 
-def is_shared(path: str, job: Job) -> bool:
-    """Every machine of the job sees the same there: an object store, or the mounted volume."""
-    mount = job.spec.place.volume_path
-    return "://" in path or (bool(job.spec.place.volume) and (path == mount or path.startswith(f"{mount}/")))
+def _split_uri(uri: str) -> tuple[str, str, str]:
+    """Scheme, bucket and what is below it. Not urlsplit: that drops what it takes for a fragment, and line breaks."""
+    scheme, mark, rest = uri.partition("://")
+    name, _, prefix = rest.partition("/")
+    return (scheme, name, prefix.strip("/")) if mark else ("", "", "")
 
 
 def _mistake(field: str, value: Any, what: str, fix: str) -> Mistake:

@@ -67,7 +67,7 @@ def grace_s(job: Job) -> int:
     """Seconds from SIGTERM to SIGKILL: what the spec says, else what the cloud gives."""
     row = _table()["grace"][job.cloud]
     given = int(POD_GRACE_S[job.cloud] if job.is_spot else row["on_demand_s"])
-    asked = job.spec.place.grace_s
+    asked = job.place.grace_s
     if asked is None:
         return given
     return max(1, min(int(asked), int(row["max_spot_s"]))) if job.is_spot else max(1, int(asked))

@@ -17,10 +17,9 @@ from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from embark.kubernetes.objects import OPERATOR_VERSIONS
 from embark.render.folder import File
-from embark.render.job import Job
-from embark.render.location import SCHEMES, buckets, location_of, volume_of
-from embark.render.targets import operators
+from embark.render.job import SCHEMES, Job
 from embark.render.yaml_text import header, nest, plain, yaml_part
 
 if TYPE_CHECKING:
@@ -51,13 +50,13 @@ def script_file(path: str, template: str, job: Job, **values: Any) -> File:
 
 def job_text(template: str, job: Job, **values: Any) -> str:
     """With the values that every template may use."""
-    place = job.spec.place
-    own = [bucket for bucket in buckets(job) if bucket.scheme == SCHEMES[job.cloud]]
+    place = job.place
+    own = [bucket for bucket in job.buckets if bucket.scheme == SCHEMES[job.cloud]]
     storage_account = needed_setting("STORAGE_ACCOUNT", place.storage_account,
                                      "a name for the storage account, 3 to 24 small letters and digits")
     return render_template(
-        template, job=job, location=location_of(job), place=place, buckets=own, volume=volume_of(job), log=LOG,
-        is_vm=place.target in ("vm", "tpu-vm"), versions=operators, step_text=step_text,
+        template, job=job, location=job.location, place=place, buckets=own, volume=job.volume, log=LOG,
+        is_vm=place.target in ("vm", "tpu-vm"), versions=OPERATOR_VERSIONS, step_text=step_text,
         project_setting=needed_setting("PROJECT", place.account, "the id of your Google Cloud project"),
         storage_account_setting=storage_account, **values)
 

@@ -9,9 +9,9 @@ from integration.cloud.kubernetes_api import KubernetesApi, kubernetes_api
 from integration.cloud.kubernetes_launch import HASTY, launched, place, settle, spec_of
 from launch_shells import CtrlC, use_shell
 
-from embark.cli.cancel import cancel as cancel_command
 from embark.cli.console import Console
 from embark.cli.launch import launch_run
+from embark.cli.status import cancel as cancel_command
 from embark.cli.status import status as status_command
 from embark.errors import ExitCode, Interrupted, UserError
 from embark.launch.backends.kubernetes.kubectl import NoSuchKind

@@ -10,9 +10,9 @@ import pytest
 from integration.cloud.vertex_rest import VertexRest, vertex_rest
 from limits import HANG_S
 
-from embark.cli.cancel import cancel as cancel_command
 from embark.cli.console import Console
 from embark.cli.launch import launch_run
+from embark.cli.status import cancel as cancel_command
 from embark.cli.status import status as status_command
 from embark.errors import ExitCode, Fault, Interrupted, UserError
 from embark.launch.backends.vertex import Vertex

@@ -19,10 +19,10 @@ from limits import HANG_S
 from ssh_servers import servers
 from warm_python import warm_python
 
-from embark.cli.cancel import cancel as cancel_command
 from embark.cli.console import Console
 from embark.cli.launch import launch_run
-from embark.cli.logs import logs as logs_command
+from embark.cli.status import cancel as cancel_command
+from embark.cli.status import logs as logs_command
 from embark.cli.status import status as status_command
 from embark.launch.backends import vm as vm_module
 from embark.launch.backends.clouds import CLOUDS, Aws

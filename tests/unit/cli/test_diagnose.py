@@ -28,17 +28,6 @@ def wide(monkeypatch):
     monkeypatch.setenv("COLUMNS", "250")
 
 
-def test_a_diagnosis_has_evidence_cause_and_fix(capsys):
-    path = FAULTY / "gpu_oom_one_rank.log"
-    assert diagnose(str(path)) == ExitCode.OTHER
-    out = capsys.readouterr().out
-    assert "EMD101 gpu-out-of-memory" in out
-    assert f"seen: {path}:4: [rank3]: torch.OutOfMemoryError: CUDA out of memory." in out
-    assert "follows from it: collective-timed-out" in out
-    assert "try: embark plan SPEC --across" in out
-    assert out.splitlines()[-1].startswith("most likely: The GPU's memory ran out")
-
-
 def test_nothing_found_says_so_plainly_and_ends_with_0(capsys, tmp_path):
     (tmp_path / "a.log").write_text("all is well\n")
     assert diagnose(str(tmp_path / "a.log")) == ExitCode.DONE

@@ -20,8 +20,8 @@ from embark.data.prepared import Manifest
 from embark.data.synthetic import SyntheticSource
 from embark.diagnose import diagnose, sources_of
 from embark.errors import EmbarkError
-from embark.model.batch import samples_per_rank, steps_per_epoch
 from embark.model.engine_selection import select_engine
+from embark.model.steps import samples_per_rank, steps_per_epoch
 from embark.plan.predict import predict
 from embark.plan.prediction import Setup
 from embark.run.evaluation import refuse_trouble

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from embark.cli.console import Console
-from embark.cli.image import image
+from embark.cli.render import image
 from embark.errors import Fault, UserError
 from embark.launch.image_registry import ImageName
 from embark.render.job import default_image

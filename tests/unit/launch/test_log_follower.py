@@ -5,13 +5,13 @@ from __future__ import annotations
 import pytest
 
 from embark.launch.backend import Reason, time_ns
-from embark.launch.backends.kubernetes.pods import Pod, PodLogPosition
+from embark.launch.backends.kubernetes.pods import PodLogPosition, PodStatus
 from embark.launch.log_follower import LogSource, follow_logs, read_logs
 from embark.launch.shell import CommandResult, LineStream, Shell
 
 
-def pod(name: str) -> Pod:
-    return Pod(name, f"uid-{name}", 0, "", "Running", False, "", Reason(""), True, 0)
+def pod(name: str) -> PodStatus:
+    return PodStatus(name, f"uid-{name}", 0, "", "Running", False, "", Reason(""), True, 0)
 
 
 class Logs:

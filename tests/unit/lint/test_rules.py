@@ -71,7 +71,7 @@ def test_a_finding_has_a_place_in_its_file_and_a_fix():
     for one in (one for path in FILES for one in lint_paths([path])):
         assert one.what
         assert one.fix
-        assert 1 <= one.line <= max(1, len(one.hit.place.source.starts))
+        assert 1 <= one.line <= max(1, len(one.hit.location.source.starts))
 
 
 def test_only_rules_that_say_so_have_edits_and_each_of_them_has_one_somewhere():

@@ -10,9 +10,9 @@ from render_jobs import job_of
 
 from cloudsim.account import Account
 from embark.errors import UserError
+from embark.kubernetes.failure_policies import PodEnd
 from embark.rehearse import rehearsal
 from embark.rehearse.controller import Observer
-from embark.rehearse.failure_policies import PodEnd
 from embark.rehearse.rehearsal import RehearsalOptions, prepare, rehearse
 from embark.render.render import render
 

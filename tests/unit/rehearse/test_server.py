@@ -67,7 +67,7 @@ def test_what_cannot_be_rehearsed_is_refused(models, tmp_path):
     assert find_server(read_texts({"a.yaml": text_of().replace("- serve\n", "- train\n")})) is None
     with pytest.raises(UserError, match="a server is rehearsed by processes"):
         rehearse("quickstart", set_=SETS, artifact=models, engine="podman")
-    with pytest.raises(UserError, match="--artifact is of a server"):
+    with pytest.raises(UserError, match="--artifact applies to servers"):
         rehearse("quickstart", set_=("place.cloud=aws", "store.root=s3://b/r"), artifact=models)
 
 

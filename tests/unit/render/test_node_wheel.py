@@ -12,8 +12,7 @@ from render_jobs import job_of
 
 from embark.errors import SpecError
 from embark.render.render import render
-from embark.render.targets.node_wheel import WHEELS, fetch_text
-from embark.render.wheel import wheel_name
+from embark.render.wheel import WHEELS, fetch_text, wheel_name
 
 BUCKET = f"training/runs/dist/{wheel_name()}"
 CASES = {

@@ -14,8 +14,8 @@ from embark.plan.serving import replica_bytes, table_bytes
 from embark.render.job import make_job
 from embark.render.render import render
 from embark.render.targets.serve import render_serve
-from embark.serve.deadlines import DRAIN_S
 from embark.spec import load_spec, resolve
+from embark.spec.serve import DRAIN_S
 
 VERSION = "1.36"
 STORES = {"aws": ("store.root=s3://bucket/runs",), "gcp": ("store.root=gs://bucket/runs",),

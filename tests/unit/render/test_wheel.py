@@ -80,8 +80,6 @@ def test_its_metadata_is_that_of_pyproject_whatever_an_editable_install_was_made
     assert found.get_all("Provides-Extra") == list(project["optional-dependencies"])
     assert set(project["dependencies"]) <= requirements(text)
     assert "boto3>=1.35; extra == 'cloud'" in requirements(text)
-    assert ("jax-tpu-embedding==0.1.*; (python_version < '3.12' and platform_machine == 'x86_64') and "
-            "extra == 'sparsecore'") in requirements(text)
     assert archive.read(f"{INFO}/entry_points.txt") == b"[console_scripts]\nembark = embark.__main__:main\n"
 
 

@@ -9,7 +9,7 @@ import kubernetes_validate
 from cloudsim.kubernetes.cluster import Cluster, Object
 from cloudsim.kubernetes.kinds import ObjectKind, Release, releases
 from cloudsim.state import Refusal
-from embark.rehearse.manifest import Objects, at, name_of
+from embark.kubernetes.objects import Objects, at, name_of
 from embark.rehearse.workload import make_workload
 
 REHEARSED = ("Job", "JobSet", "TrainJob", "PyTorchJob")

@@ -8,9 +8,8 @@ from typing import Any
 from cloudsim.kubernetes.cloud import ClusterCloud, NodePool
 from cloudsim.kubernetes.kinds import ObjectKind, Release, builtin_kinds
 from cloudsim.state import Clock, Refusal
-from embark.lint.pods import quantity
-from embark.rehearse.manifest import at
-from embark.rehearse.pods import Pod
+from embark.kubernetes.objects import at, quantity
+from embark.kubernetes.pods import Pod
 
 Object = dict[str, Any]
 ObjectKey = tuple[str, str, str]  # Kind, namespace (empty for kinds without one) and name.

@@ -9,9 +9,8 @@ from cloudsim.kubernetes.cluster import Cluster, JobRun, Object, ObjectKey, Outc
 from cloudsim.kubernetes.kubelet import path_trouble, start_trouble
 from cloudsim.kubernetes.programs import run_program
 from cloudsim.kubernetes.scheduler import choose_node, pool_that_fits, requests
-from embark.lint.pods import quantity
-from embark.rehearse.manifest import K8sObject, Objects, PodIdentity, at, name_of, namespace_of, rows
-from embark.rehearse.pods import Pod, make_pod
+from embark.kubernetes.objects import K8sObject, Objects, at, name_of, namespace_of, quantity, rows
+from embark.kubernetes.pods import Pod, PodIdentity, make_pod
 from embark.rehearse.ray_job import CLUSTER, ray_pods
 from embark.rehearse.server import served_artifact, server_pods
 from embark.rehearse.workload import make_workload

@@ -7,8 +7,8 @@ from typing import Any
 
 from cloudsim.kubernetes.cloud import NodePool, VolumeFacts
 from cloudsim.kubernetes.cluster import Cluster, Object
-from embark.rehearse.manifest import at, rows
-from embark.rehearse.pods import Pod
+from embark.kubernetes.objects import at, rows
+from embark.kubernetes.pods import Pod
 
 OBJECT_STORES = ("s3://", "gs://", "az://", "abfs://")
 

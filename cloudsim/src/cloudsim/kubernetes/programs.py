@@ -13,9 +13,9 @@ from cloudsim.kubernetes.cloud import NodePool
 from cloudsim.kubernetes.cluster import Cluster, Object, Outcome
 from cloudsim.kubernetes.kubelet import path_trouble, volume_of_path
 from embark.errors import UserError
+from embark.kubernetes.objects import K8sObject
+from embark.kubernetes.pods import Pod
 from embark.rehearse.controller import Observer
-from embark.rehearse.manifest import K8sObject
-from embark.rehearse.pods import Pod
 from embark.rehearse.ray_job import NO_RAY, SUBMITTER
 from embark.rehearse.rehearsal import RehearsalOptions, prepare, rehearse
 from embark.render.command import SPEC_VARIABLE

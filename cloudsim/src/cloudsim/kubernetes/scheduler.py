@@ -6,8 +6,7 @@ from typing import Any
 
 from cloudsim.kubernetes.cloud import NodePool
 from cloudsim.kubernetes.cluster import Cluster, Node, Object
-from embark.lint.pods import quantity
-from embark.rehearse.manifest import at, rows
+from embark.kubernetes.objects import at, quantity, rows
 
 ANTI_AFFINITY = "affinity.podAntiAffinity.requiredDuringSchedulingIgnoredDuringExecution"
 NODE_AFFINITY = "affinity.nodeAffinity.requiredDuringSchedulingIgnoredDuringExecution.nodeSelectorTerms"

@@ -14,7 +14,7 @@ from cloudsim.kubernetes.json_path import find
 from cloudsim.kubernetes.kinds import ObjectKind
 from cloudsim.programs.kubectl_output import is_selected, node_object, show
 from cloudsim.state import Refusal
-from embark.rehearse.manifest import at
+from embark.kubernetes.objects import at
 
 STEP_S = 15.0  # The interval at which `kubectl wait` and `logs --follow` look.
 

@@ -22,7 +22,6 @@ from embark.launch.shell import CommandResult, Shell
 from embark.launch.supervised import Host, ssh_words
 from embark.render.clouds import aws, azure, gcp
 from embark.render.job import Job
-from embark.render.location import location_of
 from embark.render.shell_text import Shell as ShellText
 from embark.render.shell_text import Step, substitute
 from embark.store import write_atomic
@@ -99,7 +98,7 @@ class Cloud(CloudCommands, ABC):
 
     def __init__(self, shell: Shell, job: Job, folder: Path, settings: Mapping[str, str]) -> None:
         super().__init__(job.cloud, shell, {**settings, "NAME": job.name})
-        self.job, self.folder, self.location = job, folder, location_of(job)
+        self.job, self.folder, self.location = job, folder, job.location
 
     @staticmethod
     @abstractmethod
@@ -172,7 +171,7 @@ class Cloud(CloudCommands, ABC):
 class Aws(Cloud):
     @staticmethod
     def settings(job: Job) -> dict[str, str]:
-        location, found = location_of(job), from_environment(AMI=aws.AMI, SUBNET_ID="")
+        location, found = job.location, from_environment(AMI=aws.AMI, SUBNET_ID="")
         if aws.num_cards(job) > 1 and not found["SUBNET_ID"]:
             raise UserError(f"{job.machine.name} has several network cards, and so no public address",
                             fix="set SUBNET_ID to a private subnet with a NAT gateway")
@@ -270,7 +269,7 @@ class Azure(Cloud):
     def settings(job: Job) -> dict[str, str]:
         """EMBARK_SSH_FROM: the addresses that port 22 is open to, as Azure writes them; unset: all."""
         found = from_environment(RESOURCE_GROUP=f"embark-{job.name}", VM_IMAGE=azure.IMAGE, EMBARK_SSH_FROM="*")
-        return {**found, "LOCATION": location_of(job).region, "STORAGE_ACCOUNT": job.spec.place.storage_account}
+        return {**found, "LOCATION": job.location.region, "STORAGE_ACCOUNT": job.spec.place.storage_account}
 
     def steps(self) -> list[Step]:
         return [*azure.network_steps(self.job, self.location), Step("", (table_words("azure", "allow_ssh"),))]
@@ -317,7 +316,7 @@ class Gcp(Cloud):
     @staticmethod
     def settings(job: Job) -> dict[str, str]:
         found = from_environment(NETWORK="default", IMAGE_FAMILY=gcp.IMAGE_FAMILY, IMAGE_PROJECT=gcp.IMAGE_PROJECT)
-        zone = location_of(job).zone
+        zone = job.location.zone
         return {**found, "PROJECT": gcp_project(job), "ZONE": zone, "ZONE%-*": zone.rpartition("-")[0]}
 
     def steps(self) -> list[Step]:

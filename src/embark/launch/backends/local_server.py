@@ -11,8 +11,8 @@ from embark.launch.backend import LaunchRequest, Resource, RunHandle, Status
 from embark.launch.backends.local import Local
 from embark.launch.run_registry import registry_dir
 from embark.render.serving import artifact_of, server_name
-from embark.serve.deadlines import DRAIN_S
 from embark.spec import RunSpec
+from embark.spec.serve import DRAIN_S
 from embark.spec.user_code import file_of
 from embark.store import write_atomic
 

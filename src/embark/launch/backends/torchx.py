@@ -13,6 +13,7 @@ from typing import Any
 from embark.catalog import load_catalog
 from embark.errors import MissingPackage, UserError
 from embark.formatting import pluralize, to_one_line
+from embark.kubernetes.names import dns_label
 from embark.launch.backend import LaunchRequest, LogLine, Resource, RunHandle
 from embark.launch.backends.kubernetes.backend import Kubernetes, require_image
 from embark.launch.backends.kubernetes.kubectl import NoSuchKind, classify_error
@@ -20,7 +21,7 @@ from embark.launch.backends.kubernetes.status import KINDS
 from embark.launch.backends.local import Local, num_gpus
 from embark.launch.run_registry import registry_dir
 from embark.launch.shell import CommandResult
-from embark.render.job import dns_label, make_job
+from embark.render.job import make_job
 from embark.render.targets.torchx import component, component_here
 from embark.spec import RunSpec
 from embark.store import write_atomic

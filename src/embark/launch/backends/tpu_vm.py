@@ -16,12 +16,10 @@ from embark.launch.run_registry import registry_dir
 from embark.launch.supervised import Host, SupervisorState, job_json, names_of, pack_files, status_of
 from embark.render.clouds.gcp import account_steps
 from embark.render.job import Job, make_job
-from embark.render.location import location_of
 from embark.render.shell_text import script
 from embark.render.targets import tpu_vm
-from embark.render.targets.node_wheel import upload_words
 from embark.render.targets.vm_node import STATE
-from embark.render.wheel import wheel_file
+from embark.render.wheel import upload_words, wheel_file
 from embark.spec import RunSpec
 from embark.store import write_atomic
 from embark.store.atomic_file import scratch_for
@@ -44,7 +42,7 @@ class TpuVm(MachinesBackend):
         where: dict[str, str | int] = {
             "folder": str(registry_dir() / "tpu-vm" / job.name), "object": job.name,
             "PROJECT": gcp_project(job), **from_environment(RUNTIME_VERSION=tpu_vm.runtime_version(job)),
-            "ZONE": location_of(job).zone,
+            "ZONE": job.location.zone,
         }
         return RunHandle.of(job, "tpu-vm", where)
 

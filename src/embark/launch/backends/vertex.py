@@ -30,7 +30,6 @@ from embark.launch.explanations import explain, explain_exit
 from embark.launch.http import API_RETRY, HttpClient, Response
 from embark.launch.shell import Notify, Shell
 from embark.render.job import make_job
-from embark.render.location import location_of
 from embark.render.targets.vertex import custom_job_spec
 from embark.render.yaml_text import plain
 from embark.spec import RunSpec
@@ -158,7 +157,7 @@ class Vertex(LaunchBackend):
 
     def handle_of(self, spec: RunSpec) -> RunHandle:
         job = make_job(spec, load_catalog())
-        project, region = spec.place.account, location_of(job).region
+        project, region = spec.place.account, job.location.region
         where: dict[str, str | int] = {
             "context": f"projects/{project}/locations/{region}", "project": project, "region": region,
             "id": f"{job.name}-{int(time.time())}", "display_name": job.name, "num_nodes": job.num_nodes,

@@ -2,15 +2,14 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from embark.render.folder import File
-from embark.render.job import Job
-from embark.render.location import Bucket, Location, buckets, location_of
-from embark.render.registry import acr_name
+from embark.render.job import Job, Location
+from embark.render.pod import tolerations
 from embark.render.shell_text import Shell, Step, Words, job_text, quote, script_file, variable
-from embark.render.targets.node_wheel import upload_words
-from embark.render.targets.vm_node import about_machines, cloud_init, find_by_name, refuse_volume
+from embark.render.targets.vm_node import about_machines, acr_name, cloud_init, find_by_name, refuse_volume
+from embark.render.wheel import upload_words
+from embark.render.yaml_text import plain
 
 IMAGE = "microsoft-dsvm:ubuntu-hpc:2204:latest"  # Microsoft's image with NVIDIA's driver, InfiniBand's and Docker.
 _GROUP = ("--resource-group", variable("RESOURCE_GROUP"))
@@ -23,18 +22,12 @@ LUSTRE_DRIVER_FILES = ("rbac-csi-azurelustre-controller", "rbac-csi-azurelustre-
 DISK_GIB = (256, 512, 1024, 2048)  # Sizes of Premium SSDs that a node's own disk can have.
 SYSTEM_GIB = 150  # Of that disk: the system, images and logs.
 POOL = "gpu"  # AKS takes at most 12 small letters and digits.
-SPOT_TAINT = {"key": "kubernetes.azure.com/scalesetpriority", "operator": "Equal", "value": "spot",
-              "effect": "NoSchedule"}
-GPU_TAINT = {"key": "nvidia.com/gpu", "operator": "Exists", "effect": "NoSchedule"}
-FILLED_BY = "storage.sh substitutes its address."
-VOLUME_MODES = ["ReadWriteMany"]
-BUCKET_NEEDS = "It needs az aks update --enable-blob-driver."
 
 
 def render_vm(job: Job) -> list[File]:
     """`vm.sh` and `cloud_init.yaml`."""
     refuse_volume(job)
-    location = location_of(job)
+    location = job.location
     words = start_words(job, location, ["--generate-ssh-keys", "--custom-data", "cloud_init.yaml"])
     about = about_machines(job) + " A machine that is only shut down is still billed."
     return [
@@ -79,7 +72,7 @@ def start_words(job: Job, location: Location, given: Sequence[str]) -> Words:
     ]
     if _has_set(job):
         words += ["--availability-set", job.name, "--ppg", job.name]
-    if job.spec.place.spot:
+    if job.is_spot:
         words += ["--priority", "Spot", "--eviction-policy", "Delete", "--max-price=-1"]
     return tuple(words)
 
@@ -98,12 +91,12 @@ class Grants:
 def grant_words(job: Job) -> Grants:
     """The machine's own identity may use the run's containers."""
     grants = []
-    for bucket in buckets(job):
+    for bucket in job.buckets:
         if bucket.scheme != "az":
             continue
         role = "Storage Blob Data Contributor" if bucket.is_written else "Storage Blob Data Reader"
         grants.append(_grant(role, Shell(f'"$account"/blobServices/default/containers/{quote(bucket.name)}')))
-    registry = acr_name(job.image) if job.spec.place.image else ""
+    registry = acr_name(job.image) if job.place.image else ""
     return Grants(
         principal=("az", "vm", "show", *_GROUP, "--name", Shell(f'"{job.name}-$rank"'),
                    "--query", "identity.principalId", "--output", "tsv"),
@@ -124,7 +117,7 @@ def end_words() -> Words:
 
 
 def _has_set(job: Job) -> bool:
-    return job.num_nodes > 1 and not job.spec.place.spot
+    return job.num_nodes > 1 and not job.is_spot
 
 
 def render_aks(job: Job) -> list[File]:
@@ -132,11 +125,11 @@ def render_aks(job: Job) -> list[File]:
     about = (f"What an AKS cluster with {job.num_nodes} x {job.machine.name} is given once it stands. The cluster "
              "itself is made by commands, not by a file: aks_cluster.sh runs them and applies this.")
     templates = ["aks_cluster.yaml", "gpu_operator_values.yaml"]
-    if location_of(job).has_fabric:
+    if job.location.has_fabric:
         templates.append("network_operator_values.yaml")
     values = {"network_operator_version": NETWORK_OPERATOR_VERSION, "doca_driver_version": DOCA_DRIVER_VERSION,
               "resource": job.machine.fabric.kubernetes_resource, "about": about,
-              "tolerations": [GPU_TAINT, SPOT_TAINT] if job.spec.place.spot else [GPU_TAINT]}
+              "tolerations": plain(tolerations(job))}
     files = [File(name, job_text(f"azure/{name}.j2", job, **values)) for name in templates]
     files.insert(1, script_file("aks_cluster.sh", "azure/cluster.sh.j2", job, pool=pool_name(job),
                                 registry=acr_name(job.image),
@@ -148,41 +141,15 @@ def render_aks(job: Job) -> list[File]:
 
 
 def pool_name(job: Job) -> str:
-    return f"{POOL}spot" if job.spec.place.spot else POOL
+    return f"{POOL}spot" if job.is_spot else POOL
 
 
 def is_lustre(job: Job) -> bool:
     """Managed Lustre, whose driver AKS does not have."""
-    return "lustre" in job.spec.place.volume
+    return "lustre" in job.place.volume
 
 
 def os_disk_gib(job: Job) -> int:
     """AKS keeps emptyDir volumes, and so the data's cache, on a node's own disk and not on the machine's NVMe disks."""
     needed = SYSTEM_GIB + job.spec.data.cache_gb
     return next((size for size in DISK_GIB if size >= needed), DISK_GIB[-1])
-
-
-def capacity_gib(job: Job, least_gib: int) -> int:
-    return least_gib
-
-
-def volume_source(job: Job) -> dict[str, Any]:
-    if is_lustre(job):
-        return {"mountOptions": ["noatime", "flock"],
-                "csi": {"driver": "azurelustre.csi.azure.com", "volumeHandle": "lustre#10.225.0.4#lustrefs",
-                        "volumeAttributes": {"mgs-ip-address": "10.225.0.4"}}}
-    # Several connections: one alone carries a fraction of what the volume can.
-    return {"mountOptions": ["vers=3", "nconnect=8", "rsize=262144", "wsize=262144", "hard"],
-            "nfs": {"server": "10.225.0.4", "path": "/data"}}
-
-
-def bucket_source(job: Job, bucket: Bucket) -> dict[str, Any]:
-    account = job.spec.place.storage_account
-    return {"mountOptions": ["-o allow_other", "--use-attr-cache=true", "--cancel-list-on-mount-seconds=10"],
-            "csi": {"driver": "blob.csi.azure.com", "volumeHandle": f"{account}_{bucket.name}", "readOnly": True,
-                    "volumeAttributes": {"storageAccount": account, "containerName": bucket.name,
-                                         "protocol": "fuse2", "AzureStorageAuthType": "msi"}}}
-
-
-def script_values(job: Job) -> dict[str, Any]:
-    return {"level": job.spec.place.volume.rpartition("-")[2].capitalize()}

@@ -5,11 +5,12 @@ from functools import partial
 from typing import Any
 
 from embark.errors import ExitCode
+from embark.kubernetes.names import IDENTITY_ANNOTATIONS, object_label
+from embark.kubernetes.objects import split_quantity
 from embark.render.command import SPEC_PATH, WAIT_S, indexed_command, plain_command, ranks_words
 from embark.render.folder import File
 from embark.render.image import RAY_VERSION
 from embark.render.job import EXITS, PORT, Job
-from embark.render.location import object_label
 from embark.render.monitoring import price_text
 from embark.render.pod import CONTAINER, config_data, pod_values, resources
 from embark.render.shell_text import job_text, python_text, script_file
@@ -29,11 +30,6 @@ CONTAINERS = {"job": CONTAINER, "jobset": CONTAINER, "trainjob": "node", "pytorc
 KEPT_S = 86_400
 RETRIES_PER_NODE = 3
 FAILURES_PER_NODE = 10
-IDENTITY_ANNOTATIONS = {
-    "aws": "eks.amazonaws.com/role-arn",
-    "azure": "azure.workload.identity/client-id",
-    "gcp": "iam.gke.io/gcp-service-account",
-}
 BESIDE = {"cpu": 1, "memory": 4}  # Per node, for a fabric's daemon beside the trainer: processors, GiB.
 RAY_HEAD = {"cpu": 1, "memory": 4}  # It fits an ordinary machine of the cluster.
 RAY_SCRIPT = "ray_train.py"
@@ -78,7 +74,7 @@ def render_ray(job: Job) -> list[File]:
 
 def render_kueue(job: Job) -> list[File]:
     """None where the spec names no queue."""
-    if not job.spec.place.queue:
+    if not job.place.queue:
         return []
     flavor = f"{object_label(job.machine.name)}{'-spot' if job.is_spot else ''}"
     return [File("kueue.yaml", job_text("kubernetes/kueue.yaml.j2", job, flavor=flavor, quota=_quota(job),
@@ -87,9 +83,9 @@ def render_kueue(job: Job) -> list[File]:
 
 def render_launch_script(job: Job) -> list[File]:
     """`train_dlrm_CLOUD.sh`, from nothing to a trained model and back: tools, login, quota, cluster, storage, job."""
-    if job.spec.place.target not in MANIFESTS:
+    if job.target not in MANIFESTS:
         return []
-    manifest, kind = MANIFESTS[job.spec.place.target]
+    manifest, kind = MANIFESTS[job.target]
     return [script_file(
         NAMES[job.cloud], "launch.sh.j2", job,
         about=f"Trains {job.spec.name} on {job.num_nodes} x {job.machine.name} of {job.cloud}: checks tools, login "
@@ -103,7 +99,7 @@ def render_launch_script(job: Job) -> list[File]:
 
 
 def _values(job: Job, target: str) -> dict[str, Any]:
-    hours = job.spec.place.max_hours
+    hours = job.place.max_hours
     if target in ("job", "jobset"):
         first = f"{job.name}-0" if target == "job" else f"{job.name}-node-0-0"
         command = indexed_command(job, f"{first}.{job.name}")
@@ -125,9 +121,8 @@ def _quota(job: Job) -> dict[str, Any]:
     requested = plain(resources(job))
     quota: dict[str, Any] = {}
     for name, amount in {**requested["limits"], **requested["requests"]}.items():
-        digits = str(amount).rstrip("GMKTi")
-        unit = str(amount)[len(digits):]
-        total = (int(digits) + BESIDE.get(name, 0)) * job.num_pods
+        number, unit = split_quantity(str(amount)) or (0, "")
+        total = (int(number) + BESIDE.get(name, 0)) * job.num_pods
         total += RAY_HEAD.get(name, 0) if "ray" in job.targets else 0
         quota[name] = f"{total}{unit}" if unit else total
     return quota

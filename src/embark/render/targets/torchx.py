@@ -38,8 +38,7 @@ def render_torchx(job: Job) -> list[File]:
 
 def component(job: Job) -> str:
     """Python source. Every value of the spec is put in as a literal."""
-    env = {setting.name: setting.value for setting in settings_of(job)}
-    env |= {name: value for name, value, _ in storage_settings(job)}
+    env = {name: value for name, value, _ in (*settings_of(job), *storage_settings(job))}
     env |= {"HOME": "/tmp", SPEC_VARIABLE: encoded_spec(job)}
     topology = topology_xml(job)
     if topology:  # no ConfigMap: it comes by a variable, as the spec does
@@ -54,7 +53,7 @@ def component(job: Job) -> str:
         "MEMORY_MB": (job.memory_gib or 8) * 1024, "DEVICES": devices, "LABELS": plain(node_selector(job)),
         "ENVIRONMENT": env, "MAX_RETRIES": MAX_RESTARTS,
         "START": _start(job), "PORT": PORT, "WAIT_S": WAIT_S, "POD": pod_overlay(job),
-        "CLAIMS": {job.claim_name: job.spec.place.volume_path} if job.spec.place.volume else {},
+        "CLAIMS": {job.claim_name: job.place.volume_path} if job.place.volume else {},
     }
     about = (f"Trains {job.title}, by TorchX. The cluster needs Volcano. torchx run --workspace '' -s kubernetes "
              f"-cfg queue=default,namespace={job.namespace} cloud_component.py:train")
@@ -64,7 +63,7 @@ def component(job: Job) -> str:
 def pod_overlay(job: Job) -> dict[str, Any]:
     """What the pods of every target have, of which TorchX writes nothing itself."""
     spec: dict[str, Any] = {
-        "serviceAccountName": job.spec.place.service_account, "automountServiceAccountToken": False,
+        "serviceAccountName": job.place.service_account, "automountServiceAccountToken": False,
         "terminationGracePeriodSeconds": grace_s(job), "tolerations": plain(tolerations(job)),
         "securityContext": {"runAsNonRoot": True, "runAsUser": USER_ID, "runAsGroup": USER_ID, "fsGroup": USER_ID},
     }

@@ -9,9 +9,8 @@ from embark.render.folder import File
 from embark.render.job import Job
 from embark.render.settings import grace_s, settings_of
 from embark.render.shell_text import Shell, Words, job_text, option, script_file, variable
-from embark.render.targets.node_wheel import WHEELS, fetch_text, upload_words
 from embark.render.targets.vm_node import FINAL_CODES, STATE, VENV
-from embark.render.wheel import wheel_requirement
+from embark.render.wheel import WHEELS, fetch_text, upload_words, wheel_requirement
 
 RUNTIME_VERSIONS = {
     "v2": "tpu-ubuntu2204-base",
@@ -91,7 +90,7 @@ def create_words(job: Job, startup: str) -> Words:
     ]
     words += ([f"--node-count={job.num_nodes}", f"--node-prefix={job.name}"] if job.num_nodes > 1
               else [f"--node-id={job.name}"])
-    if job.spec.place.spot:
+    if job.is_spot:
         words.append("--spot")
     return (*words, _PROJECT)
 

@@ -38,7 +38,7 @@ def weight_state_name(weight: str, state: str) -> str:
 
 
 class JaxCheckpointer(Checkpointer):
-    """Saves through a channel of its own, beside the one that training uses."""
+    """Saves over a communication channel of its own, apart from the one that training uses."""
 
     def __init__(self, run_dir: RunDir, trainer: JaxTrainer) -> None:
         world = trainer.world
@@ -54,7 +54,7 @@ class JaxCheckpointer(Checkpointer):
         return list(self._pieces(step))
 
     def _pieces(self, step: int) -> Iterator[TensorChunk]:
-        """Every process goes through all of the state and gets its own part."""
+        """Yield this process's part of the state; every process goes through all of it."""
         state, world = self._trainer.state, self._world
         for group in self._trainer.places.groups:
             for kind, name_of in (("tables", table_weight), ("slots", slot_name)):

@@ -15,10 +15,10 @@ from exported_runs import COLUMNS, draw_rows, prepared_spec, save_run, write_csv
 from limits import HANG_S
 
 from embark import export_run
-from embark.cli.cancel import cancel as cancel_command
 from embark.cli.console import Console
 from embark.cli.launch import launch_run
-from embark.cli.logs import logs as logs_command
+from embark.cli.status import cancel as cancel_command
+from embark.cli.status import logs as logs_command
 from embark.cli.status import status as status_command
 from embark.errors import UserError
 from embark.launch.run_registry import find_run

@@ -10,9 +10,9 @@ from types import SimpleNamespace
 import pytest
 from limits import HANG_S
 
-from embark.cli.cancel import cancel as cancel_command
 from embark.cli.console import Console
 from embark.cli.launch import launch_run
+from embark.cli.status import cancel as cancel_command
 from embark.cli.status import status as status_command
 from embark.errors import Interrupted, MissingPackage
 from embark.launch.backend import LogLine

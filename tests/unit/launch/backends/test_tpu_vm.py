@@ -20,21 +20,21 @@ from limits import HANG_S
 from recorded_commands import run_script
 
 from embark.catalog import load_catalog
-from embark.cli.cancel import cancel as cancel_command
 from embark.cli.console import Console
 from embark.cli.cost import cost
 from embark.cli.diagnose import diagnose
 from embark.cli.launch import launch_run
-from embark.cli.logs import logs as logs_command
+from embark.cli.status import cancel as cancel_command
+from embark.cli.status import logs as logs_command
 from embark.cli.status import status as status_command
 from embark.errors import Interrupted, UserError
 from embark.launch.backend import LaunchRequest
 from embark.launch.backends import tpu_vm as backend
 from embark.launch.backends.tpu_vm import TpuVm, startup_script
 from embark.launch.shell import DryRunShell
+from embark.render import wheel
 from embark.render.job import make_job
 from embark.render.render import render_infrastructure
-from embark.render.targets import node_wheel
 from embark.render.wheel import wheel_bytes, wheel_name
 from embark.spec import load_spec, to_toml
 
@@ -44,7 +44,7 @@ def _home(tmp_path, monkeypatch):
     monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path / "data"))
     monkeypatch.setenv("COLUMNS", "200")
     # The runs of these tests are in a folder, from which no TPU could fetch the wheel.
-    monkeypatch.setattr(node_wheel, "_object", lambda job: ("training", f"runs/dist/{wheel_name()}"))
+    monkeypatch.setattr(wheel, "_wheel_object", lambda job: ("training", f"runs/dist/{wheel_name()}"))
     for name in ("PROJECT", "RUNTIME_VERSION"):
         monkeypatch.delenv(name, raising=False)
 

@@ -15,9 +15,9 @@ from recorded_commands import run_script
 from vm_launches import CLOUDS, launched, machines, spec_for
 
 from embark.catalog import load_catalog
-from embark.cli.cancel import cancel as cancel_command
 from embark.cli.console import Console
 from embark.cli.launch import launch_run
+from embark.cli.status import cancel as cancel_command
 from embark.errors import Interrupted, SpecError, UserError
 from embark.launch.backend import LaunchRequest
 from embark.launch.backends.clouds import command_error

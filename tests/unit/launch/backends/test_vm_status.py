@@ -14,7 +14,7 @@ from embark.cli.console import Console
 from embark.cli.cost import cost
 from embark.cli.diagnose import diagnose
 from embark.cli.launch import launch_run
-from embark.cli.logs import logs as logs_command
+from embark.cli.status import logs as logs_command
 from embark.cli.status import status as status_command
 from embark.errors import Interrupted
 from embark.formatting import format_usd

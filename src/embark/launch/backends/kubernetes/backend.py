@@ -7,6 +7,7 @@ from pathlib import Path
 from embark.catalog import load_catalog
 from embark.errors import UserError
 from embark.formatting import pluralize, to_one_line
+from embark.kubernetes.names import COMPONENT, INSTANCE
 from embark.launch.backend import (
     CancelResult,
     LaunchBackend,
@@ -17,15 +18,13 @@ from embark.launch.backend import (
     RunHandle,
     Status,
 )
-from embark.launch.backends.kubernetes.failure import failed_condition
 from embark.launch.backends.kubernetes.kubectl import Cluster, Forbidden, Kubectl, classify_error
-from embark.launch.backends.kubernetes.pods import Pod, PodLogPosition
-from embark.launch.backends.kubernetes.status import INSTANCE, KINDS, RunKind, event_of, status_of
+from embark.launch.backends.kubernetes.pods import PodLogPosition, PodStatus
+from embark.launch.backends.kubernetes.status import KINDS, RunKind, event_of, failed_condition, status_of
 from embark.launch.log_follower import LogSource, follow_logs, read_logs
 from embark.launch.shell import CommandResult, LineStream
 from embark.lint.rendered import render_spec
 from embark.render.job import Job, make_job
-from embark.render.location import location_of
 from embark.render.targets.kubernetes import MANIFESTS
 from embark.spec import RunSpec
 
@@ -43,7 +42,7 @@ class Kubernetes(LaunchBackend):
             **self._cluster_of(job), "object": job.name, "target": spec.place.target, "num_nodes": job.num_pods,
             "min_nodes": job.min_nodes * job.machine.num_hosts, "queue": spec.place.queue,
             "claim": job.claim_name if spec.place.volume else "", "config": job.config_name,
-            "pool": location_of(job).pool,
+            "pool": job.location.pool,
         }
         return RunHandle.of(job, self.name, where)
 
@@ -52,7 +51,7 @@ class Kubernetes(LaunchBackend):
         kubeconfig = _absolute(os.environ.get("KUBECONFIG", ""))
         return {"context": self._context or Cluster(kubeconfig=kubeconfig).current_context(self._shell),
                 "kubeconfig": kubeconfig, "namespace": job.namespace, "cloud": job.cloud,
-                "service_account": job.spec.place.service_account}
+                "service_account": job.place.service_account}
 
     def check(self, request: LaunchRequest) -> None:
         place, handle = request.spec.place, request.handle
@@ -186,7 +185,7 @@ class Kubernetes(LaunchBackend):
         return [self._log_source(handle, pod, positions.setdefault(pod.name, PodLogPosition()))
                 for pod in self._log_pods(handle) if pod.has_started]
 
-    def _log_source(self, handle: RunHandle, pod: Pod, position: PodLogPosition) -> LogSource:
+    def _log_source(self, handle: RunHandle, pod: PodStatus, position: PodLogPosition) -> LogSource:
         kubectl, kind = self._kubectl(handle), self._kind(handle)
         container = kind.log_container or kind.container
 
@@ -208,20 +207,20 @@ class Kubernetes(LaunchBackend):
                          parse=lambda text: position.parse(pod, text), on_failure=on_failure,
                          is_final=pod.phase != "Running")
 
-    def _pods(self, handle: RunHandle) -> list[Pod]:
+    def _pods(self, handle: RunHandle) -> list[PodStatus]:
         """Of the machines that train."""
         kind = self._kind(handle)
         found = self._kubectl(handle).items("pods", f"{INSTANCE}={self._object(handle)}")
         # The head of a Ray cluster trains nothing, nor do servers of the exported model.
-        return [Pod.of(one, kind.container) for one in found
-                if one["metadata"].get("labels", {}).get("app.kubernetes.io/component") not in ("head", "serve")]
+        return [PodStatus.of(one, kind.container) for one in found
+                if one["metadata"].get("labels", {}).get(COMPONENT) not in ("head", "serve")]
 
-    def _log_pods(self, handle: RunHandle) -> list[Pod]:
+    def _log_pods(self, handle: RunHandle) -> list[PodStatus]:
         kind = self._kind(handle)
         if not kind.log_label:
             return self._pods(handle)
         found = self._kubectl(handle).items("pods", f"{kind.log_label}={self._object(handle)}")
-        return [Pod.of(one, kind.log_container) for one in found]
+        return [PodStatus.of(one, kind.log_container) for one in found]
 
     def _kind(self, handle: RunHandle) -> RunKind:
         return KINDS[str(handle.where["target"])]

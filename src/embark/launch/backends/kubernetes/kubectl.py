@@ -11,9 +11,9 @@ from typing import Any, Literal
 
 from embark.errors import EmbarkError, Fault, UserError
 from embark.formatting import to_one_line
+from embark.kubernetes.objects import OPERATOR_VERSIONS
 from embark.launch.http import API_RETRY, Unavailable, retry_api
 from embark.launch.shell import CommandResult, Notify, Shell
-from embark.render.targets import operators
 from embark.store.retry_policy import RetryPolicy
 
 ErrorKind = Literal["away", "token", "forbidden", "not found", "there already", "no such kind", "no cluster", "other"]
@@ -63,7 +63,7 @@ class Cluster:
             kubectl=self.line(), namespace=self.namespace,
             login=login or "log in to the cloud again; " + "; ".join(logins.values()),
             credentials=login.rpartition("then ")[2] or "kubectl config get-contexts; kubectl config use-context NAME",
-            install=install.format_map(vars(operators)) or "install the operator that has this kind")
+            install=install.format_map(OPERATOR_VERSIONS) or "install the operator that has this kind")
 
 
 class Kubectl:

@@ -15,6 +15,7 @@ from urllib.parse import quote, urlencode
 from embark.catalog import load_catalog
 from embark.errors import EmbarkError, Mistake, SpecError, UserError
 from embark.formatting import format_duration, pluralize
+from embark.kubernetes.names import dns_label
 from embark.launch.backend import (
     CancelResult,
     LaunchBackend,
@@ -27,7 +28,7 @@ from embark.launch.backend import (
 )
 from embark.launch.backends.ray.status import can_hold, events_of, line_of, resources_text, status_of
 from embark.launch.http import HttpClient
-from embark.render.job import dns_label, make_job
+from embark.render.job import make_job
 from embark.render.settings import grace_s
 from embark.render.targets.kubernetes import RAY_SCRIPT, ray_script
 from embark.spec import RunSpec, to_toml

@@ -1,4 +1,4 @@
-"""What takes the time of a step of the map, on any device: shapes follow from the values."""
+"""The operations of a step of the map in plain torch, on any device: shapes follow from the values."""
 
 from __future__ import annotations
 
@@ -35,14 +35,14 @@ if TYPE_CHECKING:
 
 
 def halve(values: Tensor, ends: Tensor, half_lives: Tensor, step: Tensor, most: int) -> None:
-    """The values of those tables whose time has come; a table has at most `most`."""
+    """Halve the values of tables whose half-life has passed; a table has at most `most`."""
     is_due = (step % half_lives == 0) & (step > 0)
     for at in is_due.nonzero()[:, 0].tolist():
         values[int(ends[at]) : int(ends[at + 1])] >>= 1
 
 
 def find(ids: IdMap, raw: Tensor, layout: IdLayout, step: Tensor | None) -> Found:
-    """Which slot each id has; with a step, those are touched. Ids of 32 bits are none where they are −1."""
+    """Return the slot of each id; with a step, the slots are touched. Ids of 32 bits are none where they are −1."""
     if raw.dtype == torch.int32:
         raw = torch.where(raw == -1, dynamic_ids.NO_ID, raw.long())
     hashes, is_id = mixed(raw, ids.keys[layout.tables]), raw != dynamic_ids.NO_ID
@@ -62,7 +62,7 @@ def find(ids: IdMap, raw: Tensor, layout: IdLayout, step: Tensor | None) -> Foun
 
 
 def candidates(ids: IdMap, found: Found, layout: IdLayout) -> Candidates:
-    """Those that a step considers."""
+    """Return the ids without a slot that a step considers."""
     number = found.is_missing.cumsum(0)
     until = torch.cat([number.new_zeros(1), number])[layout.starts]
     nums = torch.minimum(until.diff(), ids.max_new)
@@ -76,7 +76,7 @@ def candidates(ids: IdMap, found: Found, layout: IdLayout) -> Candidates:
 
 
 def rank(ids: IdMap, hashes: Tensor, nums: Tensor, step: Tensor) -> Ranked:
-    """Which candidates are admitted, in which order, and how often each occurs; `hashes` are sorted."""
+    """Return which candidates are admitted, in which order, and how often each occurs; `hashes` are sorted."""
     width = hashes.shape[1]
     columns = torch.arange(width, device=ids.device)
     is_candidate = columns < nums[:, None]
@@ -112,7 +112,7 @@ def _admitted(
 
 
 def choose(ids: IdMap, hashes: Tensor, ranked: Ranked, step: Tensor) -> Tensor:
-    """The slot of each admitted one: the `number`-th that its bucket can spare; −1 where it has no more."""
+    """Return the slot of each admitted id: the `number`-th that its bucket can spare, or −1 if there are no more."""
     found = torch.full_like(hashes.view(-1), -1)
     places = ranked.is_admitted.nonzero()[:, 0]
     if not len(places):
@@ -148,8 +148,10 @@ def place(ids: IdMap, new: NewRows, ranked: Ranked, step: Tensor) -> None:
 
 
 def rows(ids: IdMap, found: Found, layout: IdLayout, candidates: Candidates | None) -> Tensor:
-    """Of all ids: 0 where there is none, −1 where there is no id. After a step, which has candidates, those without a
-    slot are looked up again, and counted."""
+    """Return the row of every id: 0 if it has none, −1 where there is no id.
+
+    After a step, which has candidates, ids without a slot are looked up again and counted.
+    """
     slots = found.slots
     if candidates is not None:
         slots = torch.where(found.is_missing, _slots(ids, found.hashes, layout.tables, found.is_missing), slots)

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from embark.launch.backend import RunEvent
-from embark.launch.backends.kubernetes.pods import Pod, newest
+from embark.launch.backends.kubernetes.pods import PodStatus, newest
 from embark.launch.backends.kubernetes.status import event_of, status_of
 
 
@@ -24,7 +24,7 @@ def pod(name: str, index: int = 0, phase: str = "Running", *, created: str = "20
               "initContainerStatuses": init or [],
               "containerStatuses": [{"name": "sidecar", "state": {"running": {}}},
                                     {"name": "trainer", "state": shown, "lastState": last or {}}]}
-    return Pod.of({"metadata": metadata, "status": status, "spec": {"nodeName": node} if node else {}}, "trainer")
+    return PodStatus.of({"metadata": metadata, "status": status, "spec": {"nodeName": node} if node else {}}, "trainer")
 
 
 def status(pods, *, conditions=(), events=(), suspend=False, queue="", num_nodes=2, **metadata):

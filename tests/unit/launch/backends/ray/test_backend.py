@@ -9,9 +9,9 @@ import threading
 import pytest
 from ray_head import RayHead, ray_head
 
-from embark.cli.cancel import cancel as cancel_command
 from embark.cli.console import Console
 from embark.cli.launch import launch_run
+from embark.cli.status import cancel as cancel_command
 from embark.cli.status import status as status_command
 from embark.errors import Fault, Interrupted, SpecError, UserError
 from embark.launch.backends.ray.backend import Ray, address
