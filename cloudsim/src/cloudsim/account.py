@@ -9,7 +9,7 @@ from typing import Literal, Protocol
 from cloudsim.kubernetes.cluster import Cluster
 from cloudsim.state import Clock, Refusal, Resources
 from embark.launch.shell import CommandResult
-from embark.rehearse.ray_job import INSTALL_RAY, NO_RAY
+from embark.rehearse.workload import INSTALL_RAY, NO_RAY
 
 AnsweredBy = Literal["real", "stand-in"]
 

@@ -10,8 +10,8 @@ from typing import Annotated, Any, Literal
 from cyclopts import Parameter
 
 from embark.catalog import MachineFilter, compare_machines, load_catalog, prices_path, search_machines
+from embark.catalog.load import RefreshResult, refresh_prices
 from embark.catalog.machine import Machine, Origin, Price, Quota
-from embark.catalog.refresh import RefreshResult, refresh_prices
 from embark.catalog.search import MachineDetails, MachineOffer, VolumeOffer, list_volumes, machine_details
 from embark.cli.console import GAP, Console, Flag
 from embark.errors import UserError

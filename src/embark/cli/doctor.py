@@ -5,7 +5,8 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from embark.cli.console import Console, Flag, Settings
-from embark.doctor import Check, Host, check_host
+from embark.doctor.host import Check, Host
+from embark.doctor.machine import check_host
 from embark.errors import ExitCode, UserError
 from embark.formatting import pluralize
 from embark.spec import load_spec

@@ -10,8 +10,8 @@ from embark.launch.launching import (
     launch_result,
     launch_title,
     prepare_launch,
+    recover_until_ended,
     submit_launch,
-    supervise,
 )
 from embark.launch.run_registry import RunRecord, run_status
 from embark.launch.shell import DryRunShell, Shell
@@ -86,7 +86,7 @@ def launch_run(console: Console, spec: RunSpec, *, yes: bool, dry_run: bool, con
 
 def _supervise(console: Console, run: RunRecord, prepared: PreparedLaunch | None = None) -> int:
     console.text(f"supervising {run.handle.name}; Ctrl-C leaves the run running")
-    status = supervise(run, Shell(), console.warning)
+    status = recover_until_ended(run, Shell(), console.warning)
     result = launch_result(prepared, status=status) if prepared else run_status(run, Shell(), console.warning)
     console.show(result, lambda console, result: console.result(
         f"{to_one_line(result.title)}: {result.state}" + (f": {result.reason}" if result.reason else "")))

@@ -111,7 +111,7 @@ def plan(
         return ExitCode.DONE if served.is_ok else ExitCode.OTHER
     _refuse(serving, "{} is about serving", "add --serve, or leave it out")
     if here:
-        from embark.doctor.this_machine import plan_this_machine
+        from embark.doctor.machine import plan_this_machine
 
         _refuse({**training, **clouds}, "--here plans for this machine, and {} for those of a cloud")
         local = plan_this_machine(loaded, samples)

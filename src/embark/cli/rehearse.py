@@ -12,11 +12,11 @@ from embark.errors import ExitCode, UserError
 from embark.formatting import pluralize, to_one_line
 from embark.rehearse.controller import Observer, read_duration
 from embark.rehearse.downscale import Change
-from embark.rehearse.following import find_follower, prepare_follow, rehearse_follow
 from embark.rehearse.manifest import read_texts
 from embark.rehearse.rehearsal import EngineName, RehearsalOptions, RehearsalReport, load_manifests, prepare
 from embark.rehearse.rehearsal import rehearse as run_rehearsal
-from embark.rehearse.server import ServerReport, find_server, prepare_server, rehearse_server
+from embark.rehearse.server import ServerReport, find_server, prepare_server, rehearse_services
+from embark.rehearse.stream import find_stream_trainer, prepare_stream
 
 Times = Annotated[tuple[str, ...], Parameter(negative="", show_default=False)]
 
@@ -88,19 +88,19 @@ def rehearse(
     is_by_processes = engine in ("auto", "processes") and not any(words for _, words in options.faults)
     limits = {"limit_s": options.limit_s, "keep": options.keep}
     start: Callable[..., RehearsalReport | ServerReport]
-    if find_follower(objects) is not None:
+    if find_stream_trainer(objects) is not None:
         if not is_by_processes or artifact:
             raise UserError("a deployment that follows a stream is rehearsed by processes, each of which is killed",
                             fix="leave --engine, --artifact, --kill and other faults out")
-        follow = prepare_follow(texts, objects)
-        lint, start = follow.lint, partial(rehearse_follow, follow, observer, **limits)
-        title = f"{follow.name}: {', '.join(follow.pods)} and servers"
+        stream = prepare_stream(texts, objects)
+        lint, start = stream.lint, partial(rehearse_services, stream, observer, **limits)
+        title = f"{stream.name}: {', '.join(stream.pods)} and servers"
     elif find_server(objects) is not None:
         if not is_by_processes:
             raise UserError("a server is rehearsed by processes, one of which is killed",
                             fix="leave --engine, --kill and other faults out")
         server = prepare_server(texts, objects, artifact)
-        lint, start = server.lint, partial(rehearse_server, server, observer, **limits)
+        lint, start = server.lint, partial(rehearse_services, server, observer, **limits)
         title = f"Deployment {server.name}: {pluralize(len(server.pods), 'replica')}"
     else:
         if artifact:

@@ -9,8 +9,8 @@ from cyclopts import Parameter
 from embark.cli.console import Console, Flag
 from embark.errors import ExitCode, Interrupted
 from embark.formatting import format_duration, pluralize, strip_control_chars, to_one_line
-from embark.launch.backend import LogLine, backend_of
-from embark.launch.launching import Cancellation, cancel_run
+from embark.launch.backend import CancelResult, LogLine, backend_of
+from embark.launch.launching import cancel_run
 from embark.launch.run_registry import RunStatus, RunStatusList, find_run, list_statuses, run_status
 from embark.launch.shell import DryRunShell, Shell
 
@@ -123,7 +123,7 @@ def cancel(
     return ExitCode.DONE if result.is_complete else ExitCode.OTHER
 
 
-def _render_cancelled(console: Console, result: Cancellation) -> None:
+def _render_cancelled(console: Console, result: CancelResult) -> None:
     title = to_one_line(result.title or result.name)
     if not result.is_complete:
         console.result(f"{title}: stopping; embark cancel {result.name} waits for it again")

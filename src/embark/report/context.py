@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Any, Literal, cast
 
 from embark.catalog.pricing import RunPrice, price_of_run
-from embark.diagnose import Diagnosis
-from embark.diagnose.targets import diagnose_targets
+from embark.diagnose.report import diagnose_targets
+from embark.diagnose.scan import Diagnosis
 from embark.errors import EmbarkError, UserError
 from embark.events.quality import start_command
 from embark.events.spending import Interruption, Spending

@@ -202,7 +202,7 @@ def _diagnosis(context: RunContext) -> Iterator[Block]:
         yield Words(f"{capitalize(_sentence(one.cause))} Fix: {_sentence(one.fix)}", tone)
         if one.command:
             yield Code(one.command)
-        evidence = to_one_line(f"{one.evidence.place}: {one.evidence.text}")
+        evidence = to_one_line(f"{one.evidence.location}: {one.evidence.text}")
         yield Words(f"Evidence: {evidence if len(evidence) <= MAX_EVIDENCE else f'{evidence[:MAX_EVIDENCE]}…'}",
                     is_small=True)
 

@@ -29,7 +29,7 @@ from embark.launch.backends.clouds import CLOUDS, Aws
 from embark.launch.backends.vm import Vm
 from embark.launch.run_registry import find_run
 from embark.launch.shell import Shell
-from embark.launch.supervised import Host, job_json
+from embark.launch.supervisor_client import Host, job_json
 from embark.render.job import Job
 from embark.render.shell_text import Step
 from embark.spec import load_spec

@@ -12,7 +12,7 @@ import pytest
 
 from embark.cli.console import Console
 from embark.cli.diagnose import diagnose
-from embark.diagnose import load_rules
+from embark.diagnose.scan import load_rules
 from embark.errors import ExitCode
 from embark.spec import load_spec
 from embark.spec.toml import to_toml

@@ -11,9 +11,8 @@ from cloudsim.kubernetes.programs import run_program
 from cloudsim.kubernetes.scheduler import choose_node, pool_that_fits, requests
 from embark.kubernetes.objects import K8sObject, Objects, at, name_of, namespace_of, quantity, rows
 from embark.kubernetes.pods import Pod, PodIdentity, make_pod
-from embark.rehearse.ray_job import CLUSTER, ray_pods
 from embark.rehearse.server import served_artifact, server_pods
-from embark.rehearse.workload import make_workload
+from embark.rehearse.workload import CLUSTER, make_workload, ray_pods
 
 PODS_KINDS = ("Job", "JobSet", "TrainJob", "PyTorchJob", "RayJob", "RayCluster", "VolcanoJob")
 START_S = 20.0  # Time from a node that has the image to a running container.

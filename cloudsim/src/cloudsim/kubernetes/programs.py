@@ -16,8 +16,8 @@ from embark.errors import UserError
 from embark.kubernetes.objects import K8sObject
 from embark.kubernetes.pods import Pod
 from embark.rehearse.controller import Observer
-from embark.rehearse.ray_job import NO_RAY, SUBMITTER
 from embark.rehearse.rehearsal import RehearsalOptions, prepare, rehearse
+from embark.rehearse.workload import NO_RAY, SUBMITTER
 from embark.render.command import SPEC_VARIABLE
 from embark.spec.load import parse_spec
 

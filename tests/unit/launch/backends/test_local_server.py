@@ -65,9 +65,8 @@ def test_a_dry_run_says_the_command_and_one_without_an_artifact_is_refused(tmp_p
 
 @pytest.mark.slow
 def test_a_server_answers_comes_back_after_a_crash_and_ends(tmp_path, capsys, monkeypatch, warm_python):
-    for module in ("local", "local_server"):
-        monkeypatch.setattr(f"embark.launch.backends.{module}.sys", SimpleNamespace(executable=warm_python))
-    monkeypatch.setattr("embark.launch.supervised.WAIT_S", 0.1)
+    monkeypatch.setattr("embark.launch.backends.local.sys", SimpleNamespace(executable=warm_python))
+    monkeypatch.setattr("embark.launch.supervisor_client.WAIT_S", 0.1)
     assert launch_run(Console(), spec_of(tmp_path), yes=False, dry_run=False) == 0
     handle = find_run("clicks-serve").handle
     rows = [dict(zip(COLUMNS, row, strict=True)) for row in draw_rows(3, 2)]

@@ -1,4 +1,4 @@
-"""Jobs run by `supervisor.py`, here or on machines reached by ssh: given to it, inspected, read and stopped."""
+"""Jobs that `supervisor.py` runs, here or on machines reached by ssh: start, inspect, read and stop them."""
 
 from __future__ import annotations
 
@@ -13,34 +13,30 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TypeVar
 
-from embark.errors import EmbarkError, ExitCode, Fault, UserError
+from embark.errors import EmbarkError, Fault, UserError
 from embark.formatting import format_duration, pluralize, to_one_line
 from embark.launch import supervisor
-from embark.launch.backend import LogLine, Replica, State, Status, time_ns
-from embark.launch.explanations import explain_exit
-from embark.launch.log_follower import LogSource
+from embark.launch.backend import LogLine, Replica, State, Status, explain_exit, time_ns
+from embark.launch.log_tail import LogSource
 from embark.launch.shell import CommandResult, LineStream, Notify, Shell
 from embark.render.job import EXITS
 
 PROGRAM = Path(supervisor.__file__)
 WAIT_S = 15.0
-MAX_FAULTS = 10
-GOOD_S = 600.0  # An attempt that lasted so long resets the count of faults.
 
 
 def job_json(command: Sequence[str], *, env: Mapping[str, str] | None = None, cwd: str = "", wait_s: float = WAIT_S,
-             restarts: bool = True, after: Sequence[str] = (), after_s: float = 0.0) -> str:
+             restarts: bool = True, after: Sequence[str] = ()) -> str:
     """The supervisor's job. Which exit codes are retried comes from the table of all controllers' failure policies.
 
-    `after` is run so long after the end, unless the job was stopped.
+    `after` is a command to run once the job has ended, unless it was stopped.
     """
     return json.dumps({
         "command": list(command), "env": dict(env or {}), "cwd": cwd, "wait_s": wait_s, "restarts": restarts,
         "final_codes": [int(row.code) for row in EXITS if not row.must_retry],
-        "preempted_code": int(ExitCode.PREEMPTED), "max_faults": MAX_FAULTS, "good_s": GOOD_S,
-        "after": list(after), "after_s": after_s,
+        "after": list(after),
     })
 
 
@@ -61,27 +57,20 @@ class SupervisorState:
 
     @classmethod
     def parse(cls, out: str) -> SupervisorState:
-        """Of its `status` line. Raises ValueError."""
+        """Parse the last line that a command of the supervisor printed. Raises ValueError."""
         try:
-            found: dict[str, Any] = json.loads(out.strip().splitlines()[-1])
-            started, state, ended = found["started"] or {}, found["state"], found["ended"] or {}
-            return cls(
-                is_alive=bool(found["is_alive"]), pid=int(started.get("pid", 0)), orphan=int(found.get("orphan", 0)),
-                started_s=started.get("time_s"),
-                phase=str(state.get("phase", "")), num_restarts=int(state.get("num_restarts", 0)),
-                last_code=int(state.get("last_code", 0)), code=ended.get("code"),
-                was_stopped=bool(ended.get("was_stopped", False)), ended_s=float(ended.get("time_s", 0.0)))
-        except (KeyError, IndexError, TypeError, AttributeError) as error:
+            return cls(**json.loads(out.strip().splitlines()[-1]))
+        except (IndexError, TypeError) as error:
             raise ValueError(str(error)) from error
 
     @property
     def is_lost(self) -> bool:
-        """It is not there, and did not end: the machine was rebooted or replaced, or the supervisor killed."""
+        """Whether it is gone without an end: the machine was rebooted or replaced, or the supervisor killed."""
         return not self.is_alive and self.code is None
 
 
 def status_of(states: Mapping[int, SupervisorState | None], names: Mapping[int, str], run_uri: str) -> Status:
-    """The run's status from what each of its machines reports; None: it does not answer."""
+    """The run's status from the state of each of its machines; None is a machine that does not answer."""
     replicas = tuple(_replica(names[index], index, states[index]) for index in sorted(states))
     known = [one for one in states.values() if one is not None]
     since_s = min((one.started_s for one in known if one.started_s), default=None)
@@ -127,7 +116,7 @@ def _replica(name: str, index: int, state: SupervisorState | None) -> Replica:
 
 
 CONNECT_S = 15
-CALL_S = 90.0  # For one remote command, its connection included.
+CALL_S = 90.0  # Limit of one remote command, its connection included.
 POLL_S = 1.0
 MAX_CONNECTIONS = 16
 CONNECTION_FAILED = 255  # ssh's own exit code.
@@ -138,28 +127,40 @@ class Unreachable(Fault):
     """The machine does not answer."""
 
 
+def wait_while(trouble: Callable[[], str], limit_s: float, poll_s: float, notify: Notify) -> None:
+    """Wait until `trouble` returns an empty text, and report its changes; raises `Unreachable` with it at the limit."""
+    until_s, reported = time.monotonic() + limit_s, ""
+    while text := trouble():
+        if time.monotonic() > until_s:
+            raise Unreachable(f"{text}, after {format_duration(limit_s)}", fix="embark launch --supervise tries again")
+        if text != reported:
+            notify(text)
+            reported = text
+        time.sleep(poll_s)
+
+
 @dataclass(frozen=True, slots=True)
 class Host:
-    """A machine, and the command that runs others on it."""
+    """A machine, and the words that run a command on it."""
 
     name: str
     index: int
     words: tuple[str, ...]  # A remote shell's line is added as the last word.
-    folder: str  # Of the run, there. Absolute.
+    folder: str  # The run's folder there, an absolute path.
     prefix: tuple[str, ...] = ()  # `sudo -n` where the login user is not root.
 
     def command(self, line: str) -> tuple[str, ...]:
         return (*self.words, shlex.join([*self.prefix, "sh", "-c", line]))
 
     def supervisor(self, command: str, *rest: str) -> str:
-        """The line that calls the machine's supervisor."""
+        """The shell line that calls the machine's supervisor."""
         return "exec " + shlex.join(["python3", f"{self.folder}/{PROGRAM.name}", command, self.folder, *rest])
 
 
 def ssh_words(
     address: str, *, user: str, key: Path, known_hosts: Path, alias: str, port: int = 22, proxy: str = "",
 ) -> tuple[str, ...]:
-    """A connection that asks nothing and trusts only machines whose key is in `known_hosts` under `alias`."""
+    """An ssh connection that never prompts and trusts only the key of `alias` in `known_hosts`."""
     options = [
         "BatchMode=yes", "StrictHostKeyChecking=yes", f"UserKnownHostsFile={_quoted(known_hosts)}",
         "GlobalKnownHostsFile=/dev/null", "UpdateHostKeys=no", f"HostKeyAlias={alias}", "IdentitiesOnly=yes",
@@ -173,7 +174,7 @@ def ssh_words(
 
 
 def make_key(shell: Shell, path: Path, comment: str) -> None:
-    """A key pair for this run alone, created once."""
+    """Create a key pair for this run alone, unless it exists."""
     if not shell.is_dry and path.exists():
         return
     if not shell.is_dry:
@@ -184,7 +185,7 @@ def make_key(shell: Shell, path: Path, comment: str) -> None:
 
 
 def write_known_hosts(known_hosts: Path, keys: Mapping[str, str]) -> None:
-    """Adds the public key of each machine by its alias, in place of earlier ones."""
+    """Add the public key of each machine by its alias, in place of earlier ones."""
     lines = known_hosts.read_text().splitlines() if known_hosts.exists() else []
     lines = [line for line in lines if line.partition(" ")[0] not in keys]
     lines += [f"{alias} {' '.join(key.split()[:2])}" for alias, key in keys.items()]
@@ -192,37 +193,30 @@ def write_known_hosts(known_hosts: Path, keys: Mapping[str, str]) -> None:
     known_hosts.write_text("\n".join(lines) + "\n")
 
 
-class Ssh:
-    """Talks to the machines' supervisors."""
+class SupervisorClient:
+    """Controls the supervisors of a run's machines."""
 
     def __init__(self, shell: Shell, *, notify: Notify) -> None:
         self._shell = shell
         self._notify = notify
 
     def wait_for(self, hosts: Sequence[Host], limit_s: float) -> None:
-        """Until every one answers: a new machine takes minutes."""
-        waiting, until_s, said = list(hosts), time.monotonic() + limit_s, ""
-        while waiting:
-            results = self._all(waiting, lambda host: self._shell.ask(host.command("exec true"), timeout_s=CALL_S))
+        """Wait until every machine answers: a new one takes minutes."""
+        def trouble() -> str:
+            results = self._all(hosts, lambda host: self._shell.ask(host.command("exec true"), timeout_s=CALL_S))
             failed = [(host, done) for host, done in results if not done.is_ok]
             for host, done in failed:
                 if "Host key verification failed" in done.err:
                     raise _error(host, done)
-            waiting = [host for host, _ in failed]
-            if waiting and time.monotonic() > until_s:
-                raise Unreachable(f"{', '.join(names_of(waiting).values())} did not answer within "
-                                  f"{format_duration(limit_s)}: {to_one_line(failed[0][1].err)[:300]}")
-            now = f"{pluralize(len(waiting), 'machine')} of {len(hosts)} not reachable yet"
-            if waiting and now != said:
-                self._notify(now)
-                said = now
-            if waiting:
-                time.sleep(POLL_S * 3)
+            names = ", ".join(names_of(host for host, _ in failed).values())
+            return f"{names} not reachable yet: {to_one_line(failed[0][1].err)[:300]}" if failed else ""
+
+        wait_while(trouble, limit_s, POLL_S * 3, self._notify)
 
     def start(
         self, hosts: Sequence[Host], files: Callable[[Host], Mapping[str, str | bytes]], *, is_fresh: bool
     ) -> None:
-        """Copies each host's files and starts its supervisor, unless it runs or the run has ended there."""
+        """Copy each host's files and start its supervisor, unless it runs or the run has ended there."""
         def one(host: Host) -> None:
             folder, start = shlex.quote(host.folder), host.supervisor("start", *(["--fresh"] if is_fresh else []))
             line = f"mkdir -p {folder} && base64 -d | tar -xzf - -C {folder} && {start}"
@@ -235,7 +229,7 @@ class Ssh:
         self._all(hosts, one)
 
     def states(self, hosts: Sequence[Host]) -> dict[int, SupervisorState | None]:
-        """By the machine's index; None: it does not answer."""
+        """States by the machine's index; None for a machine that does not answer."""
         def one(host: Host) -> SupervisorState | None:
             try:
                 return _state(host, self._shell.ask(host.command(host.supervisor("status")), timeout_s=CALL_S))
@@ -245,7 +239,7 @@ class Ssh:
         return {host.index: state for host, state in self._all(hosts, one)}
 
     def stop(self, hosts: Sequence[Host], grace_s: float) -> list[Host]:
-        """SIGTERM to all at once, on which the trainer saves; returns those that were killed or not reached.
+        """Send SIGTERM to all at once, on which the trainer saves; return those that were killed or not reached.
 
         It polls instead of waiting in one connection, which may be cut.
         """
@@ -262,16 +256,15 @@ class Ssh:
         return ending
 
     def restart(self, hosts: Sequence[Host]) -> None:
-        """Ends the current attempt after a checkpoint; the next one finds rank 0 at its new address."""
+        """End the current attempt after a checkpoint; the next one finds rank 0 at its new address."""
         self._send(hosts, "restart")
 
     def log_sources(self, hosts: Sequence[Host], positions: dict[int, LogPosition]) -> list[LogSource]:
         return [self._log_source(host, positions.setdefault(host.index, LogPosition())) for host in hosts]
 
     def _log_source(self, host: Host, position: LogPosition) -> LogSource:
-        def open_log(follow: bool) -> LineStream:
-            rest = [position.log_id or "-", str(position.next_line), *(["--follow"] if follow else [])]
-            return self._shell.lines(host.command(host.supervisor("logs", *rest)))
+        def open_log(is_live: bool) -> LineStream:
+            return self._shell.lines(host.command(position.tail_line(host.folder, is_live=is_live)))
 
         def on_failure(done: CommandResult) -> None:
             if not position.has_failed:
@@ -284,7 +277,7 @@ class Ssh:
         self._all(hosts, lambda host: self._shell.change(host.command(host.supervisor(command)), timeout_s=CALL_S))
 
     def _all(self, hosts: Sequence[Host], one: Callable[[Host], _T]) -> list[tuple[Host, _T]]:
-        """The same on all of them at once; on a dry run in order, so that it reads well."""
+        """Call `one` for all hosts at once; on a dry run in order, so that the output reads well."""
         if self._shell.is_dry or len(hosts) < 2:
             return [(host, one(host)) for host in hosts]
         with ThreadPoolExecutor(min(MAX_CONNECTIONS, len(hosts))) as pool:
@@ -295,26 +288,31 @@ class Ssh:
 class LogPosition:
     """How far one machine's log was read."""
 
-    log_id: str = ""
-    next_line: int = 0
+    log_id: str = ""  # Inode and time of birth: a machine that was replaced has another log.
+    num_read: int = 0
     has_failed: bool = False  # Since its last line.
 
+    def tail_line(self, folder: str, *, is_live: bool) -> str:
+        """The shell line that prints `log ID`, then the lines that were not read yet."""
+        follow = "--follow " if is_live else ""
+        return (f"cd {shlex.quote(folder)} && [ -e {supervisor.LOG} ] || exit 0; id=$(stat -c %i.%W {supervisor.LOG}); "
+                f"echo log $id; first=1; if [ $id = {self.log_id or '-'} ]; then first={self.num_read + 1}; fi; "
+                f"exec tail --lines=+$first {follow}{supervisor.LOG}")
+
     def parse(self, host: Host, text: str) -> LogLine | None:
-        first, _, rest = text.partition(" ")
-        if first == "log":
+        stamp, _, rest = text.partition(" ")
+        if stamp == "log":
             if rest != self.log_id:
-                self.log_id, self.next_line = rest, 0
+                self.log_id, self.num_read = rest, 0
             return None
-        if not first.isdigit() or int(first) < self.next_line:
-            return None
-        self.next_line, self.has_failed = int(first) + 1, False
-        stamp, _, said = rest.partition(" ")
+        self.num_read += 1
+        self.has_failed = False
         at_ns = time_ns(stamp)
-        return LogLine.of(at_ns, host.name, said if at_ns else rest, host.index)
+        return LogLine.of(at_ns, host.name, rest if at_ns else text, host.index)
 
 
 def pack_files(files: Mapping[str, str | bytes]) -> str:
-    """A tar of them with the supervisor, as text. Nothing in it is secret: a container's user reads the spec."""
+    """The files and the supervisor as a tar in base64. Nothing in it is secret: a container's user reads the spec."""
     packed = io.BytesIO()
     with tarfile.open(fileobj=packed, mode="w") as tar:
         for name, text in {PROGRAM.name: PROGRAM.read_text(encoding="utf-8"), **files}.items():
@@ -352,5 +350,5 @@ def _error(host: Host, done: CommandResult) -> EmbarkError:
 
 
 def _quoted(path: Path) -> str:
-    """For ssh's own options, which know spaces and percent signs."""
+    """Quote a path for ssh's options, which interpret spaces and percent signs."""
     return '"' + str(path).replace("%", "%%") + '"'

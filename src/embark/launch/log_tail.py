@@ -1,4 +1,4 @@
-"""The logs of many pods or machines as one, by time; followed through lost connections and replacements."""
+"""The logs of many pods or machines as one, by time; tailed through lost connections and replacements."""
 
 import heapq
 import time
@@ -14,12 +14,12 @@ RETRY_S = 2.0  # Until a stream that ended is opened again.
 
 @dataclass(frozen=True, slots=True)
 class LogSource:
-    """One log."""
+    """The log of one pod or machine."""
 
-    key: str  # Of its stream: another where the pod was replaced or its container restarted.
-    open: Callable[[bool], LineStream]  # From where it was last read; True: follow it.
-    parse: Callable[[str], LogLine | None]  # None: read before, or no line of the log.
-    on_failure: Callable[[CommandResult], None]  # Raises where trying again is of no use.
+    key: str  # Another one once the pod was replaced or its container restarted.
+    open: Callable[[bool], LineStream]  # Continues where it was last read; True: and tails it.
+    parse: Callable[[str], LogLine | None]  # None: it was read before, or is no line of the log.
+    on_failure: Callable[[CommandResult], None]  # Raises if trying again is of no use.
     is_final: bool = False  # Nothing is added any more: a stream that ends well has read all of it.
 
 
@@ -27,12 +27,12 @@ Look = Callable[[], tuple[Sequence[LogSource], bool]]  # The logs there are, and
 
 
 def read_logs(sources: Sequence[LogSource]) -> Iterator[LogLine]:
-    """What there is."""
+    """Yield the lines that exist now, by time."""
     return heapq.merge(*map(_read, sources), key=lambda line: line.time_ns)
 
 
-def follow_logs(look: Look, poll_s: float) -> Iterator[LogLine]:
-    """What comes, until the run has ended and all of it is read."""
+def tail_logs(look: Look, poll_s: float) -> Iterator[LogLine]:
+    """Yield new lines until the run has ended and all of them are read."""
     streams = LineMultiplexer()
     sources: dict[str, LogSource] = {}
     complete: set[str] = set()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from embark.launch.backends.ray.status import events_of, status_of
+from embark.launch.backends.ray import events_of, status_of
 
 NODES = [{"node_id": "a", "node_ip": "10.0.0.1", "state": "ALIVE", "resources_total": {"CPU": 2.0}},
          {"node_id": "b", "node_ip": "10.0.0.2", "state": "ALIVE", "resources_total": {"CPU": 1.0}}]

@@ -6,7 +6,7 @@ import pytest
 
 from embark.launch.backend import Reason, time_ns
 from embark.launch.backends.kubernetes.pods import PodLogPosition, PodStatus
-from embark.launch.log_follower import LogSource, follow_logs, read_logs
+from embark.launch.log_tail import LogSource, read_logs, tail_logs
 from embark.launch.shell import CommandResult, LineStream, Shell
 
 
@@ -45,7 +45,7 @@ def test_lines_of_all_pods_come_in_the_order_of_time():
     assert [line.text for line in read_logs([logs.source("a"), logs.source("b")])] == ["a1", "b1", "b2", "a2"]
 
 
-def test_a_second_reading_continues_after_the_last_line_though_kubectl_repeats_its_second():
+def test_a_second_reading_skips_lines_that_kubectl_repeats():
     logs = Logs({"a": [at(1, 0, "one"), at(2, 7, "two"), at(2, 7, "twin")]})
     assert [line.text for line in read_logs([logs.source("a")])] == ["one", "two", "twin"]
     logs.lines["a"] += [at(2, 7, "third of the same time"), at(2, 8, "three")]
@@ -53,11 +53,11 @@ def test_a_second_reading_continues_after_the_last_line_though_kubectl_repeats_i
     assert logs.opened[-1] == ("a", "2026-11-15T09:00:02Z")
 
 
-def test_following_reads_what_a_pod_wrote_between_two_looks_and_stops_when_all_is_read():
+def test_tailing_misses_no_line_between_two_looks_and_then_ends():
     logs = Logs({"a": [at(1, 0, "one")], "b": [at(2, 0, "other")]})
     both = [logs.source("a", is_final=True), logs.source("b", is_final=True)]
     looks = iter([([logs.source("a")], False), ([logs.source("a", is_final=True)], False), (both, False)])
-    found = list(follow_logs(lambda: next(looks, (both, True)), 0.05))
+    found = list(tail_logs(lambda: next(looks, (both, True)), 0.05))
     assert [line.text for line in found] == ["one", "other"]
 
 

@@ -1,22 +1,31 @@
-"""What every source shows together: which finding is the cause, which ones only follow from it, and, where memory ran
-out, what the plan says would fit."""
+"""Diagnoses what a user names (launched runs, run directories, logs, folders of logs, manifests, standard input): which
+finding is the cause, which ones only follow from it, and, if memory ran out, what the plan says would fit."""
 
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+import shlex
+import tempfile
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Literal
 
 from embark.diagnose.checks import GIB, NcclLog, StepTimes, Versions, machine_of
 from embark.diagnose.scan import Diagnosis, Evidence, RuleMatch, Scan, load_rules
-from embark.diagnose.source import DiagnosedFile
+from embark.diagnose.source import DiagnosedFile, sources_of
+from embark.errors import EmbarkError
 from embark.events.quality import start_command
 from embark.formatting import redact, to_one_line
-from embark.plan.prediction import Prediction, Setup
-from embark.spec import RunSpec
+from embark.launch.backend import LogLine, RunEvent, backend_of
+from embark.launch.run_registry import lookup_run
+from embark.launch.shell import Shell
+from embark.plan.predict import predict
+from embark.plan.prediction import Setup
+from embark.spec import RunSpec, load_spec
 from embark.spec.batch import divides
+from embark.store.run_dir import SPEC
 
-Predict = Callable[[Setup], Prediction]
 MemoryKind = Literal["device", "host"]
 MAX_QUOTED = 300
 DOUBLINGS = (2, 4, 8, 16, 32, 64)  # How many times fewer samples, or more nodes, are tried where memory ran out.
@@ -30,7 +39,7 @@ OUT_OF_MEMORY: Mapping[str, MemoryKind] = {
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """The answer."""
+    """The findings of a diagnosis."""
 
     diagnoses: tuple[Diagnosis, ...]  # The cause first.
     num_sources: int
@@ -40,8 +49,8 @@ class Report:
 def diagnose(
     sources: Sequence[DiagnosedFile], *, spec: RunSpec | None = None, names: Mapping[str, str] | None = None
 ) -> Report:
-    """Look through all sources together. With a spec, the expected network and memory count too. `names`: what to put
-    into a command for placeholders like SPEC."""
+    """Search all sources together. With a spec, the expected network and memory count too. `names` replace placeholders
+    like SPEC in commands."""
     nccl, steps, versions = NcclLog(), StepTimes(), Versions()
     scan = Scan(load_rules(), (*nccl.listeners, *steps.listeners, *versions.listeners))
     for order, source in enumerate(sources):
@@ -52,22 +61,22 @@ def diagnose(
             scan.read(source, order, only=lambda rule: "manifest" in rule.where)
         else:
             scan.read(source, order)
-    matches = [*scan.found, *nccl.findings(spec), *steps.findings(), *versions.findings()]
+    matches = [*scan.matches, *nccl.findings(spec), *steps.findings(), *versions.findings()]
     found = [_diagnosis(match, spec, names or {}) for match in _ranked(_without_weaker(_merged(matches)))]
     return Report((*_joined(found), *_lint(sources)), len(sources), tuple(scan.cut_short))
 
 
 def _merged(matches: Sequence[RuleMatch]) -> list[RuleMatch]:
-    """What lines and a check both show is reported once, by the first of them."""
+    """One match for each rule, by the first line or check that shows it."""
     by_code: dict[str, RuleMatch] = {}
     for match in matches:
         known = by_code.get(match.rule.code)
         by_code[match.rule.code] = match if known is None else known.merged(match)
-    return list(by_code.values())
+    return [match for match in by_code.values() if match.num_lines >= match.rule.num_least]
 
 
 def _without_weaker(matches: Sequence[RuleMatch]) -> list[RuleMatch]:
-    """Of rules that say the same, the one that says it best."""
+    """Drop matches that another one states better."""
     codes = {match.rule.code for match in matches}
     return [match for match in matches if not codes & set(match.rule.unless)]
 
@@ -85,7 +94,7 @@ def _ranked(matches: Sequence[RuleMatch]) -> list[RuleMatch]:
 
 
 def _joined(found: Sequence[Diagnosis]) -> Iterator[Diagnosis]:
-    """What follows from the first cause is listed with it, not as a finding of its own."""
+    """List what follows from the first cause with it, not as a finding of its own."""
     fatal = [one for one in found if one.kind not in ENDED_NOTHING]
     if fatal:
         first, rest = fatal[0], fatal[1:]
@@ -114,13 +123,13 @@ def _diagnosis(match: RuleMatch, spec: RunSpec | None, names: Mapping[str, str])
 
 
 def _lint(sources: Sequence[DiagnosedFile]) -> Iterator[Diagnosis]:
-    """Manifests beside the logs: the errors that `embark lint` finds in them."""
+    """The errors that `embark lint` finds in manifests beside the logs."""
     paths = [Path(source.path) for source in sources if source.form == "manifest" and source.path is not None]
     if not paths:
         return
     from embark.lint.check import lint_paths
 
-    order: Mapping[str, int] = {str(path): place for place, path in enumerate(paths)}
+    order: Mapping[str, int] = {str(path): index for index, path in enumerate(paths)}
     for found in lint_paths(paths):
         if found.level == "error":
             evidence = Evidence(found.path, found.line, found.what, (order.get(found.path, 0), found.line))
@@ -140,17 +149,17 @@ def _quoted(evidence: Evidence) -> Evidence:
 
 
 class _Values(dict[str, str]):
-    """A value that the pattern did not find remains as a word to fill in."""
+    """Values of a pattern's groups; a missing one remains as a word to fill in."""
 
     def __missing__(self, name: str) -> str:
         return name.upper()
 
 
 def memory_advice(spec: RunSpec, memory_kind: MemoryKind = "device") -> str:
-    """One sentence: does the spec fit its machine, and the nearest change that does; empty where it names no machine.
-    `memory_kind`: which memory ran out."""
-    from embark.plan.predict import predict
+    """One sentence: whether the spec fits its machine, and the nearest change that does; empty if it names no machine.
 
+    `memory_kind` is the memory that ran out.
+    """
     if (machine := machine_of(spec)) is None:
         return ""
     setup = Setup(spec, machine, spec.place.min_nodes)
@@ -168,13 +177,13 @@ def memory_advice(spec: RunSpec, memory_kind: MemoryKind = "device") -> str:
         return (f"the plan says it fits {where}, with {memory.device_total / GIB:,.1f} of "
                 f"{memory.device_limit / GIB:,.1f} GiB on the fullest rank: look for another process on the {device} "
                 f"({command}), or for memory that is not the model's")
-    offers = [words for words in (_smaller_batch(setup, predict), _more_nodes(setup, predict)) if words]
+    offers = [words for words in (_smaller_batch(setup), _more_nodes(setup)) if words]
     rest = f"; would fit: {', or '.join(offers)}" if offers else "; no smaller batch and no number of nodes up to " \
         f"{DOUBLINGS[-1] * spec.place.min_nodes} fits: use a machine with more memory, or train.table_dtype = \"fp16\""
     return f"the plan says it does not fit {where}: {now.why}{rest}"
 
 
-def _smaller_batch(setup: Setup, predict: Predict) -> str:
+def _smaller_batch(setup: Setup) -> str:
     for factor in DOUBLINGS:
         size = setup.spec.train.batch_size // factor // setup.num_ranks * setup.num_ranks
         if size < setup.num_ranks:
@@ -185,9 +194,115 @@ def _smaller_batch(setup: Setup, predict: Predict) -> str:
     return ""
 
 
-def _more_nodes(setup: Setup, predict: Predict) -> str:
+def _more_nodes(setup: Setup) -> str:
     for factor in DOUBLINGS:
         larger = replace(setup, num_nodes=setup.num_nodes * factor)
         if divides(setup.spec.train.batch_size, larger.num_ranks) and predict(larger).fits:
             return f"--set place.nodes={larger.num_nodes}"
     return ""
+
+
+Warn = Callable[[str], None]
+
+
+@dataclass(frozen=True, slots=True)
+class LaunchedRun:
+    """A run that was launched from here, and what its backend still has of it."""
+
+    name: str
+    state: str  # Empty if its backend does not answer.
+    reason: str
+    sources: tuple[DiagnosedFile, ...] = field(repr=False)
+    spec: RunSpec | None = field(repr=False)
+    run_uri: str = field(repr=False)
+
+
+@dataclass(frozen=True, slots=True)
+class TargetReport(Report):
+    """The diagnosis of everything that was named."""
+
+    runs: tuple[LaunchedRun, ...] = ()
+    skipped: tuple[str, ...] = ()  # Files that are not text.
+
+
+def diagnose_targets(
+    targets: Sequence[str | Path] | str | Path, *, spec_path: str = "", logs: Sequence[str] = (),
+    warn: Warn = lambda _: None,
+) -> TargetReport:
+    """Diagnose runs, logs and manifests together. What cannot be read is a warning. `logs` are more of the same run."""
+    named = [str(one) for one in ([targets] if isinstance(targets, str | Path) else targets)]
+    spec = load_spec(spec_path) if spec_path else None
+    with tempfile.TemporaryDirectory(prefix="embark-diagnose-") as folder:
+        runs = {target: run for target in named if (run := _launched_run(target, Path(folder), warn)) is not None}
+        files = [*(target for target in named if target not in runs), *logs]
+        found = [sources_of(files)] if files or not runs else []
+        for run in runs.values():
+            with _warning(warn, f"{run.name}: cannot read its run directory from here"):
+                found += [sources_of([run.run_uri])] if run.run_uri else []
+        own = next((one.spec for one in found if one.spec), None)
+        own_spec = own.name if own else ""
+        if spec is None and own is not None:
+            with _warning(warn, f"{own_spec} is not used"):
+                if own.data is not None:
+                    (Path(folder) / SPEC).write_bytes(own.data)
+                spec = load_spec(own_spec if own.data is None else str(Path(folder) / SPEC))
+        spec = spec or next((run.spec for run in runs.values() if run.spec), None)
+        sources = [source for run in runs.values() for source in run.sources]
+        sources += [source for one in found for source in one.sources]
+        names = {"SPEC": spec_path or own_spec, "RUN": named[0] if len(named) == 1 and (runs or own_spec) else ""}
+        report = diagnose(sources, spec=spec, names={name: shlex.quote(word) for name, word in names.items() if word})
+    return TargetReport(report.diagnoses, report.num_sources, report.cut_short, tuple(runs.values()),
+                        tuple(path for one in found for path in one.skipped))
+
+
+def _launched_run(name: str, folder: Path, warn: Warn) -> LaunchedRun | None:
+    """A run's events and logs, written into the folder; None if no run of that name was launched from here.
+
+    A file or folder of that name takes precedence.
+    """
+    if name.startswith("-") or "/" in name or Path(name).exists():
+        return None
+    run = lookup_run(name)
+    if run is None:
+        return None
+    name, handle = run.handle.name, run.handle
+    state, reason, sources = "", "", []
+    with _warning(warn, f"{name}: {handle.backend} does not answer"):
+        backend = backend_of(handle, Shell(), warn, is_hasty=True)
+        status = backend.status(handle)
+        state, reason = status.state, status.reason
+        with _warning(warn, f"{name}: cannot read its events"):
+            lines = map(_event_text, backend.events(handle))
+            sources.append(_write(folder / f"{name}.events", f"{name} (events)", lines))
+        with _warning(warn, f"{name}: cannot read its logs"):
+            sources.append(_write(folder / f"{name}.log", f"{name} (logs)", map(_log_text, backend.logs(handle))))
+    return LaunchedRun(name, state, reason, tuple(sources), run.spec, handle.run_uri)
+
+
+@contextmanager
+def _warning(warn: Warn, what: str) -> Iterator[None]:
+    try:
+        yield
+    except EmbarkError as error:
+        warn(f"{what}: {error.what.splitlines()[0]}")
+
+
+def _write(path: Path, name: str, lines: Iterable[str]) -> DiagnosedFile:
+    with path.open("w", encoding="utf-8") as file:
+        file.writelines(f"{line}\n" for line in lines)
+    return DiagnosedFile(name, "log", path)
+
+
+def _event_text(event: RunEvent) -> str:
+    """An event as `kubectl get events` prints it, which rules know."""
+    kind = "Warning" if event.is_warning else "Normal"
+    return f"{_timestamp(event.time_s)} {kind} {event.reason} pod/{event.source} {event.text}"
+
+
+def _log_text(line: LogLine) -> str:
+    timestamp = f"{_timestamp(line.time_ns / 1e9)} " if line.time_ns else ""
+    return f"{timestamp}{line.source} | {line.text}"
+
+
+def _timestamp(time_s: float) -> str:
+    return datetime.fromtimestamp(time_s, UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ")

@@ -1,4 +1,4 @@
-"""One address in front of replicas: which ends of requests count as failures."""
+"""Clients of several replicas: which ends of requests count as failures."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 import pytest
 from limits import HANG_S
 
-from embark.rehearse import load
-from embark.rehearse.load import Clients, Service
+from embark.rehearse import server
+from embark.rehearse.server import Clients
 
 
 class Backend:
@@ -46,7 +46,7 @@ class Backend:
 
 @pytest.fixture(autouse=True)
 def _soon(monkeypatch):
-    monkeypatch.setattr(load, "RETRY_S", 0.01)
+    monkeypatch.setattr(server, "RETRY_S", 0.01)
 
 
 def until(is_so) -> None:
@@ -57,15 +57,12 @@ def until(is_so) -> None:
 
 
 def run(backends, use) -> Clients:
-    service = Service(backends)
-    service.start()
-    clients = Clients(service.port, "/score", b"{}")
+    clients = Clients(backends, "/score", b"{}")
     clients.start()
     try:
         use(clients)
     finally:
         clients.stop()
-        service.stop()
         for backend in backends:
             backend.server.shutdown()
             backend.server.server_close()

@@ -14,7 +14,8 @@ from embark.cli.launch import launch_run
 from embark.cli.status import cancel as cancel_command
 from embark.cli.status import status as status_command
 from embark.errors import Fault, Interrupted, SpecError, UserError
-from embark.launch.backends.ray.backend import Ray, address
+from embark.launch.backend import ray_address
+from embark.launch.backends.ray import Ray
 from embark.launch.http import HttpClient
 from embark.launch.run_registry import find_run, list_runs
 from embark.launch.shell import Shell
@@ -59,7 +60,7 @@ def constants(source: str) -> dict[str, object]:
             and isinstance(node.value, ast.Constant)}
 
 
-def test_the_job_carries_the_script_and_the_spec_and_asks_for_what_the_cluster_s_machines_have(head: RayHead):
+def test_the_job_requests_what_the_machines_of_the_cluster_have(head: RayHead):
     handle = launched("place.grace_s=40")
     (job,) = head.jobs.values()
     files = head.files()
@@ -74,7 +75,7 @@ def test_the_job_carries_the_script_and_the_spec_and_asks_for_what_the_cluster_s
     assert handle.usd_per_hour is None
 
 
-def test_a_cluster_with_gpus_gives_a_rank_for_each_unless_the_spec_says_cpu(head: RayHead):
+def test_each_gpu_of_the_cluster_is_a_rank_unless_the_spec_says_cpu(head: RayHead):
     head.nodes.clear()
     for _ in range(2):
         head.node(CPU=64.0, GPU=8.0)
@@ -87,7 +88,7 @@ def test_a_cluster_with_gpus_gives_a_rank_for_each_unless_the_spec_says_cpu(head
     assert (values["NUM_PROCESSES"], values["USE_GPU"]) == (1, False)
 
 
-def test_a_named_machine_s_accelerators_are_the_ranks_and_its_price_is_reported(head: RayHead, capsys):
+def test_a_named_machine_sets_the_ranks_and_the_price(head: RayHead, capsys):
     assert launch_run(Console(), spec_of("place.machine=p5.48xlarge"), yes=True, dry_run=False) == 0
     assert "an hour on demand" in capsys.readouterr().out
     assert constants(head.files()["ray_train.py"])["NUM_PROCESSES"] == 8
@@ -139,7 +140,7 @@ def test_a_cluster_that_is_unavailable_is_waited_for_and_then_a_fault(head: RayH
     assert "/api/version" in caught.value.fix
 
 
-def test_the_token_of_ray_s_own_variables_lets_one_in_and_is_stored_nowhere(head: RayHead, monkeypatch, tmp_path):
+def test_the_token_of_rays_variables_is_sent_and_never_stored(head: RayHead, monkeypatch, tmp_path):
     head.tokens = {"Bearer secret-1", "Bearer secret-2"}
     with pytest.raises(UserError, match="refuses your credentials") as caught:
         launched()
@@ -232,19 +233,19 @@ def test_the_address_is_what_ray_s_own_commands_would_take(monkeypatch, tmp_path
     for variable in ("RAY_API_SERVER_ADDRESS", "RAY_ADDRESS"):
         monkeypatch.delenv(variable, raising=False)
     monkeypatch.setenv("RAY_TMPDIR", str(tmp_path))
-    assert address() == ""
+    assert ray_address() == ""
     (tmp_path / "ray").mkdir()
     (tmp_path / "ray" / "ray_current_cluster").write_text("10.0.0.1:6379")
-    assert address() == "http://127.0.0.1:8265"
+    assert ray_address() == "http://127.0.0.1:8265"
     monkeypatch.setenv("RAY_ADDRESS", "https://ray.example.com/")
-    assert address() == "https://ray.example.com"
+    assert ray_address() == "https://ray.example.com"
     monkeypatch.setenv("RAY_ADDRESS", "10.0.0.1:6379")
     with pytest.raises(UserError, match="is not where a Ray cluster takes jobs") as caught:
-        address()
+        ray_address()
     assert "http://HEAD:8265" in caught.value.fix
 
 
-def test_without_a_cluster_and_without_a_machine_it_is_reported_what_there_could_be(monkeypatch, tmp_path):
+def test_without_a_cluster_and_a_machine_the_error_names_the_options(monkeypatch, tmp_path):
     for variable in ("RAY_API_SERVER_ADDRESS", "RAY_ADDRESS"):
         monkeypatch.delenv(variable, raising=False)
     monkeypatch.setenv("RAY_TMPDIR", str(tmp_path))
