@@ -5,11 +5,12 @@ import re
 from collections.abc import Iterator, Mapping
 
 from embark.catalog.machine import Machine
+from embark.kubernetes.yaml_nodes import Node, Span
+from embark.lint.edits import set_key, set_scalar
 from embark.lint.manifests import Manifests, Setting, TrainingJob
 from embark.lint.read import Document
 from embark.lint.rule import Hit, Hits
 from embark.lint.shell import Command
-from embark.lint.source import Node, Span, set_key, set_scalar
 
 OLDEST_EKS = (1, 31)  # The oldest that EKS supports at all, as of 2026-11.
 DEFAULT_EKS = "1.34"

@@ -10,12 +10,13 @@ from embark.errors import ExitCode
 from embark.kubernetes.names import GKE_ACCELERATOR, SPOT_LABELS
 from embark.kubernetes.objects import quantity
 from embark.kubernetes.pods import DEFAULT_GRACE_S, NVIDIA_GPU
+from embark.kubernetes.yaml_nodes import Node
+from embark.lint.edits import add_key, replace_within, set_key, set_scalar
 from embark.lint.manifests import Manifests, TrainingJob
 from embark.lint.pods import SHELLS, Container, PodTemplate
 from embark.lint.read import Document, PythonFile
 from embark.lint.rule import Hit, Hits
 from embark.lint.shell import Command
-from embark.lint.source import Node, add_key, replace_within, set_key, set_scalar
 
 GRACE_FIELD = "terminationGracePeriodSeconds"
 

@@ -4,12 +4,13 @@ import ast
 import re
 from collections.abc import Iterator
 
+from embark.kubernetes.yaml_nodes import Node
+from embark.lint.edits import Edit, add_key, remove_item, remove_key, set_scalar
 from embark.lint.manifests import Manifests, TrainingJob
 from embark.lint.pods import PodTemplate, patches
 from embark.lint.read import Document
 from embark.lint.rule import Hit, Hits, Located
 from embark.lint.shell import Command
-from embark.lint.source import Edit, Node, add_key, remove_item, remove_key, set_scalar
 from embark.spec import parse_spec
 
 RESERVED = ("PET_NNODES", "PET_NPROC_PER_NODE", "PET_NODE_RANK", "PET_MASTER_ADDR", "PET_MASTER_PORT")

@@ -4,11 +4,12 @@ import itertools
 import re
 from collections.abc import Iterator
 
+from embark.kubernetes.yaml_nodes import Node
+from embark.lint.edits import Edit, replace_within, set_key, set_scalar
 from embark.lint.manifests import Manifests, TrainingJob
 from embark.lint.pods import Container, Launch, PodTemplate
 from embark.lint.read import Document
 from embark.lint.rule import Hit, Hits, Located
-from embark.lint.source import Edit, Node, replace_within, set_key, set_scalar
 
 _REFERENCE = re.compile(r"(?<!\$)\$\(([-._a-zA-Z][-._a-zA-Z0-9]*)\)")
 _VARIABLE = re.compile(r"(?<!\$)\$(?:\(([-.\w]+)\)|\{(\w+)\}|(\w+))")
