@@ -62,10 +62,6 @@ class Launch:
     def endpoint_host(self) -> str:
         return self.endpoint.rpartition(":")[0] if re.search(r":\d+$|:\$", self.endpoint) else self.endpoint
 
-    @property
-    def is_c10d(self) -> bool:
-        return self.options.get("rdzv-backend") == "c10d"
-
 
 def launch_of_argv(argv: Sequence[str], environment: Mapping[str, str] | None = None) -> Launch | None:
     """The program that an argument list starts. The text of a shell's `-c` is searched for the command that trains."""

@@ -52,9 +52,6 @@ class Dockerfile:
     instructions: tuple[Instruction, ...]
     commands: tuple[Command, ...]  # The commands of every RUN.
 
-    def all(self, name: str) -> list[Instruction]:
-        return [one for one in self.instructions if one.name == name]
-
     @property
     def last_stage(self) -> list[Instruction]:
         """The instructions of the last stage."""
@@ -81,7 +78,9 @@ class Dockerfile:
         arguments = {name: value for name, value, _ in self.environment}
         stages: set[str] = set()
         images = []
-        for one in self.all("FROM"):
+        for one in self.instructions:
+            if one.name != "FROM":
+                continue
             words = [word for word in one.words if not word.startswith("--")]
             if not words:
                 continue

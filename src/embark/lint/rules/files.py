@@ -192,7 +192,7 @@ def _requirements(source: SourceFile) -> Iterator[Pin]:
 
 def _pin(text: str, location: Span) -> Pin | None:
     match = _REQUIREMENT.match(text)
-    if match is None:
+    if not match:
         return None
     exact = match[3] if match[2] in ("==", "===", "~=") else ""
     return Pin(re.sub(r"[-_.]+", "-", match[1]).lower(), exact or "", location)

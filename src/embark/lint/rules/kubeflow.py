@@ -25,11 +25,11 @@ def container_not_pytorch(pod: PodTemplate) -> Hits:
 
 
 def python_for_torchrun(pod: PodTemplate) -> Hits:
-    if pod.main is None:
+    if not pod.main:
         return
     launch = pod.main.launch
     elastic = pod.document.at("spec.elasticPolicy")
-    if launch is None or launch.program != "python" or not (elastic or pod.main.num_gpus > 1):
+    if not launch or launch.program != "python" or not (elastic or pod.main.num_gpus > 1):
         return
     first = next(iter(pod.main.node["command"]), pod.main.node["command"])
     is_alone = re.fullmatch(r"python[\d.]*", first.text) is not None and launch.argv[1:2] == (launch.script,)
