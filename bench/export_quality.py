@@ -19,7 +19,7 @@ from embark.export.artifact import open_artifact
 from embark.export.quantize import TABLE_DTYPES
 from embark.run.auc import exact_auc, halves_counter
 from embark.store.trained_run import find_trained
-from embark.trainers.torch.exported_model import ExportedModel
+from embark.trainers.torch.scoring.cpu_model import ExportedModel
 
 
 class OneRank:

@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import ast
+import subprocess
 from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
 PACKAGE = ROOT / "src" / "embark"
 SOURCES = sorted(PACKAGE.rglob("*.py"))
+AT_ROOT = {".ci", ".gitignore", "CHANGELOG.md", "CONTRIBUTING.md", "LICENSE", "Makefile", "README.md", "bench",
+           "cloudsim", "conftest.py", "docs", "examples", "pyproject.toml", "src", "tests", "tools"}
 MAX_LINES = 800
 TOP_LEVEL = {"__init__.py", "__main__.py", "errors.py", "formatting.py"}
 VAGUE = {"utils", "util", "common", "helpers", "helper", "misc"}
 MAY_PRINT = {"cli/console.py", "events/sinks/terminal.py", "stack/versions.py"}
 """stack/versions.py is also a script that runs before rich is installed."""
+
 
 
 def name_of(path: Path) -> str:
@@ -31,6 +35,12 @@ def test_modules_stand_in_packages_that_say_what_they_are_for():
     assert not [name_of(package) for package in packages if not (package / "__init__.py").exists()]
     assert not [name_of(package) for package in packages
                 if not ast.get_docstring(ast.parse((package / "__init__.py").read_text()))]
+
+
+def test_no_stray_file_is_committed_at_the_root():
+    command = ["git", "-c", f"safe.directory={ROOT}", "ls-files", "-z"]
+    listed = subprocess.run(command, cwd=ROOT, text=True, capture_output=True, check=True).stdout
+    assert {name.partition("/")[0] for name in listed.split("\0") if name} == AT_ROOT
 
 
 def test_only_the_console_prints():

@@ -10,8 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from embark.data.evaluation_rows import EvaluationRows, open_rows
-from embark.data.id_maps import RowEncoder
-from embark.data.id_weights import weights_by_feature
+from embark.data.loader import weights_by_feature
 from embark.data.permuted_rows import RowsInMemory
 from embark.data.prepared import Rows
 from embark.data.task_labels import main_label
@@ -19,6 +18,7 @@ from embark.errors import DataError, UserError, nearest
 from embark.events.drift import drift
 from embark.export.artifact import Artifact
 from embark.export.reference import ColumnBins, Reference
+from embark.features.encoding import RowEncoder
 from embark.publish.gate import ColumnDrift, EarlierGate, GateSlice, ScoredRows
 from embark.publish.statistics import F64
 from embark.run.importance import feature_names
@@ -33,14 +33,14 @@ _NEWS = 4  # Bins of two popular ids that others replace: that happens, and a fa
 
 @dataclass(frozen=True, slots=True)
 class GateRows:
-    """Rows in memory."""
+    """Labelled rows in memory."""
 
     opened: EvaluationRows
     rows: RowsInMemory
 
     def scored(self, candidate: Artifact, published: Artifact | None, bounds: PublishSpec, model_file: str = "",
                earlier: EarlierGate | None = None) -> ScoredRows:
-        """By both; `model_file` is the code of a model of the user's own."""
+        """Score the rows with both artifacts; `model_file` is a custom model's code."""
         spec = self.opened.spec
         label = main_label(self.rows.batch.label, spec.model.tasks) > 0.5
         return ScoredRows(
@@ -49,7 +49,7 @@ class GateRows:
             drifts=self.drifts(published.reference, published.encoder) if published else (), earlier=earlier)
 
     def _scores(self, artifact: Artifact, model_file: str) -> F64:
-        from embark.trainers.torch.open_exported import open_on_cpu
+        from embark.trainers.torch.scoring.open_model import open_on_cpu
 
         model, tasks = open_on_cpu(artifact, model_file), self.opened.spec.model.tasks
         found = np.concatenate([model.score_encoded(rows) for rows in self._portions(artifact.encoder)])
@@ -76,7 +76,7 @@ class GateRows:
                 for one in encoder.maps), tuple(None if (num == 1).all() else num for num in own))
 
     def slices(self, bounds: PublishSpec) -> list[GateSlice]:
-        """By the values of the features that `[publish]` names."""
+        """Return slices by the values of the features that `[publish]` names."""
         names = feature_names(self.opened)
         for wanted in bounds.slices:
             if not any(wanted in (column, table) for column, _, table in names):
@@ -88,7 +88,7 @@ class GateRows:
                 for part in slices_of(self.rows, self.opened, number, bounds.slice_values)[0]]
 
     def drifts(self, reference: Reference, encoder: RowEncoder) -> list[ColumnDrift]:
-        """Of every column against the rows of the reference."""
+        """Compare every column with the rows of the reference."""
         rng = np.random.default_rng(0)
         counts: list[NDArray[np.int64]] = []
         for rows in self._portions(encoder):
@@ -102,13 +102,13 @@ class GateRows:
 
 
 def _has_many_ids(column: ColumnBins) -> bool:
-    """Not all have a bin of their own."""
+    """Tell whether some ids share a bin."""
     return column.kind == "ids" and bool(column.edges)
 
 
 @contextmanager
 def open_gate_rows(trained: TrainedRun, bounds: PublishSpec) -> Iterator[GateRows]:
-    """As `[publish]` says."""
+    """Open the rows that `[publish]` names."""
     model = trained.spec.model
     if model.kind == "two_tower" or model.is_next_item or (model.tasks and main_task(model.tasks) < 0):
         raise UserError(f"{trained.run_dir.uri}: the gate needs predicted probabilities, and this model has none",

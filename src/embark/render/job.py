@@ -115,6 +115,13 @@ class Job:
     num_processes: int  # Processes of each node, one for each accelerator.
     spec_toml: str  # The resolved spec, which travels into the container.
 
+    @classmethod
+    def of(cls, spec: RunSpec, machine: Machine) -> Job:
+        """The job of a spec, not yet checked."""
+        num_processes = 1 if spec.place.target == FOLLOW else machine.gpus_per_host
+        return cls(spec, machine, dns_label(spec.name), spec.place.max_nodes, num_processes,
+                   to_toml(spec, only_set=True))
+
     @property
     def cloud(self) -> str:
         return self.machine.cloud
@@ -303,12 +310,10 @@ class Job:
 def make_job(spec: RunSpec, catalog: Catalog) -> Job:
     """Make the job of a spec. Refuses, all at once, what cannot be rendered."""
     is_serving, is_following = spec.place.target in SERVE_TARGETS, spec.place.target == FOLLOW
-    name = dns_label(spec.name)
     spec = with_cloud(spec) if is_serving or is_following else spec
-    spec = with_broker(spec, name) if is_following else spec
+    spec = with_broker(spec, dns_label(spec.name)) if is_following else spec
     machine = _machine(spec, catalog)
-    num_processes = 1 if is_following else machine.gpus_per_host
-    job = Job(spec, machine, name, spec.place.max_nodes, num_processes, to_toml(spec, only_set=True))
+    job = Job.of(spec, machine)
     mistakes: list[Mistake] = []
     if is_following:
         mistakes += follow_mistakes(spec)
@@ -404,7 +409,7 @@ def _storage_mistakes(job: Job, catalog: Catalog) -> Iterator[Mistake]:
             if volume.cloud != job.cloud:
                 yield _mistake("place.volume", place.volume,
                                f"belongs to {volume.cloud}, and the machine to {job.cloud}",
-                               "embark catalog volumes lists them")
+                               "embark catalog list --volumes lists them")
             elif volume.kind != "file":
                 yield _mistake("place.volume", place.volume, "is an object store: it is read by its uri, not mounted",
                                f"leave it out and use {bucket}")

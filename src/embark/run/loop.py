@@ -10,7 +10,7 @@ from embark.data.stream.records import StreamStopped
 from embark.errors import Mistake, RunInUse, SpecError
 from embark.events import Sink
 from embark.events.events import resume_command
-from embark.model.batch import num_steps_of, steps_per_epoch
+from embark.model.steps import num_steps_of, steps_per_epoch
 from embark.run.checkpoint_schedule import CheckpointSchedule
 from embark.run.checkpointer import CheckpointManager
 from embark.run.clock import Clock

@@ -13,16 +13,16 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from embark.data.export.parquet_files import write_parquet
-from embark.data.prepare.arrow.cells import as_utf8, is_text, normalize_array
-from embark.data.prepare.arrow.row_parser import Location, RowParser
 from embark.data.prepare.inputs import InputFile, Inputs, open_inputs
 from embark.data.prepare.later_rows import schema_in
-from embark.data.prepare.rows import MAX_QUOTED, RawRows
 from embark.data.prepare.sampling import CRITEO_COLUMNS
-from embark.data.prepare.schema import Schema
 from embark.data.prepare.tasks import open_reader
 from embark.errors import DataError, UserError, nearest
 from embark.export.artifact import Artifact, RowFormat, open_artifact
+from embark.features.arrow.cells import as_utf8, is_text, normalize_array
+from embark.features.arrow.row_parser import Location, RowParser
+from embark.features.rows import MAX_QUOTED, RawRows
+from embark.features.schema import Schema
 from embark.serve.outputs import outputs_of
 from embark.spec.data import PrepareSpec
 
@@ -49,9 +49,9 @@ def score_file(
     artifact: str, rows: str, to: str | Path, *, keep: Sequence[str] = (), version: int | None = None,
     model_file: str = "", force: bool = False,
 ) -> ScoreResult:
-    """The scores of the raw rows at `rows` (a CSV, JSON Lines or Parquet file, a folder or a glob), into the Parquet
-    file `to`: column `score`, or one of each task, and before it the columns of the input that `keep` names. A row that
-    cannot be read has no score. `model_file` is the code of a model of your own."""
+    """Score the raw rows at `rows` (a CSV, JSON Lines or Parquet file, a folder or a glob) into the Parquet file `to`:
+    column `score`, or one for each task, and before it the columns of the input that `keep` names. A row that cannot be
+    read has no score. `model_file` is a custom model's code."""
     target = Path(to)
     if target.is_dir():
         raise UserError(f"{target}: is a folder", fix="name the Parquet file to write")
@@ -62,7 +62,7 @@ def score_file(
         raise UserError(f"--keep {taken[0]}: is what the scores are called", fix="rename the column of the input")
     if any((path := inputs.local_path(file.uri)) and target.exists() and target.samefile(path) for file in files):
         raise UserError(f"{target}: is one of the files to score", fix="name another file with --to")
-    from embark.trainers.torch.open_exported import open_on_cpu
+    from embark.trainers.torch.scoring.open_model import open_on_cpu
 
     scoring = _Scoring(opened, inputs, files, tuple(keep), open_on_cpu(opened, model_file).score)
     write_parquet(target, scoring.batches(), {"artifact": opened.place, "version": str(opened.version)})
@@ -86,7 +86,7 @@ class _Scoring:
     examples: list[str] = field(default_factory=list)
 
     def batches(self) -> Iterator[pa.RecordBatch]:
-        """A portion of rows each."""
+        """Yield the output, one portion of rows at a time."""
         rows, encoder = self.artifact.info.rows, self.artifact.encoder
         schema = _schema_of_files(rows, self.inputs, self.files)
         if lacking := [name for name in self.keep if schema.columns and name not in schema.columns]:
@@ -120,7 +120,7 @@ class _Scoring:
 
 
 class _NumberingParser(RowParser):
-    """Numbers the rows of each portion, those that cannot be read among them, and keeps columns for the output."""
+    """Numbers the rows of each portion, those that cannot be read included, and keeps columns for the output."""
 
     def __init__(self, schema: Schema, prepare: PrepareSpec, keep: Sequence[str]) -> None:
         super().__init__(schema, prepare)
@@ -144,7 +144,8 @@ class _NumberingParser(RowParser):
 
 
 def _schema_of_files(rows: RowFormat, inputs: Inputs, files: Sequence[InputFile]) -> Schema:
-    """Criteo's files are read with or without their label, as any text without a header."""
+    """Return the columns of the files. Criteo's files are read with or without their label, as any text without a
+    header."""
     if rows.columns.format != "criteo":
         return schema_in(rows.columns, rows.prepare, inputs, files)
     names = CRITEO_COLUMNS

@@ -23,7 +23,7 @@ OTHER_FIELDS = frozenset({
     "data.path", "data.prepare", "data.cache_gb", "data.cache_dir",  # the data's content counts, not where it lies
     "train.num_epochs", "train.num_steps", "train.eval_every", "train.early_stopping_patience",
     "train.early_stopping_metric", "train.early_stopping_min_delta", "train.sharding", "train.memory_reserve",
-    "train.engine", "train.sparsecore",
+    "train.engine",
 })
 OTHER_SECTIONS = frozenset({"name", "place", "store", "watch", "publish", "serve", "stream"})
 

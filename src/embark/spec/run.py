@@ -233,10 +233,6 @@ def _train_mistakes(spec: RunSpec) -> Iterator[Mistake]:
                            'use "rowwise_adagrad", "adagrad" or "sgd", or a GPU')
     yield from _table_mistakes(spec)
     yield from _weight_mistakes(spec)
-    if train.sparsecore == "on" and device in ("cpu", "cuda"):
-        yield _mistake("train.sparsecore", train.sparsecore,
-                       f'only TPUs have SparseCores, and place.device = "{device}"',
-                       'place.device = "tpu", or leave train.sparsecore out')
     if train.engine == "pipeline" and spec.has_bf16_tables:
         yield _mistake("train.engine", train.engine, "has no tables in bf16: FBGEMM's training kernels do not",
                        'leave it out, or use "fp16" or "fp32" for the tables')

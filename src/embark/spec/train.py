@@ -40,7 +40,8 @@ class TrainSpec(Section):
     """The gradient of the dense layers, all together, is scaled down to this L2 norm where it is larger; 0: never.
     Gradients of tables are not clipped."""
     warmup_steps: NonNegativeInt = 0
-    """Steps of linear warm-up from zero; applies to the tables too."""
+    """Steps of linear warm-up from zero; applies to the tables too. If this and both rates are left out, a quarter of
+    an epoch, at most 100, where Adagrad trains a network with dense columns."""
     decay: Literal["none", "linear", "polynomial", "cosine"] = "none"
     """Learning-rate decay after the warm-up; applies to the tables too. `polynomial` has power 2."""
     decay_start_step: NonNegativeInt = 0
@@ -62,9 +63,6 @@ class TrainSpec(Section):
     engine: Literal["auto", "cuda_graph", "pipeline"] = "auto"
     """`cuda_graph`: the complete step as one CUDA graph. `pipeline`: TorchRec's `TrainPipelineSparseDist`, which
     supports any model. `auto`: `cuda_graph` on a GPU if the run allows it."""
-    sparsecore: Literal["auto", "on", "off"] = "auto"
-    """Use a TPU's SparseCores for table lookups and updates. `auto`: if the chip has them, jax-tpu-embedding is
-    installed and the run allows it. `on`: fail if not."""
     eval_every: NonNegativeInt = 0
     """Steps between evaluations on held-out samples; 0: only at the end."""
     early_stopping_patience: NonNegativeInt = 0

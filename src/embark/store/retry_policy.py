@@ -22,6 +22,10 @@ class RetryPolicy:
     give_up_s: float = 180.0  # Past this no further retry begins. Signed requests are good for five minutes.
 
 
+BRIEF_RETRY = RetryPolicy(max_retries=1, connect_s=5.0, silence_s=10.0, request_s=20.0, give_up_s=20.0)
+"""For reads that a command can do without: a store that does not answer is not waited for."""
+
+
 class RetriesExhausted(Exception):
     """The last failure, and how many attempts there were."""
 

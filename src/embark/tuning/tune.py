@@ -22,7 +22,7 @@ from embark.events import Event, Sink, read_events
 from embark.events.events import to_jsonable
 from embark.events.spending import attempts, spending
 from embark.formatting import format_usd
-from embark.model.batch import num_steps_of
+from embark.model.steps import num_steps_of
 from embark.run.finished import OneRank
 from embark.run.hold_run import Opening, hold_run
 from embark.run.identity import identity_of

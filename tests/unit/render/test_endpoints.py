@@ -13,12 +13,12 @@ import yaml
 from botocore.validate import ParamValidator
 from recorded_commands import STUB, run_script
 
+from cloudsim.grammar import load_grammar
 from embark.catalog import load_catalog
 from embark.errors import SpecError
 from embark.lint.check import lint_texts
 from embark.lint.rendered import refuse_faults
 from embark.plan.serving import replica_bytes, table_bytes
-from embark.rehearse.account.grammar import load_grammar
 from embark.render.job import make_job
 from embark.render.render import render
 from embark.render.serving import ENDPOINTS

@@ -2,7 +2,6 @@
 
 import base64
 import shlex
-from collections.abc import Mapping
 from typing import Any
 
 from embark.render.command import (
@@ -68,19 +67,6 @@ def pod_overlay(job: Job) -> dict[str, Any]:
         "securityContext": {"runAsNonRoot": True, "runAsUser": USER_ID, "runAsGroup": USER_ID, "fsGroup": USER_ID},
     }
     return {"metadata": {"labels": dict(IDENTITY_LABEL)}, "spec": spec} if has_identity_label(job) else {"spec": spec}
-
-
-def component_here(*, name: str, num_nodes: int, num_processes: int, use_gpu: bool, python: str, spec_path: str,
-                   port: int, env: Mapping[str, str]) -> str:
-    """Python source for processes of this machine, by TorchX's `local_cwd`: no image, and a spec that lies here."""
-    line = ranks_line([python, *ranks_words(spec_path=spec_path)[1:]], "MEETING")
-    values = {
-        "NAME": name, "IMAGE": "", "NUM_NODES": num_nodes, "NUM_PROCESSES": num_processes,
-        "NUM_GPUS": num_processes if use_gpu else 0, "NUM_CPUS": num_processes, "MEMORY_MB": 1024, "DEVICES": {},
-        "LABELS": {}, "ENVIRONMENT": dict(env), "MAX_RETRIES": 0, "START": f"exec {line}", "PORT": port,
-        "WAIT_S": WAIT_S, "POD": {}, "CLAIMS": {},
-    }
-    return python_text("cloud_component.py.j2", values, about=f"Trains {name} on this machine, by TorchX.")
 
 
 def _start(job: Job) -> str:

@@ -22,7 +22,7 @@ from embark.launch.backend import (
 from embark.launch.backends.kubernetes.kubectl import Cluster, Forbidden, Kubectl, classify_error
 from embark.launch.backends.kubernetes.pods import PodLogPosition, PodStatus
 from embark.launch.backends.kubernetes.status import KINDS, RunKind, event_of, failed_condition, status_of
-from embark.launch.log_follower import LogSource, follow_logs, read_logs
+from embark.launch.log_tail import LogSource, read_logs, tail_logs
 from embark.launch.shell import CommandResult, LineStream
 from embark.lint.rendered import render_spec
 from embark.render.job import Job, make_job
@@ -107,7 +107,7 @@ class Kubernetes(LaunchBackend):
         split = self._kind(handle).line
         yield from map(split, read_logs(sources))
         if follow:
-            yield from map(split, follow_logs(
+            yield from map(split, tail_logs(
                 lambda: (self._log_sources(handle, positions), self.status(handle).has_ended), self.poll_s))
 
     def events(self, handle: RunHandle) -> list[RunEvent]:

@@ -9,8 +9,17 @@ from typing import Any
 
 from embark.kubernetes.names import INDEX_LABELS
 from embark.kubernetes.objects import condition_of
-from embark.launch.backend import LogLine, Reason, RunEvent, time_ns, time_s
-from embark.launch.explanations import explain_exit, explain_preemption, explain_unschedulable, explain_waiting
+from embark.launch.backend import (
+    LogLine,
+    Reason,
+    RunEvent,
+    explain_exit,
+    explain_preemption,
+    explain_unschedulable,
+    explain_waiting,
+    time_ns,
+    time_s,
+)
 
 _NODE_FIXES = {"FailedMount": "kubectl describe pvc", "FailedAttachVolume": "kubectl describe pvc",
                "FailedCreatePodSandBox": "kubectl describe node"}

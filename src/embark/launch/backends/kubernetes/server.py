@@ -12,7 +12,7 @@ from embark.launch.backend import time_s as to_time_s
 from embark.launch.backends.kubernetes.backend import Kubernetes, require_image
 from embark.launch.backends.kubernetes.pods import PodStatus
 from embark.launch.backends.kubernetes.status import RunKind
-from embark.launch.backends.local_server import artifact_remains
+from embark.launch.backends.local import artifact_remains
 from embark.render.job import make_job
 from embark.render.serving import artifact_of, server_name
 from embark.render.targets.serve import CONTAINER, FILES, GRACE_S, SERVER

@@ -11,10 +11,20 @@ from embark.errors import ExitCode
 from embark.formatting import pluralize, to_one_line
 from embark.kubernetes.names import JOB_NAME, JOBSET_NAME
 from embark.kubernetes.objects import condition_of
-from embark.launch.backend import LogLine, Reason, Replica, RunEvent, State, Status, time_s
+from embark.launch.backend import (
+    LogLine,
+    Reason,
+    Replica,
+    RunEvent,
+    State,
+    Status,
+    explain,
+    explain_exit,
+    explain_unschedulable,
+    time_s,
+)
 from embark.launch.backends.kubernetes.pods import PodStatus, newest
-from embark.launch.backends.ray.status import line_of
-from embark.launch.explanations import explain, explain_exit, explain_unschedulable
+from embark.launch.backends.ray import line_of
 from embark.render.targets.kubernetes import CONTAINERS, MANIFESTS
 
 FAILED = ("Failed", "FailureTarget")
