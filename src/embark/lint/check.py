@@ -12,11 +12,12 @@ from typing import Any
 
 from embark.catalog.load import load_catalog
 from embark.errors import UserError, nearest
+from embark.kubernetes.yaml_nodes import SourceFile, Span
+from embark.lint.edits import Edit
 from embark.lint.manifests import Manifests
 from embark.lint.read import Files, read_files, read_sources
 from embark.lint.rule import Finding, Hit, Rule
 from embark.lint.rules import ALL_RULES, SUBJECTS
-from embark.lint.source import Edit, SourceFile, Span
 from embark.store import write_atomic
 
 MAX_PASSES = 12

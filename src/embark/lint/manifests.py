@@ -3,16 +3,18 @@ scripts, images and pods."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
 from embark.catalog.machine import Catalog, Machine
 from embark.kubernetes.names import GKE_ACCELERATOR, INSTANCE_TYPE, SPOT_LABELS
+from embark.kubernetes.yaml_nodes import NOTHING, Node, Span
+from embark.lint.edits import Edit, remove_item, remove_line
 from embark.lint.pods import Container, Launch, PodTemplate, pods_of
 from embark.lint.read import Document, Files
 from embark.lint.shell import Command
-from embark.lint.source import NOTHING, Edit, Node, Span, remove_item, remove_line
 
 INSTANCE_LABELS = (INSTANCE_TYPE, "beta.kubernetes.io/instance-type",
                    "cloud.google.com/machine-type")
@@ -79,11 +81,6 @@ class TrainingJob:
         return self.machines[0] if len(self.machines) == 1 else filled[0] if len(filled) == 1 else None
 
     @property
-    def fills_node(self) -> bool:
-        """Whether it takes all accelerators of every machine it may run on, so that no second pod fits."""
-        return bool(self.machines) and all(one.gpus_per_host <= self.gpus for one in self.machines)
-
-    @property
     def is_spot(self) -> bool:
         return any(self.pod.selector.get(name) == value for pairs in SPOT_LABELS.values() for name, value in pairs)
 
@@ -94,22 +91,19 @@ class TrainingJob:
 
 def jobs_of(pods: Sequence[PodTemplate], catalog: Catalog) -> Iterator[TrainingJob]:
     """Pods that train, each as the job it belongs to; Kubeflow's replicas are one job."""
-    seen: set[int] = set()
     by_root: dict[int, list[PodTemplate]] = {}
     for pod in pods:
         by_root.setdefault(id(pod.document.root), []).append(pod)
     for pod in pods:
-        if not pod.is_training or pod.document.kind in ("RayCluster", "RayJob", "RayService", "Pod"):
-            continue
-        if pod.document.kind == "PyTorchJob":
-            if id(pod.document.root) in seen:
+        siblings = by_root[id(pod.document.root)]
+        if pod.kind == "PyTorchJob":
+            if pod is not siblings[0]:
                 continue
-            seen.add(id(pod.document.root))
-            pod = max(by_root[id(pod.document.root)], key=lambda one: one.role == "Worker")
+            pod = max(siblings, key=lambda one: one.role == "Worker")
         container = pod.main
-        if container is None:
+        if not container or not pod.is_training or pod.kind in ("RayCluster", "RayJob", "RayService", "Pod"):
             continue
-        num_pods, node = _num_pods(pod, by_root[id(pod.document.root)])
+        num_pods, node = _num_pods(pod, siblings)
         machines = machines_of(pod, catalog)
         yield TrainingJob(pod.document, pod.holder, pod, container, container.launch, num_pods, node, machines,
                           cloud_of(pod, machines))
@@ -152,23 +146,25 @@ def _names(machine: Machine) -> set[str]:
 
 
 def _num_pods(pod: PodTemplate, siblings: Sequence[PodTemplate]) -> tuple[int | None, Node]:
-    kind, holder = pod.document.kind, pod.holder
-    if kind in ("Job", "CronJob"):
-        node = holder["parallelism"]
-        return (node.integer if node else 1), node
-    if kind == "JobSet":
-        node = holder["parallelism"]
-        replicated = [job for job in pod.document.at("spec.replicatedJobs") if job.at("template.spec") is holder]
-        replicas = replicated[0]["replicas"].integer if replicated and replicated[0]["replicas"] else 1
-        each = node.integer if node else 1
-        return (None if each is None or replicas is None else each * replicas), node
-    if kind == "TrainJob":
+    """The number of pods, None if it is not a number, and its YAML."""
+    node, factors = pod.holder["parallelism"], [pod.holder["parallelism"]]
+    if pod.kind == "TrainJob":
         node = pod.document.at("spec.trainer.numNodes")
         return node.integer, node
-    if kind == "PyTorchJob":
-        counts = [one.holder["replicas"].integer if one.holder["replicas"] else 1 for one in siblings]
-        return (None if None in counts else sum(count or 0 for count in counts)), holder["replicas"]
-    return None, NOTHING
+    if pod.kind == "PyTorchJob":
+        counts = [_count(one.holder["replicas"]) for one in siblings]
+        return (None if None in counts else sum(count or 0 for count in counts)), pod.holder["replicas"]
+    if pod.kind == "JobSet":
+        factors += [job["replicas"] for job in pod.document.at("spec.replicatedJobs")
+                    if job.at("template.spec") is pod.holder]
+    elif pod.kind not in ("Job", "CronJob"):
+        return None, NOTHING
+    counts = list(map(_count, factors))
+    return (None if None in counts else math.prod(count or 0 for count in counts)), node
+
+
+def _count(node: Node) -> int | None:
+    return node.integer if node else 1
 
 
 @dataclass(frozen=True)
@@ -263,27 +259,20 @@ class Setting:
 
 def settings(manifests: Manifests) -> Iterator[Setting]:
     """Settings of containers that train, of scripts and of Dockerfiles."""
-    jobs = {id(job.container): job for job in manifests.jobs}
-    by_pod = {id(job.pod): job for job in manifests.jobs}
+    jobs = {id(job.pod): job for job in manifests.jobs}
     for pod in manifests.pods:
-        if not pod.is_training:
-            continue
-        for container in pod.containers:
+        for container in pod.containers if pod.is_training else ():
             with_efa = _has_efa(container.environment)
             for name, (entry, node) in container.environment.items():
                 if node:
                     yield Setting(name, node.text, entry.location, (container.node["env"], entry), False,
-                                  jobs.get(id(container)) or by_pod.get(id(pod)), pod, with_efa)
-    for script in manifests.files.scripts:
-        made = [one for command in script for one in command.assignments]
-        with_efa = _has_efa(name for name, _, _ in made)
-        for name, value, location in made:
-            yield Setting(name, value, location, is_exported=True, is_with_efa=with_efa)
-    for dockerfile in manifests.files.dockerfiles:
-        contents = dockerfile.environment
-        with_efa = _has_efa(name for name, _, _ in contents)
-        for name, value, location in contents:
-            yield Setting(name, value, location, is_with_efa=with_efa)
+                                  jobs.get(id(pod)), pod, with_efa)
+    scripts = [[one for command in script for one in command.assignments] for script in manifests.files.scripts]
+    images = [dockerfile.environment for dockerfile in manifests.files.dockerfiles]
+    for number, assignments in enumerate((*scripts, *images)):
+        with_efa = _has_efa(name for name, _, _ in assignments)
+        for name, value, location in assignments:
+            yield Setting(name, value, location, is_exported=number < len(scripts), is_with_efa=with_efa)
 
 
 def _has_efa(names: Iterable[str]) -> bool:

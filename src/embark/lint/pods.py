@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import Any
 
 from embark.kubernetes.pods import GPU_RESOURCES, is_accelerated, main_container, starts_torchrun, trains
+from embark.kubernetes.yaml_nodes import NOTHING, NOWHERE, Node, SourceFile, Span
 from embark.lint.read import Document
 from embark.lint.shell import Command, Word, make_command, read_shell
-from embark.lint.source import NOTHING, NOWHERE, Node, SourceFile, Span
 
 SHELLS = frozenset({"sh", "bash", "dash", "zsh", "ash"})
 _SWITCHES = frozenset({"standalone", "no-python", "run-path", "use-env"})
@@ -61,10 +61,6 @@ class Launch:
     @property
     def endpoint_host(self) -> str:
         return self.endpoint.rpartition(":")[0] if re.search(r":\d+$|:\$", self.endpoint) else self.endpoint
-
-    @property
-    def is_c10d(self) -> bool:
-        return self.options.get("rdzv-backend") == "c10d"
 
 
 def launch_of_argv(argv: Sequence[str], environment: Mapping[str, str] | None = None) -> Launch | None:

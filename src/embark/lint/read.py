@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import Literal
 
 from embark.errors import UserError
+from embark.kubernetes.yaml_nodes import BadYaml, Node, SourceFile, Span, read_yaml
 from embark.lint.shell import Command, read_shell
-from embark.lint.source import BadYaml, Node, SourceFile, Span, read_yaml
 
 _INSTRUCTION = re.compile(r"^[ \t]*([A-Za-z]+)[ \t]+((?:(?:.*\\[^\S\n]*|^[^\S\n]*#.*)\n)*.*\n?)", re.MULTILINE)
 """An instruction with its continued lines, and the comments between them."""
@@ -52,9 +52,6 @@ class Dockerfile:
     instructions: tuple[Instruction, ...]
     commands: tuple[Command, ...]  # The commands of every RUN.
 
-    def all(self, name: str) -> list[Instruction]:
-        return [one for one in self.instructions if one.name == name]
-
     @property
     def last_stage(self) -> list[Instruction]:
         """The instructions of the last stage."""
@@ -81,7 +78,9 @@ class Dockerfile:
         arguments = {name: value for name, value, _ in self.environment}
         stages: set[str] = set()
         images = []
-        for one in self.all("FROM"):
+        for one in self.instructions:
+            if one.name != "FROM":
+                continue
             words = [word for word in one.words if not word.startswith("--")]
             if not words:
                 continue

@@ -6,7 +6,8 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Literal, Protocol
 
-from embark.lint.source import Edit, Span
+from embark.kubernetes.yaml_nodes import Span
+from embark.lint.edits import Edit
 
 Level = Literal["error", "warning"]
 

@@ -8,7 +8,7 @@ import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
-from embark.lint.source import SourceFile, Span
+from embark.kubernetes.yaml_nodes import SourceFile, Span
 
 _BREAKS = frozenset(";&|()\n")
 _RESERVED = frozenset({"if", "then", "elif", "else", "fi", "for", "while", "until", "do", "done", "case", "esac", "in",

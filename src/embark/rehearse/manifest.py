@@ -6,8 +6,8 @@ from pathlib import Path
 from embark.errors import UserError
 from embark.kubernetes.objects import K8sObject, Objects, name_of
 from embark.kubernetes.pods import pod_specs, trains
+from embark.kubernetes.yaml_nodes import SourceFile
 from embark.lint.read import read_sources
-from embark.lint.source import SourceFile
 
 KINDS = ("Job", "JobSet", "TrainJob", "PyTorchJob", "RayJob", "Pod")  # Those that make pods which train.
 MANIFEST_SUFFIXES = (".yaml", ".yml", ".json")

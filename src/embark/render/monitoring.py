@@ -39,7 +39,9 @@ def render_monitoring(job: Job) -> list[File]:
                  ("gcp", True): ["ops_agent.yaml"]}.get((job.cloud, is_vm), [])
     files = [File(name, job_text(f"{job.cloud}/{name}.j2", job)) for name in templates]
     if job.cloud == "azure" and not is_vm:
-        files.append(File("alert_rules.json", job_text("azure/alert_rules.json.j2", job, rules=azure_rules(job))))
+        files.append(File("alert_rules.json", job_text(
+            "azure/alert_rules.json.j2", job, alerts=alerts() if is_scraped(job) else [], idle_minutes=IDLE_MINUTES,
+            idle_percent=IDLE_PERCENT)))
     if job.cloud == "gcp":
         files += [File(f"{name}.json", job_text(f"gcp/{name}.json.j2", job, idle_minutes=IDLE_MINUTES,
                                                 idle_percent=IDLE_PERCENT)) for name in POLICIES]
@@ -59,20 +61,6 @@ def render_budget(job: Job) -> list[File]:
         # The budget is the whole account's: a filter by tag sees nothing until the tag is activated for billing.
         *([File("budget.json", job_text(f"{job.cloud}/budget.json.j2", job))] if job.cloud != "gcp" else []),
     ]
-
-
-def azure_rules(job: Job) -> list[tuple[str, str, int, str]]:
-    """Alert rules of Prometheus, which `az` alone cannot make: name, expression, minutes and description."""
-    rules = [
-        ("IdleGpus", f"avg(DCGM_FI_DEV_GPU_UTIL) < {IDLE_PERCENT}", IDLE_MINUTES,
-         "Machines are paid for and do not train."),
-        ("FailedPods", f'sum(kube_pod_status_phase{{namespace="{job.namespace}",phase="Failed"}}) > 0', 5,
-         "A pod of the run has failed."),
-        ("DeadMachines", 'sum(kube_node_status_condition{condition="Ready",status!="true"}) > 0', 5,
-         "A machine of the cluster does not answer."),
-    ]
-    own = [(one.name, one.expression, max(1, one.minutes), one.what) for one in alerts()]
-    return [*rules, *own] if is_scraped(job) else rules
 
 
 def is_scraped(job: Job) -> bool:

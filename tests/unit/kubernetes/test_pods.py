@@ -9,9 +9,9 @@ import yaml
 
 from embark.kubernetes.objects import Objects
 from embark.kubernetes.pods import PodIdentity, main_container, make_pod, pod_specs, trains
+from embark.kubernetes.yaml_nodes import SourceFile
 from embark.lint.pods import pods_of
 from embark.lint.read import read_sources
-from embark.lint.source import SourceFile
 
 PLAIN = {"name": "logger", "command": ["tail", "-f", "log"]}
 TORCHRUN = {"name": "ranks", "command": ["sh", "-c", "exec python -m torch.distributed.run train.py"]}

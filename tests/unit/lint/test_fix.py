@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from embark.kubernetes.yaml_nodes import SourceFile
 from embark.lint.check import fix_paths, lint_paths, lint_texts, still_reads
-from embark.lint.source import SourceFile
 
 FIXTURES = Path(__file__).parents[3] / "tests" / "fixtures" / "lint"
 FILES = [path for group in ("guides", "accepted", "faulty") for path in sorted((FIXTURES / group).iterdir())]

@@ -9,9 +9,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from embark.errors import UserError
+from embark.kubernetes.yaml_nodes import MAX_DEPTH, SourceFile, read_yaml
 from embark.lint.check import lint_paths, lint_texts
 from embark.lint.read import MAX_BYTES, kind_of, read_files
-from embark.lint.source import MAX_DEPTH, SourceFile, read_yaml
 
 NAMES = ("x.yaml", "x.sh", "Dockerfile", "x.py", "requirements.txt", "x.json")
 

@@ -9,10 +9,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from embark.kubernetes.yaml_nodes import SourceFile
 from embark.lint.pods import launch_of_text
 from embark.lint.read import read_dockerfile
 from embark.lint.shell import read_shell
-from embark.lint.source import SourceFile
 
 
 def commands(text):

@@ -9,12 +9,12 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from embark.lint.edits import replace_within
 from embark.lint.manifests import Manifests, Setting, settings
 from embark.lint.read import Document
 from embark.lint.rule import Hit, Hits, Rule
 from embark.lint.rules import aws_azure, files, following, gcp, jobs, kubeflow, rendezvous, serving
 from embark.lint.shell import Command
-from embark.lint.source import replace_within
 
 SUBJECTS: dict[str, Callable[[Manifests], Iterable[Any]]] = {
     "manifests": lambda manifests: [manifests], "job": lambda manifests: manifests.jobs,

@@ -5,11 +5,12 @@ import re
 from collections.abc import Iterator, Mapping
 
 from embark.catalog.machine import Machine
+from embark.kubernetes.yaml_nodes import Node, Span
+from embark.lint.edits import set_key, set_scalar
 from embark.lint.manifests import Manifests, Setting, TrainingJob
 from embark.lint.read import Document
 from embark.lint.rule import Hit, Hits
 from embark.lint.shell import Command
-from embark.lint.source import Node, Span, set_key, set_scalar
 
 OLDEST_EKS = (1, 31)  # The oldest that EKS supports at all, as of 2026-11.
 DEFAULT_EKS = "1.34"
@@ -41,7 +42,7 @@ def device_plugin_moved(command: Command) -> Hits:
     for word in command.words:
         match = re.search(r"NVIDIA/k8s-device-plugin/(v?[\w.]+)/(deployments/static/)?nvidia-device-plugin\.ya?ml",
                           word.text)
-        if command.name != "kubectl" or match is None:
+        if command.name != "kubectl" or not match:
             continue
         numbers = tuple(int(part) for part in re.findall(r"\d+", match[1])[:2])
         if match[2] is None and (not numbers or numbers >= (0, 15)):
@@ -175,7 +176,7 @@ def node_groups(manifests: Manifests) -> Iterator[tuple[Node, Machine]]:
             types = [group["instanceType"].text, *group["instanceTypes"].words,
                      *group.at("instancesDistribution.instanceTypes").words]
             machine = next(filter(None, map(manifests.machine, types)), None)
-            if machine is not None:
+            if machine:
                 yield group, machine
 
 
@@ -218,7 +219,7 @@ _SIZE_FLAGS = ("--node-vm-size", "-s")
 
 def gpus_in_the_system_pool(command: Command, manifests: Manifests) -> Hits:
     machine = manifests.machine(command.flag(*_SIZE_FLAGS) or "") if command.begins("az aks create") else None
-    if machine is not None:
+    if machine:
         yield Hit(command.value_location(*_SIZE_FLAGS), f"{machine.name} becomes the system pool",
                   f"az aks create with a small size, then az aks nodepool add --node-vm-size {machine.name}")
 
@@ -257,7 +258,7 @@ def no_nic_policy(manifests: Manifests) -> Hits:
 def infiniband_not_requested(job: TrainingJob) -> Hits:
     machine = job.machine
     asks = any(job.container.amount(name) for name in RDMA_RESOURCES)
-    if job.is_distributed and machine is not None and machine.fabric.name == "infiniband" and not asks:
+    if job.is_distributed and machine and machine.fabric.name == "infiniband" and not asks:
         yield Hit(job.container.limits or job, f"{machine.name} has InfiniBand and no pod asks for it",
                   f"limits: {{rdma/ib: {machine.num_fabric_devices}}}, or rdma/shared_ib: 1 with the shared plugin")
 
@@ -285,7 +286,7 @@ def aks_pools(manifests: Manifests) -> Iterator[tuple[Command, Machine]]:
     for command in manifests.commands:
         if command.begins("az aks create") or command.begins("az aks nodepool add"):
             machine = manifests.machine(command.flag(*_SIZE_FLAGS) or "")
-            if machine is not None:
+            if machine:
                 yield command, machine
 
 

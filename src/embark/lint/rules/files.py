@@ -5,11 +5,12 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+from embark.kubernetes.yaml_nodes import SourceFile, Span, is_unsafe
+from embark.lint.edits import replace_within
 from embark.lint.manifests import Manifests, TrainingJob
 from embark.lint.read import Dockerfile, Document, PythonFile
 from embark.lint.rule import Hit, Hits
 from embark.lint.shell import Command
-from embark.lint.source import SourceFile, Span, is_unsafe, replace_within
 from embark.stack.versions import Triple, default_triple, load_triples
 
 
@@ -191,7 +192,7 @@ def _requirements(source: SourceFile) -> Iterator[Pin]:
 
 def _pin(text: str, location: Span) -> Pin | None:
     match = _REQUIREMENT.match(text)
-    if match is None:
+    if not match:
         return None
     exact = match[3] if match[2] in ("==", "===", "~=") else ""
     return Pin(re.sub(r"[-_.]+", "-", match[1]).lower(), exact or "", location)

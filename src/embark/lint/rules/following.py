@@ -2,12 +2,13 @@
 
 from collections.abc import Iterator
 
+from embark.kubernetes.yaml_nodes import Node
+from embark.lint.edits import set_key, set_scalar
 from embark.lint.manifests import Manifests
 from embark.lint.pods import Container, PodTemplate
 from embark.lint.read import Document
 from embark.lint.rule import Hit, Hits
 from embark.lint.rules.serving import SCALERS
-from embark.lint.source import Node, set_key, set_scalar
 from embark.render.serving import MIN_RETENTION_S, published_uri
 from embark.spec import RunSpec, parse_spec
 

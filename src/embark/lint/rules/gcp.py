@@ -8,12 +8,13 @@ from dataclasses import dataclass
 
 from embark.catalog.machine import Machine
 from embark.errors import nearest
+from embark.kubernetes.yaml_nodes import Span
+from embark.lint.edits import Edit, replace_within
 from embark.lint.manifests import Manifests, TrainingJob
 from embark.lint.pods import PodTemplate, launch_of_argv
 from embark.lint.read import PythonFile
 from embark.lint.rule import Hit, Hits
 from embark.lint.shell import Command
-from embark.lint.source import Edit, Span, replace_within
 
 _TCPX_WORDS = re.compile(r"tcpx|fastrak", re.IGNORECASE)
 _DAEMONS = re.compile(r"tcpgpudmarxd|tcpx-daemon|tcpxo-daemon|fastrak")
@@ -124,7 +125,7 @@ def no_location(gke_pool: Command, manifests: Manifests) -> Hits:
 def gpus_in_the_default_pool(command: Command, manifests: Manifests) -> Hits:
     if command.begins("gcloud container clusters create"):
         machine = _gpu_machine(manifests, command)
-        if machine is not None:
+        if machine:
             yield Hit(command.value_location("--machine-type"), f"{machine.name} is the default pool")
 
 
@@ -140,7 +141,7 @@ def filestore_too_slow(manifests: Manifests) -> Hits:
     volume = manifests.catalog.volumes.get("filestore-zonal")
     for command in manifests.commands:
         size = re.search(r"capacity=(\d+)\s*(TB|TiB|T|GB|GiB|G)?", command.flag("--file-share") or "", re.IGNORECASE)
-        if not command.begins("gcloud filestore instances create") or size is None or volume is None:
+        if not command.begins("gcloud filestore instances create") or not size or not volume:
             continue
         tib = float(size[1]) / (1 if (size[2] or "G").upper().startswith("T") else 1024)
         speed = volume.gbyte_per_s(tib)
@@ -158,7 +159,7 @@ def jobs_on_fabrics(manifests: Manifests) -> Iterator[tuple[TrainingJob, Machine
     """Jobs over several machines that have GPU networks of their own."""
     for job in manifests.jobs:
         machine = job.machine
-        if job.is_distributed and machine is not None and machine.fabric.name.startswith("gpudirect") \
+        if job.is_distributed and machine and machine.fabric.name.startswith("gpudirect") \
                 and job.gpus == machine.gpus_per_host and job.pod.is_complete:
             yield job, machine
 

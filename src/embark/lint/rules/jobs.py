@@ -10,12 +10,13 @@ from embark.errors import ExitCode
 from embark.kubernetes.names import GKE_ACCELERATOR, SPOT_LABELS
 from embark.kubernetes.objects import quantity
 from embark.kubernetes.pods import DEFAULT_GRACE_S, NVIDIA_GPU
+from embark.kubernetes.yaml_nodes import Node
+from embark.lint.edits import add_key, replace_within, set_key, set_scalar
 from embark.lint.manifests import Manifests, TrainingJob
 from embark.lint.pods import SHELLS, Container, PodTemplate
 from embark.lint.read import Document, PythonFile
 from embark.lint.rule import Hit, Hits
 from embark.lint.shell import Command
-from embark.lint.source import Node, add_key, replace_within, set_key, set_scalar
 
 GRACE_FIELD = "terminationGracePeriodSeconds"
 
@@ -196,8 +197,8 @@ def no_anti_affinity(job: TrainingJob) -> Hits:
     if not job.is_distributed or spread or exclusive or not job.pod.is_complete or job.gpus < 2:
         return
     has_fabric = any(job.container.amount(name) for name in ("vpc.amazonaws.com/efa", "rdma/ib"))
-    if not job.fills_node and not has_fabric:
-        larger = [one.name for one in job.machines if one.gpus_per_host > job.gpus]
+    larger = [one.name for one in job.machines if one.gpus_per_host > job.gpus]
+    if (larger or not job.machines) and not has_fabric:
         why = f": {larger[0]} has room for two" if larger else ""
         yield Hit(job, f"nothing keeps two pods off one node{why}")
 
@@ -253,7 +254,7 @@ def more_than_a_node_has(job: TrainingJob) -> Hits:
 
 def script_not_in_image(trainer: Container, pod: PodTemplate) -> Hits:
     launch, image = trainer.launch, trainer.image
-    if launch is None or launch.is_module or not launch.script.endswith(".py") or not STOCK_IMAGES.match(image.text) \
+    if not launch or launch.is_module or not launch.script.endswith(".py") or not STOCK_IMAGES.match(image.text) \
             or pod.spec["initContainers"].items:
         return
     folder = launch.script.rpartition("/")[0] if launch.script.startswith("/") else trainer.node["workingDir"].text
@@ -289,7 +290,7 @@ def unknown_accelerator_label(pod: PodTemplate, manifests: Manifests) -> Hits:
     known = {one.gke_accelerator for one in manifests.catalog.machines.values() if one.gke_accelerator}
     node = pod.spec["nodeSelector"][GKE_ACCELERATOR]
     gpu = re.search(r"a100|h100|h200|b200", node.text)
-    if node.text.startswith("nvidia") and node.text not in known and gpu is not None:
+    if node.text.startswith("nvidia") and node.text not in known and gpu:
         near = sorted(label for label in known if gpu[0] in label)
         yield Hit(node, f"GKE labels no node {GKE_ACCELERATOR}: {node.text}", f"one of: {', '.join(near)}")
 

@@ -4,13 +4,13 @@ import ast
 import re
 from collections.abc import Iterator
 
-from embark.catalog.machine import Catalog, Machine
+from embark.kubernetes.yaml_nodes import Node
+from embark.lint.edits import Edit, add_key, remove_item, remove_key, set_scalar
 from embark.lint.manifests import Manifests, TrainingJob
 from embark.lint.pods import PodTemplate, patches
 from embark.lint.read import Document
-from embark.lint.rule import Hit, Hits
+from embark.lint.rule import Hit, Hits, Located
 from embark.lint.shell import Command
-from embark.lint.source import Edit, Node, Span, add_key, remove_item, remove_key, set_scalar
 from embark.spec import parse_spec
 
 RESERVED = ("PET_NNODES", "PET_NPROC_PER_NODE", "PET_NODE_RANK", "PET_MASTER_ADDR", "PET_MASTER_PORT")
@@ -25,11 +25,11 @@ def container_not_pytorch(pod: PodTemplate) -> Hits:
 
 
 def python_for_torchrun(pod: PodTemplate) -> Hits:
-    if pod.main is None:
+    if not pod.main:
         return
     launch = pod.main.launch
     elastic = pod.document.at("spec.elasticPolicy")
-    if launch is None or launch.program != "python" or not (elastic or pod.main.num_gpus > 1):
+    if not launch or launch.program != "python" or not (elastic or pod.main.num_gpus > 1):
         return
     first = next(iter(pod.main.node["command"]), pod.main.node["command"])
     is_alone = re.fullmatch(r"python[\d.]*", first.text) is not None and launch.argv[1:2] == (launch.script,)
@@ -129,16 +129,26 @@ def old_trainer_api(document: Document) -> Hits:
 
 
 def torchx_takes_the_whole_node(manifests: Manifests) -> Hits:
+    requests: list[tuple[Located, dict[str, str]]] = []
     for command in torchx_runs(manifests):
-        named = command.flag("-h", "--h") or ""
-        gpus, cpu, mem_mb = (_number(command.flag(name)) for name in ("--gpu", "--cpu", "--memMB"))
-        yield from _beyond(manifests, command.value_location("--cpu", "-h"), gpus, cpu, mem_mb, named)
+        machine = manifests.machine((command.flag("-h", "--h") or "").removeprefix("aws_"))
+        whole = {"gpu": f"{machine.gpus_per_host}", "cpu": f"{machine.vcpus:g}"} if machine else {}
+        flags = {name: command.flag(f"--{name}") or "" for name in ("gpu", "cpu", "memMB")}
+        requests.append((command.value_location("--cpu", "-h"), flags if flags["cpu"] else whole))
     for file in manifests.files.pythons:
-        for call in file.calls("Resource"):
-            values = {key.arg: key.value.value for key in call.keywords
-                      if isinstance(key.value, ast.Constant) and isinstance(key.value.value, int)}
-            requested = [_number(str(values.get(name, ""))) for name in ("gpu", "cpu", "memMB")]
-            yield from _beyond(manifests, file.location(call), requested[0], requested[1], requested[2], "")
+        requests += [(file.location(call), {key.arg or "": ast.unparse(key.value).replace("_", "")
+                                            for key in call.keywords}) for call in file.calls("Resource")]
+    for where, request in requests:
+        gpus, cpus, mem_mb = (int(text) if (text := request.get(name, "")).isdigit() else 0
+                              for name in ("gpu", "cpu", "memMB"))
+        machines = [one for one in manifests.catalog.machines.values() if one.gpus_per_host == gpus]
+        machines = [one for one in machines if one.vcpus == cpus] or machines
+        if cpus and machines and not any((one.allocatable_vcpus or 0) >= cpus and
+                                         (one.allocatable_gib or 0) >= mem_mb / 1024 for one in machines):
+            one = machines[0]
+            cpu, gib = int((one.allocatable_vcpus or 0) * 0.95), int((one.allocatable_gib or 0) * 0.95)
+            yield Hit(where, f"{cpus} vCPUs and {mem_mb:,} MB are more than {one.name} has for pods",
+                      f"on {one.name}: --cpu {cpu} --memMB {gib * 1024}")
 
 
 def torchx_workspace(torchx: Command) -> Hits:
@@ -156,41 +166,6 @@ def torchx_runs(manifests: Manifests) -> Iterator[Command]:
     for command in manifests.commands:
         if command.begins("torchx run") and command.flag("-s", "--scheduler") == "kubernetes":
             yield command
-
-
-def _beyond(manifests: Manifests, location: Span, gpus: float | None, cpu: float | None, mem_mb: float | None,
-            named: str) -> Hits:
-    """A request that equals a machine's whole, or is beyond what any machine of that size has left."""
-    machine = manifests.machine(named.removeprefix("aws_")) if named else None
-    if machine and not cpu:
-        yield Hit(location, f"{named} asks for all {machine.vcpus:g} vCPUs of the node", _leave(machine))
-        return
-    if not gpus or not cpu:
-        return
-    of_size = sorted((one for one in _with_gpus(manifests.catalog, gpus) if one.vcpus == cpu),
-                     key=lambda one: abs((one.memory_gib or 0) - (mem_mb or 0) / 1024))
-    fits = [one for one in _with_gpus(manifests.catalog, gpus) if (one.allocatable_vcpus or 0) >= cpu
-            and (mem_mb or 0) / 1024 <= (one.allocatable_gib or 0)]
-    if of_size and not any(one in fits for one in of_size):
-        names = ", ".join(one.name for one in of_size[:3])
-        yield Hit(location, f"{cpu:g} is every vCPU of {names}: such a pod fits on none of them", _leave(of_size[0]))
-    elif not fits and _with_gpus(manifests.catalog, gpus):
-        largest = max(_with_gpus(manifests.catalog, gpus), key=lambda one: one.allocatable_gib or 0)
-        yield Hit(location, f"no machine of {gpus:g} GPUs has {cpu:g} vCPUs and {(mem_mb or 0):,.0f} MB for pods",
-                  _leave(largest))
-
-
-def _with_gpus(catalog: Catalog, gpus: float) -> list[Machine]:
-    return [one for one in catalog.machines.values() if one.gpus_per_host == gpus and one.gpu.kind == "gpu"]
-
-
-def _leave(machine: Machine) -> str:
-    cpu, gib = int((machine.allocatable_vcpus or 0) * 0.95), int((machine.allocatable_gib or 0) * 0.95)
-    return f"on {machine.name}: --cpu {cpu} --memMB {gib * 1024}"
-
-
-def _number(text: str | None) -> float | None:
-    return float(text) if text and re.fullmatch(r"\d{1,12}", text) else None
 
 
 def _moved(holder: Node, spec: Node, node: Node) -> tuple[Edit, ...]:

@@ -4,11 +4,12 @@ import itertools
 import re
 from collections.abc import Iterator
 
+from embark.kubernetes.yaml_nodes import Node
+from embark.lint.edits import Edit, replace_within, set_key, set_scalar
 from embark.lint.manifests import Manifests, TrainingJob
 from embark.lint.pods import Container, Launch, PodTemplate
 from embark.lint.read import Document
 from embark.lint.rule import Hit, Hits, Located
-from embark.lint.source import Edit, Node, replace_within, set_key, set_scalar
 
 _REFERENCE = re.compile(r"(?<!\$)\$\(([-._a-zA-Z][-._a-zA-Z0-9]*)\)")
 _VARIABLE = re.compile(r"(?<!\$)\$(?:\(([-.\w]+)\)|\{(\w+)\}|(\w+))")
@@ -56,7 +57,7 @@ def endpoint_not_a_pod_name(own_job: TrainingJob, launch: Launch, manifests: Man
     known = own_job.container.env_values
     host = _VARIABLE.sub(lambda found: known.get(found[1] or found[2] or found[3], found[0]), launch.endpoint_host)
     match = _POD_NAME.match(host)
-    if match is None or host.replace(".", "").isdigit() or host == "localhost" or not own_job.is_distributed \
+    if not match or host.replace(".", "").isdigit() or host == "localhost" or not own_job.is_distributed \
             or (own_job.kind == "JobSet" and not subdomain):
         return
     service = match["service"] or ""
@@ -130,7 +131,7 @@ def service_selects_nothing(served_job: TrainingJob, service: Document) -> Hits:
 
 def nnodes_differs(job: TrainingJob) -> Hits:
     launch, num_pods = job.launch, job.num_pods
-    if launch is None or not launch.is_torchrun or launch.nnodes is None or num_pods is None:
+    if not launch or not launch.is_torchrun or launch.nnodes is None or num_pods is None:
         return
     low, high = launch.nnodes
     if low <= num_pods <= high:
@@ -173,7 +174,7 @@ def scaled_without_nnodes(document: Document) -> Hits:
 
 
 def lacks_c10d_option(job: TrainingJob, *, option: str, word: str = "", fix: str = "") -> Hits:
-    if job.is_plain_job and job.is_distributed and job.launch and job.launch.is_c10d \
+    if job.is_plain_job and job.is_distributed and job.launch and job.launch.options.get("rdzv-backend") == "c10d" \
             and (option not in job.launch.options or word not in job.launch.options[option]):
         yield Hit(_argument(job, "rdzv"), fix=fix.format(job.document.name))
 
@@ -218,14 +219,14 @@ def _references(container: Container) -> Iterator[tuple[Node, str]]:
 def own_jobs(manifests: Manifests) -> Iterator[tuple[TrainingJob, Launch]]:
     """Jobs whose manifest alone tells torchrun where to meet."""
     for job in manifests.jobs:
-        if job.is_plain_job and job.launch is not None and job.launch.is_torchrun:
+        if job.is_plain_job and job.launch and job.launch.is_torchrun:
             yield job, job.launch
 
 
 def jobs_with_services(manifests: Manifests) -> Iterator[tuple[TrainingJob, Document]]:
     for job in manifests.jobs:
         service = _service(manifests, job)
-        if job.is_plain_job and job.is_distributed and service is not None:
+        if job.is_plain_job and job.is_distributed and service:
             yield job, service
 
 

@@ -5,12 +5,13 @@ from collections.abc import Iterator
 
 from embark.kubernetes.objects import quantity
 from embark.kubernetes.pods import DEFAULT_GRACE_S
+from embark.kubernetes.yaml_nodes import NOTHING, Node
+from embark.lint.edits import remove_key, set_key
 from embark.lint.manifests import Manifests
 from embark.lint.pods import Container, PodTemplate
 from embark.lint.read import Document
 from embark.lint.rule import Hit, Hits
 from embark.lint.rules.jobs import GRACE_FIELD
-from embark.lint.source import NOTHING, Node, remove_key, set_key
 from embark.render.targets.endpoints import ARTIFACT
 from embark.render.targets.serve import PORT, TABLE_BYTES
 from embark.spec.serve import DRAIN_S

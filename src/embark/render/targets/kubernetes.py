@@ -34,14 +34,6 @@ BESIDE = {"cpu": 1, "memory": 4}  # Processors and GiB on each node for a fabric
 RAY_HEAD = {"cpu": 1, "memory": 4}  # The head fits an ordinary machine of the cluster.
 RAY_SCRIPT = "ray_train.py"
 NAMES = {"aws": "train_dlrm_aws.sh", "azure": "train_dlrm_azure.sh", "gcp": "train_dlrm_gcp.sh"}
-TOOLS = {
-    "aws": {"aws": "https://docs.aws.amazon.com/cli/latest/userguide/getting-started-install.html",
-            "eksctl": "https://eksctl.io/installation/"},
-    "azure": {"az": "https://learn.microsoft.com/cli/azure/install-azure-cli"},
-    "gcp": {"gcloud": "https://cloud.google.com/sdk/docs/install"},
-}
-COMMON_TOOLS = {"kubectl": "https://kubernetes.io/docs/tasks/tools/", "helm": "https://helm.sh/docs/intro/install/"}
-LOGINS = {"aws": "aws sts get-caller-identity", "azure": "az account show", "gcp": "gcloud auth print-access-token"}
 CLUSTER_SCRIPTS = {"aws": "eks_cluster.sh", "azure": "aks_cluster.sh", "gcp": "gke_cluster.sh"}
 PLACEHOLDER_REGISTRY = "registry.example.com/"
 
@@ -92,7 +84,7 @@ def render_launch_script(job: Job) -> list[File]:
         about=f"Trains {job.spec.name} on {job.num_nodes} x {job.machine.name} of {job.cloud}: checks tools, login "
               "and quota, creates what is missing, submits the job and follows it. Safe to repeat: what exists stays. "
               "--dry-run prints every command that would change something, and runs none.",
-        tools={**TOOLS[job.cloud], **COMMON_TOOLS}, login=LOGINS[job.cloud], container=CONTAINER,
+        container=CONTAINER,
         cost=f"{price_text(job)} The cluster and storage are extra.", manifest=manifest, kind=kind,
         has_registry="/" in job.image and not job.image.startswith(PLACEHOLDER_REGISTRY),
         cluster_script=CLUSTER_SCRIPTS[job.cloud], fault_code=int(ExitCode.FAULT),

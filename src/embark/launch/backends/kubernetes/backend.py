@@ -3,6 +3,7 @@
 import os
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 from embark.catalog import load_catalog
 from embark.errors import UserError
@@ -56,10 +57,9 @@ class Kubernetes(LaunchBackend):
     def check(self, request: LaunchRequest) -> None:
         place, handle = request.spec.place, request.handle
         require_image(request.spec)
-        kubectl, name = self._kubectl(handle), self._object(handle)
-        there = kubectl.get(self._kind(handle).name, name)
-        if there is not None:
-            raise UserError(f"{self._kind(handle).name}/{name} already exists in namespace {place.namespace}",
+        kubectl = self._kubectl(handle)
+        if self._find(handle) is not None:
+            raise UserError(f"{self._title(handle)} already exists in namespace {place.namespace}",
                             fix=f"embark status {handle.name}; embark cancel {handle.name} deletes it and keeps the "
                                 "checkpoints; or another --set name=…")
         if place.queue and not kubectl.has("localqueues.kueue.x-k8s.io", place.queue):
@@ -79,21 +79,19 @@ class Kubernetes(LaunchBackend):
         if not self._make_namespace(request, kubectl):
             text = _without_namespace(text)
         kubectl.apply(text, manifest.path, is_check=True)
-        kind, name = self._kind(handle).name, self._object(handle)
-        request.record(Resource(f"{kind}/{name} with its ConfigMap, Service and account in namespace {namespace}",
-                         f"embark cancel {handle.name}"))
+        beside = f"its ConfigMap, Service and account in namespace {namespace}"
+        request.record(Resource(f"{self._title(handle)} with {beside}", f"embark cancel {handle.name}"))
         kubectl.apply(text, manifest.path, is_check=False)
 
     def status(self, handle: RunHandle) -> Status:
-        kubectl = self._kubectl(handle)
-        job = kubectl.get(self._kind(handle).name, self._object(handle))
+        job = self._find(handle)
         if job is None:
-            return Status(state="gone", reason=f"{self._kind(handle).name}/{self._object(handle)} is not in namespace "
+            return Status(state="gone", reason=f"{self._title(handle)} is not in namespace "
                           f"{handle.where['namespace']}: it was deleted, or removed a day after it ended",
                           fix=f"its checkpoints and events are in {handle.run_uri}")
         found, label = self._kind(handle).read(job), self._kind(handle).job_label
         has_jobs = bool(label) and failed_condition(found.get("status", {})) is not None
-        jobs = kubectl.items("jobs.batch", f"{label}={self._object(handle)}") if has_jobs else []
+        jobs = self._kubectl(handle).items("jobs.batch", f"{label}={self._object(handle)}") if has_jobs else []
         return status_of(found, self._pods(handle), self.events(handle), jobs=jobs,
                          num_nodes=int(handle.where["num_nodes"]),
                          min_nodes=int(handle.where.get("min_nodes", handle.where["num_nodes"])),
@@ -124,7 +122,7 @@ class Kubernetes(LaunchBackend):
         if kubectl.delete(kind, name):
             if not self._wait_until_gone(handle):
                 return CancelResult((), self._remains(handle), is_complete=False)
-            removed.append(f"{kind}/{name}")
+            removed.append(self._title(handle))
         removed += [small for small in self._small_objects(handle) if kubectl.delete(*small.split("/"))]
         return CancelResult(tuple(removed), self._remains(handle))
 
@@ -148,7 +146,7 @@ class Kubernetes(LaunchBackend):
         grace_s, said = int(handle.where["grace_s"]), [0]
 
         def is_gone() -> bool:
-            if self._kubectl(handle).get(self._kind(handle).name, self._object(handle)) is None:
+            if self._find(handle) is None:
                 return True
             num_up = sum(pod.phase == "Running" for pod in self._pods(handle))
             if num_up and num_up != said[-1]:
@@ -221,6 +219,12 @@ class Kubernetes(LaunchBackend):
             return self._pods(handle)
         found = self._kubectl(handle).items("pods", f"{kind.log_label}={self._object(handle)}")
         return [PodStatus.of(one, kind.log_container) for one in found]
+
+    def _find(self, handle: RunHandle) -> dict[str, Any] | None:
+        return self._kubectl(handle).get(self._kind(handle).name, self._object(handle))
+
+    def _title(self, handle: RunHandle) -> str:
+        return f"{self._kind(handle).name}/{self._object(handle)}"
 
     def _kind(self, handle: RunHandle) -> RunKind:
         return KINDS[str(handle.where["target"])]

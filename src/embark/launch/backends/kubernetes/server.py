@@ -40,12 +40,12 @@ class KubernetesServer(Kubernetes):
 
     def check(self, request: LaunchRequest) -> None:
         require_image(request.spec)
-        self._kubectl(request.handle).get(self._kind(request.handle).name, self._object(request.handle))
+        self._find(request.handle)
 
     def status(self, handle: RunHandle) -> Status:
-        found = self._kubectl(handle).get(self._kind(handle).name, self._object(handle))
+        found = self._find(handle)
         if found is None:
-            return Status(state="gone", reason=f"{self._kind(handle).name}/{self._object(handle)} is not in namespace "
+            return Status(state="gone", reason=f"{self._title(handle)} is not in namespace "
                           f"{handle.where['namespace']}", fix="embark launch starts it")
         return server_status(found, self._pods(handle), self.events(handle), least=int(handle.where["min_replicas"]))
 
