@@ -18,12 +18,11 @@ from embark.launch.backend import Status, backend_of
 from embark.launch.run_registry import RunRecord, lookup_run
 from embark.launch.shell import Notify, Shell
 from embark.plan.closed_form import CachedPlanner
-from embark.plan.dense_trace import trace_dense
 from embark.plan.plan import predict_with
 from embark.plan.serving import HOURS_PER_MONTH, ServeRequest, offers_for
 from embark.plan.survey import Estimator
 from embark.plan.verdict import verdict
-from embark.plan.workload import resolve_data, workload_of
+from embark.plan.workload import resolve_data, trace_dense, workload_of
 from embark.render.job import make_job
 from embark.render.serving import GIB, memory_gib, server_name
 from embark.spec import RunSpec, parse_spec
