@@ -3,6 +3,7 @@
 import os
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 from embark.catalog import load_catalog
 from embark.errors import UserError
@@ -38,7 +39,7 @@ class Kubernetes(LaunchBackend):
 
     def handle_of(self, spec: RunSpec) -> RunHandle:
         job = make_job(spec, load_catalog())
-        where: dict[str, str | int] = {
+        where = {
             **self._cluster_of(job), "object": job.name, "target": spec.place.target, "num_nodes": job.num_pods,
             "min_nodes": job.min_nodes * job.machine.num_hosts, "queue": spec.place.queue,
             "claim": job.claim_name if spec.place.volume else "", "config": job.config_name,
@@ -46,7 +47,7 @@ class Kubernetes(LaunchBackend):
         }
         return RunHandle.of(job, self.name, where)
 
-    def _cluster_of(self, job: Job) -> dict[str, str | int]:
+    def _cluster_of(self, job: Job) -> dict[str, Any]:
         """How the run's cluster and namespace are found again."""
         kubeconfig = _absolute(os.environ.get("KUBECONFIG", ""))
         return {"context": self._context or Cluster(kubeconfig=kubeconfig).current_context(self._shell),
@@ -59,13 +60,11 @@ class Kubernetes(LaunchBackend):
         kubectl, name = self._kubectl(handle), self._object(handle)
         there = kubectl.get(self._kind(handle).name, name)
         if there is not None:
-            raise UserError(f"{self._kind(handle).name}/{name} already exists in namespace {place.namespace}",
-                            fix=f"embark status {handle.name}; embark cancel {handle.name} deletes it and keeps the "
-                                "checkpoints; or another --set name=…")
+            raise self._exists(f"{self._kind(handle).name}/{name} in namespace {place.namespace}", handle)
         if place.queue and not kubectl.has("localqueues.kueue.x-k8s.io", place.queue):
             raise UserError(f"the namespace {place.namespace} has no queue {place.queue}",
                             fix="embark render writes kueue.yaml: kubectl apply -f it once, or leave place.queue out")
-        if place.volume and not kubectl.has("persistentvolumeclaims", str(handle.where["claim"])):
+        if place.volume and not kubectl.has("persistentvolumeclaims", handle.where["claim"]):
             raise UserError(f"the claim {handle.where['claim']} of place.volume does not exist",
                             fix="embark render writes storage.sh: run it once")
 
@@ -95,9 +94,9 @@ class Kubernetes(LaunchBackend):
         has_jobs = bool(label) and failed_condition(found.get("status", {})) is not None
         jobs = kubectl.items("jobs.batch", f"{label}={self._object(handle)}") if has_jobs else []
         return status_of(found, self._pods(handle), self.events(handle), jobs=jobs,
-                         num_nodes=int(handle.where["num_nodes"]),
-                         min_nodes=int(handle.where.get("min_nodes", handle.where["num_nodes"])),
-                         queue=str(handle.where["queue"]))
+                         num_nodes=handle.where["num_nodes"],
+                         min_nodes=handle.where.get("min_nodes", handle.where["num_nodes"]),
+                         queue=handle.where["queue"])
 
     def logs(self, handle: RunHandle, *, follow: bool = False) -> Iterator[LogLine]:
         positions: dict[str, PodLogPosition] = {}
@@ -145,7 +144,7 @@ class Kubernetes(LaunchBackend):
         return True
 
     def _wait_until_gone(self, handle: RunHandle) -> bool:
-        grace_s, said = int(handle.where["grace_s"]), [0]
+        grace_s, said = handle.where["grace_s"], [0]
 
         def is_gone() -> bool:
             if self._kubectl(handle).get(self._kind(handle).name, self._object(handle)) is None:
@@ -175,7 +174,7 @@ class Kubernetes(LaunchBackend):
         """What was created beside the job for this run alone."""
         name, target = self._object(handle), handle.where["target"]
         found = [f"configmap/{handle.where['config']}"]
-        if target == "job" and int(handle.where["num_nodes"]) > 1:
+        if target == "job" and handle.where["num_nodes"] > 1:
             found.append(f"service/{name}")
         if target == "trainjob":
             found.append(f"trainingruntime.trainer.kubeflow.org/{name}")
@@ -223,7 +222,7 @@ class Kubernetes(LaunchBackend):
         return [PodStatus.of(one, kind.log_container) for one in found]
 
     def _kind(self, handle: RunHandle) -> RunKind:
-        return KINDS[str(handle.where["target"])]
+        return KINDS[handle.where["target"]]
 
     def _object(self, handle: RunHandle) -> str:
         """The object's name."""
@@ -231,7 +230,7 @@ class Kubernetes(LaunchBackend):
 
     def _cluster(self, handle: RunHandle) -> Cluster:
         where = handle.where
-        return Cluster(str(where["context"]), str(where["kubeconfig"]), str(where["cloud"]), str(where["namespace"]))
+        return Cluster(where["context"], where["kubeconfig"], where["cloud"], where["namespace"])
 
     def _kubectl(self, handle: RunHandle) -> Kubectl:
         return Kubectl(self._shell, self._cluster(handle), notify=self._notify, retry=self._retry)
