@@ -10,7 +10,7 @@ from embark.launch.shell import Shell
 
 
 def use_shell(monkeypatch: pytest.MonkeyPatch, make: Callable[[], Shell]) -> None:
-    for command in ("launch", "status", "logs", "cancel"):
+    for command in ("launch", "status"):
         monkeypatch.setattr(f"embark.cli.{command}.Shell", make)
 
 

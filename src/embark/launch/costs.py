@@ -11,11 +11,10 @@ from embark.catalog import load_catalog
 from embark.catalog.pricing import PURCHASE_NAMES, RunPrice, price_of_run
 from embark.errors import EmbarkError
 from embark.events import Event
-from embark.events.events import parse_event
 from embark.events.spending import Spending, attempts, spending, usd_for
 from embark.formatting import format_duration, format_usd
 from embark.launch.backend import Status, backend_of
-from embark.launch.run_registry import RunRecord, lookup_run
+from embark.launch.run_registry import RunRecord, lookup_run, stored_events
 from embark.launch.shell import Notify, Shell
 from embark.plan.closed_form import CachedPlanner
 from embark.plan.plan import predict_with
@@ -27,7 +26,7 @@ from embark.render.job import make_job
 from embark.render.serving import GIB, memory_gib, server_name
 from embark.spec import RunSpec, parse_spec
 from embark.store import RunDir, find_run
-from embark.store.run_dir import EVENTS, SPEC
+from embark.store.run_dir import SPEC
 
 ALIVE_S = 300.0  # A run not launched from here whose last event is so recent is taken to be running.
 
@@ -148,13 +147,12 @@ def _events(run_dir: RunDir | None, notes: list[str], *, is_only: bool) -> list[
     if run_dir is None:
         return []
     try:
-        lines = run_dir.store.read(EVENTS).splitlines() if run_dir.store.exists(EVENTS) else []
+        return stored_events(run_dir.store)
     except EmbarkError as error:
         if is_only:
             raise
         notes.append(f"cannot read its events from here: {error.what}")
         return []
-    return [event for line in lines if (event := parse_event(line)) is not None]
 
 
 def _spec(run_dir: RunDir | None, launched: RunRecord | None) -> RunSpec | None:

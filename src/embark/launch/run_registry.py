@@ -13,11 +13,11 @@ from pydantic import TypeAdapter
 
 from embark.catalog.load import user_data_dir
 from embark.errors import EmbarkError, UserError, nearest
-from embark.events.events import parse_event
+from embark.events.events import Event, parse_event
 from embark.launch.backend import Replica, RunEvent, RunHandle, Status, backend_of
 from embark.launch.shell import Notify, Shell
 from embark.spec import RunSpec, parse_spec
-from embark.store import open_store, write_atomic
+from embark.store import ObjectStore, open_store, write_atomic
 from embark.store.retry_policy import BRIEF_RETRY
 from embark.store.run_dir import EVENTS
 
@@ -139,15 +139,19 @@ def _read(path: Path) -> RunRecord | None:
         return None
 
 
+def stored_events(store: ObjectStore) -> list[Event]:
+    """All events in a run's directory."""
+    lines = store.read(EVENTS).splitlines() if store.exists(EVENTS) else []
+    return list(filter(None, map(parse_event, lines)))
+
+
 def run_outcome(run_uri: str, since_s: float = 0.0) -> str | None:
-    """`done`, `budget` or `interrupted`; empty if it has not ended since then; None if its events cannot be read here.
-    """
+    """`done`, `budget` or `interrupted`; empty if it has not ended since then; None if its events cannot be read."""
     try:
-        store = open_store(run_uri.removeprefix("file://"), BRIEF_RETRY)
-        lines = store.read(EVENTS).splitlines() if store.exists(EVENTS) else []
+        events = stored_events(open_store(run_uri.removeprefix("file://"), BRIEF_RETRY))
     except (EmbarkError, ImportError, OSError):
         return None
-    for event in filter(None, map(parse_event, reversed(lines))):
+    for event in reversed(events):
         if event.kind == "end":
             return str(event.values.get("outcome", "")) if event.time_s >= since_s else ""
     return ""

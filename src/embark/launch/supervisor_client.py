@@ -175,9 +175,9 @@ def ssh_words(
 
 def make_key(shell: Shell, path: Path, comment: str) -> None:
     """Create a key pair for this run alone, unless it exists."""
-    if not shell.is_dry and path.exists():
-        return
     if not shell.is_dry:
+        if path.exists():
+            return
         path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
     done = shell.change(["ssh-keygen", "-t", "ed25519", "-N", "", "-q", "-C", comment, "-f", str(path)])
     if not done.is_ok:

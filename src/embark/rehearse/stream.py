@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from embark.errors import UserError
-from embark.events.events import parse_event
+from embark.events import read_events
 from embark.export.artifact import current_version, open_versions
 from embark.formatting import format_duration, pluralize
 from embark.kubernetes.objects import K8sObject, Objects, at, name_of, namespace_of, rows
@@ -250,9 +250,8 @@ class _Rehearsal:
     def _steps(self) -> dict[int, set[str]]:
         """Everything that the run's events said of each step."""
         found: dict[int, set[str]] = {}
-        for line in self._events.read_text(encoding="utf-8").splitlines() if self._events.exists() else ():
-            event = parse_event(line)
-            if event is not None and event.kind == "step":
+        for event in read_events(self._events) if self._events.exists() else ():
+            if event.kind == "step":
                 said = {name: event.values.get(name) for name in ("loss", "stream")}
                 found.setdefault(int(event.values["step"]), set()).add(json.dumps(said, sort_keys=True))
         return found

@@ -128,7 +128,7 @@ def test_a_cluster_without_the_operator_gets_the_install_command(tmp_path, monke
 
 def test_a_job_of_that_name_is_not_written_over(api):
     launched()
-    with pytest.raises(UserError, match="already exists in namespace embark"):
+    with pytest.raises(UserError, match="in namespace embark already exists"):
         launch_run(Console(quiet=True), spec_of("train.num_steps=7"), yes=True, dry_run=False)
     assert find_run("dlrm").is_submitted
 

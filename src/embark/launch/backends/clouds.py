@@ -145,8 +145,8 @@ class Cloud(CloudCommands, ABC):
         return sorted(map(self.machine, rows), key=lambda machine: machine.index)
 
     def events(self) -> list[RunEvent]:
-        found = [event for row in self.rows("events") for event in self.events_of(row)]
-        return sorted(found, key=lambda event: event.time_s)
+        return sorted((event for row in self.rows("events") for event in self.events_of(row)),
+                      key=lambda event: event.time_s)
 
     def rows(self, command: str) -> list[dict[str, Any]]:
         return self.read(command) or []

@@ -84,9 +84,10 @@ def status_of(
         return make("restarting" if num_restarts or lost else "pending", reason)
     num_up = sum(actor.get("state") == "ALIVE" for actor in now)
     if num_up < num_machines:
-        begins = Reason(f"{num_up} of {pluralize(num_machines, 'worker')} started")
-        return make("restarting", Reason(f"{_restarted(num_restarts, lost)}; {begins.text}")) if lost else make(
-            "pending", begins)
+        text = f"{num_up} of {pluralize(num_machines, 'worker')} started"
+        if lost:
+            return make("restarting", Reason(f"{_restarted(num_restarts, lost)}; {text}"))
+        return make("pending", Reason(text))
     return make("running", Reason(_restarted(num_restarts, lost) if num_restarts else ""))
 
 

@@ -15,7 +15,6 @@ from embark.launch.backends.kubernetes.backend import Kubernetes, require_image
 from embark.launch.backends.kubernetes.kubectl import NoSuchKind, classify_error
 from embark.launch.backends.kubernetes.status import KINDS
 from embark.launch.run_registry import registry_dir
-from embark.launch.shell import CommandResult
 from embark.render.job import make_job
 from embark.render.targets.torchx import component
 from embark.spec import RunSpec
@@ -73,7 +72,11 @@ class TorchX(Kubernetes):
         if self._shell.is_dry:
             return
         if not done.is_ok:
-            raise self._refused(done, handle)
+            if classify_error(done) in ("away", "token", "forbidden"):
+                raise self._cluster(handle).error(done)
+            lines = [line for line in done.err.splitlines() if line.strip()]
+            raise UserError(f"TorchX refused it: {to_one_line(lines[-1])[:600] if lines else f'code {done.code}'}",
+                            fix=f"{sys.executable} -m torchx.cli.main run --dryrun … says more")
         write_atomic(folder / APP, json.dumps({"name": _app_name(done.out)}))
 
     def _object(self, handle: RunHandle) -> str:
@@ -94,13 +97,6 @@ class TorchX(Kubernetes):
 
     def _small_objects(self, handle: RunHandle) -> list[str]:
         return []
-
-    def _refused(self, done: CommandResult, handle: RunHandle) -> Exception:
-        if classify_error(done) in ("away", "token", "forbidden"):
-            return self._cluster(handle).error(done)
-        lines = [line for line in done.err.splitlines() if line.strip()]
-        return UserError(f"TorchX refused it: {to_one_line(lines[-1])[:600] if lines else f'code {done.code}'}",
-                         fix=f"{sys.executable} -m torchx.cli.main run --dryrun … says more")
 
 
 def _app_name(out: str) -> str:

@@ -53,9 +53,8 @@ class Vm(MachinesBackend):
         super().check(request)
         cloud = self._cloud(request.handle, make_job(request.spec, load_catalog()))
         cloud.check_login()
-        found = _not_gone(cloud)
-        if found:
-            raise self._exists(', '.join(machine.name for machine in found), request.handle)
+        if found := _not_gone(cloud):
+            raise self._exists(", ".join(machine.name for machine in found), request.handle)
 
     def events(self, handle: RunHandle) -> list[RunEvent]:
         return self._cloud(handle, self._job(handle)).events() if self._is_known(handle) else []

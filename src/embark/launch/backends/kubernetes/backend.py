@@ -39,7 +39,7 @@ class Kubernetes(LaunchBackend):
 
     def handle_of(self, spec: RunSpec) -> RunHandle:
         job = make_job(spec, load_catalog())
-        where: dict[str, str | int] = {
+        where = {
             **self._cluster_of(job), "object": job.name, "target": spec.place.target, "num_nodes": job.num_pods,
             "min_nodes": job.min_nodes * job.machine.num_hosts, "queue": spec.place.queue,
             "claim": job.claim_name if spec.place.volume else "", "config": job.config_name,
@@ -47,7 +47,7 @@ class Kubernetes(LaunchBackend):
         }
         return RunHandle.of(job, self.name, where)
 
-    def _cluster_of(self, job: Job) -> dict[str, str | int]:
+    def _cluster_of(self, job: Job) -> dict[str, Any]:
         """What is needed to find the run's cluster and namespace again."""
         kubeconfig = _absolute(os.environ.get("KUBECONFIG", ""))
         return {"context": self._context or Cluster(kubeconfig=kubeconfig).current_context(self._shell),
@@ -59,13 +59,11 @@ class Kubernetes(LaunchBackend):
         require_image(request.spec)
         kubectl = self._kubectl(handle)
         if self._find(handle) is not None:
-            raise UserError(f"{self._title(handle)} already exists in namespace {place.namespace}",
-                            fix=f"embark status {handle.name}; embark cancel {handle.name} deletes it and keeps the "
-                                "checkpoints; or another --set name=…")
+            raise self._exists(f"{self._title(handle)} in namespace {place.namespace}", handle)
         if place.queue and not kubectl.has("localqueues.kueue.x-k8s.io", place.queue):
             raise UserError(f"the namespace {place.namespace} has no queue {place.queue}",
                             fix="embark render writes kueue.yaml: kubectl apply -f it once, or leave place.queue out")
-        if place.volume and not kubectl.has("persistentvolumeclaims", str(handle.where["claim"])):
+        if place.volume and not kubectl.has("persistentvolumeclaims", handle.where["claim"]):
             raise UserError(f"the claim {handle.where['claim']} of place.volume does not exist",
                             fix="embark render writes storage.sh: run it once")
 
@@ -93,9 +91,9 @@ class Kubernetes(LaunchBackend):
         has_jobs = bool(label) and failed_condition(found.get("status", {})) is not None
         jobs = self._kubectl(handle).items("jobs.batch", f"{label}={self._object(handle)}") if has_jobs else []
         return status_of(found, self._pods(handle), self.events(handle), jobs=jobs,
-                         num_nodes=int(handle.where["num_nodes"]),
-                         min_nodes=int(handle.where.get("min_nodes", handle.where["num_nodes"])),
-                         queue=str(handle.where["queue"]))
+                         num_nodes=handle.where["num_nodes"],
+                         min_nodes=handle.where.get("min_nodes", handle.where["num_nodes"]),
+                         queue=handle.where["queue"])
 
     def logs(self, handle: RunHandle, *, follow: bool = False) -> Iterator[LogLine]:
         positions: dict[str, PodLogPosition] = {}
@@ -143,7 +141,7 @@ class Kubernetes(LaunchBackend):
         return True
 
     def _wait_until_gone(self, handle: RunHandle) -> bool:
-        grace_s, said = int(handle.where["grace_s"]), [0]
+        grace_s, said = handle.where["grace_s"], [0]
 
         def is_gone() -> bool:
             if self._find(handle) is None:
@@ -173,7 +171,7 @@ class Kubernetes(LaunchBackend):
         """Objects that were created beside the job for this run alone."""
         name, target = self._object(handle), handle.where["target"]
         found = [f"configmap/{handle.where['config']}"]
-        if target == "job" and int(handle.where["num_nodes"]) > 1:
+        if target == "job" and handle.where["num_nodes"] > 1:
             found.append(f"service/{name}")
         if target == "trainjob":
             found.append(f"trainingruntime.trainer.kubeflow.org/{name}")
@@ -227,14 +225,14 @@ class Kubernetes(LaunchBackend):
         return f"{self._kind(handle).name}/{self._object(handle)}"
 
     def _kind(self, handle: RunHandle) -> RunKind:
-        return KINDS[str(handle.where["target"])]
+        return KINDS[handle.where["target"]]
 
     def _object(self, handle: RunHandle) -> str:
         return str(handle.where["object"])
 
     def _cluster(self, handle: RunHandle) -> Cluster:
         where = handle.where
-        return Cluster(str(where["context"]), str(where["kubeconfig"]), str(where["cloud"]), str(where["namespace"]))
+        return Cluster(where["context"], where["kubeconfig"], where["cloud"], where["namespace"])
 
     def _kubectl(self, handle: RunHandle) -> Kubectl:
         return Kubectl(self._shell, self._cluster(handle), notify=self._notify, retry=self._retry)

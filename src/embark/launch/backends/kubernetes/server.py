@@ -47,12 +47,12 @@ class KubernetesServer(Kubernetes):
         if found is None:
             return Status(state="gone", reason=f"{self._title(handle)} is not in namespace "
                           f"{handle.where['namespace']}", fix="embark launch starts it")
-        return server_status(found, self._pods(handle), self.events(handle), least=int(handle.where["min_replicas"]))
+        return server_status(found, self._pods(handle), self.events(handle), least=handle.where["min_replicas"])
 
     def cancel(self, handle: RunHandle) -> CancelResult:
-        kubectl, name, target = self._kubectl(handle), self._object(handle), str(handle.where["target"])
+        kubectl, name, target = self._kubectl(handle), self._object(handle), handle.where["target"]
         # The autoscaler first, which would otherwise look for what it scales.
-        beside = [SCALERS[str(handle.where["autoscaler"])], "poddisruptionbudget.policy", "service"]
+        beside = [SCALERS[handle.where["autoscaler"]], "poddisruptionbudget.policy", "service"]
         kinds = [*(beside if target == "serve" else []), self._kind(handle).name,
                  *(["configmap"] if handle.where["config"] else [])]
         removed = [f"{kind}/{name}" for kind in kinds if kubectl.delete(kind, name)]
@@ -64,7 +64,7 @@ class KubernetesServer(Kubernetes):
         return FILES[spec.place.target]
 
     def _remains(self, handle: RunHandle) -> tuple[Resource, ...]:
-        cluster, namespace = self._cluster(handle), str(handle.where["namespace"])
+        cluster, namespace = self._cluster(handle), handle.where["namespace"]
         return (Resource(f"namespace {namespace} with its service account {handle.where['service_account']}",
                          cluster.line("delete", "namespace", namespace) + ", if nothing else is in it"),
                 artifact_remains(handle))
@@ -75,7 +75,7 @@ class KubernetesServer(Kubernetes):
         return [PodStatus.of(one, self._kind(handle).container) for one in found]
 
     def _kind(self, handle: RunHandle) -> RunKind:
-        return KINDS[str(handle.where["target"])]
+        return KINDS[handle.where["target"]]
 
 
 def server_status(
