@@ -66,7 +66,7 @@ def _render_one(console: Console, one: Diagnosis) -> None:
     console.text(f"{one.code} {one.name}", style="yellow" if one.kind in ("slow", "quality") else "bold red")
     console.text(f"    {one.cause}")
     seen = ", ".join(word for word in (one.ranks_text, f"{one.num_lines:,} lines" * (one.num_lines > 1)) if word)
-    console.text(f"    seen: {one.evidence.place}: {one.evidence.text}{f' ({seen})' if seen else ''}")
+    console.text(f"    seen: {one.evidence.location}: {one.evidence.text}{f' ({seen})' if seen else ''}")
     if one.follows:
         console.text(f"    follows from it: {', '.join(one.follows)}")
     console.text(f"    fix: {one.fix}")

@@ -86,21 +86,22 @@ def rehearse(
     )
     objects = read_texts(texts)
     is_by_processes = engine in ("auto", "processes") and not any(words for _, words in options.faults)
-    limits = {"limit_s": options.limit_s, "keep": options.keep}
     start: Callable[..., RehearsalReport | ServerReport]
     if find_stream_trainer(objects) is not None:
         if not is_by_processes or artifact:
             raise UserError("a deployment that follows a stream is rehearsed by processes, each of which is killed",
                             fix="leave --engine, --artifact, --kill and other faults out")
         stream = prepare_stream(texts, objects)
-        lint, start = stream.lint, partial(rehearse_services, stream, observer, **limits)
+        lint, start = stream.lint, partial(rehearse_services, stream, observer, limit_s=options.limit_s,
+                                              keep=keep)
         title = f"{stream.name}: {', '.join(stream.pods)} and servers"
     elif find_server(objects) is not None:
         if not is_by_processes:
             raise UserError("a server is rehearsed by processes, one of which is killed",
                             fix="leave --engine, --kill and other faults out")
         server = prepare_server(texts, objects, artifact)
-        lint, start = server.lint, partial(rehearse_services, server, observer, **limits)
+        lint, start = server.lint, partial(rehearse_services, server, observer, limit_s=options.limit_s,
+                                              keep=keep)
         title = f"Deployment {server.name}: {pluralize(len(server.pods), 'replica')}"
     else:
         if artifact:

@@ -34,7 +34,7 @@ def replicas_of(runs: Sequence[WatchedRun], run: WatchedRun) -> list[WatchedRun]
     """Return the servers of the same model, `run` among them."""
     mine = run.record.traffic
     return [one for one in runs if one is run or (
-        (other := one.record.traffic) and (other.model, other.index) == (mine.model, mine.index))]
+        (other := one.record.traffic) and (other.model, other.place) == (mine.model, mine.place))]
 
 
 def traffic_of(runs: Sequence[WatchedRun]) -> dict[str, Any] | None:
