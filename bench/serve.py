@@ -114,7 +114,8 @@ def peer_app(artifact: str, num_threads: int, *, is_bf16: bool) -> Any:
     import torch
     from fastapi import FastAPI, Request, Response
 
-    from embark.trainers.torch.scoring.cpu_model import ExportedModel, load_network, speed_up
+    from embark.trainers.torch.scoring.cpu_layers import speed_up
+    from embark.trainers.torch.scoring.cpu_model import ExportedModel, load_network
 
     opened = open_artifact(artifact)
     model, layout = ExportedModel(opened), opened.info.rows.layout

@@ -16,7 +16,7 @@ from pathlib import Path
 from embark.cli.console import Console
 from embark.plan.tpu import ChipMemory, planned_chip_memory
 from embark.spec import RunSpec, load_spec
-from embark.trainers.jax.aot import Compiled, compile_for
+from embark.trainers.jax.aot import CompiledStep, compile_for
 
 WIDE = "model.num_tables=4 model.rows_per_table=4000000 model.embedding_dim=128"
 SMALL = "model.num_tables=2 model.rows_per_table=1000000 model.bottom_mlp=[256] model.top_mlp=[256]"
@@ -59,7 +59,7 @@ class Row:
 
     spec_name: str
     sets: str
-    compiled: Compiled
+    compiled: CompiledStep
 
     @property
     def spec(self) -> RunSpec:
@@ -91,7 +91,7 @@ def recorded(path: Path) -> list[Row]:
     if not path.exists():
         return []
     with path.open(newline="") as file:
-        return [Row(row["spec"], row["sets"], Compiled(row["topology"], *(int(row[name]) for name in COUNTED),
+        return [Row(row["spec"], row["sets"], CompiledStep(row["topology"], *(int(row[name]) for name in COUNTED),
                                                        float(row["compile_s"])))
                 for row in csv.DictReader(file)]
 

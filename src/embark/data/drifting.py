@@ -11,17 +11,17 @@ import numpy as np
 from embark.data.synthetic import (
     CALIBRATION,
     CURVATURE,
-    DENSE,
     EVAL,
     IDS,
-    LENGTHS,
     TRAIN,
     Drawn,
+    Ids,
+    Lengths,
     SyntheticSource,
     TeacherModel,
 )
 from embark.features.arrays import Doubles, Floats, Hashes, Int32s, Int64s
-from embark.features.hashing import STEP, bell, hash_counters, quarter, stream_keys, uniform
+from embark.features.hashing import STEP, hash_counters, quarter, stream_keys, uniform
 from embark.spec.data import DataSpec
 from embark.spec.drift import DriftSpec
 from embark.spec.model import ModelSpec, Table
@@ -88,13 +88,8 @@ class DriftingSource(SyntheticSource):
     def _make_teacher(self, tables: Sequence[Table]) -> TeacherModel:
         return DriftingTeacher(tables, self._data, self.num_dense)
 
-    def _draw(self, split: int, span: range) -> Drawn:
-        days = self.days(split, span)
-        counters = np.arange(span.start * self.num_dense, span.stop * self.num_dense)
-        dense = bell(hash_counters(self.key(split, DENSE), counters)).reshape(len(span), self.num_dense)
-        ranks = [group.draw_ids(self.table_keys[split, IDS], span) for group in self.groups]
-        lengths = [group.draw_lengths(self.table_keys[split, LENGTHS], span) if self.is_ragged else None
-                   for group in self.groups]
+    def _taught(self, split: int, span: range, dense: Floats, ids: Ids, lengths: Lengths) -> Drawn:
+        days, ranks = self.days(split, span), ids
         raw = [self._raw(drawn, group.tables, days) for drawn, group in zip(ranks, self.groups, strict=True)]
         assert isinstance(self.teacher, DriftingTeacher)
         teacher = self.teacher.at(days, {group.tables[0]: ids for group, ids in zip(self.groups, raw, strict=True)})

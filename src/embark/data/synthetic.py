@@ -19,6 +19,22 @@ from embark.spec.tasks import Task
 
 TRAIN, EVAL, CALIBRATION = range(3)
 IDS, LENGTHS, DENSE, LABEL, WEIGHTS = range(5)
+LOGIT_STD = 1.4  # The best AUC is then about 0.80 with `signal` = 1.
+CLICK_RATE = 0.25
+DENSE_SHARE, IDS_SHARE, PAIRS_SHARE = 0.40, 0.45, 0.15
+"""Shares of the logit's variance. The tables' shares fall with their position: a few features matter most."""
+HEAD = 50  # Rank at which an id's effect is half of what it would be at rank 0.
+MAX_PAIRS = 4  # Tables 0 and 1, 2 and 3, … interact, up to so many pairs.
+NUM_LATENT = 2
+LATENT_MEAN = 1.0
+"""Off zero, or else a dot product of small rows has no slope to learn it by. A third of a pair's part is then pure
+interaction, which no sum of effects can stand for."""
+CURVATURE = 0.3  # How much of a dense feature's square goes with the feature.
+_STREAM = 0x1DDE
+LOW = 0.5  # Where the integral of the ids begins.
+NOISE_STD = 1.0  # The spread of a `regression` label around its score.
+SPREAD = 2.0  # The first class's score is −SPREAD × that of the sample, the last one's SPREAD × it.
+_TASK = 0x7A5C
 _CALIBRATION_SAMPLES = 16_384
 _VALUES_AT_A_TIME = 131_072  # Ids drawn together: their hashes stay in the second-level cache.
 
@@ -168,25 +184,14 @@ class SyntheticSource:
             group.draw_lengths(self.table_keys[split, LENGTHS], span) if self.is_ragged else None
             for group in self.groups
         ]
-        parts = self.teacher.parts(dense, ids, lengths, self._positions)
-        return dense, ids, lengths, parts
+        return self._taught(split, span, dense, ids, lengths)
+
+    def _taught(self, split: int, span: range, dense: Floats, ids: Ids, lengths: Lengths) -> Drawn:
+        """Add what the teacher makes of the drawn features."""
+        return dense, ids, lengths, self.teacher.parts(dense, ids, lengths, self._positions)
 
     def key(self, split: int, what: int) -> int:
         return stream_key(self._data.seed, split, what)
-
-
-LOGIT_STD = 1.4  # The best AUC is then about 0.80 with `signal` = 1.
-CLICK_RATE = 0.25
-DENSE_SHARE, IDS_SHARE, PAIRS_SHARE = 0.40, 0.45, 0.15
-"""Shares of the logit's variance. The tables' shares fall with their position: a few features matter most."""
-HEAD = 50  # Rank at which an id's effect is half of what it would be at rank 0.
-MAX_PAIRS = 4  # Tables 0 and 1, 2 and 3, … interact, up to so many pairs.
-NUM_LATENT = 2
-LATENT_MEAN = 1.0
-"""Off zero, or else a dot product of small rows has no slope to learn it by. A third of a pair's part is then pure
-interaction, which no sum of effects can stand for."""
-CURVATURE = 0.3  # How much of a dense feature's square goes with the feature.
-_STREAM = 0x1DDE
 
 
 @dataclass(frozen=True, slots=True)
@@ -342,9 +347,6 @@ def _bias_for(scores: Doubles, rate: float) -> float:
     return (low + high) / 2 - float(scores.mean())
 
 
-LOW = 0.5  # Where the integral of the ids begins.
-
-
 @dataclass(frozen=True, slots=True)
 class Group:
     """Tables with the same number of ids per sample, drawn together: one array for each would be mostly call
@@ -409,15 +411,6 @@ def grouped(tables: Sequence[Table], zipf_exponent: float) -> Iterator[Group]:
         members = [i for i, t in enumerate(tables) if (t.multi_hot, t.pooling) == (multi_hot, pooling)]
         rows = np.array([[tables[i].rows] for i in members], np.int64)
         yield Group(members, multi_hot, Zipf(rows, zipf_exponent))
-
-
-NOISE_STD = 1.0  # The spread of a `regression` label around its score.
-
-
-SPREAD = 2.0  # The first class's score is −SPREAD × that of the sample, the last one's SPREAD × it.
-
-
-_TASK = 0x7A5C
 
 
 def seed_of(seed: int, task: Task) -> int:

@@ -20,9 +20,77 @@ from embark.spec.data import DataSpec, PrepareSpec
 from embark.spec.model import CANDIDATE, ModelSpec, Table
 from embark.spec.tasks import Task
 
+DenseTransform = Literal["mlperf", "log", "none"]
+IdMethod = Literal["hash", "frequency"]
 _MAX_IDS = 1 << 31
 PLAIN = PrepareSpec(missing=("",), dense="none")
 """How cells are read that hold ids and numbers as the model takes them."""
+
+
+def dense_transform(prepare: PrepareSpec, schema: Schema) -> DenseTransform:
+    """Return the transform that `auto` means for this input."""
+    if prepare.dense == "auto":
+        return "mlperf" if schema.format == "criteo" else "log"
+    return prepare.dense
+
+
+def transform_dense(dense: Floats, method: DenseTransform) -> None:
+    """Transform the array in place. A missing value counts as 0 first, as in the MLPerf reference."""
+    np.copyto(dense, 0, where=np.isnan(dense))
+    if method == "mlperf":
+        np.maximum(dense, np.float32(-2), out=dense)
+        dense += np.float32(3)
+        np.log(dense, out=dense)
+    elif method == "log":
+        size = np.abs(dense)
+        np.log1p(size, out=size)
+        np.copysign(size, dense, out=dense)
+
+
+def id_methods(prepare: PrepareSpec, schema: Schema) -> tuple[IdMethod, ...]:
+    """Return how the ids of each sparse column are made."""
+    if prepare.ids == "auto":
+        return tuple("frequency" if column.rows is None else "hash" for column in schema.sparse)
+    without = [column.name for column in schema.sparse if column.rows is None]
+    if prepare.ids == "hash" and without:
+        raise UserError(f"data.prepare.ids = \"hash\" needs the rows of every table; not given: {', '.join(without)}",
+                        fix="give them in [[model.tables]], or set data.prepare.ids = \"frequency\"")
+    # An hour or a weekday is its id, and a weight is none.
+    return tuple("hash" if column.kind in TIME_ROWS or column.weights_of else prepare.ids for column in schema.sparse)
+
+
+def hash_ids(keys: Keys, is_missing: Mask | None, rows: int, dtype: np.dtype[Any]) -> Array:
+    """Return key mod rows; 0 for a missing value."""
+    # Two steps, for numpy divides by a scalar with vector instructions, and takes remainders one by one.
+    ids = keys // keys.dtype.type(rows)
+    ids *= keys.dtype.type(rows)
+    np.subtract(keys, ids, out=ids)
+    narrow = ids.astype(dtype)
+    if is_missing is not None:
+        np.copyto(narrow, 0, where=is_missing)
+    return narrow
+
+
+def weights_features(tables: Sequence[Table]) -> tuple[Feature, ...]:
+    """Return the features of weights, which stand behind the ids in prepared data and in rows to score."""
+    return tuple(Feature(table.weights_feature, 1, table.multi_hot, is_ragged=True, weights_of=table.name)
+                 for table in tables if table.weights_column)
+
+
+def weights_of_keys(keys: Keys) -> Floats:
+    """Return the weights whose float64 bits are the keys."""
+    return keys.view(np.float64).astype(np.float32)
+
+
+def look_up(wanted: Keys, keys: Keys, ids: Int64s) -> Int32s:
+    """Return the id of each wanted key, 0 if it has none. Both are rising, so the search walks along."""
+    if not len(keys):
+        return np.zeros(len(wanted), np.int32)
+    indexes = np.searchsorted(keys, wanted)
+    np.minimum(indexes, len(keys) - 1, out=indexes)
+    found = ids[indexes].astype(np.int32)
+    found[keys[indexes] != wanted] = 0
+    return found
 
 
 @dataclass(frozen=True, slots=True)
@@ -195,75 +263,3 @@ def _is_list(table: Table) -> bool:
 def same_lengths_of(model: ModelSpec) -> tuple[str, ...]:
     """Return the features of a row that have as many values as each other."""
     return (model.sequence.history, model.sequence.times) if model.sequence.times else ()
-
-
-DenseTransform = Literal["mlperf", "log", "none"]
-
-
-IdMethod = Literal["hash", "frequency"]
-
-
-def dense_transform(prepare: PrepareSpec, schema: Schema) -> DenseTransform:
-    """Return the transform that `auto` means for this input."""
-    if prepare.dense == "auto":
-        return "mlperf" if schema.format == "criteo" else "log"
-    return prepare.dense
-
-
-def transform_dense(dense: Floats, method: DenseTransform) -> None:
-    """Transform the array in place. A missing value counts as 0 first, as in the MLPerf reference."""
-    np.copyto(dense, 0, where=np.isnan(dense))
-    if method == "mlperf":
-        np.maximum(dense, np.float32(-2), out=dense)
-        dense += np.float32(3)
-        np.log(dense, out=dense)
-    elif method == "log":
-        size = np.abs(dense)
-        np.log1p(size, out=size)
-        np.copysign(size, dense, out=dense)
-
-
-def id_methods(prepare: PrepareSpec, schema: Schema) -> tuple[IdMethod, ...]:
-    """Return how the ids of each sparse column are made."""
-    if prepare.ids == "auto":
-        return tuple("frequency" if column.rows is None else "hash" for column in schema.sparse)
-    without = [column.name for column in schema.sparse if column.rows is None]
-    if prepare.ids == "hash" and without:
-        raise UserError(f"data.prepare.ids = \"hash\" needs the rows of every table; not given: {', '.join(without)}",
-                        fix="give them in [[model.tables]], or set data.prepare.ids = \"frequency\"")
-    # An hour or a weekday is its id, and a weight is none.
-    return tuple("hash" if column.kind in TIME_ROWS or column.weights_of else prepare.ids for column in schema.sparse)
-
-
-def hash_ids(keys: Keys, is_missing: Mask | None, rows: int, dtype: np.dtype[Any]) -> Array:
-    """Return key mod rows; 0 for a missing value."""
-    # Two steps, for numpy divides by a scalar with vector instructions, and takes remainders one by one.
-    ids = keys // keys.dtype.type(rows)
-    ids *= keys.dtype.type(rows)
-    np.subtract(keys, ids, out=ids)
-    narrow = ids.astype(dtype)
-    if is_missing is not None:
-        np.copyto(narrow, 0, where=is_missing)
-    return narrow
-
-
-def weights_features(tables: Sequence[Table]) -> tuple[Feature, ...]:
-    """Return the features of weights, which stand behind the ids in prepared data and in rows to score."""
-    return tuple(Feature(table.weights_feature, 1, table.multi_hot, is_ragged=True, weights_of=table.name)
-                 for table in tables if table.weights_column)
-
-
-def weights_of_keys(keys: Keys) -> Floats:
-    """Return the weights whose float64 bits are the keys."""
-    return keys.view(np.float64).astype(np.float32)
-
-
-def look_up(wanted: Keys, keys: Keys, ids: Int64s) -> Int32s:
-    """Return the id of each wanted key, 0 if it has none. Both are rising, so the search walks along."""
-    if not len(keys):
-        return np.zeros(len(wanted), np.int32)
-    indexes = np.searchsorted(keys, wanted)
-    np.minimum(indexes, len(keys) - 1, out=indexes)
-    found = ids[indexes].astype(np.int32)
-    found[keys[indexes] != wanted] = 0
-    return found

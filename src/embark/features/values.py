@@ -61,12 +61,13 @@ def moment_text(micros: int) -> str:
 
 def json_object(value: bytes | str | Mapping[str, Any]) -> Mapping[str, Any] | None:
     """Read a JSON object, or return one that is read already; None if it is anything else."""
-    if not isinstance(value, Mapping):
-        try:
-            value = json.loads(value)
-        except (ValueError, RecursionError):
-            return None
-    return value if isinstance(value, Mapping) else None
+    if not isinstance(value, bytes | str):
+        return value
+    try:
+        found = json.loads(value)
+    except (ValueError, RecursionError):
+        return None
+    return found if isinstance(found, dict) else None
 
 
 def json_cell(value: Any) -> str:

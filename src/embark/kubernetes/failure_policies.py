@@ -15,7 +15,7 @@ from embark.kubernetes.objects import K8sObject, rows
 from embark.kubernetes.pods import Pod
 
 Action = Literal["done", "replace", "restart all", "succeed", "fail"]
-BACKOFF_LIMIT = 6  # Kubernetes' own, where a Job does not say.
+BACKOFF_LIMIT = 6  # Kubernetes' default.
 RETRYABLE_FROM = 128  # Exit codes that the training operator's `ExitCode` policy tries again.
 
 
@@ -24,9 +24,9 @@ class PodEnd:
     """How a pod's container ended."""
 
     pod: Pod = field(repr=False)
-    code: int  # Of a signal: 128 and its number.
-    is_preempted: bool = False  # Its machine was taken away: the pod has the condition DisruptionTarget.
-    is_deleted: bool = False  # By the controller, which restarts all pods.
+    code: int  # 128 and the number of a signal, if one ended it.
+    is_preempted: bool = False  # The pod has the condition DisruptionTarget: its machine was taken away.
+    is_deleted: bool = False  # The controller deleted it, to restart all pods.
     at_s: float = 0.0
     name: str = field(init=False)
 
@@ -36,7 +36,7 @@ class PodEnd:
 
 @dataclass(frozen=True, slots=True)
 class Decision:
-    """What a controller does about it, in its words."""
+    """What a controller does about the end of a pod, in its own words."""
 
     action: Action
     text: str
@@ -44,13 +44,13 @@ class Decision:
 
 
 class FailurePolicy(Protocol):
-    """Decides on each end in turn."""
+    """Decides on the end of each pod in turn."""
 
     def decide(self, end: PodEnd) -> Decision: ...
 
 
 class JobPolicy:
-    """A Job: pods with an index each must succeed once."""
+    """The policy of a Job, each of whose indexes must succeed once."""
 
     def __init__(self, name: str, spec: K8sObject) -> None:
         limit = spec.get("backoffLimit")
@@ -88,7 +88,7 @@ class JobPolicy:
                                    "backoffLimit allows")
 
     def _is_enough(self, rule: K8sObject) -> bool:
-        """So many of these indexes, or of all, have succeeded."""
+        """Whether as many indexes have succeeded as a rule of the successPolicy wants."""
         among = set(range(self.completions))
         if "succeededIndexes" in rule:
             ends = [part.partition("-") for part in str(rule["succeededIndexes"]).split(",")]
@@ -98,11 +98,11 @@ class JobPolicy:
 
 @dataclass(slots=True)
 class JobSetPolicy:
-    """A JobSet, whose child Jobs fail by their own policy and are then all started again, or not."""
+    """The policy of a JobSet, whose child Jobs fail by their own policy and are then all started again, or not."""
 
     name: str
-    children: Mapping[str, JobPolicy]  # By the group of their pods.
-    replicated: Mapping[str, str]  # Group to the replicated job's name.
+    children: Mapping[str, JobPolicy]  # The policy of each group of pods.
+    replicated: Mapping[str, str]  # The replicated job's name of each group.
     max_restarts: int
     rules: tuple[K8sObject, ...]
     num_restarts: int = 0
@@ -143,7 +143,7 @@ class JobSetPolicy:
 
 @dataclass(slots=True)
 class ReplicaPolicy:
-    """A PyTorchJob of the training operator 1.9: it deletes a failed pod and makes it anew."""
+    """The policy of a PyTorchJob of the training operator 1.9, which deletes a failed pod and makes it anew."""
 
     name: str
     policies: Mapping[str, str]  # Restart policy by replica type.
@@ -175,7 +175,7 @@ class ReplicaPolicy:
 
 @dataclass(slots=True)
 class PodPolicy:
-    """A bare Pod: its container is started again as restartPolicy says; nobody replaces the pod itself."""
+    """The policy of a bare Pod: its container is restarted by restartPolicy; nobody replaces the pod itself."""
 
     name: str
     restart_policy: str

@@ -29,7 +29,7 @@ IDENTITY_ANNOTATIONS = {
 
 
 def object_label(name: str) -> str:
-    """Lower case letters, digits and dashes."""
+    """Replace all but lower case letters and digits by dashes."""
     return re.sub(r"[^a-z0-9]+", "-", name.lower()).strip("-")
 
 

@@ -127,7 +127,7 @@ class Pod:
     missing: tuple[str, ...] = ()  # What it needs to start and no file has.
     secrets: tuple[str, ...] = ()
     trains: bool = True  # False for a pod that only starts others, such as a Ray cluster's head.
-    spec: K8sObject = field(default_factory=dict, repr=False)  # Its template's, as the manifest has it.
+    spec: K8sObject = field(default_factory=dict, repr=False)  # The spec of its template.
 
     @property
     def words(self) -> tuple[str, ...]:
@@ -142,7 +142,7 @@ class Pod:
 
 
 def make_pod(template: K8sObject, identity: PodIdentity, objects: Objects, *, container_name: str = "") -> Pod:
-    """`container_name`: the container that trains, if the controller knows it by its name."""
+    """Make a pod of its template. `container_name` is the container that trains, if the controller knows it by name."""
     spec: K8sObject = template.get("spec") or {}
     identity = replace(identity, labels={**texts(at(template, "metadata.labels")), **identity.labels},
                        annotations={**texts(at(template, "metadata.annotations")), **identity.annotations})
@@ -245,7 +245,7 @@ def expand(text: str, values: Mapping[str, str]) -> str:
 
 
 def variables(container: K8sObject, objects: Objects, pod: PodIdentity) -> Variables:
-    """envFrom first, then env in its order, then what the controller adds; each may refer to those before it."""
+    """Variables of envFrom, then env in its order, then those of the controller; each may refer to those before it."""
     values: dict[str, str] = {}
     missing: list[str] = []
     unset_secrets: list[str] = []
@@ -334,7 +334,8 @@ def read_services(objects: Objects) -> list[Service]:
 
 
 def dns_names(pods: Sequence[Pod], services: Sequence[Service]) -> Names:
-    """A pod's own name needs a headless Service called like its subdomain; a Service's name leads to all it selects."""
+    """Names that pods can look up. A pod's name needs a headless Service called like its subdomain; a Service's name
+    leads to all pods that it selects."""
     found: dict[str, list[str]] = {pod.name: [] for pod in pods}
     for service in services:
         for pod in pods:

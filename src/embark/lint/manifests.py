@@ -25,14 +25,14 @@ class TrainingJob:
     """Pods that train one model together."""
 
     document: Document
-    spec: Node  # The Job's spec, or that of the object that makes Jobs.
+    spec: Node  # A Job's spec, or that of the object that makes Jobs.
     pod: PodTemplate
     container: Container
     launch: Launch | None
-    num_pods: int | None  # None where it is not a number.
-    num_pods_node: Node  # Where that number stands.
-    machines: tuple[Machine, ...]  # Those it may run on, as its node selector says; none where it says nothing.
-    cloud: str  # Empty where nothing tells.
+    num_pods: int | None  # None if it is not a number.
+    num_pods_node: Node  # The YAML of that number.
+    machines: tuple[Machine, ...]  # Machines that its node selector allows; none if it says nothing.
+    cloud: str  # Empty if nothing tells.
 
     @property
     def kind(self) -> str:
@@ -40,7 +40,7 @@ class TrainingJob:
 
     @property
     def is_plain_job(self) -> bool:
-        """A Kubernetes Job, alone or in a JobSet: nobody injects a rendezvous."""
+        """Whether it is a Kubernetes Job, alone or in a JobSet, into which nobody injects a rendezvous."""
         return self.kind in ("Job", "CronJob", "JobSet")
 
     @property
@@ -50,7 +50,7 @@ class TrainingJob:
 
     @property
     def num_nodes(self) -> int:
-        """How many pods the command expects, or there are."""
+        """How many pods the command expects, or the object makes if those are more."""
         said = self.launch.nnodes if self.launch is not None else None
         return max(said[1] if said else 1, self.num_pods or 1)
 
@@ -64,7 +64,7 @@ class TrainingJob:
 
     @property
     def num_processes(self) -> int | None:
-        """Per pod, where it is said."""
+        """Processes in each pod; None if nothing says."""
         if self.kind == "PyTorchJob":
             said = self.document.at("spec.nprocPerNode").integer
             return said if said is not None else self.launch.nproc if self.launch else None
@@ -74,13 +74,13 @@ class TrainingJob:
 
     @property
     def machine(self) -> Machine | None:
-        """The one it runs on, where only one is possible."""
+        """The machine it runs on, if only one is possible."""
         filled = [one for one in self.machines if one.gpus_per_host == self.gpus]
         return self.machines[0] if len(self.machines) == 1 else filled[0] if len(filled) == 1 else None
 
     @property
     def fills_node(self) -> bool:
-        """No other of its pods fits beside one: it takes all accelerators of every machine it may run on."""
+        """Whether it takes all accelerators of every machine it may run on, so that no second pod fits."""
         return bool(self.machines) and all(one.gpus_per_host <= self.gpus for one in self.machines)
 
     @property
@@ -93,7 +93,7 @@ class TrainingJob:
 
 
 def jobs_of(pods: Sequence[PodTemplate], catalog: Catalog) -> Iterator[TrainingJob]:
-    """Those pods that train, each as the job it belongs to. Kubeflow's replicas are one job."""
+    """Pods that train, each as the job it belongs to; Kubeflow's replicas are one job."""
     seen: set[int] = set()
     by_root: dict[int, list[PodTemplate]] = {}
     for pod in pods:
@@ -128,7 +128,7 @@ def machines_of(pod: PodTemplate, catalog: Catalog) -> tuple[Machine, ...]:
 
 
 def cloud_of(pod: PodTemplate, machines: Sequence[Machine]) -> str:
-    """By machine, node labels, the fabric it asks for, or the settings it makes."""
+    """The cloud that machine, node labels, fabric or settings tell; empty if nothing does."""
     if machines:
         return machines[0].cloud
     for name in (*pod.selector, *pod.annotations):
@@ -173,7 +173,7 @@ def _num_pods(pod: PodTemplate, siblings: Sequence[PodTemplate]) -> tuple[int | 
 
 @dataclass(frozen=True)
 class Manifests:
-    """All that was given, together: an object of one file may refer to one of another."""
+    """All files together, since an object of one file may refer to one of another."""
 
     files: Files
     catalog: Catalog
@@ -196,7 +196,7 @@ class Manifests:
 
     @cached_property
     def all_words(self) -> frozenset[str]:
-        """Every word of every command, to ask whether something is installed anywhere."""
+        """Every word of every command, to find out whether something is installed anywhere."""
         return frozenset(word for command in self.commands for word in command.argv)
 
     def of_kind(self, *kinds: str) -> list[Document]:
@@ -206,7 +206,7 @@ class Manifests:
         return next((one for one in self.of_kind(kind) if (one.name, one.namespace) == (name, namespace)), None)
 
     def machine(self, name: str) -> Machine | None:
-        """By any of its names; a machine type that cards are attached to is none of them."""
+        """Find a machine by any of its names, but not by a machine type that cards are attached to."""
         return self._machines.get(name.lower())
 
     @cached_property
@@ -223,12 +223,12 @@ class Manifests:
 
 @dataclass(frozen=True, slots=True)
 class Setting:
-    """`NAME=value` at a place."""
+    """`NAME=value`, and where it is set."""
 
     name: str
     value: str
     location: Span
-    entry: tuple[Node, Node] | None = None  # In a pod: the list that holds it, and its item.
+    entry: tuple[Node, Node] | None = None  # The list of a pod that holds it, and its item.
     is_exported: bool = False
     job: TrainingJob | None = None
     pod: PodTemplate | None = None
@@ -248,21 +248,21 @@ class Setting:
 
     @property
     def is_anywhere(self) -> bool:
-        """Nothing says which fabric it is meant for."""
+        """Whether nothing says which fabric it is meant for."""
         if self.job is not None:
             return not self.job.machines and self.job.cloud == ""
         return self.pod is None and not self.is_with_efa
 
     @property
     def removal(self) -> tuple[Edit, ...]:
-        """What takes it away, where that can be done in place."""
+        """The edits that remove it, if that can be done in place."""
         if self.entry is not None:
             return remove_item(*self.entry)
         return remove_line(self.location, "export") if self.is_exported else ()
 
 
 def settings(manifests: Manifests) -> Iterator[Setting]:
-    """Of containers that train, of scripts and of Dockerfiles."""
+    """Settings of containers that train, of scripts and of Dockerfiles."""
     jobs = {id(job.container): job for job in manifests.jobs}
     by_pod = {id(job.pod): job for job in manifests.jobs}
     for pod in manifests.pods:

@@ -221,7 +221,7 @@ class PodTemplate:
 
     @cached_property
     def is_training(self) -> bool:
-        """Whether it has accelerators or starts torchrun, and is no service."""
+        """Whether it has accelerators or starts torchrun, and is not a service."""
         if self.kind in ("Deployment", "StatefulSet", "DaemonSet", "ReplicaSet", "RayService"):
             return any(container.starts_torchrun for container in self.containers)
         return self.kind in ("PyTorchJob", "TrainJob") or trains(self._values)
@@ -308,7 +308,7 @@ def pods_of(document: Document) -> Iterator[PodTemplate]:
 
 
 def patches(document: Document) -> list[Node]:
-    """The Job specs that a TrainJob's patches change."""
+    """The replicated jobs that a TrainJob's patches change."""
     return [job for patch in document.at("spec.runtimePatches")
             for job in patch.at("trainingRuntimeSpec.template.spec.replicatedJobs")]
 

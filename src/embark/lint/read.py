@@ -15,14 +15,14 @@ from embark.lint.shell import Command, read_shell
 from embark.lint.source import BadYaml, Node, SourceFile, Span, read_yaml
 
 _INSTRUCTION = re.compile(r"^[ \t]*([A-Za-z]+)[ \t]+((?:(?:.*\\[^\S\n]*|^[^\S\n]*#.*)\n)*.*\n?)", re.MULTILINE)
-"""With its continued lines, and the comments between them."""
-_FLAGS = re.compile(r"(?:\s*--\S+)*\s*")  # `--mount=…` and its like.
+"""An instruction with its continued lines, and the comments between them."""
+_FLAGS = re.compile(r"(?:\s*--\S+)*\s*")  # `--mount=…` and the like.
 _HEREDOC = re.compile(r"<<-?[\"']?(\w+)[\"']?")
 
 
 @dataclass(frozen=True, slots=True)
 class Instruction:
-    """`FROM`, `RUN`, …, and all that belongs to it."""
+    """An instruction of a Dockerfile, with all its lines."""
 
     name: str
     location: Span  # The arguments, over all their lines.
@@ -35,7 +35,7 @@ class Instruction:
 
     @property
     def words(self) -> list[str]:
-        """The exec form's words; else those between blanks."""
+        """The words of the exec form, else those between blanks."""
         if self.text.startswith("["):
             try:
                 read = json.loads(self.text)
@@ -48,24 +48,22 @@ class Instruction:
 
 @dataclass(frozen=True, slots=True)
 class Dockerfile:
-    """A whole file."""
-
     source: SourceFile
     instructions: tuple[Instruction, ...]
-    commands: tuple[Command, ...]  # Of every RUN.
+    commands: tuple[Command, ...]  # The commands of every RUN.
 
     def all(self, name: str) -> list[Instruction]:
         return [one for one in self.instructions if one.name == name]
 
     @property
     def last_stage(self) -> list[Instruction]:
-        """From the last FROM on."""
+        """The instructions of the last stage."""
         starts = [number for number, one in enumerate(self.instructions) if one.name == "FROM"]
         return list(self.instructions[starts[-1]:]) if starts else list(self.instructions)
 
     @property
     def environment(self) -> list[tuple[str, str, Span]]:
-        """What ENV and ARG set."""
+        """The variables that ENV and ARG set."""
         found = []
         for one in self.instructions:
             if one.name not in ("ENV", "ARG"):
@@ -79,7 +77,7 @@ class Dockerfile:
         return found
 
     def base_images(self) -> list[tuple[str, Span]]:
-        """The image of each FROM, with what ARG says of it; those that are an earlier stage's name are left out."""
+        """The image of each FROM, with the values of ARG; names of earlier stages are left out."""
         arguments = {name: value for name, value, _ in self.environment}
         stages: set[str] = set()
         images = []
@@ -156,7 +154,7 @@ class Document:
 
     @property
     def location(self) -> Span:
-        """Of its name, else of its kind, else of its beginning."""
+        """The location of its name, else of its kind, else of its beginning."""
         for node in (self.root.at("metadata.name"), self.root["kind"], self.root):
             if node:
                 return node.location
@@ -174,7 +172,7 @@ class PythonFile:
 
     @cached_property
     def all_calls(self) -> list[tuple[str, ast.Call]]:
-        """Each with the name of what is called."""
+        """Every call, with the name of what is called."""
         return [(ast.unparse(node.func), node) for node in self.nodes if isinstance(node, ast.Call)]
 
     def location(self, node: ast.AST) -> Span:
@@ -183,7 +181,7 @@ class PythonFile:
         return Span(self.source, self._index(line, column), self._index(end_line, end_column))
 
     def calls(self, *names: str) -> list[ast.Call]:
-        """Calls of these names, with or without what stands before the last dot."""
+        """Calls of these names, whatever stands before the last dot."""
         return [call for dotted, call in self.all_calls
                 if any(dotted == name or dotted.endswith("." + name) for name in names)]
 
@@ -207,8 +205,6 @@ class Unread:
 
 @dataclass(frozen=True, slots=True)
 class Files:
-    """All files, parsed."""
-
     sources: list[SourceFile] = field(default_factory=list)
     documents: list[Document] = field(default_factory=list)
     scripts: list[tuple[Command, ...]] = field(default_factory=list)
@@ -273,12 +269,12 @@ class Files:
 
 
 def read_files(paths: Sequence[Path]) -> Files:
-    """Files, and those below folders that are of a kind the linter reads."""
+    """Read files, and those below folders that the linter knows."""
     return read_sources(_load(path, named=named) for path, named in _expand(paths))
 
 
 def read_sources(loaded: Iterable[SourceFile | Unread]) -> Files:
-    """The same of texts that are at hand."""
+    """Parse texts that are already loaded."""
     files = Files()
     for one in loaded:
         if isinstance(one, Unread):
@@ -290,7 +286,7 @@ def read_sources(loaded: Iterable[SourceFile | Unread]) -> Files:
 
 
 def kind_of(path: Path, head: bytes = b"") -> Kind | None:
-    """By the file's name, else by its first line."""
+    """Tell a file's kind by its name, else by its first line."""
     name = path.name.lower()
     if name.startswith(("dockerfile", "containerfile")):
         return "dockerfile"
@@ -354,7 +350,7 @@ def _below(folder: Path) -> list[Path]:
 
 
 def _depth(tree: ast.AST) -> int:
-    """How deep the tree goes, found without recursion."""
+    """The depth of the tree, found without recursion."""
     depth, level = 0, [tree]
     while level:
         depth += 1

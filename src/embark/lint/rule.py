@@ -23,7 +23,7 @@ class Hit:
     """A mistake, and the part of a file that it is in."""
 
     where: Located
-    what: str = ""  # What will happen, with the values of this file; the rule's own where it is empty.
+    what: str = ""  # What will happen, with the values of this file; empty if the rule's own text says it.
     fix: str = ""
     edits: tuple[Edit, ...] = ()
 
@@ -39,24 +39,24 @@ Check = Callable[..., Hits]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rule:
-    """One mistake that validates and yet fails."""
+    """One mistake that a cluster or a cloud accepts and that fails later."""
 
     code: str
     name: str
     group: str
     level: Level
-    happens: str  # What will happen, whatever the values.
-    source: str  # Where it is known from.
+    happens: str  # The consequence, whatever the values.
+    source: str  # The page or code that says so.
     check: Check = field(repr=False)
     can_fix: bool = False
-    kinds: frozenset[str] = frozenset()  # Only objects of these kinds are checked; empty: all.
-    what: str = ""  # What a hit says where it says nothing of its own.
+    kinds: frozenset[str] = frozenset()  # Kinds of objects that are checked; all if it is empty.
+    what: str = ""  # The text of a hit that has none of its own.
     fix: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Finding:
-    """A rule's hit, and what of both a user wants to know."""
+    """A rule's hit with all that a user wants to know about it."""
 
     path: str
     line: int

@@ -25,7 +25,7 @@ _MAX_NESTED = 8
 
 @dataclass(frozen=True, slots=True)
 class Word:
-    """A word as the shell hands it on, and where it stands. A `$NAME` or `$(…)` in it is left as it is written."""
+    """A word as the shell passes it on. A `$NAME` or `$(…)` in it stays as it is written."""
 
     text: str
     location: Span
@@ -68,7 +68,7 @@ class Command:
         return self.flag_word(*flags) is not None
 
     def flag(self, *flags: str) -> str | None:
-        """The value of `--flag value` or `--flag=value`; empty where it has none."""
+        """The value of `--flag value` or `--flag=value`; empty if it has none."""
         found = self.flag_word(*flags)
         if found is None:
             return None
@@ -79,14 +79,14 @@ class Command:
         return "" if following.startswith("--") else following
 
     def flag_word(self, *flags: str) -> tuple[int, Word] | None:
-        """The word that holds the flag, and its number."""
+        """The word that holds the flag, and its index."""
         for index, word in enumerate(self.words):
             if word.text.partition("=")[0] in flags:
                 return index, word
         return None
 
     def value_location(self, *flags: str) -> Span:
-        """Where a flag's value stands, or the flag itself."""
+        """The location of a flag's value, else of the flag, else of the command."""
         found = self.flag_word(*flags)
         if found is None:
             return self.location
@@ -95,7 +95,7 @@ class Command:
 
 
 def read_shell(source: SourceFile, start: int = 0, end: int | None = None, depth: int = 0) -> list[Command]:
-    """All commands of a stretch of text, in order; those inside `$(…)` come after the one that holds them."""
+    """All commands of a text, in order; those inside `$(…)` come after the one that holds them."""
     return list(_Lexer(source, start, len(source.text) if end is None else end, depth).commands())
 
 
@@ -108,7 +108,7 @@ class _Lexer:
     _words: list[Word] = field(default_factory=list)
     _inner: list[tuple[int, int]] = field(default_factory=list)  # Substitutions of the command that is being read.
     _heredocs: list[tuple[str, bool, int]] = field(default_factory=list)
-    """Of this line: the mark that ends each, whether tabs are stripped, and which command of the line it belongs to."""
+    """Here-documents of this line: the mark that ends each, whether tabs are stripped, and the index of its command."""
     _line: list[tuple[list[Word], list[tuple[int, int]]]] = field(default_factory=list)
     """The commands of this line that are read."""
 
@@ -179,7 +179,7 @@ class _Lexer:
         return text[start : self.at]
 
     def _closing(self, start: int) -> int:
-        """Past the bracket that closes the one at `start`, minding quotes."""
+        """The index behind the bracket that closes the one at `start`, minding quotes."""
         level = 0
         for found in _BRACKETS_AND_QUOTED.finditer(self.source.text, start, self.end):
             level += {"(": 1, ")": -1}.get(found[0], 0)
@@ -244,7 +244,7 @@ class _Lexer:
 
 
 def make_command(words: Sequence[Word], document: Span | None = None) -> Command | None:
-    """Words as a command: prefixes such as sudo are dropped, assignments are separated."""
+    """Make a command of words: drop prefixes such as sudo, and separate assignments."""
     rest, assignments = list(words), list[tuple[str, str, Span]]()
     while rest:
         head = rest[0].text

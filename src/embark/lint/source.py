@@ -17,18 +17,18 @@ from typing import Any, NamedTuple
 
 @dataclass(frozen=True, slots=True, eq=False)
 class SourceFile:
-    """One file's text. Places in it are counted in characters."""
+    """One file's text, indexed by characters."""
 
     path: Path
     text: str
-    starts: tuple[int, ...] = field(repr=False)  # Where each line begins.
+    starts: tuple[int, ...] = field(repr=False)  # The index at which each line begins.
 
     @staticmethod
     def of(path: Path, text: str) -> SourceFile:
         return SourceFile(path, text, (0, *(match.end() for match in re.finditer("\n", text))))
 
     def line_of(self, index: int) -> int:
-        """Counted from 1."""
+        """The number of the line at an index, counted from 1."""
         return bisect.bisect_right(self.starts, index)
 
     def line(self, number: int) -> str:
@@ -41,14 +41,14 @@ class SourceFile:
         return self.starts[self.line_of(index) - 1]
 
     def end_of_line(self, index: int) -> int:
-        """Past its newline."""
+        """The index behind the newline."""
         line = self.line_of(index)
         return self.starts[line] if line < len(self.starts) else len(self.text)
 
 
 @dataclass(frozen=True, slots=True)
 class Span:
-    """Where a thing stands in a file."""
+    """A stretch of a file."""
 
     source: SourceFile
     start: int
@@ -75,7 +75,7 @@ NOWHERE = Span(SourceFile(Path(), "", ()), 0, 0)  # The span of what no file has
 
 @dataclass(frozen=True, slots=True)
 class Edit:
-    """Characters of a file, and what to put there instead."""
+    """A span of a file, and the text that replaces it."""
 
     location: Span
     new: str
@@ -122,7 +122,7 @@ class Node:
         return pair[0] if pair else NOTHING
 
     def at(self, dotted: str) -> Node:
-        """`spec.template.spec`"""
+        """The node at a dotted path such as `spec.template.spec`."""
         node = self
         for part in dotted.split("."):
             node = node[part]
@@ -145,7 +145,7 @@ class Node:
 
     @property
     def integer(self) -> int | None:
-        """A whole number, also if it is written in quotes."""
+        """The value as a whole number, even if it is written in quotes."""
         if isinstance(self.value, bool):
             return None
         if isinstance(self.value, int):
@@ -163,7 +163,7 @@ class Node:
         return {name: value.text for name, (_, value) in (self.pairs or {}).items()}
 
     def plain(self) -> Any:
-        """As the values that YAML means: dicts, lists and scalars."""
+        """The dicts, lists and scalars that YAML means."""
         if self.pairs is not None:
             return {name: value.plain() for name, (_, value) in self.pairs.items()}
         return self.value if self.items is None else [item.plain() for item in self.items]
@@ -182,7 +182,8 @@ NOTHING = Node(NOWHERE)
 
 
 def read_yaml(source: SourceFile, text: str | None = None) -> tuple[list[Node], BadYaml | None]:
-    """The documents of a file; if it breaks off, those before, and why. `text`: read instead, with the same places."""
+    """The documents of a file; if it breaks off, those before, and why. `text` is read instead, with the same
+    indexes."""
     import yaml
 
     text = source.text if text is None else text
@@ -202,7 +203,7 @@ def read_yaml(source: SourceFile, text: str | None = None) -> tuple[list[Node], 
 
 
 def is_unsafe(tag: str) -> bool:
-    """A tag that an unsafe loader would run."""
+    """Whether an unsafe loader would run this tag."""
     return tag.startswith((_UNSAFE_TAG, "!!python/"))
 
 
@@ -238,7 +239,7 @@ def _limits(events: Iterable[Any]) -> tuple[int, BadYaml | None]:
 
 
 def _node(composed: Any, source: SourceFile, known: dict[int, Node]) -> Node:
-    """`known`: what was made before, by the composed node that an alias shares."""
+    """`known` has the nodes that were made before, by the composed node that aliases share."""
     if id(composed) in known:
         return known[id(composed)]
     start, end = composed.start_mark.index, composed.end_mark.index
@@ -274,7 +275,7 @@ def _node(composed: Any, source: SourceFile, known: dict[int, Node]) -> Node:
 
 
 def _value(kind: str, composed: Any) -> str | int | float | bool | None:
-    """What YAML 1.1 means by a scalar; dates, and integers that no field of Kubernetes could hold, stay text."""
+    """The value that YAML 1.1 reads; dates, and integers too large for any field of Kubernetes, stay text."""
     import yaml
 
     value: str | int | float | bool | None = composed.value
@@ -285,12 +286,12 @@ def _value(kind: str, composed: Any) -> str | int | float | bool | None:
 
 
 def set_scalar(node: Node, new: str) -> tuple[Edit, ...]:
-    """Another value for a scalar."""
+    """Replace the value of a scalar."""
     return (Edit(node.location, new),) if node else ()
 
 
 def replace_within(location: Span, old: str, new: str) -> tuple[Edit, ...]:
-    """A part of a stretch of text; nothing where it does not stand there exactly once."""
+    """Replace a part of a span, if it occurs there exactly once."""
     if not old or location.text.count(old) != 1:
         return ()
     start = location.start + location.text.index(old)
@@ -298,7 +299,7 @@ def replace_within(location: Span, old: str, new: str) -> tuple[Edit, ...]:
 
 
 def add_key(mapping: Node, text: str) -> tuple[Edit, ...]:
-    """A new first key of a mapping: `completionMode: Indexed`."""
+    """Insert a first key, such as `completionMode: Indexed`, into a mapping."""
     keys = [key.location for key, _ in (mapping.pairs or {}).values() if key]
     if not keys or not mapping or mapping.tag:
         return ()
@@ -311,12 +312,12 @@ def add_key(mapping: Node, text: str) -> tuple[Edit, ...]:
 
 
 def set_key(mapping: Node, name: str, value: str) -> tuple[Edit, ...]:
-    """Another value for a key, or a new key."""
+    """Replace the value of a key, or add the key."""
     return set_scalar(mapping[name], value) if mapping[name] else add_key(mapping, f"{name}: {value}")
 
 
 def remove_key(mapping: Node, name: str) -> tuple[Edit, ...]:
-    """A key of a block mapping, whole lines; nothing where others stand on them."""
+    """Remove a key of a block mapping with its lines, if nothing else stands on them."""
     key, value = mapping.key(name), mapping[name]
     if mapping.is_flow or not key or not value or len(mapping.names) < 2:
         return ()
@@ -329,7 +330,7 @@ def remove_key(mapping: Node, name: str) -> tuple[Edit, ...]:
 
 
 def remove_item(items: Node, item: Node) -> tuple[Edit, ...]:
-    """An item of a list, with its dash or its comma."""
+    """Remove an item of a list, with its dash or its comma."""
     if not item or items.items is None or item not in items.items:
         return ()
     source, contents = item.location.source, items.items
@@ -347,7 +348,7 @@ def remove_item(items: Node, item: Node) -> tuple[Edit, ...]:
 
 
 def remove_line(location: Span, begins: str) -> tuple[Edit, ...]:
-    """The whole line of a place, where it begins so and nothing else stands on it."""
+    """Remove the line of a location, if it begins with `begins` and has nothing else on it."""
     source = location.source
     start, end = source.start_of_line(location.start), source.end_of_line(location.start)
     line = source.text[start:end].strip()

@@ -30,7 +30,7 @@ _HOW = ("embark image builds it. Embark comes from its wheel in dist/, other pac
 
 
 def render_image(job: Job) -> list[File]:
-    """One image for every target of the folder, with Ray where one of them is Ray."""
+    """Write one image for every target of the folder, with Ray if one of them is Ray."""
     return [
         File("Dockerfile", dockerfile(job)),
         File("entrypoint.sh", render_template("entrypoint.sh"), is_executable=True),
@@ -39,7 +39,7 @@ def render_image(job: Job) -> list[File]:
 
 
 def render_tpu_image(job: Job) -> list[File]:
-    """Python and JAX; the chips' driver is the host's."""
+    """Write an image with Python and JAX; the chips' driver is the host's."""
     from embark import __version__
 
     about = f"The image of Embark {__version__} with JAX for TPUs. {_HOW}"
@@ -74,14 +74,14 @@ def dockerfile(job: Job) -> str:
 
 
 def image_files(job: Job) -> tuple[str, ...]:
-    """With the model's own code where nothing can be mounted beside the image."""
+    """Files of the image: also the model's own code if nothing can be mounted."""
     model, place = job.spec.model, job.place
     own = [file_of(model.kind)] if place.target in ENDPOINTS and model.is_own else []
     return (*place.image_files, *own)
 
 
 def image_extras(job: Job) -> str:
-    """What the run needs beside the trainer itself, by the names pip takes."""
+    """The extras of the wheel that the run needs."""
     watch = job.spec.watch
     if job.target in SERVE_TARGETS:
         return "cloud,serve"
@@ -97,7 +97,7 @@ def _pip_steps(arguments: list[list[str]]) -> str:
 
 
 def render_compose(job: Job) -> list[File]:
-    """docker compose on one host: the run, its spec and its files beside it."""
+    """Write a docker compose file for one host, and the spec beside it."""
     settings = [*settings_of(job, is_pod=False), *storage_settings(job)]
     environment = {setting.name: _literal(setting.value) for setting in settings}
     spec = with_absolute_paths(job.spec)  # the container sees the data at the host's own path

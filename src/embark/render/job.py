@@ -34,17 +34,17 @@ from embark.spec.place import PlaceSpec, PodTarget
 CLUSTER = "embark"  # One cluster for all runs: a run adds a node pool to it if it needs another machine.
 SCHEMES = {"aws": "s3", "azure": "az", "gcp": "gs"}
 BUCKET_NAME = re.compile(r"[a-z0-9]([a-z0-9._-]{0,61}[a-z0-9])?")
-PORT = 29500  # Of the rendezvous; torchrun's own default.
-MAX_RESTARTS = 3  # Of one machine's ranks, before the pod itself is given up and replaced.
-RESTARTS_PER_NODE = 10  # The same of an elastic run, for each machine that may be lost.
+PORT = 29500  # The port of the rendezvous, which is torchrun's default.
+MAX_RESTARTS = 3  # Restarts of one machine's ranks before its pod is replaced.
+RESTARTS_PER_NODE = 10  # Restarts of an elastic run for each machine that may be lost.
 MAX_SPEC_BYTES = 900_000  # A ConfigMap holds 1 MiB.
 POD_TARGETS: tuple[str, ...] = get_args(PodTarget)
 FOLLOW = "follow"  # The target with a trainer, its publisher, servers and a broker.
 _FLAT = {1: "1x1", 4: "2x2", 8: "2x4", 16: "4x4", 32: "4x8", 64: "8x8", 128: "8x16", 256: "16x16"}
-"""Of v5e and v6e, by chips."""
+"""Topologies of v5e and v6e, by chips."""
 _DEEP = {4: "2x2x1", 8: "2x2x2", 16: "2x2x4", 32: "2x4x4", 64: "4x4x4", 128: "4x4x8", 256: "4x8x8", 512: "8x8x8",
         1024: "8x8x16", 2048: "8x16x16", 4096: "16x16x16"}
-"""Of v4 and v5p."""
+"""Topologies of v4 and v5p, by chips."""
 TOPOLOGIES = {"v5litepod": _FLAT, "v6e": _FLAT, "v4": _DEEP, "v5p": _DEEP}
 _IDENTITIES = {
     "aws": (r"arn:aws[a-z-]*:iam::\d{12}:role/[\w+=,.@/-]+", "arn:aws:iam::123456789012:role/NAME"),
@@ -110,9 +110,9 @@ class Job:
 
     spec: RunSpec
     machine: Machine
-    name: str  # The run's name as a DNS label: what Kubernetes and the clouds take for an object's name.
+    name: str  # The run's name as a DNS label: what Kubernetes and the clouds accept as an object's name.
     num_nodes: int
-    num_processes: int  # On each node: one for each accelerator.
+    num_processes: int  # Processes of each node, one for each accelerator.
     spec_toml: str  # The resolved spec, which travels into the container.
 
     @classmethod
@@ -135,13 +135,13 @@ class Job:
         return self.place.target
 
     def with_target(self, target: str) -> Job:
-        """The same run for another target."""
+        """Render the run for another target."""
         place = self.place.model_copy(update={"target": target})
         return replace(self, spec=self.spec.model_copy(update={"place": place}))
 
     @property
     def num_pods(self) -> int:
-        """One for each host: a slice of a TPU may have several."""
+        """One pod for each host; a slice of TPUs may have several hosts."""
         return self.num_nodes * self.machine.num_hosts
 
     @property
@@ -150,7 +150,7 @@ class Job:
 
     @property
     def min_nodes(self) -> int:
-        """Fewer than `num_nodes` where the run is elastic."""
+        """Fewer than `num_nodes` if the run is elastic."""
         return self.spec.place.min_nodes
 
     @property
@@ -159,13 +159,13 @@ class Job:
 
     @property
     def nnodes(self) -> str:
-        """As torchrun takes it: a number, or `2:3`."""
+        """torchrun's `--nnodes`: a number, or `2:3`."""
         return f"{self.min_nodes}:{self.num_nodes}" if self.is_elastic else str(self.num_nodes)
 
     @property
     def max_restarts(self) -> int:
-        """Of one machine's ranks, before the machine's pod is given up. Where others come and go, more: each lost
-        machine costs every other one a restart."""
+        """Restarts of one machine's ranks before its pod is given up. An elastic run has more, since each lost machine
+        costs every other one a restart."""
         return RESTARTS_PER_NODE * self.num_nodes if self.is_elastic else MAX_RESTARTS
 
     @property
@@ -174,7 +174,7 @@ class Job:
 
     @property
     def topology(self) -> str:
-        """Of a slice of TPUs; empty where GKE has no such slice."""
+        """The topology of a slice of TPUs; empty if GKE has no such slice."""
         return TOPOLOGIES.get(self.machine.name.rpartition("-")[0], {}).get(self.machine.num_gpus, "")
 
     @property
@@ -189,7 +189,6 @@ class Job:
 
     @property
     def price(self) -> SpecPrice:
-        """Of its machines, in its region."""
         found = price_spec(self.spec)
         if found is None:
             raise ValueError("a job has a machine")
@@ -197,12 +196,12 @@ class Job:
 
     @property
     def usd_per_hour(self) -> float | None:
-        """Of all its machines; None where the catalog has no price."""
+        """Price of all its machines; None if the catalog has none."""
         return self.price.usd_per_hour
 
     @property
     def title(self) -> str:
-        """For a person: `quickstart on 2 x p5.48xlarge: 16 ranks`."""
+        """A title such as `quickstart on 2 x p5.48xlarge: 16 ranks`."""
         counts = f"{self.min_nodes} to {self.num_nodes}" if self.is_elastic else str(self.num_nodes)
         what = f"{self.spec.name} on {counts} x {self.machine.name}"
         return (f"{what}: {self.num_nodes * self.machine.num_gpus} chips" if self.is_tpu
@@ -222,12 +221,12 @@ class Job:
 
     @property
     def config_name(self) -> str:
-        """Of the ConfigMap with the spec."""
+        """The name of the ConfigMap with the spec."""
         return f"{self.name}-spec"
 
     @property
     def claim_name(self) -> str:
-        """Of the PersistentVolumeClaim for `place.volume`."""
+        """The name of the PersistentVolumeClaim for `place.volume`."""
         return f"{self.name}-data"
 
     @property
@@ -236,7 +235,7 @@ class Job:
 
     @property
     def memory_gib(self) -> int | None:
-        """What a pod asks for: its machine's share for pods, less room for the agents that run on every node."""
+        """Memory that a pod asks for: the machine's share for pods, less room for the agents on every node."""
         share = self.machine.allocatable_gib
         return None if share is None else max(1, math.floor(share - max(1.0, 0.03 * share)))
 
@@ -296,7 +295,7 @@ class Job:
 
     @property
     def buckets(self) -> list[Bucket]:
-        """The buckets of those paths, each once and whole."""
+        """The buckets of those paths, each once and without a prefix."""
         is_written = dict.fromkeys(((path.scheme, path.name) for path in self.object_store_paths), False)
         for path in self.object_store_paths:
             is_written[path.scheme, path.name] |= path.is_written
@@ -309,7 +308,7 @@ class Job:
 
 
 def make_job(spec: RunSpec, catalog: Catalog) -> Job:
-    """Refuses, all at once, what cannot be rendered."""
+    """Make the job of a spec. Refuses, all at once, what cannot be rendered."""
     is_serving, is_following = spec.place.target in SERVE_TARGETS, spec.place.target == FOLLOW
     spec = with_cloud(spec) if is_serving or is_following else spec
     spec = with_broker(spec, dns_label(spec.name)) if is_following else spec
@@ -348,7 +347,7 @@ def _machine(spec: RunSpec, catalog: Catalog) -> Machine:
         raise SpecError([_mistake("place.machine", "", "files are for a machine of a cloud, and none is named",
                                   "set it (embark catalog list shows them), or place.cloud for its usual one")])
     if place.cloud not in ("", machine.cloud):
-        raise SpecError([_mistake("place.cloud", place.cloud, f"{machine.name} is of {machine.cloud}",
+        raise SpecError([_mistake("place.cloud", place.cloud, f"{machine.name} belongs to {machine.cloud}",
                                   f"leave place.machine out for {DEFAULT_MACHINES[place.cloud]}, or name another one")])
     return machine
 
@@ -371,7 +370,7 @@ def _target_mistakes(job: Job) -> Iterator[Mistake]:
             yield _mistake("place.nodes", job.num_nodes, "a Job has the hosts of one slice only",
                            'set place.target = "jobset" for several slices, or name a larger one')
     if not is_tpu and target == "tpu-vm":
-        yield _mistake("place.target", target, f"{job.machine.name} is no TPU", 'set it to "vm", or name a TPU')
+        yield _mistake("place.target", target, f"{job.machine.name} is not a TPU", 'set it to "vm", or name a TPU')
     if target == "vertex" and job.cloud != "gcp":
         yield _mistake("place.target", target, f"Vertex AI has no machines of {job.cloud}",
                        'set place.cloud = "gcp", or another target')
@@ -408,7 +407,8 @@ def _storage_mistakes(job: Job, catalog: Catalog) -> Iterator[Mistake]:
             yield _mistake("place.volume", place.volume, "the catalog has no such volume", error.fix)
         else:
             if volume.cloud != job.cloud:
-                yield _mistake("place.volume", place.volume, f"is of {volume.cloud}, the machine of {job.cloud}",
+                yield _mistake("place.volume", place.volume,
+                               f"belongs to {volume.cloud}, and the machine to {job.cloud}",
                                "embark catalog list --volumes lists them")
             elif volume.kind != "file":
                 yield _mistake("place.volume", place.volume, "is an object store: it is read by its uri, not mounted",
@@ -442,7 +442,7 @@ def _identity_mistakes(job: Job) -> Iterator[Mistake]:
     identity = job.place.identity
     pattern, example = _IDENTITIES[job.cloud]
     if identity and not re.fullmatch(pattern, identity):
-        yield _mistake("place.identity", identity, f"is no identity of {job.cloud}", f"it looks like {example}")
+        yield _mistake("place.identity", identity, f"is not an identity of {job.cloud}", f"it looks like {example}")
 
 
 def _budget_mistakes(job: Job) -> Iterator[Mistake]:

@@ -21,14 +21,14 @@ _FIRST_POD = {"job": FIRST, "jobset": FIRST, "trainjob": FIRST,
 MONITOR_RESOURCES = {"aws": "podmonitors.monitoring.coreos.com", "azure": "podmonitors.azmonitoring.coreos.com",
                      "gcp": "podmonitorings.monitoring.googleapis.com"}
 POLICIES = ("idle_gpus", "dead_machines")  # Alert policies of Google Cloud.
-PROMETHEUS_RELEASE = "kube-prometheus-stack"  # Its operator reads what has the label release with this value.
-PROMETHEUS_VERSION = "88.5.3"  # Of the chart, 2026-08.
+PROMETHEUS_RELEASE = "kube-prometheus-stack"  # The operator reads objects whose label `release` has this value.
+PROMETHEUS_VERSION = "88.5.3"  # The version of the chart, 2026-08.
 BUDGET_SCRIPT = "budget.sh"
-BUDGET_HOURS = 24  # A budget is for a day of the run where the spec sets no end.
+BUDGET_HOURS = 24  # A budget is for a day of the run if the spec sets no end.
 
 
 def render_monitoring(job: Job) -> list[File]:
-    """`monitoring.sh`, and the files it hands to the cloud's agents."""
+    """Write `monitoring.sh`, and the files it hands to the cloud's agents."""
     text = script_file(
         "monitoring.sh", f"{job.cloud}/monitoring.sh.j2", job, idle_minutes=IDLE_MINUTES, idle_percent=IDLE_PERCENT,
         is_scraped=is_scraped(job), metrics_file=OBJECTS, dashboard=DASHBOARD,
@@ -47,7 +47,7 @@ def render_monitoring(job: Job) -> list[File]:
 
 
 def render_budget(job: Job) -> list[File]:
-    """`budget.sh quota` and `budget.sh budget`, and the file that the cloud wants."""
+    """Write `budget.sh`, and the file that the cloud wants."""
     name, code = quota_name(job)
     about = (f"Budget and quotas. {price_text(job)} {BUDGET_SCRIPT} quota says whether the machines may start; "
              f"{BUDGET_SCRIPT} budget sets up alerts by mail.")
@@ -62,7 +62,7 @@ def render_budget(job: Job) -> list[File]:
 
 
 def azure_rules(job: Job) -> list[tuple[str, str, int, str]]:
-    """Of Prometheus, which `az` alone cannot make: name, expression, minutes and what it means."""
+    """Alert rules of Prometheus, which `az` alone cannot make: name, expression, minutes and description."""
     rules = [
         ("IdleGpus", f"avg(DCGM_FI_DEV_GPU_UTIL) < {IDLE_PERCENT}", IDLE_MINUTES,
          "Machines are paid for and do not train."),
@@ -80,7 +80,7 @@ def is_scraped(job: Job) -> bool:
 
 
 def render_run_metrics(job: Job) -> list[File]:
-    """The objects and the dashboard; nothing where the run does not answer."""
+    """Write the objects and the dashboard of the run's metrics, if it has any."""
     files: list[File] = []
     if is_scraped(job):
         labels = {**job.labels, "release": PROMETHEUS_RELEASE} if job.cloud == "aws" else job.labels
@@ -117,7 +117,7 @@ def budget_usd(job: Job) -> int:
 
 @dataclass(frozen=True, slots=True)
 class CloudQuota:
-    """A quota that `gcloud beta quotas info list` shows; of its values, those for the place and the dimension count."""
+    """A quota that `gcloud beta quotas info list` shows, with the zone or region and the dimension that count."""
 
     name: str
     service: str
@@ -128,13 +128,13 @@ class CloudQuota:
 
     @property
     def words(self) -> Words:
-        """For the function of budget.sh that reads it."""
+        """Arguments of the function of budget.sh that reads it."""
         place = variable("ZONE" if self.is_zonal else "REGION")
         return (self.service, self.filter, place, *((self.dimension, self.value) if self.value else ()))
 
 
 def quota_of(job: Job) -> Quota | None:
-    """Vertex AI and the Cloud TPU API count for themselves."""
+    """The quota of its machines; Vertex AI and the Cloud TPU API have their own."""
     own = job.machine.quota
     if own is None:
         return None
@@ -145,7 +145,7 @@ def quota_of(job: Job) -> Quota | None:
 
 
 def quota_name(job: Job) -> tuple[str, str]:
-    """The cloud's name for it, and its code; empty where the catalog does not know."""
+    """The cloud's name for the quota and its code; empty if the catalog does not know them."""
     quota = quota_of(job)
     if quota is None:
         return "", ""
@@ -162,7 +162,7 @@ def needed_units(job: Job) -> int:
 
 
 def cloud_quotas(job: Job) -> Iterator[CloudQuota]:
-    """Google's quotas with a code, or a metric of another service than Compute Engine."""
+    """Google's quotas that have a code, or a metric of another service than Compute Engine."""
     quota, (name, code) = quota_of(job), quota_name(job)
     if quota is None or not (code or "/" in name):
         return

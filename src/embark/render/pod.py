@@ -10,16 +10,16 @@ from embark.render.job import PORT, Job, Setting
 from embark.render.settings import TOPOLOGY_PATH, fabric_needs, grace_reason, grace_s, settings_of, topology_xml
 from embark.render.yaml_text import note
 
-USER_ID = 1000  # Of the user `embark` in the image.
+USER_ID = 1000  # The user `embark` of the image.
 SCRATCH = "/scratch"
 CONTAINER = "trainer"
-IDENTITY_LABEL = {"azure.workload.identity/use": "true"}  # Without it AKS gives the pod no token.
-TPU_PORTS = {"tpu": 8471, "coordinator": 8476}  # Where the hosts' runtimes meet, and where JAX's processes do.
+IDENTITY_LABEL = {"azure.workload.identity/use": "true"}  # AKS gives a token only to pods with this label.
+TPU_PORTS = {"tpu": 8471, "coordinator": 8476}  # Ports at which the hosts' runtimes and JAX's processes meet.
 
 
 def pod_values(job: Job) -> dict[str, Any]:
-    """For `kubernetes/pod.yaml.j2`. GKE's webhook tells each pod of a TPU its place in the slice (TPU_WORKER_ID,
-    TPU_WORKER_HOSTNAMES), and each slice its place among those of a JobSet (MEGASCALE_…); JAX reads these itself."""
+    """Values for `kubernetes/pod.yaml.j2`. GKE's webhook tells each pod of a TPU its index in the slice (TPU_WORKER_ID,
+    TPU_WORKER_HOSTNAMES), and each slice its index in a JobSet (MEGASCALE_…); JAX reads these itself."""
     ports = {"rendezvous": PORT} if job.num_nodes > 1 else {}
     if job.is_tpu:
         ports = dict(TPU_PORTS) if job.num_pods > 1 else {}
@@ -35,7 +35,6 @@ def pod_values(job: Job) -> dict[str, Any]:
 
 
 def environment(job: Job) -> list[Any]:
-    """Each variable with its reason."""
     others = ("NCCL_", "TORCH_") if job.is_tpu else ()
     own = [setting for setting in settings_of(job) if not setting.name.startswith(others)]
     home = Setting("HOME", SCRATCH, "caches and local files go to the pod's own disk")
@@ -58,7 +57,7 @@ def has_identity_label(job: Job) -> bool:
 
 
 def resources(job: Job) -> dict[str, Any]:
-    """Requests leave room for what runs on every node; a GPU and a fabric device are asked for by their limits."""
+    """Requests leave room for what runs on every node; GPUs and fabric devices are asked for by their limits."""
     requests: dict[str, Any] = {}
     limits: dict[str, Any] = {accelerator(job): job.num_processes}
     machine, needs = job.machine, fabric_needs(job)
@@ -78,7 +77,7 @@ def resources(job: Job) -> dict[str, Any]:
 
 
 def accelerator(job: Job) -> str:
-    """The resource that a pod asks for."""
+    """The resource name of its accelerators."""
     return TPU if job.is_tpu else NVIDIA_GPU
 
 

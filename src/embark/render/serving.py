@@ -18,9 +18,9 @@ ENDPOINTS = {"cloud-run": "gcp", "vertex-endpoint": "gcp", "sagemaker": "aws", "
 """Managed endpoints, and whose they are."""
 MAX_CLOUD_RUN_GIB = 32
 NATS_PORT = 4222
-AWAY_S = 3600.0  # Until a trainer that was lost runs again, with a machine that is bought for it.
+AWAY_S = 3600.0  # Seconds until a lost trainer runs again, on a machine that is bought for it.
 MIN_RETENTION_S = MAX_EVERY_S + AWAY_S
-"""Of records: `store.checkpoint_every = "auto"` saves at least once in `MAX_EVERY_S`."""
+"""The least retention of records: `store.checkpoint_every = "auto"` saves at least once in `MAX_EVERY_S`."""
 
 
 def artifact_of(spec: RunSpec) -> str:
@@ -35,12 +35,12 @@ def published_uri(spec: RunSpec) -> str:
 
 
 def server_name(name: str) -> str:
-    """Of what serves a run's model: on Kubernetes, on an endpoint, in the registry of launches."""
+    """The name of what serves a run's model: on Kubernetes, on an endpoint, in the registry of launches."""
     return f"{name}-serve"
 
 
 def serve_mistakes(spec: RunSpec, catalog: Catalog) -> Iterator[Mistake]:
-    """What cannot be deployed."""
+    """What keeps a server from being deployed."""
     artifact = artifact_of(spec)
     if "://" not in artifact:
         yield Mistake("", "serve.artifact", artifact, "is on this machine; pods do not see it",
@@ -60,12 +60,12 @@ def serve_mistakes(spec: RunSpec, catalog: Catalog) -> Iterator[Mistake]:
 
 
 def endpoint_mistakes(spec: RunSpec, cloud: str) -> Iterator[Mistake]:
-    """What a managed endpoint cannot be without. `cloud`: the one that the spec is for."""
+    """What a managed endpoint lacks; `cloud` is the one that the spec is for."""
     target, place = spec.place.target, spec.place
     if target not in ENDPOINTS:
         return
     if cloud != ENDPOINTS[target]:
-        yield Mistake("", "place.target", target, f"is of {ENDPOINTS[target]}, and the spec of {cloud}",
+        yield Mistake("", "place.target", target, f"belongs to {ENDPOINTS[target]}, and the spec is for {cloud}",
                       f'set place.cloud = "{ENDPOINTS[target]}" and serve.artifact to an object store of it')
     if target == "sagemaker" and not place.identity:
         yield Mistake("", "place.identity", "", "SageMaker starts the server as a role, which reads the artifact",
@@ -84,7 +84,7 @@ def endpoint_mistakes(spec: RunSpec, cloud: str) -> Iterator[Mistake]:
 
 
 def endpoint_machine(spec: RunSpec, cloud: str) -> str:
-    """Of a managed endpoint: the named one, or the cheapest that has the memory; empty where none has."""
+    """The machine of a managed endpoint: the named one, or the cheapest with the memory; empty if none has it."""
     from embark.plan.serving import ServeRequest, offers_for
 
     if spec.serve.machine:
@@ -94,7 +94,7 @@ def endpoint_machine(spec: RunSpec, cloud: str) -> str:
 
 
 def cloud_run_gib(spec: RunSpec) -> int:
-    """Cloud Run's disk is memory, and a new version is fetched beside the old one."""
+    """Memory of an instance of Cloud Run, whose disk is memory and which fetches a new version beside the old one."""
     from embark.plan.serving import replica_bytes, table_bytes
 
     if spec.serve.memory_gib is not None:
@@ -103,19 +103,19 @@ def cloud_run_gib(spec: RunSpec) -> int:
 
 
 def knows_tables(spec: RunSpec) -> bool:
-    """Not where prepared data that cannot be read from here decides them."""
+    """Whether the tables' sizes are known: not if prepared data that cannot be read from here decides them."""
     return spec.data.kind != "prepared" or spec.model.gives_tables
 
 
 def memory_gib(spec: RunSpec) -> int:
-    """Of a replica."""
+    """Memory of a replica."""
     from embark.plan.serving import replica_bytes
 
     return math.ceil(spec.serve.memory_gib or replica_bytes(spec, spec.serve.tables) / GIB)
 
 
 def with_cloud(spec: RunSpec) -> RunSpec:
-    """Without a machine or a cloud of its own, the cloud of its endpoint, or of the object store with the artifact."""
+    """Give a spec without a machine or cloud the cloud of its endpoint, or of the object store with the artifact."""
     cloud = ENDPOINTS.get(spec.place.target) or _CLOUDS.get(artifact_of(spec).partition("://")[0], "")
     if spec.place.machine or spec.place.cloud or not cloud:
         return spec
@@ -123,7 +123,7 @@ def with_cloud(spec: RunSpec) -> RunSpec:
 
 
 def broker_name(name: str) -> str:
-    """Of the NATS server of a deployment."""
+    """The name of the NATS server of a deployment."""
     return f"{name}-nats"
 
 
@@ -132,7 +132,7 @@ def broker_url(name: str) -> str:
 
 
 def with_broker(spec: RunSpec, name: str) -> RunSpec:
-    """Without servers of its own, those of the deployment."""
+    """Give a spec without servers those of the deployment."""
     if spec.stream.source != "nats" or spec.stream.servers:
         return spec
     return spec.model_copy(update={"stream": spec.stream.model_copy(update={"servers": (broker_url(name),)})})
@@ -144,7 +144,7 @@ def has_own_broker(spec: RunSpec, name: str) -> bool:
 
 
 def follow_mistakes(spec: RunSpec) -> Iterator[Mistake]:
-    """What cannot be deployed."""
+    """What keeps a trainer that follows a stream from being deployed."""
     stream, store, serve = spec.stream, spec.store, spec.serve
     if not stream.is_on:
         yield Mistake("", "stream.source", "", 'place.target = "follow" trains on a stream', "set it in [stream]")

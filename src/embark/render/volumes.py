@@ -21,7 +21,8 @@ _BUCKET_NEEDS = {"aws": "It needs the add-on aws-mountpoint-s3-csi-driver.",
 
 
 def render_volumes(job: Job) -> list[File]:
-    """`storage.sh` creates what the run needs; with `place.volume` also the volume, its claim and the copy."""
+    """Write `storage.sh`, which creates what the run needs; with `place.volume` also the volume, its claim and the
+    copy."""
     values: dict[str, Any] = {"is_lustre": "lustre" in job.place.volume, "exit_codes": ExitCode}
     files: list[File] = []
     if job.volume:
@@ -37,7 +38,7 @@ def render_volumes(job: Job) -> list[File]:
 
 
 def capacity_gib(job: Job, volume: Volume) -> int:
-    """The least that can be bought: the speed grows with it, and so does the bill."""
+    """The smallest size that can be bought: the speed grows with it, and so does the bill."""
     least_gib = round((volume.min_tib or 1.0) * GIB_PER_TIB)
     if job.cloud == "aws":  # FSx sells 1200, then multiples of 2400
         return 1200 if least_gib <= 1229 else -(-least_gib // 2400) * 2400

@@ -10,7 +10,7 @@ from embark.data.progress import Progress, ProgressReporter
 # In a process of its own: pages of the libraries count less for a process whenever another one maps them, too.
 MEASURE = """
 import os, subprocess, sys, time
-from embark.data.workers import MemoryMonitor, tree_bytes
+from embark.data.progress import MemoryMonitor, tree_bytes
 
 hold = "import sys; held = bytearray(b'x' * 200_000_000); print('held', flush=True); sys.stdin.read()"
 before = tree_bytes(os.getpid())

@@ -54,7 +54,7 @@ def test_values_come_from_fields_config_maps_and_secrets():
     assert (found.missing, found.unset_secrets) == ((), ())
 
 
-def test_a_config_map_can_be_missing_and_a_secret_is_never_here():
+def test_a_lacking_config_map_is_missing_and_a_lacking_secret_is_unset():
     container = {"env": [
         {"name": "A", "valueFrom": {"configMapKeyRef": {"name": "c", "key": "k"}}},
         {"name": "B", "valueFrom": {"secretKeyRef": {"name": "s", "key": "k"}}},

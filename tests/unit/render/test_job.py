@@ -67,10 +67,10 @@ def test_all_mistakes_are_reported_at_once():
 @pytest.mark.parametrize(("sets", "field", "words"), [
     ((), "place.machine", "none is named"),
     (("place.machine=p5.49xlarge",), "place.machine", "p5.48xlarge"),
-    (("place.machine=p5.48xlarge", "place.cloud=gcp"), "place.cloud", "is of aws"),
+    (("place.machine=p5.48xlarge", "place.cloud=gcp"), "place.cloud", "belongs to aws"),
     (("place.machine=v5e-4", "place.target=trainjob"), "place.target", "is a TPU"),
     (("place.machine=v5e-16", "place.target=job"), "store.root", "its own part"),
-    (("place.cloud=aws", "place.target=tpu-vm"), "place.target", "is no TPU"),
+    (("place.cloud=aws", "place.target=tpu-vm"), "place.target", "is not a TPU"),
     (("place.cloud=aws", "place.target=vertex", "place.account=p"), "place.target", "no machines of aws"),
     (("place.cloud=gcp", "place.target=vertex"), "place.account", "project"),
     (("place.cloud=aws", "place.target=compose", "place.nodes=2", "store.root=s3://b/r"), "place.nodes", "one host"),

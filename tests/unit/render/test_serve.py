@@ -85,7 +85,7 @@ def test_memory_disk_and_start_follow_from_the_tables(tables):
     assert container_of(*sets, "serve.memory_gib=300")["resources"]["limits"]["memory"] == "300Gi"
 
 
-def test_the_autoscaler_is_one_of_two_and_asks_for_a_metric_that_the_server_has():
+def test_either_autoscaler_asks_for_a_metric_that_the_server_has():
     from pathlib import Path
 
     import embark.serve.server_metrics

@@ -72,7 +72,7 @@ def test_the_record_has_the_checksum_of_every_file(archive):
             assert (checksum, int(size)) == (f"sha256={digest}", len(data))
 
 
-def test_its_metadata_is_that_of_pyproject_whatever_an_editable_install_was_made_of(archive):
+def test_metadata_is_pyproject_s_and_not_that_of_an_editable_install(archive):
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     text = archive.read(f"{INFO}/METADATA").decode()
     found = email.message_from_string(text)
@@ -83,7 +83,7 @@ def test_its_metadata_is_that_of_pyproject_whatever_an_editable_install_was_made
     assert archive.read(f"{INFO}/entry_points.txt") == b"[console_scripts]\nembark = embark.__main__:main\n"
 
 
-def test_pip_installs_it_without_an_index_and_what_is_installed_packs_the_same_files(tmp_path):
+def test_pip_installs_it_without_an_index_and_it_packs_itself_again(tmp_path):
     """Into a folder of its own, from which `embark` then starts and packs its wheel again."""
     (tmp_path / wheel_name()).write_bytes(wheel_bytes())
     site, again = tmp_path / "site", tmp_path / "again.whl"
@@ -108,7 +108,7 @@ def test_code_that_was_neither_cloned_nor_installed_is_refused(tmp_path, monkeyp
         wheel_bytes()
 
 
-def test_the_quickstart_s_requirements_find_the_wheel_that_was_rendered_beside_them(tmp_path):
+def test_the_quickstart_s_requirements_find_the_rendered_wheel(tmp_path):
     text = (ROOT / "examples/cloud_deployment/quickstart/requirements.txt").read_text()
     ours = [line for line in text.splitlines() if "embark" in line or line.startswith("--")]
     (tmp_path / "quickstart/dist").mkdir(parents=True)

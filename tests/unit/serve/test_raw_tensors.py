@@ -59,7 +59,7 @@ def scorers(artifact):
     return RequestScorer(artifact, model.score, score_numbers=model.score_numbers), RequestScorer(artifact, model.score)
 
 
-def test_numbers_in_any_order_have_the_scores_of_the_same_columns_one_by_one(artifacts):
+def test_numbers_in_any_order_have_the_scores_of_single_columns(artifacts):
     artifact, reader = artifacts["int8"], InferReader()
     at_once, by_column = scorers(artifact)
     names = [*DENSE, *ROWS]

@@ -9,7 +9,7 @@ from cloudsim.aws import fsx
 from cloudsim.aws.account import AwsAccount, facts
 from cloudsim.aws.ec2 import launch_error, machine_type
 from cloudsim.aws.ecr import HOST, PULL_ACTIONS, EcrRegistry
-from cloudsim.aws.iam import denied, role_arn
+from cloudsim.aws.iam import denial, role_arn
 from cloudsim.aws.network import Network
 from cloudsim.kubernetes.cloud import Manifest, NodePool, VolumeFacts
 
@@ -38,7 +38,7 @@ class EksCloud:
         why = EcrRegistry(self.account).image_error(image)
         if not why and HOST.match(image):
             for action in PULL_ACTIONS:
-                why = why or denied([NODE_ACTIONS], self._node(pool), action, "*")
+                why = why or denial([NODE_ACTIONS], self._node(pool), action, "*")
         return f'failed to pull and unpack image "{image}": {why}' if why else ""
 
     def access_error(self, uri: str, *, write: bool, namespace: str, service_account: Manifest, pod: Manifest) -> str:
@@ -50,7 +50,7 @@ class EksCloud:
         documents, who = self._identity(namespace, service_account)
         for action in ACTIONS[write]:
             resource = f"arn:aws:s3:::{bucket}" + ("" if action == "s3:ListBucket" else f"/{key.rstrip('/')}/object")
-            if why := denied(documents, who, action, resource):
+            if why := denial(documents, who, action, resource):
                 return f"AccessDenied: {why}"
         return ""
 

@@ -41,7 +41,7 @@ def role_documents(account: AwsAccount, role: str) -> list[str]:
     return [*inline, *managed]
 
 
-def denied(documents: list[str], who: str, action: str, resource: str) -> str:
+def denial(documents: list[str], who: str, action: str, resource: str) -> str:
     """Return the sentence of S3 or ECR if no policy allows an action, else an empty text."""
     from moto.iam.access_control import IAMPolicy, PermissionResult
 

@@ -10,7 +10,7 @@ from cloudsim.account import Call
 from cloudsim.aws.account import AwsAccount
 from cloudsim.aws.cli import AwsCli
 from cloudsim.aws.ecr import HOST, PULL_ACTIONS, EcrRegistry
-from cloudsim.aws.iam import denied, role_arn, role_documents
+from cloudsim.aws.iam import denial, role_arn, role_documents
 from cloudsim.machine import CLOUD_CONFIG, FirstStart, FunctionProgram, MachineDocker, first_start
 from cloudsim.state import Refusal
 
@@ -29,7 +29,7 @@ class Machine:
     @property
     def is_reachable(self) -> bool:
         """Whether Session Manager's agent is connected, which needs rights of its own and a route to the internet."""
-        return self.has_way_out and not denied(self.documents, self.who, "ssm:UpdateInstanceInformation", "*")
+        return self.has_way_out and not denial(self.documents, self.who, "ssm:UpdateInstanceInformation", "*")
 
     @property
     def has_way_out(self) -> bool:
@@ -60,7 +60,7 @@ class Machine:
             name = re.split("[:@]", path)[0]
             arn = f"arn:aws:ecr:{found[2]}:{found[1]}:repository/{name}"
             for action in PULL_ACTIONS[1:]:
-                if why := denied(self.documents, self.who, action, arn):
+                if why := denial(self.documents, self.who, action, arn):
                     return f"denied: {why}"
         return ""
 
@@ -68,7 +68,7 @@ class Machine:
         text = _user_data(self.instance.user_data)
         if not text.startswith(CLOUD_CONFIG):
             return FirstStart(log="no cloud-config\n")
-        aws = AwsCli(self.account, denial=lambda action: denied(self.documents, self.who, action, "*"))
+        aws = AwsCli(self.account, denial=lambda action: denial(self.documents, self.who, action, "*"))
         start = first_start(text, MachineDocker(self), [aws, FunctionProgram("curl", self._metadata)])
         if start.is_training and (why := self._meeting_error()):
             return FirstStart(log=f"{start.log}{why}\n")

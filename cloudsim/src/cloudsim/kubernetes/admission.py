@@ -99,13 +99,13 @@ def effects(cluster: Cluster, thing: Object, kind: ObjectKind) -> None:
         if made is not None and "status" not in thing:
             for name, section in made.get("device_plugins", {}).items():
                 cluster.add_controller("DaemonSet", name, release.namespace or "kube-system", made["takes_s"],
-                                       devices=_configured(at(thing, f"spec.{section}.config")))
+                                       devices=_configured_devices(at(thing, f"spec.{section}.config")))
             stored = cluster.objects[(kind.key, str(thing["metadata"].get("namespace") or ""),
                                       thing["metadata"]["name"])]
             stored["status"] = dict(made.get("status", {}))
 
 
-def _configured(config: object) -> list[str]:
+def _configured_devices(config: object) -> list[str]:
     """Return the devices that the configuration of a network device plugin names."""
     try:
         raw = json.loads(str(config or "{}"))

@@ -28,7 +28,7 @@ def start_trouble(cluster: Cluster, stored: Object, pod: Pod, pool: NodePool) ->
         return Trouble("ContainerCreating", "FailedMount", f'MountVolume.SetUp failed for volume "{name}": '
                        f'{kind.lower()} "{name.partition(",")[0]}" not found')
     for name in _claims(stored):
-        found = mounted(cluster, stored, name, pool)
+        found = mount_claim(cluster, stored, name, pool)
         if isinstance(found, str):
             return Trouble("ContainerCreating", "FailedMount", found)
     for container in [*rows(stored, "spec.initContainers"), *rows(stored, "spec.containers")]:
@@ -39,7 +39,7 @@ def start_trouble(cluster: Cluster, stored: Object, pod: Pod, pool: NodePool) ->
     return None
 
 
-def mounted(cluster: Cluster, stored: Object, claim_name: str, pool: NodePool) -> VolumeFacts | str:
+def mount_claim(cluster: Cluster, stored: Object, claim_name: str, pool: NodePool) -> VolumeFacts | str:
     """Return the file system of a claim on a node of this pool, or the kubelet's error."""
     claim = cluster.find("PersistentVolumeClaim", claim_name, stored["metadata"]["namespace"]) or {}
     volume = cluster.find("PersistentVolume", str(at(claim, "spec.volumeName") or ""))
@@ -93,7 +93,7 @@ def volume_of_path(cluster: Cluster, stored: Object, path: str, pool: NodePool) 
         for mount in rows(container, "volumeMounts"):
             root, name = str(mount.get("mountPath")), str(mount.get("name"))
             if name in claims and Path(path).is_relative_to(root):
-                facts = mounted(cluster, stored, claims[name], pool)
+                facts = mount_claim(cluster, stored, claims[name], pool)
                 if isinstance(facts, VolumeFacts):
                     below = Path(str(mount.get("subPath") or "")) / Path(path).relative_to(root)
                     return facts, str(below)

@@ -28,47 +28,6 @@ from embark.store.object_store import normalize_path
 
 _CHUNK_BYTES = 8 << 20
 _SPLIT: Split = "validation"
-
-
-def write_later_rows(before: PreparedWith, path: str, out: Path) -> tuple[Manifest, BadRows]:
-    """Write all rows of the raw files at `path` as parts of one split below `out`; return also how many could not be
-    read."""
-    inputs, files = open_inputs(path)
-    schema = schema_in(before.schema.without_split(), before.prepare, inputs, files)
-    layout, encoder = before.manifest.layout, before.row_encoder()
-    reader, writer = open_reader(schema, before.prepare, inputs), PartWriter(out, f"{_SPLIT}/000000", layout)
-    records = []
-    for file in files:
-        counts = SegmentCounts()
-        for segment in reader.segments(file, 1 << 62):
-            for raw in reader.read(segment, _CHUNK_BYTES):
-                counts.add(raw)
-                writer.add(encoder.encode(raw))
-        records.append([counts.to_json()])
-    bad = BadRows.collect(files, records)
-    bad.check(before.prepare.max_bad_share)
-    return Manifest(layout, {_SPLIT: tuple(writer.close())}, schema.label), bad
-
-
-def schema_in(known: Schema, prepare: PrepareSpec, inputs: Inputs, files: Sequence[InputFile]) -> Schema:
-    """Return the roles of the columns as they were, in the format that these files have."""
-    wanted = {known.label, *(label.name for label in known.labels), *known.dense,
-              *(column.source for column in known.sparse), *(time.name for time in known.times)} - {""}
-    if known.format == "csv" and known.columns and not known.has_header and not prepare.delimiter:
-        prepare = prepare.model_copy(update={"delimiter": known.delimiter})
-    sample = take_sample(prepare, wanted, inputs, files)
-    columns = tuple(column.name for column in sample.columns)
-    if known.label and known.label not in columns:
-        raise DataError(f"{files[0].uri}: has no column {known.label!r}, the label of the data that the run was "
-                        "trained on; without labels nothing can be evaluated",
-                        fix=f"{nearest(known.label, columns)} Add the column, or rename the one that holds the label")
-    if lacking := sorted(wanted.difference(columns)):
-        raise DataError(f"{files[0].uri}: has no column " + ", ".join(map(repr, lacking)) + ", which the model takes",
-                        fix=nearest(lacking[0], columns))
-    return replace(known, format=sample.format, delimiter=sample.delimiter, has_header=sample.has_header,
-                   columns=columns)
-
-
 _SCHEMA = TypeAdapter(Schema)
 
 
@@ -134,3 +93,42 @@ def _read_array(path: str, name: str) -> tuple[Array, bytes]:
         return np.load(io.BytesIO(data), allow_pickle=False), hashlib.sha256(data).digest()
     except (OSError, ValueError) as error:
         raise DataError(f"{path}/{name}: cannot be read ({error})", fix=REPAIR) from None
+
+
+def write_later_rows(before: PreparedWith, path: str, out: Path) -> tuple[Manifest, BadRows]:
+    """Write all rows of the raw files at `path` as parts of one split below `out`; return also how many could not be
+    read."""
+    inputs, files = open_inputs(path)
+    schema = schema_in(before.schema.without_split(), before.prepare, inputs, files)
+    layout, encoder = before.manifest.layout, before.row_encoder()
+    reader, writer = open_reader(schema, before.prepare, inputs), PartWriter(out, f"{_SPLIT}/000000", layout)
+    records = []
+    for file in files:
+        counts = SegmentCounts()
+        for segment in reader.segments(file, 1 << 62):
+            for raw in reader.read(segment, _CHUNK_BYTES):
+                counts.add(raw)
+                writer.add(encoder.encode(raw))
+        records.append([counts.to_json()])
+    bad = BadRows.collect(files, records)
+    bad.check(before.prepare.max_bad_share)
+    return Manifest(layout, {_SPLIT: tuple(writer.close())}, schema.label), bad
+
+
+def schema_in(known: Schema, prepare: PrepareSpec, inputs: Inputs, files: Sequence[InputFile]) -> Schema:
+    """Return the roles of the columns as they were, in the format that these files have."""
+    wanted = {known.label, *(label.name for label in known.labels), *known.dense,
+              *(column.source for column in known.sparse), *(time.name for time in known.times)} - {""}
+    if known.format == "csv" and known.columns and not known.has_header and not prepare.delimiter:
+        prepare = prepare.model_copy(update={"delimiter": known.delimiter})
+    sample = take_sample(prepare, wanted, inputs, files)
+    columns = tuple(column.name for column in sample.columns)
+    if known.label and known.label not in columns:
+        raise DataError(f"{files[0].uri}: has no column {known.label!r}, the label of the data that the run was "
+                        "trained on; without labels nothing can be evaluated",
+                        fix=f"{nearest(known.label, columns)} Add the column, or rename the one that holds the label")
+    if lacking := sorted(wanted.difference(columns)):
+        raise DataError(f"{files[0].uri}: has no column " + ", ".join(map(repr, lacking)) + ", which the model takes",
+                        fix=nearest(lacking[0], columns))
+    return replace(known, format=sample.format, delimiter=sample.delimiter, has_header=sample.has_header,
+                   columns=columns)

@@ -47,6 +47,9 @@ _HEADER_BYTES = 1 << 20
 _STAND_INS = (b"\x1f", b"\x1e", b"\x1d", b"\x1c", b"\x02", b"\x01")
 """Characters that text does not have: one of them takes the place of a delimiter of several."""
 _MAX_CHUNK_BYTES = 1 << 30
+_MIN_BATCH_ROWS, _MAX_BATCH_ROWS = 1_024, 1 << 20
+_READ_BYTES = 1 << 20  # What is read of a column at a time.
+_JSON_DELIMITER = "\0\0"  # A line of JSON has none, and several characters know no quotes.
 
 
 class CsvReader:
@@ -79,17 +82,13 @@ class CsvReader:
             columns, has_header = self._columns_of(file)
         stream = TextStream(self._inputs, file, segment.start, segment.stop, min(chunk_bytes, _MAX_CHUNK_BYTES))
         pieces, first_byte = _without_bom(stream.pieces) if segment.start == 0 else (stream.pieces, segment.start)
-        is_header_next, line, read_bytes = has_header and segment.start == 0, 0, 0
-        for cut in split_rows(pieces, self._delimiter, has_quotes=self._has_quotes, first_byte=first_byte):
-            num_lines, line = cut.stop_line - line, cut.stop_line
-            new_bytes, read_bytes = stream.tell() - read_bytes, stream.tell()
+        is_header_next = has_header and segment.start == 0
+        for cut, num_lines, new_bytes in self._blocks(stream, pieces, first_byte):
             if isinstance(cut, UnterminatedRow):
                 if is_header_next:
                     raise DataError(f"{file.uri}: the header cannot be read: {cut.why}",
                                     fix="repair its first line, or set data.prepare.header = false")
-                none = np.zeros(0, np.int64)
-                location = Location(none, none, num_lines, new_bytes, [BadRow(cut.line, cut.why)])
-                yield self._parser.parse(_empty(columns).column, location, file.uri)
+                yield self._unterminated(cut, num_lines, new_bytes, file)
                 continue
             text, rows = cut.text, np.flatnonzero(~cut.is_blank)
             if is_header_next and len(rows):
@@ -104,6 +103,21 @@ class CsvReader:
                                 f"and {table.num_rows} read", fix="say so to the authors of Embark, with the lines")
             location = Location(cut.lines[rows], cut.starts[rows], num_lines, new_bytes, bad)
             yield self._parser.parse(table.column, location, file.uri)
+
+    def _blocks(
+        self, stream: TextStream, pieces: Iterator[bytes], first_byte: int
+    ) -> Iterator[tuple[RowBlock | UnterminatedRow, int, int]]:
+        """Yield complete rows, how many lines they take, and how many bytes of the file."""
+        line = read_bytes = 0
+        for block in split_rows(pieces, self._delimiter, has_quotes=self._has_quotes, first_byte=first_byte):
+            now_bytes = stream.tell()
+            yield block, block.stop_line - line, now_bytes - read_bytes
+            line, read_bytes = block.stop_line, now_bytes
+
+    def _unterminated(self, row: UnterminatedRow, num_lines: int, read_bytes: int, file: InputFile) -> RawRows:
+        none = np.zeros(0, np.int64)
+        location = Location(none, none, num_lines, read_bytes, [BadRow(row.line, row.why)])
+        return self._parser.parse(partial(json_column, []), location, file.uri)
 
     def _parse(self, text: bytes, columns: Sequence[str], file: InputFile) -> tuple[Any, dict[int, int]]:
         """Return the wanted columns as bytes. Rows with a wrong number of fields are left out; that number is returned
@@ -218,10 +232,6 @@ def _refuse_quotes(text: bytes, delimiter: bytes, file: InputFile) -> None:
     if re.search(rb'(?:\A|\n|' + mark + rb')"[^"\n]*"(?:' + mark + rb'|\r?\n|\Z)', text):
         raise DataError(f"{file.uri}: has fields in quotes between delimiters of {len(delimiter)} characters",
                         fix="write the file with a delimiter of one character, or without the quotes")
-
-
-_MIN_BATCH_ROWS, _MAX_BATCH_ROWS = 1_024, 1 << 20
-_READ_BYTES = 1 << 20  # What is read of a column at a time.
 
 
 class ParquetReader:
@@ -378,12 +388,6 @@ class _Ranges(io.RawIOBase):
         return data
 
 
-_DELIMITER = "\0\0"  # Between fields: a line of JSON has none, and several characters know no quotes.
-
-
-_WHY = "is not a JSON object"
-
-
 class JsonLinesReader(CsvReader):
     """Reads JSON Lines, plain or gzip; cut into segments as other text is. Numbers are read as the text they stand
     for."""
@@ -391,30 +395,27 @@ class JsonLinesReader(CsvReader):
     def __init__(
         self, schema: Schema, prepare: PrepareSpec, inputs: Inputs, parser: RowParser | None = None
     ) -> None:
-        super().__init__(replace(schema, delimiter=_DELIMITER, has_header=False), prepare, inputs, parser)
+        super().__init__(replace(schema, delimiter=_JSON_DELIMITER, has_header=False), prepare, inputs, parser)
 
     def read(self, segment: Segment, chunk_bytes: int) -> Iterator[RawRows]:
         """Yield the segment's rows in order. A key that a line lacks is a missing value."""
         stream = TextStream(self._inputs, segment.file, segment.start, segment.stop, chunk_bytes)
-        line = read_bytes = 0
-        for cut in split_rows(stream.pieces, self._delimiter, has_quotes=False, first_byte=segment.start):
-            num_lines, line = cut.stop_line - line, cut.stop_line
-            new_bytes, read_bytes = stream.tell() - read_bytes, stream.tell()
+        for block, num_lines, new_bytes in self._blocks(stream, stream.pieces, segment.start):
+            if isinstance(block, UnterminatedRow):
+                yield self._unterminated(block, num_lines, new_bytes, segment.file)
+                continue
             found: list[Mapping[str, Any]] = []
             kept: list[int] = []
-            bad = [BadRow(cut.line, cut.why)] if isinstance(cut, UnterminatedRow) else []
-            if not isinstance(cut, UnterminatedRow):
-                ends = [*(cut.starts[1:] - cut.starts[0]), len(cut.text)]
-                for row in np.flatnonzero(~cut.is_blank):
-                    text = cut.text[cut.starts[row] - cut.starts[0] : ends[row]].removeprefix(BOM)
-                    value = json_object(text)
-                    if value is None:
-                        bad.append(BadRow(int(cut.lines[row]), _WHY))
-                    else:
-                        found.append(value)
-                        kept.append(int(row))
-            none = np.zeros(0, np.int64)
-            lines, starts = (none, none) if isinstance(cut, UnterminatedRow) else (cut.lines[kept], cut.starts[kept])
-            location = Location(lines, starts, num_lines, new_bytes, bad)
+            bad = []
+            ends = [*(block.starts[1:] - block.starts[0]), len(block.text)]
+            for row in np.flatnonzero(~block.is_blank):
+                text = block.text[block.starts[row] - block.starts[0] : ends[row]].removeprefix(BOM)
+                value = json_object(text)
+                if value is None:
+                    bad.append(BadRow(int(block.lines[row]), "is not a JSON object"))
+                else:
+                    found.append(value)
+                    kept.append(int(row))
+            location = Location(block.lines[kept], block.starts[kept], num_lines, new_bytes, bad)
             cells = partial(json_column, found, split=self._parser.split_cell)
             yield self._parser.parse(cells, location, segment.file.uri)

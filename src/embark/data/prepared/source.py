@@ -27,6 +27,7 @@ from embark.spec.model import Table
 from embark.spec.tasks import Task
 
 Allocate = Callable[[int], Bytes]  # So many bytes, the first at a multiple of 16.
+Rows = slice | Int64s  # Rows of a block: consecutive ones, or their numbers.
 Range = tuple[int, int, int]  # Epoch, first sample, and the sample after the last.
 
 _MOST_ORDERS = 3
@@ -393,9 +394,6 @@ def _notes(manifest: Manifest, data: DataSpec) -> tuple[str, ...]:
     if unused := [str(name) for name in schema.get("ignored") or () if name not in chosen.get("ignored_columns", ())]:
         notes.append(f"column{'s' if len(unused) > 1 else ''} not used: {shortlist(unused, MAX_NAMED)}")
     return tuple(notes)
-
-
-Rows = slice | Int64s  # Rows of a block: consecutive ones, or their numbers.
 
 
 def copy_block(out: Block, to: slice, block: Block, rows: Rows) -> None:

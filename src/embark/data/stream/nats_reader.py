@@ -23,6 +23,9 @@ from embark.spec.stream import StreamSpec
 
 T = TypeVar("T")
 AT_A_TIME = 500
+_LOST = "keep records longer than a trainer may be away; --fresh starts a new run at stream.start"
+MAX_WAIT_S = 600.0  # How long to wait for a broker that is started at the same time.
+_RETRY_S = 0.5
 _WAIT_S = 10.0
 _NEVER_AGAIN_S = 30 * 86_400  # Until what is not acknowledged comes again: the checkpoint says what to read, not this.
 
@@ -150,17 +153,8 @@ class NatsReader:
         return await js.pull_subscribe(topic, durable=name, stream=stream, config=config)
 
 
-_LOST = "keep records longer than a trainer may be away; --fresh starts a new run at stream.start"
-
-
 async def _ignore(_: Exception) -> None:
     """Ignore errors that the caller sees as well."""
-
-
-MAX_WAIT_S = 600.0  # How long to wait for a broker that is started at the same time.
-
-
-_RETRY_S = 0.5
 
 
 def make_streams(stream: StreamSpec, name: str, options: Mapping[str, Any]) -> list[str]:

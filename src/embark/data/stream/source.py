@@ -37,6 +37,7 @@ POLL_S = 0.2
 STALLED_S = 60.0  # After so long without a record of a partition that the others wait for, someone should know.
 FIRST_S = 5.0  # The same for a run that has read none yet: its stream is perhaps not where it looks.
 UNREADABLE = "num_unreadable"
+WINDOW = 1_000  # Records.
 
 
 class StreamSource:
@@ -261,9 +262,6 @@ def _row_reader(spec: RunSpec) -> tuple[RowParser, RowEncoder, str]:
                 manifest.fingerprint()
     schema, prepare, encoder = plain_row_format(spec.model, spec.data)
     return RowParser(schema, prepare), encoder, ""
-
-
-WINDOW = 1_000  # Records.
 
 
 class DropWatch:

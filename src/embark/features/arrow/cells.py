@@ -29,6 +29,7 @@ Numbers = tuple[Array, Mask | None]
 """[n] values, NaN where missing or bad; [n] where there is a value that is not a finite 32-bit number."""
 
 _LIST_BYTES = 1 << 20
+_MICROS = pa.timestamp("us")
 _UNIT_S = {"s": 1.0, "ms": 1e-3, "us": 1e-6, "ns": 1e-9}
 _TRUE, _FALSE = ["true", "yes"], ["false", "no"]
 _HEX_DIGITS = np.full(256, 255, np.uint8)
@@ -413,9 +414,6 @@ def _repeats(array: Any) -> bool:
     """Whether to hash each distinct word once instead of each value, judged by the first few thousand."""
     some = array.slice(0, _TRIAL_ROWS)
     return len(some) > 0 and len(some.unique()) < _WORTH_SHARE * len(some)
-
-
-_MICROS = pa.timestamp("us")
 
 
 @dataclass(frozen=True, slots=True)

@@ -28,6 +28,7 @@ from embark.features.schema import TIME_ROWS, Schema
 from embark.features.values import MEANINGS, json_cell
 from embark.spec.data import PrepareSpec
 
+SplitCell = Callable[[str], list[str]]
 SPLIT_WORDS = {"train": 0, "training": 0, "validation": 1, "valid": 1, "val": 1, "eval": 1, "test": 2}
 """What a split column may say, and the position in SPLITS that it means."""
 _MAX_CELL_CHARS = 40
@@ -264,9 +265,6 @@ def _why(name: str, cell: Any, what: str) -> str:
         return f"column {name!r} is empty" + "".join(what.partition(";")[1:])
     text = repr(value)
     return f"column {name!r}: {text if len(text) <= _MAX_CELL_CHARS else text[:_MAX_CELL_CHARS] + '…'} {what}"
-
-
-SplitCell = Callable[[str], list[str]]
 
 
 def json_column(rows: Sequence[Mapping[str, Any]], name: str, split: SplitCell | None = None) -> Any:

@@ -180,13 +180,13 @@ def node_groups(manifests: Manifests) -> Iterator[tuple[Node, Machine]]:
 
 
 def _has_fabric(machine: Machine) -> bool:
-    """A whole machine of eight GPUs or more is bought to train over its fabric."""
+    """Whether it is a whole machine of eight GPUs or more, which is bought to train over its fabric."""
     return machine.fabric.name == "efa" and machine.gpus_per_host >= 8 and bool(machine.num_fabric_devices) \
         and (machine.fabric_gbit_per_s or 0) >= 400
 
 
 def file_systems(manifests: Manifests) -> Iterator[tuple[Mapping[str, str], Span, int | None]]:
-    """The Lustre configuration of each file system that is created, where it stands, and its size."""
+    """The Lustre configuration of each file system that is created, its location, and its size."""
     for command in manifests.commands:
         if command.begins("aws fsx create-file-system") and command.flag("--file-system-type") == "LUSTRE":
             written = command.flag("--lustre-configuration") or ""
@@ -202,7 +202,7 @@ def file_systems(manifests: Manifests) -> Iterator[tuple[Mapping[str, str], Span
 
 
 def _pairs(text: str) -> dict[str, str]:
-    """`A=1,B=2`, or JSON."""
+    """Read `A=1,B=2`, or JSON."""
     if text.lstrip().startswith("{"):
         try:
             read = json.loads(text)

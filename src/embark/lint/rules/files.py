@@ -47,7 +47,7 @@ _SECRET_FILE = re.compile(r"(?:^|/)(?:\.aws|\.env|\.netrc|id_rsa|id_ed25519|cred
 
 @dataclass(frozen=True, slots=True)
 class Pin:
-    """A package that is asked for."""
+    """A package that is installed, and its exact version if it has one."""
 
     name: str
     version: str  # Empty where any will do.
@@ -198,7 +198,7 @@ def _pin(text: str, location: Span) -> Pin | None:
 
 
 def _goes_with(pin: Pin, exact: dict[str, Pin], known: Triple | None) -> bool:
-    """Whether a torchrec or fbgemm belongs to the torch beside it, or to the torchrec where there is no torch."""
+    """Whether a torchrec or fbgemm belongs to the torch beside it, or to the torchrec if there is no torch."""
     if known is not None:
         wanted = known.torchrec if pin.name == "torchrec" else known.fbgemm
         plain = pin.version.partition("+")[0]
@@ -210,7 +210,7 @@ def _goes_with(pin: Pin, exact: dict[str, Pin], known: Triple | None) -> bool:
 
 
 def _torchrec_minor(torch: tuple[int, ...]) -> tuple[int, ...]:
-    """torchrec and fbgemm are released with every torch: 0.5 with 2.1, 1.0 with 2.5, 1.6 with 2.11."""
+    """The release of torchrec and fbgemm that comes with a torch: 0.5 with 2.1, 1.0 with 2.5, 1.6 with 2.11."""
     if len(torch) < 2 or torch[0] != 2:
         return ()
     return (1, torch[1] - 5) if torch[1] >= 5 else (0, torch[1] + 4)
@@ -290,7 +290,7 @@ _SAVE_FIX = "torch.distributed.checkpoint with an fsspec writer: every rank writ
 
 
 def _wrappers(file: PythonFile) -> dict[str, int]:
-    """Functions that hand one of their parameters to torch.save as the path, and which."""
+    """Functions that hand one of their parameters to torch.save as the path, and the index of that parameter."""
     found: dict[str, int] = {}
     for node in file.nodes:
         if not isinstance(node, ast.FunctionDef):

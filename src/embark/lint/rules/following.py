@@ -15,7 +15,7 @@ _SECONDS = {"s": 1.0, "m": 60.0, "h": 3600.0}
 
 
 def followers(manifests: Manifests) -> Iterator[tuple[Container, PodTemplate]]:
-    """Containers that run `embark follow` or `embark publish --watch`: of each there is one."""
+    """Containers that run `embark follow` or `embark publish --watch`, of which there may be one each."""
     for pod in manifests.pods:
         for container in pod.containers:
             words = _embark_words(container)
@@ -24,7 +24,7 @@ def followers(manifests: Manifests) -> Iterator[tuple[Container, PodTemplate]]:
 
 
 def two_trainers_of_a_stream(follower: Container, pod: PodTemplate, manifests: Manifests) -> Hits:
-    """More than one at a time, by its replicas, by an autoscaler, or while it is replaced."""
+    """Several may run at a time: by replicas, by an autoscaler, or while one is replaced."""
     name, spec = _embark_words(follower)[0], pod.document["spec"]
     field = "parallelism" if pod.kind == "Job" else "replicas"
     replicas = spec[field]
@@ -44,7 +44,7 @@ def two_trainers_of_a_stream(follower: Container, pod: PodTemplate, manifests: M
 
 
 def retention_below_checkpoints(document: Document) -> Hits:
-    """Records that are gone before a trainer resumes behind its checkpoint."""
+    """Records may be deleted before a trainer resumes from its checkpoint."""
     for node, kept_s in _retentions(document):
         if 0 < kept_s < MIN_RETENTION_S:
             yield Hit(node, f"records are kept for {kept_s / 3600:g} h; a checkpoint may be an hour old, and a "
@@ -65,7 +65,7 @@ def server_follows_another_place(server: Container, pod: PodTemplate, manifests:
 
 
 def _published(manifests: Manifests) -> Iterator[str]:
-    """Where the publishers of the files publish to, as far as the files say."""
+    """The URIs that the publishers publish to, as far as the files say."""
     specs = [spec for document in manifests.of_kind("ConfigMap") for _, spec in _specs(document)]
     for container, _ in followers(manifests):
         words = _embark_words(container)
@@ -79,7 +79,7 @@ def _published(manifests: Manifests) -> Iterator[str]:
 
 
 def _retentions(document: Document) -> Iterator[tuple[Node, float]]:
-    """Of Strimzi's topics, NACK's streams and specs: where it is said, and seconds; 0: for ever."""
+    """Retention in seconds of Strimzi's topics, NACK's streams and specs, with its node; 0 means for ever."""
     if document.kind == "KafkaTopic":
         kept = document.at("spec.config")["retention.ms"]
         if kept.integer is not None:
@@ -95,7 +95,7 @@ def _retentions(document: Document) -> Iterator[tuple[Node, float]]:
 
 
 def _specs(document: Document) -> Iterator[tuple[Node, RunSpec]]:
-    """Of the runs in a ConfigMap."""
+    """The specs of runs in a ConfigMap."""
     data = document["data"]
     for name in data.names if document.kind == "ConfigMap" else ():
         if name.endswith(".toml") and (spec := parse_spec(data[name].text)) is not None:
@@ -103,7 +103,7 @@ def _specs(document: Document) -> Iterator[tuple[Node, RunSpec]]:
 
 
 def _embark_words(container: Container) -> list[str]:
-    """What follows `embark` in its command."""
+    """The words behind `embark` in its command."""
     words = container.argv
     at = next((i for i, word in enumerate(words) if word.rpartition("/")[2] == "embark"), None)
     return [] if at is None else words[at + 1 :]

@@ -19,7 +19,7 @@ _TCPX_WORDS = re.compile(r"tcpx|fastrak", re.IGNORECASE)
 _DAEMONS = re.compile(r"tcpgpudmarxd|tcpx-daemon|tcpxo-daemon|fastrak")
 _CURRENT = {"tcpgpudmarxd-dev": (2, 0, 12), "nccl-plugin-gpudirecttcpx-dev": (3, 1, 9),
             "tcpgpudmarxd-dev/tcpxo": (1, 0, 21), "nccl-plugin-gib": (1, 1, 1)}
-"""Of 2026-11."""
+"""Current versions, 2026-11."""
 _PROFILES = {"gpudirect-tcpxo": ("nccl-env-profile.sh", "NCCL_FASTRAK_LLCM_DEVICE_DIRECTORY"),
              "gpudirect-rdma": ("set_nccl_env.sh", "NCCL_NET")}
 
@@ -185,7 +185,7 @@ _SUFFIX_SINCE = {"pytorch": (1, 12), "tf": (2, 12)}  # Older images have no Pyth
 
 @dataclass(frozen=True, slots=True)
 class Pool:
-    """Machines of a custom job."""
+    """A worker pool of a custom job."""
 
     location: Span
     machine_type: str
@@ -299,7 +299,7 @@ def _python_pools(file: PythonFile) -> Iterator[Pool]:
 
 
 def _entries(node: ast.AST | None) -> dict[str, ast.expr]:
-    """Of a dict in the code: those whose key is written out."""
+    """The entries of a dict in the code whose keys are literals."""
     return {str(key.value): value for key, value in zip(node.keys, node.values, strict=True)
             if isinstance(key, ast.Constant)} if isinstance(node, ast.Dict) else {}
 
@@ -315,7 +315,7 @@ def _keywords(call: ast.Call) -> dict[str, ast.expr]:
 
 
 def texts(manifests: Manifests) -> Iterator[tuple[str, Span]]:
-    """Texts that may name an image: of Python, of gcloud, of YAML."""
+    """Texts in Python, gcloud commands and YAML that may name an image."""
     for file in manifests.files.pythons:
         for node in file.nodes:
             if isinstance(node, ast.Constant) and isinstance(node.value, str) and len(node.value) < 500:

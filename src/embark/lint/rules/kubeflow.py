@@ -73,7 +73,7 @@ def elastic_size(document: Document, manifests: Manifests) -> Hits:
 
 
 def _elastic_ranges(manifests: Manifests) -> set[tuple[int, int]]:
-    """Of the specs in ConfigMaps: Embark reshards at each size, and has checked that the batch divides at each."""
+    """Node counts of the elastic specs in ConfigMaps, at each of which Embark has checked that the batch divides."""
     texts = [data[name].text for document in manifests.of_kind("ConfigMap")
              for data in [document["data"]] for name in data.names if name.endswith(".toml")]
     places = [spec.place for text in texts if (spec := parse_spec(text)) is not None]
@@ -194,7 +194,7 @@ def _number(text: str | None) -> float | None:
 
 
 def _moved(holder: Node, spec: Node, node: Node) -> tuple[Edit, ...]:
-    """The line out of the template, and one beside `replicas`."""
+    """Move the line from the template to beside `replicas`."""
     taken = remove_key(spec, "restartPolicy")
     added = add_key(holder, f"restartPolicy: {node.text}")
     return (*taken, *added) if taken and added else ()

@@ -202,7 +202,7 @@ def every_pod_alone(own_job: TrainingJob, launch: Launch) -> Hits:
 
 
 def _references(container: Container) -> Iterator[tuple[Node, str]]:
-    """`$(NAME)` in values and arguments where NAME is not defined above."""
+    """`$(NAME)` in values and arguments that follow no definition of NAME."""
     launch = container.launch
     is_shell = launch is not None and launch.is_in_shell
     known: set[str] = set()
@@ -216,7 +216,7 @@ def _references(container: Container) -> Iterator[tuple[Node, str]]:
 
 
 def own_jobs(manifests: Manifests) -> Iterator[tuple[TrainingJob, Launch]]:
-    """Jobs that start torchrun, and nobody but the manifest tells it where to meet."""
+    """Jobs whose manifest alone tells torchrun where to meet."""
     for job in manifests.jobs:
         if job.is_plain_job and job.launch is not None and job.launch.is_torchrun:
             yield job, job.launch

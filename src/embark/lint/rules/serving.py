@@ -83,7 +83,7 @@ def replicas_beside_autoscaler(document: Document, manifests: Manifests) -> Hits
 
 
 def budget_blocks_drain(document: Document, manifests: Manifests) -> Hits:
-    """The budget lets no pod go of a Deployment that it selects."""
+    """The budget allows no eviction from a Deployment that it selects."""
     if document.kind != "PodDisruptionBudget":
         return
     spec, labels = document["spec"], document.at("spec.selector.matchLabels")
@@ -127,7 +127,7 @@ def cloud_run_throttled(document: Document) -> Hits:
 
 
 def cloud_run_memory(document: Document) -> Hits:
-    """The files of the artifact are in memory there, and its tables are mapped from them."""
+    """Cloud Run keeps the artifact's files in memory, and its tables are mapped from them."""
     container, annotations = _cloud_run(document)
     limit, need = container.at("resources.limits.memory"), quantity(annotations[TABLE_BYTES].text)
     have = quantity(limit.text or "512Mi")
@@ -168,7 +168,7 @@ def _cloud_run(document: Document) -> tuple[Node, Node]:
 
 
 def _azureml(document: Document) -> bool:
-    """A deployment of Azure ML that runs `embark serve`."""
+    """Whether it is a deployment of Azure ML that runs `embark serve`."""
     return bool(document["endpoint_name"]) and bool(document["environment_variables"][ARTIFACT])
 
 
@@ -184,7 +184,7 @@ def _scaler_of(document: Document, manifests: Manifests) -> Document | None:
 
 
 def _num_replicas(deployment: Document, manifests: Manifests) -> int:
-    """At least."""
+    """The least number of replicas."""
     scaler = _scaler_of(deployment, manifests)
     spec = deployment["spec"] if scaler is None else scaler["spec"]
     return next((node.integer for name in ("minReplicas", "minReplicaCount", "replicas")

@@ -26,7 +26,7 @@ ABOUT_OBJECTS = "What the run's objects belong to. eks_cluster.sh applies it."
 
 
 def render_vm(job: Job) -> list[File]:
-    """`vm.sh`, `cloud_init.yaml`, and the machines' role."""
+    """Write `vm.sh`, `cloud_init.yaml`, and the machines' role."""
     refuse_volume(job)
     policy, num = role_policy(job), num_cards(job)
     values = {
@@ -44,18 +44,18 @@ def render_vm(job: Job) -> list[File]:
 
 
 def plugin_text(job: Job) -> str:
-    """For the program of a machine that has EFA and no image: that brings its own."""
+    """Shell text for a machine with EFA and no image, which has to find the plugin; an image brings its own."""
     return FIND_PLUGIN if job.cloud == "aws" and num_cards(job) and not job.place.image else ""
 
 
 def num_cards(job: Job) -> int:
-    """Fabric devices of a machine that are used: none where it is alone."""
+    """How many fabric devices of a machine are used; none if it is alone."""
     return job.machine.num_fabric_devices or 0 if job.num_nodes > 1 and job.location.has_fabric else 0
 
 
 @dataclass(frozen=True, slots=True)
 class GroupWords:
-    """Of the security group, which must be asked for by what others printed: `$vpc` and `$id`."""
+    """Commands on the security group; they use `$vpc` and `$id`, which others print."""
 
     vpc: Words
     find: Words
@@ -98,7 +98,7 @@ def registry_statements(job: Job) -> list[dict[str, Any]]:
 
 
 def role_steps(job: Job, trust: str, policy: str) -> list[Step]:
-    """Each by itself: one that was cut off goes on. `trust` and `policy` are documents, or file://… of them."""
+    """Steps that can each be repeated. `trust` and `policy` are documents, or file://… of them."""
     role, profile = ("--role-name", Shell('"embark-$NAME"')), ("--instance-profile-name", Shell('"embark-$NAME"'))
     managed = [("--policy-arn", f"arn:aws:iam::aws:policy/{name}") for name in _MANAGED]
     named = [("--policy-name", "run")] if role_policy(job)["Statement"] else []
@@ -130,7 +130,7 @@ def placement_step() -> Step:
 
 
 def start_words(job: Job, location: Location) -> Words:
-    """One machine, number `$1`. `$USER_DATA` is the file that it is given."""
+    """Start machine number `$1` with the file `$USER_DATA`."""
     words: list[str] = [
         "aws", "ec2", "run-instances", *_REGION, "--image-id", variable("AMI"),
         "--instance-type", location.machine_type, "--count", "1",
@@ -154,14 +154,14 @@ def start_words(job: Job, location: Location) -> Words:
 
 
 def card_words(num: int) -> list[Shell]:
-    """One card for traffic of every kind, the rest for the fabric alone."""
+    """Network interfaces: one for traffic of every kind, the rest for the fabric alone."""
     kinds = ["efa", *["efa-only"] * (num - 1)]
     return [Shell(f'"NetworkCardIndex={index},DeviceIndex={min(index, 1)},InterfaceType={kind},'
                   'SubnetId=$SUBNET_ID,Groups=$GROUP_ID"') for index, kind in enumerate(kinds)]
 
 
 def subnet_words() -> Words:
-    """The zone's own subnet, where the account has kept it."""
+    """Find the zone's default subnet, if the account still has it."""
     return ("aws", "ec2", "describe-subnets", *_REGION, "--filters",
             Shell('"Name=availability-zone,Values=$ZONE"'), "Name=default-for-az,Values=true",
             "--query", "Subnets[0].SubnetId", "--output", "text")
@@ -172,7 +172,7 @@ def end_words() -> Words:
 
 
 def render_eks(job: Job) -> list[File]:
-    """`eks_cluster.yaml` for eksctl, and `eks_cluster.sh` that runs it and what comes after."""
+    """Write `eks_cluster.yaml` for eksctl, and `eks_cluster.sh` that runs it and what comes after."""
     return [
         File("eks_cluster.yaml", job_text("aws/eks_cluster.yaml.j2", job, statements=bucket_statements(job))),
         File("eks_objects.yaml", job_text("aws/eks_objects.yaml.j2", job, about=ABOUT_OBJECTS)),
@@ -181,7 +181,7 @@ def render_eks(job: Job) -> list[File]:
 
 
 def bucket_statements(job: Job) -> list[dict[str, Any]]:
-    """What the run may do, as statements of an IAM policy: in S3 its own places, in CloudWatch its own metrics."""
+    """Statements of an IAM policy that allow the run its own paths in S3 and its own metrics in CloudWatch."""
     statements: list[dict[str, Any]] = []
     for path in job.object_store_paths:
         if path.scheme != "s3":

@@ -16,16 +16,16 @@ _GROUP = ("--resource-group", variable("RESOURCE_GROUP"))
 NETWORK_OPERATOR_VERSION = "26.4.0"
 DOCA_DRIVER_VERSION = "doca3.4.0-26.04-0.8.4.0-0"
 GPU_OPERATOR_VERSION = "v26.3.3"
-LUSTRE_DRIVER_VERSION = "v0.4.0"  # Of kubernetes-sigs/azurelustre-csi-driver, 2026-11.
+LUSTRE_DRIVER_VERSION = "v0.4.0"  # A release of kubernetes-sigs/azurelustre-csi-driver, 2026-11.
 LUSTRE_DRIVER_FILES = ("rbac-csi-azurelustre-controller", "rbac-csi-azurelustre-node", "csi-azurelustre-driver",
                        "csi-azurelustre-controller", "csi-azurelustre-node-jammy", "csi-azurelustre-node-noble")
 DISK_GIB = (256, 512, 1024, 2048)  # Sizes of Premium SSDs that a node's own disk can have.
-SYSTEM_GIB = 150  # Of that disk: the system, images and logs.
+SYSTEM_GIB = 150  # What the system, images and logs take of that disk.
 POOL = "gpu"  # AKS takes at most 12 small letters and digits.
 
 
 def render_vm(job: Job) -> list[File]:
-    """`vm.sh` and `cloud_init.yaml`."""
+    """Write `vm.sh` and `cloud_init.yaml`."""
     refuse_volume(job)
     location = job.location
     words = start_words(job, location, ["--generate-ssh-keys", "--custom-data", "cloud_init.yaml"])
@@ -39,7 +39,7 @@ def render_vm(job: Job) -> list[File]:
 
 
 def network_steps(job: Job, location: Location) -> list[Step]:
-    """What the machines stand in. All of it is in one resource group, and goes with it."""
+    """Steps that create the network; all of it is in one resource group, and is deleted with it."""
     steps = [
         Step("the resource group, with all that is in it",
              (("az", "group", "create", "--name", variable("RESOURCE_GROUP"), "--location", variable("LOCATION")),),
@@ -62,7 +62,7 @@ def network_steps(job: Job, location: Location) -> list[Step]:
 
 
 def start_words(job: Job, location: Location, given: Sequence[str]) -> Words:
-    """One machine, number `$rank`. `given` says who may log in and what it does at its first start."""
+    """Start machine number `$rank`. `given` says who may log in and what it does at its first start."""
     words: list[str] = [
         "az", "vm", "create", *_GROUP, "--name", Shell(f'"{job.name}-$rank"'), "--size", location.machine_type,
         "--image", variable("VM_IMAGE"), "--admin-username", "embark", *given,
@@ -79,17 +79,17 @@ def start_words(job: Job, location: Location, given: Sequence[str]) -> Words:
 
 @dataclass(frozen=True, slots=True)
 class Grants:
-    """Roles of a machine's own identity, `$principal`, in the storage account, `$account`, and in `$registry`."""
+    """Commands that give the identity of a machine, `$principal`, roles in `$account` and `$registry`."""
 
     principal: Words
     account: Words
     grants: tuple[Words, ...]
-    registry: Words = ()  # None where the image is not in one of Azure's.
+    registry: Words = ()  # Empty if the image is not in a registry of Azure.
     pulls: tuple[Words, ...] = ()
 
 
 def grant_words(job: Job) -> Grants:
-    """The machine's own identity may use the run's containers."""
+    """Let the machine's own identity use the run's containers, and pull the image."""
     grants = []
     for bucket in job.buckets:
         if bucket.scheme != "az":
@@ -121,7 +121,7 @@ def _has_set(job: Job) -> bool:
 
 
 def render_aks(job: Job) -> list[File]:
-    """`aks_cluster.sh` makes the cluster; `aks_cluster.yaml` and the two values files are what it applies."""
+    """Write `aks_cluster.sh`, which makes the cluster, and the files that it applies."""
     about = (f"What an AKS cluster with {job.num_nodes} x {job.machine.name} is given once it stands. The cluster "
              "itself is made by commands, not by a file: aks_cluster.sh runs them and applies this.")
     templates = ["aks_cluster.yaml", "gpu_operator_values.yaml"]
@@ -145,11 +145,11 @@ def pool_name(job: Job) -> str:
 
 
 def is_lustre(job: Job) -> bool:
-    """Managed Lustre, whose driver AKS does not have."""
+    """Whether the volume is Managed Lustre, whose driver AKS does not have."""
     return "lustre" in job.place.volume
 
 
 def os_disk_gib(job: Job) -> int:
-    """AKS keeps emptyDir volumes, and so the data's cache, on a node's own disk and not on the machine's NVMe disks."""
+    """The size of a node's disk, on which AKS keeps emptyDir volumes and so the data's cache."""
     needed = SYSTEM_GIB + job.spec.data.cache_gb
     return next((size for size in DISK_GIB if size >= needed), DISK_GIB[-1])

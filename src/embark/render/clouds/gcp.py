@@ -13,7 +13,7 @@ IMAGE_FAMILY, IMAGE_PROJECT = "common-cu129-ubuntu-2204-nvidia-580", "deeplearni
 BUILT_IN = ("a2-", "a3-", "a4", "g2-", "g4-")  # Families whose machines have their GPUs; to others they are attached.
 _PROJECT = option("--project", variable("PROJECT"))
 MACHINES_ACCOUNT = Shell('"embark-machines@$PROJECT.iam.gserviceaccount.com"')
-"""Of plain machines and TPU VMs. New organizations give the default service account no role."""
+"""The service account of plain machines and TPU VMs. New organizations give the default one no role."""
 _ZONE = option("--zone", variable("ZONE"))
 LOCAL_SSD_GB = 375 * 1.073741824  # Google sells them by 375 GiB; the catalog counts in GB.
 INSTALLERS = "https://raw.githubusercontent.com/GoogleCloudPlatform/container-engine-accelerators/master"
@@ -25,7 +25,7 @@ INSTALLER_OF = {
 
 
 def render_vm(job: Job) -> list[File]:
-    """`vm.sh` and `cloud_init.yaml`."""
+    """Write `vm.sh` and `cloud_init.yaml`."""
     refuse_volume(job)
     words = start_words(job, job.location, ["--metadata-from-file=user-data=cloud_init.yaml"])
     return [
@@ -37,7 +37,7 @@ def render_vm(job: Job) -> list[File]:
 
 
 def account_steps(job: Job) -> list[Step]:
-    """Who the machines are: a service account that pulls the image, uses the run's buckets, and writes logs."""
+    """Steps that create the machines' service account, which pulls the image, uses the buckets, and writes logs."""
     find = ("gcloud", "iam", "service-accounts", "describe", MACHINES_ACCOUNT, _PROJECT)
     services = ["compute", "iam", "artifactregistry", *(["tpu"] if job.is_tpu else [])]
     enable = ("gcloud", "services", "enable", *(f"{name}.googleapis.com" for name in services), _PROJECT)
@@ -54,7 +54,7 @@ def account_steps(job: Job) -> list[Step]:
 
 
 def network_steps(job: Job) -> list[Step]:
-    """What the machines stand in."""
+    """Steps that create the firewall rule and the placement policy."""
     name = f"embark-{job.name}"
     rule = Step("the firewall rule of its machines",
                 (("gcloud", "compute", "firewall-rules", "create", name, option("--network", variable("NETWORK")),
@@ -73,7 +73,7 @@ def network_steps(job: Job) -> list[Step]:
 
 
 def start_words(job: Job, location: Location, given: Sequence[str]) -> Words:
-    """One machine, number `$rank`. `given` says who may log in and what it does at its first start."""
+    """Start machine number `$rank`. `given` says who may log in and what it does at its first start."""
     words: list[str] = [
         "gcloud", "compute", "instances", "create", Shell(f'"{job.name}-$rank"'), _ZONE,
         f"--machine-type={location.machine_type}", "--maintenance-policy=TERMINATE",
@@ -94,7 +94,7 @@ def start_words(job: Job, location: Location, given: Sequence[str]) -> Words:
 
 
 def again_words(job: Job) -> Words:
-    """Starts a machine that was taken back and stopped."""
+    """Start a machine again that was preempted and stopped."""
     return ("gcloud", "compute", "instances", "start", Shell(f'"{job.name}-$rank"'), _ZONE, _PROJECT)
 
 
@@ -114,7 +114,7 @@ class ExtraNetwork:
 
 
 def render_gke(job: Job) -> list[File]:
-    """`gke_cluster.sh` makes networks, cluster and node pool; `gke_cluster.yaml` is what it then applies."""
+    """Write `gke_cluster.sh`, which makes networks, cluster and node pool, and what it applies."""
     machine, place, is_tpu = job.machine, job.place, job.is_tpu
     addons = ["GcsFuseCsiDriver"]
     if place.volume:
@@ -137,7 +137,7 @@ def render_gke(job: Job) -> list[File]:
 
 
 def extra_networks(job: Job) -> list[ExtraNetwork]:
-    """Of the fabric: one network for each card of TCPX and TCPXO; for RDMA a second ordinary one, and one with a
+    """Networks of the fabric: one for each card of TCPX and TCPXO; for RDMA a second ordinary one, and one with a
     subnet for each card."""
     fabric, num = job.machine.fabric.name, job.machine.num_fabric_devices or 0
     prefix = job.location.cluster
@@ -153,7 +153,7 @@ def extra_networks(job: Job) -> list[ExtraNetwork]:
 
 
 def pool_names(job: Job) -> list[str]:
-    """A slice of several hosts is a node pool of its own; other machines are the nodes of one."""
+    """Names of the node pools: one for each slice of several hosts, else one for all machines."""
     pool = job.location.pool
     if job.machine.num_hosts == 1 or job.num_nodes == 1:
         return [pool]

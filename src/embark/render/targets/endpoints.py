@@ -20,13 +20,13 @@ from embark.render.targets.vm_node import acr_name
 from embark.spec.serve import DRAIN_S
 from embark.spec.user_code import file_of
 
-PORT = 8080  # The only one on which SageMaker and, by default, Vertex AI and Cloud Run look for a server.
+PORT = 8080  # SageMaker and, by default, Vertex AI and Cloud Run look for a server on this port only.
 ARTIFACT = "EMBARK_SERVE_ARTIFACT"
 READY, LIVE, SCORE = "/v2/health/ready", "/v2/health/live", "/score"
-MAX_START_S = 3600  # Of SageMaker, Vertex AI and Azure ML; Cloud Run waits for 240.
-_CLOUD_RUN_CPUS = ((4, 1), (8, 2), (16, 4), (24, 6), (32, 8))  # GiB at most, and the CPUs that these need at least.
+MAX_START_S = 3600  # The most that SageMaker, Vertex AI and Azure ML wait; Cloud Run waits for 240.
+_CLOUD_RUN_CPUS = ((4, 1), (8, 2), (16, 4), (24, 6), (32, 8))  # Memory in GiB, and the least CPUs for it.
 _AZUREML_SIZES = (("Standard_D", "s_v5", "as_v4"), ("Standard_E", "s_v5", "s_v3"))
-"""Of the catalog's machines that managed online endpoints do not have, those of equal size that they have:
+"""Machines of the catalog that managed online endpoints lack, and those of equal size that they have:
 https://learn.microsoft.com/azure/machine-learning/reference-managed-online-endpoints-vm-sku-list"""
 
 
@@ -61,12 +61,12 @@ def _files(job: Job, folder: str, names: Sequence[str], values: dict[str, Any]) 
 
 
 def machine_vcpus(job: Job) -> int:
-    """Of the machine that is a replica's own."""
+    """Processors of the machine that one replica has for itself."""
     return int(load_catalog().cpu_machines[endpoint_machine(job.spec, job.cloud)].vcpus)
 
 
 def environment(job: Job, num_workers: int) -> dict[str, str]:
-    """By which the image's server starts, and finds what it serves."""
+    """Variables by which the image's server starts, and finds what it serves."""
     model = job.spec.model
     own = {"EMBARK_SERVE_MODEL_FILE": file_of(model.kind)} if model.is_own else {}
     return {ARTIFACT: artifact_of(job.spec), "EMBARK_SERVE_HOST": "0.0.0.0",
@@ -75,7 +75,7 @@ def environment(job: Job, num_workers: int) -> dict[str, str]:
 
 
 def _values(job: Job, num_workers: int, *, max_name: int = MAX_LABEL) -> dict[str, Any]:
-    """What the files share. What a version is made of cannot be changed in place, so its name changes with it."""
+    """Values that the files share. A version cannot be changed in place, so its name changes with its content."""
     from embark.plan.serving import VCPU_TARGET
 
     spec, env, num_bytes = job.spec, environment(job, num_workers), artifact_bytes(job.spec)

@@ -21,8 +21,7 @@ PUBLISHER_SPARE_GIB = 2
 
 
 def render_follow(job: Job) -> list[File]:
-    """The trainer and its publisher; the servers, as `place.target = "serve"` has them; the broker, or the settings of
-    Kafka's topics."""
+    """Write the trainer and its publisher, the servers, and the broker or the settings of Kafka's topics."""
     spec, stream = job.spec, job.spec.stream
     run = f"{spec.store.root.rstrip('/')}/{spec.name}"
     config = config_data(job) | ({file_of(spec.model.kind): spec.model.code} if spec.model.is_own else {})
@@ -55,7 +54,7 @@ def render_follow(job: Job) -> list[File]:
 
 
 def publisher_memory_gib(job: Job) -> int:
-    """It reads a checkpoint in float32, and holds the published version and the next."""
+    """Memory to read a checkpoint in float32 and to hold the published version and the next."""
     from embark.plan.serving import table_bytes
 
     spec = job.spec

@@ -30,8 +30,8 @@ CONTAINERS = {"job": CONTAINER, "jobset": CONTAINER, "trainjob": "node", "pytorc
 KEPT_S = 86_400
 RETRIES_PER_NODE = 3
 FAILURES_PER_NODE = 10
-BESIDE = {"cpu": 1, "memory": 4}  # Per node, for a fabric's daemon beside the trainer: processors, GiB.
-RAY_HEAD = {"cpu": 1, "memory": 4}  # It fits an ordinary machine of the cluster.
+BESIDE = {"cpu": 1, "memory": 4}  # Processors and GiB on each node for a fabric's daemon.
+RAY_HEAD = {"cpu": 1, "memory": 4}  # The head fits an ordinary machine of the cluster.
 RAY_SCRIPT = "ray_train.py"
 NAMES = {"aws": "train_dlrm_aws.sh", "azure": "train_dlrm_azure.sh", "gcp": "train_dlrm_gcp.sh"}
 TOOLS = {
@@ -47,7 +47,7 @@ PLACEHOLDER_REGISTRY = "registry.example.com/"
 
 
 def render_manifest(job: Job, *, target: str) -> list[File]:
-    """The objects of one target, with the namespace, service account and spec that they need."""
+    """Write the objects of one target, with the namespace, service account and spec that they need."""
     path = MANIFESTS[target][0]
     return [File(path, job_text(f"kubernetes/{path}.j2", job, **_values(job, target)))]
 
@@ -59,7 +59,7 @@ render_pytorchjob = partial(render_manifest, target="pytorchjob")
 
 
 def render_ray(job: Job) -> list[File]:
-    """A RayJob for KubeRay, the RayCluster alone, and the Ray Train script that both run."""
+    """Write a RayJob for KubeRay, the RayCluster alone, and the Ray Train script that both run."""
     script = ray_script(name=job.name, spec_path=SPEC_PATH, num_machines=job.num_nodes, use_gpu=True,
                         num_processes=job.num_processes, num_cpus=job.num_cpus or job.num_processes)
     values = _values(job, "ray")
@@ -73,7 +73,7 @@ def render_ray(job: Job) -> list[File]:
 
 
 def render_kueue(job: Job) -> list[File]:
-    """None where the spec names no queue."""
+    """Write the queue, if the spec names one."""
     if not job.place.queue:
         return []
     flavor = f"{object_label(job.machine.name)}{'-spot' if job.is_spot else ''}"
@@ -82,7 +82,8 @@ def render_kueue(job: Job) -> list[File]:
 
 
 def render_launch_script(job: Job) -> list[File]:
-    """`train_dlrm_CLOUD.sh`, from nothing to a trained model and back: tools, login, quota, cluster, storage, job."""
+    """Write `train_dlrm_CLOUD.sh`, from nothing to a trained model and back: tools, login, quota, cluster, storage,
+    job."""
     if job.target not in MANIFESTS:
         return []
     manifest, kind = MANIFESTS[job.target]
@@ -117,7 +118,7 @@ def _values(job: Job, target: str) -> dict[str, Any]:
 
 
 def _quota(job: Job) -> dict[str, Any]:
-    """As much as the run's machines give: every resource that a pod names must be covered, or it waits for ever."""
+    """A quota of all that the run's machines have. Kueue must cover every resource that a pod names."""
     requested = plain(resources(job))
     quota: dict[str, Any] = {}
     for name, amount in {**requested["limits"], **requested["requests"]}.items():
@@ -130,7 +131,7 @@ def _quota(job: Job) -> dict[str, Any]:
 
 def ray_script(*, name: str, spec_path: str, num_machines: int, num_processes: int, num_cpus: int,
                use_gpu: bool) -> str:
-    """Python source. Its constants are put in as literals, and nothing else is."""
+    """Python source; its constants are put in as literals, and nothing else is."""
     values = {"NAME": name, "SPEC": spec_path, "NUM_MACHINES": num_machines, "NUM_PROCESSES": num_processes,
               "NUM_CPUS": num_cpus, "USE_GPU": use_gpu, "MAX_FAILURES": FAILURES_PER_NODE * num_machines}
     return python_text("ray_train.py.j2", values, about=f"Trains {name} on {num_machines} machines with Ray Train.")

@@ -15,19 +15,19 @@ from embark.spec.user_code import file_of
 
 FILES = {"serve": "serve.yaml", "kserve": "inference_service.yaml"}
 PORT = 8000
-SERVER = {COMPONENT: "serve"}  # A label of the pods: those of the training have its others too.
+SERVER = {COMPONENT: "serve"}  # A label of the servers alone; pods that train have the others too.
 CONTAINER = {"serve": "server", "kserve": "kserve-container"}  # KServe takes its container by that name.
 MODEL_FOLDER = "/etc/embark"
-PRE_STOP_S = 10  # Until every proxy and load balancer has dropped the pod's address.
+PRE_STOP_S = 10  # Seconds until every proxy and load balancer has dropped the pod's address.
 SPARE_S = 5
-FRESH_POLL_S = 2  # Between looks for another version, of a model that follows a stream.
+FRESH_POLL_S = 2  # How often servers of a model that follows a stream poll for a new version.
 GRACE_S = PRE_STOP_S + DRAIN_S + SPARE_S
-FETCH_BYTES_PER_S = 50e6  # Of the artifact from an object store, at least.
+FETCH_BYTES_PER_S = 50e6  # The slowest download from an object store.
 TABLE_BYTES = "embark/table-bytes"  # An annotation of the pods; `embark lint` compares the memory limit with it.
 
 
 def render_serve(job: Job) -> list[File]:
-    """One file with all objects."""
+    """Write one file with all objects."""
     from embark.plan.serving import VCPU_TARGET, VCPUS
 
     spec, target = job.spec, job.target
@@ -62,17 +62,17 @@ def render_serve(job: Job) -> list[File]:
 
 
 def artifact_bytes(spec: RunSpec) -> float:
-    """Of its tables, which are nearly all of it."""
+    """The size of its tables, which are nearly all of it."""
     from embark.plan.serving import table_bytes
 
     return table_bytes(spec, spec.serve.tables) if knows_tables(spec) else memory_gib(spec) * GIB
 
 
 def disk_gib(num_bytes: float) -> int:
-    """A new version is fetched beside the old one."""
+    """Disk for the artifact and a new version beside it."""
     return math.ceil(2.4 * num_bytes / GIB)
 
 
 def start_s(num_bytes: float) -> int:
-    """Until a server that fetches its artifact is ready, at most."""
+    """The longest time until a server has fetched its artifact and is ready."""
     return max(120, math.ceil(num_bytes / FETCH_BYTES_PER_S) + 60)

@@ -36,7 +36,7 @@ def render_torchx(job: Job) -> list[File]:
 
 
 def component(job: Job) -> str:
-    """Python source. Every value of the spec is put in as a literal."""
+    """Python source, into which every value of the spec is put as a literal."""
     env = {name: value for name, value, _ in (*settings_of(job), *storage_settings(job))}
     env |= {"HOME": "/tmp", SPEC_VARIABLE: encoded_spec(job)}
     topology = topology_xml(job)
@@ -60,7 +60,7 @@ def component(job: Job) -> str:
 
 
 def pod_overlay(job: Job) -> dict[str, Any]:
-    """What the pods of every target have, of which TorchX writes nothing itself."""
+    """What pods of every target have and TorchX does not write itself."""
     spec: dict[str, Any] = {
         "serviceAccountName": job.place.service_account, "automountServiceAccountToken": False,
         "terminationGracePeriodSeconds": grace_s(job), "tolerations": plain(tolerations(job)),
@@ -70,7 +70,7 @@ def pod_overlay(job: Job) -> dict[str, Any]:
 
 
 def _start(job: Job) -> str:
-    """What the shell of a replica does, but for where it meets the others."""
+    """The shell command of a replica, except where it meets the others."""
     script = fabric_needs(job).env_script
     read = [f". {shlex.quote(script)}"] if script else []
     if topology_xml(job):

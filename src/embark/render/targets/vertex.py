@@ -79,7 +79,7 @@ def machine_spec(job: Job) -> dict[str, Any]:
 
 
 def _start(job: Job) -> str:
-    """Vertex AI says in RANK and WORLD_SIZE which machine this is, and torchrun's ranks have theirs from torchrun."""
+    """The shell command of a machine. Vertex AI sets RANK and WORLD_SIZE per machine, torchrun sets them per rank."""
     if job.is_tpu:
         return f"{WRITE_SPEC} && exec python -m embark train {WRITTEN_SPEC_PATH} --set place.device=tpu"
     if job.num_nodes == 1:

@@ -26,7 +26,7 @@ SETUP_PROGRAM = "/usr/local/bin/embark-setup"
 
 
 def cloud_init(job: Job, find_rank: str) -> File:
-    """`cloud_init.yaml`. `find_rank` is shell text that sets RANK, this machine's number, and MASTER, the name or
+    """Write `cloud_init.yaml`. `find_rank` is shell text that sets RANK, this machine's number, and MASTER, the name or
     address of number 0."""
     service = job_text("embark.service.j2", job, program=NODE_PROGRAM, grace_s=grace_s(job), final_codes=FINAL_CODES)
     files = [*((f"{FOLDER}/{name}", "0644", text) for name, text in config_data(job).items()),
@@ -36,7 +36,7 @@ def cloud_init(job: Job, find_rank: str) -> File:
 
 
 def setup_program(job: Job, wheels: str = "") -> str:
-    """Installs what the ranks run in: the image where the spec names one, else the pinned packages.
+    """A program that installs the image if the spec names one, else the pinned packages.
 
     Embark's wheel is in the folder `wheels`; without one it is fetched from the run's bucket.
     """
@@ -50,7 +50,7 @@ def setup_program(job: Job, wheels: str = "") -> str:
 
 
 def node_program(job: Job, find_rank: str) -> str:
-    """Finds this machine's rank among the others and becomes its processes."""
+    """A program that finds this machine's rank and becomes its processes."""
     if job.num_nodes == 1:
         words: list[str] = list(one_machine(job, SPEC_PATH))
     else:
@@ -66,7 +66,7 @@ def node_program(job: Job, find_rank: str) -> str:
 
 
 def find_by_name(job: Job) -> str:
-    """For clouds whose machines resolve one another's names, which end in their number."""
+    """Shell text for clouds whose machines resolve one another's names, which end in their number."""
     return f'RANK=${{HOSTNAME##*-}}\nMASTER={quote(f"{job.name}-0")}\n'
 
 
@@ -78,7 +78,7 @@ def about_machines(job: Job) -> str:
 
 
 def refuse_volume(job: Job) -> None:
-    """Plain machines are given no file system: they read object stores, and have disks of their own."""
+    """Refuse a volume: plain machines read object stores, and have disks of their own."""
     if job.place.volume:
         raise SpecError([Mistake("", "place.volume", job.place.volume,
                                  f'is mounted into pods, and place.target is "{job.target}"',
@@ -104,7 +104,7 @@ def _docker(job: Job) -> list[str]:
 
 
 def login_text(image: str) -> str:
-    """Shell text that logs docker in, by the machine's own identity; empty for a registry that needs no login."""
+    """Shell text that logs docker in by the machine's own identity; empty for a registry that needs no login."""
     if found := ECR.match(image):
         return (f"aws ecr get-login-password --region {quote(found['region'])} |\n"
                 f"  docker login --username AWS --password-stdin {quote(image.partition('/')[0])}\n")

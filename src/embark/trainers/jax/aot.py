@@ -26,7 +26,7 @@ WORDS = "v5e:2x4, v5p:2x2x1, v6e:4x4"
 
 
 @dataclass(frozen=True, slots=True)
-class Compiled:
+class CompiledStep:
     """Memory of one chip as the compiler plans it."""
 
     topology: str
@@ -49,7 +49,7 @@ class Compiled:
 class ComparedMemory:
     """A chip's memory as the compiler and as `embark plan` see it."""
 
-    compiled: Compiled
+    compiled: CompiledStep
     planned: ChipMemory
     chip: str  # The chip's name in the catalog.
     limit_bytes: float
@@ -73,7 +73,7 @@ def compare_with_plan(spec: RunSpec, topology: str) -> ComparedMemory:
                           device_bytes(chip), sentence)
 
 
-def compile_for(spec: RunSpec, topology: str) -> Compiled:
+def compile_for(spec: RunSpec, topology: str) -> CompiledStep:
     """Compile `spec`'s step for chips such as `v5e:2x4`, with `train.batch_size` samples on all of them together."""
     _require_compiler(topology)
     # The compiler looks for chips and for a lock that only one process may have, unless it is told that there are none.
@@ -112,7 +112,7 @@ def compile_for(spec: RunSpec, topology: str) -> Compiled:
         planned = lowered.compile().memory_analysis()
     except Exception as error:
         raise _explained(error, topology) from error
-    return Compiled(
+    return CompiledStep(
         topology, num_chips, samples, planned.argument_size_in_bytes,
         planned.temp_size_in_bytes, planned.output_size_in_bytes, planned.alias_size_in_bytes,
         planned.generated_code_size_in_bytes, time.perf_counter() - started,

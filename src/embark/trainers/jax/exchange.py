@@ -34,7 +34,7 @@ Arrays = tuple[jax.Array, jax.Array | None]
 
 
 @dataclass(frozen=True, slots=True)
-class Wanted:
+class WantedRows:
     """Rows of a group that a device's batch asks for."""
 
     keys: jax.Array
@@ -59,7 +59,7 @@ class Exchange:
         self._first_row = group.per_column([p.first_row for p in places])
         self._wire = {"fp16": jnp.float16, "bf16": jnp.bfloat16}.get(train.comms_dtype, jnp.float32)
 
-    def wanted(self, ids: jax.Array) -> Wanted:
+    def wanted(self, ids: jax.Array) -> WantedRows:
         """Collect every row that `ids` [b, columns] name, once; −1 is none."""
         device = (ids * self._by_rows + self._shift) % self._num_devices
         keys = device * self._rows + self._first_row + ids // self._divisor
@@ -70,9 +70,9 @@ class Exchange:
         # Back into the order of the batch by one more sort: a TPU sorts faster than it scatters.
         _, by_place = jax.lax.sort((order, number), num_keys=1)
         empty = flat == self._none
-        return Wanted(distinct, jnp.where(empty, flat.size, by_place).reshape(ids.shape), order, number)
+        return WantedRows(distinct, jnp.where(empty, flat.size, by_place).reshape(ids.shape), order, number)
 
-    def fetch(self, arrays: Arrays, wanted: Wanted) -> jax.Array:
+    def fetch(self, arrays: Arrays, wanted: WantedRows) -> jax.Array:
         """Fetch the rows of `wanted.keys` as [K, dim] in fp32."""
         table = arrays[0]
         if self._num_devices == 1:
@@ -88,7 +88,7 @@ class Exchange:
         start = jnp.zeros((wanted.keys.size, self._group.dim), jnp.float32)
         return self._in_rounds(one_round, start)
 
-    def pooled(self, rows: jax.Array, wanted: Wanted) -> list[jax.Array]:
+    def pooled(self, rows: jax.Array, wanted: WantedRows) -> list[jax.Array]:
         """Return a vector [b, dim] for each table: sums of the batch's rows, or means."""
         result = []
         for place, columns in self._columns():
@@ -99,7 +99,7 @@ class Exchange:
             result.append(vector)
         return result
 
-    def summed(self, grads: list[jax.Array], wanted: Wanted) -> jax.Array:
+    def summed(self, grads: list[jax.Array], wanted: WantedRows) -> jax.Array:
         """Sum the gradients of each of `wanted.keys`, [K, dim], from those of the pooled vectors."""
         num_places = len(self._group.places)
         divided = [
@@ -113,7 +113,7 @@ class Exchange:
         # Empty places come last and count for the number behind the last row.
         return _segment_sums(bags[bag], wanted.sorted_number, wanted.keys.size)
 
-    def update(self, arrays: Arrays, wanted: Wanted, grads: jax.Array, rate: jax.Array) -> Arrays:
+    def update(self, arrays: Arrays, wanted: WantedRows, grads: jax.Array, rate: jax.Array) -> Arrays:
         """Return rows and state after the step; only rows that the batch has touched are read or written."""
         if self._num_devices == 1:
             return self._moved(arrays, wanted.keys, grads, rate)
@@ -190,7 +190,7 @@ class Exchange:
         ends = np.cumsum([place.table.multi_hot for place in self._group.places]).tolist()
         return [(place, slice(begin, end)) for place, (begin, end) in enumerate(pairwise([0, *ends]))]
 
-    def _num_ids(self, wanted: Wanted, columns: slice) -> jax.Array:
+    def _num_ids(self, wanted: WantedRows, columns: slice) -> jax.Array:
         """Count the ids of each sample, [b, 1]; 1 where it has none."""
         has_id = wanted.number[:, columns] < wanted.keys.size
         return jnp.maximum(has_id.sum(axis=1, keepdims=True), 1).astype(jnp.float32)

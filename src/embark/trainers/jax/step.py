@@ -16,7 +16,7 @@ from embark.model.jax_layout import Layout
 from embark.model.work import DENSE_STATES
 from embark.run.evaluation import F64, LARGEST_LOGIT, NUM_BINS, metrics_of
 from embark.spec import RunSpec
-from embark.trainers.jax.exchange import AXIS, BATCH_AXES, Exchange, Wanted, samples_on
+from embark.trainers.jax.exchange import AXIS, BATCH_AXES, Exchange, WantedRows, samples_on
 from embark.trainers.jax.network import dense_shapes, logits_of, row_state, update_dense
 
 State = dict[str, Any]
@@ -144,7 +144,7 @@ class _Step:
         logits = logits_of(self._spec.model, self._precision, state["dense"], batch["dense"], pooled)
         return logits, jax.lax.psum(sums_of(logits, batch["label"], batch["valid"]), AXIS)
 
-    def _looked_up(self, state: State, batch: dict[str, Any]) -> tuple[list[jax.Array], list[Wanted], jax.Array]:
+    def _looked_up(self, state: State, batch: dict[str, Any]) -> tuple[list[jax.Array], list[WantedRows], jax.Array]:
         """Return one vector [b, dim] for each table, what their update will need, and the first table with a bad id."""
         ids, bad_table = self._checked(batch["ids"].T)
         wanted = self._wanted(ids)
@@ -156,14 +156,14 @@ class _Step:
         first = jnp.where(is_bad, self._table_of_column, self._num_tables).min()
         return jnp.where(is_bad, -1, ids), first.astype(jnp.int32)
 
-    def _wanted(self, ids: jax.Array) -> list[Wanted]:
+    def _wanted(self, ids: jax.Array) -> list[WantedRows]:
         groups = self._layout.groups
         return [
             exchange.wanted(ids if len(groups) == 1 else ids[:, np.array(group.columns)])
             for group, exchange in zip(groups, self._exchanges, strict=True)
         ]
 
-    def _pooled(self, state: State, wanted: list[Wanted]) -> list[jax.Array]:
+    def _pooled(self, state: State, wanted: list[WantedRows]) -> list[jax.Array]:
         """Return one vector [b, dim] for each table, in the order of the model."""
         found: dict[int, jax.Array] = {}
         for group, exchange, one in zip(self._layout.groups, self._exchanges, wanted, strict=True):
@@ -173,7 +173,7 @@ class _Step:
         return [found[feature] for feature in sorted(found)]
 
     def _updated_tables(
-        self, state: State, wanted: list[Wanted], grads: list[jax.Array], rate: jax.Array
+        self, state: State, wanted: list[WantedRows], grads: list[jax.Array], rate: jax.Array
     ) -> tuple[dict[str, jax.Array], dict[str, jax.Array]]:
         tables, slots = {}, {}
         for group, exchange, one in zip(self._layout.groups, self._exchanges, wanted, strict=True):

@@ -50,12 +50,12 @@ class JaxTrainer:
         check_supported(spec)
         self.spec, self.world, self._num_steps = spec, world, num_steps
         self.precision = choose_precision(spec.train, has_matrix_bf16=world.kind != "cpu")
-        self.places = make_layout(spec, world.num_devices, LINE_WIDTHS.get(world.kind, 0))
-        capacity = capacities(source, spec, self.places)
-        self._programs = make_programs(spec, self.places, capacity, world.mesh, self.precision)
-        self._counts_shape = state_shapes(spec, self.places, world.mesh)["counts"]
+        self.table_layout = make_layout(spec, world.num_devices, LINE_WIDTHS.get(world.kind, 0))
+        capacity = capacities(source, spec, self.table_layout)
+        self._programs = make_programs(spec, self.table_layout, capacity, world.mesh, self.precision)
+        self._counts_shape = state_shapes(spec, self.table_layout, world.mesh)["counts"]
         self.engine = Engine("jax", "the complete step as one program of XLA")
-        self.layout: dict[str, Any] = self.places.described(spec)
+        self.layout: dict[str, Any] = self.table_layout.described(spec)
         self.num_parameters = sum(t.rows * (t.dim or 0) for t in spec.model.table_list()) + sum(
             math.prod(shape) for shape in weight_shapes(spec).values()
         )
@@ -74,7 +74,7 @@ class JaxTrainer:
     def feed(
         self, source: SampleSource, start_step: int, stop_step: int
     ) -> AbstractContextManager[Iterator[DeviceBatch]]:
-        return train_batches(source, self.spec, self.places, self.world, start_step, stop_step)
+        return train_batches(source, self.spec, self.table_layout, self.world, start_step, stop_step)
 
     def step(self, batches: Iterator[DeviceBatch], step: int) -> float:
         """Train on the next batch; returns the tables' learning rate. Waits only for steps long dispatched."""
@@ -150,7 +150,7 @@ class Evaluator:
 
     def add(self, batch: Batch) -> None:
         trainer = self._trainer
-        placed = to_devices(batch, trainer.spec, trainer.places, trainer.world, is_eval=True)
+        placed = to_devices(batch, trainer.spec, trainer.table_layout, trainer.world, is_eval=True)
         logits, sums = trainer.evaluate(placed)
         self._window.add(sums, 0)
         self._clicks.append(batch.label[: batch.num_samples] > 0.5)

@@ -92,12 +92,18 @@ class RankedHeldOut:
         }
 
 
+def logit_bins(logits: Tensor) -> Tensor:
+    """Return the bin of each logit in a histogram of `NUM_BINS`; NaN counts as 0, and the loss keeps it."""
+    within = logits.nan_to_num(nan=0.0).clamp(-LARGEST_LOGIT, LARGEST_LOGIT)
+    return ((within + LARGEST_LOGIT) * (NUM_BINS / (2 * LARGEST_LOGIT))).long().clamp_(max=NUM_BINS - 1)
+
+
 class MetricWindow:
     """Predictions and labels counted since the last `take`."""
 
     def __init__(self, device: torch.device) -> None:
-        self._counts = torch.zeros(2 * NUM_BINS, dtype=torch.float64, device=device)
-        self._sums = torch.zeros(3, dtype=torch.float64, device=device)
+        self._state = torch.zeros(STATE_SIZE - 1, dtype=torch.float64, device=device)
+        self._counts, self._sums = self._state.split([2 * NUM_BINS, 3])
         self._num_samples = 0
 
     def add(self, logits: Tensor, label: Tensor) -> None:
@@ -112,9 +118,7 @@ class MetricWindow:
     @torch.no_grad()
     def accumulate(self, logits: Tensor, label: Tensor) -> None:
         """Count a batch on the device, in tensors that stay where they are."""
-        within = logits.nan_to_num(nan=0.0).clamp(-LARGEST_LOGIT, LARGEST_LOGIT)  # the loss keeps its NaN
-        bins = ((within + LARGEST_LOGIT) * (NUM_BINS / (2 * LARGEST_LOGIT))).long().clamp_(max=NUM_BINS - 1)
-        bins += label.long() * NUM_BINS
+        bins = logit_bins(logits) + label.long() * NUM_BINS
         # Not bincount: on a GPU that waits for the device to learn the largest bin.
         self._counts.index_add_(0, bins, torch.ones_like(bins, dtype=torch.float64))
         self._sums += sums_of(logits, label)
@@ -124,29 +128,26 @@ class MetricWindow:
         """Tensors that `accumulate` changes: counts, and the sums of `sums_of`."""
         return self._counts, self._sums
 
-    def clone_sums(self) -> tuple[Tensor, Tensor]:
+    def clone_sums(self) -> Tensor:
         """Copy what was accumulated, to be restored with `set_sums`."""
-        return self._counts.clone(), self._sums.clone()
+        return self._state.clone()
 
-    def set_sums(self, saved: tuple[Tensor, Tensor]) -> None:
+    def set_sums(self, saved: Tensor) -> None:
         """Discard what was accumulated since `clone_sums`."""
-        self._counts.copy_(saved[0])
-        self._sums.copy_(saved[1])
+        self._state.copy_(saved)
 
     def state(self, world: World) -> Tensor:
         """Return the window of all ranks together, for a checkpoint."""
-        mine = torch.cat([self._counts, self._sums, self._sums.new_tensor([self._num_samples])])
-        return world.sum_over_ranks(mine)
+        return world.sum_over_ranks(torch.cat([self._state, self._state.new_tensor([self._num_samples])]))
 
     def empty_state(self) -> Tensor:
         """Return a tensor that a checkpoint's window is read into."""
-        return torch.zeros(STATE_SIZE, dtype=torch.float64, device=self._counts.device)
+        return self._state.new_zeros(STATE_SIZE)
 
     def set_state(self, state: Tensor, world: World) -> None:
         """Resume from a checkpoint: rank 0 holds it for all, however many there were."""
         if world.is_first:
-            self._counts.copy_(state[: 2 * NUM_BINS])
-            self._sums.copy_(state[2 * NUM_BINS : -1])
+            self._state.copy_(state[:-1])
             self._num_samples = int(state[-1])
 
     def take(self, world: World) -> dict[str, float]:
@@ -156,6 +157,5 @@ class MetricWindow:
         return metrics_of(state)
 
     def clear(self) -> None:
-        self._counts.zero_()
-        self._sums.zero_()
+        self._state.zero_()
         self._num_samples = 0

@@ -28,7 +28,7 @@ BEHIND = ("all_to_all", "copy", "input")
 
 
 @dataclass(frozen=True, slots=True)
-class Ran:
+class Operation:
     """One operation or kernel that ran."""
 
     name: str
@@ -129,7 +129,7 @@ class Profiler:
         self.problem = " ".join(f"{type(error).__name__}: {error}".split())[:200]
 
 
-def host_phases(ran: Iterable[Ran]) -> dict[str, float]:
+def host_phases(ran: Iterable[Operation]) -> dict[str, float]:
     """Return seconds by phase of operations of one thread, which lie within one another, inside of steps."""
     seconds = dict.fromkeys(PHASES, 0.0)
     enclosing: list[tuple[int, str]] = []  # end and phase of each open operation; the first is the step
@@ -157,7 +157,7 @@ def host_phases(ran: Iterable[Ran]) -> dict[str, float]:
     return seconds
 
 
-def device_phases(ran: Iterable[Ran], wall_s: float, input_s: float) -> dict[str, float]:
+def device_phases(ran: Iterable[Operation], wall_s: float, input_s: float) -> dict[str, float]:
     """Return seconds by phase of kernels of all streams: where several run at once, one that computes counts."""
     seconds = dict.fromkeys(PHASES, 0.0)
     edges: list[tuple[int, int, str]] = []
@@ -183,9 +183,9 @@ def _phase(name: str, rules: Sequence[tuple[str, re.Pattern[str]]]) -> str:
     return next((phase for phase, pattern in rules if pattern.search(name)), "")
 
 
-def _ran(event: Any) -> Ran:
+def _ran(event: Any) -> Operation:
     start_ns = event.start_ns()
-    return Ran(event.name(), start_ns, start_ns + event.duration_ns())
+    return Operation(event.name(), start_ns, start_ns + event.duration_ns())
 
 
 LOOKED_AT_S = 50e-6  # A shorter wait of the host is none.

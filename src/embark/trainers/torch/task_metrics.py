@@ -9,10 +9,10 @@ from torch import Tensor, nn
 from torch.nn.functional import binary_cross_entropy_with_logits, cross_entropy
 
 from embark.errors import UserError
-from embark.run.evaluation import LARGEST_LOGIT, NUM_BINS
+from embark.run.evaluation import NUM_BINS
 from embark.run.task_metrics import combine, metrics_of_task, state_size
 from embark.spec import Task
-from embark.trainers.torch.metrics import HeldOut
+from embark.trainers.torch.metrics import HeldOut, logit_bins
 from embark.trainers.torch.world import World
 
 _NOT_THERE = -1e9  # Score of a row without a label; −∞ would make the gradient of a list without any NaN.
@@ -106,9 +106,7 @@ class TaskWindow:
         parts = self._sums.split([state_size(task) for task in self._tasks])
         for part, (task, output, label, is_there) in zip(parts, _by_task(self._tasks, outputs, labels), strict=True):
             if task.loss == "binary":
-                within = output.nan_to_num(nan=0.0).clamp(-LARGEST_LOGIT, LARGEST_LOGIT)  # the loss keeps its NaN
-                bins = ((within + LARGEST_LOGIT) * (NUM_BINS / (2 * LARGEST_LOGIT))).long().clamp_(max=NUM_BINS - 1)
-                part.index_add_(0, bins + label.long() * NUM_BINS, is_there.double())
+                part.index_add_(0, logit_bins(output) + label.long() * NUM_BINS, is_there.double())
                 part = part[2 * NUM_BINS :]
             part += _task_sums(task, output, label, is_there)
 

@@ -11,13 +11,13 @@ from embark.data import open_source
 from embark.run.clock import Clock
 from embark.trainers.torch import phases
 from embark.trainers.torch.engines.pipeline import BatchRange
-from embark.trainers.torch.phases import PHASES, STEP_NAME, InputWaits, Profiler, Ran, device_phases, host_phases
+from embark.trainers.torch.phases import PHASES, STEP_NAME, InputWaits, Operation, Profiler, device_phases, host_phases
 from embark.trainers.torch.trainer import TorchTrainer
 from embark.trainers.torch.world import join
 
 
 def ran(*rows):
-    return [Ran(name, round(start_s * 1e9), round(end_s * 1e9)) for name, start_s, end_s in rows]
+    return [Operation(name, round(start_s * 1e9), round(end_s * 1e9)) for name, start_s, end_s in rows]
 
 
 def test_an_operation_belongs_to_its_caller_and_counts_once():

@@ -47,7 +47,7 @@ class Kubernetes(LaunchBackend):
         return RunHandle.of(job, self.name, where)
 
     def _cluster_of(self, job: Job) -> dict[str, str | int]:
-        """How the run's cluster and namespace are found again."""
+        """What is needed to find the run's cluster and namespace again."""
         kubeconfig = _absolute(os.environ.get("KUBECONFIG", ""))
         return {"context": self._context or Cluster(kubeconfig=kubeconfig).current_context(self._shell),
                 "kubeconfig": kubeconfig, "namespace": job.namespace, "cloud": job.cloud,
@@ -70,7 +70,7 @@ class Kubernetes(LaunchBackend):
                             fix="embark render writes storage.sh: run it once")
 
     def submit(self, request: LaunchRequest) -> None:
-        """The server validates everything first, so that a mistake is refused before anything is created."""
+        """Apply the manifest, after the server has validated all of it."""
         handle, kubectl = request.handle, self._kubectl(request.handle)
         path = self._manifest(request.spec)
         manifest = next(file for file in render_spec(request.spec) if file.path == path)
@@ -129,11 +129,11 @@ class Kubernetes(LaunchBackend):
         return CancelResult(tuple(removed), self._remains(handle))
 
     def _manifest(self, spec: RunSpec) -> str:
-        """The file that is applied."""
+        """The path of the manifest that is applied."""
         return MANIFESTS[spec.place.target][0]
 
     def _make_namespace(self, request: LaunchRequest, kubectl: Kubectl) -> bool:
-        """Where it is missing. False: it must exist already, since even reading namespaces is forbidden."""
+        """Make the namespace if it is missing. False if namespaces may not even be read, so that it must exist."""
         namespace = kubectl.cluster.namespace
         try:
             is_there = kubectl.get("namespaces", namespace, in_namespace=False) is not None
@@ -172,7 +172,7 @@ class Kubernetes(LaunchBackend):
         return tuple(found)
 
     def _small_objects(self, handle: RunHandle) -> list[str]:
-        """What was created beside the job for this run alone."""
+        """Objects that were created beside the job for this run alone."""
         name, target = self._object(handle), handle.where["target"]
         found = [f"configmap/{handle.where['config']}"]
         if target == "job" and int(handle.where["num_nodes"]) > 1:
@@ -208,7 +208,7 @@ class Kubernetes(LaunchBackend):
                          is_final=pod.phase != "Running")
 
     def _pods(self, handle: RunHandle) -> list[PodStatus]:
-        """Of the machines that train."""
+        """The pods that train."""
         kind = self._kind(handle)
         found = self._kubectl(handle).items("pods", f"{INSTANCE}={self._object(handle)}")
         # The head of a Ray cluster trains nothing, nor do servers of the exported model.
@@ -226,7 +226,6 @@ class Kubernetes(LaunchBackend):
         return KINDS[str(handle.where["target"])]
 
     def _object(self, handle: RunHandle) -> str:
-        """The object's name."""
         return str(handle.where["object"])
 
     def _cluster(self, handle: RunHandle) -> Cluster:
@@ -244,7 +243,7 @@ def require_image(spec: RunSpec) -> None:
 
 
 def _without_namespace(text: str) -> str:
-    """The same objects but for the namespace itself."""
+    """The text without its Namespace object."""
     import yaml
 
     documents = text.split("\n---\n")
@@ -252,5 +251,5 @@ def _without_namespace(text: str) -> str:
 
 
 def _absolute(kubeconfig: str) -> str:
-    """So that another terminal, in another folder, finds the same files."""
+    """Absolute paths, which another terminal in another folder finds too."""
     return os.pathsep.join(str(Path(path).expanduser().absolute()) for path in kubeconfig.split(os.pathsep) if path)

@@ -24,7 +24,8 @@ SCALERS = {"hpa": "horizontalpodautoscaler.autoscaling", "keda": "scaledobject.k
 
 
 class KubernetesServer(Kubernetes):
-    """Launching again applies the file again: Kubernetes replaces the replicas one by one."""
+    """A server of an exported model. Launching it again applies the file, and Kubernetes replaces the replicas in
+    turn."""
 
     name = "kubernetes-server"
 

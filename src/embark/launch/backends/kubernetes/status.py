@@ -45,8 +45,7 @@ def status_of(
     job: Mapping[str, Any], pods: Sequence[PodStatus], events: Sequence[RunEvent], *, num_nodes: int, queue: str = "",
     jobs: Sequence[Mapping[str, Any]] = (), min_nodes: int | None = None,
 ) -> Status:
-    """Of an object that is there. `jobs`: those that it made itself; `min_nodes`: with so many pods an elastic run
-    trains."""
+    """The status of an object. `jobs` are those that it made itself; with `min_nodes` pods an elastic run trains."""
     status = job.get("status", {})
     latest = newest(pods)
     replicas = tuple(Replica(p.name, p.index, _replica_state(p), p.preempted or p.why.text, p.since_s) for p in latest)
@@ -92,7 +91,8 @@ def why_failed(
     condition: Mapping[str, Any], pods: Sequence[PodStatus], latest: Sequence[PodStatus],
     jobs: Sequence[Mapping[str, Any]] = (),
 ) -> Reason:
-    """`jobs`: what the object itself made, as a JobSet does; their conditions say more than its own."""
+    """Why it failed. `jobs` are those that the object made, as a JobSet does; their conditions say more than its
+    own."""
     message = str(condition.get("message") or "")
     behind = _condition_of_first_failed(message, jobs)
     said = "; ".join(_condition_text(one) for one in (condition, behind) if one)
@@ -216,13 +216,13 @@ def _went(pod: PodStatus) -> str:
 
 @dataclass(frozen=True, slots=True)
 class RunKind:
-    """How one kind of object is read."""
+    """How to read one kind of object."""
 
-    name: str  # What kubectl calls it.
-    container: str  # Where the ranks are; empty: the pod's first.
-    log_label: str = ""  # Of the pods that have the log, where those are others: it has the object's name.
+    name: str  # kubectl's name for it.
+    container: str  # The container with the ranks; the pod's first if it is empty.
+    log_label: str = ""  # The label of other pods that have the log; its value is the object's name.
     log_container: str = ""
-    job_label: str = ""  # Of the Jobs that it makes, where it does: it has the object's name.
+    job_label: str = ""  # The label of the Jobs that it makes; its value is the object's name.
     line: Callable[[LogLine], LogLine] = lambda line: line
     """Splits a line of a log that several machines share, so that its source is known."""
     read: Callable[[Mapping[str, Any]], Mapping[str, Any]] = lambda found: found
@@ -230,13 +230,13 @@ class RunKind:
 
 
 def _ray_line(line: LogLine) -> LogLine:
-    """KubeRay's submitter prints the job's log, which has the lines of all machines."""
+    """A line of a machine out of the job's log, which KubeRay's submitter prints for all machines."""
     parsed = line_of(line.text)
     return replace(parsed, time_ns=parsed.time_ns or line.time_ns)
 
 
 def _ray_job(found: Mapping[str, Any]) -> Mapping[str, Any]:
-    """KubeRay counts its attempts, and has its own words for the end."""
+    """A RayJob with its end as a condition; KubeRay counts its attempts, and has its own words for the end."""
     status = found.get("status") or {}
     ended = {"Complete": "Complete", "Failed": "Failed", "ValidationFailed": "Failed", "Suspended": "Suspended"}.get(
         str(status.get("jobDeploymentStatus", "")))
@@ -268,4 +268,4 @@ KINDS = {
                    log_container=SUBMITTER, line=_ray_line, read=_ray_job),
     "torchx": RunKind("job.batch.volcano.sh", "", read=_volcano_job),
 }
-"""By `place.target`."""
+"""Kinds of objects by `place.target`."""

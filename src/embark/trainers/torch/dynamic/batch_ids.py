@@ -31,7 +31,7 @@ class IdLayout:
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
+class IdSlots:
     """Slots of the ids of a batch."""
 
     hashes: Tensor
@@ -51,7 +51,7 @@ class Candidates:
 
 
 @dataclass(frozen=True, slots=True)
-class Ranked:
+class RankedIds:
     """Candidates, sorted, each of them once: [tables, most of any], flat."""
 
     is_admitted: Tensor

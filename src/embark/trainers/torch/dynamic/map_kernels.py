@@ -15,7 +15,7 @@ from embark.data import dynamic_ids
 from embark.features import hashing
 from embark.spec.dynamic import BUCKET_COUNTERS, BUCKET_SLOTS
 from embark.trainers.torch.dynamic import batch_ids, torch_ops
-from embark.trainers.torch.dynamic.batch_ids import Candidates, Found, IdLayout, NewRows, Ranked
+from embark.trainers.torch.dynamic.batch_ids import Candidates, IdLayout, IdSlots, NewRows, RankedIds
 
 if TYPE_CHECKING:
     from embark.trainers.torch.dynamic.id_map import IdMap
@@ -44,7 +44,7 @@ def halve(values: Tensor, ends: Tensor, half_lives: Tensor, step: Tensor, most: 
     _halve[(triton.cdiv(most, block), len(half_lives))](values, ends, half_lives, step, BLOCK=block)
 
 
-def find(ids: IdMap, raw: Tensor, layout: IdLayout, step: Tensor | None) -> Found:
+def find(ids: IdMap, raw: Tensor, layout: IdLayout, step: Tensor | None) -> IdSlots:
     """Return the slot of each id; with a step, the slots are touched. Ids of 32 bits are none where they are −1."""
     hashes = torch.empty(raw.shape, dtype=torch.int64, device=raw.device)
     slots, is_missing = torch.empty_like(hashes), torch.empty(raw.shape, dtype=torch.int32, device=raw.device)
@@ -54,10 +54,10 @@ def find(ids: IdMap, raw: Tensor, layout: IdLayout, step: Tensor | None) -> Foun
         ids.own_end, ids.tags, ids.hashes, ids.seen, ids.counts, ids.policies, ids.statistics, step,
         NONE=-1 if raw.dtype == torch.int32 else dynamic_ids.NO_ID, HAS_COUNTS=ids.has_counts, BLOCK=block,
         num_warps=FIND_WARPS)
-    return Found(hashes, slots, is_missing)
+    return IdSlots(hashes, slots, is_missing)
 
 
-def candidates(ids: IdMap, found: Found, layout: IdLayout) -> Candidates:
+def candidates(ids: IdMap, found: IdSlots, layout: IdLayout) -> Candidates:
     """Return the ids without a slot that a step considers."""
     before = found.is_missing.cumsum(0, dtype=torch.int32)
     until = torch.where(layout.starts > 0, before[(layout.starts - 1).clamp(min=0)], 0)
@@ -73,7 +73,7 @@ def candidates(ids: IdMap, found: Found, layout: IdLayout) -> Candidates:
     return Candidates(taken, torch.minimum(missing, ids.max_new), places, before, until)
 
 
-def rank(ids: IdMap, hashes: Tensor, nums: Tensor, step: Tensor) -> Ranked:
+def rank(ids: IdMap, hashes: Tensor, nums: Tensor, step: Tensor) -> RankedIds:
     """Return which candidates are admitted, in which order, and how often each occurs; `hashes` are sorted."""
     num_tables, width = hashes.shape
     if width > MAX_WIDTH:
@@ -88,10 +88,10 @@ def rank(ids: IdMap, hashes: Tensor, nums: Tensor, step: Tensor) -> Ranked:
     _rank[(num_tables,)](
         hashes, is_admitted, number, counters, ids.counters, ids.counts_needed, ids.num_buckets, width, BLOCK=block,
         num_warps=16)
-    return Ranked(is_admitted, number, occurrences, counters)
+    return RankedIds(is_admitted, number, occurrences, counters)
 
 
-def choose(ids: IdMap, hashes: Tensor, ranked: Ranked, step: Tensor) -> Tensor:
+def choose(ids: IdMap, hashes: Tensor, ranked: RankedIds, step: Tensor) -> Tensor:
     """Return the slot of each admitted id: the `number`-th that its bucket can spare, or −1 if there are no more."""
     found = torch.empty_like(hashes.view(-1))
     width = hashes.shape[1]
@@ -102,7 +102,7 @@ def choose(ids: IdMap, hashes: Tensor, ranked: Ranked, step: Tensor) -> Tensor:
     return found
 
 
-def place(ids: IdMap, new: NewRows, ranked: Ranked, step: Tensor) -> None:
+def place(ids: IdMap, new: NewRows, ranked: RankedIds, step: Tensor) -> None:
     """Give the slots to their new ids."""
     width = len(new.slots) // len(ids.tables)
     block = block_size(new.slots, width, 256)
@@ -111,7 +111,7 @@ def place(ids: IdMap, new: NewRows, ranked: Ranked, step: Tensor) -> None:
         ids.counters, ids.policies, ids.statistics, step, width, BLOCK=block)
 
 
-def rows(ids: IdMap, found: Found, layout: IdLayout, candidates: Candidates | None) -> Tensor:
+def rows(ids: IdMap, found: IdSlots, layout: IdLayout, candidates: Candidates | None) -> Tensor:
     """Return the row of every id: 0 if it has none, −1 where there is no id.
 
     After a step, which has candidates, ids without a slot are looked up again and counted: the candidates by

@@ -5,7 +5,7 @@ Tables stay mapped and in the bits they have; only the rows of a batch are ever 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -30,11 +30,14 @@ from embark.trainers.torch.networks.jagged import JaggedSequence
 from embark.trainers.torch.networks.sequences import NextItem
 from embark.trainers.torch.networks.task_heads import scores_of
 from embark.trainers.torch.networks.two_tower import TwoTowerNetwork
-from embark.trainers.torch.scoring.cpu_layers import MIN_WIDTH, CandidateNetwork, Int8Linear, has_int8_products
-
-Lookup = Callable[[Tensor, Tensor | None], Tensor]  # Ids, and the offsets of the bags where not each has one.
-WeightedLookup = Callable[[Tensor, Tensor, Tensor], Tensor]  # Ids, offsets, and what each row is multiplied by.
-_MIN_ROWS = 16  # Products of fewer rows are summed in another order: with them, a score would depend on its batch.
+from embark.trainers.torch.scoring.cpu_layers import (
+    MIN_ROWS,
+    CandidateNetwork,
+    faster,
+    has_int8_products,
+    padded,
+    speed_up,
+)
 
 
 class ExportedModel:
@@ -67,17 +70,13 @@ class ExportedModel:
             speed_up(layers[0], is_int8=False)  # of one row, which it takes longer to round than to multiply
         speed_up(network, is_int8=is_int8)
         if layers and isinstance(network, DotNetwork) and isinstance(layers[1], nn.Linear):
-            self._candidates = CandidateNetwork(network, *layers, lambda linear: _faster(linear, is_int8=is_int8))
+            self._candidates = CandidateNetwork(network, *layers, lambda linear: faster(linear, is_int8=is_int8))
 
     def _open_tables(self, artifact: Artifact) -> None:
-        positions = positions_of(artifact)
-        tables = artifact.info.model.table_list()
-        self._lookups = [(positions[table.name], lookup_of(artifact, table)) for table in tables]
-        self._weighted: list[tuple[int, int | None, Table, WeightedLookup]] = []  # Only for a model of weighted ids.
-        if artifact.info.model.has_weighted_ids:
-            self._weighted = [(positions[table.name], positions.get(table.weights_feature), table,
-                               weighted_sum_of(_weight(artifact, table), artifact.info.tables, table.dim or 0))
-                              for table in tables]
+        positions, model = positions_of(artifact), artifact.info.model
+        self._tables, self._is_weighted = model.table_list(), model.has_weighted_ids
+        self._lookups = [(positions[table.name], lookup_of(artifact, table)) for table in self._tables]
+        self._weight_positions = [positions.get(table.weights_feature) for table in self._tables]
         self._one_table = _one_table(artifact)
 
     def score(self, raw: RawRows) -> NDArray[np.float32]:
@@ -96,7 +95,7 @@ class ExportedModel:
         if not len(rows):
             return torch.zeros((0, sum(task.num_outputs for task in self._tasks)) if self._tasks else 0)
         dense, pooled = self._inputs(rows)
-        logits: Tensor = self._dense(_padded(dense), _padded(pooled))[: len(rows)]
+        logits: Tensor = self._dense(padded(dense), padded(pooled))[: len(rows)]
         return logits
 
     def score_numbers(self, several: Sequence[NumberRows]) -> NDArray[np.float32]:
@@ -134,7 +133,7 @@ class ExportedModel:
         own_ids = rows.ids[tables[own]].T + first_rows[own]
         ids = np.concatenate([rows.ids[tables[user], 0] + first_rows[user], own_ids.reshape(-1)])
         values = look_up(torch.from_numpy(ids), None)
-        own_values = _padded(values[len(user) :].reshape(num_rows, -1)).view(max(num_rows, _MIN_ROWS), len(own), -1)
+        own_values = padded(values[len(user) :].reshape(num_rows, -1)).view(max(num_rows, MIN_ROWS), len(own), -1)
         logits = self._candidates.logits(torch.from_numpy(rows.dense), values[: len(user)], own_values,
                                          tuple(user.tolist()))
         scores: NDArray[np.float32] = logits[:num_rows].sigmoid().numpy()
@@ -154,8 +153,8 @@ class ExportedModel:
 
     def _pooled(self, rows: Rows) -> Tensor:
         """Return the pooled rows, [n, values of all tables]."""
-        if self._weighted:
-            return torch.cat([self._weighted_sums(rows, *one) for one in self._weighted], dim=1)
+        if self._is_weighted:
+            return torch.cat([self._weighted_sums(rows, table) for table in range(len(self._tables))], dim=1)
         if self._one_table is not None and all(
                 lengths is None and ids.size == len(rows) for ids, lengths in zip(rows.ids, rows.lengths, strict=True)):
             look_up, first_rows = self._one_table
@@ -172,69 +171,16 @@ class ExportedModel:
             pooled.append(look_up(ids, torch.from_numpy(np.concatenate([[0], np.cumsum(counts)]))))
         return torch.cat(pooled, dim=1)
 
-    def _weighted_sums(
-        self, rows: Rows, position: int, weights_at: int | None, table: Table, weighted_sum: WeightedLookup
-    ) -> Tensor:
+    def _weighted_sums(self, rows: Rows, table: int) -> Tensor:
         """Sum rows by weights as training does, where one feature with weights makes all features have some."""
+        (position, look_up), weight_position = self._lookups[table], self._weight_positions[table]
         ids, lengths = rows.ids[position].reshape(-1).astype(np.int64), rows.lengths[position]
         if lengths is None:
             lengths = np.full(len(rows), len(ids) // len(rows), np.int32)
-        weights = np.ones(len(ids), np.float32) if weights_at is None else rows.ids[weights_at]
-        weights = np.require(weights_in_sum(weights, lengths, table), np.float32, ("C", "W"))
+        weights = np.ones(len(ids), np.float32) if weight_position is None else rows.ids[weight_position]
+        weights = np.require(weights_in_sum(weights, lengths, self._tables[table]), np.float32, ("C", "W"))
         offsets = np.concatenate([[0], np.cumsum(lengths, dtype=np.int64)])
-        return weighted_sum(torch.from_numpy(ids), torch.from_numpy(offsets), torch.from_numpy(weights))
-
-
-def speed_up(network: nn.Module, *, is_int8: bool) -> None:
-    """Replace modules by some that are faster without gradients."""
-    for module in list(network.modules()):
-        for name, child in module.named_children():
-            if type(child) is nn.Linear and type(module) in (nn.Sequential, nn.ModuleList):  # which only call it
-                setattr(module, name, _faster(child, is_int8=is_int8))
-    if isinstance(bottom := getattr(network, "bottom", None), nn.Module):
-        network.bottom = _DistinctRows(bottom)
-
-
-def _faster(linear: nn.Linear, *, is_int8: bool) -> nn.Module:
-    if torch.backends.mkl.is_available():
-        return linear
-    is_wide = min(linear.in_features, linear.out_features) >= MIN_WIDTH
-    return Int8Linear(linear) if is_int8 and is_wide else _Linear(linear)
-
-
-class _Linear(nn.Module):
-    """A linear layer for OpenBLAS, which takes two thirds of oneDNN's time; torch calls it where weights are
-    transposed."""
-
-    def __init__(self, linear: nn.Linear) -> None:
-        super().__init__()
-        self.transposed, self.bias = linear.weight.detach().t().contiguous(), linear.bias
-
-    def forward(self, values: Tensor) -> Tensor:
-        rows = values.reshape(-1, values.shape[-1])
-        found = torch.mm(rows, self.transposed) if self.bias is None else torch.addmm(self.bias, rows, self.transposed)
-        return found.view(*values.shape[:-1], -1)
-
-
-class _DistinctRows(nn.Module):
-    """Computes neighbours of the same values, as the candidates of one user have, once."""
-
-    def __init__(self, network: nn.Module) -> None:
-        super().__init__()
-        self.network = network
-
-    def forward(self, values: Tensor) -> Tensor:
-        is_first = (values[1:] != values[:-1]).any(dim=1)
-        if 2 * int(is_first.sum()) > len(values):
-            found: Tensor = self.network(values)
-            return found
-        is_first = torch.cat([torch.ones(1, dtype=torch.bool), is_first])
-        return self.network(_padded(values[is_first])).index_select(0, is_first.cumsum(0) - 1)
-
-
-def _padded(values: Tensor) -> Tensor:
-    missing = _MIN_ROWS - len(values)
-    return values if missing <= 0 else torch.cat([values, values.new_zeros(missing, values.shape[1])])
+        return look_up(torch.from_numpy(ids), torch.from_numpy(offsets), torch.from_numpy(weights))
 
 
 def _one_table(artifact: Artifact) -> tuple[Lookup, NDArray[np.int64]] | None:
@@ -251,7 +197,7 @@ def _one_table(artifact: Artifact) -> tuple[Lookup, NDArray[np.int64]] | None:
             return None
         first_rows[address], num_rows = num_rows, num_rows + len(array)
     rows = np.lib.stride_tricks.as_strided(arrays[start], (num_rows, arrays[start].shape[1]))
-    return _look_up_in(rows, artifact.info.tables, tables[0]), np.array(
+    return Lookup(rows, artifact.info.tables, tables[0]), np.array(
         [first_rows[_weight(artifact, table).ctypes.data] for table in tables])
 
 
@@ -310,52 +256,35 @@ def positions_of(artifact: Artifact) -> dict[str, int]:
 
 def lookup_of(artifact: Artifact, table: Table) -> Lookup:
     """Return a function that looks up the rows of a feature's ids."""
-    return _look_up_in(_weight(artifact, table), artifact.info.tables, table)
+    return Lookup(_weight(artifact, table), artifact.info.tables, table)
 
 
-def _look_up_in(values: NDArray[Any], dtype: TableDtype, table: Table) -> Lookup:
-    weight, dim = torch.from_numpy(values), table.dim or 0
+class Lookup:
+    """Looks up and pools the rows of a table, in the bits that they have."""
 
-    def look_up(ids: Tensor, offsets: Tensor | None) -> Tensor:
-        rows = weight.index_select(0, ids).float()
-        if offsets is None:
-            return rows
-        return embedding_bag(torch.arange(len(ids)), rows, offsets, mode=table.pooling, include_last_offset=True)
+    def __init__(self, values: NDArray[Any], dtype: TableDtype, table: Table) -> None:
+        self._weight, self._dtype = torch.from_numpy(values), dtype
+        self._dim, self._is_mean = table.dim or 0, table.pooling == "mean"
 
-    def look_up_quantized(ids: Tensor, offsets: Tensor | None) -> Tensor:
-        quantized = torch.ops.quantized
-        add = quantized.embedding_bag_byte_rowwise_offsets if dtype == "int8" else \
-            quantized.embedding_bag_4bit_rowwise_offsets
-        every = torch.arange(len(ids) + 1) if offsets is None else offsets
-        if offsets is None and dtype == "int8" and dim % 4 == 0 and not torch.backends.mkl.is_available():
-            rows = weight.index_select(0, ids)  # in half the time of bags of one, where FBGEMM has no kernel for them
+    def __call__(self, ids: Tensor, offsets: Tensor | None, weights: Tensor | None = None) -> Tensor:
+        """Return a vector for each bag; without `offsets` each id is one; with `weights` rows are summed by them."""
+        is_mean = self._is_mean and weights is None
+        if self._dtype in ("fp32", "fp16"):
+            rows = self._weight.index_select(0, ids).float()
+            return rows if offsets is None else embedding_bag(
+                torch.arange(len(ids)), rows, offsets, mode="mean" if is_mean else "sum", per_sample_weights=weights,
+                include_last_offset=True)
+        dim, is_int8 = self._dim, self._dtype == "int8"
+        if offsets is None and is_int8 and dim % 4 == 0 and not torch.backends.mkl.is_available():
+            rows = self._weight.index_select(0, ids)  # in half the time of bags of one, which FBGEMM has no kernel for
             numbers = rows[:, dim:].view(torch.float32)
             return rows[:, :dim].float().mul_(numbers[:, :1]).add_(numbers[:, 1:])
-        sums: Tensor = add(weight, ids, every, include_last_offset=True)[:, :dim]  # an odd number has one more
-        if offsets is None:
-            return sums
-        return sums / every.diff().clamp(min=1)[:, None] if table.pooling == "mean" else sums
-
-    return look_up if dtype in ("fp32", "fp16") else look_up_quantized
-
-
-def weighted_sum_of(values: NDArray[Any], dtype: TableDtype, dim: int) -> WeightedLookup:
-    """Return a function that computes Σ weight × row of the ids of each bag."""
-    weight = torch.from_numpy(values)
-
-    def add(ids: Tensor, offsets: Tensor, weights: Tensor) -> Tensor:
-        rows = weight.index_select(0, ids).float()
-        return embedding_bag(torch.arange(len(ids)), rows, offsets, mode="sum", per_sample_weights=weights,
-                             include_last_offset=True)
-
-    def add_quantized(ids: Tensor, offsets: Tensor, weights: Tensor) -> Tensor:
         quantized = torch.ops.quantized
-        sum_rows = quantized.embedding_bag_byte_rowwise_offsets if dtype == "int8" else \
-            quantized.embedding_bag_4bit_rowwise_offsets
-        sums: Tensor = sum_rows(weight, ids, offsets, per_sample_weights=weights, include_last_offset=True)[:, :dim]
-        return sums
-
-    return add if dtype in ("fp32", "fp16") else add_quantized
+        add = quantized.embedding_bag_byte_rowwise_offsets if is_int8 else quantized.embedding_bag_4bit_rowwise_offsets
+        bags = torch.arange(len(ids) + 1) if offsets is None else offsets
+        sums: Tensor = add(self._weight, ids, bags, per_sample_weights=weights, include_last_offset=True)
+        sums = sums[:, :dim]  # an odd number has one more
+        return sums if offsets is None or not is_mean else sums / offsets.diff().clamp(min=1)[:, None]
 
 
 class ExportedSequenceModel(ExportedModel):

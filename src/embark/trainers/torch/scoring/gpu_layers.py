@@ -15,10 +15,10 @@ from embark.trainers.torch.networks.dlrm import CrossNetwork, DotNetwork
 MAX_VECTORS = 64  # The kernel of dot products holds no more in registers.
 
 
-def fuse_layers(network: nn.Module, precision: Precision, *, has_kernels: bool) -> torch.dtype:
+def fuse_layers(network: nn.Module, precision: Precision) -> torch.dtype:
     """Replace layers of DLRM or DLRM-DCNv2; return the type of the pooled rows that the network then takes.
 
-    Any other network stays as it is. Without `has_kernels` all of it is plain torch.
+    Any other network stays as it is.
     """
     if not isinstance(network, DotNetwork | CrossNetwork):
         return torch.float32
@@ -31,7 +31,7 @@ def fuse_layers(network: nn.Module, precision: Precision, *, has_kernels: bool) 
         network.down, network.up = (
             nn.ModuleList(PaddedLayers([linear], dtype, has_relu=False) for linear in _linears(layers))
             for layers in (network.down, network.up))
-    elif has_kernels and network.num_vectors <= MAX_VECTORS:
+    elif network.num_vectors <= MAX_VECTORS:
         network.interaction = KernelInteraction(network, "tf32" if precision == "tf32" else "ieee")
     return dtype
 

@@ -6,7 +6,6 @@ import logging
 import threading
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext, suppress
-from importlib.util import find_spec
 from typing import Any
 
 import numpy as np
@@ -50,14 +49,11 @@ class GpuModel:
         self._device, self._artifact, self._precision = torch.device(device), artifact, precision
         self._is_gpu = self._device.type == "cuda"
         self.device_name = _device_name(self._device)
-        # Triton's interpreter does not multiply bf16.
-        self._has_kernels = find_spec("triton") is not None and (self._is_gpu or precision != "bf16")
         network = load_network(artifact, model_file)
         if self._is_gpu:
             check_memory(artifact, _free_bytes(), self.device_name)
         self._network, self._pooled_dtype = self._fused(network)
         self._tables = GpuTables(artifact, self._device)
-        self._look_up = self._tables.look_up if self._has_kernels else self._tables.look_up_by_torch
         self._matmul_precision = "highest" if precision == "fp32" else "high"
         layout = artifact.info.rows.layout
         positions = {feature.name: i for i, feature in enumerate(layout.features)}
@@ -119,7 +115,7 @@ class GpuModel:
     def _fused(self, network: nn.Module) -> tuple[nn.Module, torch.dtype]:
         """Return the network on the device, and the type of the pooled rows that it takes."""
         network = network.to(self._device)
-        return network, fuse_layers(network, self._precision, has_kernels=self._has_kernels)
+        return network, fuse_layers(network, self._precision)
 
     def score_encoded(self, rows: Rows) -> NDArray[np.float32]:
         """Return the scores of rows with ids; more than the largest graph takes are scored in parts."""
@@ -206,7 +202,7 @@ class GpuModel:
         torch.set_float32_matmul_precision(self._matmul_precision)
         try:
             pooled = torch.empty(bucket, self._tables.width, dtype=self._pooled_dtype, device=self._device)
-            self._look_up(ids, pooled)
+            self._tables.look_up(ids, pooled)
             # A network of the user's own is in bf16 by autocast, without its cache, which would hold graphs' memory.
             is_cast = self._precision == "bf16" and self._pooled_dtype == torch.float32
             with torch.autocast(self._device.type, torch.bfloat16, enabled=is_cast, cache_enabled=False):

@@ -83,20 +83,6 @@ class GpuTables:
 
         lookup_kernels.look_up(ids, self._about, out, dtype=self.dtype, max_dim=self._max_dim)
 
-    def look_up_by_torch(self, ids: Tensor, out: Tensor) -> None:
-        """Pool rows in plain torch, table by table: the reference, and what runs where there is no Triton."""
-        num_samples, column, first = out.shape[0], 0, 0
-        for table, num_ids in zip(self._tables, self.num_ids, strict=True):
-            own = ids[first * num_samples : (first + num_ids) * num_samples].view(num_samples, num_ids)
-            dim, mask = table.dim or 0, own >= 0
-            rows = _numbers(self._stored[table.weights].index_select(0, own.clamp(min=0).flatten().long()), self.dtype,
-                            dim).view(num_samples, num_ids, dim)
-            pooled = (rows * mask[:, :, None]).sum(1)
-            if table.pooling == "mean":
-                pooled /= mask.sum(1).clamp(min=1)[:, None]
-            out[:, column : column + dim] = pooled
-            column, first = column + dim, first + num_ids
-
 
 def _upload(artifact: Artifact, name: str, rows: int, dim: int, device: torch.device) -> Tensor:
     stored = artifact.weights.get(table_weight(name).removeprefix("model."))
@@ -112,16 +98,3 @@ def _upload(artifact: Artifact, name: str, rows: int, dim: int, device: torch.de
 
 def _tensor(values: Array) -> Tensor:
     return torch.from_numpy(np.require(values, requirements=("C", "W")))  # torch warns of what it cannot write
-
-
-def _numbers(rows: Tensor, dtype: TableDtype, dim: int) -> Tensor:
-    """Dequantize rows to [n, D] in float32."""
-    if dtype in ("fp32", "fp16"):
-        return rows.float()
-    if dtype == "int8":
-        scale = rows[:, dim:].contiguous().view(torch.float32)
-        return rows[:, :dim] * scale[:, :1] + scale[:, 1:]
-    num_bytes = (dim + 1) // 2
-    packed, scale = rows[:, :num_bytes], rows[:, num_bytes:].contiguous().view(torch.float16).float()
-    levels = torch.stack([packed & 15, packed >> 4], dim=2).flatten(1)[:, :dim]
-    return levels * scale[:, :1] + scale[:, 1:]

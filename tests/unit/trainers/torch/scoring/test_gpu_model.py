@@ -25,7 +25,7 @@ from embark.serve.server import load_scorer
 from embark.serve.version_follower import VersionFollower, VersionSwitcher
 from embark.spec import resolve
 from embark.trainers.torch import starter_model
-from embark.trainers.torch.scoring.cpu_model import ExportedModel
+from embark.trainers.torch.scoring.cpu_model import ExportedModel, lookup_of
 from embark.trainers.torch.scoring.gpu_model import GpuModel, buckets
 from embark.trainers.torch.scoring.gpu_tables import RESERVED_BYTES, GpuTables, check_memory, table_bytes
 
@@ -98,6 +98,8 @@ def test_in_fp32_scores_are_those_of_the_cpu(tmp_path, device, model, tables):
 @pytest.mark.parametrize(("precision", "tolerance"), [("tf32", 5e-3), ("bf16", 5e-2)])
 @pytest.mark.parametrize("model", ["dlrm", "dcnv2"])
 def test_in_fewer_bits_scores_are_those_of_the_cpu_within_the_rounding(tmp_path, device, model, precision, tolerance):
+    if device == "cpu" and precision == "bf16":
+        pytest.skip("Triton's interpreter does not multiply bf16")
     artifact = exported(tmp_path, MODELS[model])
     rows = draw(artifact, 16)
     found = GpuModel(artifact, precision=precision, max_batch_rows=16, device=device).score_encoded(rows)
@@ -113,15 +115,20 @@ def test_an_own_model_scores_as_on_the_cpu(tmp_path, device):
     assert found.score_encoded(rows) == pytest.approx(ExportedModel(artifact, str(file)).score_encoded(rows), abs=2e-5)
 
 
-def test_plain_torch_looks_up_what_the_kernel_does(tmp_path, device):
+def test_the_kernel_looks_up_what_the_cpu_does(tmp_path, device):
     for dtype in ("fp32", "fp16", "int8", "int4"):
         artifact = exported(tmp_path / dtype, MODELS["dcnv2"], dtype)
         tables = GpuTables(artifact, torch.device(device))
         ids = torch.from_numpy(np.random.default_rng(2).integers(-1, 9, 16 * sum(tables.num_ids)).astype(np.int32))
-        by_kernel, by_torch = (torch.full((16, tables.width), np.nan, device=device) for _ in range(2))
-        tables.look_up(ids.to(device), by_kernel)
-        tables.look_up_by_torch(ids.to(device), by_torch)
-        assert by_kernel.cpu().numpy() == pytest.approx(by_torch.cpu().numpy(), abs=1e-5)
+        found = torch.full((16, tables.width), np.nan, device=device)
+        tables.look_up(ids.to(device), found)
+        expected = []
+        for table, part in zip(artifact.info.model.table_list(), ids.split([16 * num for num in tables.num_ids]),
+                               strict=True):
+            is_id = part.view(16, -1) >= 0
+            offsets = torch.cat([torch.zeros(1, dtype=torch.int64), is_id.sum(dim=1).cumsum(0)])
+            expected.append(lookup_of(artifact, table)(part[part >= 0].long(), offsets))
+        assert found.cpu().numpy() == pytest.approx(torch.cat(expected, dim=1).numpy(), abs=1e-5)
 
 
 def test_an_id_that_no_table_has_gives_no_score_and_touches_no_other_row(tmp_path, device):

@@ -23,6 +23,7 @@ from embark.model.work import DENSE_STATES
 from embark.run.evaluation import Trouble
 from embark.spec import RunSpec
 from embark.trainers.torch.dynamic.tables import DynamicTables, IdExchange
+from embark.trainers.torch.engines.cuda_graph import FEW_SAMPLES
 from embark.trainers.torch.engines.cuda_graph.batch_layout import (
     BatchBuffer,
     BatchLayout,
@@ -45,7 +46,7 @@ from embark.trainers.torch.engines.cuda_graph.lookup import (
     why_not_by_kernels,
 )
 from embark.trainers.torch.engines.cuda_graph.network import Network, OwnNetworkStep, why_not_captured
-from embark.trainers.torch.engines.cuda_graph.ops import FEW_SAMPLES, TorchOps, gpu_ops
+from embark.trainers.torch.engines.cuda_graph.ops import TorchOps, gpu_ops
 from embark.trainers.torch.engines.pipeline import BatchRange, Engine, EngineInputs
 from embark.trainers.torch.metrics import MetricWindow
 from embark.trainers.torch.networks.own_model import OwnNetwork

@@ -74,11 +74,6 @@ class Network:
         self.pooled, self.grad_pooled = self._middle.pooled, self._middle.grad_pooled
         self._no_sums = torch.zeros(self._ops.num_portions(num_samples), self._middle.out.shape[1], device=self._device)
 
-    def forward(self) -> None:
-        """Compute the input of the last layer; `pooled` is first needed behind the bottom layers."""
-        self.forward_bottom()
-        self.forward_rest()
-
     def set_keys(self) -> None:
         """Choose what the next step drops."""
         for dropout in (*self._bottom_dropouts.values(), *self._top_dropouts.values()):

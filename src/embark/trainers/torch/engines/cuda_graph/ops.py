@@ -7,9 +7,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from embark.trainers.torch.engines.cuda_graph import FEW_SAMPLES
 from embark.trainers.torch.engines.cuda_graph.flat_parameters import Head, Layer
 
-FEW_SAMPLES = 4096  # Up to here a kernel's start takes as long as its work.
 Fork = Callable[[], AbstractContextManager[Any]]
 """Opens a branch of work that the rest of the step does not wait for."""
 
