@@ -31,7 +31,6 @@ from embark.catalog.machine import (
     Zones,
 )
 from embark.errors import Mistake, MistakesError, UserError, nearest
-from embark.store import write_atomic
 
 HERE = Path(__file__).parent
 ORIGIN_COLUMNS = ("source", "date", "confidence")
@@ -354,6 +353,8 @@ class RefreshResult:
 
 def refresh_prices(catalog: Catalog, file: Path, stored: Path, today: datetime.date) -> RefreshResult:
     """Import `file` into `stored`, the newest of every row that was ever imported. A mistake in it changes nothing."""
+    from embark.store import write_atomic  # a catalog that is only read needs no store
+
     new = read_prices(file, catalog.priced, fix="nothing was changed; fix the file and import it again")
     if not new:
         raise UserError(f"{file}: has no prices", fix="one row for each machine and region below the heading")

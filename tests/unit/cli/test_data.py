@@ -168,7 +168,7 @@ def test_any_folder_and_any_file_are_copied_and_nothing_is_overwritten(capsys):
 def test_a_place_is_not_copied_into_itself(capsys, made):
     for target in ("made", "./made/", "made/inside"):
         assert run(["data", "copy", "made", target]) == 64
-        assert "the same place" in capsys.readouterr().err
+        assert "is the same as" in capsys.readouterr().err
 
 
 def test_a_make_that_is_killed_leaves_nothing_that_is_taken_for_data(tmp_path):

@@ -22,7 +22,6 @@ COMMANDS = {
     "compare": "compare one two",
     "cost": "cost one",
     "diagnose": "diagnose {fixtures}/diagnose/faulty/ray_node.log",
-    "help": "--help",
     "init": "init laptop",
     "lint": "lint {fixtures}/lint/faulty/a2_with_tcpx.yaml",
     "plan": "plan criteo-1tb --set place.machine=p4d.24xlarge --set place.nodes=2",

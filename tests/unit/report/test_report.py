@@ -57,7 +57,8 @@ def test_it_says_all_there_is_to_say(make_run, make_context):
     for payload in (
         "finished", "Held-out AUC 0.7500: 83 % of the way from chance", "NVIDIA H200", "cuda_graph: the complete step",
         "torch 2.13.0, torchrec 1.8.0", "Interrupted twice; 40 steps (2", "of the run", "0.8000",
-        "Step time by rank", "over 1.3 times the others' time", "Step time by phase", "GPUs busy", "Tables on ranks",
+        "Step time by rank", "over 1.3 times the others' time", "Step time by phase", "GPU utilization",
+        "Tables on ranks",
         "on demand in somewhere, $36.00 an hour", "50.0 ms", "+4.2 %", "61.0 GB", "+1.7 %", "newest",
         "The loader sets the pace",
         "train.batch_size", "4,096", "2,048", "embark train runs/demo/spec.toml --fresh", "spent per million samples",
