@@ -373,6 +373,8 @@ def refresh_prices(catalog: Catalog, file: Path, stored: Path, today: datetime.d
             changes.append(PriceChange(*key, old, price))
     before = read_prices(stored, catalog.priced) if stored.exists() else {}
     if changes or num_same:
+        from embark.store import write_atomic  # not at the top: reading the catalog needs no store
+
         try:
             write_atomic(stored, _to_csv(merge_newest(before, new)))
         except OSError as error:
