@@ -7,7 +7,7 @@ from typing import Any, get_args
 
 from embark.events.metrics import metric
 from embark.formatting import format_float, pluralize, to_finite, to_one_line
-from embark.spec.held_out_metrics import HeldOutMetric
+from embark.spec.train import HeldOutMetric
 from embark.store.run_dir import TUNE
 
 MAX_TRIALS = 500

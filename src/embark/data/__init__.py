@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from embark.data.loader import Batch, Loader, SampleSource, eval_batches
 from embark.spec.paths import with_absolute_paths, without_local_input
-from embark.spec.train_defaults import with_train_defaults
+from embark.spec.train import with_train_defaults
 from embark.spec.user_code import with_code
 from embark.store.retry_policy import RetryPolicy
 

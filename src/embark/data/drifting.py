@@ -23,8 +23,7 @@ from embark.data.synthetic import (
     SyntheticSource,
     TeacherModel,
 )
-from embark.spec.data import DataSpec
-from embark.spec.drift import DriftSpec
+from embark.spec.data import DataSpec, DriftSpec
 from embark.spec.model import ModelSpec, Table
 
 _STREAM = 0xD21F

@@ -14,7 +14,7 @@ from embark.events.quality import start_command
 from embark.formatting import redact, to_one_line
 from embark.plan.prediction import Prediction, Setup
 from embark.spec import RunSpec
-from embark.spec.batch import divides
+from embark.spec.train import divides
 
 Predict = Callable[[Setup], Prediction]
 MemoryKind = Literal["device", "host"]

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from embark.errors import UserError
 from embark.model.batch import num_steps_of, steps_per_epoch
 from embark.spec import RunSpec
-from embark.spec.train_defaults import with_train_defaults
+from embark.spec.train import with_train_defaults
 
 
 @dataclass(frozen=True, slots=True)

@@ -23,7 +23,7 @@ from embark.publish.gate import ColumnDrift, EarlierGate, GateSlice, ScoredRows
 from embark.publish.statistics import F64
 from embark.run.importance import feature_names
 from embark.run.slices import slices_of
-from embark.spec.publish import PublishSpec
+from embark.spec.serve import PublishSpec
 from embark.spec.tasks import main_task
 from embark.store.trained_run import TrainedRun
 

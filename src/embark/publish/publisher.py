@@ -28,7 +28,7 @@ from embark.export.gate_record import read_gate, write_gate
 from embark.export.write_version import write_version
 from embark.publish.gate import GateVerdict, earlier_gate, judge, to_record
 from embark.publish.gate_rows import GateRows, open_gate_rows
-from embark.spec.publish import PublishSpec
+from embark.spec.serve import PublishSpec
 from embark.spec.user_code import file_of
 from embark.store import Checkpoint, CheckpointStore
 from embark.store.trained_run import TrainedRun, find_trained

@@ -15,8 +15,8 @@ from embark.errors import ExitCode, Mistake, SpecError, UserError
 from embark.render.following import follow_mistakes, with_broker
 from embark.render.serving import SERVE_TARGETS, artifact_of, endpoint_mistakes, serve_mistakes, with_cloud
 from embark.spec import RunSpec, to_toml
-from embark.spec.batch import batch_mistakes
 from embark.spec.place import PodTarget
+from embark.spec.train import batch_mistakes
 
 PORT = 29500  # Of the rendezvous; torchrun's own default.
 MAX_RESTARTS = 3  # Of one machine's ranks, before the pod itself is given up and replaced.

@@ -15,8 +15,8 @@ from embark.run.evaluation import Evaluation
 from embark.run.loop import check_against
 from embark.run.trainer import Trainer, TrainerBackend, World
 from embark.spec import RunSpec
-from embark.spec.held_out_metrics import RANKING_METRICS
 from embark.spec.tasks import list_size_of
+from embark.spec.train import RANKING_METRICS
 from embark.store import RunDir
 from embark.store.trained_run import TrainedRun
 

@@ -12,7 +12,7 @@ from embark.model.batch import num_steps_of
 from embark.run.identity import identity_of, refuse_changes
 from embark.run.open_run import finished_before, finished_step, is_complete, life_events
 from embark.spec import RunSpec
-from embark.spec.train_defaults import with_train_defaults
+from embark.spec.train import with_train_defaults
 from embark.store import RunDir, run_uri
 from embark.store.lease import current_holder
 

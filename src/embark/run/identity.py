@@ -14,7 +14,7 @@ from embark.formatting import format_count, pluralize
 from embark.model.learning_rate import decay_length
 from embark.run.trainer import Ranks
 from embark.spec import RunSpec, load_spec
-from embark.spec.identity import DATA, KEY, KIND_OF_FIELD, LEARNING_FIELDS, UNRECORDED
+from embark.spec.run import DATA, KEY, KIND_OF_FIELD, LEARNING_FIELDS, UNRECORDED
 from embark.store import Checkpoint, RunDir
 
 Identity = Mapping[str, Any]

@@ -27,10 +27,8 @@ from embark.run.stop import Decision, StopCoordinator, open_budget_guard, spendi
 from embark.run.trainer import Trainer, TrainerBackend, World
 from embark.run.warm_start import WarmStart
 from embark.spec import RunSpec
-from embark.spec.batch import batch_mistakes
-from embark.spec.identity import KEY
-from embark.spec.run import penalty_mistakes
-from embark.spec.train_defaults import with_train_defaults
+from embark.spec.run import KEY, penalty_mistakes
+from embark.spec.train import batch_mistakes, with_train_defaults
 from embark.store import RunDir
 
 if TYPE_CHECKING:

@@ -18,7 +18,7 @@ from embark.data.prepared.changed_rows import read_changed_rows
 from embark.data.prepared.manifest import EARLIER
 from embark.errors import UserError
 from embark.spec import RunSpec
-from embark.spec.identity import DATA, KEY
+from embark.spec.run import DATA, KEY
 from embark.store import Checkpoint, RunDir, find_run, run_uri
 from embark.store.checkpoint_arrays import CheckpointArrays, table_weight
 from embark.store.checkpoint_inspect import list_checkpoints

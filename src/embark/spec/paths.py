@@ -26,7 +26,7 @@ def paths_from(spec: RunSpec, folder: Path) -> dict[str, Any]:
 
 
 def with_absolute_paths(spec: RunSpec) -> RunSpec:
-    """For a spec that is read elsewhere on this machine, or later from another directory."""
+    """Make relative paths absolute, for a spec that is read elsewhere on this machine or from another directory."""
     found = _paths_in(spec, os.path.abspath)
     data = spec.data
     if changes := {name: found[f"data.prepare.{name}"] for name in _PREPARE_FIELDS if f"data.prepare.{name}" in found}:
@@ -40,7 +40,7 @@ def with_absolute_paths(spec: RunSpec) -> RunSpec:
 
 
 def without_local_input(spec: RunSpec) -> RunSpec:
-    """Without what `[data.prepare]` reads, where that is a relative path."""
+    """Drop the relative paths that `[data.prepare]` reads."""
     found, prepare = _paths_in(spec, str), spec.data.prepare
     local = {name for name in _PREPARE_FIELDS if f"data.prepare.{name}" in found}
     if not local:

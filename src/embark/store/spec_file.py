@@ -5,7 +5,7 @@ from pathlib import Path
 
 from embark.errors import UserError
 from embark.spec import load_spec
-from embark.spec.edit import set_in_text
+from embark.spec.load import set_in_text
 from embark.store.atomic_file import write_atomic
 
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from embark.errors import UserError
 from embark.spec import RunSpec, resolve
-from embark.spec.identity import DATA, KEY
+from embark.spec.run import DATA, KEY
 from embark.store.checkpoint_inspect import list_checkpoints
 from embark.store.checkpoint_store import Checkpoint, best_step_of
 from embark.store.run_dir import SPEC, RunDir, find_run

@@ -29,9 +29,8 @@ from embark.run.identity import identity_of
 from embark.run.signals import StopSignals
 from embark.run.stop import PRICE, usd_per_hour
 from embark.spec import RunSpec, to_toml
-from embark.spec.held_out_metrics import HeldOutMetric, measured_metrics, metric_mistake
 from embark.spec.paths import with_absolute_paths
-from embark.spec.train_defaults import with_train_defaults
+from embark.spec.train import HeldOutMetric, measured_metrics, metric_mistake, with_train_defaults
 from embark.store import RunDir, run_uri, write_atomic
 from embark.store.checkpoint_store import EARLY_STOPPING
 from embark.store.run_dir import TUNE

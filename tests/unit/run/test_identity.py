@@ -20,8 +20,7 @@ from embark.run.identity import changes_since, identity_of
 from embark.run.open_run import open_run
 from embark.run.signals import StopSignals
 from embark.spec import RunSpec, resolve
-from embark.spec.identity import KEY, KIND_OF_FIELD, LEARNING_FIELDS, OTHER_FIELDS, OTHER_SECTIONS
-from embark.spec.run import accepting
+from embark.spec.run import KEY, KIND_OF_FIELD, LEARNING_FIELDS, OTHER_FIELDS, OTHER_SECTIONS, accepting
 from embark.spec.tasks import HEAD_FIELDS
 from embark.store import ChecksumWriter, RunDir, checkpoint_name
 from embark.trainers import train

@@ -4,7 +4,7 @@ import pytest
 
 from embark.plan.workload import resolve_data
 from embark.spec import resolve
-from embark.spec.train_defaults import suited_batch, with_train_defaults
+from embark.spec.train import suited_batch, with_train_defaults
 
 
 @pytest.mark.parametrize(("num_samples", "batch"), [

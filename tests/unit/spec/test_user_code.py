@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from embark.errors import SpecError, UserError
 from embark.spec import load_spec, resolve, to_toml
-from embark.spec.user_code import load_user_class, place_of, user_error, with_code
+from embark.spec.user_code import load_user_class, location_of, user_error, with_code
 
 KIND = "my_model:MyModel"
 
@@ -91,8 +91,8 @@ def test_an_exit_while_the_file_is_loaded_is_an_error_of_its_line():
 def test_what_has_no_line_is_told_by_its_file():
     code = "import functools\nclass MyModel:\n    rows = functools.partial(print)\n    {}\n"
     made = code.format("@functools.lru_cache\n    def other(self): pass")
-    assert place_of(load_user_class(KIND, made).other) == "my_model.py:4"
-    assert place_of(load_user_class(KIND, made).rows).endswith("functools.py")
+    assert location_of(load_user_class(KIND, made).other) == "my_model.py:4"
+    assert location_of(load_user_class(KIND, made).rows).endswith("functools.py")
 
 
 def test_a_name_that_is_no_class_is_refused():

@@ -12,7 +12,7 @@ import triton.language as tl
 from torch import Tensor
 
 from embark.data import dynamic_ids, hashing
-from embark.spec.dynamic import BUCKET_COUNTERS, BUCKET_SLOTS
+from embark.spec.model import BUCKET_COUNTERS, BUCKET_SLOTS
 from embark.trainers.torch.dynamic import batch_ids, torch_ops
 from embark.trainers.torch.dynamic.batch_ids import Candidates, Found, IdLayout, NewRows, Ranked
 
