@@ -9,7 +9,7 @@ from cyclopts import Parameter
 from embark.cli.console import Console
 from embark.cli.options import Flag
 from embark.errors import UserError
-from embark.events.task_rows import task_rows
+from embark.events.metrics import task_rows
 from embark.formatting import format_float
 
 if TYPE_CHECKING:

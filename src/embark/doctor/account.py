@@ -23,7 +23,7 @@ from embark.render.location import Location, location_of
 from embark.render.quotas import CloudQuota, cloud_quotas, needed_units, quota_name, quota_of
 from embark.spec import RunSpec
 from embark.store import open_store
-from embark.store.retry_policy import RetryPolicy
+from embark.store.errors import RetryPolicy
 
 CLOUDS: dict[str, Any] = tomllib.loads(Path(__file__).with_name("account_clouds.toml").read_text(encoding="utf-8"))
 """By cloud: its command line, and what its errors mean."""

@@ -65,3 +65,21 @@ def _is_sure(before: NDArray[np.float64], now: NDArray[np.float64]) -> bool:
         statistic += 2 * float((sample[is_there] * np.log(sample[is_there] / expected[is_there])).sum())
     free = int(((before + now) > 0).sum()) - 1
     return statistic > free * (1 - 2 / (9 * free) + _SURE * math.sqrt(2 / (9 * free))) ** 3
+
+
+_WIDTH = 0.5
+_LARGEST = 8.0
+LOGITS = np.arange(-_LARGEST, _LARGEST + _WIDTH / 2, _WIDTH)  # Edges; below the first and above the last is a bin too.
+NUM_SCORE_BINS = len(LOGITS) + 1
+SCORES = 1 / (1 + np.exp(-LOGITS))  # The same edges as probabilities.
+
+
+def logit_counts(logits: NDArray[Any]) -> list[int]:
+    """How many lie in each bin."""
+    found: list[int] = np.bincount(np.searchsorted(LOGITS, logits, side="right"), minlength=NUM_SCORE_BINS).tolist()
+    return found
+
+
+def score_bins(scores: NDArray[Any]) -> NDArray[np.intp]:
+    """The bin of each probability."""
+    return np.searchsorted(SCORES, scores, side="right")

@@ -6,8 +6,9 @@ import json
 import math
 import os
 import shlex
+import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from enum import Enum
@@ -15,8 +16,30 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from embark.errors import Fault
-from embark.events.clock import now_s
-from embark.formatting import redact, to_finite, to_one_line
+from embark.formatting import format_count, redact, to_finite, to_one_line
+
+_BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
+
+
+def uptime_s() -> float:
+    """Seconds since this machine booted, or since some fixed moment where a system does not count these."""
+    return time.clock_gettime(time.CLOCK_BOOTTIME) if hasattr(time, "CLOCK_BOOTTIME") else time.monotonic()
+
+
+def boot_id() -> str:
+    """The same for all processes that count the same uptime; empty where the system has none."""
+    try:
+        return _BOOT_ID.read_text().strip()
+    except OSError:
+        return ""
+
+
+_began_s = time.time() - uptime_s()
+
+
+def now_s() -> float:
+    """Seconds since 1970."""
+    return _began_s + uptime_s()
 
 
 def to_jsonable(value: Any) -> Any:
@@ -224,3 +247,82 @@ def resume_command(start: Mapping[str, Any]) -> str:
     name = to_one_line(start.get("run_dir", "")).rpartition("/")[2]
     return "the same command " + ("without --fresh" if name == start.get("name") else
                                   f"with --set name={shlex.quote(name)} in place of --fresh")
+
+
+MAX_SHOWN = 80
+_DIGEST = 64  # Characters of a SHA-256, of which a person sees the first few.
+
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    """A field, and its value before and after a resume from `step`."""
+
+    field: str
+    old: Any
+    new: Any
+    step: int
+
+    def __str__(self) -> str:
+        old, new = shown_value(self.old), shown_value(self.new)
+        return f"{self.field}: {old} up to step {format_count(self.step)}, {new} from there on"
+
+
+def changes_of(events: Iterable[Event]) -> list[Change]:
+    """Those in force, oldest first: a later start from an earlier step undoes what came after that step."""
+    found: list[Change] = []
+    for event in events:
+        if event.kind == "start":
+            first_step = to_finite(event.values.get("first_step")) or 0
+            found = [change for change in found if change.step <= first_step]
+        elif event.kind == "change" and (step := to_finite(event.values.get("step"))) is not None:
+            values = event.values
+            found.append(Change(to_one_line(values.get("field", "")), values.get("old"), values.get("new"), int(step)))
+    return found
+
+
+def warm_start_text(values: Mapping[str, Any]) -> str:
+    """Of a `warm_start` event: whose weights a run began with."""
+    step, fresh, rows = (format_count(values.get(name)) for name in ("from_step", "num_fresh_rows", "num_rows"))
+    return f"of {to_one_line(values.get('run', ''))} at step {step}; {fresh} of {rows} table rows are new"
+
+
+def shown_value(value: Any) -> str:
+    """A field's value in a sentence."""
+    if isinstance(value, str) and len(value) == _DIGEST:
+        return f"sha256 {to_one_line(value)[:12]}…"
+    text = "none" if value in (None, "") else to_one_line(value) if isinstance(value, str) else to_one_line(repr(value))
+    return text if len(text) <= MAX_SHOWN else f"{text[: MAX_SHOWN - 1]}…"
+
+
+MAX_BYTES = 64 << 20
+NUM_OLDER = 3
+
+
+class RotatingEventLog:
+    """A full file becomes `events.1.jsonl`, the one before it `events.2.jsonl`, and the oldest is deleted."""
+
+    def __init__(self, path: Path, max_bytes: int = MAX_BYTES, num_older: int = NUM_OLDER) -> None:
+        self._path, self._max_bytes, self._num_older = path, max_bytes, num_older
+        self._log = EventLog(path)
+        self._num_bytes = path.stat().st_size
+
+    def emit(self, event: Event, opening: Event) -> None:
+        """`opening`: the first event of every file, without which the others could not be read."""
+        num_bytes = len(event.to_json()) + 1
+        if self._num_bytes and self._num_bytes + num_bytes > self._max_bytes:
+            self._rotate()
+            if opening is not event:
+                self._log.emit(opening)
+        self._log.emit(event)
+        self._num_bytes = self._path.stat().st_size
+
+    def _rotate(self) -> None:
+        self._log.close()
+        files = [self._path, *(self._path.with_suffix(f".{number}.jsonl") for number in range(1, self._num_older + 1))]
+        for older, newer in zip(files[:0:-1], files[-2::-1], strict=True):
+            if newer.exists():
+                newer.replace(older)
+        self._log = EventLog(self._path)
+
+    def close(self) -> None:
+        self._log.close()

@@ -6,8 +6,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
-from embark.events.clock import boot_id, uptime_s
-from embark.events.events import Event
+from embark.events.events import Event, boot_id, uptime_s
 from embark.formatting import format_duration, format_usd, pluralize, to_finite
 
 Reason = Literal["preempted", "interrupted", "died", "error"]

@@ -13,10 +13,9 @@ from rich.table import Table
 from rich.text import Text
 
 from embark.events.events import Event, NewestEvents, resume_command
-from embark.events.metrics import find, metric
+from embark.events.metrics import find, metric, task_rows
 from embark.events.plotting import MARK, Chart, Point, Series, draw
 from embark.events.quality import Quality
-from embark.events.task_rows import task_rows
 from embark.formatting import (
     format_auc,
     format_bytes,

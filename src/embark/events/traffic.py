@@ -12,9 +12,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from embark.events.drift import Drift, drift
+from embark.events.drift import NUM_SCORE_BINS, Drift, drift
 from embark.events.events import Event
-from embark.events.score_bins import NUM_SCORE_BINS
 from embark.formatting import format_si, format_step_time, to_finite, to_one_line
 
 TRAFFIC_KINDS = frozenset({"serve", "traffic", "version_refused", "serve_end"})

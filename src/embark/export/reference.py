@@ -18,7 +18,7 @@ from embark.data.loader import Batch, SampleSource
 from embark.data.prepare.rows import DenseTransform, transform_dense
 from embark.data.prepared import Rows
 from embark.errors import EmbarkError
-from embark.events.score_bins import NUM_SCORE_BINS
+from embark.events.drift import NUM_SCORE_BINS
 from embark.formatting import pluralize
 from embark.spec.run import RunSpec
 

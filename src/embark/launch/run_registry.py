@@ -18,7 +18,7 @@ from embark.launch.backend import Replica, RunEvent, RunHandle, Status, backend_
 from embark.launch.shell import Notify, Shell
 from embark.spec import RunSpec, parse_spec
 from embark.store import open_store, write_atomic
-from embark.store.retry_policy import RetryPolicy
+from embark.store.errors import RetryPolicy
 from embark.store.run_dir import EVENTS
 
 FORMAT = 2

@@ -2,9 +2,8 @@
 
 import math
 
-from embark.events.alerts import IDLE_MINUTES, IDLE_PERCENT, alert_rules, alerts
-from embark.events.grafana import dashboard_text
 from embark.events.metrics import METRICS, TRAINING_GROUPS
+from embark.events.monitoring import IDLE_MINUTES, IDLE_PERCENT, alert_rules, alerts, dashboard_text
 from embark.render.folder import File
 from embark.render.job import POD_TARGETS, Job
 from embark.render.quotas import cloud_quotas, needed_units, quota_name, quota_of

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from embark.events.alerts import SLOW_RANK
+from embark.events.monitoring import SLOW_RANK
 from embark.events.sharding import plan_rows, ranks_text
 from embark.events.spending import losses_sentence
 from embark.formatting import (

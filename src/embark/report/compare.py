@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from embark.errors import UserError
-from embark.events.changes import Change, shown_value
+from embark.events.events import Change, shown_value
 from embark.formatting import (
     MISSING,
     format_bytes,

@@ -8,10 +8,9 @@ from typing import Any
 import numpy as np
 
 from embark.errors import UserError
-from embark.events.changes import shown_value
-from embark.events.metrics import find, metric
+from embark.events.events import shown_value
+from embark.events.metrics import find, metric, task_rows
 from embark.events.summary import CEILING, HELD_OUT, best_checkpoint
-from embark.events.task_rows import task_rows
 from embark.formatting import (
     MISSING,
     format_auc,

@@ -18,7 +18,7 @@ from embark.spec import RunSpec
 from embark.spec.tasks import list_size_of
 from embark.spec.train import RANKING_METRICS
 from embark.store import RunDir
-from embark.store.trained_run import TrainedRun
+from embark.store.checkpoint_inspect import TrainedRun
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,7 +7,7 @@ from typing import Any
 
 from embark.data import open_training_source, resolve_from_data
 from embark.events import Sink
-from embark.events.changes import changes_of
+from embark.events.events import changes_of
 from embark.model.batch import num_steps_of
 from embark.run.identity import identity_of, refuse_changes
 from embark.run.open_run import finished_before, finished_step, is_complete, life_events

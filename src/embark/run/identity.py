@@ -9,7 +9,7 @@ from pydantic import BaseModel
 
 from embark.data import SampleSource
 from embark.errors import DataError, UserError
-from embark.events.changes import Change, shown_value
+from embark.events.events import Change, shown_value
 from embark.formatting import format_count, pluralize
 from embark.model.learning_rate import decay_length
 from embark.run.trainer import Ranks

@@ -26,7 +26,7 @@ from embark.run.evaluate_run import LoadedRun, loaded, refuse_two_towers
 from embark.run.evaluation import Evaluation
 from embark.run.trainer import TrainerBackend
 from embark.spec import RunSpec
-from embark.store.trained_run import TrainedRun
+from embark.store.checkpoint_inspect import TrainedRun
 
 MIN_REPEATS = 5
 METHOD = ("permutation importance: each feature permuted among the rows of one of {repeats} disjoint parts at a time; "

@@ -11,8 +11,7 @@ from embark import __version__
 from embark.data import SampleSource
 from embark.errors import EmbarkError, Interrupted, MissingPackage, OverBudget, Preempted, UserError
 from embark.events import Event, EventLog, Fanout, Sink, TensorBoardSink, plan_text
-from embark.events.changes import Change
-from embark.events.clock import boot_id, uptime_s
+from embark.events.events import Change, boot_id, uptime_s
 from embark.events.sinks.services import SendingSink, cloudwatch_sink, otlp_sink
 from embark.plan.predict import predict_local
 from embark.run.host_memory import host_bytes

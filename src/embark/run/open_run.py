@@ -5,7 +5,7 @@ from typing import Any
 
 from embark.errors import EmbarkError, UserError
 from embark.events import Event, Sink, read_events
-from embark.events.changes import Change, changes_of
+from embark.events.events import Change, changes_of
 from embark.formatting import to_finite
 from embark.run.hold_run import Opening, hold_run
 from embark.run.identity import Identity, refuse_changes

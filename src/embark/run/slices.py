@@ -27,7 +27,7 @@ from embark.run.importance import (
 )
 from embark.run.trainer import TrainerBackend
 from embark.spec import RunSpec
-from embark.store.trained_run import TrainedRun
+from embark.store.checkpoint_inspect import TrainedRun
 
 NUM_RANGES = 10  # Of a dense feature: with as many rows each as its values allow.
 METHOD = ("95% intervals by Student's t over {repeats} disjoint parts of a slice, none where a part has rows of one "

@@ -21,8 +21,7 @@ from embark.spec import RunSpec
 from embark.spec.run import DATA, KEY
 from embark.store import Checkpoint, RunDir, find_run, run_uri
 from embark.store.checkpoint_arrays import CheckpointArrays, table_weight
-from embark.store.checkpoint_inspect import list_checkpoints
-from embark.store.trained_run import split_run
+from embark.store.checkpoint_inspect import list_checkpoints, split_run
 
 ChangedRows = Mapping[str, NDArray[np.int32]]  # By the name of the table's weights.
 MAX_SHOWN = 8

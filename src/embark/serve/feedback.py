@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from embark.events.score_bins import NUM_SCORE_BINS, score_bins
+from embark.events.drift import NUM_SCORE_BINS, score_bins
 from embark.serve.request_rows import Scores
 
 MAX_REQUESTS, MAX_ROWS = 65_536, 1 << 20  # Whose scores are kept for their labels.

@@ -19,8 +19,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from embark.data.prepare.rows import RawRows
+from embark.events.drift import NUM_SCORE_BINS, score_bins
 from embark.events.events import Event
-from embark.events.score_bins import NUM_SCORE_BINS, score_bins
 from embark.events.traffic import LATENCIES_S
 from embark.export.artifact import Artifact
 from embark.serve.feedback import Feedback

@@ -14,8 +14,7 @@ from typing import Any
 
 from prometheus_client.core import GaugeMetricFamily, Metric
 
-from embark.events.events import Event
-from embark.events.rotating_log import RotatingEventLog
+from embark.events.events import Event, RotatingEventLog
 from embark.events.traffic import WINDOW_S, TrafficRecord
 from embark.serve.served_model import VersionChange
 

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from embark.run.trainer import TrainerBackend
     from embark.spec import RunSpec
     from embark.store.checkpoint_arrays import CheckpointArrays
-    from embark.store.trained_run import TrainedRun
+    from embark.store.checkpoint_inspect import TrainedRun
 
 DEVICES = ("jax", "tpu")
 
@@ -62,7 +62,7 @@ def evaluate(run: str, *, data: str = "", split: str = "", step: int | None = No
     data, or raw CSV, JSON Lines or Parquet files, whose values get the ids that the run's own data gives them.
     """
     from embark.run.evaluate_run import evaluate_run
-    from embark.store.trained_run import find_trained
+    from embark.store.checkpoint_inspect import find_trained
 
     return evaluate_run(find_trained(run, step), open_backend, data=data, split=split)
 
@@ -90,7 +90,7 @@ def feature_importance(
     """What the model loses on the same rows as `evaluate` when each feature in turn is permuted; see
     `run.importance`."""
     from embark.run.importance import Sampling, measure_importance
-    from embark.store.trained_run import find_trained
+    from embark.store.checkpoint_inspect import find_trained
 
     return measure_importance(find_trained(run, step), open_backend, Sampling(rows, repeats, seed), data=data,
                               split=split, on_progress=on_progress)
@@ -103,7 +103,7 @@ def evaluate_slices(
     """The metrics on the same rows as `evaluate`, by the values of one feature; see `run.slices`."""
     from embark.run.importance import Sampling
     from embark.run.slices import measure_slices
-    from embark.store.trained_run import find_trained
+    from embark.store.checkpoint_inspect import find_trained
 
     return measure_slices(find_trained(run, step), open_backend, feature, Sampling(rows, repeats, seed), top=top,
                           data=data, split=split, on_progress=on_progress)

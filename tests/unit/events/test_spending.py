@@ -7,8 +7,7 @@ from dataclasses import replace
 
 import pytest
 
-from embark.events.clock import boot_id, uptime_s
-from embark.events.events import Event
+from embark.events.events import Event, boot_id, uptime_s
 from embark.events.spending import spending
 
 

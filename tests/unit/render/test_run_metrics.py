@@ -14,8 +14,8 @@ from limits import HANG_S
 from recorded_commands import run_script
 from render_jobs import job_of
 
-from embark.events.alerts import alerts
 from embark.events.metrics import METRICS, TRAINING_GROUPS
+from embark.events.monitoring import alerts
 from embark.lint.check import lint_texts
 from embark.render.clouds.aws import bucket_statements
 from embark.render.image import render_image

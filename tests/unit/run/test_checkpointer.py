@@ -17,7 +17,7 @@ from embark.run.checkpointer import Checkpointer, Saved
 from embark.spec import load_spec
 from embark.store import RunDir, checkpoint_name
 from embark.store.checkpoint_arrays import CheckpointArrays, TensorChunk
-from embark.store.local_store import LocalStore
+from embark.store.object_store import LocalStore
 
 NUM_RANKS = 3
 LAYOUT: dict[str, Any] = {"tables": [], "per_rank": []}

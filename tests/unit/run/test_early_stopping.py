@@ -20,8 +20,7 @@ from embark.run.loop import train
 from embark.run.signals import StopSignals
 from embark.spec import resolve
 from embark.store import Checkpoint, RunDir
-from embark.store.checkpoint_inspect import decide_pruning, list_checkpoints
-from embark.store.trained_run import find_trained
+from embark.store.checkpoint_inspect import decide_pruning, find_trained, list_checkpoints
 
 AUC = {2: 0.60, 4: 0.70, 6: 0.69, 8: 0.75, 10: 0.75, 12: 0.74, 14: 0.745, 16: 0.9}
 SETS = ("train.num_steps=20", "train.eval_every=2", "train.early_stopping_patience=3", "store.in_background=false",

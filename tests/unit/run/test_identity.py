@@ -14,7 +14,7 @@ from embark.data import open_source, resolve_from_data
 from embark.data.prepare.prepare import prepare_from_spec
 from embark.errors import DataError, ExitCode, SpecError, UserError
 from embark.events import Event, EventLog
-from embark.events.changes import Change, changes_of
+from embark.events.events import Change, changes_of
 from embark.run.hold_run import Opening
 from embark.run.identity import changes_since, identity_of
 from embark.run.open_run import open_run

@@ -27,7 +27,7 @@ from embark.store.checkpoint_arrays import (
     write_pieces,
 )
 from embark.store.errors import NotFound
-from embark.store.local_store import LocalStore
+from embark.store.object_store import LocalStore
 
 ARRAYS = {
     "f32": np.random.default_rng(0).normal(size=(7, 5)).astype("f4"), "f16": np.ones((2, 3, 4), "f2"),

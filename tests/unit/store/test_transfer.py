@@ -8,8 +8,8 @@ import pytest
 
 from embark.errors import DataError, Fault
 from embark.store import open_store
-from embark.store.local_store import LocalStore
-from embark.store.transfer import COPY_STATE, CopyItem, Transfer, digest
+from embark.store.object_store import LocalStore
+from embark.store.transfer import COPY_STATE, CopyItem, Transfer
 
 FILES = {"manifest.json": b"{}", "train/0.bin": b"a" * 1_000, "train/1.bin": b"b" * 2_000, "validation/0.bin": b"c"}
 LAST = ("manifest.json",)
@@ -156,4 +156,4 @@ def test_what_the_target_loses_is_found_without_reading(source, tmp_path):
 
 
 def test_a_digest_is_that_of_the_bytes(source):
-    assert digest(source, "train/0.bin", 1_000) == hashlib.sha256(FILES["train/0.bin"]).hexdigest()
+    assert source.sha256("train/0.bin", 1_000) == hashlib.sha256(FILES["train/0.bin"]).hexdigest()

@@ -33,7 +33,7 @@ from embark.data.prepared import MANIFEST, Manifest
 from embark.data.prepared.cache import find_manifest, local_folder, read_manifest
 from embark.data.prepared.parts import iter_blocks
 from embark.errors import DataError, EmbarkError
-from embark.store.trained_run import find_trained
+from embark.store.checkpoint_inspect import find_trained
 
 _CHUNK_BYTES = 8 << 20
 _WIDE = (1 << 64) - (1 << 53)  # Keys from here on are rather numbers a little below 0.

@@ -12,12 +12,10 @@ from rich.table import Table
 from rich.text import Text
 
 from embark.events import summary
-from embark.events.changes import changes_of, warm_start_text
-from embark.events.events import Event
-from embark.events.metrics import metric
+from embark.events.events import Event, changes_of, warm_start_text
+from embark.events.metrics import metric, task_lines
 from embark.events.sharding import plan_rows, rank_line
 from embark.events.summary import History
-from embark.events.task_rows import task_lines
 from embark.formatting import (
     format_auc,
     format_bytes,

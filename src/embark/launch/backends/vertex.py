@@ -34,7 +34,7 @@ from embark.render.location import location_of
 from embark.render.targets.vertex import custom_job_spec
 from embark.render.yaml_text import plain
 from embark.spec import RunSpec
-from embark.store.retry_policy import RetryPolicy
+from embark.store.errors import RetryPolicy
 
 if TYPE_CHECKING:
     from google.auth.credentials import Credentials

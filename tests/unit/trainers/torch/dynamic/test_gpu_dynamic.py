@@ -6,13 +6,13 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
+from tests.dynamic_streams import assert_like_reference, random_stream
 
 from embark.data.dynamic_ids import NO_ID
 from embark.spec.model import ModelSpec, Table
 from embark.trainers.torch.dynamic.batch_ids import IdLayout
 from embark.trainers.torch.dynamic.id_map import IdMap
 from embark.trainers.torch.world import World
-from tests.dynamic_streams import assert_like_reference, random_stream
 
 pytestmark = pytest.mark.gpu
 TABLES = ("model.tables=[{name='a', ids='dynamic', rows=900, capacity=64, evict='lfu', half_life=7}, "

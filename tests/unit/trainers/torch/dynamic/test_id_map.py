@@ -5,12 +5,12 @@ import numpy as np
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.dynamic_streams import SEED, assert_like_reference, draw_ids
 
 from embark.spec.model import ModelSpec, Table
 from embark.trainers.torch.dynamic.batch_ids import IdLayout
 from embark.trainers.torch.dynamic.id_map import IdMap
 from embark.trainers.torch.world import World
-from tests.dynamic_streams import SEED, assert_like_reference, draw_ids
 
 
 @st.composite

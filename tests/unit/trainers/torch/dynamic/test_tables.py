@@ -3,11 +3,11 @@
 import numpy as np
 import pytest
 import torch
+from tests.dynamic_reference import ReferenceTable
 
 from embark.data import Loader, eval_batches, open_source
 from embark.errors import SpecError
 from embark.trainers.torch.dynamic.rows import first_values
-from tests.dynamic_reference import ReferenceTable
 
 TABLES = """model.tables=[
     { name = "user", ids = "dynamic", rows = 900, capacity = 64, evict = "lfu", half_life = 2 },
