@@ -14,9 +14,9 @@ from typing import Any
 
 from embark.errors import EmbarkError, Fault, RunInUse, UserError
 from embark.events import plan_text
-from embark.run.checkpoint_schedule import CheckpointSchedule
 from embark.run.logger import RunLogger
 from embark.run.trainer import Ranks
+from embark.run.training_data import TrainingData
 from embark.run.warm_start import ChangedRows, WarmStart, WarmStarted, refuse_other_weights
 from embark.spec import RunSpec, to_toml
 from embark.store import (
@@ -38,8 +38,47 @@ from embark.store.checkpoint_arrays import (
     table_weight,
     write_pieces,
 )
+from embark.store.checkpoint_interval import Choice, steps_between_saves
 from embark.store.errors import NotFound
 from embark.store.run_dir import SPEC
+
+FIRST_SAVE_S = 20.0  # With `auto`, the first save comes early: it measures what one costs.
+
+
+class CheckpointSchedule:
+    """Every so many steps, or as often as measured costs say. Rank 0's; the others save when it does."""
+
+    def __init__(self, spec: RunSpec, step: int, grace_s: float) -> None:
+        self._every = spec.store.checkpoint_every
+        self._mtbf_s = spec.store.hours_between_failures * 3600
+        self._grace_s = grace_s
+        self._began_s = time.monotonic()
+        self._next_step = 0 if self._every == "auto" else step
+
+    def is_due(self, step: int) -> bool:
+        if isinstance(self._every, int):
+            return bool(self._every) and step % self._every == 0
+        if not self._next_step:
+            return time.monotonic() - self._began_s > FIRST_SAVE_S
+        return step >= self._next_step
+
+    def begun(self, step: int, step_s: float) -> None:
+        """A save is under way. The next waits until its cost is known or, if it fails, for as long as the first."""
+        if self._every == "auto":
+            self._next_step = step + max(1, int(FIRST_SAVE_S / step_s))
+
+    def saved(self, step: int, *, pause_s: float, cost_s: float, step_s: float) -> Choice | None:
+        """Learn what a save costs; with `auto`, choose when the next one comes."""
+        if self._every != "auto":
+            return None
+        choice = steps_between_saves(pause_s, cost_s, step_s, self._mtbf_s, self._grace_s)
+        self._next_step = step + choice.every_steps
+        return choice
+
+    def is_grace_too_short(self, cost_s: float) -> bool:
+        """A save begun at the preemption notice would not finish in time."""
+        return cost_s > self._grace_s
+
 
 Gather = Callable[[Any], list[Any]]
 """Every rank's value, on every rank, over a channel that training does not use: a thread calls it."""
@@ -299,13 +338,11 @@ class CheckpointManager:
 
     def __init__(
         self, checkpointer: Checkpointer, schedule: CheckpointSchedule, logger: RunLogger, step: int,
-        values: Callable[[], dict[str, Any]],
+        data: TrainingData, values: Callable[[], dict[str, Any]],
     ) -> None:
-        """`values`: what each commit record says besides its evaluation, as of the save."""
+        """`values`: what each commit record says besides its evaluation, at the time of the save."""
         self._checkpointer, self._schedule, self._logger, self._saved_step = checkpointer, schedule, logger, step
-        self._values = values
-        self.files: Callable[[int], Mapping[str, bytes]] = lambda _: {}  # Of a step: what its checkpoint has besides.
-        self.on_commit: list[Callable[[int], None]] = []  # Called with the step of each committed checkpoint.
+        self._data, self._values = data, values
         self._step_s = 0.0
         self._reason = ""
         self._longest_s = 0.0
@@ -320,7 +357,8 @@ class CheckpointManager:
     def begin(self, step: int, evaluated: dict[str, Any], step_s: float) -> None:
         """Copy the state; writing continues in the background."""
         self._step_s = max(step_s, 1e-6)
-        self._log(self._checkpointer.begin(step, {"eval": evaluated, **self._values()}, self.files(step)))
+        self._log(self._checkpointer.begin(step, {"eval": evaluated, **self._values()},
+                                           self._data.checkpoint_files(step)))
         self._saved_step = step
         self._schedule.begun(step, self._step_s)
 
@@ -360,8 +398,7 @@ class CheckpointManager:
             self._longest_s = max(self._longest_s, saved.cost_s)
             self._logger.log("save", {"step": saved.step, "path": saved.uri, "bytes": saved.num_bytes,
                                       "save_s": saved.cost_s, "pause_s": saved.pause_s})
-            for call in self.on_commit:
-                call(saved.step)
+            self._data.committed(saved.step)
             if problem := saved.cleanup_error:
                 self._logger.warn(f"step {saved.step} is saved, but {problem.what}. {problem.fix}".strip())
             choice = self._schedule.saved(saved.step, pause_s=saved.pause_s, cost_s=saved.cost_s,

@@ -12,7 +12,7 @@ from embark.data import open_source
 from embark.data.evaluation_rows import EvaluationRows, open_rows
 from embark.errors import EmbarkError, UserError
 from embark.run.evaluation import Evaluation
-from embark.run.loop import check_against
+from embark.run.resolve import resolve_evaluation
 from embark.run.trainer import Trainer, TrainerBackend, World
 from embark.spec import RunSpec
 from embark.spec.tasks import list_size_of
@@ -63,11 +63,8 @@ def refuse_two_towers(trained: TrainedRun, option: str) -> None:
 @contextmanager
 def loaded(trained: TrainedRun, backend: TrainerBackend, rows: EvaluationRows) -> Iterator[LoadedRun]:
     """The model on this machine. What libraries cache goes into a folder of its own, and none of it into the run's."""
-    spec = rows.spec
-    with backend.join(spec.place) as world, TemporaryDirectory(prefix="embark-cache-") as cache:
-        if world.device_type == "cpu":  # where there is one engine, whichever trained it
-            spec = spec.model_copy(update={"train": spec.train.model_copy(update={"engine": "auto"})})
-        check_against(spec, world)
+    with backend.join(rows.spec.place) as world, TemporaryDirectory(prefix="embark-cache-") as cache:
+        spec = resolve_evaluation(rows.spec, world)
         step = trained.checkpoint.step
         try:
             source = rows.source

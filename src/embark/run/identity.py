@@ -77,11 +77,6 @@ def refuse_changes(
                                                 f"a record of the change: {accept}")
 
 
-def without_acceptance(spec: RunSpec) -> RunSpec:
-    """The spec as it is saved with the run: what was accepted at one start is not at the next."""
-    return spec.model_copy(update={"store": spec.store.model_copy(update={"accept_changes": ()})})
-
-
 def changes_since(checkpoint: Checkpoint, identity: Identity, recorded: Sequence[Change]) -> list[Change]:
     """In which fields a run that resumes from `checkpoint` differs from it, after the changes on record."""
     saved = checkpoint.values.get(KEY)

@@ -42,17 +42,17 @@ def train(
     from embark.run.loop import train as train_with
 
     spec = accepting(spec, accept_change)
-    if not fresh and (values := finished_run(spec, view)) is not None:
+    if not fresh and (values := finished_result(spec, view)) is not None:
         return values
     return train_with(spec, open_backend(spec), view, fresh=fresh, signals=signals)
 
 
-def finished_run(spec: RunSpec, view: Sequence[Sink]) -> dict[str, Any] | None:
-    """What a run that has finished returned then, shown without loading torch; None where the library has to look. In
+def finished_result(spec: RunSpec, view: Sequence[Sink]) -> dict[str, Any] | None:
+    """Show and return what a finished run returned then, without loading torch; None if the library has to look. In
     JAX the hosts of a TPU decide together."""
-    from embark.run.finished import finished_already
+    from embark.run import open_run
 
-    return None if wants_jax(spec) else finished_already(spec, view)
+    return None if wants_jax(spec) else open_run.finished_result(spec, view)
 
 
 def evaluate(run: str, *, data: str = "", split: str = "", step: int | None = None) -> EvaluationResult:

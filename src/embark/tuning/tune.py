@@ -16,18 +16,16 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from embark.catalog.pricing import price_of_run
-from embark.data import open_source, resolve_from_data
 from embark.errors import Diverged, EmbarkError, Fault, Interrupted, OverBudget, Preempted, RunInUse, UserError
 from embark.events import Event, Sink, read_events
 from embark.events.events import to_jsonable
 from embark.events.spending import attempts, spending
 from embark.formatting import format_usd
 from embark.model.batch import num_steps_of
-from embark.run.finished import OneRank
-from embark.run.hold_run import Opening, hold_run
-from embark.run.identity import identity_of
+from embark.run.budget import PRICE, usd_per_hour
+from embark.run.open_run import RunOpener
+from embark.run.resolve import resolve_run
 from embark.run.signals import StopSignals
-from embark.run.stop import PRICE, usd_per_hour
 from embark.spec import RunSpec, to_toml
 from embark.spec.paths import with_absolute_paths
 from embark.spec.train import HeldOutMetric, measured_metrics, metric_mistake, with_train_defaults
@@ -110,7 +108,7 @@ def tune(
     search = Search(spec, request or TuneRequest(), view)
     with ExitStack() as at_end:
         folder = search.spec.model_copy(update={"name": search.folder.name})
-        hold_run(folder, Opening(signals, view, at_end), fresh=False)
+        RunOpener(signals, view, at_end).acquire_run(folder, fresh=False)
         return search.run(signals)
 
 
@@ -124,19 +122,17 @@ class Search:
         self._metric = request.metric or measured_metrics(spec.model)[0]
         if (mistake := metric_mistake(spec.model, "--metric", self._metric)) is not None:
             raise UserError(f"--metric {self._metric} {mistake.what}", fix=mistake.fix)
-        spec = resolve_from_data(spec)
-        source = open_source(spec)
+        run = resolve_run(spec)
+        spec, source = run.spec, run.source
         if not source.num_eval_samples:
             raise UserError("embark tune compares trials on held-out samples, and the data has none",
                             fix="hold some out: data.eval_fraction, or data.num_eval_samples")
-        spec = with_train_defaults(spec, source.num_train_samples)
         self._given = with_train_defaults(self._given, source.num_train_samples)
         self.spec, self._num_train_samples = spec, source.num_train_samples
         is_general = not wants_jax(spec) and spec.train.engine != "cuda_graph"
         self._space: SearchSpace = parse_search(spec, request.search) or default_space(
             spec, has_regularization=is_general)
-        identity = identity_of(spec, source, num_steps_of(spec.train, source.num_train_samples), OneRank())
-        self._subject = {**identity, "train.num_epochs": spec.train.num_epochs, "train.num_steps": spec.train.num_steps,
+        self._subject = {**run.identity, "train.num_epochs": spec.train.num_epochs, "train.num_steps": spec.train.num_steps,
                          "train.eval_every": spec.train.eval_every, "--metric": self._metric,
                          "--search": {field: str(dimension) for field, dimension in self._space.items()}}
         self._budget_usd = spec.place.budget_usd if request.usd is None else request.usd

@@ -136,7 +136,7 @@ def elsewhere(rank: int) -> None:
     """On another machine, which knows nothing of the processes of this one."""
     from embark.store import lease
 
-    lease._place = lambda: "another-boot pid:[1]"
+    lease._boot_and_namespace = lambda: "another-boot pid:[1]"
 
 
 def in_hosts_of_two(rank: int) -> None:

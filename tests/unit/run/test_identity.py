@@ -15,10 +15,11 @@ from embark.data.prepare.prepare import prepare_from_spec
 from embark.errors import DataError, ExitCode, SpecError, UserError
 from embark.events import Event, EventLog
 from embark.events.events import Change, changes_of
-from embark.run.hold_run import Opening
 from embark.run.identity import changes_since, identity_of
-from embark.run.open_run import open_run
+from embark.run.open_run import RunOpener, open_run
+from embark.run.resolve import ResolvedRun
 from embark.run.signals import StopSignals
+from embark.run.training_data import TrainingData
 from embark.spec import RunSpec, resolve
 from embark.spec.run import KEY, KIND_OF_FIELD, LEARNING_FIELDS, OTHER_FIELDS, OTHER_SECTIONS, accepting
 from embark.spec.tasks import HEAD_FIELDS
@@ -63,8 +64,10 @@ def open_tiny(tiny, alone):
     """A function that starts a run as far as its directory."""
     def start(*sets: str, data: str = "", num_steps: int = NUM_STEPS):
         with StopSignals() as signals, ExitStack() as at_end:
-            return open_run(tiny(*sets), alone, Opening(signals, (), at_end), of(tiny(*sets), data, num_steps),
-                            num_steps, fresh=False)
+            spec = tiny(*sets)
+            run = ResolvedRun(spec, spec.store.accept_changes, TrainingData(None), num_steps, num_steps,
+                              of(spec, data, num_steps))
+            return open_run(run, alone, RunOpener(signals, (), at_end), fresh=False)
 
     return start
 

@@ -8,7 +8,7 @@ from types import SimpleNamespace
 import pytest
 
 from embark.errors import ExitCode, Preempted
-from embark.run.checkpoint_schedule import FIRST_SAVE_S, CheckpointSchedule
+from embark.run.checkpointer import FIRST_SAVE_S, CheckpointSchedule
 from embark.run.signals import StopSignals, stopped_by
 from embark.run.stop import StopCoordinator
 from embark.spec import load_spec

@@ -56,7 +56,7 @@ def elsewhere(monkeypatch):
     """A function after which this process is on another machine: nothing is known there of the processes of this."""
 
     def move() -> None:
-        monkeypatch.setattr(lease, "_place", lambda: "another-boot pid:[1]")
+        monkeypatch.setattr(lease, "_boot_and_namespace", lambda: "another-boot pid:[1]")
 
     return move
 

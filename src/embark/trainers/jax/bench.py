@@ -9,7 +9,7 @@ from embark.data import SampleSource, open_source, resolve_from_data
 from embark.data.loader import Prefetcher
 from embark.errors import UserError
 from embark.model.jax_layout import NUM_AHEAD
-from embark.run.loop import check_against
+from embark.run.resolve import check_against
 from embark.spec import RunSpec
 from embark.spec.train import with_train_defaults
 from embark.trainers.bench import ENDLESS, BenchResult, first_batches, time_contender

@@ -186,7 +186,7 @@ def test_a_failed_run_keeps_what_went_wrong(tiny, monkeypatch):
     def broken(*_args, **_kwargs):
         raise RuntimeError("Connection closed by peer [127.0.0.1]:1234")
 
-    monkeypatch.setattr("embark.run.loop.train_steps", broken)
+    monkeypatch.setattr("embark.run.loop.TrainingLoop.train", broken)
     spec = tiny()
     with pytest.raises(Fault, match="a rank was lost"):
         train(spec)
