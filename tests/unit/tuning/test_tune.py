@@ -22,8 +22,7 @@ from embark.events import Event
 from embark.run.signals import StopSignals
 from embark.spec import load_spec, resolve
 from embark.store import RunDir
-from embark.tuning.study import Study
-from embark.tuning.tune import TuneRequest, TuneResult, tune
+from embark.tuning.tune import Study, TuneRequest, TuneResult, tune
 
 SETS = ("train.num_steps=8", "store.in_background=false", "store.checkpoint_every=3", "store.checkpoint_at_end=true",
         "store.keep_checkpoints=1", "data.num_eval_samples=50", "watch.every=100")

@@ -125,7 +125,8 @@ def _logits_of_tasks(network: nn.Module, logits: Any, num_samples: int, tasks: t
 
 def _refuse_without_gradient(network: nn.Module, logits: Tensor) -> None:
     if torch.is_grad_enabled() and not logits.requires_grad:
-        raise UserError(f"{location_of(type(network).forward)}: the logits that forward returned depend on no parameter",
+        where = location_of(type(network).forward)
+        raise UserError(f"{where}: the logits that forward returned depend on no parameter",
                         fix="compute them without detach(), no_grad() and integers")
 
 
