@@ -14,8 +14,7 @@ from embark.formatting import format_float
 
 if TYPE_CHECKING:
     from embark.run.evaluate_run import EvaluationResult
-    from embark.run.importance import Estimate, ImportanceResult
-    from embark.run.slices import Slice, SliceResult
+    from embark.run.feature_metrics import Estimate, ImportanceResult, Slice, SliceResult
 
 Optional = Parameter(show_default=False)
 

@@ -19,8 +19,7 @@ from embark.catalog.machine import Catalog
 from embark.doctor import GIB, Check, Host, Verdict, check, size_text
 from embark.errors import EmbarkError
 from embark.model.precision import cpu_has_matrix_bf16
-from embark.run.host_cores import cpu_quota
-from embark.run.host_memory import cgroup_limit_bytes
+from embark.run.host import cgroup_limit_bytes, cpu_quota
 from embark.stack import versions as stack
 
 MIN_SHM_BYTES = 1 * GIB  # NCCL and data loaders use /dev/shm; a container's default of 64 MiB ends in a bus error.

@@ -1,5 +1,6 @@
 """Events: everything that is shown anywhere is made of them; one JSON object a line, in a file that survives a full
-disk."""
+disk. Their time is what the wall clock said when the process began, and the seconds counted since: a step of the wall
+clock changes no duration and spends no budget."""
 
 import dataclasses
 import json
@@ -22,12 +23,12 @@ _BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 
 
 def uptime_s() -> float:
-    """Seconds since this machine booted, or since some fixed moment where a system does not count these."""
+    """Return the seconds since this machine booted, or since some fixed moment if a system does not count these."""
     return time.clock_gettime(time.CLOCK_BOOTTIME) if hasattr(time, "CLOCK_BOOTTIME") else time.monotonic()
 
 
 def boot_id() -> str:
-    """The same for all processes that count the same uptime; empty where the system has none."""
+    """Return what all processes share that count the same uptime; empty if the system has none."""
     try:
         return _BOOT_ID.read_text().strip()
     except OSError:
@@ -38,12 +39,13 @@ _began_s = time.time() - uptime_s()
 
 
 def now_s() -> float:
-    """Seconds since 1970."""
+    """Return the seconds since 1970."""
     return _began_s + uptime_s()
 
 
 def to_jsonable(value: Any) -> Any:
-    """The value in JSON's own types. NaN and infinity become null; dataclass fields with `repr=False` are left out."""
+    """Convert a value to JSON's own types. NaN and infinity become null; dataclass fields with `repr=False` are left
+    out."""
     if value is None or isinstance(value, (bool, int, str)):
         return value.value if isinstance(value, Enum) else value
     if isinstance(value, float):
@@ -65,7 +67,7 @@ def to_jsonable(value: Any) -> Any:
 
 
 class ResilientFile:
-    """A failed write raises only at `close`, if it still fails then: training matters more than its log."""
+    """A file whose failed writes raise only at `close`, if they still fail then: training matters more than its log."""
 
     def __init__(self, path: Path, mode: str) -> None:
         self.path = path
@@ -78,7 +80,7 @@ class ResilientFile:
         return self._file.closed
 
     def is_gone(self) -> bool:
-        """Its name is no longer that of the open file: deleted, moved or replaced."""
+        """Tell whether the open file lost its name: it was deleted, moved or replaced."""
         try:
             return not os.path.samestat(os.fstat(self._file.fileno()), os.stat(self.path))
         except FileNotFoundError:
@@ -111,8 +113,8 @@ class ResilientFile:
 
 @dataclass(frozen=True, slots=True)
 class Event:
-    """One thing that happened: `start plan predict note step ranks phases eval save resume change
-    interrupt end error`."""
+    """One thing that happened: `start plan predict note step ranks phases eval save resume change interrupt end
+    error`."""
 
     kind: str
     values: Mapping[str, Any] = field(default_factory=dict)
@@ -120,12 +122,13 @@ class Event:
     rank: int = 0
 
     def __post_init__(self) -> None:
-        """What others wrote goes to files, terminals and services: without secrets, also in events stored before."""
+        """Remove secrets from what others wrote, also in events stored before: it goes to files, terminals and
+        services."""
         if self.kind in ("note", "error") and "text" in self.values:
             object.__setattr__(self, "values", {**self.values, "text": redact(str(self.values["text"]))})
 
     def to_json(self) -> str:
-        """One line; NaN and infinity become null, which JSON has."""
+        """Write one line; NaN and infinity become null, which JSON has."""
         fields = {"event": self.kind, "time_s": round(self.time_s, 6), "rank": self.rank, **self.values}
         return json.dumps(to_jsonable(fields), allow_nan=False)
 
@@ -147,7 +150,7 @@ class NewestEvents(ABC):
     @property
     @abstractmethod
     def steps_done(self) -> int:
-        """Of the run, those before its last resume included."""
+        """Steps of the run, those before its last resume included."""
 
     @property
     def num_steps(self) -> int:
@@ -215,14 +218,14 @@ class Fanout:
             sink.emit(event)
 
     def close(self) -> None:
-        """All of them, whatever one raises."""
+        """Close all of them, whatever one raises."""
         with ExitStack() as closing:
             for sink in reversed(self._sinks):
                 closing.callback(sink.close)
 
 
 def parse_event(line: str | bytes) -> Event | None:
-    """The event of a line; None for a line that holds none: cut short, no JSON, or written by something else."""
+    """Parse a line; None for a line without an event: cut short, no JSON, or written by something else."""
     try:
         values: Any = json.loads(line)
         kind, time_s = values.pop("event"), float(values.pop("time_s"))
@@ -235,13 +238,14 @@ def parse_event(line: str | bytes) -> Event | None:
 
 
 def read_events(path: Path) -> Iterator[Event]:
-    """The events of a file; a line cut short by a kill is skipped."""
+    """Yield the events of a file; a line cut short by a kill is skipped."""
     with path.open("rb") as lines:
         yield from filter(None, map(parse_event, lines))
 
 
 def resume_command(start: Mapping[str, Any]) -> str:
-    """`the same command`; --fresh would start another run, and has perhaps given this one another name."""
+    """Return `the same command`, changed if `--fresh` would start another run, and has perhaps given this one another
+    name."""
     if not start.get("is_fresh"):
         return "the same command"
     name = to_one_line(start.get("run_dir", "")).rpartition("/")[2]
@@ -255,7 +259,7 @@ _DIGEST = 64  # Characters of a SHA-256, of which a person sees the first few.
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """A field, and its value before and after a resume from `step`."""
+    """A field that a run learns from, and its value before and after a resume from `step`."""
 
     field: str
     old: Any
@@ -268,7 +272,8 @@ class Change:
 
 
 def changes_of(events: Iterable[Event]) -> list[Change]:
-    """Those in force, oldest first: a later start from an earlier step undoes what came after that step."""
+    """Return the changes in force, oldest first: a later start from an earlier step undoes what came after that
+    step."""
     found: list[Change] = []
     for event in events:
         if event.kind == "start":
@@ -281,13 +286,13 @@ def changes_of(events: Iterable[Event]) -> list[Change]:
 
 
 def warm_start_text(values: Mapping[str, Any]) -> str:
-    """Of a `warm_start` event: whose weights a run began with."""
+    """Say whose weights a run began with, from a `warm_start` event."""
     step, fresh, rows = (format_count(values.get(name)) for name in ("from_step", "num_fresh_rows", "num_rows"))
     return f"of {to_one_line(values.get('run', ''))} at step {step}; {fresh} of {rows} table rows are new"
 
 
 def shown_value(value: Any) -> str:
-    """A field's value in a sentence."""
+    """Return a field's value for a sentence."""
     if isinstance(value, str) and len(value) == _DIGEST:
         return f"sha256 {to_one_line(value)[:12]}…"
     text = "none" if value in (None, "") else to_one_line(value) if isinstance(value, str) else to_one_line(repr(value))
@@ -299,7 +304,8 @@ NUM_OLDER = 3
 
 
 class RotatingEventLog:
-    """A full file becomes `events.1.jsonl`, the one before it `events.2.jsonl`, and the oldest is deleted."""
+    """`events.jsonl` of a process without an end. A full file becomes `events.1.jsonl`, the one before it
+    `events.2.jsonl`, and the oldest is deleted."""
 
     def __init__(self, path: Path, max_bytes: int = MAX_BYTES, num_older: int = NUM_OLDER) -> None:
         self._path, self._max_bytes, self._num_older = path, max_bytes, num_older
@@ -307,7 +313,7 @@ class RotatingEventLog:
         self._num_bytes = path.stat().st_size
 
     def emit(self, event: Event, opening: Event) -> None:
-        """`opening`: the first event of every file, without which the others could not be read."""
+        """Append an event; `opening` is the first event of every file, without which the others could not be read."""
         num_bytes = len(event.to_json()) + 1
         if self._num_bytes and self._num_bytes + num_bytes > self._max_bytes:
             self._rotate()

@@ -1,4 +1,7 @@
-"""Alert rules for Prometheus; diagnoses use the same limits."""
+"""Alert rules for Prometheus and a dashboard for Grafana, made from the list of metrics; diagnoses use the same limits.
+
+`python -m embark.events.monitoring FOLDER` writes both.
+"""
 
 import json
 import sys
@@ -10,22 +13,21 @@ from typing import Any, Literal
 
 from embark.events.metrics import METRICS, TRAINING_GROUPS, UNITS, metric
 from embark.events.sinks.prometheus import RUN, prometheus_name
-from embark.events.sinks.prometheus import RUN as RUN_LABEL
 
 IDLE_PERCENT = 5
 IDLE_MINUTES = 30  # Longer than a checkpoint, an evaluation and a restart take.
 STALLED_MINUTES = 15
-SLOW_RANK = 1.3  # Times the median of the other ranks: a rank that takes longer is slow.
-INPUT_SHARE = 0.3  # Of a step, the part that waiting for data may take.
-SLOW_STEP = 2.0  # Times what was predicted.
+SLOW_RANK = 1.3  # A rank is slow if it takes this many times the median of the others.
+INPUT_SHARE = 0.3  # Share of a step that waiting for data may take.
+SLOW_STEP = 2.0  # A step is slow if it takes this many times what was predicted.
 SAVE_HOURS = 6
 HOT_C = 88
-FULL = 0.95  # Of a machine's memory.
+FULL = 0.95  # Share of a machine's memory.
 
 
 @dataclass(frozen=True, slots=True)
 class Alert:
-    """One rule."""
+    """One alert rule."""
 
     name: str
     expression: str
@@ -35,7 +37,7 @@ class Alert:
 
 
 def alerts() -> tuple[Alert, ...]:
-    """All of them, with metrics by their Prometheus names and the limits of this module filled in."""
+    """Return all rules, with metrics by their Prometheus names and the limits of this module filled in."""
     values = {metric.name: prometheus_name(metric) for metric in METRICS}
     values |= {name: f"{value:g}" for name, value in globals().items() if isinstance(value, int | float)}
     values |= {"run": RUN, "running": f"on ({RUN}) {values['is_running']} == 1", "IDLE_SHARE": f"{IDLE_PERCENT / 100}",
@@ -46,13 +48,13 @@ def alerts() -> tuple[Alert, ...]:
 
 
 def alert_rules(prefix: str = "") -> list[dict[str, Any]]:
-    """As Prometheus takes them, in files and in Kubernetes objects."""
+    """Return the rules in the form that Prometheus takes, in files and in Kubernetes objects."""
     return [{"alert": one.name, "expr": one.expression, "for": f"{one.minutes}m", "labels": {"severity": one.severity},
              "annotations": {"summary": f"{prefix}{one.what}"}} for one in alerts()]
 
 
 def rules_text() -> str:
-    """A file for Prometheus' `rule_files`."""
+    """Write a file for Prometheus' `rule_files`."""
     import yaml
 
     groups = {"groups": [{"name": "embark", "rules": alert_rules(f"{{{{ $labels.{RUN} }}}}: ")}]}
@@ -63,52 +65,48 @@ NUM_COLUMNS, PANEL_SIZE, STAT_SIZE = 24, 8, 4
 STATS = ("is_running", "last_step", "loss", "auc", "samples_per_s", "step_s")  # What is shown large at the top.
 LIMITS = {"host_used_bytes": "host_bytes", "gpu_used_bytes": "gpu_total_bytes", "step_s": "predicted_step_s",
           "auc": "best_auc", "log_loss": "best_log_loss"}
-"""Drawn into the same panel: what is available, what was predicted, the ceiling."""
+"""Metrics that are drawn into the panel of another: what is available, what was predicted, the ceiling."""
 
 
 def dashboard() -> dict[str, Any]:
-    """What Grafana imports, or is provisioned with."""
+    """Return what Grafana imports, or is provisioned with: a row for each group, a panel for each metric."""
     import jinja2
 
     environment = jinja2.Environment(loader=jinja2.PackageLoader("embark.events", ""), undefined=jinja2.StrictUndefined)
     environment.filters["labelled"] = lambda name: f"{{{{{name}}}}}"
     text = environment.get_template("grafana.json.j2").render(
-        run=RUN_LABEL, metric=metric, prometheus_name=prometheus_name, panels=_panels(), limits=LIMITS, hot_c=HOT_C,
+        run=RUN, metric=metric, prometheus_name=prometheus_name, panels=_panels(), limits=LIMITS, hot_c=HOT_C,
         unit=lambda one: UNITS["grafana"].get(one.unit, "short"))
     found: dict[str, Any] = json.loads(text)
     return found
 
 
 def dashboard_text() -> str:
-    """The same as a file."""
+    """Write the dashboard as a file."""
     return json.dumps(dashboard(), indent=2, ensure_ascii=False) + "\n"
 
 
 def _panels() -> list[tuple[str, Any, int, int]]:
-    """Kind, metric or heading, x and y."""
+    """Return kind, metric or heading, x and y of each panel."""
     panels: list[tuple[str, Any, int, int]] = [
-        ("stat", metric(name), place * STAT_SIZE, 0) for place, name in enumerate(STATS)]
+        ("stat", metric(name), index * STAT_SIZE, 0) for index, name in enumerate(STATS)]
     y = STAT_SIZE
     for group in TRAINING_GROUPS:
         shown = [one for one in METRICS if one.group == group and one.name not in LIMITS.values()]
         if shown:
             panels.append(("row", group, 0, y))
-            places = [divmod(place * PANEL_SIZE, NUM_COLUMNS) for place in range(len(shown))]
-            panels += [("timeseries", one, x, y + 1 + line * PANEL_SIZE)
-                       for one, (line, x) in zip(shown, places, strict=True)]
-            y += 1 + (places[-1][0] + 1) * PANEL_SIZE
+            for index, one in enumerate(shown):
+                line, x = divmod(index * PANEL_SIZE, NUM_COLUMNS)
+                panels.append(("timeseries", one, x, y + 1 + line * PANEL_SIZE))
+            y += 1 + (line + 1) * PANEL_SIZE
     return panels
 
 
-RULES = "embark_rules.yaml"
-DASHBOARD = "embark_dashboard.json"
-
-
 def export(folder: Path) -> None:
-    """The alert rules and the dashboard."""
+    """Write the alert rules and the dashboard."""
     folder.mkdir(parents=True, exist_ok=True)
-    (folder / RULES).write_text(rules_text(), encoding="utf-8")
-    (folder / DASHBOARD).write_text(dashboard_text(), encoding="utf-8")
+    (folder / "embark_rules.yaml").write_text(rules_text(), encoding="utf-8")
+    (folder / "embark_dashboard.json").write_text(dashboard_text(), encoding="utf-8")
 
 
 if __name__ == "__main__":

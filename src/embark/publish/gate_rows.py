@@ -21,8 +21,7 @@ from embark.export.artifact import Artifact
 from embark.export.reference import ColumnBins, Reference
 from embark.publish.gate import ColumnDrift, EarlierGate, GateSlice, ScoredRows
 from embark.publish.statistics import F64
-from embark.run.importance import feature_names
-from embark.run.slices import slices_of
+from embark.run.feature_metrics import feature_names, slices_of
 from embark.spec.serve import PublishSpec
 from embark.spec.tasks import main_task
 from embark.store.checkpoint_inspect import TrainedRun

@@ -26,7 +26,7 @@ from embark.report.document import Block, Code, Document, Table, Tile, Tone, Wor
 from embark.report.report import TONES
 from embark.report.slices import slice_blocks
 from embark.report.spec_rows import differences, field_of
-from embark.run.slices import SliceResult
+from embark.run.feature_metrics import SliceResult
 
 SAME_QUALITY = 0.0005  # Less than that is chance: two runs that differ in their seed differ by more.
 SAME_SHARE = 0.03

@@ -54,7 +54,7 @@ from embark.report.document import (
 from embark.report.record import Record
 from embark.report.slices import slice_blocks
 from embark.report.spec_rows import set_fields
-from embark.run.slices import SliceResult
+from embark.run.feature_metrics import SliceResult
 from embark.store import open_store, write_atomic
 
 TONES: dict[State, Tone] = {

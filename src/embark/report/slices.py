@@ -4,8 +4,7 @@ from collections.abc import Mapping, Sequence
 
 from embark.formatting import MISSING, format_count, format_float
 from embark.report.document import Block, Table, Words
-from embark.run.importance import Estimate
-from embark.run.slices import Slice, SliceResult
+from embark.run.feature_metrics import Estimate, Slice, SliceResult
 
 
 def slice_rows(named: Sequence[tuple[str, SliceResult]]) -> list[dict[str, str]]:

@@ -14,7 +14,7 @@ from embark.events.events import Change, boot_id, uptime_s
 from embark.events.sinks.services import SendingSink, cloudwatch_sink, otlp_sink
 from embark.plan.predict import predict_local
 from embark.run.budget import PROCESS, usd_per_hour
-from embark.run.host_memory import host_bytes
+from embark.run.host import host_bytes
 from embark.run.resolve import ResolvedRun
 from embark.run.trainer import Ranks, Trainer, World
 from embark.spec import RunSpec, to_toml
@@ -37,31 +37,31 @@ class RunLogger:
         self._senders = [sink for sink in files if isinstance(sink, SendingSink)]
 
     def log(self, kind: str, values: dict[str, Any]) -> None:
-        """To all sinks."""
+        """Emit an event to all sinks."""
         if self._is_lost():
             return
         self._all.emit(Event(kind, values))
         self._log_problems()
 
     def note(self, text: str, level: str = "info") -> None:
-        """A sentence for a person."""
+        """Emit a sentence for a person."""
         self.log("note", {"level": level, "text": text})
 
     def warn(self, text: str) -> None:
         self.note(text, "warning")
 
     def record(self, kind: str, values: dict[str, Any]) -> None:
-        """Into the run's files only."""
+        """Emit an event into the run's files only."""
         if self._is_lost():
             return
         self._files.emit(Event(kind, values))
 
     def tick(self, values: dict[str, Any]) -> None:
-        """To the live view only."""
+        """Emit progress to the live view only."""
         self._view.emit(Event("progress", values))
 
     def close(self) -> None:
-        """The senders first: problems with their last batch are still logged."""
+        """Close the senders first: problems with their last batch are still logged."""
         for sink in self._senders:
             sink.hurry()  # all of them in parallel
         Fanout(self._senders).close()
@@ -101,7 +101,7 @@ def open_run_logger(spec: RunSpec, world: Ranks, run_dir: RunDir, view: Sequence
 
 
 def _configured_sinks(spec: RunSpec, run_dir: RunDir) -> Iterator[tuple[str, Callable[[], Sink]]]:
-    """The sinks that the spec asks for besides the event log. None of them can stop a run."""
+    """Open the sinks that the spec asks for besides the event log. None of them can stop a run."""
     watch = spec.watch
     if watch.tensorboard:
         yield "TensorBoard curves", lambda: TensorBoardSink(run_dir.tensorboard)
@@ -126,7 +126,7 @@ def _configured_sinks(spec: RunSpec, run_dir: RunDir) -> Iterator[tuple[str, Cal
 
 @contextmanager
 def recorded_errors(logger: RunLogger, explain: Callable[[Exception], EmbarkError | None]) -> Iterator[None]:
-    """Record the error that ends the run, and raise it as one of ours where `explain` knows it."""
+    """Record the error that ends the run, and raise it as one of Embark's if `explain` knows it."""
     try:
         yield
     except Exception as raised:
@@ -172,13 +172,13 @@ def log_start(
 
 
 def log_changes(logger: RunLogger, changes: Sequence[Change]) -> None:
-    """What the run learns from is no longer what it was at its checkpoint, and someone accepted it."""
+    """Log accepted changes: what the run learns from is no longer what it was at its checkpoint."""
     for change in changes:
         logger.log("change", {"step": change.step, "field": change.field, "old": change.old, "new": change.new})
 
 
 def log_prediction(logger: RunLogger, spec: RunSpec, world: World, trainer: Trainer) -> None:
-    """What the run should take on this machine, logged before it has taken anything."""
+    """Log what the run should take on this machine, before it has taken anything."""
     if not world.is_first:
         return
     prediction = predict_local(spec, {
@@ -196,7 +196,7 @@ JOIN_S = 20.0
 
 
 class EventUploader:
-    """Uploads in a thread while it is entered. For a run on a local disk it does nothing."""
+    """Uploads a remote run's events in a thread while it is entered."""
 
     def __init__(self, run_dir: RunDir, *, is_on: bool = True, every_s: float = EVERY_S) -> None:
         self._run_dir, self._every_s = run_dir, every_s

@@ -1,4 +1,4 @@
-"""From what a user wrote to what a run trains: data read, sizes and defaults filled in, batch checked, identity known.
+"""Turns what a user wrote into what a run trains: data read, sizes and defaults filled in, batch checked, identified.
 
 Training, evaluation, tuning and a finished run begin here. Nothing behind it replaces the spec again.
 """
@@ -6,7 +6,7 @@ Training, evaluation, tuning and a finished run begin here. Nothing behind it re
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from embark.data import SampleSource, open_training_source, resolve_from_data
 from embark.errors import Mistake, SpecError, conflict
@@ -38,37 +38,17 @@ class ResolvedRun:
         return self.data.source
 
 
-@dataclass(frozen=True, slots=True)
-class OneProcess:
-    """The world of a process that trains nothing itself, on a device that is not known yet."""
-
-    rank: int = 0
-    world_size: int = 1
-    is_first: bool = True
-    is_host_leader: bool = True
-    device_type: str = ""
-    device_name: str = ""
-    device_bytes: int = 0
-    num_devices: int = 1
-    devices_per_host: int = 1
-
-    def sum_of(self, numbers: list[int]) -> list[int]:
-        return numbers
-
-    def gathered(self, value: Any) -> list[Any]:
-        return [value]
-
-
 def resolve_run(spec: RunSpec, world: World | None = None, *, allocate: Allocate | None = None) -> ResolvedRun:
-    """Read the data and complete the spec; raises if the data or this world does not fit it. All ranks call it."""
-    world = world or OneProcess()
+    """Read the data and complete the spec; raises if the data or the `world` that trains it does not fit. All ranks
+    call it; without a world, it is not known yet where the run is trained."""
     accepted = spec.store.accept_changes
     if accepted:
         spec = spec.model_copy(update={"store": spec.store.model_copy(update={"accept_changes": ()})})
     spec = resolve_from_data(spec)
     source = open_training_source(spec, allocate=allocate)
     spec = with_train_defaults(spec, source.num_train_samples)
-    check_against(spec, world)
+    if world:
+        check_against(spec, world)
     num_steps = num_steps_of(spec.train, source.num_train_samples)
     return ResolvedRun(
         spec=spec, accepted=accepted, data=training_data(spec, source), num_steps=num_steps,

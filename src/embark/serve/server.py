@@ -15,7 +15,7 @@ from pathlib import Path
 
 from embark.errors import MissingPackage, UserError
 from embark.export.scoring_device import ScoringDevice
-from embark.run.host_cores import usable_cores
+from embark.run.host import usable_cores
 from embark.serve.endpoint import Endpoint, Listening, bearer_token, listen, shared_grpc_address
 
 try:

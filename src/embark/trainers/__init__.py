@@ -19,9 +19,8 @@ if TYPE_CHECKING:
     from embark.export.quantize import TableDtype
     from embark.export.safetensors_file import TensorSource
     from embark.run.evaluate_run import EvaluationResult
-    from embark.run.importance import ImportanceResult
+    from embark.run.feature_metrics import ImportanceResult, SliceResult
     from embark.run.signals import StopSignals
-    from embark.run.slices import SliceResult
     from embark.run.trainer import TrainerBackend
     from embark.spec import RunSpec
     from embark.store.checkpoint_arrays import CheckpointArrays
@@ -88,8 +87,8 @@ def feature_importance(
     seed: int = 0, on_progress: Callable[[int, int], None] | None = None,
 ) -> ImportanceResult:
     """What the model loses on the same rows as `evaluate` when each feature in turn is permuted; see
-    `run.importance`."""
-    from embark.run.importance import Sampling, measure_importance
+    `run.feature_metrics`."""
+    from embark.run.feature_metrics import Sampling, measure_importance
     from embark.store.checkpoint_inspect import find_trained
 
     return measure_importance(find_trained(run, step), open_backend, Sampling(rows, repeats, seed), data=data,
@@ -100,9 +99,8 @@ def evaluate_slices(
     run: str, feature: str, *, data: str = "", split: str = "", step: int | None = None, top: int = 20,
     rows: int = 200_000, repeats: int = 10, seed: int = 0, on_progress: Callable[[int, int], None] | None = None,
 ) -> SliceResult:
-    """The metrics on the same rows as `evaluate`, by the values of one feature; see `run.slices`."""
-    from embark.run.importance import Sampling
-    from embark.run.slices import measure_slices
+    """The metrics on the same rows as `evaluate`, by the values of one feature; see `run.feature_metrics`."""
+    from embark.run.feature_metrics import Sampling, measure_slices
     from embark.store.checkpoint_inspect import find_trained
 
     return measure_slices(find_trained(run, step), open_backend, feature, Sampling(rows, repeats, seed), top=top,

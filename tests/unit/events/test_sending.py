@@ -9,7 +9,7 @@ from limits import HANG_S
 from embark.errors import MissingPackage
 from embark.events.events import Event
 from embark.events.sinks.services import SendingSink, cloudwatch_sink, otlp_sink
-from embark.events.sinks.trackers import Points, TrackedRun, flat_fields, mlflow_sink, wandb_sink
+from embark.events.sinks.trackers import Points, TrackedRun, mlflow_sink, parameters, wandb_sink
 
 
 class Service:
@@ -161,5 +161,5 @@ def test_the_spec_is_sent_without_secrets_and_flat_where_a_service_wants_it_so(t
     spec = {"store": {"root": "s3://u:hunter2hunter2@host/x"}, "model": {"top_mlp": [8, 4]}, "name": "tiny"}
     config = TrackedRun("tiny", "", spec, tmp_path, tmp_path / "id").config
     assert "hunter2" not in str(config)
-    assert dict(flat_fields(config)) == {"store.root": config["store"]["root"], "model.top_mlp": "[8, 4]",
+    assert parameters(config) == {"store.root": config["store"]["root"], "model.top_mlp": "[8, 4]",
                                          "name": "tiny"}

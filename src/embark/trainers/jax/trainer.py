@@ -19,10 +19,9 @@ from embark.events.drift import logit_counts
 from embark.model.jax_layout import LINE_WIDTHS, MAX_IN_FLIGHT, Layout, check_supported, make_layout
 from embark.model.learning_rate import dense_rate, rate_factor
 from embark.model.precision import choose_precision
-from embark.run.auc import exact_auc, halves_counter
 from embark.run.clock import HostWaits
-from embark.run.evaluation import Trouble, metrics_from
-from embark.run.host_memory import peak_resident_bytes
+from embark.run.evaluation import Trouble, exact_auc, halves_counter, metrics_from
+from embark.run.host import peak_resident_bytes
 from embark.spec import PlaceSpec, RunSpec
 from embark.store import RunDir
 from embark.store.run_dir import compiled_code_folder

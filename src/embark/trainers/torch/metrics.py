@@ -9,8 +9,7 @@ from torch import Tensor
 from torch.nn.functional import binary_cross_entropy_with_logits, cross_entropy
 
 from embark.events.drift import LOGITS, NUM_SCORE_BINS
-from embark.run.auc import exact_auc
-from embark.run.evaluation import LARGEST_LOGIT, NUM_BINS, STATE_SIZE, metrics_from, metrics_of
+from embark.run.evaluation import LARGEST_LOGIT, NUM_BINS, STATE_SIZE, exact_auc, metrics_from, metrics_of
 from embark.run.retrieval_metrics import ranking_metrics, ranks_of_first, sums_of_ranks
 from embark.trainers.torch.world import World
 

@@ -23,7 +23,7 @@ from embark.model.engine_selection import cuda_graph_obstacle, select_engine
 from embark.model.precision import choose_precision, cpu_has_matrix_bf16, gpu_has_matrix_bf16
 from embark.model.work import TRACED
 from embark.run.evaluation import Trouble
-from embark.run.host_memory import peak_resident_bytes
+from embark.run.host import peak_resident_bytes
 from embark.spec import ModelSpec, PlaceSpec, RunSpec, TrainSpec
 from embark.spec.tasks import list_size_of
 from embark.store import RunDir
