@@ -75,7 +75,7 @@ def end(tiny, alone, tmp_path, seen):
     return run, saver
 
 
-def test_a_run_that_is_done_tells_its_end_and_returns_it_with_the_last_evaluation(end, seen, tmp_path):
+def test_the_end_is_logged_and_returned_with_the_last_evaluation(end, seen, tmp_path):
     run, saver = end
     values = run(Decision(), 10)
     ((kind, run_events),) = seen.events
@@ -146,7 +146,7 @@ def test_a_run_that_was_stopped_saves_tells_why_and_raises_it(end, seen, tmp_pat
     assert saver.finished == [(4, {"auc": 0.7}, True)]
 
 
-def test_a_run_stopped_before_its_first_step_starts_over_and_has_no_step_time(end, seen):
+def test_a_run_stopped_before_its_first_step_starts_over(end, seen):
     with pytest.raises(Preempted) as caught:
         end[0](Decision("SIGTERM"), 0)
     assert caught.value.fix == "run the same command to start over: there is no checkpoint yet"

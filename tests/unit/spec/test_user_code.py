@@ -20,7 +20,7 @@ def written(tmp_path, code: str | None, name: str = "my_model.py"):
     return str(tmp_path / "run.toml")
 
 
-def test_the_text_of_the_file_beside_the_spec_travels_with_it_and_none_of_it_runs(tmp_path):
+def test_code_beside_the_spec_travels_with_it_and_does_not_run(tmp_path):
     code = "open('ran', 'w')\nrows = [\n    1,\n]\nclass MyModel: pass\n"
     spec = load_spec(written(tmp_path, code))
     assert (spec.model.code, spec.model.is_own, (tmp_path / "ran").exists()) == (code, True, False)
@@ -45,7 +45,7 @@ def test_any_text_survives_the_way_through_toml(code):
     ("import os\n", "write class MyModel in it"),
     ("\0", "my_model.py:1:"),
 ])
-def test_what_is_wrong_with_the_file_is_a_mistake_of_the_spec_with_its_line(tmp_path, code, expected):
+def test_a_mistake_in_a_code_file_is_reported_with_its_line(tmp_path, code, expected):
     with pytest.raises(SpecError) as raised:
         load_spec(written(tmp_path, code))
     assert "run.toml:3: model.kind" in str(raised.value)

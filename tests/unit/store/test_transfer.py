@@ -85,7 +85,7 @@ def test_a_complete_copy_is_not_copied_again(source, tmp_path):
     assert len(plan.done) == 4
 
 
-def test_a_file_of_the_same_size_that_was_there_before_is_compared_and_replaced(source, tmp_path):
+def test_an_older_file_of_the_same_size_is_compared_and_replaced(source, tmp_path):
     target = open_store(tmp_path / "target")
     target.write("train/0.bin", b"x" * 1_000)
     target.write("train/1.bin", FILES["train/1.bin"])
@@ -113,7 +113,7 @@ def test_files_of_another_copy_are_not_trusted(source, tmp_path):
     assert content(target) == FILES
 
 
-def test_a_missing_file_of_a_finished_copy_is_brought_and_the_manifest_is_unavailable_meanwhile(source, tmp_path):
+def test_the_manifest_is_absent_while_a_missing_file_is_copied(source, tmp_path):
     target = Stopped(tmp_path / "target")
     copy(source, target)
     target.delete("train/1.bin")

@@ -12,7 +12,7 @@ from embark.tuning.search_space import Dimension, default_space, own_values, par
 EPOCHS = "train.num_steps=0"
 
 
-def test_by_default_rates_optimizers_batch_and_regularization_are_searched_around_the_specs_own():
+def test_the_default_space_contains_the_specs_own_values():
     spec = resolve(TINY, [EPOCHS, "train.learning_rate=0.5", "train.weight_decay=0.03"])
     space = default_space(spec, has_regularization=True)
     assert [*space] == ["train.learning_rate", "train.dense_learning_rate", "train.optimizer", "train.dense_optimizer",
