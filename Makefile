@@ -51,11 +51,12 @@ bench: .venv/.dev  ## measure this machine's CPU against stock TorchRec
 	@$(PY) bench/cpu_speed.py
 
 docs: .venv/.embark  ## write the pages that are made from the code
-	@$(PY) -c 'from embark.spec.toml import reference; print(reference(), end="")' > docs/spec.md
-	@$(PY) docs/make_prices.py > docs/prices.md
-	@$(PY) docs/make_lint.py > docs/lint.md
-	@$(PY) docs/make_diagnose.py > docs/diagnose.md
-	@$(PY) docs/make_metrics.py > docs/metrics.md
+	@$(PY) -c 'from embark.spec.toml import reference; print(reference(), end="")' > docs/reference/spec.md
+	@$(PY) tools/make_commands.py > docs/reference/commands.md
+	@$(PY) tools/make_prices.py > docs/reference/prices.md
+	@$(PY) tools/make_lint.py > docs/reference/lint.md
+	@$(PY) tools/make_diagnose.py > docs/reference/diagnose.md
+	@$(PY) tools/make_metrics.py > docs/reference/metrics.md
 
 examples: .venv/.embark  ## write examples/cloud_deployment, which is rendered
 	@rm -rf examples/cloud_deployment

@@ -133,7 +133,8 @@ def _obstacles(item: pytest.Item) -> Iterator[tuple[str, str]]:
     for marker in item.iter_markers("needs"):
         for name in marker.args:
             if name not in TOOLS:
-                raise pytest.UsageError(f"{item.nodeid}: needs({name!r}): tests/support/needs.py knows {', '.join(TOOLS)}")
+                known = ", ".join(TOOLS)
+                raise pytest.UsageError(f"{item.nodeid}: needs({name!r}): tests/support/needs.py knows {known}")
             if not TOOLS[name].is_here:
                 yield name, f"needs {name}: {TOOLS[name].how_to_get}"
 

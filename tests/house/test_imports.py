@@ -1,4 +1,4 @@
-"""Imports run downward only, and only train/ knows torch: the contracts of pyproject.toml."""
+"""Imports run downward only, and only trainers/torch knows torch: the contracts of pyproject.toml."""
 
 from __future__ import annotations
 

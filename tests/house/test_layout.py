@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import ast
+import subprocess
 from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
 PACKAGE = ROOT / "src" / "embark"
 SOURCES = sorted(PACKAGE.rglob("*.py"))
+AT_ROOT = {".ci", ".gitignore", "CHANGELOG.md", "CONTRIBUTING.md", "LICENSE", "Makefile", "README.md", "bench", "docs",
+           "examples", "pyproject.toml", "src", "tests"}
+MAY_BE_AT_ROOT = {"cloudsim", "tools"}
 MAX_LINES = 800
 TOP_LEVEL = {"__init__.py", "__main__.py", "errors.py", "formatting.py"}
 VAGUE = {"utils", "util", "common", "helpers", "helper", "misc"}
@@ -31,6 +35,11 @@ def test_modules_stand_in_packages_that_say_what_they_are_for():
     assert not [name_of(package) for package in packages if not (package / "__init__.py").exists()]
     assert not [name_of(package) for package in packages
                 if not ast.get_docstring(ast.parse((package / "__init__.py").read_text()))]
+
+
+def test_no_stray_file_is_committed_at_the_root():
+    listed = subprocess.run(["git", "ls-files", "-z"], cwd=ROOT, text=True, capture_output=True, check=True).stdout
+    assert {name.partition("/")[0] for name in listed.split("\0") if name} - MAY_BE_AT_ROOT == AT_ROOT
 
 
 def test_only_the_console_prints():

@@ -34,7 +34,7 @@ def test_present():
 INI = """
 [pytest]
 addopts = --strict-markers --import-mode=importlib -p no:cacheprovider
-pythonpath = .
+pythonpath = support
 markers =
     gpu: x
     needs(tool): x
@@ -46,12 +46,13 @@ def suite(tmp_path: Path) -> Path:
     harness = (TESTS / "conftest.py").read_text()
     assert '"/dev"' in harness
     (tmp_path / "conftest.py").write_text(harness.replace('"/dev"', repr(str(tmp_path / "dev"))))
+    (tmp_path / "support").mkdir()
     table = (TESTS / "support" / "needs.py").read_text()
     extra = (
         'TOOLS["absent-tool"] = Tool((("no-such-program",),), ("absent-package",))\n'
         'TOOLS["present-tool"] = Tool((("sh",),), ("present-package",))\n\n\n'
     )
-    (tmp_path / "needs.py").write_text(table.replace("def tools_used", extra + "def tools_used"))
+    (tmp_path / "support" / "needs.py").write_text(table.replace("def tools_used", extra + "def tools_used"))
     (tmp_path / "pytest.ini").write_text(INI)
     (tmp_path / "test_suite.py").write_text(SUITE)
     return tmp_path
@@ -67,7 +68,8 @@ def run_pytest(where: Path, *options: str, require_all: bool = False) -> subproc
 
 
 def run_needs(where: Path, word: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run([sys.executable, "needs.py", word], cwd=where, capture_output=True, text=True, timeout=HANG_S)
+    command = [sys.executable, "support/needs.py", word]
+    return subprocess.run(command, cwd=where, capture_output=True, text=True, timeout=HANG_S)
 
 
 def test_absent_tools_are_skipped_and_listed_with_the_line_that_gets_them(suite: Path):
@@ -156,11 +158,12 @@ def test_this_suite_names_only_tools_of_the_table():
 def test_a_tool_of_npm_is_got_by_npm_and_npm_itself_by_apt(suite: Path):
     source = "import pytest\n@pytest.mark.needs('of-npm')\ndef test_a(): pass\n"
     (suite / "test_suite.py").write_text(source)
-    table = (suite / "needs.py").read_text()
+    table = (suite / "support" / "needs.py").read_text()
     extra = 'TOOLS["of-npm"] = Tool((("no-such-program",),), ("npm-package",), npm=("module@3",))\n'
     for has_npm in (True, False):
         found = f'_which = lambda name: "found" if name == "npm" and {has_npm} else None\n'
-        (suite / "needs.py").write_text(table.replace("def tools_used", extra + found + "\n\ndef tools_used"))
+        changed = table.replace("def tools_used", extra + found + "\n\ndef tools_used")
+        (suite / "support" / "needs.py").write_text(changed)
         assert run_needs(suite, "missing").stdout.split() == ([] if has_npm else ["npm-package"])
         assert run_needs(suite, "npm").stdout.split() == ["module@3"]
         how = "npm install -g module@3" if has_npm else "apt-get install -y npm-package && npm install -g module@3"

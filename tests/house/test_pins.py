@@ -1,4 +1,4 @@
-"""pyproject.toml's extras and stack.toml's default triple say the same."""
+"""pyproject.toml's extras and stack/versions.toml's default triple say the same."""
 
 from __future__ import annotations
 

@@ -9,12 +9,12 @@ from typing import Any
 
 import numpy as np
 import torch
+from dynamic_reference import ReferenceTable
 
 from embark.data.dynamic_ids import FREE, NO_ID, table_key, unmixed
 from embark.spec.model import ModelSpec, Table
 from embark.trainers.torch.dynamic.batch_ids import IdLayout, NewRows
 from embark.trainers.torch.dynamic.id_map import IdMap
-from tests.dynamic_reference import ReferenceTable
 
 SEED = 3
 

@@ -17,7 +17,7 @@ from embark.events.events import to_jsonable
 from embark.lint import rendered
 from embark.render.folder import File
 
-GUIDE = Path(__file__).parents[2] / "docs" / "python-api.md"
+GUIDE = Path(__file__).parents[2] / "docs" / "start" / "python-api.md"
 
 
 @pytest.mark.parametrize("name", embark.__all__)

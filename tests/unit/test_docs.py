@@ -1,5 +1,6 @@
 """The guides' commands run, in order, as a reader would type them."""
 
+import importlib.util
 import json
 import os
 import re
@@ -36,14 +37,26 @@ def shell(command: str, directory: Path, env: dict[str, str] = ENVIRONMENT) -> s
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("guide", "expected"),
-    [("own-data.md", "Held-out AUC 0.7"), ("data.md", "Held-out AUC 0.8"), ("ranks.md", "step-000000020"),
-     ("checkpoints.md", "none damaged"), ("render.md", "nothing found"), ("tpu.md", "fits one v5litepod-8"),
-     ("report.md", "wrote both.html"), ("evaluate.md", "by Student's t"),
-     ("export.md", "1,000 scores by version 1"), ("publish.md", "passes the gate"), ("retrieval.md", "Recall@20"),
-     ("tasks.md", "10 scores by version 1"), ("cost.md", "of its budget of"), ("sequences.md", "Hit@10"),
-     ("follow.md", "Trained to step 120"), ("fresh_deployment.md", "nothing found"),
-     ("tune.md", "best held-out AUC 0.7"),
-     ("dynamic_tables.md", "2 scores by version 1")],
+    [
+        ("start/custom-data.md", "Held-out AUC 0.7"),
+        ("start/data.md", "Held-out AUC 0.8"),
+        ("start/ranks.md", "step-000000020"),
+        ("guides/checkpoints.md", "none damaged"),
+        ("guides/render.md", "nothing found"),
+        ("guides/tpu.md", "fits one v5litepod-8"),
+        ("guides/report.md", "wrote both.html"),
+        ("guides/evaluate.md", "by Student's t"),
+        ("guides/export.md", "1,000 scores by version 1"),
+        ("guides/publish.md", "passes the gate"),
+        ("guides/retrieval.md", "Recall@20"),
+        ("guides/tasks.md", "10 scores by version 1"),
+        ("guides/cost.md", "of its budget of"),
+        ("guides/sequences.md", "Hit@10"),
+        ("guides/follow.md", "Trained to step 120"),
+        ("guides/fresh-deployment.md", "nothing found"),
+        ("guides/tune.md", "best held-out AUC 0.7"),
+        ("guides/dynamic-tables.md", "2 scores by version 1"),
+    ],
 )
 def test_a_guide_s_commands_run(tmp_path, embark, guide, expected):
     output = ""
@@ -69,7 +82,7 @@ def last_entropy(events: Path) -> float:
                    if line["event"] == "eval" and "hit_at_k" not in line)][-1]
 
 
-GUIDES = sorted(path for path in (ROOT / "README.md", *(ROOT / "docs").glob("*.md"),
+GUIDES = sorted(path for path in (ROOT / "README.md", *(ROOT / "docs").rglob("*.md"),
                                   *(ROOT / "examples" / "cloud_deployment").rglob("README.md")))
 
 
@@ -80,8 +93,25 @@ def test_a_guide_shows_no_model_worse_than_the_mean(guide):
     assert shown or guide.name != "README.md" or guide.parent != ROOT
 
 
-def test_the_readme_s_verbs_are_those_that_exist():
-    from embark.cli.app import app
+def test_readme_names_ten_commands_and_all_exist():
+    from embark.cli.app import COMMANDS
 
-    named = set(re.findall(r"^\| `embark (\w+)", (ROOT / "README.md").read_text(), re.MULTILINE))
-    assert named == {name for name in app if not name.startswith("-")}
+    named = re.findall(r"^\| `embark ([\w ]+)`", (ROOT / "README.md").read_text(), re.MULTILINE)
+    assert len(named) == 10
+    assert set(named) <= {name for commands in COMMANDS.values() for name in commands}
+
+
+def test_page_of_commands_is_made_from_the_command_line():
+    spec = importlib.util.spec_from_file_location("make_commands", ROOT / "tools" / "make_commands.py")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    assert (ROOT / "docs" / "reference" / "commands.md").read_text() == module.page(), "make docs"
+
+
+LINK = re.compile(r"\]\((?!https?://|mailto:|#)([^)\s#]+)")
+
+
+@pytest.mark.parametrize("guide", GUIDES, ids=lambda path: str(path.relative_to(ROOT)))
+def test_links_between_documents_lead_to_files_that_exist(guide):
+    missing = [target for target in LINK.findall(guide.read_text()) if not (guide.parent / target).exists()]
+    assert not missing

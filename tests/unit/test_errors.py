@@ -13,7 +13,7 @@ from embark.errors import near_names, nearest
     ("batch_size", ("watch", "train", "name"), "one of: name, train, watch"),
     ("x", ("box", "fox"), "one of: box, fox"),
 ])
-def test_a_name_that_contains_the_word_comes_first_and_then_one_spelt_alike(word, known, fix):
+def test_names_containing_the_word_come_before_similar_names(word, known, fix):
     assert nearest(word, known) == fix
 
 

@@ -36,7 +36,7 @@ class InteractionsSource:
         self._times = roles.times
         log = read_log(data)
         _check_items(data, log.items, self._history)
-        self._items, self._stamps, self._num_items = log.items.astype(np.int32), log.times, self._history.rows
+        self._items, self._stamps, self._num_rows = log.items.astype(np.int32), log.times, self._history.rows
         is_eval_last = 1 if data.eval_split == "test" else 2
         lengths = np.diff(log.starts)
         self._starts = log.starts[:-1]
@@ -49,18 +49,19 @@ class InteractionsSource:
         self._all_ends = ends
         # For «has the user chosen this item?»: all pairs in one sorted array. Training does not know those held out.
         users = np.repeat(np.arange(len(lengths)), lengths)
-        pairs = users * self._num_items + self._items
+        pairs = users * self._num_rows + self._items
         self._chosen = np.unique(pairs)
         self._trained = np.unique(pairs[np.arange(len(pairs)) < np.repeat(train_ends, lengths)])
-        self._first_item = int(self._items.min())
+        self._catalog = np.unique(self._items)  # Negatives are drawn from these alone: other rows are no items.
         self._num_eval_negatives = data.interactions.num_eval_negatives
         if not len(self._train_users):
             raise DataError(f"{data.path}: no user has an item to train on besides the two newest",
                             fix="a log with at least 4 rows for a user")
-        crowded = lengths.max() > self._num_items - self._first_item - 1
-        if crowded and self._negatives is not None:
-            raise DataError(f"{data.path}: a user chose all of the {self._num_items - self._first_item} items of table "
-                            f"{self._history.name}, so that no negative is left", fix="more items, or more rows")
+        num_distinct = np.bincount(self._chosen // self._num_rows)
+        if self._negatives is not None and num_distinct.max() >= len(self._catalog):
+            raise DataError(f"{data.path}: user {log.users[num_distinct.argmax()]} chose all of the "
+                            f"{len(self._catalog)} items of the log, so that no negative is left",
+                            fix="leave out this user, or add rows of other items")
         long = int((train_ends - self._starts > self._history.multi_hot).sum())
         self.notes: tuple[str, ...] = (f"{long:,} of {len(lengths):,} users have more than {self._history.multi_hot} "
                                        "items to train on: the newest are used",) if long else ()
@@ -122,15 +123,14 @@ class InteractionsSource:
         )
 
     def _draw(self, users: I64, chosen: I64, key: Any, num: int) -> NDArray[np.int32]:
-        """Items that are not among the users' `chosen`, all equally likely; by user and place alone."""
+        """Items of the log that are not among the users' `chosen`, all equally likely; by user and index alone."""
         counters = users[:, None] * num + np.arange(num)
-        span = self._num_items - self._first_item
         drawn = np.empty(counters.shape, np.int64)
         pending = np.ones(counters.shape, bool)
         for turn in range(MAX_REDRAWS):
             bits = hash_counters(key, counters[pending] * MAX_REDRAWS + turn)
-            drawn[pending] = self._first_item + (uniform(bits) * span).astype(np.int64)
-            pairs = np.broadcast_to(users[:, None], counters.shape)[pending] * self._num_items + drawn[pending]
+            drawn[pending] = self._catalog[(uniform(bits) * len(self._catalog)).astype(np.int64)]
+            pairs = np.broadcast_to(users[:, None], counters.shape)[pending] * self._num_rows + drawn[pending]
             at = np.minimum(np.searchsorted(chosen, pairs), len(chosen) - 1)
             pending[pending] = chosen[at] == pairs
             if not pending.any():
@@ -146,7 +146,7 @@ class Log:
     """All rows, user by user, each user's in order."""
 
     def __init__(self, users: NDArray[Any], items: I64, times: I64 | None) -> None:
-        _, number, counts = np.unique(users, return_inverse=True, return_counts=True)
+        self.users, number, counts = np.unique(users, return_inverse=True, return_counts=True)
         order = np.argsort(number, kind="stable") if times is None else np.lexsort((times, number))
         self.items, self.starts = items[order], np.concatenate([[0], np.cumsum(counts)])
         self.times: NDArray[np.int32] | None = None if times is None else (times[order] - times.min()).astype(np.int32)

@@ -52,7 +52,7 @@ FORMAT_VERSION = 1
 INFO, WEIGHTS, ID_MAPS, ITEMS = "artifact.json", "weights.safetensors", "id_maps.safetensors", "items.safetensors"
 CURRENT = "current.json"
 _OTHER = "choose another version with --version or `embark rollback`, or export the run again"
-CANDIDATE = "candidate"  # In a commit record: it is current only once `current.json` names it.
+CANDIDATE = "candidate"  # Set in a commit record: the version becomes current only when `current.json` names it.
 DENSE = "dense."  # What the names of the dense network's weights begin with.
 
 
@@ -61,17 +61,17 @@ class _Section(BaseModel):
 
 
 class RowFormat(_Section):
-    """All that is between a raw row and the first id."""
+    """Everything that turns a raw row into ids and numbers."""
 
     columns: Schema
     prepare: PrepareSpec
     layout: Layout
-    hashed_rows: dict[str, int]  # By table: the modulus of values without an entry in the map; 0: they have id 0.
+    hashed_rows: dict[str, int]  # The modulus, by table, of values without an entry in the map; with 0 they have id 0.
     plain_ids: Literal["refuse", "clip"] | None = None  # The rows hold ids; what becomes of those no table has.
 
     @model_serializer(mode="wrap")
     def _without_labels(self, dump: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        """Rows to score have none; the file stays what it was before there were several."""
+        """Leave labels out: rows to score have none, and the file stays as it was before there were several labels."""
         values: dict[str, Any] = dump(self)
         for part in ("columns", "layout"):
             values[part] = {key: value for key, value in values[part].items() if key != "labels"}
@@ -79,7 +79,7 @@ class RowFormat(_Section):
 
 
 class ItemIndexInfo(_Section):
-    """The index of a retrieval model's items."""
+    """Describes the index of a retrieval model's items."""
 
     num_items: int
     kind: str  # `exact`, or `hnsw` with its width of search.
@@ -89,7 +89,7 @@ class ItemIndexInfo(_Section):
 
 
 class ArtifactInfo(_Section):
-    """What a version is."""
+    """The contents of `artifact.json`: what a version is."""
 
     format: Literal["embark-artifact"] = "embark-artifact"
     format_version: int = FORMAT_VERSION
@@ -98,20 +98,20 @@ class ArtifactInfo(_Section):
     step: int
     tables: TableDtype
     model: ModelSpec
-    code_sha256: str = ""  # Of the file of a model of the user's own; its text is no part of an artifact.
+    code_sha256: str = ""  # Checksum of a custom model's file; an artifact does not hold its text.
     rows: RowFormat
     item_index: ItemIndexInfo | None = None
-    metrics: dict[str, float] = {}  # Of the run's last evaluation before the checkpoint.
+    metrics: dict[str, float] = {}  # Results of the run's last evaluation before the checkpoint.
 
 
 def code_digest(code: str) -> str:
-    """Of the text of a model's file."""
+    """Return the checksum of the text of a custom model's file."""
     return hashlib.sha256(code.encode()).hexdigest()
 
 
 @dataclass(frozen=True)
 class Artifact:
-    """A version whose files are on this machine and are what its mark says."""
+    """A version whose files are on this machine and match their checksums."""
 
     place: str
     version: int
@@ -119,21 +119,21 @@ class Artifact:
     info: ArtifactInfo
     num_bytes: int
     deltas: tuple[Path, ...] = ()  # Folders of the deltas since the full version, its own last.
-    base: Path | None = None  # Of a delta: the folder of the full version.
+    base: Path | None = None  # The folder of the full version, if this is a delta.
 
     @property
     def folders(self) -> tuple[Path, ...]:
-        """All that its files are in."""
+        """The folders that hold its files: the full version first, then its deltas."""
         return (self.base or self.folder, *self.deltas)
 
     @cached_property
     def weights(self) -> dict[str, Array]:
-        """By name, mapped; changed rows are in memory."""
+        """The weights by name, mapped from the file; rows that a delta changed are in memory."""
         return self._tensors(WEIGHTS)
 
     @cached_property
     def id_maps(self) -> dict[str, Array]:
-        """By name, mapped."""
+        """The arrays of the id maps by name, mapped from the file."""
         return self._tensors(ID_MAPS)
 
     def _tensors(self, file: str) -> dict[str, Array]:
@@ -144,12 +144,12 @@ class Artifact:
 
     @cached_property
     def items(self) -> dict[str, Array]:
-        """Of a retrieval model: by name, mapped."""
+        """The arrays of a retrieval model's items by name, mapped from the file."""
         return map_file(self.folder / ITEMS)
 
     @cached_property
     def reference(self) -> Reference:
-        """What its requests are compared with."""
+        """The statistics that requests are compared with."""
         path = self.folder / REFERENCE
         if not path.exists():
             return Reference(why_none="the artifact was exported by an earlier Embark, which wrote no reference")
@@ -159,8 +159,8 @@ class Artifact:
             return Reference(why_none="the artifact was exported by a later Embark, whose reference has another form")
 
     def model_with_code(self, model_file: str) -> ModelSpec:
-        """The model; one of the user's own with the code of a file that the operator names, which must be the file it
-        was trained with. Only that file is ever run."""
+        """Return the model; a custom one with the code of a file that the operator names, which must be the file it was
+        trained with. Only that file is ever run."""
         model = self.info.model
         if not model.is_own:
             if model_file:
@@ -182,7 +182,7 @@ class Artifact:
 
     @cached_property
     def encoder(self) -> RowEncoder:
-        """From raw rows to what the model takes."""
+        """The encoder that turns raw rows into what the model takes."""
         rows, arrays = self.info.rows, self.id_maps
         columns = {column.name: column for column in rows.columns.sparse}
         model = self.info.model
@@ -196,12 +196,12 @@ class Artifact:
 
 
 def open_versions(place: str) -> CheckpointStore:
-    """The versions at a place."""
+    """Open the versions at a URI."""
     return CheckpointStore(open_store(place), kind="version")
 
 
 def current_version(versions: CheckpointStore) -> int:
-    """The version that `current.json` names; without this file the newest, or 0 where there is none."""
+    """Return the version that `current.json` names; without this file the newest one, or 0 if there is none."""
     try:
         number = json.loads(versions.store.read(CURRENT))["version"]
         if type(number) is not int:
@@ -217,17 +217,17 @@ def current_version(versions: CheckpointStore) -> int:
 
 
 def set_current(versions: CheckpointStore, version: int) -> None:
-    """Score and serve with this version from now on; readers see the old one or the new one."""
+    """Score and serve with this version from now on. Readers see the old one or the new one."""
     versions.store.write(CURRENT, (json.dumps({"version": version}) + "\n").encode())
 
 
 def open_artifact(
     place: str, version: int | None = None, onto: Artifact | None = None, *, is_checked: bool = False,
 ) -> Artifact:
-    """The current version at `place`, which must not be damaged, or this one; from an object store through a folder
-    of the user's cache. Where it is a delta of `onto`, or of one that is, the deltas between them are written into the
-    arrays of `onto`, which must not be used any more. `is_checked`: `fetch_version` was called, and its files are not
-    read once more."""
+    """Open the current version at `uri`, or the given one, after checking its files; from an object store through a
+    folder of the user's cache. If it is a delta of `onto`, directly or through other deltas, these are written into the
+    arrays of `onto`, which must not be used any more. With `is_checked`, `fetch_version` was called before, and the
+    files are not read again."""
     place = place.rstrip("/") or place
     versions, chain = _chain(place, version, onto.version if onto and onto.place == place else 0)
     chosen = chain[-1]
@@ -245,8 +245,8 @@ def open_artifact(
 
 
 def fetch_version(place: str, version: int | None = None, have: int = 0) -> int:
-    """Bring the files of the current version, or of this one, to this machine, and check them; but those that version
-    `have` consists of too. Which version it is."""
+    """Bring the files of the current version, or of the given one, to this machine, check them, and return its number.
+    Files that version `have` consists of too are skipped."""
     place = place.rstrip("/") or place
     versions, chain = _chain(place, version, have)
     _folders(place, versions, chain[1:] if chain[0].step == have and len(chain) > 1 else chain, is_checked=False)
@@ -254,7 +254,7 @@ def fetch_version(place: str, version: int | None = None, have: int = 0) -> int:
 
 
 def _chain(place: str, version: int | None, until: int) -> tuple[CheckpointStore, list[Checkpoint]]:
-    """The versions at a place, and of the chosen one what `delta_chain` says."""
+    """Return the versions at a URI, and the delta chain of the chosen one."""
     versions = open_versions(place)
     number = current_version(versions) if version is None else version
     chosen = versions.find(number)
@@ -270,7 +270,7 @@ def _chain(place: str, version: int | None, until: int) -> tuple[CheckpointStore
 
 
 def _folders(place: str, versions: CheckpointStore, chain: Sequence[Checkpoint], *, is_checked: bool) -> list[Path]:
-    """Of a delta the weights are checked once they are put together."""
+    """Return the folder of each version of a chain. The weights of a delta are checked after they are put together."""
     skipped = WEIGHTS if len(chain) > 1 and DELTA not in chain[0].files else ""
     return [_on_this_machine(place, versions, one, skipped=skipped if one is chain[0] else "", is_checked=is_checked)
             for one in chain]
@@ -290,7 +290,8 @@ def _advanced(place: str, versions: CheckpointStore, deltas: Sequence[Checkpoint
 
 
 def delta_chain(versions: CheckpointStore, chosen: Checkpoint, until: int = 0) -> list[Checkpoint]:
-    """The full version that it goes back to, or version `until` where it is on the way, and the deltas up to it."""
+    """Return the full version that a delta goes back to, or version `until` if it comes first, and the deltas up to
+    it."""
     chain = [chosen]
     while DELTA in chain[0].files and chain[0].step != until:
         number = chain[0].values.get(PARENT)
@@ -304,7 +305,7 @@ def delta_chain(versions: CheckpointStore, chosen: Checkpoint, until: int = 0) -
 
 
 def _checksum_of(version: Checkpoint, file: str) -> FileChecksum:
-    """Of a file of tensors, as a full export has it."""
+    """Return the checksum that a file of tensors has in a full export."""
     if file in version.files:
         return version.files[file]
     try:
@@ -315,22 +316,22 @@ def _checksum_of(version: Checkpoint, file: str) -> FileChecksum:
 
 
 def weights_checksum(version: Checkpoint) -> str:
-    """Of its weights, whether it is a delta or not."""
+    """Return the checksum of the weights, whether the version is a delta or not."""
     return _checksum_of(version, WEIGHTS).sha256
 
 
 def file_metadata(info: ArtifactInfo) -> dict[str, str]:
-    """In the header of each file of tensors."""
+    """Return what stands in the header of each file of tensors."""
     return {"run": info.run, "step": str(info.step), "tables": info.tables}
 
 
 def no_versions(place: str) -> UserError:
-    """Of a place without versions."""
+    """Return the error for a URI without versions."""
     return UserError(f"{place}: has no exported model", fix=_other_place(place))
 
 
 def _other_place(place: str) -> str:
-    """What is meant by a place without versions."""
+    """Guess which URI was meant by one without versions."""
     folder, _, name = place.rpartition("/")
     if re.fullmatch(r"version-\d+", name):
         return f"name the folder that holds the versions: {folder or '.'} --version {int(name.partition('-')[2])}"
@@ -348,8 +349,8 @@ def _other_place(place: str) -> str:
 def _on_this_machine(
     place: str, versions: CheckpointStore, chosen: Checkpoint, *, skipped: str = "", is_checked: bool = False,
 ) -> Path:
-    """Where its files are here, which are what its mark says, but for one that is checked otherwise; those of an object
-    store that are not here yet, or are damaged, are fetched."""
+    """Return the local folder of a version whose files match their checksums, except for `skipped`, which is checked
+    later. Files of an object store that are absent or damaged are fetched."""
     here, folder = versions, Path(versions.store.uri.removeprefix("file://")) / chosen.name
     if "://" in place and not place.startswith("file://"):
         mark = "".join([chosen.name, *sorted(checksum.sha256 for checksum in chosen.files.values())])
@@ -363,7 +364,7 @@ def _on_this_machine(
 
 
 def remove_fetched(place: str, keep: Collection[Path]) -> None:
-    """Delete what was fetched of a place in an object store, but for these versions' folders."""
+    """Delete what was fetched from an object store, except for these folders."""
     for folder in _fetched(place).glob("*/*"):
         if folder not in keep:
             shutil.rmtree(folder.parent, ignore_errors=True)

@@ -28,12 +28,12 @@ ROWS, VALUES = "#rows", "#values"
 
 
 class TooManyChanges(Exception):
-    """A full version is smaller, or needs less memory."""
+    """Raised if a full version is smaller than the delta, or needs less memory."""
 
 
 @dataclass(slots=True)
 class DeltaSize:
-    """How many bytes of changed rows may be held, and what was found."""
+    """How many bytes of changed rows may be held, and how many were found."""
 
     max_bytes: int
     num_bytes: int = 0
@@ -87,7 +87,8 @@ class _Compared:
 def delta_of(
     file: str, tensors: Sequence[TensorSource], before: Mapping[str, Array], about: Mapping[str, str], size: DeltaSize,
 ) -> tuple[FileChecksum, list[TensorSource]]:
-    """What a full export's `file` would be, and how its tensors differ from those `before`. Raises `TooManyChanges`."""
+    """Return what the checksum of a full export's `file` would be, and how its tensors differ from those `before`.
+    Raises `TooManyChanges`."""
     if {one.name for one in tensors} != set(before) or any(len(array) >= 1 << 32 for array in before.values()
                                                            if array.ndim):
         raise TooManyChanges
@@ -97,7 +98,7 @@ def delta_of(
 
 
 def apply_delta(file: str, before: Mapping[str, Array], delta: Mapping[str, Array], where: str) -> dict[str, Array]:
-    """The tensors of `file` after the delta. Rows are written into the arrays of `before`, which nobody may read
+    """Return the tensors of `file` after the delta. Rows are written into the arrays of `before`, which nobody may read
     meanwhile."""
     found = dict(before)
     for name, values in delta.items():
@@ -121,7 +122,7 @@ def apply_delta(file: str, before: Mapping[str, Array], delta: Mapping[str, Arra
 
 
 def tensors_checksum(tensors: Mapping[str, Array], about: Mapping[str, str]) -> FileChecksum:
-    """Of the file that these tensors are."""
+    """Return the checksum of the file that these tensors would make."""
     return _checksum([in_memory(name, values) for name, values in tensors.items()], about)
 
 
@@ -138,5 +139,6 @@ def _is_alike(before: Array, now: Array | TensorSource) -> bool:
 
 
 def _bytes(values: Array) -> NDArray[Any]:
-    """[rows, bytes of each]: numbers would not tell -0.0 from 0.0, and no NaN is equal to itself."""
+    """View values as [rows, bytes of a row]: comparing numbers would not tell -0.0 from 0.0, and no NaN equals
+    itself."""
     return np.ascontiguousarray(values).reshape(len(values), -1).view(np.uint8)

@@ -11,7 +11,7 @@ Maps = dict[str, tuple[NDArray[np.uint64], NDArray[np.int32]]]
 
 
 def read_dynamic_maps(arrays: CheckpointArrays, spec: RunSpec) -> Maps:
-    """By table: of each slot the id and its row, both 0 where it is free."""
+    """Return the id and the row of each slot, by table; both are 0 in a free slot."""
     found: Maps = {}
     for table in spec.model.stored_tables():
         if table.is_dynamic:

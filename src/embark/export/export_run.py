@@ -43,22 +43,22 @@ _MODEL = "model."
 
 @dataclass(frozen=True, slots=True)
 class ExportResult:
-    """What was written."""
+    """What `embark export` wrote."""
 
     run: str
     step: int
     place: str
-    path: str  # Of the version, or of the file.
+    path: str  # URI of the version, or path of the file.
     version: int | None  # None of weights alone.
     tables: TableDtype
     num_bytes: int
     table_bytes: int
     fp32_table_bytes: int
-    model_file: str  # Of a model of the user's own: what scoring and serving are to be given.
-    best_step: int | None  # Of the run's early stopping.
-    item_index: ItemIndexInfo | None = None  # Of a retrieval model.
-    parent: int | None = None  # Of a delta: the version that it changes.
-    num_changed_rows: int = 0  # Of a delta.
+    model_file: str  # The file that scoring and serving a custom model need.
+    best_step: int | None  # The step that the run's early stopping found best.
+    item_index: ItemIndexInfo | None = None  # Set for a retrieval model.
+    parent: int | None = None  # The version that a delta changes.
+    num_changed_rows: int = 0  # Rows in a delta.
     why_full: str = ""  # Where a delta was asked for.
 
 
@@ -69,9 +69,9 @@ def export_run(
     run: str, to: str = "", *, tables: TableDtype = "fp32", step: int | None = None,
     build_index: BuildIndex | None = None, delta: bool = False,
 ) -> ExportResult:
-    """The newest checkpoint of a run, or that of `step`, as the next version at `to`, a folder or an object store; by
-    default the folder `export` of the run; it becomes the current one. `build_index` makes the index of a retrieval
-    model's items. With `delta` only what changed since the current version is written, where that is less."""
+    """Write the newest checkpoint of a run, or that of `step`, as the next version at `to`, a folder or an object store
+    (by default the run's folder `export`), and make it current. `build_index` makes the index of a retrieval model's
+    items. With `delta` only what changed since the current version is written, if that is smaller."""
     trained = find_trained(run, step)
     contents = read_contents(trained, tables, build_index)
     place = export_place(trained, to)
@@ -81,7 +81,7 @@ def export_run(
 
 
 def export_place(trained: TrainedRun, to: str) -> str:
-    """Where its versions go."""
+    """Return the URI that a run's versions are written to."""
     return (to or f"{trained.run_dir.uri}/export").rstrip("/") or to
 
 
@@ -89,8 +89,8 @@ def read_contents(
     trained: TrainedRun, tables: TableDtype = "fp32", build_index: BuildIndex | None = None,
     source: SampleSource | None = None,
 ) -> VersionContents:
-    """Of a checkpoint; tables are read when they are written. `source`: rows to make the reference of, where it is not
-    the run's own data."""
+    """Read what a version of a checkpoint consists of; tables are read when they are written. `source` has the rows for
+    the reference statistics, if they are not the run's own."""
     if tables not in TABLE_DTYPES:
         raise UserError(f"--tables {tables}: no such type", fix=f"one of: {', '.join(TABLE_DTYPES)}")
     arrays = _checked_arrays(trained)
@@ -109,15 +109,15 @@ def read_contents(
 
 
 def result_of(trained: TrainedRun, contents: VersionContents, place: str, written: WrittenVersion) -> ExportResult:
-    """Of a version that was written."""
+    """Describe a version that was written."""
     found = _result(trained, place, written.path, written.version, contents.info.tables, written.num_bytes)
     return replace(found, item_index=contents.info.item_index, parent=written.parent,
                    num_changed_rows=written.num_changed_rows, why_full=written.why_full)
 
 
 def export_weights(run: str, to: str, *, step: int | None = None, force: bool = False) -> ExportResult:
-    """The weights of the newest checkpoint, or of that of `step`, as one safetensors file in float32; with `force` an
-    existing one is replaced."""
+    """Write the weights of the newest checkpoint, or of that of `step`, as one safetensors file in float32. With
+    `force` an existing file is replaced."""
     if not to.endswith(".safetensors"):
         raise UserError(f"{to or '--to'}: weights alone go into one file", fix="--to FILE.safetensors")
     folder, _, name = to.rpartition("/")
@@ -157,7 +157,7 @@ def _checked_arrays(trained: TrainedRun) -> CheckpointArrays:
 
 
 def _weights(arrays: CheckpointArrays, tables: Sequence[StoredTable], dtype: TableDtype) -> list[TensorSource]:
-    """Named as the model's state is, but for the checkpoint's `model.` before them."""
+    """Return the weights under the names of the model's state, without the checkpoint's prefix `model.`."""
     found = [in_memory(name.removeprefix(_MODEL), arrays.tensor(name, entry.size))  # an own model may have integers
              for name, entry in arrays.entries.items() if name.startswith(_MODEL + DENSE)]
     for one in found:
@@ -182,7 +182,7 @@ def _weights(arrays: CheckpointArrays, tables: Sequence[StoredTable], dtype: Tab
 
 
 def _row_format(trained: TrainedRun, arrays: CheckpointArrays) -> tuple[RowFormat, list[TensorSource], RowEncoder]:
-    """What makes ids of raw rows, the id maps, and the encoder that both make."""
+    """Return what turns raw rows into ids, the id maps, and the encoder made of both."""
     data, model = trained.spec.data, trained.spec.model
     manifest = None
     if data.kind == "prepared" and model.has_dynamic_tables:

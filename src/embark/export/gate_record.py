@@ -14,7 +14,7 @@ GATE = "gate.json"
 
 
 def read_gate(versions: CheckpointStore, version: int) -> dict[str, Any] | None:
-    """Of a version; None where it has none."""
+    """Return the gate's verdict on a version, or None if there is none."""
     try:
         found = json.loads(versions.store.read(f"{checkpoint_name(version, 'version')}/{GATE}"))
         return found if isinstance(found, dict) else None
@@ -23,6 +23,6 @@ def read_gate(versions: CheckpointStore, version: int) -> dict[str, Any] | None:
 
 
 def write_gate(versions: CheckpointStore, version: int, record: Mapping[str, Any]) -> None:
-    """Complete or not at all."""
+    """Write the record completely or not at all."""
     text = json.dumps({**record, "time_s": round(time.time(), 3)}, indent=1) + "\n"
     versions.store.write(f"{checkpoint_name(version, 'version')}/{GATE}", text.encode())

@@ -20,12 +20,12 @@ NUMBERS, TEXT, OFFSETS = "value_numbers", "value_text", "value_offsets"
 
 @dataclass(frozen=True, slots=True)
 class Values:
-    """By id; None where the ids are the values."""
+    """The raw values of items, indexed by id; None if the ids are the values."""
 
     by_id: Any  # An Arrow array with nulls, or None.
 
     def is_known(self, ids: Array) -> NDArray[np.bool_]:
-        """Ids of rare and missing values stand for no item."""
+        """Tell which ids stand for an item: ids of rare and missing values do not."""
         if self.by_id is None:
             return np.ones(len(ids), np.bool_)
         known: NDArray[np.bool_] = np.zeros(len(ids), np.bool_)
@@ -34,7 +34,7 @@ class Values:
         return known
 
     def arrays(self, ids: Array) -> dict[str, Array]:
-        """Of these items, for a file."""
+        """Return the values of these items as arrays for a file."""
         if self.by_id is None:
             return {NUMBERS: ids.astype(np.int64)}
         import pyarrow as pa
@@ -47,7 +47,7 @@ class Values:
 
 
 def item_values(trained: TrainedRun) -> Values:
-    """Of the item table, from the run's data."""
+    """Return the values of the item table, read from the run's data."""
     data, item = trained.spec.data, trained.spec.model.two_tower.item
     if data.kind != "prepared":
         return Values(None)
@@ -62,7 +62,7 @@ def item_values(trained: TrainedRun) -> Values:
 
 
 class StoredValues:
-    """Read back from an artifact."""
+    """Item values read back from an artifact."""
 
     def __init__(self, arrays: Mapping[str, Array]) -> None:
         self._numbers, self._text, self._offsets = (arrays.get(name) for name in (NUMBERS, TEXT, OFFSETS))

@@ -19,7 +19,7 @@ _SMALLEST = np.float32(np.finfo(np.float16).smallest_subnormal)
 
 
 def row_format(dtype: TableDtype, dim: int) -> tuple[np.dtype[Any], int]:
-    """The elements of a stored row, and how many."""
+    """Return the element type of a stored row and the number of elements."""
     if dtype == "int8":
         return np.dtype("u1"), dim + 8
     if dtype == "int4":
@@ -28,7 +28,7 @@ def row_format(dtype: TableDtype, dim: int) -> tuple[np.dtype[Any], int]:
 
 
 def quantize_rows(rows: NDArray[np.float32], dtype: TableDtype) -> NDArray[Any]:
-    """[n, D] as stored."""
+    """Return rows of shape [n, D] in their stored form."""
     if not np.isfinite(rows).all():
         raise DataError("has values that are not finite", fix="export another checkpoint with --step")
     if dtype in ("fp32", "fp16"):

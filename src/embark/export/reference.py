@@ -23,9 +23,9 @@ from embark.formatting import pluralize
 from embark.spec.run import RunSpec
 
 REFERENCE = "reference.json"
-MAX_ROWS = 65_536  # Of the sample.
+MAX_ROWS = 65_536  # Size of the sample.
 _PIECES = 16  # That it is taken in, spread over all rows.
-_LEAST_HELD_OUT = 1_000  # Of fewer the training rows are taken.
+_LEAST_HELD_OUT = 1_000  # With fewer held-out rows, training rows are taken.
 _NUM_QUANTILES = 10
 _NUM_TOP, _ALL_TOP, _NUM_TAIL = 10, 24, 8  # Ids with a bin of their own; all where they are few; bins of the rest.
 _LENGTHS = (0, 1, 2, 4, 8, 16, 32, 64, 128)
@@ -38,7 +38,7 @@ class _Section(BaseModel):
 
 
 class ColumnBins(_Section):
-    """The bins of one column, of the values that the model reads."""
+    """The bins of one column, for the values that the model reads."""
 
     name: str
     kind: Literal["dense", "ids", "length"]
@@ -46,10 +46,10 @@ class ColumnBins(_Section):
     top: tuple[int, ...] = ()  # `ids`: rising; each has a bin, after that of id 0.
     edges: tuple[float, ...]  # Rising; a value that is one lies in the bin that ends there.
     labels: tuple[str, ...]
-    counts: tuple[Count, ...]  # Of the reference rows.
+    counts: tuple[Count, ...]  # Reference rows in each bin.
 
     def count(self, values: NDArray[Any]) -> NDArray[np.int64]:
-        """How many of the values lie in each bin."""
+        """Count the values in each bin."""
         bins = np.searchsorted(self.edges, values, side="left")
         if self.kind == "ids":
             top = np.asarray(self.top, np.int64)
@@ -62,17 +62,17 @@ class ColumnBins(_Section):
 
 
 class Reference(_Section):
-    """Of one version."""
+    """The statistics of the rows that one version was evaluated on."""
 
     rows: Literal["held-out", "training"] = "held-out"
     num_rows: Count = 0
     label_rate: float | None = None
     columns: tuple[ColumnBins, ...] = ()
     why_none: str = ""  # Why there are no columns.
-    scores: tuple[Count, ...] = ()  # Of the run's last evaluation, in the bins of `events.score_bins`; empty: unknown.
+    scores: tuple[Count, ...] = ()  # Scores of the run's last evaluation by bin; empty if unknown.
 
     def count(self, rows: Rows, encoder: RowEncoder, rng: np.random.Generator) -> list[NDArray[np.int64]]:
-        """Rows of requests, by column and bin."""
+        """Count rows of requests by column and bin."""
         found = {(kind, name): values for kind, name, values in _values(_features(rows, encoder), rows.dense,
                                                                         encoder.layout.dense, rng)}
         return [column.count(found[column.kind, column.name]) for column in self.columns]
@@ -81,8 +81,8 @@ class Reference(_Section):
 def make_reference(
     spec: RunSpec, encoder: RowEncoder, evaluated: Any, source: SampleSource | None = None
 ) -> Reference:
-    """Of the held-out rows of `source`, by default the run's, or of training rows where these are few. `evaluated`: its
-    last evaluation."""
+    """Compute the statistics of the held-out rows of `source` (by default the run's), or of training rows if few are
+    held out. `evaluated` is the run's last evaluation."""
     counts = evaluated.get("score_counts") if isinstance(evaluated, dict) else None
     is_counted = isinstance(counts, list) and len(counts) == NUM_SCORE_BINS and all(
         type(one) is int and one >= 0 for one in counts)
@@ -130,7 +130,7 @@ Kind = Literal["dense", "ids", "length"]
 
 @dataclass(frozen=True, slots=True)
 class _Ids:
-    """Of one feature: of all rows one after the other."""
+    """The ids of one feature, for all rows one after the other."""
 
     name: str
     ids: NDArray[Any]
@@ -157,8 +157,8 @@ def _features_of_batch(batch: Batch, tables: Sequence[str], encoder: RowEncoder)
 def _values(
     features: Iterator[_Ids], dense: NDArray[np.float32], names: Sequence[str], rng: np.random.Generator
 ) -> Iterator[tuple[Kind, str, NDArray[Any]]]:
-    """One value of each row for each column: of a list its length and one of its ids, since those of one row are not
-    independent of each other."""
+    """Yield one value of each row for each column. A list gives its length and one of its ids, since the ids of one row
+    are not independent."""
     for name, values in zip(names, dense.T, strict=True):
         yield "dense", name, values
     for one in features:
@@ -201,7 +201,7 @@ def _dense_bins(name: str, values: NDArray[Any], encoder: RowEncoder) -> ColumnB
 
 
 def _untransformed(values: NDArray[Any], method: DenseTransform) -> NDArray[np.float64]:
-    """As the input has them."""
+    """Undo the transform of dense values."""
     wide: NDArray[np.float64] = values.astype(np.float64)
     if method == "mlperf":
         return np.exp(wide) - 3

@@ -14,23 +14,23 @@ from embark.store import Checkpoint, CheckpointStore
 
 @dataclass(frozen=True, slots=True)
 class ExportedVersion:
-    """One that was committed."""
+    """A committed version."""
 
     version: int
     run: str
     step: int | None
     tables: str
-    auc: float | None  # Of the run's last evaluation before the checkpoint.
+    auc: float | None  # Held-out AUC of the run's last evaluation before the checkpoint.
     num_bytes: int
     time_s: float | None  # Unix time of its export.
     is_current: bool
-    parent: int | None = None  # Of a delta: the version that it changes.
+    parent: int | None = None  # The version that a delta changes.
     refused: str = ""  # Why the gate refused it.
 
 
 @dataclass(frozen=True, slots=True)
 class VersionList:
-    """All of a place, oldest first."""
+    """All versions at a URI, oldest first."""
 
     place: str
     versions: tuple[ExportedVersion, ...]
@@ -38,7 +38,7 @@ class VersionList:
 
 @dataclass(frozen=True, slots=True)
 class Rollback:
-    """What is current now."""
+    """The version that is current now, and the one before."""
 
     place: str
     version: int
@@ -46,7 +46,7 @@ class Rollback:
 
 
 def list_versions(place: str) -> VersionList:
-    """Of an exported model, with the current one."""
+    """List the versions of an exported model."""
     versions, committed = _committed(place)
     current = current_version(versions)
     return VersionList(place, tuple(
@@ -54,8 +54,8 @@ def list_versions(place: str) -> VersionList:
 
 
 def rollback(place: str, version: int | None = None) -> Rollback:
-    """Make this version current, by default the newest before the one that is. No file of a version changes, and
-    servers that follow `place` switch to it."""
+    """Make a version current, by default the newest one before the current one. No file of a version changes, and
+    servers that poll the URI switch to it."""
     versions, committed = _committed(place)
     numbers = [one.step for one in committed]
     every = "its versions: " + ", ".join(map(str, numbers))

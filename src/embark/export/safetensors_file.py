@@ -23,7 +23,7 @@ _DTYPES = {"F64": "<f8", "F32": "<f4", "F16": "<f2", "BOOL": "|b1", "I8": "|i1",
            "U16": "<u2", "I32": "<i4", "U32": "<u4", "I64": "<i8", "U64": "<u8"}
 _NAMES = {np.dtype(text): name for name, text in _DTYPES.items()}
 _ALIGNMENT = 64
-_MAX_HEADER_BYTES = 100_000_000  # As the format's own library.
+_MAX_HEADER_BYTES = 100_000_000  # The limit of the safetensors library.
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,7 +33,7 @@ class TensorSource:
     name: str
     dtype: np.dtype[Any]
     shape: tuple[int, ...]
-    pieces: Callable[[], Iterable[Array]]  # Its rows in order, some at a time.
+    pieces: Callable[[], Iterable[Array]]  # Yields the rows in order, some at a time.
 
     @property
     def num_bytes(self) -> int:
@@ -41,12 +41,12 @@ class TensorSource:
 
 
 def in_memory(name: str, values: Array) -> TensorSource:
-    """A tensor of one piece."""
+    """Return a tensor that is written in one piece."""
     return TensorSource(name, values.dtype, values.shape, lambda: [values])
 
 
 def file_of(tensors: Sequence[TensorSource], metadata: Mapping[str, str]) -> tuple[int, Iterator[memoryview]]:
-    """The size in bytes and the pieces of a file. The widest elements come first, so that all are aligned."""
+    """Return the size in bytes and the pieces of a file. The widest elements come first, so that all are aligned."""
     ordered = sorted(tensors, key=lambda one: (-one.dtype.itemsize, one.name))
     header: dict[str, Any] = {"__metadata__": dict(metadata)}
     end = 0
@@ -68,7 +68,7 @@ def file_of(tensors: Sequence[TensorSource], metadata: Mapping[str, str]) -> tup
 
 
 def map_file(path: Path) -> dict[str, Array]:
-    """The tensors by name, mapped: what is never looked at is never read."""
+    """Map the tensors of a file by name. Pages that are never touched are never read."""
     try:
         data: Array = np.memmap(path, np.uint8, "c")  # Private: torch wants memory that could be written.
         length = int.from_bytes(data[:8].tobytes(), "little")

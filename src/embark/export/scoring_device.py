@@ -16,7 +16,7 @@ class ScoringDevice:
     """The device that a model is served from, and how its dense layers are computed there."""
 
     kind: DeviceKind = "auto"  # `auto`: the GPU where there is one.
-    precision: Precision = "tf32"  # Of the dense layers on a GPU; on a CPU see `ExportedModel`.
+    precision: Precision = "tf32"  # Precision of dense layers on a GPU; on a CPU see `ExportedModel`.
 
     def __post_init__(self) -> None:
         for name, value, known in (("device", self.kind, get_args(DeviceKind)),

@@ -27,8 +27,8 @@ from embark.export.reference import REFERENCE, Reference
 from embark.export.safetensors_file import TensorSource, file_of
 from embark.store import CheckpointStore, ChecksumWriter, checkpoint_name
 
-MAX_DELTAS = 64  # That a version may consist of; then a full one is written.
-MAX_SHARE = 0.5  # Of the full version's bytes that its deltas may have together.
+MAX_DELTAS = 64  # A version may consist of so many deltas; then a full one is written.
+MAX_SHARE = 0.5  # The share of the full version's bytes that its deltas may take together.
 MAX_DELTA_BYTES = 1 << 30  # Changed rows are held in memory.
 
 
@@ -40,17 +40,17 @@ class VersionContents:
     reference: Reference
     id_maps: Sequence[TensorSource]
     weights: Sequence[TensorSource]
-    items: Sequence[TensorSource] = ()  # Of a retrieval model.
+    items: Sequence[TensorSource] = ()  # Items of a retrieval model.
 
 
 @dataclass(frozen=True, slots=True)
 class WrittenVersion:
-    """One that is committed."""
+    """A version that was committed."""
 
     version: int
     path: str
     num_bytes: int
-    parent: int | None = None  # Of a delta.
+    parent: int | None = None  # The version that a delta changes.
     num_changed_rows: int = 0
     why_full: str = ""  # Where a delta was asked for.
 
@@ -65,8 +65,8 @@ class _Delta:
 
 def write_version(contents: VersionContents, place: str, *, delta: bool = False, candidate: bool = False,
                   ) -> WrittenVersion:
-    """As the next version at `place`. It is not made the current one; a `candidate` is not, either, where the place has
-    no `current.json`."""
+    """Write the next version at `uri` without making it current. A `candidate` does not become current either if there
+    is no `current.json`."""
     versions, info = open_versions(place), contents.info
     changes, why_full = _changes(contents, versions) if delta else (None, "")
     text = info.model_dump_json(indent=1).encode() + b"\n"
@@ -93,7 +93,7 @@ def write_version(contents: VersionContents, place: str, *, delta: bool = False,
 
 
 def _changes(contents: VersionContents, versions: CheckpointStore) -> tuple[_Delta | None, str]:
-    """Since the current version; or why a full version is to be written."""
+    """Return what changed since the current version, or the reason why a full version must be written."""
     if contents.info.item_index:
         return None, "a retrieval model has an item index, which is built anew"
     try:

@@ -30,12 +30,12 @@ from embark.spec.serve import PublishSpec
 
 ALL_ROWS = "all rows"
 _NUM_SCORE_BINS = 10
-_LEAST_OF_EACH_LABEL = 20  # In a slice whose AUC is tested.
+_LEAST_OF_EACH_LABEL = 20  # Needed in a slice whose AUC is tested.
 
 
 @dataclass(frozen=True, slots=True)
 class GateSlice:
-    """Rows that have a value of a feature."""
+    """The rows that have one value of a feature."""
 
     name: str
     rows: NDArray[np.int64]
@@ -43,7 +43,7 @@ class GateSlice:
 
 @dataclass(frozen=True, slots=True)
 class ColumnDrift:
-    """Of a column of the rows."""
+    """How far a column of the rows has moved."""
 
     column: str
     drift: Drift
@@ -51,12 +51,12 @@ class ColumnDrift:
 
 @dataclass(frozen=True, slots=True)
 class EarlierGate:
-    """What was measured of the published version when it was published, on the rows of then."""
+    """What was measured when the published version was published, on the rows of that time."""
 
     auc: Measured | None
-    sums: Mapping[str, tuple[float, float]]  # By slice: of the predictions, of the labels.
+    sums: Mapping[str, tuple[float, float]]  # Sum of the predictions and of the labels, by slice.
     score_edges: Sequence[float] = ()
-    score_counts: Mapping[str, Sequence[int]] = field(default_factory=dict)  # By slice: scores between the edges.
+    score_counts: Mapping[str, Sequence[int]] = field(default_factory=dict)  # Scores between the edges, by slice.
 
 
 @dataclass(frozen=True)
@@ -71,13 +71,13 @@ class ScoredRows:
     earlier: EarlierGate | None = None
 
     def of_slice(self, one: GateSlice) -> ScoredRows:
-        """Its rows alone."""
+        """Return the rows of a slice."""
         published = None if self.published is None else self.published[one.rows]
         return ScoredRows(self.label[one.rows], self.candidate[one.rows], published)
 
     @cached_property
     def auc_parts(self) -> AucParts | None:
-        """None where a label is too rare."""
+        """Return the parts of the AUC, or None if a label is too rare."""
         least = min(int(self.label.sum()), int((~self.label).sum()))
         return AucParts.of(self.label, self.candidate) if least >= _LEAST_OF_EACH_LABEL else None
 
@@ -97,14 +97,14 @@ class GateTest:
 
     @property
     def sentence(self) -> str:
-        """Why it refuses."""
+        """Say why the test refuses a version."""
         sure = f", {self.errors:.1f} standard errors beyond" if self.errors and math.isfinite(self.errors) else ""
         return f"{self.on}: {self.meaning} (bound {self.bound:g}{sure}; {format_count(self.num_samples)} rows)"
 
 
 @dataclass(frozen=True, slots=True)
 class GateVerdict:
-    """Of one version."""
+    """The gate's verdict on one version."""
 
     is_passed: bool
     num_samples: int
@@ -115,15 +115,15 @@ class GateVerdict:
     calibration: float | None
     refusals: tuple[GateTest, ...]  # The furthest beyond its bound first.
     on_all_rows: tuple[GateTest, ...]
-    sums: Mapping[str, tuple[float, float]]  # By slice: of the predictions, of the labels.
+    sums: Mapping[str, tuple[float, float]]  # Sum of the predictions and of the labels, by slice.
     score_edges: tuple[float, ...]
-    score_counts: Mapping[str, tuple[int, ...]]  # By slice: scores between the edges.
+    score_counts: Mapping[str, tuple[int, ...]]  # Scores between the edges, by slice.
     rows: str = ""  # Which they are.
     notes: tuple[str, ...] = ()
 
     @property
     def why(self) -> str:
-        """In a sentence; empty where it passed."""
+        """Say in a sentence why the version was refused; empty if it passed."""
         if self.is_passed:
             return ""
         more = f"; and {len(self.refusals) - 1} more" if len(self.refusals) > 1 else ""
@@ -131,7 +131,7 @@ class GateVerdict:
 
 
 def judge(rows: ScoredRows, bounds: PublishSpec) -> GateVerdict:
-    """The tests share `false_alarm_rate`: the more there are, the surer each must be."""
+    """Judge a version. The tests share `false_alarm_rate`: the more there are, the surer each must be."""
     tested = [one for one in rows.slices if len(one.rows) >= bounds.min_slice_rows]
     slices = {one.name: rows.of_slice(one) for one in tested}
     drawn = list(chain(_tests(rows, bounds, ALL_ROWS, 1.0), _tests_of_time(rows, slices, bounds), *(
@@ -157,7 +157,7 @@ def judge(rows: ScoredRows, bounds: PublishSpec) -> GateVerdict:
 
 @dataclass(frozen=True, slots=True)
 class _Drawn:
-    """A test before it is known how many there are."""
+    """A test before the number of tests is known."""
 
     name: str
     on: str
@@ -199,8 +199,8 @@ def _tests(rows: ScoredRows, bounds: PublishSpec, on: str, factor: float) -> Ite
 
 
 def _tests_of_time(rows: ScoredRows, slices: Mapping[str, ScoredRows], bounds: PublishSpec) -> Iterator[_Drawn]:
-    """Of rows whose labels or columns are wrong, a version that learnt from such rows is the better one. What shows it
-    is that the published version does not predict them as it did those of its publication."""
+    """Yield tests against the rows of the last publication. If labels or columns are wrong, a version that learned from
+    such rows looks better; but the published version no longer predicts them as it did."""
     if rows.earlier is None or rows.published is None:
         return
     if rows.earlier.auc and rows.auc_parts:
@@ -222,7 +222,7 @@ def _tests_of_time(rows: ScoredRows, slices: Mapping[str, ScoredRows], bounds: P
 
 
 def _score_drifts(rows: ScoredRows, slices: Mapping[str, ScoredRows]) -> Iterator[ColumnDrift]:
-    """Of rows whose columns are wrong in a slice alone, which is little of any column."""
+    """Yield drifts of the scores, which show columns that are wrong in one slice alone."""
     if rows.earlier is None:
         return
     for name, part in {ALL_ROWS: rows, **slices}.items():
@@ -248,7 +248,7 @@ def _drift_test(one: ColumnDrift, bounds: PublishSpec) -> GateTest:
 
 
 def to_record(verdict: GateVerdict) -> dict[str, Any]:
-    """As JSON beside the version."""
+    """Return the verdict as JSON to be stored beside the version."""
     def test(one: GateTest) -> dict[str, Any]:
         return {"test": one.name, "on": one.on, "value": one.value, "bound": one.bound, "passed": one.is_passed,
                 "standard_errors_beyond": one.errors if math.isfinite(one.errors) else None,
@@ -265,7 +265,7 @@ def to_record(verdict: GateVerdict) -> dict[str, Any]:
 
 
 def earlier_gate(record: Mapping[str, Any]) -> EarlierGate | None:
-    """Of the published version's record."""
+    """Read the published version's record."""
     auc, error = to_finite(record.get("auc")), to_finite(record.get("auc_error"))
     found = EarlierGate(None if auc is None or error is None else Measured(auc, error), {})
     try:

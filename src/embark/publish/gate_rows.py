@@ -32,14 +32,14 @@ _NEWS = 4  # Bins of two popular ids that others replace: that happens, and a fa
 
 @dataclass(frozen=True, slots=True)
 class GateRows:
-    """Rows in memory."""
+    """Labelled rows in memory."""
 
     opened: EvaluationRows
     rows: RowsInMemory
 
     def scored(self, candidate: Artifact, published: Artifact | None, bounds: PublishSpec, model_file: str = "",
                earlier: EarlierGate | None = None) -> ScoredRows:
-        """By both; `model_file` is the code of a model of the user's own."""
+        """Score the rows with both artifacts; `model_file` is a custom model's code."""
         spec = self.opened.spec
         label = main_label(self.rows.batch.label, spec.model.tasks) > 0.5
         return ScoredRows(
@@ -75,7 +75,7 @@ class GateRows:
                 for one in encoder.maps), tuple(None if (num == 1).all() else num for num in own))
 
     def slices(self, bounds: PublishSpec) -> list[GateSlice]:
-        """By the values of the features that `[publish]` names."""
+        """Return slices by the values of the features that `[publish]` names."""
         names = feature_names(self.opened)
         for wanted in bounds.slices:
             if not any(wanted in (column, table) for column, _, table in names):
@@ -87,7 +87,7 @@ class GateRows:
                 for part in slices_of(self.rows, self.opened, number, bounds.slice_values)[0]]
 
     def drifts(self, reference: Reference, encoder: RowEncoder) -> list[ColumnDrift]:
-        """Of every column against the rows of the reference."""
+        """Compare every column with the rows of the reference."""
         rng = np.random.default_rng(0)
         counts: list[NDArray[np.int64]] = []
         for rows in self._portions(encoder):
@@ -101,13 +101,13 @@ class GateRows:
 
 
 def _has_many_ids(column: ColumnBins) -> bool:
-    """Not all have a bin of their own."""
+    """Tell whether some ids share a bin."""
     return column.kind == "ids" and bool(column.edges)
 
 
 @contextmanager
 def open_gate_rows(trained: TrainedRun, bounds: PublishSpec) -> Iterator[GateRows]:
-    """As `[publish]` says."""
+    """Open the rows that `[publish]` names."""
     model = trained.spec.model
     if model.kind == "two_tower" or model.is_next_item or (model.tasks and main_task(model.tasks) < 0):
         raise UserError(f"{trained.run_dir.uri}: the gate needs predicted probabilities, and this model has none",

@@ -67,8 +67,8 @@ class CheckResult:
 
 
 def publish(run: str, *, to: str = "", gate: bool = True, sets: Sequence[str] = ()) -> PublishResult:
-    """The newest checkpoint of a run as the next version at `to`, by default `publish.to`, as a delta where that is
-    smaller. It becomes current if it passes the gate. Does nothing for a checkpoint that has its verdict. `sets` are
+    """Write the newest checkpoint of a run as the next version at `to` (by default `publish.to`), as a delta if that is
+    smaller, and make it current if it passes the gate. A checkpoint that has its verdict is left alone. `sets` are
     `publish.key=value` settings over the run's spec."""
     trained = _find(run, sets=sets)
     bounds = trained.spec.publish.model_copy(update={} if gate else {"gate": False})
@@ -98,7 +98,7 @@ def publish(run: str, *, to: str = "", gate: bool = True, sets: Sequence[str] = 
 
 
 def check(run: str, *, to: str = "", step: int | None = None, sets: Sequence[str] = ()) -> CheckResult:
-    """The gate's verdict on a checkpoint, by default the newest, against what is published; nothing is written."""
+    """Judge a checkpoint, by default the newest, against what is published, and write nothing."""
     trained = _find(run, step, sets)
     bounds = trained.spec.publish
     place = export_place(trained, to or bounds.to)
@@ -114,7 +114,7 @@ def watch(
     on_result: Callable[[PublishResult], None], on_error: Callable[[EmbarkError], None], is_stopped: Callable[[], bool],
 ) -> None:
     """Publish each newest checkpoint, at most one in `publish.every_minutes`, until stopped. An error is reported once
-    and tried again."""
+    and retried."""
     last_step, next_s, last_error = 0, 0.0, ""
     while not is_stopped():
         try:
@@ -144,7 +144,7 @@ def _find(run: str, step: int | None = None, sets: Sequence[str] = ()) -> Traine
 def _judged(
     trained: TrainedRun, rows: GateRows, candidate: Artifact, versions: CheckpointStore, bounds: PublishSpec
 ) -> GateVerdict:
-    """Against the current one of `versions`."""
+    """Judge a candidate against the current version."""
     model_file = file_of(trained.spec.model.kind) if trained.spec.model.is_own else ""
     notes: tuple[str, ...] = ()
     published, earlier = None, None
@@ -159,7 +159,7 @@ def _judged(
 
 
 def _candidate(versions: CheckpointStore, trained: TrainedRun) -> Checkpoint | None:
-    """The newest version of this checkpoint that was written to be published."""
+    """Return the newest version of this checkpoint that was written to be published."""
     return next((one for one in reversed(versions.committed())
                  if one.values.get(CANDIDATE) and one.values.get("run") == trained.run_dir.uri
                  and one.values.get("step") == str(trained.checkpoint.step)), None)
@@ -175,7 +175,8 @@ def _result(versions: CheckpointStore, trained: TrainedRun, candidate: Checkpoin
 
 
 def _remove_old(versions: CheckpointStore, keep: int) -> None:
-    """But for the newest, the current one, what those are deltas of, and what `embark export` wrote."""
+    """Remove versions except the newest, the current one, those they are deltas of, and those that `embark export`
+    wrote."""
     committed = versions.committed()
     if not keep or len(committed) <= keep:
         return

@@ -24,33 +24,33 @@ class Measured:
     error: float
 
     def beyond(self, bound: float) -> float:
-        """By how many standard errors the value is more than the bound."""
+        """Return by how many standard errors the value exceeds the bound."""
         excess = self.value - bound
         return excess / self.error if self.error > 0 else math.copysign(math.inf, excess) if excess else 0.0
 
     def interval(self) -> tuple[float, float]:
-        """95 %."""
+        """Return the 95 % interval."""
         half = NormalDist().inv_cdf(0.975) * self.error
         return self.value - half, self.value + half
 
 
 def critical(false_alarm_rate: float, num_tests: int) -> float:
-    """Standard errors that chance alone exceeds in any of so many one-sided tests with this probability, at most
-    (Bonferroni)."""
+    """Return how many standard errors chance alone exceeds in any of so many one-sided tests, with at most this
+    probability (Bonferroni)."""
     return NormalDist().inv_cdf(1 - false_alarm_rate / max(1, num_tests))
 
 
 @dataclass(frozen=True, slots=True)
 class AucParts:
-    """Of each positive the share of negatives below it, and of each negative the share of positives above it: DeLong's
-    structural components, https://doi.org/10.2307/2531595"""
+    """DeLong's structural components (https://doi.org/10.2307/2531595): the share of negatives below each positive, and
+    the share of positives above each negative."""
 
     positives: F64
     negatives: F64
 
     @staticmethod
     def of(label: NDArray[np.bool_], scores: F64) -> AucParts:
-        """Both labels must be there."""
+        """Compute the components; both labels must occur."""
         own = np.empty(len(scores))
         own[label], own[~label] = _mid_ranks(scores[label]), _mid_ranks(scores[~label])
         above = _mid_ranks(scores) - own  # of the other label, below each
@@ -58,7 +58,7 @@ class AucParts:
         return AucParts(above[label] / (len(label) - num), 1 - above[~label] / num)
 
     def measured(self, other: AucParts | None = None) -> Measured:
-        """The AUC; with `other`, of the same rows, how much higher the other's is."""
+        """Return the AUC; with `other`, from the same rows, how much higher the other's AUC is."""
         positives = self.positives if other is None else other.positives - self.positives
         negatives = self.negatives if other is None else other.negatives - self.negatives
         variance = sum(float(np.var(part, ddof=1)) / len(part) for part in (positives, negatives) if len(part) > 1)
@@ -66,21 +66,21 @@ class AucParts:
 
 
 def _mid_ranks(values: F64) -> F64:
-    """From 1; of equal values the mean of theirs."""
+    """Return ranks from 1 on; equal values share the mean of their ranks."""
     _, place, counts = np.unique(values, return_inverse=True, return_counts=True)
     ranks: F64 = (np.cumsum(counts) - (counts - 1) / 2)[place]
     return ranks
 
 
 def log_losses(label: NDArray[np.bool_], scores: F64) -> F64:
-    """Of each row."""
+    """Return the log loss of each row."""
     clipped = np.clip(scores, _LEAST_PROBABILITY, 1 - _LEAST_PROBABILITY)
     losses: F64 = -np.log(np.where(label, clipped, 1 - clipped))
     return losses
 
 
 def loss_increase(before: F64, now: F64) -> Measured:
-    """Of the losses of the same rows: the mean difference, as a share of the mean before."""
+    """Return the mean difference of two losses of the same rows, as a share of the mean before."""
     base = max(float(before.mean()), 1e-12)
     difference = now - before
     return Measured(float(difference.mean()) / base, float(difference.std(ddof=1)) / math.sqrt(len(now)) / base)
@@ -88,7 +88,7 @@ def loss_increase(before: F64, now: F64) -> Measured:
 
 @dataclass(frozen=True, slots=True)
 class LabelCount:
-    """Labels where predictions expect another number of them; its square root is nearly normal, also of few."""
+    """A number of labels beside the number that predictions expect; its square root is nearly normal, even for few."""
 
     observed: float
     expected: float
@@ -96,24 +96,25 @@ class LabelCount:
 
     @property
     def value(self) -> float:
-        """|log| of expected over observed; half a label is added to both, so that rows without any have one."""
+        """Return |log| of expected over observed. Half a label is added to both, so that rows without any have a
+        value."""
         return abs(math.log((self.expected + 0.5) / (self.observed + 0.5)))
 
     def beyond(self, bound: float) -> float:
-        """By how many standard errors the |log| is more than the bound."""
+        """Return by how many standard errors the |log| exceeds the bound."""
         side = 1 if self.observed > self.expected else -1
         limit, observed = self.expected * math.exp(side * bound), self.observed + (side < 0)  # for continuity
         return 2 * side * (math.sqrt(observed) - math.sqrt(limit)) / math.sqrt(max(self.dispersion, 1e-12))
 
 
 def miscalibration(label: NDArray[np.bool_], scores: F64) -> LabelCount:
-    """How far the number of labels is from what the predictions expect, where labels are drawn by them."""
+    """Measure how far the number of labels is from what the predictions expect, if labels are drawn from them."""
     expected = max(float(scores.sum()), 1e-9)
     return LabelCount(float(label.sum()), expected, float((scores * (1 - scores)).sum()) / expected)
 
 
 def calibration_shift(predicted_then: float, labels_then: float, predicted: float, labels: float) -> LabelCount:
-    """How far the number of labels is from what the predictions expect, where these are as far off as they were on
-    earlier rows."""
+    """Measure how far the number of labels is from what the predictions expect, if these are as far off as on earlier
+    rows."""
     expected = max(predicted * (labels_then + 0.5) / (predicted_then + 0.5), 1e-9)
     return LabelCount(labels, expected, 1 + expected / (labels_then + 0.5))

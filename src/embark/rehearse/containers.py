@@ -84,7 +84,9 @@ class Containers:
         if pod.command:
             words += ["--entrypoint", pod.command[0]]
         words += [self._image, *(word.replace(POD_IP, address) for word in (*pod.command[1:], *pod.args))]
-        return LineStream(words, env={**os.environ, **handed}, is_merged=True)
+        # Where a container's memory ends, podman's monitor writes an empty file `oom` into the folder it was called in:
+        # https://github.com/containers/conmon/issues/504
+        return LineStream(words, folder=self.folders.root, env={**os.environ, **handed}, is_merged=True)
 
     def term(self, start: Start) -> None:
         self._change("kill", "--signal", "TERM", self._called(start))

@@ -52,11 +52,11 @@ _log = logging.getLogger("embark.serve")
 
 @dataclass(frozen=True, slots=True)
 class ServeLimits:
-    """What a client may send, and how requests are put together."""
+    """What a client may send, and how requests are batched."""
 
     max_body_bytes: int = 8 << 20
     max_request_rows: int = 8_192
-    max_buffered_bytes: int = 256 << 20  # Of the bodies of all requests that arrive or wait.
+    max_buffered_bytes: int = 256 << 20  # Bodies of all requests that arrive or wait, together.
     body_timeout_s: float = 10.0
     num_threads: int = 1  # That score, each a batch of its own; 0: the event loop does.
     batch: BatchLimits = field(default_factory=BatchLimits)
@@ -74,10 +74,11 @@ class OtherWorkers(Protocol):
     """The other processes of a server. A call waits for their answers."""
 
     def metrics(self) -> bytes:
-        """Of all of them and of this one."""
+        """Return the metrics of all processes, this one included."""
 
     def feedback(self, body: Mapping[str, Any]) -> int:
-        """Labels of a request that another process answered; of how many rows, 0 where none knows it."""
+        """Pass on labels of a request that another process answered, and return the number of their rows; 0 if no
+        process knows the request."""
 
 
 class ModelServer:
@@ -85,7 +86,7 @@ class ModelServer:
 
     def __init__(self, model: ServedModel, limits: ServeLimits, token: str = "",
                  workers: OtherWorkers | None = None) -> None:
-        """`workers`: this process is one of several that serve the model."""
+        """`workers` is given if this process is one of several that serve the model."""
         self._served, self.limits, self._token, self._workers = model, limits, token, workers
         self.name = model.name
         self._batcher: Batcher[RequestColumns, Scores | EmbarkError] = Batcher(
@@ -100,11 +101,11 @@ class ModelServer:
 
     @property
     def _artifact(self) -> Artifact:
-        """The version that answers now; the next request may be answered by another one."""
+        """The active version. The next request may be answered by another one."""
         return self._served.artifact
 
     def app(self) -> ASGIApp:
-        """For any ASGI server. A full queue refuses a request before any of its body is read."""
+        """Return the application for any ASGI server. A full queue refuses a request before any of its body is read."""
         app = self._routes()
 
         async def admit(scope: Scope, receive: Receive, send: Send) -> None:
@@ -118,7 +119,7 @@ class ModelServer:
         return admit
 
     def check_room(self) -> None:
-        """Raises where the queue is full."""
+        """Raise if the queue is full."""
         if self._batcher.is_full:
             raise _TOO_MANY_ROWS
 
@@ -145,7 +146,7 @@ class ModelServer:
 
     @asynccontextmanager
     async def scoring(self) -> AsyncIterator[None]:
-        """While it is entered, requests are answered."""
+        """Answer requests while the context is entered."""
         tasks = [asyncio.create_task(batcher.run()) for batcher in (self._batcher, self._retrievals)]
         try:
             yield
@@ -156,7 +157,7 @@ class ModelServer:
                     await task
 
     def _answered(self, route: str, handler: Handler, is_private: bool) -> Handler:
-        """Every error is JSON in one line; what went wrong inside is in the log alone."""
+        """Wrap a handler: every error becomes one line of JSON, and internal faults are only logged."""
         async def answer(request: Request) -> Response:
             try:
                 if is_private:
@@ -182,7 +183,7 @@ class ModelServer:
 
     @contextmanager
     def holding(self, num_bytes: int) -> Iterator[None]:
-        """While a request of this size waits; raises where the others leave no room for it."""
+        """Reserve memory while a request of this size waits; raise if other requests leave no room for it."""
         try:
             self._hold(num_bytes)
             yield
@@ -190,17 +191,18 @@ class ModelServer:
             self._hold(-num_bytes)
 
     def count(self, route: str, status: str) -> None:
-        """A request that was answered."""
+        """Count an answered request."""
         self.metrics.requests.labels(route, status).inc()
         self.traffic.add_status(route, status)
 
     def check_token(self, given: bytes) -> None:
-        """Raises where the header of a request has another than the server's."""
+        """Raise if a request's header does not have the server's token."""
         if self._token and not hmac.compare_digest(given, f"Bearer {self._token}".encode()):
             raise Refusal(401, "a bearer token is required", {"WWW-Authenticate": "Bearer"})
 
     def check_model(self, name: str, version: str = "", *, answered_by: int | None = None) -> None:
-        """Raises where this server does not have it, or, after a request, where another version answered."""
+        """Raise if this server does not have the model or version, or, after a request, if another version answered
+        it."""
         has = str(self._artifact.version if answered_by is None else answered_by)
         if name != self.name:
             raise Refusal(404, f"no model {name!r}; this server has {self.name!r}")
@@ -216,7 +218,7 @@ class ModelServer:
         return JSONResponse(self.about_server())
 
     def about_server(self) -> dict[str, Any]:
-        """Its metadata."""
+        """Return the metadata of the server."""
         return {"name": "embark", "version": self._artifact.info.embark, "extensions": EXTENSIONS}
 
     async def _model(self, request: Request) -> Response:
@@ -228,7 +230,7 @@ class ModelServer:
         return JSONResponse({**self.about_model(), "parameters": about})
 
     def about_model(self) -> dict[str, Any]:
-        """Its metadata."""
+        """Return the metadata of the model."""
         artifact = self._artifact
         return metadata(self.name, artifact.version, artifact.info.rows.columns, artifact.info.model)
 
@@ -239,7 +241,7 @@ class ModelServer:
 
     @property
     def model_spec(self) -> ModelSpec:
-        """What it predicts."""
+        """The `[model]` section of the served artifact."""
         return self._artifact.info.model
 
     async def _model_ready(self, request: Request) -> Response:
@@ -299,7 +301,7 @@ class ModelServer:
                              "errors": [{"row": row, "why": why} for row, why in found.errors]})
 
     async def scores(self, route: str, rows: RequestColumns, request_id: str = "") -> Scores:
-        """By the next batch; labels can be sent later for a request that has an id."""
+        """Score rows with the next batch. Labels can be sent later for a request that has an id."""
         started = time.perf_counter()
         found = await self._answer(route, self._batcher, rows)
         self.traffic.add_answer(found, time.perf_counter() - started, request_id)
@@ -308,7 +310,7 @@ class ModelServer:
         return found
 
     async def _answer(self, route: str, batcher: Batcher[Asked, Found | EmbarkError], rows: Asked) -> Found:
-        """Raises where there are too many rows, in this request or in those that wait."""
+        """Submit rows to a batcher; raise if this request, or all that wait, have too many."""
         started = time.perf_counter()
         if not 0 < len(rows) <= self.limits.max_request_rows:
             raise Refusal(413 if len(rows) else 400, f"{len(rows):,} rows; a request has 1 to "
@@ -324,7 +326,7 @@ class ModelServer:
         return found
 
     async def _body(self, request: Request) -> bytearray:
-        """Of a request, unless it is too long or too slow, or other requests' fill the memory."""
+        """Read the body of a request; raise if it is too long or too slow, or if other bodies fill the memory."""
         too_long = Refusal(413, f"the body has more than {self.limits.max_body_bytes:,} bytes")
         length = request.headers.get("content-length", "0")
         if re.fullmatch("[0-9]{1,18}", length) and int(length) > self.limits.max_body_bytes:
@@ -345,12 +347,12 @@ class ModelServer:
 
 
 def _named(variable: str) -> list[str]:
-    """A route that the environment names."""
+    """Return the route that an environment variable names."""
     return [path] if (path := os.environ.get(variable, "")).startswith("/") else []
 
 
 def _request_id(request: Request, body: dict[str, Any] | None = None) -> str:
-    """By which its labels can be sent later."""
+    """Return the id under which labels can be sent later."""
     found = (body or {}).get("id") or request.headers.get("x-request-id", "")
     if not isinstance(found, str):
         raise Refusal(400, "'id' is not a string")
@@ -369,7 +371,8 @@ def _response(refusal: Refusal) -> Response:
 
 
 def all_scores(found: Scores) -> NDArray[np.float32]:
-    """Of a request by tensors, which have no room for a reason: one row without a score refuses it."""
+    """Return the scores of a request by tensors. Tensors have no room for a reason, so one row without a score refuses
+    the request."""
     if found.errors:
         row, why = found.errors[0]
         raise Refusal(400, f"row {row}: {why}")
@@ -378,7 +381,7 @@ def all_scores(found: Scores) -> NDArray[np.float32]:
 
 @contextmanager
 def refused_if_malformed() -> Iterator[None]:
-    """What cannot be read of a request, as the answer to it."""
+    """Turn what cannot be read of a request into its answer."""
     try:
         yield
     except (ValueError, TypeError, KeyError, RecursionError) as error:
@@ -386,7 +389,7 @@ def refused_if_malformed() -> Iterator[None]:
 
 
 async def _http_error(request: Request, error: Exception) -> Response:
-    """What Starlette itself refuses: no such route, or not with this method."""
+    """Answer what Starlette itself refuses: no such route, or not with this method."""
     assert isinstance(error, HTTPException)
     return JSONResponse({"error": f"{request.method} {request.url.path}: {error.detail}"}, error.status_code,
                         error.headers)

@@ -14,12 +14,12 @@ Answer = TypeVar("Answer")
 
 
 class Overloaded(Exception):
-    """More rows are waiting than may."""
+    """Raised if more rows are waiting than may."""
 
 
 @dataclass(frozen=True, slots=True)
 class BatchLimits:
-    """How requests are put together."""
+    """How requests are batched."""
 
     max_batch_rows: int = 4_096
     max_wait_ms: float = 0.0  # How long the first request of a batch waits for others.
@@ -27,25 +27,25 @@ class BatchLimits:
 
 
 class Batcher(Generic[Job, Answer]):
-    """Calls `answer` in threads of its own, each with the jobs of one batch; it must answer each. What arrives while
-    all of them are at work they share. Without threads the event loop calls it: for answers that take less time than
-    it takes to hand them to a thread and back."""
+    """Calls `answer` in threads of its own, each with the jobs of one batch. Jobs that arrive while all threads are
+    busy are shared among them. Without threads the event loop calls it, for answers that take less time than handing
+    them to a thread and back."""
 
     def __init__(self, answer: Callable[[Sequence[Job]], Sequence[Answer]], limits: BatchLimits,
                  num_threads: int = 1) -> None:
         self._answer, self._limits, self._num_threads = answer, limits, num_threads
         self._queue: asyncio.Queue[tuple[Job, int, asyncio.Future[Answer]]] = asyncio.Queue()
         self._num_last_rows = 1
-        self._num_waiting_rows = 0  # Of `num_queued_rows`, those that no thread has taken.
+        self._num_waiting_rows = 0  # Queued rows that no thread has taken yet.
         self.num_queued_rows = 0
 
     @property
     def is_full(self) -> bool:
-        """Whether a request as large as the last one would be refused."""
+        """Tell whether a request as large as the last one would be refused."""
         return self.num_queued_rows + self._num_last_rows > self._limits.max_queued_rows
 
     async def submit(self, job: Job, num_rows: int) -> Answer:
-        """The job's answer; raises `Overloaded` instead of waiting in too long a queue."""
+        """Return the job's answer; raise `Overloaded` instead of waiting in too long a queue."""
         if self.num_queued_rows + num_rows > self._limits.max_queued_rows:
             raise Overloaded
         answer: asyncio.Future[Answer] = asyncio.get_running_loop().create_future()
@@ -59,7 +59,7 @@ class Batcher(Generic[Job, Answer]):
             self.num_queued_rows -= num_rows
 
     async def run(self) -> None:
-        """Until it is cancelled."""
+        """Answer jobs until cancelled."""
         if not self._num_threads:
             await self._work(None)
         with ThreadPoolExecutor(self._num_threads, thread_name_prefix="embark-score") as threads:

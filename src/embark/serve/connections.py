@@ -12,13 +12,13 @@ _CHECK_S = 10.0
 KEEP_ALIVE_S = 620  # Between requests. Longer than any load balancer keeps its own (Google Cloud's 600 s, AWS's 60 s):
 # what the server closes first may cross with a request, which the client sees as 502.
 _MAX_BUSY_CHECKS = 6  # How many of them may find the same request: its body, its scores and the client that reads them.
-MAX_HEADER_BYTES = 1 << 16  # Of a request, besides its body: httptools has no limit of its own.
+MAX_HEADER_BYTES = 1 << 16  # For a request's headers: httptools has no limit of its own.
 _TOO_LONG = b"HTTP/1.1 431 Request Header Fields Too Large\r\nconnection: close\r\ncontent-length: 0\r\n\r\n"
 
 
 class BoundedProtocol(HttpToolsProtocol):
-    """Closes a connection whose client sends no complete headers, too long ones, or does not read, and those beyond the
-    limit."""
+    """Closes connections beyond the limit, and those whose client sends no complete headers, sends too long ones, or
+    does not read."""
 
     _timer: asyncio.TimerHandle
     _num_header_bytes = 0  # Since the last piece of a body, or the last request.
@@ -52,7 +52,8 @@ class BoundedProtocol(HttpToolsProtocol):
         super().on_message_complete()
 
     def _unsupported_upgrade_warning(self) -> None:
-        """The request is answered without; uvicorn would ask the operator to install a package."""
+        """Say nothing: the request is answered without the upgrade, and uvicorn would ask the operator to install a
+        package."""
 
     def _check(self, last_request: Any, num_checks: int) -> None:
         request = self.cycle

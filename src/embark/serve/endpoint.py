@@ -18,7 +18,7 @@ TOKEN = "EMBARK_SERVE_TOKEN"
 
 @dataclass(frozen=True, slots=True)
 class Endpoint:
-    """Where a server listens."""
+    """The address, ports and certificate of a server."""
 
     host: str = "127.0.0.1"
     port: int = 8000
@@ -28,12 +28,12 @@ class Endpoint:
 
     @property
     def grpc_address(self) -> tuple[str, int] | None:
-        """Where it has gRPC."""
+        """The address of gRPC, if the server has it."""
         return None if self.grpc_port is None else (self.host, self.grpc_port)
 
     @property
     def certificate(self) -> tuple[Path, Path] | None:
-        """The two files, which fit each other."""
+        """The certificate and its key, which match."""
         if not self.tls_cert:
             if self.tls_key:
                 raise UserError("--tls-key: has no --tls-cert", fix="name the certificate too")
@@ -50,7 +50,7 @@ class Endpoint:
 
 @dataclass(frozen=True, slots=True)
 class Listening:
-    """A server that accepts requests."""
+    """Describes a server that accepts requests."""
 
     url: str
     grpc: str | None  # Host and port, where it has gRPC.
@@ -64,7 +64,7 @@ class Listening:
     @staticmethod
     def of(endpoint: Endpoint, port: int, grpc_port: int | None, *, model: str, version: int, needs_token: bool,
            device: str, workers: int = 1, threads: int = 0) -> Listening:
-        """With the ports that it has."""
+        """Describe a server with the ports that it was given."""
         host = f"[{endpoint.host}]" if ":" in endpoint.host else endpoint.host
         return Listening(
             url=f"{'https' if endpoint.tls_cert else 'http'}://{host}:{port}",
@@ -73,7 +73,7 @@ class Listening:
 
 
 def bearer_token() -> str:
-    """Of the environment; empty where it is not set."""
+    """Return the token of the environment; empty if it is not set."""
     token = os.environ.get(TOKEN)
     if token is not None and (not token or token != token.strip()):
         raise UserError(f"{TOKEN}: is set, but " + ("has whitespace around it" if token.strip() else "empty"),
@@ -82,7 +82,7 @@ def bearer_token() -> str:
 
 
 def listen(host: str, port: int) -> socket.socket:
-    """For HTTP."""
+    """Open the socket for HTTP."""
     if not host.strip():  # Which would be all addresses.
         raise UserError("--host: is empty", fix="127.0.0.1 for this machine alone, 0.0.0.0 for all addresses")
     try:
@@ -98,7 +98,7 @@ def listen(host: str, port: int) -> socket.socket:
 
 @contextmanager
 def shared_grpc_address(endpoint: Endpoint) -> Iterator[tuple[str, int] | None]:
-    """Where several processes may listen for gRPC, and nobody does yet; None where it has none."""
+    """Reserve an address on which several processes may listen for gRPC; None if the server has no gRPC."""
     if endpoint.grpc_port is None:
         yield None
         return

@@ -21,14 +21,14 @@ _SENT = """send {"id": "…", "labels": [0, 1, null, …]}, or {"version": 1, "s
 
 
 class LabelSums:
-    """Of one version since they were last written."""
+    """Sums of one version since they were last written."""
 
     def __init__(self) -> None:
         self.num = np.zeros(NUM_SCORE_BINS, np.int64)
         self.predicted, self.clicks = np.zeros(NUM_SCORE_BINS), np.zeros(NUM_SCORE_BINS)
 
     def add(self, scores: NDArray[np.float64], labels: NDArray[np.float64]) -> None:
-        """Rows that have both."""
+        """Add rows that have a score and a label."""
         bins = score_bins(scores)
         for total, weights in ((self.num, None), (self.predicted, scores), (self.clicks, labels)):
             total += np.bincount(bins, weights, NUM_SCORE_BINS).astype(total.dtype)
@@ -39,7 +39,7 @@ class LabelSums:
 
 
 class Feedback:
-    """Keeps the scores of the last requests that have an id, each until its labels come."""
+    """Keeps the scores of the last requests that have an id until their labels come."""
 
     def __init__(self) -> None:
         self._scores: OrderedDict[str, tuple[int, Kept]] = OrderedDict()
@@ -48,7 +48,7 @@ class Feedback:
         self._lock = threading.Lock()
 
     def keep(self, request_id: str, found: Scores) -> None:
-        """For labels that may come."""
+        """Keep the scores of a request for labels that may come."""
         scores = found.values.astype(np.float64)
         if len(request_id) > MAX_ID_CHARS or scores.ndim > 1 or np.isnan(scores).all():  # only of one task
             return
@@ -65,7 +65,7 @@ class Feedback:
         return found
 
     def add(self, body: Mapping[str, Any]) -> int:
-        """How many rows had a score and a label; 0 where no scores of the request are known. Raises ValueError."""
+        """Return how many rows had a score and a label; 0 if no scores of the request are known. Raises ValueError."""
         labels, request_id = body.get("labels"), body.get("id")
         if not isinstance(labels, list) or not labels or not all(one is None or one in (0, 1) for one in labels):
             raise ValueError(f"'labels' is no array of 0, 1 and null; {_SENT}")
@@ -96,7 +96,7 @@ class Feedback:
         return len(labels)
 
     def take(self) -> dict[int, LabelSums]:
-        """What came since the last call, by version."""
+        """Return what came since the last call, by version."""
         with self._lock:
             taken, self._sums = self._sums, {}
         return taken

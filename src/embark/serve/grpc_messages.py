@@ -44,7 +44,7 @@ SERVICE = f"{_PACKAGE}.GRPCInferenceService"
 
 
 def message_classes() -> dict[str, Any]:
-    """By name."""
+    """Return the message classes by name."""
     file = FileDescriptorProto(name="open_inference.proto", package=_PACKAGE, syntax="proto3")
     for name, fields in _MESSAGES.items():
         message = file.message_type.add(name=name)

@@ -38,12 +38,12 @@ _HANDSHAKE_MS = 10_000
 
 
 class GrpcServer:
-    """Listens from the start; answers in the event loop that it is made in."""
+    """Listens as soon as it is made, and answers in the event loop that it is made in."""
 
     def __init__(self, model: ModelServer, address: tuple[str, int], max_requests: int,
                  certificate: tuple[bytes, bytes] | None = None, *, is_shared: bool = False) -> None:
-        """`certificate`: the chain and its private key. `is_shared`: other processes may listen there too; the kernel
-        decides which of them a connection is for."""
+        """`certificate` is the chain and its private key. With `is_shared` other processes may listen on the address
+        too, and the kernel distributes connections."""
         self._model, self._messages = model, message_classes()
         self._layouts: dict[tuple[Any, ...], RawLayout] = {}
         self._server = grpc.aio.server(maximum_concurrent_rpcs=max_requests, options=[
@@ -75,7 +75,7 @@ class GrpcServer:
         await self._server.start()
 
     async def stop(self, drain_s: float) -> None:
-        """Accept no more, and answer what was accepted."""
+        """Accept no more requests, and answer those that were accepted."""
         await self._server.stop(drain_s)
 
     def _answered(self, name: str, answer: Answer, is_private: bool) -> Callable[[Any, Any], Awaitable[Any]]:
@@ -136,7 +136,8 @@ class GrpcServer:
             {**tensor, "contents": {"fp32_contents": values.reshape(-1).tolist()}} for tensor, values in tensors])
 
     def _columns(self, request: Any) -> RequestColumns:
-        """Clients repeat names, types and shapes, so what was found of them is remembered."""
+        """Read the columns of a request. Clients repeat names, types and shapes, so what was read of them is
+        remembered."""
         raw, inputs = list(request.raw_input_contents), request.inputs
         if raw and (len(raw) != len(inputs) or any(one.HasField("contents") for one in inputs)):
             raise ValueError("raw_input_contents has all inputs, in their order, or none")

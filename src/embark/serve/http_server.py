@@ -30,9 +30,9 @@ def serve_requests(
     on_start: Callable[[int | None], None], *, listener: socket.socket | None = None,
     handed: socket.socket | None = None,
 ) -> None:
-    """Until SIGTERM or Ctrl-C. Connections are those that `listener` accepts, or that another process accepted and
-    sends over `handed`, which is told of each that is closed by a byte; then others listen at the port of gRPC too.
-    `on_start` is called with this port."""
+    """Serve until SIGTERM or Ctrl-C. Connections are accepted by `listener`, or by another process that sends them over
+    `handed` and is told of each closed one by a byte; then others listen on the port of gRPC too. `on_start` is called
+    with this port."""
     with _short_switches(), asyncio.Runner(loop_factory=_loop_factory()) as runner:
         runner.run(_serve(model, certificate, grpc_address, on_start, listener, handed))
 
@@ -58,7 +58,8 @@ async def _serve(
 
 
 class _Server(uvicorn.Server):
-    """With gRPC beside it. Ends with the process's own exit code: uvicorn would raise the signal again."""
+    """Runs uvicorn with gRPC beside it, and ends with the process's own exit code: uvicorn would raise the signal
+    again."""
 
     def __init__(self, config: uvicorn.Config, grpc: GrpcServer | None, on_start: Callable[[], None],
                  handed: socket.socket | None) -> None:
@@ -127,7 +128,7 @@ class _Server(uvicorn.Server):
 
 
 def _loop_factory() -> Callable[[], asyncio.AbstractEventLoop] | None:
-    """uvloop's, where it is installed; otherwise asyncio's own."""
+    """Return the event loop of uvloop if it is installed, otherwise None for that of asyncio."""
     if find_spec("uvloop") is None:
         return None
     import uvloop

@@ -24,7 +24,7 @@ MAX_REMEMBERED, MAX_REMEMBERED_BYTES = 64, 1 << 16  # Kinds of requests, and the
 
 
 def metadata(name: str, version: int, columns: Schema, model: ModelSpec) -> dict[str, Any]:
-    """Of a model: a tensor for each column; a list is a second dimension."""
+    """Describe a model by the protocol: a tensor for each column, with a second dimension for lists."""
     inputs = {column: _tensor(column, "FP32") for column in columns.dense}
     for column in columns.sparse:
         if column.kind not in TIME_ROWS:
@@ -55,7 +55,7 @@ class InferRequest:
 
 
 def read_infer(header: Mapping[str, Any], raw: memoryview, schema: Schema, model: ModelSpec) -> InferRequest:
-    """A request over HTTP: its JSON, and the bytes after it, which are the binary tensors' one after the other."""
+    """Read a request over HTTP: its JSON, and the bytes of the binary tensors after it."""
     request_id, tensors, at = header.get("id", ""), [], 0
     if not isinstance(request_id, str):
         raise ValueError("'id' is not a string")
@@ -81,14 +81,14 @@ def read_infer(header: Mapping[str, Any], raw: memoryview, schema: Schema, model
 
 
 class InferReader:
-    """Reads requests. Clients repeat their headers, so what was found of one is remembered: where all tensors are raw
+    """Reads requests. Clients repeat their headers, so what was read of one is remembered: if all tensors are raw
     numbers, one for each row, only the bytes after the header change."""
 
     def __init__(self) -> None:
         self._remembered: dict[bytes, tuple[InferRequest, RawLayout]] = {}
 
     def read(self, header: memoryview, raw: memoryview, schema: Schema, model: ModelSpec) -> InferRequest:
-        """`header` is JSON; `schema` and `model` are those of all versions."""
+        """Read a request. `header` is JSON; `schema` and `model` are the same for all versions."""
         text = bytes(header)
         if (known := self._remembered.get(text)) and known[1].num_bytes == len(raw):
             return replace(known[0], columns=RawTensors(known[1], raw))
@@ -104,7 +104,7 @@ class InferReader:
 
 
 def chosen_outputs(names: Sequence[Any], model: ModelSpec) -> tuple[Output, ...]:
-    """Those of the names, or all; refuses what the model does not have."""
+    """Return the named outputs, or all; refuse those that the model does not have."""
     has = outputs_of(model)
     known = [output.name for output in has]
     if unknown := [name for name in names if name not in known]:
@@ -114,7 +114,7 @@ def chosen_outputs(names: Sequence[Any], model: ModelSpec) -> tuple[Output, ...]
 
 def infer_response(name: str, version: int, request: InferRequest, scores: NDArray[np.float32]) -> \
         tuple[dict[str, Any], bytes]:
-    """The answer to an inference request: its JSON, and the bytes after it."""
+    """Return the answer to an inference request: its JSON, and the bytes after it."""
     echoed = {"id": request.id} if request.id else {}
     outputs, after = [], []
     for tensor, values in tensors_of(request.outputs, scores):
@@ -127,7 +127,7 @@ def infer_response(name: str, version: int, request: InferRequest, scores: NDArr
 
 
 def read_score(body: Mapping[str, Any]) -> JsonColumns:
-    """`rows`, which Vertex AI calls `instances`; or `candidates`, each with the columns of `user`."""
+    """Read `rows`, which Vertex AI calls `instances`, or `candidates`, each with the columns of `user`."""
     for name in ("rows", INSTANCES):
         if name in body:
             return JsonColumns(_listed(body, name))
@@ -140,14 +140,14 @@ def read_score(body: Mapping[str, Any]) -> JsonColumns:
 
 
 def _num_bytes(value: Any) -> int:
-    """About what a cell of JSON takes."""
+    """Estimate the memory of a cell of JSON."""
     if isinstance(value, dict):
         value = list(value.values())
     return sum(map(_num_bytes, value), 8) if isinstance(value, list) else len(value) if isinstance(value, str) else 8
 
 
 def score_response(body: Mapping[str, Any], found: Scores, model: ModelSpec) -> dict[str, Any]:
-    """The answer to a request with that body. Vertex AI wants one prediction for each instance."""
+    """Return the answer to a request with that body. Vertex AI wants one prediction for each instance."""
     is_by_row = INSTANCES in body
     return {"version": found.version,
             "predictions" if is_by_row else "scores": answer_of(model, found.scores, is_by_row=is_by_row),
@@ -155,7 +155,7 @@ def score_response(body: Mapping[str, Any], found: Scores, model: ModelSpec) -> 
 
 
 def json_object(text: bytes | bytearray) -> dict[str, Any]:
-    """A body, or the part of it that is JSON."""
+    """Parse a body, or the part of it that is JSON."""
     try:
         value = json.loads(text)
     except (ValueError, RecursionError):

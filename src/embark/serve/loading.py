@@ -18,7 +18,7 @@ _log = logging.getLogger("embark.serve")
 
 
 def load_current(place: str, load: Callable[[int | None], Loaded]) -> tuple[Loaded, VersionChange | None]:
-    """The current version; where it is damaged the newest earlier one that is not, and why it is not the current."""
+    """Load the current version; if it is damaged, the newest earlier one that is not, with the reason."""
     try:
         return load(None), None
     except DataError as error:
@@ -41,8 +41,8 @@ def load_scorer(
     place: str, version: int | None, model_file: str = "", device: ScoringDevice | None = None,
     onto: RequestScorer | None = None, *, is_checked: bool = False,
 ) -> RequestScorer:
-    """A version that is ready: what libraries load on first use is loaded. `onto` is one that nobody uses any more:
-    where this one is a delta of it, its tables are used up for this one. `is_checked`: see `open_artifact`."""
+    """Load a version and warm it up. `onto` is a version that nobody uses any more: if this one is a delta of it, its
+    tables are reused. `is_checked` is explained in `open_artifact`."""
     from embark.trainers.torch.open_exported import open_model
 
     artifact = open_artifact(place, version, onto.artifact if onto else None, is_checked=is_checked)

@@ -17,20 +17,20 @@ Row = float | tuple[float, ...]  # One score, or all outputs of all tasks.
 
 @dataclass(frozen=True, slots=True)
 class Output:
-    """One output: its name, and where its numbers are among those of a row."""
+    """One output of a model: its name, and where its numbers stand in a row of scores."""
 
     name: str
     start: int
     num: int
-    is_list: bool  # Of classes: a probability of each.
+    is_list: bool  # Holds a probability for each class.
 
     @property
     def shape(self) -> list[int]:
-        """With −1 for the rows, as the Open Inference Protocol has it."""
+        """The shape by the Open Inference Protocol, with -1 for the rows."""
         return [-1, self.num] if self.is_list else [-1]
 
     def of(self, rows: NDArray[np.float32]) -> NDArray[np.float32]:
-        """[n], or [n, classes], of the scores of rows."""
+        """Return the numbers of this output, [n] or [n, classes], from the scores of rows."""
         if rows.ndim == 1:
             return rows
         found: NDArray[np.float32] = rows[:, self.start : self.start + self.num] if self.is_list else \
@@ -39,7 +39,8 @@ class Output:
 
 
 def outputs_of(model: ModelSpec) -> tuple[Output, ...]:
-    """`score`, or one of each task by its name: probability of a 1, number, or probability of each class."""
+    """Return the outputs of a model: `score`, or one for each task by its name (probability of a 1, a number, or the
+    probability of each class)."""
     if not model.tasks:
         return (Output(SCORE, 0, 1, is_list=False),)
     starts = np.cumsum([0, *(task.num_outputs for task in model.tasks)]).tolist()
@@ -50,15 +51,15 @@ def outputs_of(model: ModelSpec) -> tuple[Output, ...]:
 def tensors_of(
     outputs: Sequence[Output], scores: NDArray[np.float32],
 ) -> Iterator[tuple[dict[str, Any], NDArray[np.float32]]]:
-    """Of rows that all have scores: the name, type and shape of each output, and its numbers."""
+    """Yield the name, type and shape of each output with its numbers, for rows that all have scores."""
     for output in outputs:
         values = output.of(scores)
         yield {"name": output.name, "datatype": "FP32", "shape": list(values.shape)}, values
 
 
 def answer_of(model: ModelSpec, rows: Sequence[Row | None], *, is_by_row: bool = False) -> Any:
-    """For JSON: a list of scores, or of several tasks one list of each; None for rows without. `is_by_row`: an object
-    with all tasks for each row."""
+    """Return scores for JSON: a list, or one list for each task, with None for rows without a score. With `is_by_row`,
+    an object with all tasks for each row."""
     if not model.tasks:
         return rows
     if is_by_row:

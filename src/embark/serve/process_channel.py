@@ -17,15 +17,15 @@ _log = logging.getLogger("embark.serve")
 
 
 class ProcessEnded(Exception):
-    """The other process is gone, or does not answer in time."""
+    """Raised if the other process is gone or does not answer in time."""
 
 
 class ProcessChannel:
-    """One end. A process trusts what the other one sends: it is one that it started, or that started it."""
+    """One end of a channel. Each process trusts what the other sends: one of them started the other."""
 
     def __init__(self, connection: Connection, answers: Mapping[str, Callable[..., Any]],
                  on_end: Callable[[], None] = lambda: None) -> None:
-        """`answers`: what the other process may call. `on_end` is called when it is gone."""
+        """`answers` are the functions that the other process may call. `on_end` is called when it is gone."""
         self._connection, self._answers, self._on_end = connection, answers, on_end
         self._lock, self._numbers = threading.Lock(), itertools.count()
         self._waiting: dict[int, Future[Any]] = {}
@@ -34,7 +34,7 @@ class ProcessChannel:
         threading.Thread(target=self._read, name="embark-channel", daemon=True).start()
 
     def call(self, name: str, *args: Any, timeout_s: float | None = None) -> Any:
-        """What the other process answers; raises what it raised."""
+        """Call a function of the other process; raise what it raised."""
         answer: Future[Any] = Future()
         with self._lock:
             number = next(self._numbers)
@@ -51,7 +51,7 @@ class ProcessChannel:
                 self._waiting.pop(number, None)
 
     def close(self) -> None:
-        """The other process notices."""
+        """Close the channel, which the other process notices."""
         with suppress(OSError):
             self._connection.close()
 

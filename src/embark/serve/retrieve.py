@@ -17,14 +17,14 @@ from embark.serve.request_rows import JsonColumns, RequestScorer
 from embark.spec.two_tower import is_item_table
 
 MAX_K, MAX_EXCLUDED = 1_000, 10_000
-MAX_FOUND = 1 << 18  # Of all users of a request: the index finds as many items as are asked for and excluded.
+MAX_FOUND = 1 << 18  # For all users of a request: the index finds as many items as are asked for and excluded.
 Value = int | str
 Floats = NDArray[np.float32]
 
 
 @dataclass(frozen=True, slots=True)
 class RetrieveRequest:
-    """Users, and what is wanted of each."""
+    """Users, and how many items are wanted for each."""
 
     users: tuple[Mapping[str, Any], ...]
     k: int
@@ -36,7 +36,7 @@ class RetrieveRequest:
 
 @dataclass(frozen=True, slots=True)
 class Retrieved:
-    """The items of each user, best first; None of a user that cannot be read."""
+    """The items of each user, best first; None for a user that cannot be read."""
 
     results: tuple[dict[str, list[Any]] | None, ...]
     errors: tuple[tuple[int, str], ...]
@@ -44,7 +44,7 @@ class Retrieved:
 
 
 def read_retrieve(body: Mapping[str, Any]) -> RetrieveRequest:
-    """`{"user": {…}}` or `{"users": [{…}, …]}`, with `k` and `exclude`."""
+    """Read `{"user": {…}}` or `{"users": [{…}, …]}`, with `k` and `exclude`."""
     if unknown := sorted(set(body) - {"user", "users", "k", "exclude"}):
         raise ValueError(f"{unknown[0]!r} is unknown; a request has 'user' or 'users', 'k' and 'exclude'")
     if ("user" in body) == ("users" in body):
@@ -76,7 +76,7 @@ class Retriever:
         self._fill = dict.fromkeys(_item_columns(artifact), None if artifact.info.rows.plain_ids is None else 0)
 
     def retrieve(self, requests: Sequence[RetrieveRequest]) -> list[Retrieved | EmbarkError]:
-        """Of each request its items, all by the same version, or why it has none."""
+        """Return the items of each request, all by the same version, or the error that it has instead."""
         return [self._retrieve(request) for request in requests]
 
     def _retrieve(self, request: RetrieveRequest) -> Retrieved | EmbarkError:
@@ -113,7 +113,7 @@ def _item_columns(artifact: Artifact) -> list[str]:
 
 
 def open_retriever(scorer: RequestScorer, user_vectors: Callable[[RawRows], Floats]) -> Retriever | None:
-    """Of a retrieval model; None of any other."""
+    """Return the retriever of a retrieval model; None for any other."""
     info = scorer.artifact.info.item_index
     if info is None:
         return None

@@ -49,9 +49,9 @@ def score_file(
     artifact: str, rows: str, to: str | Path, *, keep: Sequence[str] = (), version: int | None = None,
     model_file: str = "", force: bool = False,
 ) -> ScoreResult:
-    """The scores of the raw rows at `rows` (a CSV, JSON Lines or Parquet file, a folder or a glob), into the Parquet
-    file `to`: column `score`, or one of each task, and before it the columns of the input that `keep` names. A row that
-    cannot be read has no score. `model_file` is the code of a model of your own."""
+    """Score the raw rows at `rows` (a CSV, JSON Lines or Parquet file, a folder or a glob) into the Parquet file `to`:
+    column `score`, or one for each task, and before it the columns of the input that `keep` names. A row that cannot be
+    read has no score. `model_file` is a custom model's code."""
     target = Path(to)
     if target.is_dir():
         raise UserError(f"{target}: is a folder", fix="name the Parquet file to write")
@@ -86,7 +86,7 @@ class _Scoring:
     examples: list[str] = field(default_factory=list)
 
     def batches(self) -> Iterator[pa.RecordBatch]:
-        """A portion of rows each."""
+        """Yield the output, one portion of rows at a time."""
         rows, encoder = self.artifact.info.rows, self.artifact.encoder
         schema = _schema_of_files(rows, self.inputs, self.files)
         if lacking := [name for name in self.keep if schema.columns and name not in schema.columns]:
@@ -120,7 +120,7 @@ class _Scoring:
 
 
 class _NumberingParser(RowParser):
-    """Numbers the rows of each portion, those that cannot be read among them, and keeps columns for the output."""
+    """Numbers the rows of each portion, those that cannot be read included, and keeps columns for the output."""
 
     def __init__(self, schema: Schema, prepare: PrepareSpec, keep: Sequence[str]) -> None:
         super().__init__(schema, prepare)
@@ -144,7 +144,8 @@ class _NumberingParser(RowParser):
 
 
 def _schema_of_files(rows: RowFormat, inputs: Inputs, files: Sequence[InputFile]) -> Schema:
-    """Criteo's files are read with or without their label, as any text without a header."""
+    """Return the columns of the files. Criteo's files are read with or without their label, as any text without a
+    header."""
     if rows.columns.format != "criteo":
         return schema_in(rows.columns, rows.prepare, inputs, files)
     names = CRITEO_COLUMNS

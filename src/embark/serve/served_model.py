@@ -17,12 +17,12 @@ from embark.serve.outputs import outputs_of
 from embark.serve.request_rows import OnRows, RequestColumns, RequestScorer, Scores
 from embark.serve.retrieve import Retrieved, RetrieveRequest
 
-NUM_RECORDED, MAX_RECORDED_ROWS, RECORD_EVERY_S = 16, 1_024, 1.0  # Of requests in memory; rows of each.
+NUM_RECORDED, MAX_RECORDED_ROWS, RECORD_EVERY_S = 16, 1_024, 1.0  # Requests kept in memory, and their rows.
 
 
 @dataclass(frozen=True, slots=True)
 class VersionChange:
-    """Another version that is current: it answers now, or it is refused."""
+    """Another version became current: it is active now, or it was rejected."""
 
     version: int | None  # None where it cannot be read which one is current.
     previous: int  # It goes on answering where the other is refused.
@@ -31,10 +31,10 @@ class VersionChange:
 
 
 class ServedModel:
-    """Scores requests with one version, until `switch`. Keeps a sample of them in memory."""
+    """Scores requests with one version until `switch`, and keeps a sample of them in memory."""
 
     def __init__(self, scorer: RequestScorer, name: str = "") -> None:
-        """`name`: what clients call the model; by default the name of its run."""
+        """`name` is what clients call the model; by default the name of its run."""
         self._scorer, self._is_named = scorer, bool(name)
         self.name = name or _run_name(scorer.artifact)
         self.current: int | None = scorer.artifact.version  # What `current` of its place names, where it is followed.
@@ -47,7 +47,7 @@ class ServedModel:
 
     @contextmanager
     def _in_use(self) -> Iterator[RequestScorer]:
-        """What answers now, also if `switch` is called from another thread meanwhile."""
+        """Hold the active scorer, even if another thread calls `switch` meanwhile."""
         with self._lock:
             scorer = self._scorer
             self._uses[id(scorer.artifact)] += 1
@@ -58,32 +58,30 @@ class ServedModel:
                 self._uses[id(scorer.artifact)] -= 1
 
     def is_in_use(self, artifact: Artifact) -> bool:
-        """Whether it answers, or a batch that began before the switch is not finished yet."""
+        """Tell whether it is active, or a batch that began before the switch is not finished yet."""
         with self._lock:
             return artifact is self._scorer.artifact or self._uses[id(artifact)] > 0
 
     @property
     def scorer(self) -> RequestScorer:
-        """What answers."""
+        """The scorer of the active version."""
         return self._scorer
 
     @property
     def artifact(self) -> Artifact:
-        """The version that answers."""
         return self._scorer.artifact
 
     @property
     def version(self) -> int:
-        """Its number."""
         return self.artifact.version
 
     @property
     def device(self) -> str:
-        """Where and how that version runs, for people to read."""
+        """Where and how the active version runs, for people to read."""
         return self._scorer.device
 
     def score(self, requests: Sequence[RequestColumns]) -> list[Scores | EmbarkError]:
-        """Of each request its scores, all by the same version, or why it has none."""
+        """Return the scores of each request, all by the same version, or the error that it has instead."""
         with self._in_use() as scorer:
             found = scorer.score(requests)
         if time.monotonic() >= self._record_from_s:
@@ -96,26 +94,26 @@ class ServedModel:
 
     @property
     def has_items(self) -> bool:
-        """Whether it retrieves."""
+        """Whether the model retrieves items."""
         return self._scorer.retriever is not None
 
     def retrieve(self, requests: Sequence[RetrieveRequest]) -> list[Retrieved | EmbarkError]:
-        """Of each request its items, by the towers and the index of one version."""
+        """Return the items of each request, by the towers and the index of one version."""
         with self._in_use() as scorer:
             assert scorer.retriever is not None
             return scorer.retriever.retrieve(requests)
 
     def observe(self, on_rows: OnRows) -> None:
-        """Called with the rows of each batch from now on, whichever version scores them."""
+        """Call `on_rows` with the rows of each batch from now on, whichever version scores them."""
         self._scorer.on_rows = on_rows
 
     def record_empty_request(self) -> None:
-        """As the first, so that there is always one."""
+        """Record an empty request first, so that there is always one to check with."""
         self.score([self._scorer.empty_request()])
 
     def check(self, scorer: RequestScorer) -> None:
-        """Raise unless it is another version of the same model: it has the name, the inputs and the outputs, and a
-        finite score for each recorded row that has one."""
+        """Raise unless the scorer is another version of the same model: the name, inputs and outputs are the same, and
+        each recorded row that has a score has a finite one."""
         answering, other = self.artifact, scorer.artifact
         if not self._is_named and _run_name(other) != self.name:
             raise DataError(f"its run is called {_run_name(other)!r}, and the model that is served {self.name!r}",
@@ -142,7 +140,7 @@ class ServedModel:
                             f"none: {why}", fix="score rows with it by `embark score --version`, and export another")
 
     def switch(self, scorer: RequestScorer) -> None:
-        """Answer with it from the next batch on; its towers and its item index together."""
+        """Answer with the scorer from the next batch on, its towers and item index together."""
         change = VersionChange(scorer.artifact.version, self.artifact.version)
         scorer.on_rows = self._scorer.on_rows
         with self._lock:
@@ -151,7 +149,7 @@ class ServedModel:
         self.report(change)
 
     def report(self, change: VersionChange) -> None:
-        """To who listens."""
+        """Tell all listeners about a change."""
         for listener in self.listeners:
             listener(change)
 
@@ -161,7 +159,7 @@ def _run_name(artifact: Artifact) -> str:
 
 
 def _signature(artifact: Artifact) -> list[dict[str, object]]:
-    """What clients send and get: the order of columns is none of it."""
+    """Return what clients send and get, whatever the order of columns."""
     about = metadata("", 0, artifact.info.rows.columns, artifact.info.model)
     tensors: list[dict[str, object]] = sorted(about["inputs"], key=lambda tensor: str(tensor["name"]))
     return [*tensors, *about["outputs"]]

@@ -32,12 +32,12 @@ from embark.serve.version_follower import VersionFollower, VersionSwitcher
 
 MAX_WORKERS = 8  # That are started unless more are asked for; torch's threads use the other cores.
 _NUM_THREADS = 2  # That score: one computes while the other reads its requests.
-_WORKER_THREADS = 0  # Of one of several processes: each has a core, and others read requests meanwhile.
+_WORKER_THREADS = 0  # Scoring threads of a worker: each worker has a core, and others read requests meanwhile.
 _log = logging.getLogger("embark.serve")
 
 
 def log_change(change: VersionChange) -> None:
-    """What becomes of another current version, as a line of the log."""
+    """Log what becomes of another current version."""
     if change.refused:
         _log.warning("version %s is refused, still serving %d: %s", change.version, change.previous, change.refused)
     else:
@@ -51,11 +51,11 @@ def serve(
     record: str = "", workers: int | None = 1,
 ) -> None:
     """Serve an exported model until SIGTERM or Ctrl-C; then every accepted request is answered first. Every `poll_s`
-    seconds it looks for another current version, and switches to it; 0, or a `version`: never. Without a `device` it
-    runs on the GPU where there is one. `record`: a folder for the traffic, as events in a folder of this server, which
-    `embark watch` shows. `workers`: processes that answer; None: one for each core, on a GPU one. Several are those of
-    `multiprocessing`, so that a script needs `if __name__ == "__main__"`. With the environment variable
-    `EMBARK_SERVE_TOKEN`, requests need this bearer token."""
+    seconds the server looks for another current version and switches to it; never with 0 or a `version`. Without a
+    `device` it runs on the GPU if there is one. `record` is a folder for the traffic, written as events in a folder of
+    this server, which `embark watch` shows. `workers` is the number of processes that answer; by default one for each
+    core, and one on a GPU. Several are started by `multiprocessing`, so a script needs `if __name__ == "__main__"`.
+    With the environment variable `EMBARK_SERVE_TOKEN`, requests need this bearer token."""
     if not 0 <= poll_s <= threading.TIMEOUT_MAX:
         raise UserError(f"--poll-s {poll_s:g}: out of range", fix="seconds, such as 10; 0: never")
     if "://" in record:
@@ -113,18 +113,18 @@ def serve(
 
 
 def workers_on(device: ScoringDevice) -> int:
-    """How many processes answer fastest: on a CPU one for each core, on a GPU one."""
+    """Return how many processes answer fastest: one for each core of a CPU, one on a GPU."""
     return 1 if _has_gpu(device) else min(MAX_WORKERS, usable_cores())
 
 
 def _has_gpu(device: ScoringDevice) -> bool:
-    """Without torch, which this process does not need where others answer."""
+    """Tell whether there is a GPU, without importing torch, which this process may not need."""
     return device.kind == "cuda" or (device.kind == "auto" and any(
         list(Path("/dev").glob(name)) for name in ("nvidia[0-9]*", "dxg")))
 
 
 def limits_of_worker(limits: ServeLimits, num_workers: int) -> ServeLimits:
-    """Its share of what may wait, and at least room for one request."""
+    """Return one process's share of what may wait, with room for at least one request."""
     queued, buffered = limits.batch.max_queued_rows, limits.max_buffered_bytes
     return replace(limits, num_threads=_WORKER_THREADS, max_buffered_bytes=max(
         buffered // num_workers, min(buffered, 2 * limits.max_body_bytes)), batch=replace(
@@ -132,8 +132,8 @@ def limits_of_worker(limits: ServeLimits, num_workers: int) -> ServeLimits:
 
 
 def _share_cores(num_threads: int) -> int:
-    """Give each thread that scores its share of the cores, before torch is imported: not all of the libraries that it
-    calls heed what it is told later. How many share the threads that torch has then."""
+    """Give each scoring thread its share of the cores before torch is imported, since not all of its libraries heed
+    later settings. Return how many threads share those of torch."""
     if "torch" in sys.modules or "OMP_NUM_THREADS" in os.environ:
         return num_threads
     os.environ["OMP_NUM_THREADS"] = str(max(1, usable_cores() // num_threads))
@@ -141,14 +141,15 @@ def _share_cores(num_threads: int) -> int:
 
 
 def _threads_of_worker(num_workers: int) -> int:
-    """That torch has there; before those processes start, since not all libraries heed what they are told later."""
+    """Return the number of torch's threads in a worker. It is set before workers start, since not all libraries heed
+    later settings."""
     num = int(said) if (said := os.environ.get("OMP_NUM_THREADS", "")).isdigit() else usable_cores() // num_workers
     os.environ.setdefault("OMP_NUM_THREADS", str(max(1, num)))
     return max(1, num)
 
 
 def serve_limits(*, max_wait_ms: float, max_queued_rows: int) -> ServeLimits:
-    """With these; the others as they are."""
+    """Return the default limits with these two changed."""
     if not 0 <= max_wait_ms <= 10_000 or max_queued_rows < 1:
         raise UserError(f"--max-wait-ms {max_wait_ms:g}, --max-queued-rows {max_queued_rows}: out of range",
                         fix="0 to 10,000 ms, and at least one row")
@@ -157,7 +158,7 @@ def serve_limits(*, max_wait_ms: float, max_queued_rows: int) -> ServeLimits:
 
 
 def _folder(record: str, port: int) -> Path | None:
-    """Of this server, among those of others."""
+    """Return the folder for the traffic of this server, beside those of others."""
     return Path(record).expanduser() / f"{socket.gethostname()}-{port}" if record else None
 
 
@@ -165,7 +166,7 @@ def serve_scorer(
     served: ServedModel, endpoint: Endpoint | None = None, limits: ServeLimits | None = None,
     on_start: Callable[[Listening], None] = lambda _: None, record: str = "",
 ) -> None:
-    """The same with any scorer, and with the versions that others switch it to."""
+    """Serve any scorer, and the versions that others switch it to."""
     endpoint, token = endpoint or Endpoint(), bearer_token()
     model, certificate = ModelServer(served, limits or ServeLimits(), token), endpoint.certificate
     with listen(endpoint.host, endpoint.port) as listener:

@@ -12,12 +12,12 @@ from prometheus_client.core import Metric
 from embark.serve.served_model import ServedModel, VersionChange
 
 _BUCKETS_S = (0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 5.0)
-_SAME = {  # Of all processes; what is not named here is added up.
+_SAME = {  # Metrics that are equal in all processes; the others are added up.
     "embark_serve_version": min, "embark_serve_current_version": max, "embark_serve_version_changes": max}
 
 
 class ServerMetrics:
-    """Of one process."""
+    """The metrics of one process."""
 
     def __init__(self, model: ServedModel, num_queued_rows: Callable[[], int]) -> None:
         self.registry = registry = CollectorRegistry()
@@ -61,12 +61,12 @@ class _Families:
 
 
 def metrics_text(families: Iterable[Metric]) -> bytes:
-    """As Prometheus reads them."""
+    """Return metrics in the text format of Prometheus."""
     return generate_latest(_Families(families))
 
 
 def add_up(processes: Iterable[Iterable[Metric]], *, is_ended: bool = False) -> list[Metric]:
-    """The metrics of all processes as those of one; of processes that ended only what never falls."""
+    """Sum the metrics of all processes; those of processes that ended count only if they never fall."""
     found: dict[str, tuple[Metric, dict[tuple[str, tuple[tuple[str, str], ...]], float]]] = {}
     for family in (family for families in processes for family in families):
         if is_ended and (family.type == "gauge" or family.name in _SAME):

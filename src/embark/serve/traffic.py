@@ -29,9 +29,9 @@ from embark.serve.served_model import ServedModel, VersionChange
 from embark.serve.traffic_log import TrafficLog, Window
 
 COUNT_EVERY_S = 1.0
-MAX_CPU_SHARE = 0.005  # Of a core: rows beyond it are left out. Of 200 requests it delays one, so that p99 stays.
+MAX_CPU_SHARE = 0.005  # Share of a core; rows beyond it are left out. It delays one of 200 requests, so that p99 stays.
 FIRST_CPU_S = 0.2  # That may be spent before.
-MAX_HELD_ROWS = 32_768  # Of the rows of requests that wait to be counted.
+MAX_HELD_ROWS = 32_768  # Rows of requests that wait to be counted.
 MAX_HELD_SCORES = 1 << 20
 COLUMNS_EVERY_S, COLUMNS_EVERY_ROWS = 60.0, 2_000  # The larger part of an event is written less often.
 _ROUTES = ("/score", "/infer", "/invocations", "grpc ModelInfer", os.environ.get("AIP_PREDICT_ROUTE") or "/score")
@@ -41,7 +41,7 @@ _log = logging.getLogger("embark.serve")
 
 @dataclass(slots=True)
 class _Counts:
-    """Of one version since they were last written."""
+    """Counts of one version since they were last written."""
 
     latency: Counter[int] = field(default_factory=Counter)
     num_rows: int = 0
@@ -64,14 +64,14 @@ class _Held:
     artifact: Artifact
     raw: RawRows
     chosen: list[int]
-    dense: NDArray[np.float32]  # Of these rows: scoring changes the others in place.
+    dense: NDArray[np.float32]  # A copy: scoring changes the batch in place.
 
 
 class Traffic:
-    """Counts; safe to call from the event loop and from the scoring thread."""
+    """Counts requests and answers; safe to call from the event loop and from the scoring thread."""
 
     def __init__(self, model: ServedModel, log: TrafficLog | None = None) -> None:
-        """Without a log, who calls `take` writes what it returns."""
+        """If there is no log, whoever calls `take` writes what it returns."""
         self._model, self.feedback, self.log = model, Feedback(), log
         self._held_lock, self._count_lock, self._stopping = threading.Lock(), threading.Lock(), threading.Event()
         self._statuses: Counter[str] = Counter()
@@ -84,13 +84,13 @@ class Traffic:
         self._since_s, self._cpu_s, self._is_late = time.monotonic(), 0.0, False
 
     def add_status(self, route: str, status: str) -> None:
-        """A request that was answered; those for scores count."""
+        """Count an answered request; only those for scores count."""
         if route.endswith(_ROUTES):
             with self._held_lock:
                 self._statuses[status] += 1
 
     def add_answer(self, found: Scores, seconds: float, request_id: str = "") -> None:
-        """The scores of a request, and how long they took."""
+        """Add the scores of a request, and how long they took."""
         if request_id:
             self.feedback.keep(request_id, found)
         with self._held_lock:
@@ -99,7 +99,8 @@ class Traffic:
                 self._num_held_scores += len(found)
 
     def add_rows(self, artifact: Artifact, raw: RawRows, num_rows: Sequence[int]) -> None:
-        """A batch before it is scored: one row of each request is kept, since a user's candidates share the user."""
+        """Add a batch before it is scored. One row of each request is kept, since a user's candidates share the
+        user."""
         if self._is_late or self._num_held_rows + len(raw) > MAX_HELD_ROWS or not artifact.reference.columns:
             return
         chosen, start = [], 0  # plain Python: of few requests faster than numpy
@@ -113,7 +114,7 @@ class Traffic:
 
     @contextmanager
     def running(self, folder: Path | None, url: str) -> Iterator[None]:
-        """Counts while the block runs; with a folder, events are written to its `events.jsonl`."""
+        """Count while the block runs; with a folder, write events to its `events.jsonl`."""
         if self.log:
             self.log.open(folder)
             self.log.add(self.version_event(url, is_start=True))
@@ -141,7 +142,7 @@ class Traffic:
                 _log.exception("traffic cannot be counted")
 
     def count(self) -> None:
-        """What requests have left. Further rows are left out until there is CPU time for them again."""
+        """Count what requests have left. Further rows are left out until there is CPU time for them again."""
         started = time.thread_time()
         with self._held_lock:
             answers, held = self._answers, self._held
@@ -185,12 +186,12 @@ class Traffic:
         total.num_rows += len(raw)
 
     def write(self) -> None:
-        """The window that ends now."""
+        """Write the window that ends now."""
         if self.log:
             self.log.write([self.take()])
 
     def take(self) -> Window:
-        """What was counted since the last call, by version."""
+        """Return what was counted since the last call, by version."""
         with self._held_lock:
             statuses = dict(self._statuses)
             self._statuses.clear()
@@ -224,7 +225,7 @@ class Traffic:
             self.log.add(self.version_event(url, is_start=False))
 
     def version_event(self, url: str, *, is_start: bool) -> Event:
-        """The version that answers, with what its requests are compared with."""
+        """Return an event with the active version and the statistics that its requests are compared with."""
         artifact = self._model.artifact
         reference = artifact.reference
         columns = [{"name": one.name, "kind": one.kind, "labels": one.labels, "counts": one.counts}

@@ -18,12 +18,12 @@ from embark.events.events import Event, RotatingEventLog
 from embark.events.traffic import WINDOW_S, TrafficRecord
 from embark.serve.served_model import VersionChange
 
-Window = dict[int, dict[str, Any]]  # Of one process: by version, what a `traffic` event has.
+Window = dict[int, dict[str, Any]]  # The contents of a `traffic` event of one process, by version.
 _log = logging.getLogger("embark.serve")
 
 
 class TrafficLog:
-    """Of all processes of a server; safe to call from several threads."""
+    """Records the traffic of all processes of a server; safe to call from several threads."""
 
     def __init__(self) -> None:
         self.record = TrafficRecord()
@@ -34,22 +34,22 @@ class TrafficLog:
         self._lock = threading.RLock()
 
     def open(self, folder: Path | None) -> None:
-        """Write to its `events.jsonl` too."""
+        """Write to `events.jsonl` in the folder too."""
         self._log = RotatingEventLog(folder / "events.jsonl") if folder else None
 
     def close(self) -> None:
-        """The server ends."""
+        """End the record of the server."""
         self.add(Event("serve_end"))
         if self._log:
             self._log.close()
 
     @property
     def is_due(self) -> bool:
-        """Whether a window has ended: at the same time on all replicas."""
+        """Tell whether a window has ended, at the same time on all replicas."""
         return time.time() // WINDOW_S != self._written_s // WINDOW_S
 
     def write(self, windows: Sequence[Window]) -> None:
-        """Of each process the window that ends now: an event for each version that answered in it."""
+        """Write the window of each process that ends now: an event for each version that answered in it."""
         with self._lock:
             now_s, answering = time.time(), self.record.version
             seconds, self._written_s = max(1e-3, now_s - self._written_s), now_s
@@ -61,11 +61,11 @@ class TrafficLog:
                     with_metrics=version == answering)
 
     def add_refused(self, change: VersionChange) -> None:
-        """A version that does not answer."""
+        """Record a version that was rejected."""
         self.add(Event("version_refused", {"version": change.version or 0, "why": change.refused}))
 
     def add(self, event: Event, *, with_metrics: bool = False) -> None:
-        """A disk that is full or a folder that was deleted stops no answer."""
+        """Write an event. A full disk or a deleted folder stops no answer."""
         with self._lock:
             self.record.add(event)
             if event.kind == "serve":
@@ -84,7 +84,7 @@ class TrafficLog:
                         lost.close()
 
     def collect(self) -> Iterator[Metric]:
-        """For Prometheus."""
+        """Yield the metrics for Prometheus."""
         version, metrics = str(self.record.version), self._metrics
         psi = GaugeMetricFamily("embark_serve_column_psi", "Drift of a column from the model's reference: above 0.1 "
                                 "moderate, above 0.25 large.", labels=("column", "version"))
@@ -100,7 +100,7 @@ class TrafficLog:
 
 
 def _sum(one: Any, other: Any) -> Any:
-    """Of counts, by place and by key; an empty list has zeros."""
+    """Add counts by index and by key; an empty list counts as zeros."""
     if isinstance(one, dict):
         return {key: _sum(one[key], other[key]) if key in one and key in other else (one if key in one else other)[key]
                 for key in {**one, **other}}

@@ -27,37 +27,37 @@ _log = logging.getLogger("embark.serve")
 
 
 class Followed(Protocol):
-    """What answers, in this process or in several."""
+    """A model that is kept at the current version, in this process or in several."""
 
     current: int | None
     refused: VersionChange | None
 
     @property
     def version(self) -> int:
-        """That answers."""
+        """The active version."""
 
     def report(self, change: VersionChange) -> None:
-        """To who listens."""
+        """Tell all listeners about a change."""
 
 
 class Switcher(Protocol):
     """How another version takes over."""
 
     def prepare(self, wanted: int) -> None:
-        """Load it beside the version that answers, and check it. Raises where it is refused."""
+        """Load a version beside the active one, and check it. Raises if it is rejected."""
 
     def switch(self) -> set[Path]:
-        """Answer with what was prepared. The folders of the version that answers now and of the one before."""
+        """Answer with what was prepared. Return the folders of the active version and of the one before."""
 
     def discard(self) -> None:
-        """What was prepared is not wanted any more."""
+        """Forget what was prepared."""
 
 
 class VersionSwitcher:
-    """Of the model of this process."""
+    """Switches the model of this process."""
 
     def __init__(self, model: ServedModel, load: Load) -> None:
-        """`load` opens a version and scores something with it; a delta onto a version that it may use up."""
+        """`load` opens a version and scores something with it; a delta is loaded onto a version that it may use up."""
         self._model, self._load = model, load
         self._prepared: RequestScorer | None = None
         self.previous: RequestScorer | None = None  # What answered before; None where it cannot take a delta.
@@ -82,7 +82,7 @@ class VersionSwitcher:
 
 
 class VersionFollower:
-    """Keeps `model` at the version that is current. One that is refused is tried again, at growing intervals."""
+    """Keeps `model` at the current version. A rejected version is tried again at growing intervals."""
 
     def __init__(self, place: str, model: Followed, switcher: Switcher, poll_s: float) -> None:
         self._place, self._model, self._switcher, self._poll_s = place.rstrip("/") or place, model, switcher, poll_s
@@ -92,7 +92,7 @@ class VersionFollower:
 
     @contextmanager
     def running(self) -> Iterator[None]:
-        """Follows in a thread of its own while the block runs."""
+        """Poll in a thread while the block runs."""
         thread = threading.Thread(target=self._run, name="embark-follow", daemon=True)
         thread.start()
         try:
@@ -106,7 +106,7 @@ class VersionFollower:
             self.look()
 
     def look(self) -> None:
-        """Switch to what is current, unless it answers already or is refused."""
+        """Switch to the current version, unless it is active already or was rejected."""
         wanted = None
         try:
             while (wanted := self._current()) != self._model.version:
@@ -140,7 +140,7 @@ class VersionFollower:
         remove_fetched(self._place, keep)  # A rollback needs the one before.
 
     def _refuse(self, wanted: int | None, error: Exception) -> None:
-        """Of the same version for the same reason it is reported once."""
+        """Report a rejected version, once for the same reason."""
         before = self._model.refused
         known = error if isinstance(error, EmbarkError) else Fault("internal error", fix="see the log")
         change = VersionChange(wanted, self._model.version, known.what, known.fix)

@@ -30,21 +30,21 @@ CALL_S = 30.0  # That a process waits at most for what another answers at once.
 
 @dataclass(frozen=True, slots=True)
 class WorkerSettings:
-    """The same for all processes of a server."""
+    """Settings that all processes of a server share."""
 
     place: str
     model_file: str
     name: str
     device: ScoringDevice
-    limits: ServeLimits  # Of one process.
+    limits: ServeLimits  # Limits of one process.
     token: str
     certificate: tuple[Path, Path] | None
     grpc_address: tuple[str, int] | None
-    num_threads: int  # Of torch.
+    num_threads: int  # Threads of torch.
 
 
 def run_worker(calls: Connection, handed: socket.socket, settings: WorkerSettings) -> None:
-    """The whole life of the process."""
+    """Run the process from start to end."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # who started it gets Ctrl-C too
     gc.freeze()  # What was imported before the process was forked stays in memory that all of them share.
     try:
@@ -73,7 +73,7 @@ class _Worker:
         self._channel = ProcessChannel(calls, answers, lambda: os.kill(os.getpid(), signal.SIGTERM))
 
     def run(self) -> None:
-        """Serves what was loaded, once it is told to."""
+        """Serve what was loaded, once told to."""
         from embark.trainers.torch.exported_model import num_threads
 
         current, refused = self._to_serve.get()
@@ -96,7 +96,7 @@ class _Worker:
                                timeout_s=CALL_S)
 
     def metrics(self) -> bytes:
-        """Of all processes; where who knows them is gone, of this one."""
+        """Return the metrics of all processes, or those of this one if the pool is gone."""
         try:
             found: bytes = self._channel.call("metrics", timeout_s=2 * CALL_S)
             return found
@@ -104,7 +104,7 @@ class _Worker:
             return self._server.metrics.text()
 
     def feedback(self, body: Mapping[str, Any]) -> int:
-        """Labels of a request that another process may have answered."""
+        """Pass on labels of a request that another process may have answered."""
         try:
             return int(self._channel.call("feedback", body, timeout_s=2 * CALL_S))
         except ProcessEnded:
@@ -120,7 +120,7 @@ class _Worker:
         return load_scorer(settings.place, version, settings.model_file, settings.device, onto, is_checked=True)
 
     def _load(self, version: int) -> None:
-        """Beside the version that answers, where one does."""
+        """Load a version beside the active one, if there is one."""
         if self._switcher:
             self._switcher.prepare(version)
         else:
@@ -128,7 +128,7 @@ class _Worker:
             self._first = self._open(version, None)
 
     def _serve(self, current: int | None, refused: VersionChange | None) -> tuple[str, str]:
-        """The name of the model and where it runs, once it answers."""
+        """Return the name of the model and where it runs, once it answers."""
         self._to_serve.put((current, refused))
         return self._started.result()
 

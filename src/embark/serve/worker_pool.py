@@ -51,11 +51,11 @@ class _Worker:
     handed: socket.socket
     channel: ProcessChannel = field(init=False)
     num_open: int = 0  # Connections that it has.
-    metrics: list[Metric] = field(default_factory=list)  # As it last had them.
+    metrics: list[Metric] = field(default_factory=list)  # The last metrics of the process.
 
 
 class WorkerPool:
-    """Serves with so many processes."""
+    """Serves with several processes."""
 
     def __init__(self, settings: WorkerSettings, num_workers: int, on_change: Callable[[VersionChange], None]) -> None:
         self._settings, self._num_workers, self._on_change = settings, num_workers, on_change
@@ -63,7 +63,7 @@ class WorkerPool:
         self._context.set_forkserver_preload(list(PRELOADED))
         self._workers: list[_Worker] = []  # Those that answer.
         self._started: list[_Worker] = []  # And those that do not yet.
-        self._lock = threading.Lock()  # Of the list.
+        self._lock = threading.Lock()  # Guards the list.
         self.version_lock = threading.RLock()  # While a version is loaded, or a process with it.
         self._ended_metrics: list[Metric] = []
         self._last_windows: list[Window] = []
@@ -99,13 +99,13 @@ class WorkerPool:
             self._on_all("set_state", current, refused)
 
     def report(self, change: VersionChange) -> None:
-        """That a version is refused."""
+        """Tell every worker that a version was rejected."""
         self._on_all("report", change)
         self._log.add_refused(change)
         self._on_change(change)
 
     def prepare(self, wanted: int) -> None:
-        """In every process, or in none."""
+        """Prepare a version in every process, or in none."""
         fetch_version(self._settings.place, wanted, self.version)
         try:
             self._load(wanted)
@@ -128,7 +128,8 @@ class WorkerPool:
     # Processes.
 
     def start(self, version: int | None) -> tuple[str, str]:
-        """Processes that answer with this version, or with the current one. The model's name and where it runs."""
+        """Start processes that answer with this version, or with the current one. Return the model's name and where it
+        runs."""
         self._workers = [self._spawn() for _ in range(self._num_workers)]
         self.version, self._refused = load_current(self._settings.place, self._load_first) if version is None else (
             self._load_first(version), None)
@@ -161,7 +162,7 @@ class WorkerPool:
         return worker
 
     def _on_all(self, name: str, *args: Any, is_needed: bool = False) -> list[Any]:
-        """What each process answers. One that is gone is left out, unless it is needed."""
+        """Call a function in each process. One that is gone is left out, unless it is needed."""
         with self._lock:
             workers = list(self._workers)
 
@@ -182,7 +183,7 @@ class WorkerPool:
         return [value for value, error in found if error is None]
 
     def _ended(self, worker: _Worker, window: Window, metrics: list[Metric]) -> None:
-        """The last that a process says."""
+        """Keep the last counts of a process that ends."""
         worker.metrics = metrics
         with self._lock:
             self._last_windows.append(window)
@@ -200,7 +201,7 @@ class WorkerPool:
         self._started.remove(worker)
 
     def _replace(self) -> None:
-        """Until another process answers, or the server ends."""
+        """Start processes until another one answers or the server ends."""
         delay_s = 1.0
         while not self._stopping.is_set():
             with self.version_lock:
@@ -225,7 +226,7 @@ class WorkerPool:
     # Requests for all processes.
 
     def metrics(self) -> bytes:
-        """Of all processes, those that ended included."""
+        """Return the metrics of all processes, those that ended included."""
         def read(worker: _Worker) -> None:
             with suppress(ProcessEnded, EmbarkError):
                 worker.metrics = worker.channel.call("metrics", timeout_s=CALL_S)
@@ -262,14 +263,14 @@ class WorkerPool:
 
     @contextmanager
     def following(self, poll_s: float) -> Iterator[None]:
-        """The versions that become current; with 0 none."""
+        """Switch to versions that become current while the block runs; with 0, never."""
         follower = _PoolFollower(self._settings.place, self, self, poll_s)
         with follower.running() if poll_s else nullcontext():
             yield
 
     @contextmanager
     def recording(self, folder: Path | None, url: str) -> Iterator[None]:
-        """The traffic; where there is a folder, as events in it."""
+        """Record the traffic while the block runs; with a folder, as events in it."""
         self._url = url
         self._log.open(folder)
         self._record_version(is_start=True)
@@ -287,7 +288,7 @@ class WorkerPool:
             self._log.close()
 
     def stop(self) -> None:
-        """End processes that are still there."""
+        """End processes that are still running."""
         self._stopping.set()
         for worker in list(self._started):
             self._end(worker)
@@ -385,7 +386,7 @@ class WorkerPool:
 
 
 class _PoolFollower(VersionFollower):
-    """A process is not replaced while a version is loaded, nor the other way round."""
+    """Polls versions for the pool. A process is not replaced while a version is loaded, nor the other way round."""
 
     def look(self) -> None:
         pool = self._model

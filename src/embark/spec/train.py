@@ -83,7 +83,8 @@ class TrainSpec(Section):
     """The gradient of the dense layers, all together, is scaled down to this L2 norm where it is larger; 0: never.
     Gradients of tables are not clipped."""
     warmup_steps: NonNegativeInt = 0
-    """Steps of linear warm-up from zero; applies to the tables too."""
+    """Steps of linear warm-up from zero; applies to the tables too. If this and both rates are left out, a quarter of
+    an epoch, at most 100, where Adagrad trains a network with dense columns."""
     decay: Literal["none", "linear", "polynomial", "cosine"] = "none"
     """Learning-rate decay after the warm-up; applies to the tables too. `polynomial` has power 2."""
     decay_start_step: NonNegativeInt = 0
@@ -149,6 +150,9 @@ def batch_mistakes(batch_size: int, num_ranks: int | Sequence[int], ranks: str =
 LARGEST_BATCH, SMALLEST_BATCH = 2048, 64
 STEPS_PER_EPOCH = 400  # At least so many, where that leaves a batch of SMALLEST_BATCH.
 ADAM_RATE = 0.001
+MAX_WARMUP_STEPS, WARMUP_SHARE = 100, 4
+"""Adagrad's first steps move every weight by the full rate. In a bottom MLP that reads few columns they kill the ReLUs:
+the model then ignores its dense columns for good. A quarter of an epoch, at most 100 steps, of warm-up prevents it."""
 
 
 def suited_batch(num_train_samples: int) -> int:
@@ -166,6 +170,12 @@ def with_train_defaults(spec: RunSpec, num_train_samples: int) -> RunSpec:
     has_own_batch = spec.stream.is_on or spec.model.kind == "two_tower" or spec.model.is_next_item
     if "batch_size" not in named and not has_own_batch:
         changes["batch_size"] = suited_batch(num_train_samples)
-    if train.dense_optimizer == "adam" and named.isdisjoint({"learning_rate", "dense_learning_rate"}):
+    has_own_rate = not named.isdisjoint({"learning_rate", "dense_learning_rate"})
+    if train.dense_optimizer == "adam" and not has_own_rate:
         changes["dense_learning_rate"] = ADAM_RATE
+    is_abrupt = train.dense_optimizer == "adagrad" and spec.model.num_dense > 0
+    if is_abrupt and not (has_own_rate or has_own_batch or "warmup_steps" in named):
+        # Not by the number of steps to train: a run that is continued for longer must have the same.
+        num_steps = num_train_samples // changes.get("batch_size", train.batch_size)
+        changes["warmup_steps"] = min(MAX_WARMUP_STEPS, num_steps // WARMUP_SHARE)
     return spec.model_copy(update={"train": train.model_copy(update=changes)}) if changes else spec

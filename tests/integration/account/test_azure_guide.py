@@ -25,7 +25,7 @@ SKIPS = {
 }
 
 
-def test_the_guide_of_azure_trains_with_every_scheduler_and_leaves_nothing_that_costs_money(tmp_path, warm_ray_python):
+def test_azure_guide_trains_and_leaves_nothing_that_costs_money(tmp_path, warm_ray_python):
     clone, account = tmp_path / "clone", tmp_path / "account"
     account.mkdir()
     folder = copy_of_clone(clone) / "examples" / "cloud_deployment" / "azure"

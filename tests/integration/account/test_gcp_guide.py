@@ -38,7 +38,7 @@ def write_days(folder: Path) -> None:
             file.writelines("\t".join(row) + "\n" for row in rows)
 
 
-def test_the_guide_of_gcp_trains_with_every_scheduler_and_leaves_nothing_that_costs_money(tmp_path, warm_ray_python):
+def test_gcp_guide_trains_and_leaves_nothing_that_costs_money(tmp_path, warm_ray_python):
     clone, account = tmp_path / "clone", tmp_path / "account"
     account.mkdir()
     folder = copy_of_clone(clone) / "examples" / "cloud_deployment" / "gcp"

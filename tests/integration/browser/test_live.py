@@ -79,7 +79,7 @@ def test_a_killed_run_is_shown_as_such_with_its_last_word(tmp_path: Path, serve,
     assert page.locator(".run[data-state=killed]").count() == 1
 
 
-def test_a_run_that_ends_is_shown_as_finished_and_one_that_is_preempted_as_stopped(tmp_path: Path, serve, open_page):
+def test_ended_run_is_shown_finished_and_preempted_run_stopped(tmp_path: Path, serve, open_page):
     one = write_run(tmp_path / "one", num_steps=1000, until_step=100, ends=False)
     page = open_page(serve(tmp_path).url)
     page.wait_for_selector(".head .pill.is-running")
@@ -95,7 +95,7 @@ def test_a_run_that_ends_is_shown_as_finished_and_one_that_is_preempted_as_stopp
     page.wait_for_selector(".timeline .mark.is-resume")
 
 
-def test_a_run_deleted_under_the_page_is_reported_to_be_and_its_curves_stay(tmp_path: Path, serve, open_page, drawn):
+def test_run_deleted_under_the_page_is_reported_and_curves_stay(tmp_path: Path, serve, open_page, drawn):
     write_run(tmp_path / "one", num_steps=1000)
     page = open_page(serve(tmp_path).url)
     drawn(page, num_points=50)
@@ -113,7 +113,7 @@ def test_a_run_that_starts_later_appears_by_itself(tmp_path: Path, serve, open_p
     drawn(page, num_points=10)
 
 
-def test_lines_cut_out_of_order_and_from_the_future_leave_the_page_complete(tmp_path: Path, serve, open_page, drawn):
+def test_cut_unordered_and_future_lines_leave_the_page_complete(tmp_path: Path, serve, open_page, drawn):
     folder = write_run(tmp_path / "odd", num_steps=1000, until_step=500, ends=False)
     now = time.time()
     append(folder, '{"event": "step", "ti', "\n", step_line(420, now), step_line(510, now + 1e9),

@@ -117,7 +117,7 @@ def test_tab_reaches_every_control_and_each_has_a_name(rich, open_page, drawn):
     assert {"skip", "tools", "runs", "curves", "timeline"} <= seen
 
 
-def test_nothing_runs_out_of_a_small_screen_and_a_finger_reads_a_point_on_a_phone(rich, open_page, drawn):
+def test_page_fits_a_phone_and_a_tap_reads_a_point(rich, open_page, drawn):
     page = open_page(rich.url, **PHONE)
     drawn(page, num_points=50)
     page.wait_for_selector("[data-chart=ranks]")

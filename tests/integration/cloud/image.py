@@ -130,6 +130,7 @@ def write_wrapper(store: Store, mounted_at: str) -> None:
     podman.parent.mkdir(exist_ok=True)
     podman.write_text(f'''#!/bin/sh
 case $1 in run|build) verb=$1; shift; set -- "$verb" --volume {store.packages}:{mounted_at}:ro "$@" ;; esac
+case $1 in run) cd {store.folder} ;; esac  # where its monitor may write a file `oom`
 exec {shutil.which("podman")} {" ".join(store.options)} --runtime runc "$@"
 ''')
     podman.chmod(0o755)

@@ -82,7 +82,7 @@ def test_machines_that_run_already_count(aws):
     assert (spot.verdict, spot.found) == ("ok", "64 vCPUs, 0 in use; the run takes 48")
 
 
-def test_a_machine_that_a_region_does_not_have_is_reported_with_those_that_do(aws):
+def test_machine_absent_from_a_region_is_reported_with_other_regions(aws):
     found = checks_of("place.machine=p5.48xlarge", "place.region=af-south-1")["machine"]
     assert found.verdict == "wrong"
     assert "no p5.48xlarge in af-south-1" in found.found
@@ -137,7 +137,7 @@ def test_a_quota_that_the_catalog_does_not_know_is_reported_to_be_unknown(aws):
     assert "is not known" in found.found
 
 
-def test_the_verb_ends_with_1_where_something_is_wrong_and_prints_no_secret(aws, capsys):
+def test_doctor_exits_with_1_on_a_finding_and_prints_no_secret(aws, capsys):
     code = run(["doctor", "--cloud", "--machine", "p5.48xlarge", "--set", "place.nodes=64", "--set",
                 "place.region=us-east-1", "--json"])
     out, err = capsys.readouterr()
@@ -212,7 +212,7 @@ def refusing(environment, account):
     ("ExpiredToken", "have expired"), ("ExpiredTokenException", "have expired"),
     ("InvalidClientTokenId", "does not know this access key"), ("SignatureDoesNotMatch", "the secret key is another"),
 ])
-def test_credentials_that_are_refused_are_one_sentence_and_nothing_more_is_asked(refusing, code, words):
+def test_refused_credentials_are_one_sentence(refusing, code, words):
     refusing(code)
     found = checks_of("place.machine=g5.12xlarge", "place.region=us-east-1")
     assert list(found) == ["account"]

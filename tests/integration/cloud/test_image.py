@@ -45,7 +45,7 @@ def test_the_quickstart_s_script_trains_in_it(image_store):
     assert "loss" in done.stdout.lower(), done.stdout + done.stderr
 
 
-def test_the_folder_names_it_so_two_pods_of_it_rehearse_the_job_and_one_that_is_killed_comes_back(image_store):
+def test_two_pods_of_the_built_image_rehearse_and_survive_a_kill(image_store):
     words = ("rehearse", ".", "--engine", "podman", "--processes", "1", "--steps", "20", "--kill", "0@step5", "--json")
     done = image_store.embark(*words)
     assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
@@ -56,7 +56,7 @@ def test_the_folder_names_it_so_two_pods_of_it_rehearse_the_job_and_one_that_is_
     assert any(end["code"] == 137 for end in answer["ends"])
 
 
-def test_what_a_rank_imports_is_compiled_since_its_user_could_not_write_that(image_store):
+def test_image_contains_the_bytecode_of_what_a_rank_imports(image_store):
     code = ("import importlib.util as found, pathlib\n"
             "for name in ('torchrec', 'fbgemm_gpu', 'embark'):\n"
             "    cached = found.cache_from_source(found.find_spec(name).origin)\n"

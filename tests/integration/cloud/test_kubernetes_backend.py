@@ -101,7 +101,7 @@ def test_each_kind_of_object_is_handed_over_seen_and_taken_away(api, target):
     assert "delete namespace embark" in done.remains[0].remove
 
 
-def test_logs_are_merged_by_time_and_continue_through_a_cut_connection_and_a_replaced_pod(api):
+def test_merged_logs_continue_through_a_cut_and_a_replaced_pod(api):
     handle, kubernetes = launched(), place()
     for index in (0, 1):
         api.pod(f"dlrm-{index}-a", "dlrm", index=index, phase="Running", created="2026-11-15T09:00:00Z")

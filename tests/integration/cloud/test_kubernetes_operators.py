@@ -100,7 +100,7 @@ def test_torchx_makes_a_volcano_job_that_is_then_followed_like_any_other(api: Ku
     assert not api.names("jobs")
 
 
-def test_a_dry_run_of_torchx_says_its_command_and_asks_nothing_of_the_cluster(api: KubernetesApi, capsys):
+def test_torchx_dry_run_shows_its_command_without_the_cluster(api: KubernetesApi, capsys):
     assert launch_run(Console(), spec_of("place.target=torchx"), yes=False, dry_run=True) == 0
     output = capsys.readouterr().out
     assert f"{sys.executable} -m torchx.cli.main run --json --workspace '' --scheduler kubernetes" in output

@@ -42,7 +42,7 @@ SHORT = RetryPolicy(max_retries=1000, give_up_s=240.0, first_wait_s=0.05, longes
 
 
 @pytest.mark.parametrize("how", ["refuses", "hangs"])
-def test_an_api_that_is_unavailable_for_a_minute_is_waited_for_with_a_message(api, how):
+def test_api_unavailable_for_a_minute_is_retried_with_a_message(api, how):
     """Longer than any one request has patience for: only asking again helps."""
     handle, messages = launched(), []
     assert SHORT.request_s < MINUTE_S < SHORT.give_up_s
@@ -60,7 +60,7 @@ def test_an_api_that_is_unavailable_for_a_minute_is_waited_for_with_a_message(ap
     assert f"retrying for {format_duration(SHORT.give_up_s)}" in messages[0]
 
 
-def test_a_log_that_is_followed_continues_when_the_api_was_unavailable_for_a_minute(api):
+def test_tailed_log_continues_after_the_api_was_unavailable(api):
     handle = launched("place.nodes=1")
     api.pod("dlrm-0-a", "dlrm", index=0, phase="Running")
     api.log("dlrm-0-a", "before")
@@ -107,7 +107,7 @@ def test_a_token_that_expires_while_a_log_is_followed_is_asked_too(api):
         next(lines)
 
 
-def test_what_the_server_refuses_is_refused_before_anything_of_the_run_is_made(api):
+def test_refusal_by_the_server_comes_before_anything_is_created(api):
     api.refusal = 'Job.batch "dlrm" is invalid: spec.completions: Invalid value'
     with pytest.raises(UserError, match=r"spec\.completions: Invalid value") as caught:
         launch_run(Console(quiet=True), spec_of(), yes=True, dry_run=False)

@@ -28,7 +28,7 @@ def test_batches_from_a_store_are_those_of_the_folder(store, tmp_path):
             np.testing.assert_array_equal(batch.lengths, wanted.lengths)
 
 
-def test_a_part_that_is_missing_or_cut_short_in_the_store_is_reported_at_once(store, tmp_path):
+def test_missing_or_shortened_part_in_the_store_is_reported_at_once(store, tmp_path):
     made = make_prepared(tmp_path / "made")
     first, second = made.manifest.parts["train"][:2]
     files = [file for file in made.path.rglob("*") if file.is_file() and file != made.path / first.file]

@@ -78,7 +78,7 @@ class Terminal:
         return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
 
 
-def test_runs_wait_for_machines_survive_a_worker_s_death_end_as_if_undisturbed_and_are_cancelled(
+def test_ray_runs_wait_survive_a_dead_worker_and_are_cancelled(
     tmp_path, warm_ray_python
 ):
     """One cluster for all of it: its start is what takes time."""

@@ -117,7 +117,7 @@ def test_a_part_of_a_manifest_is_none(capfd):
     (2, "pods 0, 1, 2 and 3 cannot meet: parallelism makes 4 pods and --nnodes=2 waits for 2"),
     (8, "pods 0, 1, 2 and 3 cannot meet: parallelism makes 4 pods and --nnodes=8 waits for 8"),
 ])
-def test_scaled_by_parallelism_alone_as_the_guide_says_some_pods_wait_for_ever(broken, num_nodes, sentence, tmp_path):
+def test_job_scaled_by_parallelism_alone_waits_for_ever(broken, num_nodes, sentence, tmp_path):
     documents = list(yaml.safe_load_all(render_job(job_of("p4d.24xlarge"))[0].text))
     job = next(one for one in documents if one["kind"] == "Job")
     scaled = yaml.safe_load((GUIDES / SCALED).read_text())["spec"]

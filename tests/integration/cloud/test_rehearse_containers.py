@@ -63,7 +63,7 @@ def undisturbed(tmp_path_factory, warm_python) -> float:
     ("azure", "job", ("--cut=1@step{}+5s", "--pause=0@step{}+4s")),
     ("gcp", "trainjob", ("--preempt=1@step{}",)),
 ])
-def test_pods_meet_by_name_and_whatever_happens_to_one_the_run_ends_as_if_nothing_had(
+def test_run_ends_as_if_undisturbed_whatever_happens_to_a_pod(
     cloud, target, faults, image_store, undisturbed
 ):
     drawn = [fault.format(random.SystemRandom().randrange(2, LAST_STEP)) for fault in faults]

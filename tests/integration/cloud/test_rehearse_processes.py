@@ -56,7 +56,7 @@ def test_an_elastic_job_goes_on_without_a_machine_that_nothing_replaces(warm_pyt
     assert answer["progress"]["resumes"]
 
 
-def test_the_other_pods_of_an_elastic_job_outlive_a_preempted_one_and_take_it_back(warm_python):
+def test_elastic_pods_outlive_a_preempted_one_and_take_it_back(warm_python):
     answer = rehearse_elastic("job", "--preempt", "2@step20", python=warm_python)
     assert answer["verdict"]["is_ok"], answer
     sizes = answer["progress"]["world_sizes"]

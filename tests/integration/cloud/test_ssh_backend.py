@@ -103,7 +103,7 @@ def training(tmp_path: Path, num_steps: int, python: str) -> Callable[[Host], Ma
 
 
 @pytest.mark.slow
-def test_two_machines_train_and_one_that_is_killed_comes_back_and_continues(tmp_path, machines, ssh, warm_python):
+def test_killed_machine_of_two_comes_back_and_continues(tmp_path, machines, ssh, warm_python):
     _, hosts = machines
     events = tmp_path / "runs/small/events.jsonl"
     ssh.start(hosts, training(tmp_path, 200, warm_python), is_fresh=True)
@@ -132,7 +132,7 @@ def training_again(hosts: list[Host]) -> Callable[[Host], Mapping[str, str]]:
                          for name in ("spec.toml", "node.sh", "job.json")}
 
 
-def test_it_outlives_the_connection_and_no_line_is_lost_or_reported_twice_when_that_is_cut(tmp_path, machines, ssh):
+def test_cut_connection_neither_loses_nor_repeats_a_line(tmp_path, machines, ssh):
     made, hosts = machines
     done = tmp_path / "done"
     ssh.start(hosts, bash(f"number=0\nwhile [ ! -e {done} ]; do number=$((number + 1)); echo $number; sleep 0.02; "
@@ -225,7 +225,7 @@ def test_a_second_hand_over_leaves_what_runs_and_what_has_ended_alone(machines, 
     assert all(not seen.is_alive for seen in ssh.states(hosts).values())
 
 
-def test_what_a_killed_supervisor_left_behind_is_found_and_ended_and_nothing_starts_beside_it(machines, ssh):
+def test_processes_of_a_killed_supervisor_are_found_and_ended(machines, ssh):
     _, (host, *_) = machines
     quiet = bash("trap 'exit 75' TERM\nwhile true; do sleep 0.1; done")  # nobody reads its output any more
     ssh.start([host], quiet, is_fresh=True)

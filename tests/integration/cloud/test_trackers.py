@@ -37,7 +37,7 @@ DONE = Event("end", {"outcome": "done", "step": 6})
 
 
 @pytest.mark.slow
-def test_a_resumed_run_is_one_run_with_its_spec_its_curves_and_its_end_and_no_secret(tmp_path, monkeypatch):
+def test_resumed_run_is_one_tracked_run_without_secrets(tmp_path, monkeypatch):
     import mlflow
     import wandb
 

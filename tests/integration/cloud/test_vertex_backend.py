@@ -123,7 +123,7 @@ def test_logs_of_all_replicas_are_followed_by_time_and_no_line_comes_twice(api: 
                     ("workerpool1-0", 1, "step 3 of 1"), ("workerpool0-0", 0, "a line that came late")]
 
 
-def test_a_quota_that_is_used_up_is_reported_before_anything_is_made_with_where_to_ask(api: VertexRest):
+def test_used_up_quota_is_reported_before_anything_is_created(api: VertexRest):
     api.refusal = (429, "RESOURCE_EXHAUSTED", "The following quota metrics exceed quota limits: "
                                               "aiplatform.googleapis.com/custom_model_training_nvidia_a100_gpus")
     with pytest.raises(UserError) as caught:
@@ -141,7 +141,7 @@ def test_a_failed_run_says_what_its_exit_code_means(api: VertexRest, capsys):
     assert "the spec or the data is wrong (exit code 64)" in capsys.readouterr().out
 
 
-def test_an_api_that_is_unavailable_is_waited_for_and_a_job_is_never_made_twice(api: VertexRest, monkeypatch):
+def test_unavailable_api_is_retried_and_no_job_is_created_twice(api: VertexRest, monkeypatch):
     monkeypatch.setattr("embark.launch.backend.API_RETRY", HASTY)
     api.num_lost_answers = 1
     handle = launched()
@@ -165,7 +165,7 @@ def test_a_login_that_has_ended_is_reported_at_once(api: VertexRest):
     assert not messages
 
 
-def test_the_same_run_is_not_launched_twice_and_one_without_an_image_not_at_all(api: VertexRest):
+def test_run_is_launched_once_and_never_without_an_image(api: VertexRest):
     with pytest.raises(UserError, match=r"place\.image is not set"):
         launch_run(Console(quiet=True), spec_of("place.image="), yes=True, dry_run=False)
     launched()

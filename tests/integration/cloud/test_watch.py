@@ -63,7 +63,7 @@ def test_runs_below_a_prefix_are_found_and_a_prefix_without_any_says_so(uri: str
         find_runs((f"{uri}/nothing",))
 
 
-def test_logs_in_s3_are_shown_and_diagnosed_without_touching_the_run_s_own_copy(uri: str, tmp_path, monkeypatch):
+def test_logs_in_s3_are_shown_and_diagnosed_without_touching_them(uri: str, tmp_path, monkeypatch):
     monkeypatch.setenv("EMBARK_CACHE", str(tmp_path / "cache"))
     put(f"{uri}/far", "".join(event_lines(ends=False)), logs__rank_0="torch.OutOfMemoryError: CUDA out of memory.\n")
     (files,) = find_runs((f"{uri}/far",))()

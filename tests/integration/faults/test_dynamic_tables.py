@@ -41,7 +41,7 @@ def checkpoint(run: Run, step: int):
     return CheckpointArrays(RunDir(str(run.path)).checkpoints.store, f"step-{step:09d}")
 
 
-def test_a_killed_run_resumes_bit_for_bit_and_on_other_ranks_with_the_same_map(zygote, run, tmp_path_factory):
+def test_killed_run_resumes_bit_for_bit_with_the_same_id_map(zygote, run, tmp_path_factory):
     one, two = (Run(zygote, tmp_path_factory.mktemp(name), sets=SETS) for name in ("one", "two"))
     assert (one.ends(1), two.ends(2)) == ([0], [0, 0]), one.output() + two.output()
     kept = maps(one, 12)

@@ -91,7 +91,7 @@ def test_kills_of_trainer_and_broker_change_no_loss_and_lose_no_record(run, zygo
     assert all(len(values) == 1 for values in reads.values())
 
 
-def test_sigterm_while_it_waits_for_records_saves_and_it_resumes_with_the_next_ones(run, nats):
+def test_sigterm_while_waiting_for_records_saves_and_resumes(run, nats):
     subject = "later.shown"
     some = rows(6 * BATCH, seed=4)
     nats.publish(subject, some[: 3 * BATCH])

@@ -136,7 +136,7 @@ def test_a_signal_to_one_of_two_processes_stops_both_at_one_step(run):
     assert list(run.path.glob(f"checkpoints/step-{run.last_step():09d}/rank-00001-*"))
 
 
-def test_a_process_killed_in_a_save_leaves_no_checkpoint_and_takes_the_other_with_it(run, undisturbed):
+def test_process_killed_in_a_save_leaves_no_checkpoint(run, undisturbed):
     """The other hangs in an exchange with the dead; JAX ends it once that has been silent for place.timeout_s."""
     ranks = run.start(
         2, "place.timeout_s=10", hook="integration.faults.hooks:die_in", victim=1, method=WRITE, word="rank-00001"

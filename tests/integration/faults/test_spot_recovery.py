@@ -75,7 +75,7 @@ def test_a_lost_rank_and_a_notice_are_survived_and_their_cost_is_reported(run, u
                      r"\$\d+\.\d\d · \$\d+\.\d\d in all", run.output())
 
 
-def test_a_budget_that_is_spent_ends_the_run_saved_and_its_controller_leaves_it(run, undisturbed, tmp_path):
+def test_spent_budget_saves_and_ends_the_run_for_good(run, undisturbed, tmp_path):
     """Three starts: one that dies, one that the money ends, and one that is refused; then a larger one finishes."""
     ranks = run.start(2, env=PRICE, mark=str(tmp_path / "mark"), **SLOW)
     ranks.until(lambda: run.last_step() >= 2)

@@ -5,7 +5,7 @@ from own_models import AUTOINT, KIND, STATEFUL
 
 pytestmark = pytest.mark.slow
 
-def test_two_ranks_give_the_losses_of_one_and_those_of_a_run_that_was_never_killed(ranks, tmp_path):
+def test_losses_equal_one_rank_s_and_those_of_an_undisturbed_run(ranks, tmp_path):
     (tmp_path / "my_model.py").write_text(AUTOINT)
     one = ranks(1, KIND, name="one")
     assert (one.code, len(one.losses())) == (0, 12), one.output

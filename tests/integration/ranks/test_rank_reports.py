@@ -7,7 +7,7 @@ from embark.diagnose import diagnose, sources_of
 pytestmark = pytest.mark.slow
 
 
-def test_a_rank_that_waits_for_its_data_is_found_and_the_losses_are_those_of_a_run_that_tells_nothing(ranks):
+def test_rank_that_waits_for_data_is_named_and_losses_are_unchanged(ranks):
     result = ranks(3, "train.num_steps=24", "watch.system_every_s=0.01", "watch.phases_every_s=0.01", name="told",
                  hook="integration.ranks.hooks:late")
     silent = ranks(3, "train.num_steps=24", "watch.system_every_s=0", "watch.phases_every_s=0", name="silent")

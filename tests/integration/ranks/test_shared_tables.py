@@ -11,7 +11,7 @@ TABLES = """model.tables=[
     { name = "item", rows = 100, pooling = "mean" }, { name = "bought", shares = "item", multi_hot = 3 }]"""
 
 
-def test_two_ranks_give_the_losses_of_one_and_those_of_a_run_that_was_never_killed(ranks):
+def test_losses_equal_one_rank_s_and_those_of_an_undisturbed_run(ranks):
     one, whole = ranks(1, TABLES, name="one"), ranks(2, TABLES, name="two")
     by_rows = ranks(2, TABLES, "train.sharding=row_wise", "store.checkpoint_every=5", name="run",
                     hook="integration.ranks.hooks:die_at_step_7")

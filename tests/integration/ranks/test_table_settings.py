@@ -12,7 +12,7 @@ TABLES = """model.tables=[
     { name = "once", rows = 1, sharding = "row_wise" }]"""
 
 
-def test_two_ranks_give_the_losses_of_one_and_three_those_of_a_run_that_was_never_killed(ranks):
+def test_losses_equal_one_rank_s_and_those_of_an_undisturbed_run(ranks):
     one, two = ranks(1, TABLES, name="one"), ranks(2, TABLES, name="two")
     assert (one.code, two.code) == (0, 0), one.output + two.output
     assert {t["table"]: t["sharding"] for t in two.events("plan")[0]["tables"]} == {

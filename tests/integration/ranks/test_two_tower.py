@@ -12,7 +12,7 @@ SETTINGS = ('model.kind="two_tower"', "data.ragged=false", "model.num_dense=0", 
                 "num_sampled_negatives=32", "normalize=true", "temperature=0.2", "eval_k=10")))
 
 
-def test_two_ranks_give_the_losses_and_the_recall_of_one_and_those_of_a_run_that_was_never_killed(ranks):
+def test_losses_and_recall_equal_one_rank_s_and_an_undisturbed_run_s(ranks):
     one, two = ranks(1, *SETTINGS, name="one"), ranks(2, *SETTINGS, name="two")
     killed = ranks(2, *SETTINGS, "store.checkpoint_every=5", name="run", hook="integration.ranks.hooks:die_at_step_7")
     assert (one.code, two.code, killed.code > 0) == (0, 0, True), one.output + two.output + killed.output

@@ -249,19 +249,19 @@ def test_the_catalog_starts_without_torch_or_the_rest_of_embark():
 
 
 def test_the_page_of_prices_is_what_the_catalog_says():
-    spec = importlib.util.spec_from_file_location("make_prices", ROOT / "docs" / "make_prices.py")
+    spec = importlib.util.spec_from_file_location("make_prices", ROOT / "tools" / "make_prices.py")
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     page = module.page()
-    assert (ROOT / "docs" / "prices.md").read_text() == page, "make docs"
+    assert (ROOT / "docs" / "reference" / "prices.md").read_text() == page, "make docs"
     assert "| `a2-highgpu-8g` | memory | 1.3TB | **680 GiB** |" in page
     assert "| `p5.48xlarge` | on demand | ~$98 | **$55.04** |" in page
 
 
 def test_the_guide_s_commands_run(tmp_path):
     environment = {**os.environ, "XDG_DATA_HOME": str(tmp_path / "data"), "PYTHONPATH": str(ROOT / "src")}
-    blocks = re.findall(r"^```(\w+) (run|file=(\S+))\n(.*?)^```$", (ROOT / "docs" / "catalog.md").read_text(),
-                        re.MULTILINE | re.DOTALL)
+    guide = (ROOT / "docs" / "guides" / "catalog.md").read_text()
+    blocks = re.findall(r"^```(\w+) (run|file=(\S+))\n(.*?)^```$", guide, re.MULTILINE | re.DOTALL)
     assert len(blocks) == 5
     output = ""
     for _language, kind, name, text in blocks:

@@ -88,7 +88,7 @@ def test_the_rules_are_listed(capsys):
 
 
 def test_the_page_of_rules_is_current():
-    spec = importlib.util.spec_from_file_location("make_diagnose", ROOT / "docs" / "make_diagnose.py")
+    spec = importlib.util.spec_from_file_location("make_diagnose", ROOT / "tools" / "make_diagnose.py")
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
-    assert module.page() == (ROOT / "docs" / "diagnose.md").read_text(), "make docs"
+    assert module.page() == (ROOT / "docs" / "reference" / "diagnose.md").read_text(), "make docs"

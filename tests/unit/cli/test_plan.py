@@ -265,7 +265,7 @@ def test_a_plan_needs_no_torch():
 
 
 def test_the_guide_s_commands_run(tmp_path):
-    text = (ROOT / "docs" / "plan.md").read_text()
+    text = (ROOT / "docs" / "guides" / "plan.md").read_text()
     blocks = re.findall(r"^```bash run\n(.*?)^```$", text, re.MULTILINE | re.DOTALL)
     assert len(blocks) == 5
     environment = {**os.environ, "PYTHONPATH": str(ROOT / "src")}
@@ -281,7 +281,7 @@ def test_the_guide_s_commands_run(tmp_path):
 def test_the_guide_names_the_constants_that_are_used():
     from embark.plan.cost import COST
 
-    text = (ROOT / "docs" / "plan.md").read_text()
+    text = (ROOT / "docs" / "guides" / "plan.md").read_text()
     graces = (f"({POD_GRACE_S['aws']:g} s on AWS, {POD_GRACE_S['azure']:g} s on Azure, {POD_GRACE_S['gcp']:g} s "
               "for pods on GKE)")
     for words in (f"{COST['boot_s']:g} s to boot", f"{COST['image_s']:g} s to pull an image", graces,

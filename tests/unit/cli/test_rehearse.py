@@ -148,7 +148,7 @@ def test_a_spec_is_rendered_as_render_would(capfd):
 def test_the_guides_commands_are_commands():
     from embark.cli.app import app
 
-    guide = (Path(__file__).parents[3] / "docs" / "rehearse.md").read_text()
+    guide = (Path(__file__).parents[3] / "docs" / "guides" / "rehearse.md").read_text()
     lines = re.findall(r"^(?:\$ )?(embark rehearse [^#\n]+)", guide, re.MULTILINE)
     assert len(lines) >= 7
     for line in lines:

@@ -43,7 +43,7 @@ def test_the_last_item_is_for_testing_and_the_one_before_for_validation(log):
     assert histories(test.eval_rows(0, 2)) == [[5, 6, 9], [8, 1, 2]]
 
 
-def test_negatives_are_items_that_the_user_did_not_choose_drawn_by_user_and_epoch_alone(log):
+def test_negatives_are_unchosen_items_drawn_by_user_and_epoch_alone(log):
     source = open_source(spec(log))
     some, again, later = (source.train_rows(epoch, 0, 3) for epoch in (0, 0, 1))
     assert np.array_equal(some.ids, again.ids)
@@ -55,7 +55,27 @@ def test_negatives_are_items_that_the_user_did_not_choose_drawn_by_user_and_epoc
     drawn = held_out.ids[held_out.lengths[0].sum() :].reshape(2, 7)
     assert not np.isin(drawn[0], [3, 4, 5, 6, 9]).any()
     assert not np.isin(drawn[1], [7, 8, 1, 2]).any()
-    assert ((drawn >= 1) & (drawn < 60)).all()  # no item has number 0
+    assert set(drawn.flat) <= set(range(1, 10))  # the items of the log, not the table's other rows
+
+
+def test_negatives_do_not_depend_on_rows_that_are_no_item(tmp_path):
+    path = tmp_path / "log.txt"
+    path.write_text("".join(f"{user} {(user * 7 + step) % 60}\n" for user in range(1, 50) for step in range(6)))
+    exact, wide = (open_source(spec(path, "model.tables=[" + ", ".join(_toml(one) for one in (
+        {"name": "item", "rows": rows, "pooling": "none", "max_length": 3},
+        {"name": "negatives", "shares": "item", "pooling": "none", "max_length": 5})) + "]")) for rows in (60, 6000))
+    assert np.array_equal(exact.train_rows(1, 0, 40).ids, wide.train_rows(1, 0, 40).ids)
+    assert np.array_equal(exact.eval_rows(0, 40).ids, wide.eval_rows(0, 40).ids)
+    assert exact.eval_rows(0, 1).ids.tolist() == [9, 10, 11, 41, 31, 32, 15, 35, 24, 58]
+
+
+def test_repeats_of_a_user_count_once_and_who_chose_every_item_is_named(log):
+    log.write_text(LOG + "4 5\n4 6\n" * 30)
+    held_out = open_source(spec(log)).eval_rows(2, 3)
+    assert not np.isin(held_out.ids[held_out.lengths[0].sum() :], [5, 6]).any()
+    log.write_text(LOG + "".join(f"57 {item}\n" for item in range(1, 10)))
+    with pytest.raises(DataError, match="user 57 chose all of the 9 items"):
+        open_source(spec(log))
 
 
 def test_training_does_not_learn_from_its_negatives_what_is_held_out(log):
@@ -70,7 +90,7 @@ def test_training_does_not_learn_from_its_negatives_what_is_held_out(log):
 
 def test_a_time_column_orders_the_rows_and_reaches_the_model(tmp_path):
     path = tmp_path / "log.csv"
-    path.write_text("who,what,at\nx,1,300\ny,1,5\nx,2,100\nx,3,200\nx,4,400\n")
+    path.write_text("who,what,at\nx,1,300\ny,5,5\nx,2,100\nx,3,200\nx,4,400\n")
     times = {"name": "seconds", "pooling": "none", "max_length": 3, "lookup": False}
     source = open_source(spec(path, f"model.tables=[{_toml(times)}, " + '{ name = "item", rows = 60, pooling = "none", '
                               'max_length = 3 }, { name = "negatives", shares = "item", pooling = "none", max_length = '

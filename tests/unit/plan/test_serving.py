@@ -191,7 +191,7 @@ def cost_section():
     from pathlib import Path
 
     text = (Path(__file__).parents[3] / "bench" / "RESULTS.md").read_text()
-    return text.partition("## Serve: CPU time of a request")[2].partition("\n## ")[0]
+    return text.partition("### Serve: CPU time of a request")[2].partition("\n## ")[0]
 
 
 def test_the_command_prints_it_and_dumps_it(capsys):

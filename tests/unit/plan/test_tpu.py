@@ -115,7 +115,7 @@ def test_one_process_of_a_host_writes_what_all_its_chips_hold():
 
 def test_the_guide_s_table_of_machines_is_what_the_plan_says(monkeypatch, tmp_path, capsys):
     monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path))
-    text = (Path(__file__).parents[3] / "docs" / "tpu.md").read_text()
+    text = (Path(__file__).parents[3] / "docs" / "guides" / "tpu.md").read_text()
     row = r"^\| `([\w-]+)` \| \d+ × \w+ \| ([\d.]+) of ([\d.]+) \|.* (\d+) min \| \$([\d.]+) \| \$([\d.]+) \|$"
     rows = re.findall(row, text, re.MULTILINE)
     assert [row[0] for row in rows] == ["v5litepod-8", "v6e-8", "v5p-8", "a3-highgpu-8g"]

@@ -67,6 +67,15 @@ def words_of(monkeypatch, tmp_path, number: int = 0, program: str = "podman") ->
     return called[0]
 
 
+def test_an_engine_is_called_in_the_rehearsal_s_folder(monkeypatch, tmp_path):
+    folders = []
+    monkeypatch.setattr(containers, "LineStream", lambda words, folder=None, **more: folders.append(folder))
+    engine = Containers("podman", IMAGE, Folders(tmp_path), prepared().workload.names, Answers())
+    engine.begin()
+    engine.start(Start(prepared().workload.pods[0], 0, 0))
+    assert folders == [tmp_path]
+
+
 def after(words: Sequence[str], flag: str) -> list[str]:
     return [words[at + 1] for at, word in enumerate(words) if word == flag]
 

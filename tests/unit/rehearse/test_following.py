@@ -19,7 +19,7 @@ from embark.rehearse.manifest import manifest_texts, read_texts
 from embark.rehearse.stream_sender import rows
 from embark.spec import load_spec, parse_spec
 
-GUIDE = Path(__file__).parents[3] / "docs" / "fresh_deployment.md"
+GUIDE = Path(__file__).parents[3] / "docs" / "guides" / "fresh-deployment.md"
 
 
 @pytest.fixture(scope="module")

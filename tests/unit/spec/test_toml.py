@@ -7,7 +7,7 @@ import pytest
 from embark.spec import PRESETS, load_spec
 from embark.spec.toml import line_of, reference, starter
 
-REFERENCE = Path(__file__).parents[3] / "docs" / "spec.md"
+REFERENCE = Path(__file__).parents[3] / "docs" / "reference" / "spec.md"
 
 
 @pytest.mark.parametrize("preset", list(PRESETS))

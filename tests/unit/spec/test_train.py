@@ -22,6 +22,17 @@ def test_what_a_spec_names_stays():
     assert found.batch_size == 64
 
 
+@pytest.mark.parametrize(("train", "num_samples", "steps"), [
+    ({}, 4_000, 15), ({}, 60_000, 100), ({}, 10**9, 100), ({}, 10, 0), ({"batch_size": 500}, 20_000, 10),
+    ({"num_epochs": 7, "num_steps": 9}, 4_000, 15), ({"warmup_steps": 3}, 60_000, 3), ({"warmup_steps": 0}, 60_000, 0),
+    ({"learning_rate": 0.01}, 60_000, 0), ({"dense_learning_rate": 0.01}, 60_000, 0),
+    ({"dense_optimizer": "adam"}, 60_000, 0)])
+def test_adagrad_warms_up_unless_a_rate_or_a_warm_up_is_named(train, num_samples, steps):
+    assert with_train_defaults(resolve({"name": "a", "train": train}), num_samples).train.warmup_steps == steps
+    without_dense = resolve({"name": "a", "train": {"batch_size": 64}, "model": {"num_dense": 0}})
+    assert with_train_defaults(without_dense, num_samples) is without_dense
+
+
 def test_a_second_call_changes_nothing_and_a_plan_has_the_batch_of_the_run():
     spec = resolve({"name": "a", "data": {"num_train_samples": 4_000}})
     found = with_train_defaults(spec, 4_000)

@@ -233,7 +233,7 @@ def test_another_search_of_the_same_name_is_refused(search):
     search(TuneRequest(trials=1, search=SEARCH))
     with pytest.raises(UserError, match=r"tiny-tune has the trials of another search: --search changed"):
         search(TuneRequest(trials=2, search=("train.learning_rate=0.001..0.5",)))
-    with pytest.raises(UserError, match=r"another search: train\.batch_size changed"):
+    with pytest.raises(UserError, match=r"another search: train\.batch_size, train\.warmup_steps changed"):
         search(TuneRequest(trials=2, search=SEARCH), "train.batch_size=64")
 
 

@@ -181,7 +181,7 @@ def test_a_dry_run_says_the_command_and_leaves_nothing(tmp_path, capsys):
     assert not list(tmp_path.iterdir())
 
 
-def test_what_a_killed_supervisor_left_behind_is_found_and_ended_and_nothing_starts_beside_it(tmp_path, monkeypatch):
+def test_processes_of_a_killed_supervisor_are_found_and_ended(tmp_path, monkeypatch):
     monkeypatch.setattr(Local, "_command", lambda self, handle, folder: SAVES)
     handle = launched("orphan")
     folder = Path(str(handle.where["folder"]))

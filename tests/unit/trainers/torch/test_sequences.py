@@ -74,6 +74,15 @@ def test_the_next_item_is_learned_and_its_rank_is_that_of_an_evaluation_later(tr
     assert tested.log_loss != again.log_loss
 
 
+def test_hit_rate_does_not_rise_with_rows_that_are_no_item(train_tiny, tmp_path):
+    path, generator = tmp_path / "log.txt", np.random.default_rng(2)
+    path.write_text("".join(f"{user} {item}\n" for user in range(400) for item in generator.integers(40, size=8)))
+    exact, wide = (train_tiny(*(one.replace("rows = 40", f"rows = {rows}") for one in NEXT), f"data.path={path}",
+                              COLUMNS, "model.kind=sasrec", "train.num_steps=30").of("eval")[-1]["hit_at_k"]
+                   for rows in (40, 4000))
+    assert wide == pytest.approx(exact, abs=0.05)  # the items are random: about 10 of 101 candidates
+
+
 def test_ranks_give_the_metrics_of_lists_and_a_tie_or_nan_counts_against_the_chosen_item():
     from embark.run.retrieval_metrics import ranking_sums, ranks_of_first, sums_of_ranks
 

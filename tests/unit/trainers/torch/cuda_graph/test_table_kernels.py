@@ -250,7 +250,9 @@ def test_plain_torch_rounds_rows_to_bf16_as_the_kernels_do(kernels, case):
     rounding = RowRounding(int(SEED), torch.tensor([7]), origins)
     rounded = rounding(exact, torch.arange(len(exact)), starts, (starts * DIM).tolist())
     touched = gradients_of_rows(case, grads)[1] > 0
-    assert torch.equal(rounded[touched].view(torch.int16), by_kernels[touched].view(torch.int16))
+    # A NaN stays one; which of its bits are set, torch decides differently for each width of vectors.
+    torch.testing.assert_close(rounded[touched], by_kernels[touched], rtol=0, atol=0, equal_nan=True)
+    assert rounded[touched][:, 0].isnan().any()
 
 
 def test_random_bits_are_those_of_the_table_the_row_and_the_column(kernels, case):

@@ -6,7 +6,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
-from tests.dynamic_streams import assert_like_reference, random_stream
+from dynamic_streams import assert_like_reference, random_stream
 
 from embark.data.dynamic_ids import NO_ID
 from embark.spec.model import ModelSpec, Table

@@ -3,9 +3,9 @@ ranks."""
 
 import numpy as np
 import torch
+from dynamic_streams import SEED, assert_like_reference, draw_ids
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tests.dynamic_streams import SEED, assert_like_reference, draw_ids
 
 from embark.spec.model import ModelSpec, Table
 from embark.trainers.torch.dynamic.batch_ids import IdLayout

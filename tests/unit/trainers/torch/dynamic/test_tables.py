@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 import torch
-from tests.dynamic_reference import ReferenceTable
+from dynamic_reference import ReferenceTable
 
 from embark.data import Loader, eval_batches, open_source
 from embark.errors import SpecError

@@ -1,4 +1,4 @@
-"""Writes docs/lint.md: the rules, and their accuracy on the fixtures.
+"""Writes docs/reference/lint.md: the rules, and their accuracy on the fixtures.
 
 `make docs` runs it. The rules come from the linter; expected.toml, beside the fixtures, lists what must be found.
 """

@@ -1,4 +1,4 @@
-"""Writes docs/diagnose.md: the rules of `embark diagnose`, and their accuracy on the fixtures.
+"""Writes docs/reference/diagnose.md: the rules of `embark diagnose`, and their accuracy on the fixtures.
 
 `make docs` runs it. The rules come from their TOML files; expected.toml, beside the fixtures, lists what must be found.
 """

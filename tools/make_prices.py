@@ -1,4 +1,4 @@
-"""Writes docs/prices.md: machines and prices in TorchRec's deployment guides, beside the catalog's.
+"""Writes docs/reference/prices.md: machines and prices in TorchRec's deployment guides, beside the catalog's.
 
 `make docs` runs it. claims.csv has the guides' figures; the rest comes from the shipped catalog.
 """
@@ -27,8 +27,8 @@ TorchRec's cloud deployment guides have hand-written tables of machine types, si
 figure of those tables beside the catalog's, with its source. A figure in bold differs by more than 5 %. Prices are per
 hour, in us-west-2, eastus and us-central1 unless another region is named; network bandwidth is per machine.
 
-`make docs` generates this page from `docs/claims.csv` and the shipped catalog. Prices change: `embark catalog show
-NAME` shows them by region, and [`embark catalog refresh`](catalog.md) imports newer ones.
+`make docs` generates this page from `tools/claims.csv` and the shipped catalog. Prices change: `embark catalog show
+NAME` shows them by region, and [`embark catalog refresh`](../guides/catalog.md) imports newer ones.
 """
 
 

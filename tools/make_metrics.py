@@ -1,4 +1,4 @@
-"""Writes docs/metrics.md: every metric, from the one list of names, and where to see it.
+"""Writes docs/reference/metrics.md: every metric, from the one list of names, and where to see it.
 
 `make docs` runs it. The tables are generated from the list; the text is here.
 """

@@ -1,0 +1,67 @@
+"""The size of the product is a budget, counted in tokens, and the limits may only fall."""
+
+from __future__ import annotations
+
+import tokenize
+from collections import Counter
+from io import BytesIO
+from pathlib import Path
+
+from embark.cli.app import COMMANDS
+
+ROOT = Path(__file__).parents[2]
+PACKAGE = ROOT / "src" / "embark"
+SIMULATOR = ROOT / "cloudsim" / "src"
+
+TOTAL = 630_000
+CLOUDSIM = 95_000
+PACKAGES = {
+    ("trainers",): 150_000, ("data", "features"): 120_000, ("rehearse",): 32_000, ("launch",): 44_000,
+    ("plan",): 38_000, ("lint",): 32_000, ("kubernetes",): 10_000, ("serve",): 32_000, ("render",): 32_000,
+    ("events",): 26_000, ("cli",): 24_000, ("run",): 26_000, ("report", "dashboard"): 34_000, ("store",): 20_000,
+    ("spec",): 20_000,
+    ("export", "publish"): 22_000, ("diagnose", "doctor"): 20_000, ("model", "catalog"): 18_000, ("tuning",): 4_000,
+}
+"""Packages that share a limit, in tokens. A package that needs more takes it from another one: TOTAL does not move."""
+MAX_SMALL_MODULES = 20
+MAX_COMMANDS = 36
+
+COUNTED = {tokenize.NAME, tokenize.OP, tokenize.NUMBER, tokenize.STRING}
+
+
+def num_tokens(source: bytes) -> int:
+    """Count what a reader has to read: no comments, no white space."""
+    return sum(token.type in COUNTED for token in tokenize.tokenize(BytesIO(source).readline))
+
+
+def tokens_below(folder: Path) -> Counter[str]:
+    """Count the tokens of each first folder below `folder`."""
+    sizes: Counter[str] = Counter()
+    for path in folder.rglob("*.py"):
+        sizes[path.relative_to(folder).parts[0]] += num_tokens(path.read_bytes())
+    return sizes
+
+
+def test_tokens_are_counted_without_comments_and_white_space():
+    assert num_tokens(b"x = 1  # one\n\n\n\ndef f():\n    return 'a b'\n") == 10
+
+
+def test_the_product_and_its_packages_keep_their_budgets():
+    sizes = tokens_below(PACKAGE)
+    assert sum(sizes.values()) <= TOTAL
+    over = {names: size for names, limit in PACKAGES.items() if (size := sum(sizes[name] for name in names)) > limit}
+    assert not over, "make it smaller, or take the difference from another package's limit"
+
+
+def test_the_simulated_accounts_keep_their_budget():
+    assert 0 < sum(tokens_below(SIMULATOR).values()) <= CLOUDSIM
+
+
+def test_few_modules_are_splinters():
+    small = sorted(str(path.relative_to(PACKAGE)) for path in PACKAGE.rglob("*.py")
+                   if path.name != "__init__.py" and len(path.read_text().splitlines()) < 50)
+    assert len(small) <= MAX_SMALL_MODULES, small
+
+
+def test_there_are_few_commands():
+    assert sum(map(len, COMMANDS.values())) <= MAX_COMMANDS
