@@ -157,11 +157,11 @@ def decide_pruning(listed: CheckpointList, now_s: float) -> PruneResult:
     return PruneResult(listed.run, dry_run=True, checkpoints=decisions)
 
 
-def prune(run: RunDir, planned: PruneResult, tell: Callable[[str], None] = lambda _: None) -> PruneResult:
-    """Remove what was decided; raises `RunInUse` while a process trains the run. `tell` is called with what is waited
+def prune(run: RunDir, planned: PruneResult, notify: Callable[[str], None] = lambda _: None) -> PruneResult:
+    """Remove what was decided; raises `RunInUse` while a process trains the run. `notify` is called with what is waited
     for."""
     if planned.removed:
-        lease = acquire(run.store, TTL_S, tell)
+        lease = acquire(run.store, TTL_S, notify)
         try:
             held = replace(run, lease=lease)
             for one in planned.removed:
@@ -221,7 +221,7 @@ def _rules_of(run: RunDir) -> tuple[StoreSpec | None, str]:
 def _verified(run: RunDir, one: CheckpointInfo, count: Callable[[int], None]) -> CheckpointInfo:
     if not one.committed:
         return one
-    damage, changed = (tuple(run.checkpoints.damages(one.committed, names, tell=count))
+    damage, changed = (tuple(run.checkpoints.damages(one.committed, names, on_bytes=count))
                        for names in (one.committed.array_files, one.committed.text_files))
     return replace(one, state="damaged" if damage else "committed", damage=damage, changed_texts=changed)
 

@@ -108,15 +108,15 @@ class CheckpointStore:
         return next(iter(self.damages(checkpoint, checkpoint.array_files[part::num_parts])), "")
 
     def damages(
-        self, checkpoint: Checkpoint, names: Sequence[str] | None = None, tell: Callable[[int], None] | None = None
+        self, checkpoint: Checkpoint, names: Sequence[str] | None = None, on_bytes: Callable[[int], None] | None = None
     ) -> list[str]:
-        """Describe each file that is not what the mark says. `tell` gets the bytes as they are read, from several
+        """Describe each file that is not what the mark says. `on_bytes` gets the bytes as they are read, from several
         threads."""
         looked_at = list(checkpoint.files) if names is None else names
         found: dict[str, str] = {}
 
         def look(name: str) -> None:
-            found[name] = self._damage_of(f"{checkpoint.name}/{name}", checkpoint.files[name], tell)
+            found[name] = self._damage_of(f"{checkpoint.name}/{name}", checkpoint.files[name], on_bytes)
 
         for_each_parallel(look, looked_at, NUM_READERS)
         return [found[name] for name in looked_at if found[name]]
@@ -161,12 +161,12 @@ class CheckpointStore:
         except (UserError, ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError):
             return None  # `UserError`: there is no mark, or it names a path outside of the folder
 
-    def _damage_of(self, path: str, mark: FileChecksum, tell: Callable[[int], None] | None) -> str:
+    def _damage_of(self, path: str, mark: FileChecksum, on_bytes: Callable[[int], None] | None) -> str:
         try:
             actual = self.store.size(path)
             if actual != mark.size_bytes:
                 return f"{path}: {actual:,} bytes instead of {mark.size_bytes:,}"
-            return "" if self.store.sha256(path, actual, tell) == mark.sha256 else f"{path}: its bytes changed"
+            return "" if self.store.sha256(path, actual, on_bytes) == mark.sha256 else f"{path}: its bytes changed"
         except NotFound as error:  # an outage is none: it must not cost a checkpoint
             return f"{path}: {error.what}"
 

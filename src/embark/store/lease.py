@@ -199,10 +199,10 @@ class Lease:
 
 
 def acquire(
-    store: ObjectStore, ttl_s: float, tell: Callable[[str], None] = lambda _: None, *,
+    store: ObjectStore, ttl_s: float, notify: Callable[[str], None] = lambda _: None, *,
     clock: Callable[[], float] | None = None, pause: Callable[[float], None] = time.sleep,
 ) -> Lease:
-    """Hold the run whose directory `store` is, or raise `RunInUse`. `tell` is called with what is waited for."""
+    """Hold the run whose directory `store` is, or raise `RunInUse`. `notify` is called with what is waited for."""
     clock = clock or _seconds
     lease = Lease(store, ttl_s, clock=clock)
     first: Holder | None = None
@@ -225,7 +225,7 @@ def acquire(
             raise _in_use(store, holder)
         if first is None:
             first, first_s = holder, now_s
-            tell(f"{store.uri} is held by {holder}; waiting {holder.ttl_s:.0f} s for it to end")
+            notify(f"{store.uri} is held by {holder}; waiting {holder.ttl_s:.0f} s for it to end")
         if not is_same:
             seen, seen_s = holder, now_s
         # One that renews may be about to end, as a pod that is being replaced: a refusal at once would end the job.

@@ -166,8 +166,8 @@ class ObjectStore(ABC):
         """Copy each path to its local file. The first failure stops the rest and is raised."""
         for_each_parallel(lambda pair: self.download(*pair), pairs, NUM_PARALLEL)
 
-    def sha256(self, path: str, size_bytes: int, tell: Callable[[int], None] | None = None) -> str:
-        """Hash a file piece by piece; `tell` gets the number of bytes of each."""
+    def sha256(self, path: str, size_bytes: int, on_bytes: Callable[[int], None] | None = None) -> str:
+        """Hash a file piece by piece; `on_bytes` gets the number of bytes of each."""
         digest = hashlib.sha256()
         # One buffer for all pieces: fresh memory costs more than the hashing.
         buffer = memoryview(bytearray(min(PIECE_BYTES, size_bytes)))
@@ -175,8 +175,8 @@ class ObjectStore(ABC):
             piece = buffer[: size_bytes - start]
             self.read_into(path, start, piece)
             digest.update(piece)
-            if tell:
-                tell(len(piece))
+            if on_bytes:
+                on_bytes(len(piece))
         return digest.hexdigest()
 
     def check(self) -> None:
@@ -211,14 +211,14 @@ def normalize_path(path: str, may_be_empty: bool = False) -> str:
 def count_progress(progress: Progress | None, total_bytes: int) -> Callable[[int], None]:
     lock, done = threading.Lock(), 0
 
-    def tell(size: int) -> None:
+    def on_bytes(size: int) -> None:
         nonlocal done
         with lock:
             done += size
             if progress:
                 progress(done, total_bytes)
 
-    return tell
+    return on_bytes
 
 
 def for_each_parallel(call: Callable[[T], None], items: Sequence[T], parallel: int) -> None:

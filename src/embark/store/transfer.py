@@ -74,7 +74,7 @@ class Transfer:
         """Copy the files, `plan.last` after all others; `verify` reads everything back."""
         everything = (*plan.todo, *plan.last)
         back = self._items if verify else ()
-        tell = count_progress(progress, sum(item.size_bytes for item in (*everything, *back)))
+        on_bytes = count_progress(progress, sum(item.size_bytes for item in (*everything, *back)))
         if everything:
             there = {entry.path: entry.size_bytes for entry in self.target.list()}
             doubted = [item.path for item in everything if there.get(item.path) == item.size_bytes]
@@ -83,17 +83,17 @@ class Transfer:
                 self.target.write(COPY_STATE, json.dumps({"mark": self._mark, "doubted": doubted}).encode())
             for item in plan.last:
                 self.target.delete(item.path)
-        for_each_parallel(lambda item: self._copy(item, tell), plan.todo, self._parallel)
+        for_each_parallel(lambda item: self._copy(item, on_bytes), plan.todo, self._parallel)
         self._check_sizes(plan.todo)
         if verify:
             last = {item.path for item in plan.last}
             for_each_parallel(
-                lambda item: self._read_back(item, tell), [i for i in back if i.path not in last], self._parallel
+                lambda item: self._read_back(item, on_bytes), [i for i in back if i.path not in last], self._parallel
             )
         for item in plan.last:
-            self._copy(item, tell)
+            self._copy(item, on_bytes)
             if verify:
-                self._read_back(item, tell)
+                self._read_back(item, on_bytes)
         self.target.delete(COPY_STATE)
 
     def _doubted(self, same_size: set[str]) -> set[str]:
@@ -112,10 +112,10 @@ class Transfer:
     def _expected(self, item: CopyItem) -> str:
         return item.sha256 or self.source.sha256(item.path, item.size_bytes)
 
-    def _copy(self, item: CopyItem, tell: Callable[[int], None]) -> None:
+    def _copy(self, item: CopyItem, on_bytes: Callable[[int], None]) -> None:
         if isinstance(self.target, LocalStore) and not isinstance(self.source, LocalStore):
             self.source.download(item.path, self.target.root / item.path)
-            tell(item.size_bytes)
+            on_bytes(item.size_bytes)
             return
         trouble: list[EmbarkError] = []
 
@@ -126,7 +126,7 @@ class Transfer:
                 for start in range(0, size, PIECE_BYTES):
                     piece = self.source.read_range(item.path, start, min(PIECE_BYTES, size - start))
                     digest.update(piece)
-                    tell(len(piece))
+                    on_bytes(len(piece))
                     yield piece
                 if item.sha256 not in ("", digest.hexdigest()) or self.source.size(item.path) != size:
                     raise DataError(f"{self.source.where(item.path)} does not match its checksum, so it was not copied",
@@ -149,8 +149,8 @@ class Transfer:
                 raise Fault(f"{self.target.where(item.path)} has {there.get(item.path, 0):,} bytes after the copy, "
                             f"its source has {item.size_bytes:,}", fix="run the same command again")
 
-    def _read_back(self, item: CopyItem, tell: Callable[[int], None]) -> None:
-        if self.target.sha256(item.path, item.size_bytes, tell) != self._expected(item):
+    def _read_back(self, item: CopyItem, on_bytes: Callable[[int], None]) -> None:
+        if self.target.sha256(item.path, item.size_bytes, on_bytes) != self._expected(item):
             self.target.delete(item.path)
             raise Fault(f"{self.target.where(item.path)} is not what was copied; it is removed",
                         fix="run the same command again; if it stays so, check the source: embark data check")
