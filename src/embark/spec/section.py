@@ -1,7 +1,7 @@
 """Base class of every section of a spec: frozen, strict, no unknown keys."""
 
 from collections.abc import Callable, Collection, Iterable, Iterator
-from functools import wraps
+from functools import cache, wraps
 from typing import Annotated, Any, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, SerializerFunctionWrapHandler, model_serializer
@@ -23,7 +23,7 @@ class Section(BaseModel):
 
     def has_default(self, field: str) -> bool:
         """Tell whether a field has its default, given or not."""
-        return bool(getattr(self, field) == type(self).model_fields[field].default)
+        return bool(getattr(self, field) == _defaults(type(self))[field])
 
     def unused(self, section: str, fields: Iterable[str], why: str, fix: str) -> Iterator[Mistake]:
         """Report those of `fields` that were changed although nothing reads them."""
@@ -40,6 +40,11 @@ class Section(BaseModel):
         values: dict[str, Any] = dump(self)
         left_out = self.left_out()
         return {name: value for name, value in values.items() if name not in left_out}
+
+
+@cache
+def _defaults(section: type[Section]) -> dict[str, Any]:
+    return {name: info.default for name, info in section.model_fields.items()}
 
 
 def remembered(function: Callable[[S], R]) -> Callable[[S], R]:

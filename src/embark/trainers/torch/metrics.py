@@ -53,7 +53,7 @@ class HeldOut:
 
     @torch.no_grad()
     def score_counts(self) -> list[int]:
-        """How many predictions lie in each bin of `events.score_bins`, over all ranks, which must all call it."""
+        """How many predictions lie in each bin of `events.drift`, over all ranks, which must all call it."""
         logits = torch.cat(self._logits)
         bins = torch.bucketize(logits, torch.from_numpy(LOGITS).to(logits), right=True)
         counts: list[int] = self._world.sum_over_ranks(torch.bincount(bins, minlength=NUM_SCORE_BINS)).tolist()
