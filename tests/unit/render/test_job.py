@@ -14,7 +14,7 @@ from embark.errors import SpecError
 from embark.render.job import DEFAULT_MACHINES, dns_label, make_job
 from embark.render.location import location_of
 from embark.render.targets.tpu_vm import environment
-from embark.run.stop import PRICE
+from embark.run.budget import PRICE
 from embark.spec import load_spec
 
 
