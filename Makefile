@@ -9,7 +9,7 @@ SHELL := /bin/bash
 
 PYTHON ?=
 VARIANT ?= auto
-TESTS ?= tests
+TESTS ?= tests cloudsim/tests
 # Half as many again as there are cores: tests wait for processes and sockets.
 CORES := $(shell getconf _NPROCESSORS_ONLN)
 WORKERS ?= $(shell echo $$(( ($(CORES) * 3 + 1) / 2 )))
@@ -64,7 +64,7 @@ examples: .venv/.embark  ## write examples/cloud_deployment, which is rendered
 
 clean:  ## remove .venv, caches and coverage files; runs/ stays
 	@rm -rf .venv dist build htmlcov .coverage .coverage.* .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis
-	@find src tests bench -name __pycache__ -type d -prune -exec rm -rf {} +
+	@find src cloudsim tests bench -name __pycache__ -type d -prune -exec rm -rf {} +
 
 # Stamps: a file inside .venv is newer than everything that decided what was installed.
 
@@ -90,8 +90,8 @@ clean:  ## remove .venv, caches and coverage files; runs/ stays
 	@$(PIP) install -e '.[columns,tensorboard]'
 	@touch $@
 
-.venv/.dev: .venv/.stack pyproject.toml
+.venv/.dev: .venv/.stack pyproject.toml cloudsim/pyproject.toml
 	@echo "Installing Embark and what its tests need"
-	@$(PIP) install -e '.[dev]'
+	@$(PIP) install -e '.[dev]' -e ./cloudsim
 	@[ "$$(uname -m)" != x86_64 ] || $(PIP) install --no-deps --upgrade --target .venv/libtpu "$$($(PY) -c '$(LIBTPU)')"
 	@touch .venv/.embark $@

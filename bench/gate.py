@@ -20,12 +20,12 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from embark.data.evaluation_rows import EvaluationRows
-from embark.data.id_maps import IdMap, RowEncoder
 from embark.data.loader import Batch
 from embark.data.permuted_rows import RowsInMemory
-from embark.data.prepare.schema import SparseColumn
 from embark.data.prepared import Feature, Layout
 from embark.export.reference import Reference, make_reference
+from embark.features.encoding import IdMap, RowEncoder
+from embark.features.schema import SparseColumn
 from embark.publish.gate import EarlierGate, GateVerdict, ScoredRows, earlier_gate, judge, to_record
 from embark.publish.gate_rows import GateRows
 from embark.spec import resolve

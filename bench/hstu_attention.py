@@ -20,10 +20,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from embark.trainers.torch import hstu_triton
-from embark.trainers.torch.hstu_attention import eager_attention, hstu_attention
-from embark.trainers.torch.hstu_triton import Inputs, Tile
-from embark.trainers.torch.jagged import JaggedLayout
+from embark.trainers.torch.networks import hstu_kernels
+from embark.trainers.torch.networks.hstu_attention import eager_attention, hstu_attention
+from embark.trainers.torch.networks.hstu_kernels import Inputs, Tile
+from embark.trainers.torch.networks.jagged import JaggedLayout
 
 HEADS, WIDTH, LONGEST, PEAK = 4, 128, 4096, 989e12
 TILES = {
@@ -179,14 +179,14 @@ def tune(batch: Batch, only: int | None) -> None:
     plain = Inputs(batch.q, batch.k, batch.v, None, None, None, batch.layout, LONGEST)
     biased = replace(plain, position_bias=bias)
     kernels: dict[str, list[Callable[[], object]]] = {
-        "forward": [lambda one=one: hstu_triton.forward(one) for one in (plain, biased)],
-        "keys": [lambda one=one: hstu_triton.backward_keys(one, batch.grad) for one in (plain, biased)],
-        "queries": [lambda: hstu_triton.backward_queries(plain, batch.grad)],
-        "square": [lambda: hstu_triton.backward_queries(biased, batch.grad)]}
-    before, product = hstu_triton.BF16, 2 * batch.pairs * HEADS * WIDTH
+        "forward": [lambda one=one: hstu_kernels.forward(one) for one in (plain, biased)],
+        "keys": [lambda one=one: hstu_kernels.backward_keys(one, batch.grad) for one in (plain, biased)],
+        "queries": [lambda: hstu_kernels.backward_queries(plain, batch.grad)],
+        "square": [lambda: hstu_kernels.backward_queries(biased, batch.grad)]}
+    before, product = hstu_kernels.BF16, 2 * batch.pairs * HEADS * WIDTH
     for name, starts in kernels.items():
         for tile in TILES[name] if only is None else TILES[name][only:only + 1]:
-            hstu_triton.BF16 = replace(before, **{name: Tile(*tile)})
+            hstu_kernels.BF16 = replace(before, **{name: Tile(*tile)})
             try:
                 if only is not None:
                     for start in starts:
@@ -198,7 +198,7 @@ def tune(batch: Batch, only: int | None) -> None:
                       f"{product / PEAK * 1e3:.3f} ms", flush=True)
             except Exception as error:  # one that does not fit is passed over
                 print(f"{name} {tile}: {type(error).__name__}: {str(error)[:100]}", flush=True)
-    hstu_triton.BF16 = before
+    hstu_kernels.BF16 = before
 
 
 def milliseconds(start: Callable[[], object], *, times: int = 7, together: int = 3) -> float:

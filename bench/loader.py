@@ -41,7 +41,7 @@ from embark.data import Loader, open_source, resolve_from_data
 from embark.data.loader import RawLoader
 from embark.data.prepared import MANIFEST, Feature, Layout, Manifest, PartWriter, Rows
 from embark.data.prepared.source import PreparedSource
-from embark.model.batch import num_together
+from embark.model.steps import num_together
 from embark.spec import PRESETS, resolve
 from embark.trainers.torch.batch import RawDecoder, ToDevice, pinned
 

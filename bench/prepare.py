@@ -31,7 +31,7 @@ from numpy.typing import NDArray
 from rich.console import Console
 from rich.table import Table
 
-from embark.data.workers import tree_bytes
+from embark.data.progress import tree_bytes
 
 # Rows per day, and how large and how often missing the fields are, follow day 0 of Criteo's 1TB set.
 TABLE_ROWS = (40_000_000, 39_060, 17_295, 7_424, 20_265, 3, 7_122, 1_543, 63, 40_000_000, 3_067_956, 405_282, 10,
@@ -167,8 +167,8 @@ def parse_by_polars(file: str, way: str) -> dict[str, Any]:
 def prepare_by_embark(file: str, out: str, memory_gb: str, ids: str) -> dict[str, Any]:
     from embark.data.prepare.inputs import Inputs
     from embark.data.prepare.prepare import prepare
-    from embark.data.prepare.schema import Schema, SparseColumn
-    from embark.data.workers import Progress
+    from embark.data.progress import Progress
+    from embark.features.schema import Schema, SparseColumn
     from embark.spec.run import RunSpec
 
     dense = tuple(f"int_{i}" for i in range(13))

@@ -114,7 +114,8 @@ def peer_app(artifact: str, num_threads: int, *, is_bf16: bool) -> Any:
     import torch
     from fastapi import FastAPI, Request, Response
 
-    from embark.trainers.torch.exported_model import ExportedModel, load_network, speed_up
+    from embark.trainers.torch.scoring.cpu_layers import speed_up
+    from embark.trainers.torch.scoring.cpu_model import ExportedModel, load_network
 
     opened = open_artifact(artifact)
     model, layout = ExportedModel(opened), opened.info.rows.layout
@@ -124,7 +125,7 @@ def peer_app(artifact: str, num_threads: int, *, is_bf16: bool) -> Any:
     network, app = load_network(opened, ""), FastAPI()
     speed_up(network, is_int8=False)  # the layout of weights in which torch is fastest on this machine
     bottom, top, num_vectors, dim = network.bottom.network, network.top, network.num_vectors, network.dim
-    pairs = network.dots.pair_cells
+    pairs = network.interaction.dots.pair_cells
     num_dense, num_tables, num_shared = len(layout.dense), len(layout.features), len(layout.features) // 2
     torch.set_num_threads(num_threads)
     if is_bf16:

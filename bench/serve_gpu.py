@@ -31,7 +31,6 @@ import torch
 from serve import Connection
 
 from embark import __version__, load_spec
-from embark.data.prepare.schema import Schema, SparseColumn
 from embark.data.prepared import Feature, Layout, Rows
 from embark.export.artifact import (
     ID_MAPS,
@@ -47,14 +46,15 @@ from embark.export.artifact import (
 from embark.export.quantize import TableDtype, quantize_rows, row_format
 from embark.export.safetensors_file import TensorSource, file_of, in_memory
 from embark.export.scoring_device import Precision, ScoringDevice
+from embark.features.schema import Schema, SparseColumn
 from embark.spec.data import PrepareSpec
 from embark.spec.model import ModelSpec
 from embark.store import ChecksumWriter, checkpoint_name
 from embark.store.checkpoint_arrays import table_weight
-from embark.trainers.torch.dense_network import dense_network
-from embark.trainers.torch.exported_model import ExportedModel
-from embark.trainers.torch.gpu_scoring.model import MAX_BATCH_ROWS
-from embark.trainers.torch.open_exported import ScoringModel, open_model
+from embark.trainers.torch.networks import dense_network
+from embark.trainers.torch.scoring.cpu_model import ExportedModel
+from embark.trainers.torch.scoring.gpu_model import MAX_BATCH_ROWS
+from embark.trainers.torch.scoring.open_model import ScoringModel, open_model
 
 NAME = "criteo"
 NUM_REQUESTS = 32  # Different ones, sent in turn.

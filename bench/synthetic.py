@@ -17,10 +17,10 @@ import torch
 
 from embark.data import Loader
 from embark.data.synthetic import SyntheticSource
-from embark.model.batch import num_together
+from embark.model.steps import num_together
 from embark.spec import PRESETS
 from embark.trainers.torch.engines.cuda_graph.batch_layout import DrawnLayout, PackedLayout
-from embark.trainers.torch.engines.pipeline import Part
+from embark.trainers.torch.engines.pipeline import BatchRange
 
 DEVICE = torch.device("cuda", 0) if torch.cuda.is_available() else torch.device("cpu")
 
@@ -32,11 +32,11 @@ def main() -> None:
     print(f"{args.preset}, {len(os.sched_getaffinity(0))} cores, load {os.getloadavg()[0]:.1f}, device {DEVICE}, "
           f"{args.num_samples:,} samples a round, median of {args.rounds}")
     for batch_size in args.batch_sizes:
-        contenders: dict[str, Callable[[Part], Iterator[int]]] = {
+        contenders: dict[str, Callable[[BatchRange], Iterator[int]]] = {
             f"numpy, {num} threads": by_threads(source, num) for num in args.num_threads
         }
         contenders[f"torch on {DEVICE.type}"] = by_device(source, batch_size)
-        part = Part(batch_size, 0, 1, 0, max(args.num_samples // batch_size, 2 * num_together(batch_size)))
+        part = BatchRange(batch_size, 0, 1, 0, max(args.num_samples // batch_size, 2 * num_together(batch_size)))
         rates: dict[str, list[float]] = {name: [] for name in contenders}
         cpu_s: dict[str, list[float]] = {name: [] for name in contenders}
         for _ in range(args.rounds):
@@ -52,8 +52,8 @@ def main() -> None:
                   f"{statistics.median(cpu_s[name]):.2f} s of processor time a million")
 
 
-def by_threads(source: SyntheticSource, num_threads: int) -> Callable[[Part], Iterator[int]]:
-    def epoch(part: Part) -> Iterator[int]:
+def by_threads(source: SyntheticSource, num_threads: int) -> Callable[[BatchRange], Iterator[int]]:
+    def epoch(part: BatchRange) -> Iterator[int]:
         with Loader(source, **asdict(part), num_threads=num_threads) as loader:
             for _ in loader:
                 yield 1
@@ -61,12 +61,12 @@ def by_threads(source: SyntheticSource, num_threads: int) -> Callable[[Part], It
     return epoch
 
 
-def by_device(source: SyntheticSource, batch_size: int) -> Callable[[Part], Iterator[int]]:
+def by_device(source: SyntheticSource, batch_size: int) -> Callable[[BatchRange], Iterator[int]]:
     packed = PackedLayout(batch_size, source.num_dense, tuple(source.multi_hot))
     layout = DrawnLayout(source, packed, DEVICE)
     slot = torch.empty(layout.size_bytes, dtype=torch.uint8, device=DEVICE)
 
-    def epoch(part: Part) -> Iterator[int]:
+    def epoch(part: BatchRange) -> Iterator[int]:
         with layout.feed(source, part, DEVICE) as blocks:
             for block in blocks:
                 block.write(slot)

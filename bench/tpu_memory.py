@@ -3,8 +3,7 @@
     python bench/tpu_memory.py OUT.csv         compiles every run that OUT.csv does not have yet, and adds it; no TPU
     python bench/tpu_memory.py --measured FILE computes only: compares the rows of a CSV
 
-Compiling needs `pip install 'embark-rec[tpu]'` and one to ten minutes a run. The lookup is the ordinary one, without
-SparseCores.
+Compiling needs `pip install 'embark-rec[tpu]'` and one to ten minutes a run.
 """
 
 from __future__ import annotations
@@ -17,7 +16,7 @@ from pathlib import Path
 from embark.cli.console import Console
 from embark.plan.tpu import ChipMemory, planned_chip_memory
 from embark.spec import RunSpec, load_spec
-from embark.trainers.jax.aot import Compiled, compile_for
+from embark.trainers.jax.aot import CompiledStep, compile_for
 
 WIDE = "model.num_tables=4 model.rows_per_table=4000000 model.embedding_dim=128"
 SMALL = "model.num_tables=2 model.rows_per_table=1000000 model.bottom_mlp=[256] model.top_mlp=[256]"
@@ -60,7 +59,7 @@ class Row:
 
     spec_name: str
     sets: str
-    compiled: Compiled
+    compiled: CompiledStep
 
     @property
     def spec(self) -> RunSpec:
@@ -82,7 +81,7 @@ def main() -> None:
         known = {(row.compiled.topology, row.spec_name, row.sets) for row in recorded(asked.out)}
         for topology, name, sets in RUNS:
             if (topology, name, sets) not in known:
-                spec = load_spec(name, [*sets.split(), "train.sparsecore=off"])
+                spec = load_spec(name, sets.split())
                 add(asked.out, Row(name, sets, compile_for(spec, topology)))
     Console().table([compared(row) for row in recorded(asked.measured or asked.out)], HEADINGS)
 
@@ -92,7 +91,7 @@ def recorded(path: Path) -> list[Row]:
     if not path.exists():
         return []
     with path.open(newline="") as file:
-        return [Row(row["spec"], row["sets"], Compiled(row["topology"], *(int(row[name]) for name in COUNTED),
+        return [Row(row["spec"], row["sets"], CompiledStep(row["topology"], *(int(row[name]) for name in COUNTED),
                                                        float(row["compile_s"])))
                 for row in csv.DictReader(file)]
 

@@ -17,7 +17,7 @@ from embark.events.system import SystemSampler
 from embark.run.clock import Clock
 from embark.run.rank_reports import PROFILE_EVERY_S
 from embark.spec import PlaceSpec, RunSpec, load_spec
-from embark.trainers.torch.engines.pipeline import Part
+from embark.trainers.torch.engines.pipeline import BatchRange
 from embark.trainers.torch.phases import NUM_STEPS, InputWaits, Profiler
 from embark.trainers.torch.trainer import TorchTrainer
 from embark.trainers.torch.world import join
@@ -54,7 +54,7 @@ def steps_and_looks(spec: RunSpec) -> tuple[float, float]:
     with join(PlaceSpec(device="cpu")) as world:
         source = open_source(spec)
         built = TorchTrainer(spec, world, 1000, source)
-        part = Part(spec.train.batch_size, 0, 1, 0, WARM_STEPS + 2 * NUM_LOOKS * NUM_STEPS + 2)
+        part = BatchRange(spec.train.batch_size, 0, 1, 0, WARM_STEPS + 2 * NUM_LOOKS * NUM_STEPS + 2)
         with built.engine.feed(source, part) as fed:
             batches = clock.timed(fed)
             step = 0

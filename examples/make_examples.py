@@ -22,9 +22,7 @@ from embark.render.clouds.azure import GPU_OPERATOR_VERSION, NETWORK_OPERATOR_VE
 from embark.render.folder import SPEC, File
 from embark.render.folder_spec import spec_text
 from embark.render.job import POD_TARGETS, Job, default_image, make_job
-from embark.render.location import data_source, location_of, volume_of
-from embark.render.monitoring import DASHBOARD, OBJECTS, budget_usd
-from embark.render.quotas import needed_units, quota_of
+from embark.render.monitoring import DASHBOARD, OBJECTS, budget_usd, needed_units, quota_of
 from embark.render.serving import memory_gib
 from embark.render.settings import grace_s, settings_of
 from embark.render.targets.kubernetes import CLUSTER_SCRIPTS, NAMES, PLACEHOLDER_REGISTRY
@@ -117,14 +115,14 @@ def quickstart_script() -> str:
 
 
 def cloud_guide(job: Job) -> str:
-    location, num_devices = location_of(job), job.machine.num_fabric_devices or 0
+    location, num_devices = job.location, job.machine.num_fabric_devices or 0
     registries = {"aws": f"123456789012.dkr.ecr.{location.region}.amazonaws.com", "azure": "yourregistry.azurecr.io",
                   "gcp": f"{location.region}-docker.pkg.dev/your-project/embark"}
     return guide(
-        job.cloud, job=job, location=location, volume=volume_of(job), script=NAMES[job.cloud], quota=quota_of(job),
+        job.cloud, job=job, location=location, volume=job.volume, script=NAMES[job.cloud], quota=quota_of(job),
         cluster_script=CLUSTER_SCRIPTS[job.cloud], registry=registries[job.cloud], num=num_devices,
         per_gpu=(job.machine.fabric_gbit_per_s or 0) / max(1, num_devices), needed_units=needed_units(job),
-        budget_usd=budget_usd(job), data_source=data_source(job), data_target=data_target(job), grace_s=grace_s(job),
+        budget_usd=budget_usd(job), data_source=job.data_source, data_target=data_target(job), grace_s=grace_s(job),
         cost_table=cost_table(job), pool_name=pool_name(job), runtime_versions=RUNTIME_VERSIONS,
         network_operator_version=NETWORK_OPERATOR_VERSION, gpu_operator_version=GPU_OPERATOR_VERSION,
         metrics_file=OBJECTS, dashboard_file=DASHBOARD, **serving(job),
@@ -134,7 +132,7 @@ def cloud_guide(job: Job) -> str:
 
 def serving(job: Job) -> dict[str, Any]:
     """Of the chapter on serving: machines without accelerators with room for a replica, as a pool of the cluster."""
-    location, machine = location_of(job), SERVERS[job.cloud]
+    location, machine = job.location, SERVERS[job.cloud]
     where = {"aws": f"--cluster {location.cluster} --region {location.region} --name serve",
              "azure": f"--resource-group {location.cluster} --cluster-name {location.cluster} --name serve",
              "gcp": f"serve --cluster={location.cluster} --location={location.region}"}[job.cloud]
@@ -198,15 +196,15 @@ def cost_table(job: Job) -> str:
                  for each in (price.on_demand_usd_per_hour, price.spot_usd_per_hour)]
         rows.append([str(num), str(num * job.num_processes), *costs])
     saving = f" Spot saves {price.spot_saving:.0%} here." if price.spot_saving is not None else ""
-    head = [f"{job.machine.name} in {location_of(job).region}", "GPUs", "on demand an hour", "spot an hour"]
+    head = [f"{job.machine.name} in {job.location.region}", "GPUs", "on demand an hour", "spot an hour"]
     return (table(head, rows) + f"\n\nAs of {price.origin.date}.{saving}")
 
 
 def cloud_row(cloud: str, job: Job) -> str:
-    (title, cluster), volume = TITLES[cloud], volume_of(job)
+    (title, cluster), volume = TITLES[cloud], job.volume
     cells = [f"[{title}]({cloud}/README.md)", cluster,
              f"{job.num_nodes} x `{job.machine.name}`, {job.world_size} GPUs", job.machine.fabric.title,
-             volume.title if volume else "object store", f"{format_usd(job.usd_per_hour)} ({location_of(job).region})"]
+             volume.title if volume else "object store", f"{format_usd(job.usd_per_hour)} ({job.location.region})"]
     return "| " + " | ".join(cells) + " |"
 
 

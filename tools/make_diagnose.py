@@ -9,7 +9,9 @@ import sys
 import tomllib
 from pathlib import Path
 
-from embark.diagnose import Diagnosis, Rule, diagnose, load_rules, sources_of
+from embark.diagnose.report import diagnose
+from embark.diagnose.scan import Diagnosis, Rule, load_rules
+from embark.diagnose.source import sources_of
 
 FIXTURES = Path(__file__).parents[1] / "tests" / "fixtures" / "diagnose"
 EXAMPLE = FIXTURES / "faulty" / "gpu_oom_one_rank.log"

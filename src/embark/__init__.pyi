@@ -4,8 +4,8 @@ from embark.data.check import check as check_data
 from embark.data.export.embeddings import write_embeddings
 from embark.data.export.id_values import write_id_maps
 from embark.data.prepare.prepare import prepare_from_spec as prepare_data
-from embark.diagnose.targets import diagnose_targets as diagnose_run
-from embark.doctor.this_machine import plan_this_machine as plan_here
+from embark.diagnose.report import diagnose_targets as diagnose_run
+from embark.doctor.machine import plan_this_machine as plan_here
 from embark.errors import EmbarkError
 from embark.export.export_run import export_weights
 from embark.export.rollback import list_versions

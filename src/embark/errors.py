@@ -127,7 +127,7 @@ class Diverged(EmbarkError):
 
 
 class Interrupted(EmbarkError):
-    """Ctrl-C."""
+    """The user pressed Ctrl-C."""
 
     exit_code = ExitCode.INTERRUPTED
 
@@ -143,13 +143,14 @@ def leave(code: int) -> NoReturn:
 
 
 def nearest(name: str, known: Iterable[str]) -> str:
-    """`did you mean …?`, or the names there are, for the fix of a misspelt name."""
+    """`did you mean …?`, or all names, for the fix of a misspelt name."""
     names = sorted(known)
     return did_you_mean(near_names(name, names, 1)) or "one of: " + ", ".join(names)
 
 
 def near_names(name: str, known: Iterable[str], num: int) -> list[str]:
-    """At most `num`, in any case of letters: those that contain `name`, the shortest first, then those spelt alike."""
+    """At most `num` names, in any case of letters: those that contain `name`, the shortest first, then those spelt
+    alike."""
     word, by_lower = name.lower(), {one.lower(): one for one in known}
     holding = sorted((one for one in by_lower if len(word) > 1 and word in one), key=len)
     close = difflib.get_close_matches(word, by_lower, n=num)
@@ -157,5 +158,5 @@ def near_names(name: str, known: Iterable[str], num: int) -> list[str]:
 
 
 def did_you_mean(names: Sequence[str]) -> str:
-    """Empty where there are none."""
+    """`did you mean 'a' or 'b'?`; empty without names."""
     return "did you mean " + " or ".join(map(repr, names)) + "?" if names else ""

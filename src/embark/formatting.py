@@ -4,7 +4,7 @@ import math
 import os
 import re
 import unicodedata
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from functools import lru_cache
 from typing import Any
 from urllib.parse import quote
@@ -20,7 +20,7 @@ _ASCII = str.maketrans({"…": "...", "×": "x", "·": "-", "–": "-", "●": "
 
 
 def to_float(value: Any) -> float | None:
-    """A value as a float, NaN included; `None` where it is no number."""
+    """A value as a float, NaN included; `None` if it is no number."""
     if value is None or isinstance(value, (bool, str, bytes)):
         return None
     try:
@@ -36,13 +36,13 @@ def to_finite(value: Any) -> float | None:
 
 
 def format_count(value: Any) -> str:
-    """`12,400`"""
+    """Format a count: `12,400`."""
     read = to_finite(value)
     return MISSING if read is None else f"{round(read):,}"
 
 
 def format_float(value: Any, digits: int = 4) -> str:
-    """`0.7912`; a NaN says so."""
+    """Format a float: `0.7912`, or `NaN`."""
     read = to_float(value)
     if read is None:
         return MISSING
@@ -52,29 +52,29 @@ def format_float(value: Any, digits: int = 4) -> str:
 
 
 def format_auc(values: Mapping[str, Any]) -> str:
-    """`0.7912`; with the bound of its error where a training window's bins are too wide for the predictions:
-    `0.5210 ±0.040`."""
+    """Format an AUC: `0.7912`; `0.5210 ±0.040` with the bound of its error if a training window's bins are too wide for
+    the predictions."""
     error = to_float(values.get("auc_error"))
     return format_float(values.get("auc")) + (f" ±{error:.2g}" if error is not None and error >= MAX_AUC_ERROR else "")
 
 
 def format_si(value: Any) -> str:
-    """`41.2 k`, `166 M`: three digits."""
+    """Format a number with three digits: `41.2 k`, `166 M`."""
     return _scaled(value, _STEPS)
 
 
 def format_rate(value: Any) -> str:
-    """`41.2 k samples/s`"""
+    """Format a rate: `41.2 k samples/s`."""
     return f"{format_si(value)} samples/s"
 
 
 def format_bytes(num_bytes: Any) -> str:
-    """`666 MB`, in powers of ten."""
+    """Format bytes in powers of ten: `666 MB`."""
     return _scaled(num_bytes, _SIZES)
 
 
 def format_duration(seconds: Any) -> str:
-    """`0.31 s`, `12.4 s`, `5 min 12 s`, `3 h 05 min`, `2 d 03 h`"""
+    """Format a duration: `0.31 s`, `12.4 s`, `5 min 12 s`, `3 h 05 min`, `2 d 03 h`."""
     read = to_finite(seconds)
     if read is None:
         return MISSING
@@ -89,7 +89,7 @@ def format_duration(seconds: Any) -> str:
 
 
 def format_step_time(seconds: Any) -> str:
-    """`5.10 ms`, `0.171 ms`: three digits; from a second on as a duration."""
+    """Format a step's time with three digits: `5.10 ms`, `0.171 ms`; from a second on as a duration."""
     read = to_finite(seconds)
     if read is None or read >= 1:
         return format_duration(read)
@@ -97,7 +97,7 @@ def format_step_time(seconds: Any) -> str:
 
 
 def format_usd(value: Any) -> str:
-    """`$0.032`, `$4.10`, `$1,234`"""
+    """Format dollars: `$0.032`, `$4.10`, `$1,234`."""
     read = to_finite(value)
     if read is None:
         return MISSING
@@ -109,7 +109,7 @@ def format_usd(value: Any) -> str:
 
 
 def format_clock(seconds: Any) -> str:
-    """`2:05`, `1:02:05`: fixed width, for a countdown."""
+    """Format a countdown in fixed width: `2:05`, `1:02:05`."""
     read = to_finite(seconds)
     if read is None:
         return "-:--"
@@ -118,9 +118,20 @@ def format_clock(seconds: Any) -> str:
     return f"{hours}:{rest // 60:02d}:{rest % 60:02d}" if hours else f"{rest // 60}:{rest % 60:02d}"
 
 
+def shortlist(names: Sequence[str], most: int) -> str:
+    """Join the first names, and say how many more there are."""
+    more = f" and {len(names) - most} more" if len(names) > most else ""
+    return ", ".join(names[:most]) + more
+
+
 def pluralize(num: int, noun: str) -> str:
-    """`1 rank`, `8 ranks`"""
+    """Format a count with its noun: `1 rank`, `8 ranks`."""
     return f"{num:,} {noun}" if num == 1 else f"{num:,} {noun}s"
+
+
+def join_words(words: Sequence[str]) -> str:
+    """Join words as prose does: `a, b and c`."""
+    return " and ".join(filter(None, [", ".join(words[:-1]), *words[-1:]]))
 
 
 def strip_control_chars(text: object) -> str:
@@ -129,7 +140,7 @@ def strip_control_chars(text: object) -> str:
 
 
 def to_one_line(text: object) -> str:
-    """`strip_control_chars` on one line."""
+    """Strip control characters, and put the text on one line."""
     return " ".join(strip_control_chars(text).split())
 
 
@@ -219,7 +230,8 @@ def redact(text: str) -> str:
 
 
 def _without_named(text: str) -> Iterator[str]:
-    """`NAME=value`, `"name": "value"`, `name: value` and `--name value`, the value cut out where the name says so."""
+    """Yield the text of `NAME=value`, `"name": "value"`, `name: value` and `--name value` without values that the name
+    says are secret."""
     kept = 0
     for found in _NAME.finditer(text):
         begin = found.end()
@@ -243,7 +255,8 @@ def _without_named(text: str) -> Iterator[str]:
 
 
 def _may_follow_a_colon(name: str, value: str, rest: str) -> bool:
-    """In prose a word stands there: `invalid token: ExpiredToken`. A password may be a word, and then ends its line."""
+    """Whether a value after a colon is a secret: in prose a word stands there, as in `invalid token: ExpiredToken`. A
+    password may be a word, and then ends its line."""
     is_random = len(value) >= 20 or any(char.isdigit() for char in value)
     return is_random or ("pass" in name.lower() and not rest.strip(" \t\r,}").partition("\n")[0])
 
@@ -260,5 +273,5 @@ def _is_of_a_secret(variable: str) -> bool:
 
 @lru_cache(maxsize=1)
 def _with_quoted(values: tuple[str, ...]) -> tuple[str, ...]:
-    """Each also as it stands in an address."""
+    """Each value, also as it is written in a URL."""
     return tuple(form for value in values for form in dict.fromkeys((value, quote(value, safe=""))))

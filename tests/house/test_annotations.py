@@ -5,7 +5,8 @@ from __future__ import annotations
 import ast
 from pathlib import Path
 
-SOURCES = sorted((Path(__file__).parents[2] / "src").rglob("*.py"))
+ROOT = Path(__file__).parents[2]
+SOURCES = sorted(path for folder in ("src", "cloudsim/src") for path in (ROOT / folder).rglob("*.py"))
 
 
 def test_every_function_has_a_return_annotation():

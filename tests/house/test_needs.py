@@ -1,4 +1,4 @@
-"""The harness of tests/conftest.py, run on a small suite of its own: with and without xdist, lenient and strict."""
+"""The harness of conftest.py, run on a small suite of its own: with and without xdist, lenient and strict."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ markers =
 
 @pytest.fixture
 def suite(tmp_path: Path) -> Path:
-    harness = (TESTS / "conftest.py").read_text()
+    harness = (TESTS.parent / "conftest.py").read_text()
     assert '"/dev"' in harness
     (tmp_path / "conftest.py").write_text(harness.replace('"/dev"', repr(str(tmp_path / "dev"))))
     (tmp_path / "support").mkdir()

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+import embark
 from embark.stack.versions import Variant, default_triple
 
 ROOT = Path(__file__).parents[2]
@@ -31,3 +32,9 @@ def test_every_python_that_is_promised_has_wheels():
     promised = {line.removeprefix(prefix) for line in PROJECT["classifiers"] if line.startswith(prefix)}
     assert promised <= set(default_triple().pythons)
     assert PROJECT["requires-python"] == f">={min(default_triple().pythons)}"
+
+
+def test_the_simulated_accounts_have_the_version_of_embark():
+    project = tomllib.loads((ROOT / "cloudsim" / "pyproject.toml").read_text())["project"]
+    assert project["version"] == embark.__version__
+    assert f"embark-rec=={embark.__version__}" in project["dependencies"]

@@ -3,11 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from pathlib import Path
-from tempfile import TemporaryDirectory
 
 import pytest
-import warm_python
 from integration.faults.conftest import Zygote
 
 
@@ -17,10 +14,3 @@ def zygote() -> Iterator[Zygote]:
     made = Zygote()
     yield made
     made.close()
-
-
-@pytest.fixture(scope="session")
-def warm_ray_python() -> Iterator[str]:
-    """A `python` whose programs are forked from a process that has imported torch and Ray."""
-    with TemporaryDirectory(prefix="embark-warm-") as folder, warm_python.warm_python(Path(folder)) as python:
-        yield python

@@ -169,19 +169,17 @@ class Clouds(Shell):
             return CommandResult(255, err="ssh: connect to host: Connection timed out")
         line = shlex.split(words[-1])[-1]
         if "supervisor.py start" in line:
-            self.supervisors.setdefault(name, {"is_alive": True, "ended": None})
+            self.supervisors.setdefault(name, {"is_alive": True, "code": None})
         supervisor = self.supervisors.get(name)
         if "supervisor.py" in line and supervisor is None:
             return CommandResult(2, err="python3: can't open file '/var/lib/embark-run/supervisor.py': [Errno 2]")
         if supervisor is None:
             return CommandResult(0)
-        if "supervisor.py start" in line and not supervisor["ended"]:
+        if "supervisor.py start" in line and supervisor["code"] is None:
             supervisor["is_alive"] = True
         if "supervisor.py stop" in line:
-            supervisor.update(is_alive=False, ended={"code": 75, "was_stopped": True, "time_s": 2.0})
-        return CommandResult(
-            0, json.dumps({"started": {"time_s": 1.0}, "state": {"phase": "running", "num_restarts": 0}, **supervisor})
-        )
+            supervisor.update(is_alive=False, code=75, was_stopped=True, ended_s=2.0)
+        return CommandResult(0, json.dumps({"started_s": 1.0, "phase": "running", **supervisor}))
 
     def _machine(self, name: str, values: dict[str, Any]) -> CommandResult:
         self.num_created += 1

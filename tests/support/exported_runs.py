@@ -19,7 +19,7 @@ from embark.spec import RunSpec, resolve, to_toml
 from embark.spec.run import DATA, KEY
 from embark.store import ChecksumWriter, RunDir, checkpoint_name
 from embark.store.checkpoint_arrays import INDEX, Index, merge_entries, table_weight, unsharded, write_pieces
-from embark.trainers.torch.dense_network import dense_network
+from embark.trainers.torch.networks import dense_network
 
 COLUMNS = ("word", "tags", "number", "price", "seen at", "bought at", "clicked")
 WORDS = ["a", "B", " a ", "", "NA", "\\N", "nan", "Ωμέγα", "e\u0301", "é", "İ", "日本", "🙂‍↕️", "\u200b", "\u202eabc",

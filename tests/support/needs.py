@@ -65,8 +65,6 @@ TOOLS = {
     "sshd": Tool((("sshd",), ("ssh",), ("ssh-keygen",)), ("openssh-server", "openssh-client")),
     "shellcheck": Tool((("shellcheck",),), ("shellcheck",)),
     "strace": Tool((("strace",),), ("strace",)),
-    "zsh": Tool((("zsh",),), ("zsh",)),
-    "fish": Tool((("fish",),), ("fish",)),
     "tmux": Tool((("tmux",),), ("tmux",)),
     "g++": Tool((("g++",),), ("g++",)),
 }
@@ -100,7 +98,8 @@ def main(words: list[str]) -> int:
     if not listed:
         print(__doc__, file=sys.stderr)
         return 2
-    tools = [TOOLS[name] for name in tools_used(Path(__file__).parents[1])]
+    tests = Path(__file__).parents[1]
+    tools = [TOOLS[name] for name in tools_used(tests) | tools_used(tests.parent / "cloudsim" / "tests")]
     for package in sorted({package for tool in tools for package in listed(tool)}):
         print(package)
     return 0

@@ -7,7 +7,7 @@ import embark
 AUTOINT = (Path(embark.__file__).parent / "trainers" / "torch" / "starter_model.py").read_text()
 DLRM = """
 import torch
-from embark.trainers.torch.dense_network import DotNetwork
+from embark.trainers.torch.networks.dlrm import DotNetwork
 
 class MyModel(DotNetwork):
     def forward(self, dense, pooled):

@@ -15,7 +15,7 @@ from limits import HANG_S
 from embark.serve.request_rows import RequestScorer
 from embark.serve.served_model import ServedModel
 from embark.serve.server import Endpoint, Listening, serve, serve_scorer
-from embark.trainers.torch.exported_model import ExportedModel
+from embark.trainers.torch.scoring.cpu_model import ExportedModel
 
 ROWS = [dict(zip(COLUMNS, row, strict=True)) for row in draw_rows(40, 5, new_words=["unseen"])]
 

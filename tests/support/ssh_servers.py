@@ -15,7 +15,7 @@ from pathlib import Path
 
 from limits import HANG_S
 
-from embark.launch.supervised import Host, ssh_words, write_known_hosts
+from embark.launch.supervisor_client import Host, ssh_words, write_known_hosts
 
 
 @dataclass

@@ -121,8 +121,8 @@ def processes_with(name: str, value: str) -> list[int]:
 
 def account(python: str, cloud: str, folder: str) -> None:
     """The account's server, whose pods find this as `python`; its shells find `embark` there too."""
-    from embark.rehearse import processes
-    from embark.rehearse.account import server
+    from cloudsim import server
+    from embark.rehearse import engines as processes
 
     processes.sys = SimpleNamespace(executable=python)  # type: ignore[assignment]
     program = Path(folder, "programs", "embark")

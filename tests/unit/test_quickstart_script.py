@@ -126,7 +126,7 @@ def test_its_losses_are_those_of_embark_train_with_stock_arithmetic(run_script, 
     import torch
 
     from embark.trainers.torch import trainer
-    from embark.trainers.torch.dense_network import PairwiseDots
+    from embark.trainers.torch.networks.dlrm import PairwiseDots
 
     def stock_dots(self: PairwiseDots, vectors: torch.Tensor) -> torch.Tensor:
         return torch.bmm(vectors, vectors.transpose(1, 2)).flatten(1).index_select(1, self.pair_cells)

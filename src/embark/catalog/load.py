@@ -1,6 +1,8 @@
-"""Reads the catalog's files, checks all of it, and names every mistake at once, with its file and line."""
+"""Reads the catalog's files and imports price files; all of a file is checked, and every mistake named at once."""
 
 import csv
+import datetime
+import io
 import os
 import re
 import tomllib
@@ -29,20 +31,20 @@ from embark.catalog.machine import (
     Zones,
 )
 from embark.errors import Mistake, MistakesError, UserError, nearest
+from embark.store import write_atomic
 
 HERE = Path(__file__).parent
 ORIGIN_COLUMNS = ("source", "date", "confidence")
-MACHINE_COLUMNS = (
-    "name", "also", "cloud", "machine_type", "gpu", "num_gpus", "total_gpu_memory_gib", "num_hosts", "vcpus",
-    "memory_gib", "link", "network_gbit_per_s", "fabric", "fabric_gbit_per_s", "num_fabric_devices", "local_disk_gb",
-    "gke_accelerator", "quota", "sold", *ORIGIN_COLUMNS,
-)
-CPU_MACHINE_COLUMNS = ("name", "cloud", "vcpus", "memory_gib", *ORIGIN_COLUMNS)
-PRICE_COLUMNS = (
-    "machine", "region", "on_demand_usd_per_hour", "spot_usd_per_hour", "commit_1y_discount", "commit_3y_discount",
-    *ORIGIN_COLUMNS,
-)
 OPTIONAL_PRICE_COLUMNS = ("block_usd_per_hour",)
+
+
+def _columns(kind: type) -> tuple[str, ...]:
+    """The columns of a CSV file: the fields of its rows but for those that are looked up, and the origin's."""
+    looked_up = ("reserve", "origin", *OPTIONAL_PRICE_COLUMNS)
+    return (*(field.name for field in fields(kind) if field.name not in looked_up), *ORIGIN_COLUMNS)
+
+
+PRICE_COLUMNS = _columns(Price)
 INTERRUPTION_COLUMNS = ("cloud", "machine", "region", "spot_interruptions_per_hour", *ORIGIN_COLUMNS)
 MEMORY_RATIOS = (0.97, 1.08)
 """What a cloud publishes over what its cards hold: some write GB for GiB, 7 % more, and some leave out a little."""
@@ -53,11 +55,11 @@ Prices = Mapping[tuple[str, str], Price]
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """A row of a CSV file or a table of a TOML file. What is wrong in it goes to `mistakes`."""
+    """A row of a CSV file or a table of a TOML file. What is wrong in it is added to `mistakes`."""
 
     where: str
     name: str
-    values: dict[str, Any]  # Without empty cells.
+    values: dict[str, Any]  # Cells that are not empty.
     mistakes: Mistakes
 
     def wrong(self, field: str, what: str, fix: str = "") -> None:
@@ -65,13 +67,13 @@ class Row:
         self.mistakes.append(Mistake(self.where, f"{self.name} {field}".strip(), str(value), what, fix))
 
     def check_name(self, field: str, known: Collection[str], what: str = "no such name") -> None:
-        """A name that the field gives must be known."""
+        """Check that the field names something known."""
         value = str(self.values.get(field, ""))
         if value and value not in known:
             self.wrong(field, what, nearest(value, known))
 
     def check_source(self, sources: Collection[str]) -> None:
-        """A row's source is one of sources.toml, or several joined by +."""
+        """Check that the source is one of sources.toml, or several joined by +."""
         for part in filter(None, str(self.values.get("source", "")).split("+")):
             if part not in sources:
                 self.wrong("source", "not in sources.toml", nearest(part, sources))
@@ -79,7 +81,7 @@ class Row:
     def build(self, kind: Any, **given: Any) -> Any:
         """The row as a dataclass, each field checked as its type says; None if one is wrong.
 
-        `given` are fields that are looked up elsewhere; where one is None, its mistake is reported there.
+        `given` are fields that are looked up elsewhere; if one is None, its mistake is reported there.
         """
         values = self.values | given
         for field in fields(kind):
@@ -104,7 +106,7 @@ class Row:
 
 
 def load_catalog() -> Catalog:
-    """The shipped catalog, with newer prices where the user has imported some."""
+    """The shipped catalog, with newer prices if the user has imported some."""
     return _load(prices_path())
 
 
@@ -128,19 +130,19 @@ def clear_cache() -> None:
 
 
 def user_data_dir() -> Path:
-    """Where Embark stores what belongs to the user and to no run."""
+    """The folder for what belongs to the user and to no run."""
     home = os.environ.get("XDG_DATA_HOME", "")
     base = Path(home) if Path(home).is_absolute() else Path.home() / ".local" / "share"
     return base / "embark"
 
 
 def prices_path() -> Path:
-    """Where `embark catalog refresh` stores imported prices."""
+    """The file in which `embark catalog refresh` stores imported prices."""
     return user_data_dir() / "prices.csv"
 
 
 def read_catalog(folder: Path) -> Catalog:
-    """A folder of catalog files."""
+    """Read a folder of catalog files."""
     mistakes: Mistakes = []
     try:
         catalog = _read(folder, mistakes)
@@ -152,7 +154,7 @@ def read_catalog(folder: Path) -> Catalog:
 
 
 def read_prices(path: Path, machines: Collection[str], *, fix: str = "") -> dict[tuple[str, str], Price]:
-    """A price file from outside: its sources may be any text."""
+    """Read a price file from outside: its sources may be any text."""
     mistakes: Mistakes = []
     try:
         prices = _prices(path, machines, None, mistakes)
@@ -165,9 +167,9 @@ def read_prices(path: Path, machines: Collection[str], *, fix: str = "") -> dict
 
 
 def merge_newest(old: Prices, new: Prices) -> dict[tuple[str, str], Price]:
-    """For each machine and region the row of the later date; of one date, the new one."""
-    return {**old, **{place: price for place, price in new.items()
-                      if place not in old or price.origin.date >= old[place].origin.date}}
+    """The row of the later date for each machine and region; of one date, the new one."""
+    return {**old, **{key: price for key, price in new.items()
+                      if key not in old or price.origin.date >= old[key].origin.date}}
 
 
 def _read(folder: Path, mistakes: Mistakes) -> Catalog:
@@ -182,7 +184,7 @@ def _read(folder: Path, mistakes: Mistakes) -> Catalog:
     zones = _read_toml(folder / "zones.toml", Zones, mistakes, sources)
     machines: dict[str, Any] = {}
     names: set[str] = set()
-    for row in _csv_rows(folder / "machines.csv", MACHINE_COLUMNS, "name", mistakes):
+    for row in _csv_rows(folder / "machines.csv", _columns(Machine), "name", mistakes):
         row.check_source(sources)
         references = {"gpu": gpus, "fabric": fabrics, "quota": quotas}
         for field, known in references.items():
@@ -197,7 +199,7 @@ def _read(folder: Path, mistakes: Mistakes) -> Catalog:
             _check_machine(row, machine)
         machines[row.name] = machine
     cpu_machines: dict[str, Any] = {}
-    for row in _csv_rows(folder / "cpu_machines.csv", CPU_MACHINE_COLUMNS, "name", mistakes):
+    for row in _csv_rows(folder / "cpu_machines.csv", _columns(CpuMachine), "name", mistakes):
         row.check_source(sources)
         if row.name.lower() in names:
             row.wrong("name", f"{row.name} occurs twice")
@@ -254,7 +256,7 @@ def _interruptions(
         row.check_source(sources)
         cloud, machine, region = (str(row.values.get(name, "")) for name in INTERRUPTION_COLUMNS[:3])
         if (cloud, machine, region) in interruptions:
-            row.wrong("machine", "a second rate for the same place")
+            row.wrong("machine", "a second rate for the same machine and region")
         interruptions[cloud, machine, region] = row.build(Interruption)
     mistakes += [Mistake(path.name, cloud, "", "no rate for the cloud as a whole") for cloud in CLOUDS
                  if (cloud, "", "") not in interruptions]
@@ -325,3 +327,70 @@ def _csv_rows(
 @cache
 def _adapter(kind: Any) -> TypeAdapter[Any]:
     return TypeAdapter(kind)
+
+
+Places = Mapping[tuple[str, str], Price]
+
+
+@dataclass(frozen=True, slots=True)
+class PriceChange:
+    """A price that changed."""
+
+    machine: str
+    region: str
+    old: Price | None  # None where the catalog had no price.
+    new: Price
+
+
+@dataclass(frozen=True, slots=True)
+class RefreshResult:
+    """What importing a file changed."""
+
+    path: Path  # Where imported prices are stored.
+    changes: tuple[PriceChange, ...]
+    num_same: int  # Rows that agree with the catalog.
+    num_older: int  # Rows older than the catalog's; they are left out.
+
+
+def refresh_prices(catalog: Catalog, file: Path, stored: Path, today: datetime.date) -> RefreshResult:
+    """Import `file` into `stored`, the newest of every row that was ever imported. A mistake in it changes nothing."""
+    new = read_prices(file, catalog.priced, fix="nothing was changed; fix the file and import it again")
+    if not new:
+        raise UserError(f"{file}: has no prices", fix="one row for each machine and region below the heading")
+    late = sorted(price.origin.date for price in new.values() if price.origin.date > today.isoformat())
+    if late:
+        raise UserError(f"{file}: is dated {late[-1]}, and today is {today}",
+                        fix="nothing was changed; a date to come would outlast every later price")
+    changes, num_same, num_older = [], 0, 0
+    for key, price in new.items():
+        old = catalog.prices.get(key)
+        if old is not None and price.origin.date < old.origin.date:
+            num_older += 1
+        elif old is not None and _figures(old) == _figures(price):
+            num_same += 1
+        else:
+            changes.append(PriceChange(*key, old, price))
+    before = read_prices(stored, catalog.priced) if stored.exists() else {}
+    if changes or num_same:
+        try:
+            write_atomic(stored, _to_csv(merge_newest(before, new)))
+        except OSError as error:
+            raise UserError(f"{stored}: {error.strerror}", fix="XDG_DATA_HOME names another folder") from error
+        clear_cache()
+    return RefreshResult(stored, tuple(changes), num_same, num_older)
+
+
+def _figures(price: Price) -> tuple[float | None, ...]:
+    return (price.on_demand_usd_per_hour, price.spot_usd_per_hour, price.commit_1y_discount, price.commit_3y_discount,
+            price.block_usd_per_hour)
+
+
+def _to_csv(prices: Places) -> str:
+    out = io.StringIO()
+    writer = csv.writer(out, lineterminator="\n")
+    writer.writerow((*PRICE_COLUMNS, *OPTIONAL_PRICE_COLUMNS))
+    for _, price in sorted(prices.items()):
+        *figures, block = ("" if figure is None else repr(figure) for figure in _figures(price))
+        origin = price.origin
+        writer.writerow([price.machine, price.region, *figures, origin.source, origin.date, origin.confidence, block])
+    return out.getvalue()

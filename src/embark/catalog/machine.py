@@ -1,7 +1,5 @@
-"""What the clouds offer, as values. `None`, or an empty text, is what is not known.
-
-The annotations are the rules by which `load` checks the catalog's files.
-"""
+"""What the clouds offer, as values. `None`, or an empty text, stands for what is not known. The annotations are the
+rules by which `load` checks the catalog's files."""
 
 import re
 from collections.abc import Mapping
@@ -46,7 +44,7 @@ Steps = Annotated[tuple[tuple[float, float], ...], AfterValidator(_steps)]
 
 @dataclass(frozen=True, slots=True)
 class Origin:
-    """Where a row comes from."""
+    """Source, date and confidence of a row."""
 
     source: Text
     date: Annotated[str, AfterValidator(_date)]  # Year and month, or the day.
@@ -84,7 +82,7 @@ class Gpu:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Fabric:
-    """What carries traffic between machines."""
+    """The network that carries traffic between machines."""
 
     name: Text
     title: Text
@@ -98,7 +96,7 @@ class Fabric:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Quota:
-    """What the cloud counts, and what it calls it."""
+    """A quota of a cloud: what it counts, and its name."""
 
     name: Text
     cloud: Cloud
@@ -108,9 +106,9 @@ class Quota:
     spot: str = ""
     spot_code: str = ""
     also: Words = ()  # Others that must be raised besides.
-    service: str = ""  # Of Google: the API whose quota the code is.
-    dimension: str = ""  # Of Google: `gpu_family=NVIDIA_H200`, where one quota counts several families.
-    vertex: str = ""  # Of Google: the quota that counts on Vertex AI, and for TPU VMs, instead.
+    service: str = ""  # Google's API that the code belongs to.
+    dimension: str = ""  # Google's `gpu_family=NVIDIA_H200`, if one quota counts several families.
+    vertex: str = ""  # Google's quota that counts on Vertex AI instead; `tpu_vm` that for TPU VMs.
     tpu_vm: str = ""
     origin: Origin
 
@@ -127,7 +125,7 @@ class Reserve:
     origin: Origin
 
     def allocatable_gib(self, memory_gib: float) -> float:
-        """What pods may request of a machine's memory. Without `seen_share`, an upper bound."""
+        """Memory of a machine that pods may request. Without `seen_share`, an upper bound."""
         seen_gib = memory_gib * (1.0 if self.seen_share is None else self.seen_share)
         return max(0.0, seen_gib - _kept(seen_gib, self.memory_steps) - self.memory_mib / 1024)
 
@@ -146,7 +144,7 @@ class Machine:
     gpu: Gpu
     num_gpus: Count
     total_gpu_memory_gib: Known = field(default=None, repr=False)
-    """As the cloud publishes it; `load` compares it with `gpu_memory_gib`."""
+    """The figure that the cloud publishes; `load` compares it with `gpu_memory_gib`."""
     num_hosts: Count
     vcpus: Known = None
     memory_gib: Known = None
@@ -171,7 +169,7 @@ class Machine:
 
     @property
     def is_confirmed(self) -> bool:
-        """Whether the machine, its accelerator and its fabric all are."""
+        """Whether the machine, its accelerator and its fabric are all confirmed."""
         return self.origin.is_confirmed and self.gpu.origin.is_confirmed and self.fabric.origin.is_confirmed
 
     @property
@@ -184,7 +182,7 @@ class Machine:
 
     @property
     def link_gbyte_per_s(self) -> float | None:
-        """Between two accelerators of a host, both directions together."""
+        """Bandwidth between two accelerators of a host, both directions together."""
         by_link = {"nvlink": self.gpu.nvlink_gbyte_per_s, "pcie": self.gpu.pcie_gbyte_per_s,
                    "ici": self.gpu.ici_gbyte_per_s}
         return by_link.get(self.link)
@@ -224,9 +222,9 @@ class CpuMachine:
 class Zones:
     """Where a machine is sold, for clouds that sell it in few zones of a region."""
 
-    name: Text  # Of the machine, or its generation.
+    name: Text  # The machine's name, or its generation's.
     zones: Annotated[Words, Field(min_length=1)]  # Open to everyone; the first of a region is its default.
-    others: Words = ()  # For single tenants, reservations or spot: only where a spec names it.
+    others: Words = ()  # Zones for single tenants, reservations or spot: used only if a spec names one.
     origin: Origin
 
 
@@ -242,10 +240,10 @@ class Price:
     commit_3y_discount: Discount = None
     origin: Origin
     block_usd_per_hour: Known = None
-    """Of a block of days booked ahead: Capacity Blocks of AWS, the calendar mode of Google."""
+    """The price in a block of days booked ahead: Capacity Blocks of AWS, the calendar mode of Google."""
 
     def committed_usd_per_hour(self, years: int) -> float | None:
-        """For one year or three."""
+        """The hourly price with a commitment of one year or three."""
         discount = {1: self.commit_1y_discount, 3: self.commit_3y_discount}[years]
         if self.on_demand_usd_per_hour is None or discount is None:
             return None
@@ -270,7 +268,7 @@ class Interruption:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Volume:
-    """Where data and checkpoints may lie."""
+    """A kind of storage for data and checkpoints."""
 
     name: Text
     title: Text
@@ -284,10 +282,10 @@ class Volume:
     usd_per_gib_month: Known = None
     price_region: str = ""
     origin: Origin
-    price_origin: Origin  # Of the price alone: speed and size are often on another page.
+    price_origin: Origin  # The price's own origin: speed and size are often on another page.
 
     def gbyte_per_s(self, tib: float) -> float | None:
-        """What so many TiB of it read, in 10^9 bytes a second."""
+        """Read speed of so many TiB of it, in 10^9 bytes a second."""
         if self.mbyte_per_s_per_tib is not None:
             return tib * self.mbyte_per_s_per_tib / 1000
         return None if self.limit_gbit_per_s is None else self.limit_gbit_per_s / 8
@@ -298,7 +296,7 @@ class Volume:
 
 @dataclass(frozen=True, slots=True)
 class Citation:
-    """Who is behind a row's `source`."""
+    """The page behind a row's `source`."""
 
     title: Text
     url: Text
@@ -306,7 +304,7 @@ class Citation:
 
 @dataclass(frozen=True, slots=True)
 class Catalog:
-    """Everything, by name."""
+    """All tables of the catalog, by name."""
 
     machines: Mapping[str, Machine]
     gpus: Mapping[str, Gpu]
@@ -314,40 +312,40 @@ class Catalog:
     quotas: Mapping[str, Quota]
     volumes: Mapping[str, Volume]
     sources: Mapping[str, Citation]
-    prices: Mapping[tuple[str, str], Price]  # By machine and region.
+    prices: Mapping[tuple[str, str], Price]  # Keyed by machine and region.
     spot_interruptions: Mapping[tuple[str, str, str], Interruption]
-    """By cloud, machine and region; an empty text is any."""
+    """Keyed by cloud, machine and region; an empty text is any."""
     zones: Mapping[str, Zones]
     cpu_machines: Mapping[str, CpuMachine]  # They run no training, so that only serving asks for them.
 
     def zones_of(self, machine: Machine | CpuMachine) -> Zones | None:
-        """None where the catalog does not know: every zone of a region may have it."""
+        """The zones that sell a machine; None if the catalog does not know: every zone of a region may have it."""
         return self.zones.get(machine.name) or self.zones.get(machine.name.rpartition("-")[0])
 
     def prices_of(self, machine: Machine | CpuMachine) -> list[Price]:
-        """In every region that has it, by the region's name."""
+        """Prices in every region that has the machine, by the region's name."""
         return sorted((p for p in self.prices.values() if p.machine == machine.name), key=lambda p: p.region)
 
     @property
     def priced(self) -> list[str]:
-        """The names that a price may have."""
+        """The names of machines that may have a price."""
         return [*self.machines, *self.cpu_machines]
 
     def interruptions(self, machine: Machine, region: str) -> Interruption:
-        """What is nearest to it: of the machine in the region, of the machine, of its cloud."""
+        """The most specific rate: of the machine in the region, of the machine, or of its cloud."""
         rows, cloud = self.spot_interruptions, machine.cloud
-        for place in ((cloud, machine.name, region), (cloud, machine.name, "")):
-            if place in rows:
-                return rows[place]
+        for key in ((cloud, machine.name, region), (cloud, machine.name, "")):
+            if key in rows:
+                return rows[key]
         return rows[cloud, "", ""]
 
     def urls(self, source: str) -> list[str]:
-        """Where to read on: the pages behind a row's `source`."""
+        """The pages behind a row's `source`."""
         return [self.sources[name].url if name in self.sources else name for name in source.split("+")]
 
 
 def find_machine(catalog: Catalog, name: str) -> Machine:
-    """By any of its names, in any case."""
+    """Find a machine by any of its names, in any case."""
     wanted = name.strip().lower()
     for machine in catalog.machines.values():
         if wanted in (known.lower() for known in (machine.name, *machine.also)):

@@ -37,7 +37,7 @@ GRACES: dict[str, tuple[float, str]] = {
 }
 """Seconds, and the source."""
 POD_GRACE_S = {"aws": GRACES["aws"][0], "azure": GRACES["azure"][0], "gcp": GRACES["gke-spot"][0]}
-"""By cloud: of a pod on a spot machine that asks for all it can get."""
+"""The grace period of each cloud for a pod on a spot machine that asks for all it can get."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,11 +49,11 @@ class SpecPrice:
     region: str
     purchase: Purchase
     usd_per_machine_hour: float | None  # None: the catalog has no such price.
-    origin: Origin | None  # Of the price.
+    origin: Origin | None  # The price's origin.
 
     @property
     def usd_per_hour(self) -> float | None:
-        """Of all machines together."""
+        """The price of all machines together."""
         return None if self.usd_per_machine_hour is None else self.usd_per_machine_hour * self.num_machines
 
     @property
@@ -64,7 +64,7 @@ class SpecPrice:
 
 @dataclass(frozen=True, slots=True)
 class RunPrice:
-    """Of all machines of a run."""
+    """The hourly price of all machines of a run."""
 
     usd_per_hour: float | None = None
     text: str = ""  # What the price is, or why it is unknown.
@@ -72,7 +72,8 @@ class RunPrice:
 
 
 def price_of_run(spec: RunSpec | None, start: Mapping[str, Any]) -> RunPrice:
-    """Of the machines that the spec names, if the run was on them. `start`: the values of its last start event."""
+    """The price of the machines that the spec names, if the run was on them. `start` has the values of its last start
+    event."""
     try:
         price = price_spec(spec) if spec is not None else None
     except EmbarkError as error:
@@ -92,7 +93,7 @@ def price_of_run(spec: RunSpec | None, start: Mapping[str, Any]) -> RunPrice:
 
 
 def machine_of_place(catalog: Catalog, place: PlaceSpec) -> Machine | None:
-    """The machine that `[place]` names, or its cloud's usual one; None where it names neither."""
+    """The machine that `[place]` names, or its cloud's usual one; None if it names neither."""
     name = place.machine or DEFAULT_MACHINES.get(place.cloud, "")
     try:
         return find_machine(catalog, name) if name else None
@@ -101,7 +102,10 @@ def machine_of_place(catalog: Catalog, place: PlaceSpec) -> Machine | None:
 
 
 def price_spec(spec: RunSpec, catalog: Catalog | None = None) -> SpecPrice | None:
-    """None where `[place]` names neither a machine nor a cloud. Raises `SpecError` for an unknown machine."""
+    """The price of a spec's machines; None if `[place]` names neither a machine nor a cloud.
+
+    Raises `SpecError` for an unknown machine.
+    """
     catalog = catalog or load_catalog()
     place = spec.place
     machine = machine_of_place(catalog, place)
@@ -118,7 +122,7 @@ def price_spec(spec: RunSpec, catalog: Catalog | None = None) -> SpecPrice | Non
 
 
 def lowest_price(catalog: Catalog, machine: Machine | CpuMachine, purchase: Purchase) -> Price | None:
-    """Of the region that is cheapest for this purchase option; where none sells it so, of any that sells it at all."""
+    """The price of the cheapest region for this purchase option; if none sells it so, of any that sells it at all."""
     prices = [price for price in catalog.prices_of(machine) if is_sold_in(catalog, machine, price.region)]
     options: tuple[Purchase, ...] = (purchase, "on_demand", "spot")
     for option in options:
@@ -129,7 +133,7 @@ def lowest_price(catalog: Catalog, machine: Machine | CpuMachine, purchase: Purc
 
 
 def hourly_usd(price: Price | None, purchase: Purchase) -> float | None:
-    """Of one machine."""
+    """The hourly price of one machine."""
     if price is None:
         return None
     if purchase == "spot":

@@ -14,16 +14,16 @@ if TYPE_CHECKING:
 
 _ZONES = {
     "aws": re.compile(r"(?P<region>[a-z]{2}(-[a-z]+)+-\d+)(-[a-z]+-\d+)?[a-z]"),  # us-east-1b, us-west-2-lax-1a
-    "azure": re.compile(r"(?P<region>)[1-9]"),  # The same numbers in every region.
+    "azure": re.compile(r"(?P<region>)[1-9]"),  # Every region has these numbers.
     "gcp": re.compile(r"(?P<region>[a-z]+-[a-z]+\d+)-[a-z][a-z0-9]*"),  # us-central1-b, us-south1-ai1b
 }
 _EXAMPLES = {"aws": "us-east-1a", "azure": "1", "gcp": "us-central1-a"}
-DEFAULT_REGIONS = {"aws": "us-west-2", "azure": "eastus", "gcp": "us-central1"}  # For machines without a known price.
+DEFAULT_REGIONS = {"aws": "us-west-2", "azure": "eastus", "gcp": "us-central1"}  # If no price is known.
 FIRST_ZONES = {"us-east1": "b", "europe-west1": "b"}  # Google's regions without a zone a.
 
 
 def region_of(cloud: str, place: PlaceSpec) -> str:
-    """The region that a spec names, by itself or by its zone; empty where it names neither."""
+    """The region that a spec names, by itself or by its zone; empty if it names neither."""
     zone = _ZONES[cloud].fullmatch(place.zone)
     return place.region or (zone["region"] if zone else "")
 
@@ -35,13 +35,13 @@ def is_sold_in(catalog: Catalog, machine: Machine | CpuMachine, region: str) -> 
 
 
 def default_region(catalog: Catalog, machine: Machine) -> str:
-    """For a machine without a known price."""
+    """The region of a machine without a known price."""
     sold = catalog.zones_of(machine)
     return DEFAULT_REGIONS[machine.cloud] if sold is None else _region(sold.zones[0])
 
 
 def default_zone(catalog: Catalog, machine: Machine, region: str) -> str:
-    """The first zone of the region that sells the machine; where that is not known, the region's first."""
+    """The first zone of the region that sells the machine; if that is not known, the region's first."""
     if (sold := catalog.zones_of(machine)) is not None:
         return next((zone for zone in (*sold.zones, *sold.others) if _region(zone) == region), "")
     if machine.cloud == "azure":
@@ -50,7 +50,8 @@ def default_zone(catalog: Catalog, machine: Machine, region: str) -> str:
 
 
 def place_mistakes(catalog: Catalog, machine: Machine, place: PlaceSpec) -> Iterator[Mistake]:
-    """A zone that is none, is in another region, or does not sell the machine; a region that does not sell it."""
+    """A zone that does not exist, is in another region, or does not sell the machine; a region that does not sell it.
+    """
     zone = _ZONES[machine.cloud].fullmatch(place.zone)
     sold = catalog.zones_of(machine)
     if place.zone and zone is None:

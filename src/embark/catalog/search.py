@@ -55,7 +55,7 @@ class MachineDetails:
 
 @dataclass(frozen=True, slots=True)
 class VolumeOffer:
-    """Storage, and how fast a given size of it reads and what it costs; None if there is no such size of it."""
+    """Storage, and how fast a given size of it reads and what it costs; None if there is no such size."""
 
     volume: Volume
     gbyte_per_s: float | None = None
@@ -84,7 +84,7 @@ def find_volume(catalog: Catalog, name: str) -> Volume:
 
 
 def price_in(catalog: Catalog, machine: Machine, region: str) -> Price:
-    """Its price in a region that has it. What the price leaves open is `None` in it."""
+    """The machine's price in a region that has it. What is not known is `None` in it."""
     price = catalog.prices.get((machine.name, region))
     if price is not None:
         return price

@@ -5,6 +5,7 @@ import shlex
 import tomllib
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Literal
 
 from cyclopts import App, CycloptsError, Group, Parameter, UnknownCommandError, UnusedCliTokensError
 
@@ -14,7 +15,7 @@ from embark.errors import UserError, nearest
 COMMANDS: dict[str, dict[str, str]] = tomllib.loads(
     Path(__file__).with_name("commands.toml").read_text(encoding="utf-8"))
 """Group → command → its line in `--help`; `--help` of the command itself shows its function's docstring."""
-SUBCOMMANDS = COMMANDS.pop("subcommands")
+SUBCOMMANDS, MODULES, RENAMED = (COMMANDS.pop(name) for name in ("subcommands", "modules", "renamed"))
 OPTIONS = Group("Options", sort_key=len(COMMANDS))
 
 
@@ -27,21 +28,38 @@ def _make_app() -> App:
         group = Group(title, sort_key=number)
         for position, (name, summary) in enumerate(commands.items()):
             parent, _, command = name.rpartition(" ")
-            path = f"embark.cli.{parent or command}:{'list_' if command == 'list' else command}"
+            path = f"embark.cli.{parent or MODULES.get(command, command)}:{'list_' if command == 'list' else command}"
             if parent and parent not in root:
                 root.command(App(name=parent, help=SUBCOMMANDS[parent], help_format="plaintext", group=group,
                                  sort_key=position))
             (root[parent] if parent else root).command(
                 path, name=command, help=summary, sort_key=position, group=None if parent else group)
     root["--help"].group = root["--version"].group = OPTIONS
+    root.command("embark.cli.app:install_completion", name="--install-completion", group=OPTIONS,
+                 help="Install completion for your shell.")
     return root
 
 
+def install_completion(*, shell: Literal["bash", "zsh", "fish"] | None = None) -> None:
+    """Install completion of commands and options for your shell, which is detected unless --shell names it."""
+    from cyclopts.completion.detect import ShellDetectionError
+
+    from embark.cli.console import Console
+
+    try:
+        path = app.install_completion(shell=shell)
+    except ShellDetectionError as error:
+        raise UserError(str(error), fix="embark --install-completion --shell bash") from error
+    Console().result(f"wrote {path}; it works in the next shell that you start")
+
+
 def explain(error: CycloptsError) -> UserError:
-    """What is wrong with a command line, and whose `--help` says what is right."""
+    """Say what is wrong with a command line, and whose `--help` says what is right."""
     fix = " ".join(["embark", *(error.command_chain or ()), "--help"])
     if isinstance(error, UnknownCommandError) and error.unused_tokens and error.app:
         word = error.unused_tokens[0]
+        if replacement := RENAMED.get(" ".join([*(error.command_chain or ()), word])):
+            return UserError(f"{word}: no such command any more", fix=replacement)
         if not word.startswith("-"):
             return UserError(f"{word}: no such command", fix=nearest(word, [n for n in error.app if n[0] != "-"]))
         return UserError(f"{word}: no such option", fix=fix)
@@ -51,7 +69,7 @@ def explain(error: CycloptsError) -> UserError:
 
 
 def name_spec(fix: str, words: Sequence[str]) -> str:
-    """A fix with the spec of the command line in place of `SPEC`: a command that can be pasted."""
+    """Put the spec of the command line in place of `SPEC` in a fix, so that it can be pasted."""
     if "SPEC" not in fix:
         return fix
     from embark.spec.toml import PRESETS
@@ -64,7 +82,8 @@ def name_spec(fix: str, words: Sequence[str]) -> str:
 
 
 def name_clone(fix: str) -> str:
-    """A fix that installs an extra, as a command for the clone that Embark was installed from: no index has it."""
+    """Turn a fix that installs an extra into a command for the clone that Embark was installed from: no index has
+    it."""
     if "embark-rec[" not in fix:
         return fix
     import json
@@ -77,7 +96,8 @@ def name_clone(fix: str) -> str:
         return fix
     if source["dir_info"].get("editable"):
         fix = fix.replace("pip install ", "pip install -e ")
-    return fix.replace("embark-rec[", f"{unquote(urlsplit(source['url']).path)}[")
+    clone = unquote(urlsplit(source["url"]).path)
+    return fix.replace("embark-rec[account]", f"{clone}/cloudsim").replace("embark-rec[", f"{clone}[")
 
 
 app = _make_app()

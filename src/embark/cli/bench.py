@@ -6,8 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 
 from cyclopts import Parameter
 
-from embark.cli.console import Console
-from embark.cli.options import Flag, Settings, Spec
+from embark.cli.console import Console, Flag, Settings, Spec
 from embark.errors import UserError
 from embark.formatting import format_bytes
 

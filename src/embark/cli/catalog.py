@@ -10,10 +10,10 @@ from typing import Annotated, Any, Literal
 from cyclopts import Parameter
 
 from embark.catalog import MachineFilter, compare_machines, load_catalog, prices_path, search_machines
+from embark.catalog.load import RefreshResult, refresh_prices
 from embark.catalog.machine import Machine, Origin, Price, Quota
-from embark.catalog.refresh import RefreshResult, refresh_prices
 from embark.catalog.search import MachineDetails, MachineOffer, VolumeOffer, list_volumes, machine_details
-from embark.cli.console import GAP, Console
+from embark.cli.console import GAP, Console, Flag
 from embark.errors import UserError
 from embark.formatting import format_usd, pluralize
 
@@ -26,9 +26,10 @@ TABLES: dict[str, Any] = tomllib.loads(Path(__file__).with_name("catalog_tables.
 
 def list_(
     *words: str, cloud: Text = "", gpu: Text = "", region: Region = "", min_memory: float = 0.0,
-    sort: Literal["price", "memory", "name"] = "name", console: Console = Console(),
+    sort: Literal["price", "memory", "name"] = "name", volumes: Flag = False, tib: float = 0.0,
+    console: Console = Console(),
 ) -> None:
-    """List machines with their accelerators, memory, fabric and price. Needs no network.
+    """List machines with their accelerators, memory, fabric and price, or storage. Needs no network.
 
     Parameters
     ----------
@@ -42,48 +43,40 @@ def list_(
         Minimum accelerator memory of the machine, in GiB.
     sort
         Sort by price, by accelerator memory, or by name within each cloud.
+    volumes
+        Instead, list storage with its throughput and price.
+    tib
+        With --volumes: a size in TiB, to show its throughput and its price per month.
     """
+    if tib and not volumes:
+        raise UserError("--tib is a size of storage", fix=f"embark catalog list --volumes --tib {tib:g}")
+    if volumes:
+        if words or cloud or gpu or region or min_memory:
+            raise UserError("--volumes lists all storage and takes no filter", fix="embark catalog list --volumes")
+        console.show(list_volumes(load_catalog(), tib),
+                     lambda console, offers: _render_volumes(console, offers, tib))
+        return
     wanted = MachineFilter(words, cloud, gpu, region, min_memory)
     console.show(search_machines(load_catalog(), wanted, sort),
                  lambda console, offers: _render_list(console, offers, region))
 
 
-def show(name: str, /, *, region: Region = "", console: Console = Console()) -> None:
-    """Show everything about a machine, and its price in every region.
-
-    Parameters
-    ----------
-    name
-        A machine, such as p4d.24xlarge, ND96asr_v4, a2-highgpu-8g, v5e-4.
-    """
-    console.show(machine_details(load_catalog(), name, region),
-                 lambda console, details: _render_machine(console, details, region))
-
-
-def compare(*names: str, region: Region = "", console: Console = Console()) -> None:
-    """Compare machines side by side.
+def show(*names: str, region: Region = "", console: Console = Console()) -> None:
+    """Show everything about a machine and its price in every region, or compare several machines side by side.
 
     Parameters
     ----------
     names
-        Two machines or more.
+        A machine, such as p4d.24xlarge, ND96asr_v4, a2-highgpu-8g, v5e-4; two or more are compared.
     """
-    if len(names) < 2:
-        raise UserError("give two machines or more to compare", fix=f"embark catalog show {names[0]}" if names else
-                        "embark catalog compare p4d.24xlarge a2-highgpu-8g")
-    console.show(compare_machines(load_catalog(), names, region),
-                 lambda console, offers: _render_comparison(console, offers, region))
-
-
-def volumes(*, tib: float = 0.0, console: Console = Console()) -> None:
-    """List storage: its throughput and price.
-
-    Parameters
-    ----------
-    tib
-        A size in TiB: show its throughput and its price per month.
-    """
-    console.show(list_volumes(load_catalog(), tib), lambda console, offers: _render_volumes(console, offers, tib))
+    if not names:
+        raise UserError("name a machine, or several to compare", fix="embark catalog list shows them")
+    if len(names) > 1:
+        console.show(compare_machines(load_catalog(), names, region),
+                     lambda console, offers: _render_comparison(console, offers, region))
+        return
+    console.show(machine_details(load_catalog(), names[0], region),
+                 lambda console, details: _render_machine(console, details, region))
 
 
 def refresh(file: Path, /, *, console: Console = Console()) -> None:
@@ -135,7 +128,7 @@ def _render_machine(console: Console, details: MachineDetails, region: str) -> N
 
 
 def _missing_price(prices: Sequence[Price], region: str) -> str:
-    """An unknown price is reported, and is no error."""
+    """Say that a price is unknown, which is no error."""
     if not prices:
         return "no price known in any region; embark catalog refresh FILE imports one"
     if all(price.on_demand_usd_per_hour is None for price in prices):
@@ -183,7 +176,7 @@ def _render_refresh(console: Console, done: RefreshResult) -> None:
 
 
 def _facts(layout: str, **values: object) -> dict[str, str]:
-    """The rows of a table of `catalog_tables.toml`, for one machine."""
+    """Return the rows of a table of `catalog_tables.toml` for one machine."""
     from jinja2 import Environment
 
     environment = Environment()
@@ -203,12 +196,12 @@ def _urls(origin: Origin) -> str:
 
 
 def _short(machine: Machine) -> str:
-    """Azure puts Standard_ before every name."""
+    """Return the name without the Standard_ that Azure puts before every name."""
     return machine.name.removeprefix("Standard_")
 
 
 def _that_fit(console: Console, columns: dict[str, dict[str, str]]) -> list[list[str]]:
-    """Machines in as many groups as there must be for each to fit the terminal."""
+    """Return machines in as many groups as there must be for each to fit the terminal."""
     labels = max(len(what) for what in next(iter(columns.values()))) + GAP
     groups: list[list[str]] = [[]]
     used = labels
@@ -223,7 +216,7 @@ def _that_fit(console: Console, columns: dict[str, dict[str, str]]) -> list[list
 
 
 def _figure(value: float | None, origin: Origin) -> str:
-    """For a narrow column; a question mark where it is not confirmed."""
+    """Format a figure for a narrow column, with a question mark where it is not confirmed."""
     doubt = "" if origin.is_confirmed else "?"
     return UNKNOWN if value is None else (f"{value:,.4g}" if value < 1000 else f"{value:,.0f}") + doubt
 

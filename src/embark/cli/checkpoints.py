@@ -7,8 +7,7 @@ from typing import Annotated
 
 from cyclopts import Parameter
 
-from embark.cli.console import Console
-from embark.cli.options import Flag
+from embark.cli.console import Console, Flag
 from embark.errors import ExitCode, UserError
 from embark.formatting import MISSING, format_bytes, format_float, pluralize
 from embark.store import RunDir, checkpoint_inspect, find_run

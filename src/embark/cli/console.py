@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING, Annotated, TextIO, TypeVar
 
 from cyclopts import Parameter
 
-from embark.cli.options import Flag
 from embark.errors import EmbarkError, Interrupted, UserError
 from embark.events.events import Event, Sink, to_jsonable
 from embark.formatting import MISSING, format_bytes, redact, strip_control_chars, to_encoding, to_one_line
@@ -23,6 +22,16 @@ from embark.formatting import MISSING, format_bytes, redact, strip_control_chars
 if TYPE_CHECKING:  # importing rich takes a tenth of a second
     from rich.console import Console as RichConsole
 
+Flag = Annotated[bool, Parameter(negative="", show_default=False)]
+"""A switch that is off unless given; there is no `--no-…`."""
+Spec = Annotated[str, Parameter(
+    help="A TOML file, a preset (laptop, quickstart, criteo-1tb, mlperf-dcnv2, mlperf-hstu) or module:function.")]
+Settings = Annotated[tuple[str, ...], Parameter(
+    name=("--set", "-s"), help="Override a field: --set train.batch_size=4096. Repeatable.", negative="",
+    show_default=False)]
+Accepted = Annotated[tuple[str, ...], Parameter(
+    name="--accept-change", help="Resume although this field, or data, is not what the checkpoints were trained with. "
+    "Repeatable.", negative="", show_default=False)]
 T = TypeVar("T")
 GAP = 2  # Between two columns of a table.
 _LOG_EVERY_S = 20.0
@@ -34,7 +43,7 @@ _json_stream: TextIO | None = None
 
 @contextmanager
 def only_json_on_stdout() -> Iterator[None]:
-    """Results still go to stdout; what libraries and the user's own code print goes to stderr."""
+    """Send results to stdout, and what libraries and the user's own code print to stderr."""
     global _json_stream
     before, _json_stream = _json_stream, sys.stdout
     try:
@@ -62,12 +71,10 @@ class Console:
 
     @property
     def out(self) -> RichConsole:
-        """Standard output."""
         return _rich_console(sys.stdout, stderr=False)
 
     @property
     def err(self) -> RichConsole:
-        """Standard error."""
         return _rich_console(sys.stderr, stderr=True)
 
     def show(self, result: T, render: Callable[[Console, T], None]) -> None:
@@ -88,22 +95,22 @@ class Console:
             self.raw(f"{text_of(result)}\n")
 
     def text(self, message: str, style: str = "") -> None:
-        """A line or more for a person."""
+        """Print a line or more for a person."""
         if not self.json and not self.quiet:
             _print(self.out, [(message, style)])
 
     def result(self, message: str) -> None:
-        """The sentence that answers the command: printed under `quiet` too."""
+        """Print the sentence that answers the command, under `quiet` too."""
         if not self.json:
             _print(self.out, [(message, "bold")])
 
     def raw(self, text: str) -> None:
-        """Text for another program to read: a file, a script."""
+        """Print text for another program to read: a file, a script."""
         sys.stdout.write(text)
         sys.stdout.flush()
 
     def file(self, text: str) -> None:
-        """What `--out -` prints: the file itself, which leaves no room for JSON."""
+        """Print the file itself for `--out -`, which leaves no room for JSON."""
         if self.json:
             raise UserError("--out - and --json are mutually exclusive", fix="leave one out")
         self.raw(text)
@@ -112,7 +119,7 @@ class Console:
         self, rows: Sequence[Mapping[str, object]], columns: Sequence[str] | Mapping[str, str] | None = None,
         title: str = "", droppable: Sequence[str] = (),
     ) -> None:
-        """Rows as a table. `columns`: which keys, in which order, under which headings.
+        """Print rows as a table. `columns`: which keys, in which order, under which headings.
 
         While the table is wider than the terminal, the columns of `droppable` are left out, one after the other.
         """
@@ -144,7 +151,7 @@ class Console:
         self.out.print(table)
 
     def warning(self, message: str) -> None:
-        """Something to know that stops nothing."""
+        """Print something to know that stops nothing."""
         message = redact(message)
         if self.json:
             _write_json(sys.stderr, {"warning": strip_control_chars(message)})
@@ -152,7 +159,7 @@ class Console:
             _print(self.err, [("warning: ", "yellow"), (message, "")])
 
     def error(self, error: EmbarkError) -> None:
-        """What went wrong, and its fix."""
+        """Print what went wrong, and its fix."""
         what, fix = redact(error.what), redact(error.fix)
         if self.json:
             _write_json(sys.stderr, {"error": strip_control_chars(what), "fix": strip_control_chars(fix),
@@ -176,7 +183,7 @@ class Console:
 
     @contextmanager
     def waiting(self, what: str) -> Iterator[None]:
-        """A line on the terminal while something takes seconds, and gone afterwards."""
+        """Show a line on the terminal while something takes seconds."""
         is_shown = not self.json and not self.quiet and sys.stderr.isatty() and os.environ.get("TERM") != "dumb"
         if is_shown:
             sys.stderr.write(f"{what} …")
@@ -190,7 +197,7 @@ class Console:
 
     @contextmanager
     def progress(self, what: str) -> Iterator[Callable[[int, int], None]]:
-        """`stages` with one stage that counts bytes; yields a function of the bytes done and the bytes in all."""
+        """Show `stages` with one stage that counts bytes; yields a function of the bytes done and the bytes in all."""
         began_s = time.monotonic()
         with self.stages() as show:
 
@@ -202,7 +209,7 @@ class Console:
 
     @contextmanager
     def stages(self) -> Iterator[Callable[[str, float, str], None]]:
-        """A progress bar over stages; yields a function of the stage, the fraction done, and a note.
+        """Show a progress bar over stages; yields a function of the stage, the fraction done, and a note.
 
         In a log it is a line now and then.
         """
@@ -222,7 +229,7 @@ class Console:
                 task, description=to_one_line(stage), completed=fraction, note=to_one_line(note))
 
     def view(self) -> Sink:
-        """The sink that shows a run's events: a terminal view, or JSON lines on stdout under `json`."""
+        """Return the sink that shows a run's events: a terminal view, or JSON lines on stdout under `json`."""
         if self.json:
             return JsonView(_json_stream or sys.stdout)
         from embark.events.sinks.terminal import TerminalView
@@ -230,7 +237,8 @@ class Console:
         return TerminalView(self.out, quiet=self.quiet)
 
     def has_shown_end(self, view: Sink) -> bool:
-        """The view has said how the run ended, where standard error goes too: an error would say it again."""
+        """Return whether the view has said how the run ended where standard error goes too: an error would say it
+        again."""
         return bool(getattr(view, "has_shown_end", False)) and sys.stdout.isatty() == sys.stderr.isatty()
 
     def _log_stages(self) -> Callable[[str, float, str], None]:
@@ -278,7 +286,7 @@ def _rich_console(stream: TextIO, *, stderr: bool) -> RichConsole:
 
 
 def _print(console: RichConsole, parts: Sequence[tuple[str, str]]) -> None:
-    """Literal text: no markup, no control characters."""
+    """Print literal text: no markup, no control characters."""
     from rich.text import Text
 
     shown = [(to_encoding(strip_control_chars(text), console.encoding), style) for text, style in parts]
@@ -292,8 +300,11 @@ def _print(console: RichConsole, parts: Sequence[tuple[str, str]]) -> None:
 
 
 def _wrap_with_spaces(text: str, width: int, column: int) -> tuple[str, int]:
-    """Spaces up to the terminal's edge before a word that would cross it: no word is broken, and a command that takes
-    two rows is still one line when it is copied. Also the column behind the text, which begins at `column`."""
+    """Put spaces up to the terminal's edge before a word that would cross it.
+
+    No word is broken, and a command that takes two rows is still one line when it is copied. Also returns the column
+    behind the text, which begins at `column`.
+    """
     from rich.cells import cell_len
 
     lines: list[str] = []
@@ -324,7 +335,7 @@ def _is_number(value: object) -> bool:
 
 
 def cell_text(value: object) -> str:
-    """A value as a table shows it."""
+    """Format a value for a table."""
     if value is None or value == "":
         return MISSING
     if isinstance(value, Enum):

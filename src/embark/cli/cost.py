@@ -1,8 +1,7 @@
 """`embark cost`: what a run has cost so far, what for, and what it will cost."""
 
-from embark.cli.cancel import cancel
-from embark.cli.console import Console
-from embark.cli.options import Flag
+from embark.cli.console import Console, Flag
+from embark.cli.status import cancel
 from embark.errors import ExitCode, UserError
 from embark.events.spending import losses_sentence
 from embark.formatting import format_count, format_duration, format_usd, to_one_line

@@ -1,4 +1,4 @@
-"""`embark data prepare`, `make`, `check`, `ids` and `copy`: their flags and their output."""
+"""`embark data prepare`, `make`, `check` and `copy`: their flags and their output."""
 
 from __future__ import annotations
 
@@ -8,9 +8,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from embark.cli.console import Console
-from embark.cli.embeddings import Tables, render_files
-from embark.cli.options import Flag, Settings, Spec
+from embark.cli.console import Console, Flag, Settings, Spec
 from embark.errors import ExitCode, UserError
 from embark.formatting import format_bytes, format_clock, format_duration, format_si, pluralize
 
@@ -22,7 +20,7 @@ if TYPE_CHECKING:
     from embark.data.own_contract import ContractReport
     from embark.data.prepare.prepare import PrepareResult, Preview
     from embark.data.prepared import Manifest
-    from embark.data.workers import OnProgress, Progress
+    from embark.data.progress import OnProgress, Progress
     from embark.spec import RunSpec
 
 _MAX_BAD_ROWS = 10
@@ -85,20 +83,20 @@ def make(
     console.show(result, lambda console, result: console.result(f"made {_summary(result)}"))
 
 
-def check(place: str, /, *, set_: Settings = (), console: Console = Console()) -> int:
+def check(data: str, /, *, set_: Settings = (), console: Console = Console()) -> int:
     """Verify data: checksums, value ranges, columns that leak the label; of your own code, what training relies on.
 
     Exit code 1 if there is a problem; hints do not count.
 
     Parameters
     ----------
-    place
+    data
         A folder or a URI of prepared data, or a spec that names it, files with columns, or code of yours, which is run.
     """
     from embark.data.check import check as check_data
     from embark.data.leaks import check_columns
 
-    path = _data_path(place, set_)
+    path = _data_path(data, set_)
     if not isinstance(path, str) and path.data.is_own:
         from embark.data.own_contract import check_contract
 
@@ -112,29 +110,6 @@ def check(place: str, /, *, set_: Settings = (), console: Console = Console()) -
         report = check_data(path, on_progress=show)
     console.show(report, _render_checked)
     return ExitCode.OTHER if report.problems else ExitCode.DONE
-
-
-def ids(
-    source: str, /, *, to: str, table: Tables = (), force: Flag = False, console: Console = Console(),
-) -> None:
-    """Write which id each value of the data has: one Parquet file per table.
-
-    Columns: value, id, count in the training rows. Id 0 stands for missing, rare and unseen values.
-
-    Parameters
-    ----------
-    source
-        A folder or a URI of prepared data, or a run that was trained on it.
-    to
-        The folder to write to.
-    force
-        Replace existing files.
-    """
-    from embark.data.export.id_values import write_id_maps
-
-    with console.waiting("reading"):
-        result = write_id_maps(source, to, tables=table, force=force)
-    console.show(result, render_files)
 
 
 def copy(
@@ -270,23 +245,23 @@ def _render_copied(console: Console, result: CopyResult) -> None:
                    f"{f', {existing} already there' if result.num_existing else ''}, {how}")
 
 
-def _data_path(place: str, settings: Sequence[str] = ()) -> str | RunSpec:
-    """The data, or the data of the spec that names it; of files that are not prepared, the spec."""
+def _data_path(data: str, settings: Sequence[str] = ()) -> str | RunSpec:
+    """Return the data, or the data of the spec that names it; of files that are not prepared, the spec."""
     from embark.data.prepared import MANIFEST
     from embark.spec import PRESETS, load_spec
 
-    if place.endswith(f"/{MANIFEST}") or "://" in place or Path(place).is_dir():
+    if data.endswith(f"/{MANIFEST}") or "://" in data or Path(data).is_dir():
         if settings:
-            raise UserError(f"--set: changes a spec, and {place} is prepared data", fix="name a spec, or leave it out")
-        return place.removesuffix(f"/{MANIFEST}")
+            raise UserError(f"--set: changes a spec, and {data} is prepared data", fix="name a spec, or leave it out")
+        return data.removesuffix(f"/{MANIFEST}")
     fix = "name a folder or URI of prepared data, or a spec that does"
-    if not Path(place).exists() and place not in PRESETS and ":" not in place and not place.endswith(".toml"):
-        raise UserError(f"{place}: no such folder of prepared data", fix=fix)
-    spec = load_spec(place, settings)
+    if not Path(data).exists() and data not in PRESETS and ":" not in data and not data.endswith(".toml"):
+        raise UserError(f"{data}: no such folder of prepared data", fix=fix)
+    spec = load_spec(data, settings)
     if spec.data.kind == "synthetic":
-        raise UserError(f"{place}: data.kind is 'synthetic', so there is no data to check", fix=fix)
+        raise UserError(f"{data}: data.kind is 'synthetic', so there is no data to check", fix=fix)
     if spec.data.kind == "interactions":
-        raise UserError(f"{place}: an interaction log has no labels to check", fix="`embark train` checks it")
+        raise UserError(f"{data}: an interaction log has no labels to check", fix="`embark train` checks it")
     return spec.data.path if spec.data.kind == "prepared" else spec
 
 
@@ -315,7 +290,7 @@ def _summary(result: PrepareResult | MakeResult) -> str:
 
 @contextmanager
 def _stages(console: Console) -> Iterator[OnProgress]:
-    """Progress as a bar, or as lines of a log."""
+    """Show progress as a bar, or as lines of a log."""
     with console.stages() as show:
 
         def show_progress(progress: Progress) -> None:

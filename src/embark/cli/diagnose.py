@@ -5,10 +5,9 @@ from typing import Annotated
 
 from cyclopts import Parameter
 
-from embark.cli.console import Console
-from embark.cli.options import Flag
-from embark.diagnose import Diagnosis, Rule, load_rules
-from embark.diagnose.targets import TargetReport, diagnose_targets
+from embark.cli.console import Console, Flag
+from embark.diagnose.report import TargetReport, diagnose_targets
+from embark.diagnose.scan import Diagnosis, Rule, load_rules
 from embark.errors import ExitCode
 from embark.formatting import pluralize, to_one_line
 

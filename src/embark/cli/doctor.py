@@ -4,9 +4,9 @@ import textwrap
 from collections.abc import Iterable
 from pathlib import Path
 
-from embark.cli.console import Console
-from embark.cli.options import Flag, Settings
-from embark.doctor import Check, Host, check_host
+from embark.cli.console import Console, Flag, Settings
+from embark.doctor.host import Check, Host
+from embark.doctor.machine import check_host
 from embark.errors import ExitCode, UserError
 from embark.formatting import pluralize
 from embark.spec import load_spec
@@ -46,7 +46,7 @@ def doctor(
 
 
 def _show(console: Console, checks: Iterable[Check], subject: str) -> ExitCode:
-    """Each check as soon as it is done; as JSON all of them together."""
+    """Show each check as soon as it is done; as JSON all of them together."""
     found: list[Check] = []
     for one in checks:
         found.append(one)
@@ -69,7 +69,7 @@ def _render(console: Console, one: Check) -> None:
 
 
 def _fold(head: str, text: str, width: int) -> list[str]:
-    """On a terminal the text stays in its column; a fix stays on one line, to be copied. Width 0: no terminal."""
+    """Fold a text into its column on a terminal; a fix stays on one line, to be copied. Width 0: no terminal."""
     if not width or len(head) + len(text) <= width:
         return [head + text]
     return textwrap.wrap(text, max(width, len(head) + 20), initial_indent=head, subsequent_indent=" " * len(head),

@@ -6,15 +6,14 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 from cyclopts import Parameter
 
-from embark.cli.console import Console
-from embark.cli.options import Flag
+from embark.cli.console import Console, Flag
 from embark.errors import UserError
 from embark.events.metrics import task_rows
 from embark.formatting import format_float
 
 if TYPE_CHECKING:
     from embark.run.evaluate_run import EvaluationResult
-    from embark.run.feature_metrics import Estimate, ImportanceResult, Slice, SliceResult
+    from embark.run.feature_metrics import Estimate, ImportanceResult, SliceResult
 
 Optional = Parameter(show_default=False)
 
@@ -123,26 +122,13 @@ def _render_importance(console: Console, found: ImportanceResult) -> None:
 
 
 def _render_slices(console: Console, found: SliceResult) -> None:
+    from embark.report.report import slice_rows
+
     for note in found.notes:
         console.warning(note)
-    console.table(
-        [_slice_row(one, found.all_rows) for one in (found.all_rows, *found.slices)],
-        {"value": found.feature, "rows": "rows", "click_rate": "click rate", "auc": "AUC", "auc_range": "95% interval",
-         "calibration": "calibration", "calibration_range": "95% interval", "log_loss": "log loss",
-         "differs": "differs in"},
-        title=f"{found.run}, step {found.step:,}: {found.all_rows.num_samples:,} rows, {found.rows}")
+    console.table(slice_rows([(found.run, found)]),
+                  title=f"{found.run}, step {found.step:,}: {found.all_rows.num_samples:,} rows, {found.rows}")
     console.text(f"\n{found.method[:1].upper()}{found.method[1:]}.")
-
-
-def _slice_row(one: Slice, all_rows: Slice) -> dict[str, object]:
-    pairs = {"AUC": (one.auc_interval, all_rows.auc), "calibration": (one.calibration_interval, all_rows.calibration)}
-    differs = [name for name, (interval, value) in pairs.items()
-               if interval and value is not None and not interval.low <= value <= interval.high]
-    return {"value": one.value, "rows": one.num_samples, "click_rate": f"{one.click_rate:.4f}", "auc": one.auc,
-            "auc_range": _interval(one.auc_interval) if one.auc_interval else "",
-            "calibration": one.calibration,
-            "calibration_range": _interval(one.calibration_interval) if one.calibration_interval else "",
-            "log_loss": one.log_loss, "differs": " and ".join(differs)}
 
 
 def _interval(estimate: Estimate) -> str:

@@ -1,4 +1,4 @@
-"""`embark export`: a trained run as an artifact that scores raw rows."""
+"""`embark export`: a trained run as an artifact that scores raw rows, or its vectors and ids as Parquet."""
 
 from __future__ import annotations
 
@@ -6,23 +6,33 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 from cyclopts import Parameter
 
-from embark.cli.console import Console
-from embark.cli.options import Flag
+from embark.cli.console import Console, Flag
 from embark.errors import UserError
 from embark.formatting import format_bytes, pluralize
 
 if TYPE_CHECKING:
+    from embark.data.export.parquet_files import ParquetFiles
     from embark.export.export_run import ExportResult
+
+ALLOWED = {
+    "": {"--to", "--tables", "--step", "--delta"}, "--weights-only": {"--to", "--step", "--force"},
+    "--embeddings": {"--only", "--step", "--force"}, "--ids": {"--only", "--force"},
+}
+"""What is written → the options that apply to it; the empty name is an artifact."""
 
 
 def export(
     run: str, /, *, to: str = "", tables: Literal["fp32", "fp16", "int8", "int4"] | None = None,
     step: Annotated[int | None, Parameter(show_default=False)] = None, delta: Flag = False,
-    weights_only: Flag = False, force: Flag = False, console: Console = Console(),
+    weights_only: Flag = False, embeddings: str = "", ids: str = "",
+    only: Annotated[tuple[str, ...], Parameter(negative="", show_default=False)] = (), force: Flag = False,
+    console: Console = Console(),
 ) -> None:
     """Export a run's newest checkpoint: weights, id maps and transforms, so that raw rows can be scored anywhere.
 
-    Each export is the next version of its place: complete, or not there. Servers switch to it. Does not need torch.
+    Each export is the next version at its URI: complete, or not there. Servers switch to it. Does not need torch.
+
+    --embeddings and --ids write Parquet instead, a file for each table, which may be larger than memory.
 
     Parameters
     ----------
@@ -38,22 +48,44 @@ def export(
         Write only the rows and weights that differ from the current version; a full version where these are many.
     weights_only
         Write the weights alone, in float32, to the file --to FILE.safetensors.
+    embeddings
+        Write the embedding vectors to this folder, with the columns value (as in your data), id, vector.
+    ids
+        Write the id of each value to this folder, with the columns value, id, count; RUN may be prepared data.
+    only
+        Write only this table, with --embeddings or --ids. Repeatable.
     force
-        Replace an existing file; with --weights-only.
+        Replace existing files, with --weights-only, --embeddings or --ids.
     """
-    from embark.export.export_run import export_weights
-    from embark.trainers import export_run
-
-    if weights_only and tables:
-        raise UserError("--tables needs an artifact, and --weights-only writes float32", fix="leave one of them out")
-    if delta and weights_only:
-        raise UserError("--delta changes a version, and --weights-only writes a file", fix="leave one of them out")
-    if force and not weights_only:
-        raise UserError("--force: an artifact is the next version, and replaces nothing", fix="leave it out")
+    given = {"--to": to, "--tables": tables, "--step": step is not None, "--delta": delta, "--only": only,
+             "--force": force}
+    kinds = [kind for kind, value in (("--weights-only", weights_only), ("--embeddings", embeddings), ("--ids", ids))
+             if value] or [""]
+    extra = [*kinds[1:], *(flag for flag, value in given.items() if value and flag not in ALLOWED[kinds[0]])]
+    if extra:
+        raise UserError(f"{extra[0]} does not apply to {kinds[0] or 'an artifact, which is always a new version'}",
+                        fix=f"leave {extra[0]} out")
     with console.waiting("reading the checkpoint"):
-        result = export_weights(run, to, step=step, force=force) if weights_only else \
-            export_run(run, to, tables=tables or "fp32", step=step, delta=delta)
-    console.show(result, _render)
+        if embeddings:
+            from embark.data.export.embeddings import write_embeddings
+
+            files = write_embeddings(run, embeddings, tables=only, step=step, force=force)
+        elif ids:
+            from embark.data.export.id_values import write_id_maps
+
+            files = write_id_maps(run, ids, tables=only, force=force)
+        elif weights_only:
+            from embark.export.export_run import export_weights
+
+            result = export_weights(run, to, step=step, force=force)
+        else:
+            from embark.trainers import export_run
+
+            result = export_run(run, to, tables=tables or "fp32", step=step, delta=delta)
+    if embeddings or ids:
+        console.show(files, _render_files)
+    else:
+        console.show(result, _render)
 
 
 def _render(console: Console, result: ExportResult) -> None:
@@ -67,9 +99,20 @@ def _render(console: Console, result: ExportResult) -> None:
     if result.tables != "fp32":
         console.text(f"Its {result.tables} tables take {format_bytes(result.table_bytes)}, in fp32 they take "
                      f"{format_bytes(result.fp32_table_bytes)}.")
-    if found := result.item_index:
-        console.text(f"Its index of {found.num_items:,} items ({found.kind}) finds {100 * found.recall:.1f} % of an "
-                     f"exact search's first {found.k}.")
+    if index := result.item_index:
+        console.text(f"Its index of {index.num_items:,} items ({index.kind}) finds {100 * index.recall:.1f} % of an "
+                     f"exact search's first {index.k}.")
     if result.version is not None:
         console.text(f"Score rows with: embark score {result.place} ROWS.csv --to scores.parquet"
                      + (f" --model-file {result.model_file}" if result.model_file else ""))
+
+
+def _render_files(console: Console, result: ParquetFiles) -> None:
+    if not console.quiet:
+        console.table([{"table": file.table, "column": file.column, "rows": file.num_rows, "values": file.num_values,
+                        "file": file.path} for file in result.tables])
+    for file in result.tables:
+        if file.note:
+            console.warning(f"{file.table}: {file.note}")
+    step = f", step {result.step:,}" if result.step is not None else ""
+    console.result(f"wrote {pluralize(len(result.tables), 'Parquet file')} of {result.source}{step}")

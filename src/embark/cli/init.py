@@ -7,8 +7,7 @@ from typing import Annotated
 
 from cyclopts import Parameter
 
-from embark.cli.console import Console
-from embark.cli.options import Flag
+from embark.cli.console import Console, Flag
 from embark.errors import UserError, nearest
 
 _STARTER_MODEL = Path(__file__).parents[1] / "trainers" / "torch" / "starter_model.py"

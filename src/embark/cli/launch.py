@@ -1,7 +1,6 @@
 """`embark launch`: launch a run where its spec says, and with `--supervise` stay and re-create lost spot machines."""
 
-from embark.cli.console import Console
-from embark.cli.options import Accepted, Flag, Settings, Spec
+from embark.cli.console import Accepted, Console, Flag, Settings, Spec
 from embark.errors import ExitCode, Interrupted, UserError
 from embark.formatting import to_one_line
 from embark.launch.launching import (
@@ -11,8 +10,8 @@ from embark.launch.launching import (
     launch_result,
     launch_title,
     prepare_launch,
+    recover_until_ended,
     submit_launch,
-    supervise,
 )
 from embark.launch.run_registry import RunRecord, run_status
 from embark.launch.shell import DryRunShell, Shell
@@ -54,7 +53,7 @@ def launch(
 
 def launch_run(console: Console, spec: RunSpec, *, yes: bool, dry_run: bool, context: str = "",
                is_supervised: bool = False) -> int:
-    """Verdict, price, confirmation, launch. A run that costs nothing needs no confirmation."""
+    """Show verdict and price, ask for confirmation, and launch. A run that costs nothing needs no confirmation."""
     shell = DryRunShell(lambda line: None if console.json else console.raw(f"{line}\n")) if dry_run else Shell()
     prepared = prepare_launch(spec, shell, console.warning, context=context)
     if prepared.estimate is not None:
@@ -87,7 +86,7 @@ def launch_run(console: Console, spec: RunSpec, *, yes: bool, dry_run: bool, con
 
 def _supervise(console: Console, run: RunRecord, prepared: PreparedLaunch | None = None) -> int:
     console.text(f"supervising {run.handle.name}; Ctrl-C leaves the run running")
-    status = supervise(run, Shell(), console.warning)
+    status = recover_until_ended(run, Shell(), console.warning)
     result = launch_result(prepared, status=status) if prepared else run_status(run, Shell(), console.warning)
     console.show(result, lambda console, result: console.result(
         f"{to_one_line(result.title)}: {result.state}" + (f": {result.reason}" if result.reason else "")))

@@ -6,8 +6,7 @@ from typing import Annotated
 
 from cyclopts import Parameter
 
-from embark.cli.console import Console
-from embark.cli.options import Flag
+from embark.cli.console import Console, Flag
 from embark.errors import ExitCode
 from embark.formatting import pluralize
 from embark.lint.check import LintReport

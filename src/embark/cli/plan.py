@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
@@ -12,8 +12,7 @@ from cyclopts import Parameter
 
 from embark.catalog import find_machine, load_catalog
 from embark.catalog.pricing import PURCHASE_NAMES, Purchase
-from embark.cli.console import Console
-from embark.cli.options import Flag, Settings, Spec
+from embark.cli.console import Console, Flag, Settings, Spec
 from embark.errors import ExitCode, UserError
 from embark.formatting import MISSING, format_bytes, format_duration, format_usd, pluralize
 from embark.model.placement import Planner
@@ -28,10 +27,12 @@ from embark.spec import RunSpec, load_spec
 
 if TYPE_CHECKING:
     from embark.plan.here import LocalPlan
+    from embark.plan.serving import ServePlan
     from embark.trainers.jax.aot import ComparedMemory
 
 MOST_SHOWN = 15
 MOST_OFFERS = 5
+MOST_MACHINES = 6
 PLOT_WIDTH, PLOT_HEIGHT = 76, 14
 
 
@@ -92,22 +93,30 @@ def plan(
         With --serve: only this machine, such as m7i.2xlarge.
     """
     loaded = load_spec(spec, set_)
-    of_serving = {"--qps": qps, "--p99-ms": p99_ms, "--rows": rows, "--tables": tables, "--cpu-machine": cpu_machine}
-    given = [flag for flag, value in of_serving.items() if value is not None and value != ""]
+    serving = {"--qps": qps, "--p99-ms": p99_ms, "--rows": rows, "--tables": tables, "--cpu-machine": cpu_machine}
+    clouds = {"--cloud": cloud, "--region": region, "--spot": spot}
+    training = {"--across": across, "--by": by, "--deadline": deadline, "--budget": budget, "--picture": picture,
+                "--exact": exact, "--tpu-compile": tpu_compile}
     if serve:
-        from embark.cli.plan_serving import plan_serving
+        _refuse({**training, "--here": here, "--samples": samples}, "--serve plans a server, and {} a training run")
+        if qps is None or p99_ms is None:
+            raise UserError(f"--serve needs {'--qps' if qps is None else '--p99-ms'}",
+                            fix="embark plan SPEC --serve --qps 500 --p99-ms 20")
+        from embark.plan.serving import ServeRequest, plan_serving
 
-        others = {"--here": here, "--across": across, "--by": by, "--deadline": deadline, "--budget": budget,
-                  "--samples": samples, "--picture": picture, "--exact": exact, "--tpu-compile": tpu_compile}
-        return plan_serving(console, loaded, of_serving, {"cloud": cloud, "region": region, "spot": spot},
-                            [flag for flag, value in others.items() if value])
-    if given:
-        raise UserError(f"{given[0]} is about serving", fix="add --serve, or leave it out")
+        served = plan_serving(loaded, ServeRequest(
+            qps=qps, p99_ms=p99_ms, rows_per_request=128 if rows is None else rows, tables=tables or "fp32",
+            machine=cpu_machine, cloud=cloud, region=region, spot=spot))
+        console.show(served, _render_serving)
+        return ExitCode.DONE if served.is_ok else ExitCode.OTHER
+    _refuse(serving, "{} is about serving", "add --serve, or leave it out")
     if here:
-        others = {"--across": across, "--by": by, "--deadline": deadline, "--budget": budget, "--cloud": cloud,
-                  "--region": region, "--spot": spot, "--picture": picture, "--exact": exact,
-                  "--tpu-compile": tpu_compile}
-        return _plan_here(console, loaded, samples, [flag for flag, value in others.items() if value])
+        from embark.doctor.machine import plan_this_machine
+
+        _refuse({**training, **clouds}, "--here plans for this machine, and {} for those of a cloud")
+        local = plan_this_machine(loaded, samples)
+        console.show(local, _render_here)
+        return ExitCode.DONE if local.is_ok else ExitCode.OTHER
     if tpu_compile:
         return _compile(console, loaded, tpu_compile)
     is_across = across or not loaded.place.machine
@@ -133,14 +142,11 @@ def plan(
     return ExitCode.DONE if found.is_ok else ExitCode.OTHER
 
 
-def _plan_here(console: Console, spec: RunSpec, samples: int | None, others: Sequence[str]) -> ExitCode:
-    from embark.doctor.this_machine import plan_this_machine
-
-    if others:
-        raise UserError(f"--here plans for this machine, and {others[0]} for those of a cloud", fix="leave one out")
-    found = plan_this_machine(spec, samples)
-    console.show(found, _render_here)
-    return ExitCode.DONE if found.is_ok else ExitCode.OTHER
+def _refuse(flags: Mapping[str, object], what: str, fix: str = "leave one out") -> None:
+    """Refuse the first of the flags that is given."""
+    for flag, value in flags.items():
+        if value:
+            raise UserError(what.format(flag), fix=fix)
 
 
 def _render_here(console: Console, found: LocalPlan) -> None:
@@ -189,11 +195,11 @@ def _amount(workload: Workload) -> str:
 
 
 def _render_ranking(console: Console, found: Survey, kept: Sequence[Estimate]) -> None:
-    """The best of the ranking, all of the front, and both as a small plot."""
+    """Show the best of the ranking, all of the front, and both as a small plot."""
     from embark.plan.chart import front_letters, plot
 
     letters = front_letters(found)
-    shown = [e for place, e in enumerate(kept) if place < MOST_SHOWN or id(e) in letters]
+    shown = [e for index, e in enumerate(kept) if index < MOST_SHOWN or id(e) in letters]
     purchase: Purchase = found.purchase
     other: Purchase = "on_demand" if purchase == "spot" else "spot"
     console.text("")
@@ -238,7 +244,7 @@ def _rank_row(estimate: Estimate, purchase: Purchase, other: Purchase, letter: s
 
 
 def _render_estimate(console: Console, found: MachinePlan) -> None:
-    """All parts of a plan that fits."""
+    """Show all parts of a plan that fits."""
     estimate, purchase = found.estimate, found.purchase
     bill = estimate.bills[purchase]
     whose = "a chip" if estimate.setup.machine.gpu.kind == "tpu" else "the fullest rank"
@@ -333,7 +339,7 @@ def _render_storage(console: Console, need: StorageNeed, offers: Sequence[Storag
 
 
 def _compile(console: Console, spec: RunSpec, topology: str) -> ExitCode:
-    """Exit code 64 where the step does not fit the chips: the compiler says so."""
+    """Compile; exit code 64 where the step does not fit the chips, as the compiler says."""
     from embark.trainers.jax.aot import compare_with_plan
 
     with console.stages() as stage:
@@ -359,6 +365,27 @@ def _render_compiled(console: Console, compared: ComparedMemory) -> None:
     ]
     console.table([{"a chip's memory": part, "the compiler": MISSING if theirs is None else format_bytes(theirs),
                     "embark plan": MISSING if own is None else format_bytes(own)} for part, theirs, own in rows])
-    if compiled.sparsecores:
-        console.text(f"{compiled.sparsecores}; embark plan counts the lookup without them", style="dim")
     console.text(f"compiled in {compiled.compile_s:.0f} s; this says nothing about speed", style="dim")
+
+
+
+def _render_serving(console: Console, found: ServePlan) -> None:
+    console.result(found.sentence)
+    if console.quiet:
+        return
+    if found.offers:
+        console.text("\n".join(["", *found.why]))
+        console.text("")
+        console.table([{
+            "machine": one.machine, "replicas": one.replicas_per_machine or None, "machines": one.num_machines or None,
+            "$ a month": format_usd(one.usd_per_month), "$ a million": format_usd(one.usd_per_million),
+            "region": one.region, "": one.why_not or " "} for one in found.offers[:MOST_MACHINES]])
+        console.text("")
+        console.table([{
+            "tables": one.tables, "of all tables": format_bytes(one.table_bytes),
+            "of a replica": format_bytes(one.replica_bytes),
+            "cheapest": one.offer and f"{one.offer.num_machines} x {one.offer.machine}",
+            "$ a month": format_usd(one.offer and one.offer.usd_per_month)} for one in found.by_tables])
+        console.text(f"a replica: {found.replica_qps:,.4g} requests/s, {found.replica_rows_per_s:,.0f} rows/s at "
+                     f"{found.utilization:.0%} of a core", style="dim")
+    console.text(found.basis, style="dim")

@@ -1,43 +1,58 @@
-"""`embark publish`: checkpoints of a run as versions that pass the gate."""
+"""`embark publish` and `embark rollback`: new versions of an exported model that pass the gate, and earlier ones."""
 
 from __future__ import annotations
 
+from datetime import datetime
 from typing import TYPE_CHECKING, Annotated
 
 from cyclopts import Parameter
 
-from embark.cli.check import render_verdict
-from embark.cli.console import Console
-from embark.cli.options import Flag, Settings
-from embark.errors import EmbarkError, ExitCode
-from embark.formatting import format_bytes
+from embark.cli.console import Console, Flag, Settings
+from embark.errors import EmbarkError, ExitCode, UserError
+from embark.formatting import MISSING, format_bytes, format_float
 
 if TYPE_CHECKING:
-    from embark.publish.publisher import PublishResult
+    from embark.export.rollback import ExportedVersion, Rollback, VersionList
+    from embark.publish.gate import GateVerdict
+    from embark.publish.publisher import CheckResult, PublishResult
 
 
 def publish(
     run: str, /, *, to: str = "", watch: Flag = False,
-    gate: Annotated[bool, Parameter(negative="--no-gate", show_default=False)] = True, set_: Settings = (),
+    gate: Annotated[bool, Parameter(negative="--no-gate", show_default=False)] = True, dry_run: Flag = False,
+    step: Annotated[int | None, Parameter(show_default=False)] = None, set_: Settings = (),
     console: Console = Console(),
 ) -> ExitCode:
     """Publish a run's newest checkpoint: export it as a delta, measure it, and make it current if it passes the gate.
 
-    [publish] in its spec has the place and the gate's bounds. A refused version is kept and not served: exit code 1.
+    [publish] in its spec has the URI and the gate's bounds. A refused version is kept and not served: exit code 1.
 
     Parameters
     ----------
     run
-        A run's directory, its name under ./runs, or its URI.
+        A run's directory, its name under ./runs, or its URI; with --dry-run also RUN@best or RUN@STEP.
     to
         A folder, or an s3://, gs:// or az:// URI; default: publish.to, or RUN/export.
     watch
         Publish each checkpoint that the run saves, at most one in publish.every_minutes, until Ctrl-C.
     gate
         --no-gate publishes without measuring.
+    dry_run
+        Only measure the checkpoint, and say whether it would pass the gate: exit code 1 if it would not.
+    step
+        With --dry-run: the checkpoint of this step.
     """
     from embark.publish import publisher
 
+    if dry_run and (watch or not gate):
+        raise UserError("--dry-run measures one checkpoint", fix=f"leave {'--watch' if watch else '--no-gate'} out")
+    if step is not None and not dry_run:
+        raise UserError("--step needs --dry-run: only the newest checkpoint is published", fix="leave --step out")
+    if dry_run:
+        with console.waiting("measuring"):
+            checked = publisher.check(run, to=to, step=step, sets=set_)
+        console.show(checked, _render_checked)
+        return ExitCode.DONE if checked.verdict.is_passed else ExitCode.OTHER
     if not watch:
         with console.waiting("publishing"):
             result = publisher.publish(run, to=to, gate=gate, sets=set_)
@@ -54,6 +69,16 @@ def publish(
     return ExitCode.DONE
 
 
+def _render_checked(console: Console, result: CheckResult) -> None:
+    verdict = result.verdict
+    against = f"version {result.published} of {result.place}" if result.published else \
+        f"nothing: {result.place} has no current version"
+    console.result(f"{result.run}, step {result.step:,}: "
+                   + ("passes the gate" if verdict.is_passed else f"refused: {verdict.why}")
+                   + f"\ncompared with {against}; {verdict.rows}")
+    _render_verdict(console, verdict)
+
+
 def _render(console: Console, result: PublishResult) -> None:
     size = f"{format_bytes(result.num_bytes)}, " + (f"a delta of version {result.parent}" if result.parent else "full")
     if not result.is_new:
@@ -64,6 +89,72 @@ def _render(console: Console, result: PublishResult) -> None:
     console.result(f"{result.place}: version {result.version} ({result.run}, step {result.step:,}; {size}) is "
                    + (f"refused: {result.refused}" if result.refused else "now current"))
     if result.verdict:
-        render_verdict(console, result.verdict)
+        _render_verdict(console, result.verdict)
     if result.refused:
         console.text(f"Publish it nevertheless: embark rollback {result.place} {result.version}")
+
+
+def _render_verdict(console: Console, verdict: GateVerdict) -> None:
+    for note in verdict.notes:
+        console.warning(note)
+    console.table([{"AUC": MISSING if verdict.auc is None else format_float(verdict.auc),
+                    "log loss": format_float(verdict.log_loss),
+                    "calibration": MISSING if verdict.calibration is None else format_float(verdict.calibration),
+                    "rows": verdict.num_samples, "tests": verdict.num_tests, "refuse": len(verdict.refusals)}])
+    for test in verdict.refusals[:10]:
+        console.text(f"  {test.name}: {test.sentence}")
+
+
+def rollback(
+    artifact: str, version: Annotated[int | None, Parameter(show_default=False)] = None, /, *,
+    list_: Annotated[bool, Parameter(name="--list", negative="", show_default=False)] = False,
+    console: Console = Console(),
+) -> None:
+    """Make an earlier version of an exported model the current one; running servers switch to it.
+
+    Changes no version; `embark rollback ARTIFACT VERSION` also goes forward again. Does not need torch.
+
+    Parameters
+    ----------
+    artifact
+        Where `embark export` wrote to: a folder or a URI.
+    version
+        The version; default: the newest before the current one.
+    list_
+        List the versions and change nothing.
+    """
+    from embark.export import rollback as versions
+
+    if not list_:
+        console.show(versions.rollback(artifact, version), _render_rollback)
+        return
+    if version is not None:
+        raise UserError("--list lists all versions", fix="leave VERSION or --list out")
+    console.show(versions.list_versions(artifact), _render_list)
+
+
+def _render_rollback(console: Console, result: Rollback) -> None:
+    if result.version == result.previous:
+        console.result(f"{result.place}: version {result.version} is current already")
+        return
+    before = f" (was {result.previous})" if result.previous else ""
+    console.result(f"{result.place}: version {result.version} is now current{before}")
+    console.text("Running servers switch at their next look, every --poll-s seconds."
+                 + (f" Undo: embark rollback {result.place} {result.previous}" if result.previous else ""))
+
+
+def _render_list(console: Console, listed: VersionList) -> None:
+    headings = {"version": "version", "current": "current", "when": "exported", "run": "run", "step": "step",
+                "tables": "tables", "parent": "delta of", "auc": "AUC", "size": "size"}
+    console.table([_row(one) for one in listed.versions], headings, title=listed.place)
+    for one in listed.versions:
+        if one.refused:
+            console.text(f"version {one.version} was refused: {one.refused}")
+
+
+def _row(one: ExportedVersion) -> dict[str, object]:
+    when = datetime.fromtimestamp(one.time_s).strftime("%Y-%m-%d %H:%M:%S") if one.time_s else MISSING
+    return {"version": one.version, "current": "yes" if one.is_current else "", "when": when, "run": one.run,
+            "step": one.step, "tables": one.tables, "parent": one.parent or "",
+            "auc": MISSING if one.auc is None else format_float(one.auc),
+            "size": format_bytes(one.num_bytes)}

@@ -7,18 +7,16 @@ from typing import Annotated
 
 from cyclopts import Parameter
 
-from embark.cli.console import Console
-from embark.cli.options import Flag, Settings
+from embark.cli.console import Console, Flag, Settings
 from embark.errors import ExitCode, UserError
 from embark.formatting import pluralize, to_one_line
-from embark.lint.rule import Finding
 from embark.rehearse.controller import Observer, read_duration
 from embark.rehearse.downscale import Change
-from embark.rehearse.following import PreparedFollow, find_follower, prepare_follow, rehearse_follow
 from embark.rehearse.manifest import read_texts
 from embark.rehearse.rehearsal import EngineName, RehearsalOptions, RehearsalReport, load_manifests, prepare
 from embark.rehearse.rehearsal import rehearse as run_rehearsal
-from embark.rehearse.server import PreparedServer, ServerReport, find_server, prepare_server, rehearse_server
+from embark.rehearse.server import ServerReport, find_server, prepare_server, rehearse_services
+from embark.rehearse.stream import find_stream_trainer, prepare_stream
 
 Times = Annotated[tuple[str, ...], Parameter(negative="", show_default=False)]
 
@@ -87,48 +85,37 @@ def rehearse(
         lambda text: console.text(f"== {text}", style="cyan"),
     )
     objects = read_texts(texts)
-    if find_follower(objects) is not None:
-        if engine not in ("auto", "processes") or artifact or any(words for _, words in options.faults):
+    is_by_processes = engine in ("auto", "processes") and not any(words for _, words in options.faults)
+    limits = {"limit_s": options.limit_s, "keep": options.keep}
+    start: Callable[..., RehearsalReport | ServerReport]
+    if find_stream_trainer(objects) is not None:
+        if not is_by_processes or artifact:
             raise UserError("a deployment that follows a stream is rehearsed by processes, each of which is killed",
                             fix="leave --engine, --artifact, --kill and other faults out")
-        return _rehearse_follow(prepare_follow(texts, objects), options, observer, console)
-    if find_server(objects) is not None:
-        if engine not in ("auto", "processes") or any(words for _, words in options.faults):
+        stream = prepare_stream(texts, objects)
+        lint, start = stream.lint, partial(rehearse_services, stream, observer, **limits)
+        title = f"{stream.name}: {', '.join(stream.pods)} and servers"
+    elif find_server(objects) is not None:
+        if not is_by_processes:
             raise UserError("a server is rehearsed by processes, one of which is killed",
                             fix="leave --engine, --kill and other faults out")
-        return _rehearse_server(prepare_server(texts, objects, artifact), options, observer, console)
-    if artifact:
-        raise UserError("--artifact is of a server, and this is a run that trains", fix="leave it out")
-    prepared = prepare(texts, where, options)
-    for one in prepared.lint:
-        console.text(f"{one.path}:{one.line}: {one.code} {one.what}", style="yellow")
-    if prepared.run is not None and prepared.run.unread:
-        console.warning(f"rehearsing on synthetic samples, not on your data: {prepared.run.unread}")
-    workload = prepared.workload
-    console.text(f"{workload.kind} {workload.name}: {pluralize(len(workload.pods), 'pod')} of "
-                 f"{processes} {'process' if processes == 1 else 'processes'}", style="bold")
-
-    report = run_rehearsal(prepared, options, observer, on_start=partial(_show_start, console))
-    console.show(report, _render)
-    return ExitCode.DONE if report.verdict.is_ok else ExitCode.OTHER
-
-
-def _rehearse_server(prepared: PreparedServer, options: RehearsalOptions, observer: Observer, console: Console) -> int:
-    what = f"Deployment {prepared.name}: {pluralize(len(prepared.pods), 'replica')}"
-    return _rehearse_pods(what, prepared.lint, partial(rehearse_server, prepared, observer), options, console)
-
-
-def _rehearse_follow(prepared: PreparedFollow, options: RehearsalOptions, observer: Observer, console: Console) -> int:
-    what = f"{prepared.name}: {', '.join(prepared.pods)} and servers"
-    return _rehearse_pods(what, prepared.lint, partial(rehearse_follow, prepared, observer), options, console)
-
-
-def _rehearse_pods(what: str, lint: Sequence[Finding], rehearse_them: Callable[..., ServerReport],
-                   options: RehearsalOptions, console: Console) -> int:
-    for one in lint:
-        console.text(f"{one.path}:{one.line}: {one.code} {one.what}", style="yellow")
-    console.text(what, style="bold")
-    report = rehearse_them(limit_s=options.limit_s, keep=options.keep, on_start=partial(_show_start, console))
+        server = prepare_server(texts, objects, artifact)
+        lint, start = server.lint, partial(rehearse_services, server, observer, **limits)
+        title = f"Deployment {server.name}: {pluralize(len(server.pods), 'replica')}"
+    else:
+        if artifact:
+            raise UserError("--artifact applies to servers; this manifest trains a model", fix="leave it out")
+        prepared = prepare(texts, where, options)
+        lint, start = prepared.lint, partial(run_rehearsal, prepared, options, observer)
+        if prepared.run is not None and prepared.run.unread:
+            console.warning(f"rehearsing on synthetic samples, not on your data: {prepared.run.unread}")
+        workload = prepared.workload
+        title = (f"{workload.kind} {workload.name}: {pluralize(len(workload.pods), 'pod')} of "
+                 f"{processes} {'process' if processes == 1 else 'processes'}")
+    for finding in lint:
+        console.text(f"{finding.path}:{finding.line}: {finding.code} {finding.what}", style="yellow")
+    console.text(title, style="bold")
+    report = start(on_start=partial(_show_start, console))
     console.show(report, _render)
     return ExitCode.DONE if report.verdict.is_ok else ExitCode.OTHER
 
@@ -141,7 +128,7 @@ def _show_start(console: Console, changes: Sequence[Change], engine: str) -> Non
 
 
 def _rehearse_account(spec: str, settings: Settings, console: Console) -> int:
-    from embark.rehearse.account.walk import AccountRehearsal, StepResult, rehearse_account
+    from embark.rehearse.account import AccountRehearsal, StepResult, rehearse_account
 
     def on_step(step: StepResult) -> None:
         console.text(f"{'ok' if step.is_ok else 'NO'}  {step.title}: {pluralize(step.num_commands, 'command')}")
@@ -166,7 +153,7 @@ def _rehearse_account(spec: str, settings: Settings, console: Console) -> int:
         for line in result.not_modelled:
             console.text(f"  {line}", style="dim")
 
-    result = rehearse_account(spec, settings, on_step=on_step)
+    result = rehearse_account(spec, settings, on_step)
     console.show(result, show)
     return ExitCode.DONE if result.is_ok else ExitCode.OTHER
 

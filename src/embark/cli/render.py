@@ -1,12 +1,20 @@
-"""`embark render`: every file a target needs, linted, into a folder where no manual edit is lost."""
+"""`embark render` and `embark image`: every file a target needs, in a folder where no manual edit is lost, and the
+image that they name."""
+
+from __future__ import annotations
 
 from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Literal
 
-from embark.cli.console import Console
-from embark.cli.options import Flag, Settings, Spec
+from cyclopts import Parameter
+
+from embark.cli.console import Console, Flag, Settings, Spec
 from embark.errors import ExitCode, UserError
 from embark.formatting import pluralize
-from embark.render.folder import FolderReport
+
+if TYPE_CHECKING:
+    from embark.launch.image import ImageResult
+    from embark.render.folder import FolderReport
 
 STATES = {"new": "new", "changed": "changed", "same": "unchanged", "edited": "EDITED by hand",
           "left over": "no longer rendered"}
@@ -49,6 +57,36 @@ def render(
     return ExitCode.OTHER if set(report.paths("edited")) & set(report.skipped) else ExitCode.DONE
 
 
+def image(
+    spec: Spec, /, *build_options: Annotated[str, Parameter(allow_leading_hyphen=True)], push: Flag = False,
+    builder: Literal["docker", "podman", "buildah"] | None = None, tag: str = "", console: Console = Console(),
+) -> int:
+    """Build the image of a spec's rendered folder, and write its name into the spec as place.image.
+
+    Renders the folder before, and again with the image's name, so that every file names this image.
+
+    Parameters
+    ----------
+    build_options
+        After --, options of the builder's own build: -- --build-arg VARIANT=cpu --build-arg BASE=python:3.12-slim.
+    push
+        Push the image to its registry; place.image then has its digest.
+    builder
+        docker, podman or buildah; the first that works by default.
+    tag
+        The image's name, such as REGISTRY/embark:1; place.image by default.
+    """
+    from embark.launch.image import ImageOptions, make_image
+    from embark.launch.shell import Shell
+
+    options = ImageOptions(tag=tag, builder=builder or "", build_options=build_options, must_push=push)
+    result = make_image(spec, options, Shell(), console.text)
+    if result.edited:
+        console.warning(f"edited by hand, so they may name another image: {', '.join(result.edited)}")
+    console.show(result, _render_image)
+    return ExitCode.DONE
+
+
 def _render(console: Console, report: FolderReport) -> None:
     changed = [file for file in report.files if file.state != "same"]
     if not report.is_written:
@@ -70,3 +108,9 @@ def _render(console: Console, report: FolderReport) -> None:
     leftover = report.paths("left over")
     if leftover:
         console.text(f"left in {report.folder}, no longer rendered: {', '.join(leftover)}", style="dim")
+
+
+def _render_image(console: Console, result: ImageResult) -> None:
+    console.result(f"{'built and pushed' if result.is_pushed else 'built'} {result.image} with {result.builder}")
+    for line in result.settings:
+        console.text(f"wrote {line} to {result.spec}; all files of {result.folder} name it")

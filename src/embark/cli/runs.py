@@ -1,12 +1,9 @@
-"""`embark runs`: list, compare and remove the runs of this machine."""
+"""`embark runs`: list and remove the runs of this machine."""
 
 import time
 from dataclasses import dataclass
 
-from embark.cli.compare import compare as compare_runs
-from embark.cli.console import Console
-from embark.cli.options import Flag
-from embark.cli.report import Out
+from embark.cli.console import Console, Flag
 from embark.errors import Interrupted, UserError
 from embark.formatting import format_bytes, format_duration, pluralize
 from embark.report.local_runs import LocalRuns, list_local_runs, removable_run, remove_run
@@ -14,7 +11,7 @@ from embark.report.local_runs import LocalRuns, list_local_runs, removable_run, 
 
 @dataclass(frozen=True, slots=True)
 class RemovedRuns:
-    """What was removed."""
+    """The runs that were deleted, and their size."""
 
     runs: tuple[str, ...]
     size_bytes: int
@@ -29,19 +26,6 @@ def list_(folder: str = "", /, *, console: Console = Console()) -> None:
         A directory of runs; ./runs by default.
     """
     console.show(list_local_runs(folder), _render)
-
-
-def compare(*runs: str, out: Out = "", console: Console = Console()) -> None:
-    """Compare runs, as embark compare does.
-
-    Parameters
-    ----------
-    runs
-        Two runs or more: directories, names under ./runs, or URIs.
-    out
-        Also write an HTML file with the curves overlaid; - for standard output.
-    """
-    compare_runs(*runs, out=out, console=console)
 
 
 def remove(*runs: str, yes: Flag = False, console: Console = Console()) -> None:

@@ -6,8 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 
 from cyclopts import Parameter
 
-from embark.cli.console import Console
-from embark.cli.options import Flag
+from embark.cli.console import Console, Flag
 from embark.formatting import format_float, pluralize
 
 if TYPE_CHECKING:

@@ -1,10 +1,11 @@
-"""`embark train`: train a spec on this machine."""
+"""`embark train` and `embark follow`: train a spec on this machine, on data or on a stream."""
 
 from typing import TYPE_CHECKING
 
-from embark.cli.console import Console
-from embark.cli.options import Accepted, Flag, Settings, Spec
-from embark.errors import ExitCode, Interrupted
+from embark.cli.console import Accepted, Console, Flag, Settings, Spec
+from embark.errors import ExitCode, Interrupted, UserError
+from embark.events.events import Event
+from embark.store import RunDir, write_atomic
 
 if TYPE_CHECKING:
     from embark.spec import RunSpec
@@ -29,12 +30,42 @@ def train(
     return train_here(accepting(load_spec(spec, set_), accept_change), console, fresh=fresh)
 
 
+def follow(
+    spec: Spec, /, *, set_: Settings = (), fresh: Flag = False, accept_change: Accepted = (),
+    make_streams: Flag = False, console: Console = Console(),
+) -> int:
+    """Train on a spec's [stream] until it is stopped: NATS JetStream, Kafka, a folder that grows, your own code.
+
+    A stopped run resumes behind its last checkpoint, no record is trained on twice. With --json: one event per line.
+
+    Parameters
+    ----------
+    fresh
+        Start in a new directory (NAME-2, NAME-3, …) even if the run exists.
+    make_streams
+        With NATS: first make a JetStream stream of stream.retention_hours for each of stream.topics that has none.
+    """
+    from embark.spec import load_spec
+    from embark.spec.run import accepting
+
+    run = accepting(load_spec(spec, set_), accept_change)
+    if not run.stream.is_on:
+        raise UserError(f"{spec}: stream.source is empty, so there is nothing to follow",
+                        fix="set it in [stream] (docs/follow.md); `embark train` trains on the data")
+    if make_streams:
+        from embark.data.stream.open_reader import make_streams as make
+
+        for name in make(run):
+            console.text(f"made the NATS stream {name}")
+    return train_here(run, console, fresh=fresh)
+
+
 def train_here(run: "RunSpec", console: Console, *, fresh: bool) -> int:
-    """The process of a run, from its first signal to its exit code."""
+    """Run the process of a run, from its first signal to its exit code."""
     from embark.run.signals import StopSignals
 
     with StopSignals(is_loading=True) as signals:  # a preemption can come while torch or jax is loaded
-        from embark.report.report_at_end import ReportAtEnd
+        from embark.cli.train import ReportAtEnd
         from embark.trainers import finished_result, open_backend, wants_jax
 
         view = console.view()
@@ -52,3 +83,40 @@ def train_here(run: "RunSpec", console: Console, *, fresh: bool) -> int:
                 raise
             return stopped.exit_code
     return ExitCode.DONE
+
+
+MAX_QUICK_BYTES = 6_000_000  # At the end of a run, a report about more events would keep its user waiting.
+
+
+class ReportAtEnd:
+    """A sink that writes the report when a run ends. Whatever goes wrong here does not affect the run."""
+
+    def __init__(self) -> None:
+        self._run: RunDir | None = None
+        self._is_written = False
+
+    def emit(self, event: Event) -> None:
+        if event.kind == "start":
+            self._run = RunDir(str(event.values.get("run_dir", "")))
+            self._is_written = False
+        elif event.kind == "end":
+            self.close()
+
+    def close(self) -> None:
+        """Write the report also for a run that fails without an `end` event."""
+        if self._run is None or self._is_written:
+            return
+        self._is_written = True
+        try:
+            if self._run.events.stat().st_size <= MAX_QUICK_BYTES:
+                # Imported here: the first step does not wait for it.
+                from embark.report.context import read_run
+                from embark.report.document import html_page
+                from embark.report.report import NAME, report
+                from embark.report.run_files import RunFiles
+
+                context = read_run(RunFiles(self._run.path), lambda _: None, is_brief=True)
+                # The report of a remote run is uploaded with the other small files.
+                write_atomic(self._run.path / NAME, html_page(report(context)))
+        except Exception:  # a report is not worth a run
+            return

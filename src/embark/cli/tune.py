@@ -7,8 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from cyclopts import Parameter
 
-from embark.cli.console import Console
-from embark.cli.options import Settings, Spec
+from embark.cli.console import Console, Settings, Spec
 from embark.events.metrics import metric as find_metric
 from embark.formatting import format_duration, format_float, format_usd, pluralize
 
@@ -59,7 +58,7 @@ def tune(
 
 
 class TuneView:
-    """A bar for the trial under way, and a line for each that is over."""
+    """Shows a bar for the trial under way, and a line for each that is over."""
 
     def __init__(self, console: Console, show: Callable[[str, float, str], None], metric: str) -> None:
         self._console, self._show, self._metric, self._label = console, show, metric, find_metric(metric).label

@@ -6,8 +6,7 @@ from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 
-from embark.cli.console import Console
-from embark.cli.options import Flag
+from embark.cli.console import Console, Flag
 from embark.dashboard.runs import Runs
 from embark.dashboard.server import require_token, serve_page
 from embark.dashboard.terminal import watch_terminal
@@ -21,7 +20,7 @@ NUM_PORTS = 20
 
 @dataclass(frozen=True, slots=True)
 class ServedPage:
-    """Where the page is, and what it shows."""
+    """The address of the page, and the runs it shows."""
 
     url: str
     runs: tuple[str, ...]

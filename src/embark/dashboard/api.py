@@ -1,21 +1,24 @@
 """What the page shows of runs, besides their curves: plain values, ready to be JSON."""
 
 import time
+import tomllib
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
 
-from embark.dashboard.published import published_text
 from embark.dashboard.runs import Runs, WatchedRun
+from embark.errors import EmbarkError
 from embark.events.events import Event, changes_of, parse_event, warm_start_text
 from embark.events.metrics import task_rows
 from embark.events.sinks.prometheus import exposition
 from embark.events.spending import losses_sentence
 from embark.events.summary import HELD_OUT, best_checkpoint
 from embark.events.traffic import TrafficRecord, TrafficView
+from embark.export.rollback import list_versions
 from embark.formatting import (
     format_auc,
     format_bytes,
@@ -30,29 +33,25 @@ from embark.formatting import (
     to_finite,
     to_one_line,
 )
-from embark.report.record import GPU, HOST, PHASES, Record, gpus_of, slow_ranks
+from embark.report.figures import MAX_RANKS, list_of, phase_means, placement_of, prediction_of, rank_times
+from embark.report.record import GPU, HOST, Record, gpus_of
 from embark.store.run_dir import EVENTS
 
-MAX_TABLES = 400
-MAX_RANKS = 1024
 MAX_MARKS = 600
 MAX_NOTES = 30
 MAX_TEXT = 2000
 MAX_METRICS_RUNS = 100
-LEAST_SLOW = 0.05  # Of a step: a wait of microseconds may be twice the others' and not matter.
-RECENT = 20
-RANK_TIMES = ("own_s", "input_s", "step_s")
 MARKED = frozenset({"start", "resume", "warm_start", "change", "save", "eval", "interrupt", "error", "end"})
 MAX_LINES = 500
 MAX_LINE_CHARS = 2000
-MAX_READ_BYTES = 32 << 20  # From the end of a file: a filter searches no further back.
-MAX_EVENT_BYTES = 8 << 20  # The same of events, which are slower to show.
+MAX_READ_BYTES = 32 << 20  # A filter searches no further back from the end of a file.
+MAX_EVENT_BYTES = 8 << 20  # Events are slower to show.
 PIECE_BYTES = 1 << 20
 _LEVELS = {"error": ("error", "fatal", "critical", "traceback", "exception"), "warning": ("warn",)}
 
 
 def summary(run: WatchedRun, now_s: float) -> dict[str, Any]:
-    """A run in a line of the list."""
+    """Return a run as a line of the list."""
     with run.lock:
         record, status = run.record, run.status(now_s)
         step, held = record.step, record.eval
@@ -72,7 +71,7 @@ def summary(run: WatchedRun, now_s: float) -> dict[str, Any]:
 
 
 def _serving(traffic: TrafficRecord) -> dict[str, Any] | None:
-    """A server in the list, and its figures."""
+    """Return a server in the list, and its figures."""
     if not traffic:
         return None
     view, figures = TrafficView([traffic]), traffic.metrics()
@@ -90,7 +89,7 @@ def _serving(traffic: TrafficRecord) -> dict[str, Any] | None:
 
 
 def detail(run: WatchedRun, now_s: float) -> dict[str, Any]:
-    """Everything about one run except curves and logs."""
+    """Return everything about one run except curves and logs."""
     with run.lock:
         record = run.record
         return {
@@ -99,10 +98,10 @@ def detail(run: WatchedRun, now_s: float) -> dict[str, Any]:
             "marks": _marks(record),
             "spans": [[_since_start(record, one.start_s), _since_start(record, one.last_s)]
                       for one in record.attempts()[-MAX_MARKS:]],
-            "plan": _plan(record),
-            "prediction": _prediction(record),
-            "phases": _phases(record),
-            "ranks": _ranks(record),
+            "plan": placement_of(record),
+            "prediction": prediction_of(record),
+            "phases": phase_means(record),
+            "ranks": rank_times(record),
             "machines": _machines(record),
             "notes": [{"time_s": event.time_s, "level": to_one_line(event.values.get("level", "")),
                        "text": strip_control_chars(event.values.get("text", ""))[:MAX_TEXT]}
@@ -116,7 +115,7 @@ def detail(run: WatchedRun, now_s: float) -> dict[str, Any]:
 
 
 def metrics_text(runs: Runs) -> str:
-    """The newest metrics of all runs as Prometheus fetches them; two runs of one name are told apart by their id."""
+    """Return the newest metrics of all runs as Prometheus fetches them; two runs of one name differ by their id."""
     shown = runs.all()[:MAX_METRICS_RUNS]
     names = [run.name for run in shown]
     return exposition({run.name if names.count(run.name) == 1 else f"{run.name} {run.id}": _newest_events(run)
@@ -124,7 +123,7 @@ def metrics_text(runs: Runs) -> str:
 
 
 def event_text(event: Event) -> str:
-    """One event in a line."""
+    """Return one event in a line."""
     values = event.values
     if event.kind not in _TEXTS:
         fields = list(values.items())[:8]
@@ -133,7 +132,7 @@ def event_text(event: Event) -> str:
 
 
 def clock_text(time_s: float) -> str:
-    """`11-15 09:15:00`, as this machine's clock shows it; empty where there is no such time."""
+    """Format a time as `11-15 09:15:00` by this machine's clock; empty where there is no such time."""
     try:
         return time.strftime("%m-%d %H:%M:%S", time.localtime(time_s))
     except (ValueError, OverflowError, OSError):
@@ -144,8 +143,8 @@ Values = Mapping[str, Any]
 
 
 def _ranks_text(values: Values, step: str) -> str:
-    times = [seconds for seconds in map(to_finite, _list(values.get("step_s"))) if seconds is not None]
-    busy = [percent for system in _list(values.get("systems")) if isinstance(system, Mapping)
+    times = [seconds for seconds in map(to_finite, list_of(values.get("step_s"))) if seconds is not None]
+    busy = [percent for system in list_of(values.get("systems")) if isinstance(system, Mapping)
             for gpu in gpus_of(system) if (percent := to_finite(gpu.get("util_percent"))) is not None]
     parts = []
     if times:
@@ -181,7 +180,7 @@ _TEXTS: dict[str, Callable[[Values, str], str]] = {
     "end": lambda v, step: f"ended at {step}: {to_one_line(v.get('outcome', ''))}",
     "step": lambda v, step: f"{step}: training loss {format_float(v.get('loss'))}, training AUC {format_auc(v)}, "
                             f"{format_count(v.get('samples_per_s'))} samples/s",
-    "plan": lambda v, _: f"{len(_list(v.get('tables')))} tables placed",
+    "plan": lambda v, _: f"{len(list_of(v.get('tables')))} tables placed",
     "predict": lambda v, _: f"predicted {format_duration(v.get('step_s'))} a step and "
                             f"{format_bytes(v.get('peak_bytes'))}",
     "serve": lambda v, _: f"version {format_count(v.get('version'))} answers",
@@ -192,10 +191,6 @@ _TEXTS: dict[str, Callable[[Values, str], str]] = {
     "serve_end": lambda v, _: "the server ended",
     "ranks": _ranks_text, "phases": _phases_text, "error": _plain_text, "note": _plain_text,
 }
-
-
-def _list(value: Any) -> list[Any]:
-    return value if isinstance(value, list) else []
 
 
 def _newest_events(run: WatchedRun) -> list[Event]:
@@ -211,7 +206,7 @@ def _since_start(record: Record, time_s: float) -> float:
 
 
 def _money(run: WatchedRun, now_s: float) -> dict[str, Any]:
-    """Spent in every attempt so far; to go at the pace measured."""
+    """Return what was spent in every attempt so far, and what is to go at the pace measured."""
     price, spent = run.price(), run.spent(now_s)
     return {
         "usd_per_hour": spent.usd_per_hour if spent else price.usd_per_hour, "price": price.text,
@@ -248,63 +243,6 @@ def _marks(record: Record) -> list[dict[str, Any]]:
             for event in marked[-MAX_MARKS:]]
 
 
-def _plan(record: Record) -> dict[str, Any] | None:
-    tables: list[dict[str, Any]] = [
-        {"table": to_one_line(table.get("table", ""))[:200], "rows": to_finite(table.get("rows")),
-         "dim": to_finite(table.get("dim")), "sharding": to_one_line(table.get("sharding", ""))[:80],
-         "kernel": to_one_line(table.get("kernel", ""))[:80], "bytes": to_finite(table.get("bytes")) or 0.0,
-         "ranks": [int(rank) for rank in map(to_finite, table.get("ranks") or ()) if rank is not None][:MAX_RANKS]}
-        for table in _list(record.plan.get("tables")) if isinstance(table, Mapping)
-    ]
-    if not tables:
-        return None
-    tables.sort(key=lambda table: -table["bytes"])
-    ranks = [{"rank": int(to_finite(rank.get("rank")) or 0), "bytes": to_finite(rank.get("bytes")) or 0.0}
-             for rank in _list(record.plan.get("per_rank")) if isinstance(rank, Mapping)]
-    gpus = [{name: to_finite(gpu.get(name)) for name in ("used_bytes", "total_bytes")}
-            for system in record.systems for gpu in gpus_of(system)]
-    totals = [gpu["total_bytes"] for gpu in gpus if gpu["total_bytes"]]
-    is_complete = all(gpu["used_bytes"] is not None and gpu["total_bytes"] for gpu in gpus)
-    return {"tables": tables[:MAX_TABLES], "num_tables": len(tables), "per_rank": ranks[:MAX_RANKS],
-            "gpu_bytes": min(totals) if totals else None, "gpus": gpus[:MAX_RANKS] if is_complete else []}
-
-
-def _prediction(record: Record) -> dict[str, Any] | None:
-    predict = record.predict
-    if not predict:
-        return None
-    used = [to_finite(gpu.get("used_bytes")) for system in record.systems for gpu in gpus_of(system)]
-    peak = to_finite(record.end.get("peak_bytes")) or max((b for b in used if b), default=None)
-    return {
-        "is_calibrated": bool(predict.get("is_calibrated")),
-        "bound_by": to_one_line(predict.get("bound_by", ""))[:200],
-        "rows": [
-            {"name": "step time", "unit": "s", "predicted": to_finite(predict.get("step_s")), "actual": record.step_s},
-            {"name": "memory", "unit": "B", "predicted": to_finite(predict.get("peak_bytes")), "actual": peak},
-        ],
-    }
-
-
-def _phases(record: Record) -> dict[str, float] | None:
-    recent = record.phases.last(RECENT)
-    found = {name: recent[name][np.isfinite(recent[name])] for name in PHASES}
-    return {name: float(values.mean()) for name, values in found.items() if len(values)} or None
-
-
-def _ranks(record: Record) -> list[dict[str, Any]]:
-    """Each rank's recent times and, where the others wait for it, theirs."""
-    recent = {name: values[np.isfinite(values)]
-              for name, values in (record.ranks.last(RECENT) | record.own.last(RECENT)).items()}
-    names = (*record.ranks.names, *record.own.names)
-    ranks = sorted({int(name.rpartition(".")[2]) for name in names})[:MAX_RANKS]
-    usual = {name: {rank: float(np.median(values)) for rank in ranks
-                    if len(values := recent.get(f"{name}.{rank}", np.empty(0)))} for name in RANK_TIMES}
-    least_s = LEAST_SLOW * float(np.median(list(usual["step_s"].values()))) if usual["step_s"] else 0.0
-    slow = {name: slow_ranks(times, least_s) for name, times in usual.items()}
-    return [{"rank": rank, **{name: usual[name].get(rank) for name in RANK_TIMES},
-             "slower_than": {name: slow[name][rank] for name in RANK_TIMES if rank in slow[name]}} for rank in ranks]
-
-
 def _machines(record: Record) -> list[dict[str, Any]]:
     return [
         {"host": to_one_line(system.get("host", ""))[:200],
@@ -315,7 +253,8 @@ def _machines(record: Record) -> list[dict[str, Any]]:
 
 
 def log_lines(run: WatchedRun, *, file: int, words: str) -> dict[str, Any]:
-    """`file` 0 is the events, others the run's logs in order. A line matches if it holds all words, in any case."""
+    """Return the newest lines that hold all words, in any case. `file` 0 is the events, others the run's logs in
+    order."""
     logs = run.files.logs()
     name = EVENTS if file <= 0 or file > len(logs) else logs[file - 1].name
     wanted = words.lower().split()
@@ -350,7 +289,7 @@ def _level(text: str) -> str:
 
 
 def _lines_backward(run: WatchedRun, name: str, max_bytes: int) -> Iterator[bytes]:
-    """The newest first, read a piece at a time."""
+    """Yield the newest line first, read a piece at a time."""
     end = run.files.size_bytes(name) or 0
     least = max(0, end - max_bytes)
     rest = b""
@@ -364,3 +303,31 @@ def _lines_backward(run: WatchedRun, name: str, max_bytes: int) -> Iterator[byte
             return
     if least == 0:
         yield rest
+
+
+_EVERY_S = 10
+PUBLISH = "[publish]"
+
+
+def published_text(run: str, spec_text: str) -> str:
+    """Return a line about the versions that a run published and those refused, read at most every ten seconds.
+
+    It is empty without `[publish]` in the spec, and where the versions cannot be read.
+    """
+    return _read(run, spec_text, int(time.monotonic() / _EVERY_S)) if PUBLISH in spec_text else ""
+
+
+@lru_cache(maxsize=64)
+def _read(run: str, spec_text: str, _moment: int) -> str:
+    try:
+        uri = tomllib.loads(spec_text)["publish"].get("to") or f"{run}/export"
+        versions = list_versions(uri).versions
+    except (EmbarkError, OSError, ValueError, KeyError, TypeError, AttributeError):
+        return ""
+    current = next((one for one in versions if one.is_current), None)
+    refused = [one for one in versions if one.refused]
+    words = [f"version {current.version} (step {format_count(current.step)})" if current else "none yet",
+             f"{pluralize(len(versions) - len(refused), 'version')} kept"]
+    if refused:
+        words.append(f"{len(refused)} refused, the last: {to_one_line(refused[-1].refused)}")
+    return "; ".join(words)

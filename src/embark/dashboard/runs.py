@@ -3,23 +3,27 @@
 from __future__ import annotations
 
 import hashlib
+import json
 import threading
 import time
-from collections.abc import Callable, Iterable
-from typing import Any
+from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
+from typing import Any, get_args
 
 from embark.catalog.pricing import RunPrice, price_of_run
-from embark.dashboard.tuning import TuneFile
+from embark.events.metrics import metric
 from embark.events.spending import Spending
+from embark.formatting import format_float, pluralize, to_finite, to_one_line
 from embark.report.context import Liveness, status_of
 from embark.report.record import Record
 from embark.report.run_files import Finder, RunFiles, Tail, sample
 from embark.spec import parse_spec
+from embark.spec.train import HeldOutMetric
 from embark.store.lease import current_holder
-from embark.store.run_dir import EVENTS, SPEC, RunDir
+from embark.store.run_dir import EVENTS, SPEC, TUNE, RunDir
 
 SAMPLED_BYTES = 2 << 20  # A longer file is shown from samples first.
-SAMPLED_REMOTE_BYTES = 32 << 20  # The same where each sample is a request.
+SAMPLED_REMOTE_BYTES = 32 << 20  # In a store each sample is a request.
 LOOK_S = 0.5
 LOOK_REMOTE_S = 5.0
 FIND_S = 5.0
@@ -27,7 +31,7 @@ _PAUSE_S = 0.002
 
 
 class WatchedRun:
-    """One run: its files, and what was read of them. To be read under its lock."""
+    """A run: its files, and what was read of them. To be read under its lock."""
 
     def __init__(self, files: RunFiles) -> None:
         self.files = files
@@ -63,7 +67,7 @@ class WatchedRun:
         return self.record.spending(self.price().usd_per_hour, now_s if is_running else None)
 
     def held_by(self) -> str:
-        """The process that trains it; not asked of a remote store, which the page would wait for."""
+        """Return the process that trains it; not asked of a remote store, which the page would wait for."""
         holder = None if self.files.is_remote else current_holder(RunDir(self.files.uri).store)
         return str(holder or "")
 
@@ -97,8 +101,10 @@ class WatchedRun:
         return not read.is_end
 
     def _begin(self, now_s: float) -> bool | None:
-        """Of a long file read samples now and the rest later, so that other runs are shown first. None where it is
-        short enough to be read at once."""
+        """Read samples of a long file now and the rest later, so that other runs are shown first.
+
+        Returns None where it is short enough to be read at once.
+        """
         size = self.files.size_bytes(EVENTS)
         if size is None:
             self._read_spec()
@@ -142,7 +148,7 @@ class WatchedRun:
 
 
 class Runs:
-    """All of them, by id, in the order they were found."""
+    """All watched runs by id, in the order they were found."""
 
     def __init__(self, find: Finder) -> None:
         self._find = find
@@ -160,7 +166,7 @@ class Runs:
     def __enter__(self) -> Runs:
         self.find()
         for is_remote in (False, True):
-            thread = threading.Thread(target=self._follow, args=(is_remote,), daemon=True, name="embark-watch-reader")
+            thread = threading.Thread(target=self._poll, args=(is_remote,), daemon=True, name="embark-watch-reader")
             thread.start()
             self._threads.append(thread)
         return self
@@ -179,13 +185,13 @@ class Runs:
             return self._runs.get(run_id)
 
     def find(self) -> None:
-        """Add the new ones. One that is not found any more stays, as deleted."""
+        """Add new runs. One that is not found any more stays, as deleted."""
         for files in self._find():
             run = WatchedRun(files)
             with self._lock:
                 self._runs.setdefault(run.id, run)
 
-    def _follow(self, is_remote: bool) -> None:
+    def _poll(self, is_remote: bool) -> None:
         pause_s = LOOK_REMOTE_S if is_remote else LOOK_S
         found_s = time.monotonic()
         while not self._stop.is_set():
@@ -204,7 +210,7 @@ class Runs:
         return bool(self._try(run.id, lambda: run.look(time.time())))
 
     def _try(self, about: str, act: Callable[[], Any]) -> Any:
-        """A store that does not answer now may answer later: the page stays up, and says so."""
+        """Act, and remember an error: a store that does not answer now may answer later, and the page says so."""
         try:
             result = act()
             self._errors.pop(about, None)
@@ -212,3 +218,56 @@ class Runs:
         except Exception as error:
             self._errors[about] = str(error).splitlines()[0] if str(error) else type(error).__name__
             return None
+
+
+MAX_TRIALS = 500
+MAX_BYTES = 4 << 20
+METRICS = get_args(HeldOutMetric)
+
+
+class TuneFile:
+    """What `embark tune` leaves beside its trials, read again when it has changed."""
+
+    def __init__(self, run: Path) -> None:
+        self._path = run.parent / TUNE if run.name.startswith("trial-") else None
+        self._mark: tuple[int, int] | None = None
+        self.shown: dict[str, Any] | None = None
+
+    def look(self) -> bool:
+        """Read the file; True where it has changed."""
+        if self._path is None:
+            return False
+        try:
+            status = self._path.lstat()
+            mark = (status.st_mtime_ns, status.st_size)
+            if mark == self._mark or status.st_size > MAX_BYTES or self._path.is_symlink():
+                return False
+            self._mark, self.shown = mark, _shown(json.loads(self._path.read_bytes()))
+        except (OSError, ValueError, TypeError, KeyError, AttributeError, RecursionError):  # another program's file
+            return False
+        return True
+
+
+def _shown(tune: Mapping[str, Any]) -> dict[str, Any]:
+    name = tune["metric"] if tune["metric"] in METRICS else METRICS[0]
+    better = max if metric(name).better == "up" else min
+    trials: list[dict[str, Any]] = [
+        {"number": int(one["number"]), "state": to_one_line(one["state"])[:20], "value": to_finite(one["value"]),
+         "seconds": to_finite(one["seconds"]), "usd": to_finite(one["usd"]),
+         "values": {to_one_line(field)[:60]: to_one_line(_text(value))[:40]
+                    for field, value in list(one["values"].items())[:40]}}
+        for one in tune["trials"][:MAX_TRIALS]]
+    done = [(one["number"], one["value"]) for one in trials if one["value"] is not None]
+    best = [better(value for _, value in done[: index + 1]) for index in range(len(done))]
+    own = to_finite(tune["own_value"])
+    sentence = f"{pluralize(len(trials), 'trial')} of {int(tune['num_wanted'])}"
+    if best:
+        sentence += f"; best held-out {metric(name).label} {format_float(best[-1])}"
+        sentence += f", of the spec's own values {format_float(own)}" if own is not None else ""
+    return {"metric": metric(name).label, "sentence": sentence, "best": tune["best"], "trials": trials,
+            "numbers": [number for number, _ in done], "values": [value for _, value in done], "best_values": best,
+            "best_spec": to_one_line(tune["best_spec"])}
+
+
+def _text(value: Any) -> str:
+    return f"{value:.3g}" if isinstance(value, float) else str(value)

@@ -23,7 +23,7 @@ from typing import Any
 from urllib.parse import parse_qs, urlsplit
 
 from embark.dashboard.api import detail, log_lines, metrics_text, summary
-from embark.dashboard.curves import MAX_POINTS, CurveCache, Window, charts_text, curves_text
+from embark.dashboard.curves import MAX_POINTS, Window, charts_text, curves_text
 from embark.dashboard.runs import Runs, WatchedRun
 from embark.dashboard.traffic import replicas_of, traffic_of
 from embark.errors import UserError
@@ -42,7 +42,7 @@ HEADERS = {
     "Cross-Origin-Opener-Policy": "same-origin",
     "Cache-Control": "no-store",
 }
-"""On every response."""
+"""Headers of every response."""
 LEAST_TOKEN = 16
 LOCAL_NAMES = frozenset({"localhost", "127.0.0.1", "::1"})
 MAX_IDS = 64
@@ -57,7 +57,7 @@ Query = dict[str, list[str]]
 
 
 def is_local(host: str) -> bool:
-    """Whether an address is reachable from this machine only."""
+    """Return whether an address is reachable from this machine only."""
     try:
         return ipaddress.ip_address(host.strip("[]")).is_loopback
     except ValueError:
@@ -65,7 +65,7 @@ def is_local(host: str) -> bool:
 
 
 def require_token(host: str, token: str) -> str:
-    """The token that a page at `host` needs: beyond this machine one is generated where none is given."""
+    """Return the token that a page at `host` needs: beyond this machine one is generated where none is given."""
     if not is_local(host):
         token = token or secrets.token_urlsafe(24)
     if token and not (token.isascii() and token.replace("-", "").replace("_", "").isalnum()):
@@ -78,8 +78,11 @@ def require_token(host: str, token: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Guard:
-    """Admits a request or not. Without a token, only names of this machine are answered, so that a page elsewhere
-    cannot point its own name here (DNS rebinding)."""
+    """Admits requests.
+
+    Without a token, only names of this machine are answered, so that a page elsewhere cannot point its own name here
+    (DNS rebinding).
+    """
 
     token: str = ""
     cookie: str = "embark_watch"
@@ -100,7 +103,7 @@ class Guard:
         return self.cookie in cookies and self.matches(cookies[self.cookie].value)
 
     def is_own_name(self, host: str) -> bool:
-        """Whether the browser asked for one of our names; with a token that does not matter."""
+        """Return whether the browser asked for one of our names; with a token that does not matter."""
         name = host.rsplit(":", 1)[0] if not host.endswith("]") and host.count(":") != 0 else host
         return bool(self.token) or name.strip("[]").lower() in LOCAL_NAMES
 
@@ -110,9 +113,9 @@ class Guard:
 
 @dataclass(frozen=True, slots=True)
 class PageServer:
-    """One that is up."""
+    """The address of a running server."""
 
-    url: str  # To open; with its token, where it has one.
+    url: str  # The address to open; with its token, where it has one.
     port: int
 
 
@@ -145,7 +148,7 @@ def _first_free(host: str, ports: Sequence[int], runs: Runs, token: str) -> _Ser
 
 @cache
 def static_files() -> dict[str, tuple[str, bytes]]:
-    """The page's own files by the path of a request, with their types: no request names a path of the disk."""
+    """Return the page's own files by the path of a request, with their types: no request names a path of the disk."""
     folder = files("embark.dashboard").joinpath("static")
     found = {f"/static/{file.name}": (_TYPES[Path(file.name).suffix], file.read_bytes())
              for file in sorted(folder.iterdir(), key=lambda file: file.name) if Path(file.name).suffix in _TYPES}
@@ -158,7 +161,6 @@ class _Server(ThreadingHTTPServer):
 
     def __init__(self, host: str, port: int, runs: Runs, token: str) -> None:
         self.runs = runs
-        self.cache = CurveCache()
         self.diagnoses = _Diagnoses()
         self.address_family = socket.AF_INET6 if ":" in host else socket.AF_INET
         super().__init__((host.strip("[]"), port), _Handler)
@@ -166,7 +168,7 @@ class _Server(ThreadingHTTPServer):
         self.guard = Guard(token, f"embark_watch_{self.server_address[1]}")
 
     def handle_error(self, request: Any, client_address: Any) -> None:
-        """A browser that disconnects is no error."""
+        """Ignore a browser that disconnects."""
 
 
 class _Diagnoses:
@@ -240,8 +242,7 @@ class _Handler(BaseHTTPRequestHandler):
             case ["api", "curves"]:
                 wanted = query.get("ids", [""])[0].split(",")[:MAX_IDS]
                 found = [run for run in map(runs.get, wanted) if run is not None]
-                window, cache = _window(query), self.server.cache
-                texts = [f'"{run.id}":{curves_text(run, window, cache, now_s)}' for run in found]
+                texts = [f'"{run.id}":{curves_text(run, _window(query))}' for run in found]
                 return "{" + ",".join(texts) + "}"
             case ["api", "runs", run_id, *rest]:
                 run = runs.get(run_id)
@@ -253,7 +254,7 @@ class _Handler(BaseHTTPRequestHandler):
             case []:
                 return _json(detail(run, now_s))
             case ["charts"]:
-                return charts_text(run, _window(query), self.server.cache, now_s)
+                return charts_text(run, _window(query))
             case ["traffic"]:
                 return _json(traffic_of(replicas_of(self.server.runs.all(), run)))
             case ["diagnosis"]:
@@ -275,13 +276,13 @@ class _Handler(BaseHTTPRequestHandler):
             self.wfile.write(body)
 
     def send_error(self, code: int, message: str | None = None, explain: str | None = None) -> None:
-        """What the base class refuses, such as other methods, with our headers and without its text."""
+        """Refuse what the base class refuses, such as other methods, with our headers and without its text."""
         self.close_connection = True
         status = HTTPStatus.METHOD_NOT_ALLOWED if code == HTTPStatus.NOT_IMPLEMENTED else HTTPStatus(code)
         self._refuse(status, status.phrase, {"Allow": "GET, HEAD", "Connection": "close"})
 
     def log_message(self, format: str, *args: Any) -> None:
-        """Requests are not logged."""
+        """Log no requests."""
 
 
 def _window(query: Query) -> Window:

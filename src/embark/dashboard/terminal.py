@@ -1,23 +1,22 @@
 """Runs live in a terminal: read as they grow, and laid out for any size, one run in full or many as rows."""
 
 import math
+import re
 import statistics
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
-from rich.console import Console, ConsoleOptions, Group, RenderableType, RenderResult
+from rich.console import Console, ConsoleOptions, Group, RenderResult
 from rich.live import Live
-from rich.table import Table
 from rich.text import Text
 
 from embark.dashboard.runs import LOOK_REMOTE_S, Runs
-from embark.events.plotting import draw, sparkline, thin
+from embark.events.plotting import MARK, draw, sparkline, thin
 from embark.events.spending import Spending, losses_sentence
-from embark.events.summary import chart_rows
 from embark.formatting import (
     format_auc,
     format_bytes,
@@ -33,8 +32,8 @@ from embark.formatting import (
     to_finite,
     to_one_line,
 )
+from embark.report.charts import points_of
 from embark.report.context import Liveness
-from embark.report.curves import points_of
 from embark.report.record import Record, gpus_of, slow_ranks
 from embark.report.run_files import Finder
 
@@ -45,7 +44,11 @@ MAX_WIDTH = 160
 CURVES = (("loss", "log_loss", "loss"), ("auc", "auc", "AUC"), ("normalized_entropy", "normalized_entropy", "NE"))
 MIN_PANEL = 25
 MAX_POINTS = 600
+MAX_HEIGHT = 14  # Lines of a curve with its title.
+BAR = "━"
 _LABEL, _TICKS, _GAP = 8, 7, 3
+
+Line = list[tuple[str, str]]  # Words and their styles.
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,10 +82,11 @@ class View:
 
     @property
     def steps(self) -> str:
-        return f"{format_count(self.record.steps_done)}/{format_count(self.record.num_steps)}"
+        record = self.record
+        return f"{format_count(record.steps_done)}/{format_count(record.num_steps)}" if record.start else ""
 
     def last(self, name: str) -> float | None:
-        """The newest value of a curve; NaN where the event has none."""
+        """Return the newest value of a curve; NaN where the event has none."""
         step = self.record.step
         return None if name not in step else math.nan if (value := to_finite(step[name])) is None else value
 
@@ -110,7 +114,7 @@ def watch_terminal(
 
 
 def _wait(seconds: float, until: Callable[[], bool] | None) -> bool:
-    """False as soon as it is enough."""
+    """Wait; False as soon as `until` says that it is enough."""
     end_s = time.monotonic() + seconds
     while until is None or not until():
         left_s = end_s - time.monotonic()
@@ -160,24 +164,33 @@ class _Watched:
 
 def screen(
     views: Sequence[View], *, width: int, height: int, ascii_only: bool = False, encoding: str = "utf-8"
-) -> RenderableType:
-    """No wider and no higher than the terminal."""
+) -> Group:
+    """Draw the runs no wider and no higher than the terminal: one in full, or several as rows above one that runs."""
     width, num_lines = min(width, MAX_WIDTH), height - 1
-    pen = _Pen(width, ascii_only, encoding)
-    foot = pen.text("Ctrl-C stops watching; the runs continue", "dim")
     if not views:
-        return Group(pen.text("no runs yet; embark train starts one", "dim"), foot)
-    if len(views) == 1:
-        return Group(*_one_run(pen, views[0], num_lines)[:num_lines], foot)
-    rows = _rows(pen, views, num_lines)
-    chosen = next((view for view in views if view.status.state == "running"), views[0])
-    left = num_lines - len(views) - 3
-    below = [] if left < 12 else [Text(""), *_one_run(pen, chosen, left)]
-    return Group(rows, *below[: max(0, left + 1)], foot)
+        lines: list[Line] = [[("no runs yet; embark train starts one", "dim")]]
+    elif len(views) == 1:
+        lines = _one_run(views[0], width, num_lines, ascii_only=ascii_only)
+    else:
+        lines = _rows(views, width)
+        left = num_lines - len(lines) - 1
+        if left >= 12:
+            chosen = next((view for view in views if view.status.state == "running"), views[0])
+            lines += [[], *_one_run(chosen, width, left, ascii_only=ascii_only)]
+    shown = [*lines[:num_lines], [("Ctrl-C stops watching; the runs continue", "dim")]]
+    return Group(*(_text(line, width, encoding, ascii_only=ascii_only) for line in shown))
+
+
+def _text(line: Line, width: int, encoding: str, *, ascii_only: bool) -> Text:
+    """Put a line into characters that the terminal has, cut to its width."""
+    parts = [(to_encoding(words.replace(BAR, "#") if ascii_only else words, encoding), style) for words, style in line]
+    text = Text.assemble(*parts, no_wrap=True)
+    text.truncate(width, overflow="crop" if ascii_only else "ellipsis")
+    return text
 
 
 def text_lines(view: View) -> Iterator[str]:
-    """The same as text, for a pipe."""
+    """Yield what there is to say about a run, for a pipe."""
     yield f"{view.name}: {view.label}"
     yield f"  {view.status.sentence}"
     for label, text in _facts(view):
@@ -185,84 +198,53 @@ def text_lines(view: View) -> Iterator[str]:
             yield f"  {label:<{_LABEL}} {text}"
 
 
-@dataclass(frozen=True, slots=True)
-class _Pen:
-    """Text in characters that the terminal has, cut to its width."""
-
-    width: int
-    ascii_only: bool
-    encoding: str
-
-    @property
-    def overflow(self) -> Literal["ellipsis", "crop"]:
-        return "crop" if self.ascii_only else "ellipsis"
-
-    def text(self, words: str, style: str = "") -> Text:
-        return self.line((words, style))
-
-    def line(self, *parts: tuple[str, str]) -> Text:
-        text = Text.assemble(*((to_encoding(words, self.encoding), style) for words, style in parts), no_wrap=True,
-                             overflow=self.overflow)
-        text.truncate(self.width, overflow=self.overflow)
-        return text
-
-    def bar(self, share: float, width: int, style: str) -> list[tuple[str, str]]:
-        done = round(min(max(share, 0.0), 1.0) * width)
-        full, empty = ("#", "-") if self.ascii_only else ("━", "━")
-        return [(full * done, style), (empty * (width - done), "bright_black")]
+def _rows(views: Sequence[View], width: int) -> list[Line]:
+    """Draw a row for each run, with as many of the columns as fit; the last columns are left out first."""
+    columns = {"run": [view.name for view in views], "state": [view.label for view in views],
+               "steps": [view.steps for view in views],
+               "train loss": [format_float(view.record.step.get("loss")) for view in views],
+               "held-out AUC": [format_float(view.record.eval.get("auc")) for view in views],
+               "left": [format_clock(view.left_s) if view.left_s is not None else "" for view in views],
+               "samples/s": [format_si(view.samples_per_s) for view in views],
+               "spent": [format_usd(view.spent.usd) if view.spent and view.spent.usd is not None else ""
+                         for view in views]}
+    widths = {title: max(len(title), *map(len, cells)) for title, cells in columns.items()}
+    while len(widths) > 2 and sum(widths.values()) + 2 * (len(widths) - 1) > width:
+        widths.popitem()
+    rows: list[Line] = [[(f"{title:<{size}}  " if title in ("run", "state") else f"{title:>{size}}  ", "dim")
+                         for title, size in widths.items()]]
+    for index, view in enumerate(views):
+        styles = {"state": view.style, "train loss": _nan_style(view.last("loss"))}
+        rows.append([(f"{columns[title][index]:{'<' if title in ('run', 'state') else '>'}{size}}  ",
+                      styles.get(title, "")) for title, size in widths.items()])
+    return rows
 
 
-def _rows(pen: _Pen, views: Sequence[View], num_lines: int) -> Table:
-    """As many of the columns as fit."""
-    table = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False, header_style="dim")
-    is_wide, is_wider = pen.width >= 76, pen.width >= 100
-    columns: list[tuple[str, bool, bool, Callable[[View], Text]]] = [
-        ("run", True, False, lambda view: pen.text(view.name)),
-        ("", True, False, lambda view: pen.text(view.label, view.style)),
-        ("steps", True, True, lambda view: pen.text(view.steps if view.record.start else "")),
-        ("", is_wider, False, lambda view: pen.line(*pen.bar(view.record.share_done, 10, "cyan"))),
-        ("train loss", True, True, lambda view: pen.text(format_float(view.record.step.get("loss")),
-                                                         _nan_style(view.last("loss")))),
-        ("held-out AUC", True, True, lambda view: pen.text(format_float(view.record.eval.get("auc")))),
-        ("samples/s", is_wide, True, lambda view: pen.text(format_si(view.samples_per_s))),
-        ("left", True, True, lambda view: pen.text(format_clock(view.left_s) if view.left_s is not None else "")),
-        ("spent", is_wider, True, lambda view: pen.text(
-            format_usd(view.spent.usd) if view.spent is not None and view.spent.usd is not None else "")),
-    ]
-    shown = [(heading, is_right, cell) for heading, is_shown, is_right, cell in columns if is_shown]
-    for heading, is_right, _ in shown:
-        table.add_column(heading, justify="right" if is_right else "left", no_wrap=True, overflow=pen.overflow)
-    for view in views[: max(1, num_lines - 2)]:
-        table.add_row(*(cell(view) for _, _, cell in shown))
-    return table
-
-
-def _one_run(pen: _Pen, view: View, num_lines: int) -> list[RenderableType]:
-    """One run: its name, its progress, curves, and facts, the most important first."""
+def _one_run(view: View, width: int, num_lines: int, *, ascii_only: bool) -> list[Line]:
+    """Draw one run: its name, its progress, curves, and facts, the most important first."""
     start = view.record.start
     ranks = pluralize(int(to_finite(start.get("world_size")) or 1), "rank") if start else ""
     device = to_one_line(start.get("device_name") or start.get("device") or "")
     on = " · ".join(filter(None, (device, ranks, to_one_line(start.get("precision", "")))))
-    head = pen.line((view.name, "bold"), ("  ", ""), (view.label, view.style), (f"  {on}" if on else "", "dim"))
-    facts = [pen.line((f"{label:<{_LABEL}} ", "dim"),
-                      (text, {"error": "red", "warning": "yellow", "": "bold"}.get(label, "")))
-             for label, text in _facts(view)]
-    bars = _bars(pen, view)
-    left = num_lines - 2 - len(facts) - len(bars)
-    curves = _curves(pen, view, min(14, left - 3)) if left >= 7 else []
+    head = [(view.name, "bold"), ("  ", ""), (view.label, view.style), (f"  {on}", "dim")]
+    styles = {"error": "red", "warning": "yellow", "": "bold"}
+    facts: list[Line] = [[(f"{label:<{_LABEL}} ", "dim"), (text, styles.get(label, ""))]
+                         for label, text in _facts(view)]
+    left = num_lines - 2 - len(facts)
+    curves = _curves(view, width, min(MAX_HEIGHT, left - 3), ascii_only=ascii_only) if left >= 7 else []
     if not curves and view.record.step:
         known = [(title, view.last(name)) for name, _, title in CURVES]
         text = "  ".join(f"{title} {format_float(value)}" for title, value in known if value is not None)
         held = to_finite(view.record.eval.get("auc"))
-        held_out = f"  held-out AUC {format_float(held)}" if held is not None else ""
-        curves = [pen.line((f"training {text}", ""), (held_out, "magenta"))]
-    return [head, _progress(pen, view), *curves, *facts, *bars]
+        curves = [[(f"training {text}", ""),
+                   (f"  held-out AUC {format_float(held)}" if held is not None else "", "magenta")]]
+    return [head, _progress(view, width), *curves, *facts]
 
 
-def _progress(pen: _Pen, view: View) -> Text:
+def _progress(view: View, width: int) -> Line:
     record = view.record
     if not record.num_steps:
-        return pen.text(view.status.sentence, "dim")
+        return [(view.status.sentence, "dim")]
     before, after = f"step {view.steps} ", f" {100 * record.share_done:3.0f} %"
     if not view.is_read:
         after += "  so far"
@@ -271,46 +253,50 @@ def _progress(pen: _Pen, view: View) -> Text:
     elif view.status.state == "killed":
         after += f"  silent for {format_duration(view.status.silent_s)}"
     style = {"finished": "green", "running": "cyan"}.get(view.status.state, "yellow")
-    bar = pen.bar(record.share_done, max(4, pen.width - len(before) - len(after)), style)
-    return pen.line((before, ""), *bar, (after, ""))
+    length = max(4, width - len(before) - len(after))
+    done = round(min(max(record.share_done, 0.0), 1.0) * length)
+    return [(before, ""), (BAR * done, style), (" " * (length - done), ""), (after, "")]
 
 
-def _curves(pen: _Pen, view: View, height: int) -> list[RenderableType]:
-    num = max(1, min(len(CURVES), pen.width // MIN_PANEL - (pen.width < 100)))
-    across = (pen.width - _GAP * (num - 1)) // num
-    panels = [_panel(pen, view, curve, across, height) for curve in CURVES[:num]]
-    rows: list[RenderableType] = []
+def _curves(view: View, width: int, height: int, *, ascii_only: bool) -> list[Line]:
+    num = max(1, min(len(CURVES), width // MIN_PANEL - (width < 100)))
+    across = (width - _GAP * (num - 1)) // num
+    panels = [_panel(view, curve, across, height, ascii_only=ascii_only) for curve in CURVES[:num]]
+    rows: list[Line] = []
     for parts in zip(*filter(None, panels), strict=True):
-        row = Text(no_wrap=True)
+        row: Line = []
         for part in parts:
-            part.truncate(across, overflow="crop")
-            row.append_text(part).append(" " * (across - part.cell_len + _GAP))
+            row += [*part, (" " * (across + _GAP - sum(len(words) for words, _ in part)), "")]
         rows.append(row)
-    return [Text(""), *rows, Text("")] if rows else []
+    return [[], *rows, []] if rows else []
 
 
-def _panel(pen: _Pen, view: View, curve: tuple[str, str, str], width: int, height: int) -> list[Text]:
-    """A title, and the rows of the curve; the first steps are left out where they would flatten the rest."""
+def _panel(view: View, curve: tuple[str, str, str], width: int, height: int, *, ascii_only: bool) -> list[Line]:
+    """Draw a title and a curve; the first steps are left out where they would flatten the rest."""
     name, eval_name, title = curve
     last, held = view.last(name), to_finite(view.record.eval.get(eval_name))
     if last is None:
         return []
     shown = format_auc(view.record.step) if name == "auc" else format_float(last)
-    rows = [pen.line((f"train {title} ", "bold"), (shown, _nan_style(last)),
-                     (f"  held out {format_float(held)}" if held is not None else "", "magenta"))]
+    rows: list[Line] = [[(f"train {title} ", "bold"), (shown, _nan_style(last)),
+                         (f"  held out {format_float(held)}" if held is not None else "", "magenta")]]
     steps, values = thin(*view.record.steps.column(name), MAX_POINTS)
     points = [point for point in points_of(steps, values) if math.isfinite(point[1])]
     later = points[len(points) // 20 + 1 :]
     if len(later) > 1 and np.ptp(points, axis=0)[1] > 2 * np.ptp(later, axis=0)[1] > 0:
         points = later
     chart = draw(points, points_of(*view.record.evals.column(eval_name)), width=width - _TICKS - 1, height=height - 1,
-                 ascii_only=pen.ascii_only)
-    drawn = chart_rows(chart, _TICKS) if chart else []  # one point, or a loss of NaN: the figure alone
-    return [*rows, *drawn, *(Text("") for _ in range(height - 1 - len(drawn)))]
+                 ascii_only=ascii_only)
+    if chart is not None:  # else one point, or a loss of NaN: the figure alone
+        ends = [format_float(chart.high), *[""] * (height - 3), format_float(chart.low)]
+        rows += [[(f"{end:>{_TICKS}} ", "dim"), *((part, "magenta" if part in (MARK, "o") else "cyan")
+                                                  for part in re.split(f"([{MARK}o])", row) if part)]
+                 for end, row in zip(ends, chart.rows, strict=True)]
+    return [*rows, *([] for _ in range(height - len(rows)))]
 
 
 def _facts(view: View) -> Iterator[tuple[str, str]]:
-    """Labels and what there is to say under them."""
+    """Yield labels and what there is to say under them."""
     record, spent = view.record, view.spent
     rate, step_s = view.samples_per_s, record.median("step_s")
     if rate is not None:
@@ -330,50 +316,38 @@ def _facts(view: View) -> Iterator[tuple[str, str]]:
     if spent is not None and spent.usd is not None:
         to_go = spent.usd_for(spent.left_s)
         yield "cost", f"{format_usd(spent.usd)} spent" + (f" · {format_usd(to_go)} to go" if to_go else "")
+    yield from _machines(record.systems)
     warnings = [event.values.get("text", "") for event in record.of_kind("note")
                 if event.values.get("level") == "warning"]
     if view.status.state == "failed" and record.error:
         yield "error", to_one_line(record.error_text)
     elif warnings:
         yield "warning", to_one_line(warnings[-1])
-    for one in record.quality.findings():
-        yield "look at", f"{to_one_line(one.cause)} Next: {one.fix}."
+    for finding in record.quality.findings():
+        yield "look at", f"{to_one_line(finding.cause)} Next: {finding.fix}."
     if view.status.state in ("finished", "stopped", "killed") and view.is_read:
         yield "", view.status.sentence
 
 
-def _bars(pen: _Pen, view: View) -> list[Text]:
-    """How busy and how full its machines are."""
-    systems = view.record.systems
-    if not systems:
-        return []
+def _machines(systems: Sequence[Mapping[str, Any]]) -> Iterator[tuple[str, str]]:
+    """Yield how busy and how full the GPUs and hosts are, and what they read and write."""
     gpus = [gpu for system in systems for gpu in gpus_of(system)]
-    length = max(4, min(20, (pen.width - 54) // 2))
-    lines = []
-    if gpus:
-        power, heat = _known(gpus, "power_w"), _known(gpus, "temperature_c")
-        more = "".join((f"  {format_si(sum(power))} W" if power else "", f"  {max(heat):.0f} °C" if heat else ""))
-        lines.append(_pair(pen, pluralize(len(gpus), "GPU"), _known(gpus, "util_percent"),
-                           _fullest(gpus, "used_bytes", "total_bytes"), length, more))
-    lines.append(_pair(pen, "CPU", _known(systems, "cpu_percent"), _fullest(systems, "host_used_bytes", "host_bytes"),
-                       length, ""))
+    for label, rows, (busy, used, total) in (
+            (pluralize(len(gpus), "GPU"), gpus, ("util_percent", "used_bytes", "total_bytes")),
+            ("CPU", systems, ("cpu_percent", "host_used_bytes", "host_bytes"))):
+        percents, power, heat = _known(rows, busy), _known(rows, "power_w"), _known(rows, "temperature_c")
+        shares = [part / whole for row in rows if (part := to_finite(row.get(used))) is not None
+                  and (whole := to_finite(row.get(total)))]
+        parts = (f"busy {sum(percents) / len(percents):.0f} %" if percents else "",
+                 f"memory {100 * max(shares):.0f} %" if shares else "",
+                 f"{format_si(sum(power))} W" if power else "", f"{max(heat):.0f} °C" if heat else "")
+        if any(parts):
+            yield label, " · ".join(filter(None, parts))
     rates = [f"{label} {format_bytes(sum(known))}/s" for label, name in (
         ("in", "net_in_bytes_per_s"), ("out", "net_out_bytes_per_s"), ("read", "disk_read_bytes_per_s"),
         ("write", "disk_write_bytes_per_s")) if (known := _known(systems, name))]
     if rates:
-        lines.append(pen.line((f"{'I/O':<{_LABEL}} ", "dim"), (" · ".join(rates), "")))
-    return lines
-
-
-def _pair(pen: _Pen, label: str, busy: Sequence[float], full: float | None, length: int, more: str) -> Text:
-    parts: list[tuple[str, str]] = [(f"{label:<{_LABEL}} ", "dim")]
-    if busy:
-        percent = sum(busy) / len(busy)
-        parts += [("busy ", "dim"), *pen.bar(percent / 100, length, "cyan"), (f" {percent:3.0f} %  ", "")]
-    if full is not None:
-        style = "red" if full > 0.95 else "yellow" if full > 0.85 else "cyan"
-        parts += [("memory ", "dim"), *pen.bar(full, length, style), (f" {100 * full:3.0f} %", "")]
-    return pen.line(*parts, (more, "dim"))
+        yield "I/O", " · ".join(rates)
 
 
 def _ranks(times_s: Sequence[float]) -> str:
@@ -393,8 +367,3 @@ def _nan_style(value: float | None) -> str:
 
 def _known(rows: Sequence[Mapping[str, Any]], name: str) -> list[float]:
     return [value for row in rows if (value := to_finite(row.get(name))) is not None]
-
-
-def _fullest(rows: Sequence[Mapping[str, Any]], used: str, total: str) -> float | None:
-    pairs = [(to_finite(row.get(used)), to_finite(row.get(total))) for row in rows]
-    return max((part / whole for part, whole in pairs if part is not None and whole), default=None)

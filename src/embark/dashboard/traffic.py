@@ -30,14 +30,14 @@ _LEVELS = {"": f"no drift: below {MODERATE}", "moderate": f"moderate drift: {MOD
 
 
 def replicas_of(runs: Sequence[WatchedRun], run: WatchedRun) -> list[WatchedRun]:
-    """Servers of the same model, `run` among them."""
+    """Return the servers of the same model, `run` among them."""
     mine = run.record.traffic
     return [one for one in runs if one is run or (
-        (other := one.record.traffic) and (other.model, other.place) == (mine.model, mine.place))]
+        (other := one.record.traffic) and (other.model, other.index) == (mine.model, mine.index))]
 
 
 def traffic_of(runs: Sequence[WatchedRun]) -> dict[str, Any] | None:
-    """Of replicas, ready to be JSON."""
+    """Return the traffic of replicas, ready to be JSON."""
     with ExitStack() as locks:
         for run in sorted(runs, key=lambda one: one.id):
             locks.enter_context(run.lock)
@@ -71,7 +71,7 @@ def _shown(records: Sequence[TrafficRecord]) -> dict[str, Any]:
 
 
 def _sentence(view: TrafficView, num_drifted: int, num_rows: int) -> str:
-    """What the columns say."""
+    """Say whether columns have drifted."""
     if not view.columns:
         return f"No column is compared: {view.reference.why_no_columns or 'the version has no reference'}."
     if not num_rows:
@@ -84,13 +84,13 @@ def _sentence(view: TrafficView, num_drifted: int, num_rows: int) -> str:
 
 
 def _series(records: Sequence[TrafficRecord], start_s: float, end_s: float) -> dict[str, list[Any]]:
-    """Rates add up over replicas; windows end at the same times on all of them."""
+    """Add up rates over replicas; windows end at the same times on all of them."""
     bucket_s = WINDOW_S * max(1, math.ceil((end_s - start_s) / WINDOW_S / MAX_POINTS))
     buckets: dict[int, dict[int, list[Any]]] = {}
-    for place, record in enumerate(records):
+    for index, record in enumerate(records):
         for window in record.windows:
             of = buckets.setdefault(round(window.time_s / bucket_s), {}).setdefault(
-                place, [0.0, 0, 0, 0, np.zeros(len(LATENCIES_S) + 1, np.int64)])
+                index, [0.0, 0, 0, 0, np.zeros(len(LATENCIES_S) + 1, np.int64)])
             bad = sum(num for status, num in window.statuses.items() if not status.startswith("2"))
             for i, more in enumerate((window.seconds, window.num_requests, window.num_rows, bad)):
                 of[i] += more
@@ -133,7 +133,7 @@ def _ratio(found: Calibration) -> dict[str, Any]:
 
 
 def _versions(records: Sequence[TrafficRecord]) -> list[dict[str, Any]]:
-    """Newest first."""
+    """Return the versions, the newest first."""
     found = []
     for version in sorted({number for one in records for number in one.versions}, reverse=True):
         of = [one.versions[version] for one in records if version in one.versions]

@@ -19,14 +19,14 @@ if TYPE_CHECKING:
 __all__ = ["Batch", "Loader", "SampleSource", "eval_batches", "open_source", "open_training_source",
            "resolve_from_data", "resolve_if_readable", "synthetic_source"]
 LOOK = RetryPolicy(max_retries=1, connect_s=5.0, silence_s=10.0, request_s=20.0, give_up_s=20.0)
-"""For commands that read data where they can and do without it where they cannot."""
+"""The retries of commands that read data where they can and do without it where they cannot."""
 
 
 def resolve_from_data(spec: RunSpec) -> RunSpec:
-    """The spec with what only its data can say: of prepared data, the tables and the number of dense columns; and the
-    fields of `[train]` that go by the number of samples, where that is known without reading them.
+    """Fill in what only the data can say: of prepared data the tables and the number of dense columns, and the fields
+    of `[train]` that follow the number of samples, where that is known without reading them.
 
-    Its data's paths are absolute then: it is saved with the run, and may be read from another directory.
+    The paths of the data become absolute: the spec is saved with the run, and may be read from another directory.
     """
     spec = with_code(with_absolute_paths(spec), Path())
     if spec.data.kind == "synthetic":
@@ -40,7 +40,7 @@ def resolve_from_data(spec: RunSpec) -> RunSpec:
 
 
 def resolve_if_readable(spec: RunSpec) -> tuple[RunSpec, str]:
-    """The same for a spec that runs elsewhere; where the data cannot be read from here, as it is, and why.
+    """Resolve a spec that runs elsewhere. Where its data cannot be read from here, return it unchanged, and why.
 
     What the data would decide is then left out, so that the run decides it where it can read the data. So are local
     files to prepare: they stay here.
@@ -62,7 +62,7 @@ def resolve_if_readable(spec: RunSpec) -> tuple[RunSpec, str]:
 
 
 def open_training_source(spec: RunSpec, *, allocate: Allocate | None = None) -> SampleSource:
-    """What a run trains on: its stream where it has one, else its data, as `open_source`."""
+    """Open what a run trains on: its stream if it has one, else its data."""
     if spec.stream.is_on:
         from embark.data.stream.source import StreamSource
 
@@ -71,7 +71,7 @@ def open_training_source(spec: RunSpec, *, allocate: Allocate | None = None) -> 
 
 
 def open_source(spec: RunSpec, *, allocate: Allocate | None = None) -> SampleSource:
-    """The source that `data.kind` names, checked and ready; `allocate` gives the memory of prepared data's batches."""
+    """Open and check the source that `data.kind` names. `allocate` provides the memory of prepared data's batches."""
     if spec.data.kind == "prepared":
         from embark.data.prepared.cache import open_prepared
 
@@ -92,7 +92,7 @@ def open_source(spec: RunSpec, *, allocate: Allocate | None = None) -> SampleSou
 
 
 def synthetic_source(spec: RunSpec) -> SyntheticSource:
-    """Samples that are drawn, whatever `data.kind` says."""
+    """Open the source of drawn samples, whatever `data.kind` says."""
     from embark.data.drifting import DriftingSource
     from embark.data.synthetic import SyntheticSource
 

@@ -9,35 +9,35 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from embark.data.leaks import LEAK_AUC
 from embark.data.prepare.tasks import differences
 from embark.data.prepared import SPLITS, STATISTICS, Block, Manifest, Part
 from embark.data.prepared.cache import local_folder, read_manifest
+from embark.data.progress import OnProgress, ProgressReporter
 from embark.data.statistics import ColumnScore, compute_statistics, equal_columns
-from embark.data.workers import OnProgress, ProgressReporter, num_cores
+from embark.data.workers import num_cores
+from embark.events.plotting import BARS
+from embark.features.arrays import Bytes, Mask
+from embark.formatting import shortlist
 from embark.store import ObjectStore, open_store
 from embark.store.object_store import for_each_parallel
 
 CHECK_BYTES = 2_000_000_000  # Memory that counting may take.
-NEW_SHARE = 0.5  # Of the held-out ids, those never seen in training; above this the column teaches little.
+NEW_SHARE = 0.5  # Share of held-out ids never seen in training; above this the column teaches little.
 TOLERANCE = 1e-6
 _PIECE_BYTES = 4 << 20
-_BARS = " ▁▂▃▄▅▆▇█"
 
 
 @dataclass(frozen=True, slots=True)
 class Problem:
-    """Something that is not as it must be."""
-
     where: str  # A file, or a column.
     what: str
 
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """What was found."""
+    """The result of `embark data check` for prepared data."""
 
     path: str
     manifest: Manifest
@@ -48,7 +48,7 @@ class Report:
     is_local: bool = True  # Else there are no hints.
 
     def columns(self) -> list[dict[str, Any]]:
-        """A row for each column; none where the statistics are missing."""
+        """Return a row for each column; none if the statistics are missing."""
         return column_rows(self.manifest, self.statistics, self.scores) if self.statistics else []
 
     def to_dict(self) -> dict[str, Any]:
@@ -80,7 +80,7 @@ def check(path: str, *, memory_bytes: int = CHECK_BYTES, num_workers: int = 0,
 
 
 def _id_map_problems(store: ObjectStore, manifest: Manifest, sizes: Mapping[str, int]) -> Iterator[Problem]:
-    """Whether the id maps are those whose checksums the manifest has."""
+    """Compare the id maps with the checksums in the manifest."""
     maps = manifest.settings.get("id_maps")
     for about in maps.values() if isinstance(maps, dict) else ():
         files = [str(about.get(key, "")) for key in ("keys", "ids", "changed")] if isinstance(about, dict) else []
@@ -96,7 +96,7 @@ def _id_map_problems(store: ObjectStore, manifest: Manifest, sizes: Mapping[str,
 def _statistics_problems(
     manifest: Manifest, text: bytes | None, counted: dict[str, Any] | None = None
 ) -> Iterator[Problem]:
-    """Whether `statistics.json` is the manifest's, and agrees with what was counted again."""
+    """Compare `statistics.json` with the manifest's checksum, and with what was counted again."""
     if text is None:
         if manifest.statistics_sha256:
             yield Problem(STATISTICS, "is missing, but the manifest has its checksum")
@@ -134,9 +134,9 @@ def _check_parts(
 
 
 def check_part(
-    manifest: Manifest, part: Part, data: NDArray[np.uint8], report: Callable[[int], None] | None = None
+    manifest: Manifest, part: Part, data: Bytes, report: Callable[[int], None] | None = None
 ) -> list[Problem]:
-    """What is wrong with the bytes of a part."""
+    """Find what is wrong with the bytes of a part."""
     problems, digest = [], hashlib.sha256()
     for start in range(0, len(data), _PIECE_BYTES):
         piece = data[start : start + _PIECE_BYTES]
@@ -170,8 +170,8 @@ class _Faults:
         self._part = part
         self._seen: dict[tuple[str, str], tuple[int, int]] = {}
 
-    def add(self, column: str, what: str, is_bad: NDArray[np.bool_], first_row: int) -> None:
-        """Those of a block; `is_bad` is [n] or [n, …]."""
+    def add(self, column: str, what: str, is_bad: Mask, first_row: int) -> None:
+        """Count the bad values of a block; `is_bad` is [n] or [n, …]."""
         if is_bad.any():
             row = first_row + int(is_bad.reshape(-1).argmax()) // (is_bad.size // len(is_bad))
             self.add_num(column, what, int(is_bad.sum()), row)
@@ -187,8 +187,8 @@ class _Faults:
         ]
 
 
-def _block(manifest: Manifest, data: NDArray[np.uint8], num_rows: int) -> Block | None:
-    """None where the bytes are not a block of so many rows."""
+def _block(manifest: Manifest, data: Bytes, num_rows: int) -> Block | None:
+    """Return None if the bytes are not a block of `num_rows` rows."""
     layout = manifest.layout
     if len(data) < 8 * len(layout.ragged):
         return None
@@ -259,12 +259,11 @@ def _equal(directory: Path, manifest: Manifest) -> Iterator[Problem]:
 
 
 def _unlisted(found: set[str], manifest: Manifest) -> Iterator[Problem]:
-    """Part files that the manifest does not name."""
+    """Find part files that the manifest does not name."""
     listed = {part.file for part in manifest.all_parts()}
     others = sorted(path for path in found - listed if path.startswith(SPLITS) and path.endswith((".bin", ".part")))
     if others:
-        more = f" and {len(others) - 1} more" if len(others) > 1 else ""
-        yield Problem(others[0] + more, "not in the manifest: an interrupted writer left it; it may be removed")
+        yield Problem(shortlist(others, 1), "not in the manifest: an interrupted writer left it; it may be removed")
 
 
 def _is_close(a: Any, b: Any) -> bool:
@@ -276,7 +275,7 @@ def _is_close(a: Any, b: Any) -> bool:
 def column_rows(
     manifest: Manifest, statistics: Mapping[str, Any], scores: Mapping[str, ColumnScore]
 ) -> list[dict[str, Any]]:
-    """One of each column: what it is, how it spreads, how well it alone predicts the label."""
+    """Return a row for each column: what it is, how it spreads, how well it alone predicts the label."""
     rows = [_dense_row(name, statistics["dense"].get(name, {})) for name in manifest.layout.dense]
     for feature in manifest.layout.id_features:
         kind = "list" if feature.is_ragged else "ids" if feature.multi_hot == 1 else f"{feature.multi_hot} ids"
@@ -288,11 +287,11 @@ def column_rows(
 
 
 def bars(values: Sequence[float]) -> str:
-    """A bar for each value, the largest of full height; what is not nothing shows."""
+    """Draw a bar for each value, the largest at full height; a positive value is always visible."""
     most = max(values, default=0)
     if most <= 0:
         return ""
-    return "".join(_BARS[0] if v <= 0 else _BARS[max(1, round(v / most * (len(_BARS) - 1)))] for v in values)
+    return "".join(BARS[0] if v <= 0 else BARS[max(1, round(v / most * (len(BARS) - 1)))] for v in values)
 
 
 def _dense_row(name: str, column: Mapping[str, Any]) -> dict[str, Any]:
@@ -318,7 +317,7 @@ def _sparse_row(name: str, kind: str, column: Mapping[str, Any]) -> dict[str, An
 
 
 def _by_rank(shares: Mapping[str, float]) -> list[float]:
-    """Share of the lookups of the first id, of the second, of the third to the fifth, …"""
+    """Return the share of lookups of the first id, of the second, of the third to the fifth, …"""
     before, found = 0.0, []
     for share in shares.values():
         found.append(share - before)

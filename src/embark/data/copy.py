@@ -12,6 +12,7 @@ from typing import Any
 from embark.data.prepare.tasks import PREPARING
 from embark.data.prepared import MANIFEST, STATISTICS, Manifest
 from embark.errors import DataError, UserError
+from embark.formatting import shortlist
 from embark.store import Entry, ObjectStore, open_store
 from embark.store.object_store import LocalStore
 from embark.store.transfer import COPY_STATE, CopyItem, CopyPlan, Transfer
@@ -21,13 +22,13 @@ ShowProgress = Callable[[int, int], None]
 
 @dataclass(frozen=True, slots=True)
 class CopyResult:
-    """What was copied, or with a dry run what would be."""
+    """What was copied, or in a dry run what would be copied."""
 
     source: str
     target: str
     items: tuple[CopyItem, ...]
     num_existing: int  # Files that were at the target already, with the same content.
-    size_bytes: int  # Of all files.
+    size_bytes: int  # Bytes of all files.
     is_verified: bool  # Checksums were compared, not only sizes.
     elapsed_s: float
     is_dry_run: bool
@@ -47,11 +48,11 @@ class CopyResult:
 
 @dataclass(frozen=True, slots=True)
 class _Content:
-    """What is to be copied."""
+    """The files to copy."""
 
     store: ObjectStore
     items: tuple[CopyItem, ...]
-    mark: str  # Distinguishes this content from another at the same place.
+    mark: str  # Distinguishes this content from another at the same URI.
     is_prepared: bool
 
 
@@ -59,9 +60,9 @@ def copy(
     source: str, target: str, *, verify: bool = False, dry_run: bool = False, force: bool = False,
     progress: AbstractContextManager[ShowProgress] | None = None,
 ) -> CopyResult:
-    """Every file below `source`, to the same path below `target`."""
+    """Copy every file below `source` to the same path below `target`."""
     content, to = _content(source), open_store(target)
-    _refuse_same_place(content.store, to)
+    _refuse_same_uri(content.store, to)
     if content.is_prepared and not force:
         _refuse_other_data(content, to)
     is_verified = verify or (content.is_prepared and isinstance(to, LocalStore))
@@ -113,7 +114,7 @@ def _one_file(source: str) -> _Content:
 
 
 def _is_content(entry: Entry) -> bool:
-    """Not what an unfinished command left."""
+    """Whether the entry is not the remainder of an unfinished command."""
     is_partial = entry.path.startswith(f"{PREPARING}/") or entry.path.endswith(".bin.part")
     return entry.path != COPY_STATE and not is_partial
 
@@ -123,14 +124,14 @@ def _mark(entries: list[Entry]) -> str:
     return hashlib.sha256(json.dumps(content).encode()).hexdigest()
 
 
-def _refuse_same_place(source: ObjectStore, target: ObjectStore) -> None:
+def _refuse_same_uri(source: ObjectStore, target: ObjectStore) -> None:
     if isinstance(source, LocalStore) and isinstance(target, LocalStore):
         a, b = Path(source.root).resolve(), Path(target.root).resolve()
         is_same = a == b or a in b.parents
     else:
         is_same = f"{target.uri.rstrip('/')}/".startswith(f"{source.uri.rstrip('/')}/")
     if is_same:
-        raise UserError(f"{target.uri} is the same place as {source.uri}, or inside it", fix="name another target")
+        raise UserError(f"{target.uri} is the same as {source.uri}, or inside it", fix="name another target")
 
 
 def _refuse_other_data(content: _Content, to: ObjectStore) -> None:
@@ -144,6 +145,5 @@ def _refuse_to_overwrite(transfer: Transfer, plan: CopyPlan, to: ObjectStore) ->
     existing = {entry.path for entry in to.list()}
     lost = [item.path for item in (*plan.todo, *plan.last) if item.path in existing]
     if lost:
-        more = f" and {len(lost) - 1} more" if len(lost) > 1 else ""
-        raise UserError(f"{to.where(lost[0])}{more}: exists already, with other content",
+        raise UserError(f"{shortlist([to.where(path) for path in lost], 1)}: exists already, with other content",
                         fix="name another target, or --force to replace it")

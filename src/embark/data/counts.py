@@ -9,6 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from embark.data.prepared import Block
+from embark.features.arrays import Array, Doubles, Int64s, Mask
 
 NUM_TOP = 20
 _SMALL = 1 << 16
@@ -22,7 +23,7 @@ _SIGN, _INFINITE = 0x8000, 0x7F80
 
 
 class DenseIdCounts:
-    """Lookups of the ids `first` to `stop`, and those of them in rows whose label is 1."""
+    """Counts lookups of the ids `first` to `stop`, and those of them in rows whose label is 1."""
 
     def __init__(self, first: int, stop: int, *, is_wide: bool) -> None:
         self.first, self.stop = first, stop
@@ -33,7 +34,7 @@ class DenseIdCounts:
 
     @staticmethod
     def size_bytes(num_rows: int, *, is_wide: bool) -> int:
-        """What counting so many rows of a table takes."""
+        """Return the memory that counting `num_rows` rows of a table takes."""
         return num_rows * 2 * (8 if is_wide else 4)
 
     def __len__(self) -> int:
@@ -52,34 +53,34 @@ class DenseIdCounts:
                 values = values[(values >= self.first) & (values < self.stop)] - self.first
             np.add.at(into, values, self._one)
 
-    def used(self) -> Iterator[tuple[NDArray[np.intp], NDArray[np.int64], NDArray[np.int64]]]:
-        """Ids that are looked up at all, rising, how often, and how often with a label of 1; in portions."""
+    def used(self) -> Iterator[tuple[NDArray[np.intp], Int64s, Int64s]]:
+        """Yield in portions the ids that are looked up at all, rising, how often, and how often with a label of 1."""
         for start in range(0, len(self._all), _CHUNK):
             at = start + np.flatnonzero(self._all[start : start + _CHUNK] != 0)
             yield self.first + at, self._all[at].astype(np.int64), self._positive[at].astype(np.int64)
 
-    def rates(self, ids: NDArray[Any], prior: float, weight: float) -> NDArray[np.float64]:
-        """Share of label 1 among the lookups of each id, drawn to `prior` as by `weight` lookups more."""
+    def rates(self, ids: Array, prior: float, weight: float) -> Doubles:
+        """Return the share of label 1 among the lookups of each id, drawn to `prior` as by `weight` more lookups."""
         at = ids.astype(np.intp) - self.first
-        rates: NDArray[np.float64] = (self._positive[at] + prior * weight) / (self._all[at] + weight)
+        rates: Doubles = (self._positive[at] + prior * weight) / (self._all[at] + weight)
         return rates
 
-    def is_used(self, ids: NDArray[Any]) -> NDArray[np.bool_]:
-        """Which of the ids are looked up at all."""
-        found: NDArray[np.bool_] = self._all[ids.astype(np.intp) - self.first] != 0
+    def is_used(self, ids: Array) -> Mask:
+        """Mark the ids that are looked up at all."""
+        found: Mask = self._all[ids.astype(np.intp) - self.first] != 0
         return found
 
 
 class SparseIdCounts:
-    """The same of a table with far more rows than the data has lookups: holds only the ids that occur."""
+    """Counts lookups of a table with far more rows than the data has lookups: it holds only the ids that occur."""
 
     def __init__(self, stop: int) -> None:
         self.first, self.stop = 0, stop
-        self._met: list[tuple[NDArray[np.intp], NDArray[np.bool_]]] = []
+        self._met: list[tuple[NDArray[np.intp], Mask]] = []
 
     @staticmethod
     def size_bytes(num_ids: int) -> int:
-        """What counting so many lookups takes."""
+        """Return the memory that counting `num_ids` lookups takes."""
         return 48 * num_ids
 
     def __len__(self) -> int:
@@ -90,29 +91,29 @@ class SparseIdCounts:
         is_positive = np.repeat(block.label, ids.shape[1] if lengths is None else lengths) != 0
         self._met.append((ids.reshape(-1).astype(np.intp), is_positive))
 
-    def used(self) -> Iterator[tuple[NDArray[np.intp], NDArray[np.int64], NDArray[np.int64]]]:
+    def used(self) -> Iterator[tuple[NDArray[np.intp], Int64s, Int64s]]:
         yield self._counted
 
-    def rates(self, ids: NDArray[Any], prior: float, weight: float) -> NDArray[np.float64]:
+    def rates(self, ids: Array, prior: float, weight: float) -> Doubles:
         _, counts, positive = self._counted
         if not len(counts):
             return np.full(len(ids), prior)
-        at, is_used = self._places(ids)
-        rates: NDArray[np.float64] = (positive[at] + prior * weight) / (counts[at] + weight)
+        at, is_used = self._indexes_of(ids)
+        rates: Doubles = (positive[at] + prior * weight) / (counts[at] + weight)
         return np.where(is_used, rates, prior)
 
-    def is_used(self, ids: NDArray[Any]) -> NDArray[np.bool_]:
-        return self._places(ids)[1]
+    def is_used(self, ids: Array) -> Mask:
+        return self._indexes_of(ids)[1]
 
     @cached_property
-    def _counted(self) -> tuple[NDArray[np.intp], NDArray[np.int64], NDArray[np.int64]]:
+    def _counted(self) -> tuple[NDArray[np.intp], Int64s, Int64s]:
         none = (np.zeros(0, np.intp), np.zeros(0, bool))
         ids, is_positive = (np.concatenate(arrays) for arrays in zip(none, *self._met, strict=True))
-        found, places = np.unique(ids, return_inverse=True)
-        counts = np.bincount(places, minlength=len(found)).astype(np.int64)
-        return found, counts, np.bincount(places[is_positive], minlength=len(found)).astype(np.int64)
+        found, indexes = np.unique(ids, return_inverse=True)
+        counts = np.bincount(indexes, minlength=len(found)).astype(np.int64)
+        return found, counts, np.bincount(indexes[is_positive], minlength=len(found)).astype(np.int64)
 
-    def _places(self, ids: NDArray[Any]) -> tuple[NDArray[np.intp], NDArray[np.bool_]]:
+    def _indexes_of(self, ids: Array) -> tuple[NDArray[np.intp], Mask]:
         found = self._counted[0]
         at = np.minimum(np.searchsorted(found, ids), max(len(found) - 1, 0))
         return at, (found[at] == ids) if len(found) else np.zeros(len(ids), bool)
@@ -122,14 +123,14 @@ Counts = DenseIdCounts | SparseIdCounts
 
 
 class Frequencies:
-    """What is reported of a column, from counts of one range of ids after another."""
+    """Summarizes a column from counts of one range of ids after another."""
 
     def __init__(self) -> None:
         self._top: list[tuple[int, int, int]] = []
-        """Of the most frequent: minus its count, the id, and how often its label was 1."""
+        """The most frequent ids: minus the count, the id, and how often its label was 1."""
         self._id_0 = 0
         self._few = np.zeros(_SMALL, np.int64)  # Ids that were looked up so often, by how often.
-        self._often: list[NDArray[np.int64]] = []  # Counts that are larger.
+        self._often: list[Int64s] = []  # Counts that are larger.
 
     def add(self, counts: Counts) -> None:
         for ids, values, positive in counts.used():
@@ -139,7 +140,7 @@ class Frequencies:
             if len(ids) and ids[0] == 0:
                 self._id_0 = int(values[0])
 
-    def _add_top(self, ids: NDArray[np.intp], values: NDArray[np.int64], positive: NDArray[np.int64]) -> None:
+    def _add_top(self, ids: NDArray[np.intp], values: Int64s, positive: Int64s) -> None:
         at = np.flatnonzero(values > (-self._top[-1][0] if len(self._top) == NUM_TOP else 0))
         if len(at) > NUM_TOP:
             least = np.partition(values[at], len(at) - NUM_TOP)[len(at) - NUM_TOP]
@@ -149,7 +150,7 @@ class Frequencies:
         self._top = sorted([*self._top, *found])[:NUM_TOP]
 
     def summary(self, num_rows: int) -> dict[str, Any]:
-        """As `statistics.json` has it; `num_rows` is the table's."""
+        """Return the column's entry of `statistics.json`; its table has `num_rows` rows."""
         values, nums = self._levels()
         num_ids, num_used = int((values * nums).sum()), int(nums.sum())
         ranks = [rank for rank in _RANKS if rank < num_used] + [num_used]
@@ -164,8 +165,8 @@ class Frequencies:
             "top": [{"id": top, "count": -count, "label_rate": _share(num, -count)} for count, top, num in self._top],
         }
 
-    def _levels(self) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-        """How often, falling, and how many ids were."""
+    def _levels(self) -> tuple[Int64s, Int64s]:
+        """Return the distinct counts, falling, and how many ids have each."""
         often, often_nums = np.unique(np.concatenate([np.zeros(0, np.int64), *self._often]), return_counts=True)
         few = np.flatnonzero(self._few[: _SMALL - 1])
         few = few[few > 0]
@@ -173,8 +174,8 @@ class Frequencies:
         return values, np.concatenate([self._few[few], often_nums])[::-1].astype(np.int64)
 
 
-def _covered(values: NDArray[np.int64], nums: NDArray[np.int64], ranks: Iterable[int]) -> list[int]:
-    """Lookups of the so many most frequent ids."""
+def _covered(values: Int64s, nums: Int64s, ranks: Iterable[int]) -> list[int]:
+    """Return the lookups of the most frequent ids up to each rank."""
     num_ids = np.concatenate([[0], np.cumsum(nums)])
     lookups = np.concatenate([[0], np.cumsum(nums * values)])
     covered = []
@@ -190,10 +191,10 @@ def _share(part: int, total: int) -> float | None:
 
 
 class LengthSummary:
-    """Lengths of a ragged feature."""
+    """Summarizes the lengths of a ragged feature."""
 
     def __init__(self) -> None:
-        self._num_rows = np.zeros(0, np.int64)  # By how many ids they have.
+        self._num_rows = np.zeros(0, np.int64)  # Rows, by how many ids they have.
 
     def add(self, lengths: Any) -> None:
         if lengths is not None:
@@ -211,7 +212,7 @@ class LengthSummary:
 
 
 class DenseSummary:
-    """Of D columns. A value's cell is the upper half of its 32 bits, so that one pass is enough."""
+    """Summarizes dense columns. A value's cell is the upper half of its 32 bits, so that one pass is enough."""
 
     def __init__(self, num_columns: int) -> None:
         self.num_rows = 0
@@ -222,12 +223,12 @@ class DenseSummary:
         self._min = np.full(num_columns, np.inf)
         self._max = np.full(num_columns, -np.inf)
 
-    def add(self, dense: NDArray[Any]) -> None:
-        """Take [n, D]."""
+    def add(self, dense: Array) -> None:
+        """Take rows [n, D]."""
         for start in range(0, len(dense), _ROWS_AT_A_TIME):
             self._add(dense[start : start + _ROWS_AT_A_TIME])
 
-    def _add(self, dense: NDArray[Any]) -> None:
+    def _add(self, dense: Array) -> None:
         columns = np.ascontiguousarray(dense.T, np.float32)
         self.num_rows += columns.shape[1]
         cells = columns.view("<u2")[:, 1::2].astype(np.intp)
@@ -248,7 +249,7 @@ class DenseSummary:
         np.maximum(self._max, highest.max(axis=1, initial=-np.inf), out=self._max)
 
     def summary(self, column: int) -> dict[str, Any]:
-        """As `statistics.json` has it; of the finite values."""
+        """Return the column's entry of `statistics.json`, of the finite values."""
         cells = self._cells[column * _NUM_CELLS : (column + 1) * _NUM_CELLS]
         middles, counts, num_not_finite = _in_order(cells)
         num = int(counts.sum())
@@ -270,8 +271,9 @@ class DenseSummary:
         }
 
 
-def _in_order(cells: NDArray[np.int64]) -> tuple[NDArray[np.float64], NDArray[np.int64], int]:
-    """The middles of the finite cells that have values, rising, how many each has, and how many are not finite."""
+def _in_order(cells: Int64s) -> tuple[Doubles, Int64s, int]:
+    """Return the middles of the finite cells that have values, rising, how many each has, and how many are not
+    finite."""
     used = np.flatnonzero(cells)
     is_finite = (used & ~_SIGN) < _INFINITE
     num_not_finite = int(cells[used[~is_finite]].sum())

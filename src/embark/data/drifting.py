@@ -7,22 +7,21 @@ from copy import copy
 from typing import Self
 
 import numpy as np
-from numpy.typing import NDArray
 
-from embark.data.hashing import STEP, Hashes, bell, hash_counters, quarter, stream_keys, uniform
 from embark.data.synthetic import (
     CALIBRATION,
     CURVATURE,
-    DENSE,
     EVAL,
     IDS,
-    LENGTHS,
     TRAIN,
     Drawn,
-    Floats,
+    Ids,
+    Lengths,
     SyntheticSource,
     TeacherModel,
 )
+from embark.features.arrays import Doubles, Floats, Hashes, Int32s, Int64s
+from embark.features.hashing import STEP, hash_counters, quarter, stream_keys, uniform
 from embark.spec.data import DataSpec, DriftSpec
 from embark.spec.model import ModelSpec, Table
 
@@ -30,14 +29,12 @@ _STREAM = 0xD21F
 _SUCCESSION, _NAMES, _DRIFT_OF_IDS, _DRIFT_OF_DENSE = range(4)
 _CALIBRATION_SAMPLES_PER_DAY = 256  # The scales are those of the mean over many days.
 
-Days = NDArray[np.float64]
-RawIds = NDArray[np.int64]
 
 
 class DriftingSource(SyntheticSource):
     """Sample `i` is a function of the seed and of `i` alone, at the time `i / samples_per_day`; there is no last one.
 
-    A feature has `num_ids` places by popularity, each held by one id at a time. New ids replace those of all ranks
+    A feature has `num_ids` ranks by popularity, each held by one id at a time. New ids replace those of all ranks
     alike, and an id's effect drifts while it lives.
     """
 
@@ -53,15 +50,15 @@ class DriftingSource(SyntheticSource):
         self._succession_keys, self._name_keys = keys[shared], names[shared]
         super().__init__(model, data)
 
-    def days(self, split: int, span: range) -> Days:
-        """The times of samples."""
+    def days(self, split: int, span: range) -> Doubles:
+        """Return the times of samples."""
         positions = np.arange(span.start, span.stop, dtype=np.float64)
         if split == CALIBRATION:
             return positions / _CALIBRATION_SAMPLES_PER_DAY
         return (positions + (self.num_train_samples if split == EVAL else 0)) / self.drift.samples_per_day
 
-    def raw_ids(self, start: int, stop: int) -> list[RawIds]:
-        """The ids themselves of training samples: [n, multi_hot] for each feature."""
+    def raw_ids(self, start: int, stop: int) -> list[Int64s]:
+        """Return the ids themselves of training samples: [n, multi_hot] for each feature."""
         span, found = range(start, stop), [np.empty(0, np.int64)] * len(self._tables)
         for group in self.groups:
             ranks = group.draw_ids(self.table_keys[TRAIN, IDS], span)
@@ -70,7 +67,8 @@ class DriftingSource(SyntheticSource):
         return found
 
     def best_auc(self, start: int, stop: int) -> float:
-        """The AUC that the true probabilities of these training samples reach in expectation over their labels."""
+        """Return the AUC that the true probabilities of these training samples reach in expectation over their
+        labels."""
         p = self.train_rows(0, start, stop).best_probability
         assert p is not None
         clicks = np.sort(p.astype(np.float64))
@@ -89,13 +87,8 @@ class DriftingSource(SyntheticSource):
     def _make_teacher(self, tables: Sequence[Table]) -> TeacherModel:
         return DriftingTeacher(tables, self._data, self.num_dense)
 
-    def _draw(self, split: int, span: range) -> Drawn:
-        days = self.days(split, span)
-        counters = np.arange(span.start * self.num_dense, span.stop * self.num_dense)
-        dense = bell(hash_counters(self.key(split, DENSE), counters)).reshape(len(span), self.num_dense)
-        ranks = [group.draw_ids(self.table_keys[split, IDS], span) for group in self.groups]
-        lengths = [group.draw_lengths(self.table_keys[split, LENGTHS], span) if self.is_ragged else None
-                   for group in self.groups]
+    def _taught(self, split: int, span: range, dense: Floats, ids: Ids, lengths: Lengths) -> Drawn:
+        days, ranks = self.days(split, span), ids
         raw = [self._raw(drawn, group.tables, days) for drawn, group in zip(ranks, self.groups, strict=True)]
         assert isinstance(self.teacher, DriftingTeacher)
         teacher = self.teacher.at(days, {group.tables[0]: ids for group, ids in zip(self.groups, raw, strict=True)})
@@ -103,18 +96,18 @@ class DriftingSource(SyntheticSource):
         return dense, [self._in_tables(ids, group.tables) for ids, group in zip(raw, self.groups, strict=True)], \
             lengths, parts
 
-    def _raw(self, ranks: NDArray[np.int32], tables: list[int], days: Days) -> RawIds:
-        """[G, n, multi_hot]: who holds these places at these times."""
+    def _raw(self, ranks: Int32s, tables: list[int], days: Doubles) -> Int64s:
+        """Return [G, n, multi_hot]: the ids that hold these ranks at these times."""
         phase = uniform(hash_counters(self._succession_keys[tables][:, None, None], ranks))
         generation = (phase + days[:, None] * self.drift.id_churn).astype(np.int64)
         bits = hash_counters(self._name_keys[tables][:, None, None], (generation << 32) + ranks)
         return (bits >> np.uint64(1)).view(np.int64)
 
-    def _in_tables(self, ids: RawIds, tables: list[int]) -> NDArray[np.int32]:
-        """Modulo the rows; a dynamic table takes the ids themselves."""
+    def _in_tables(self, ids: Int64s, tables: list[int]) -> Int32s:
+        """Take ids modulo the rows of their tables; a dynamic table takes the ids themselves."""
         rows = np.array([1 << 62 if self._is_raw[t] else self._tables[t].rows for t in tables], np.int64)
         raw = np.array([self._is_raw[t] for t in tables])
-        found: NDArray[np.int32] = np.where(raw[:, None, None], ids, ids % rows[:, None, None]).astype(self.id_dtype)
+        found: Int32s = np.where(raw[:, None, None], ids, ids % rows[:, None, None]).astype(self.id_dtype)
         return found
 
 
@@ -126,16 +119,16 @@ class DriftingTeacher(TeacherModel):
         drift: DriftSpec = data.drift
         self.head, self._rate = drift.head_ids, drift.preference_drift
         self._dense_keys = stream_keys(data.seed, _STREAM, _DRIFT_OF_DENSE, columns=num_dense)
-        self._days: Days = np.empty(0)
-        self._raw: dict[int, RawIds] = {}
+        self._days: Doubles = np.empty(0)
+        self._raw: dict[int, Int64s] = {}
 
-    def at(self, days: Days, raw: dict[int, RawIds]) -> Self:
-        """This teacher at the times of samples, whose raw ids are given by the first table of each group."""
+    def at(self, days: Doubles, raw: dict[int, Int64s]) -> Self:
+        """Return this teacher at the times of samples, whose raw ids are given by the first table of each group."""
         then = copy(self)
         then._days, then._raw = days, raw
         return then
 
-    def _id_values(self, ids: NDArray[np.int32], tables: list[int]) -> Callable[[int, int], Floats]:
+    def _id_values(self, ids: Int32s, tables: list[int]) -> Callable[[int, int], Floats]:
         keys, raw = self.table_keys[tables][:, None, None], self._raw[tables[0]].view(np.uint64)
         knot, share = self._moment(raw, self._days[:, None])
         before, after = (hash_counters(keys, raw + (knot + np.uint64(one)) * np.uint64(STEP ^ _DRIFT_OF_IDS))
@@ -151,15 +144,16 @@ class DriftingTeacher(TeacherModel):
             total += _between(before, after, share) * (column + np.float32(CURVATURE) * column * column)
         return total
 
-    def _moment(self, bits: Hashes, days: Days) -> tuple[Hashes, Floats]:
-        """Which random value comes before, and how far it is to the next."""
-        place = uniform(bits * np.uint64(STEP)) + days * self._rate
-        knot = np.floor(place)
-        return knot.astype(np.uint64), (place - knot).astype(np.float32)
+    def _moment(self, bits: Hashes, days: Doubles) -> tuple[Hashes, Floats]:
+        """Return which random value comes before, and how far it is to the next."""
+        moment = uniform(bits * np.uint64(STEP)) + days * self._rate
+        knot = np.floor(moment)
+        return knot.astype(np.uint64), (moment - knot).astype(np.float32)
 
 
 def _between(before: Floats, after: Floats, share: Floats) -> Floats:
-    """Of variance 1, as both are. Without sin and cos: a square root rounds alike everywhere."""
+    """Mix two values of variance 1 into one of variance 1. Without sin and cos: a square root rounds alike
+    everywhere."""
     stay = np.float32(1) - share
     mixed: Floats = (before * stay + after * share) / np.sqrt(stay * stay + share * share)
     return mixed

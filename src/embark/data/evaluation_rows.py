@@ -10,8 +10,8 @@ from tempfile import TemporaryDirectory
 from typing import Any, Literal, get_args
 
 from embark.data import LOOK, open_source, resolve_from_data
-from embark.data.id_maps import PreparedWith
 from embark.data.loader import Batch, SampleSource
+from embark.data.prepare.later_rows import PreparedWith
 from embark.data.prepared import Manifest
 from embark.data.prepared.cache import find_manifest, read_manifest
 from embark.data.prepared.manifest import EARLIER
@@ -26,25 +26,25 @@ class EvaluationRows:
     """Rows as a source whose held-out samples they are, and what to call them."""
 
     source: SampleSource
-    spec: RunSpec  # With the data that was opened.
-    path: str  # Empty of synthetic data.
-    split: str  # Empty of a raw file.
+    spec: RunSpec  # The spec with the data that was opened.
+    path: str  # Empty for synthetic data.
+    split: str  # Empty for a raw file.
     columns: Mapping[str, str] = field(default_factory=dict)
-    """By table: the column of the input, where it has another name."""
+    """The column of the input of each table that has another name."""
     dense: tuple[str, ...] = ()  # The names of the dense columns, where they have any.
     notes: tuple[str, ...] = ()
 
     @property
     def description(self) -> str:
-        """Such as `test split of data/prepared`."""
-        place = self.path or (self.spec.data.kind if self.spec.data.is_own else "synthetic data")
+        """Describe the rows, such as `test split of data/prepared`."""
+        data = self.path or (self.spec.data.kind if self.spec.data.is_own else "synthetic data")
         kind = {"train": "training rows", "": "all rows"}.get(self.split, f"{self.split} split")
-        return f"{kind} of {place}"
+        return f"{kind} of {data}"
 
 
 @contextmanager
 def open_rows(spec: RunSpec, fingerprint: str, data: str = "", split: str = "") -> Iterator[EvaluationRows]:
-    """`spec` is the run's, and `fingerprint` its data's, as its checkpoint recorded it."""
+    """Open the rows to evaluate. `spec` is the run's, and `fingerprint` its data's, as its checkpoint recorded it."""
     if split and split not in get_args(SplitName):
         raise UserError(f"--split {split}: no such split", fix=f"one of: {', '.join(get_args(SplitName))}")
     if not data:
@@ -112,7 +112,7 @@ def _view(source: SampleSource, spec: RunSpec, path: str, split: str) -> Evaluat
 
 
 def _with_names(rows: EvaluationRows, path: str, manifest: Manifest) -> EvaluationRows:
-    """Those that the columns of the input had."""
+    """Name the columns as the input does."""
     before = PreparedWith.of(path, manifest)
     columns = {column.name: column.source for column in before.schema.sparse} if before else {}
     return replace(rows, columns=columns, dense=manifest.layout.dense)
@@ -147,7 +147,7 @@ def _raw(spec: RunSpec, fingerprint: str, data: str, folder: Path) -> Evaluation
 
 
 def _of_stream(spec: RunSpec, data: str) -> EvaluationRows:
-    """Rows that hold ids, as the records do that the run follows."""
+    """Read rows that hold ids, as the records of the run's stream do."""
     from embark.data.permuted_rows import RowsInMemory
     from embark.data.stream.source import StreamSource
 
@@ -162,7 +162,7 @@ def _manifest_at(path: str) -> Manifest | None:
 
 
 def _check_id_maps(spec: RunSpec, fingerprint: str, path: str, manifest: Manifest) -> str:
-    """Ids of other maps mean other values: refuse them. A note where the run's own maps cannot be read."""
+    """Refuse ids of other maps, which mean other values. Return a note if the run's own maps cannot be read."""
     own: Manifest | None = None
     why = ""
     if spec.data.kind == "prepared":

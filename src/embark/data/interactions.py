@@ -3,23 +3,29 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import lru_cache
-from pathlib import Path
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
-from embark.data.hashing import hash_counters, stream_key, uniform
-from embark.data.loader import Batch
+from embark.data.columns import read_rows, refuse_empty, sample_files
+from embark.data.loader import Batch, check_range
+from embark.data.prepare.guess import find_times
 from embark.data.prepare.inputs import Inputs
-from embark.errors import DataError, MissingPackage, nearest
+from embark.errors import DataError, nearest
+from embark.features.arrays import Array, Int32s, Int64s, Mask
+from embark.features.arrow.cells import as_utf8, join_arrays, normalize_array
+from embark.features.arrow.row_parser import Location, RowParser
+from embark.features.encoding import PLAIN
+from embark.features.hashing import hash_counters, stream_key, uniform
+from embark.features.rows import RawRows
+from embark.features.schema import Schema, SparseColumn
 from embark.spec import DataSpec, ModelSpec, Table
+from embark.spec.data import PrepareSpec
 
-I64 = NDArray[np.int64]
 _ORDER, _NEGATIVES, _EVAL_NEGATIVES = range(3)
-NUM_HELD_OUT = 2  # Of each user: the last item for testing, the one before it for validation.
+NUM_HELD_OUT = 2  # Each user's last item for testing, the one before it for validation.
 MIN_LENGTH = 3  # Users with fewer items are trained on, and not evaluated.
 MAX_REDRAWS = 100
 
@@ -45,9 +51,10 @@ class InteractionsSource:
         train_ends = np.where(is_held_out, ends - NUM_HELD_OUT, ends)
         self._train_users = np.flatnonzero(train_ends - self._starts >= 2)  # the shortest has an item and the next one
         self._eval_users = np.flatnonzero(is_held_out)
+        self.num_train_samples, self.num_eval_samples = len(self._train_users), len(self._eval_users)
         self._train_ends, self._eval_ends = train_ends, ends - is_eval_last + 1
         self._all_ends = ends
-        # For «has the user chosen this item?»: all pairs in one sorted array. Training does not know those held out.
+        # All pairs of user and chosen item in one sorted array. Training does not know those held out.
         users = np.repeat(np.arange(len(lengths)), lengths)
         pairs = users * self._num_rows + self._items
         self._chosen = np.unique(pairs)
@@ -67,45 +74,33 @@ class InteractionsSource:
                                        "items to train on: the newest are used",) if long else ()
         self._order = lru_cache(2)(self._epoch_order)
 
-    @property
-    def num_train_samples(self) -> int:
-        """Users with something to train on."""
-        return len(self._train_users)
-
-    @property
-    def num_eval_samples(self) -> int:
-        """Users of whom something is held out."""
-        return len(self._eval_users)
-
     def fingerprint(self) -> str:
-        """Of all rows, in order."""
+        """A checksum of all rows, in order."""
         digest = hashlib.sha256(self._items.data)
         for array in (self._starts, self._stamps if self._times else None):
             digest.update(b"" if array is None else np.ascontiguousarray(array).data)
         return digest.hexdigest()
 
     def train_rows(self, epoch: int, start: int, stop: int) -> Batch:
-        """Users `start` to `stop` of the epoch's order, with negatives of this epoch."""
+        """Return users `start` to `stop` of the epoch's order, with negatives of this epoch."""
         order = self._order(epoch)
-        if not 0 <= start <= stop <= len(order):
-            raise IndexError(f"samples {start} to {stop} of {len(order)}")
+        check_range(start, stop, len(order))
         users = order[start:stop]
         num = self._negatives.multi_hot if self._negatives else 0
         return self._batch(users, self._train_ends, self._trained, stream_key(self._seed, _NEGATIVES, epoch), num)
 
     def eval_rows(self, start: int, stop: int) -> Batch:
-        """Held-out users, with the same negatives every time."""
-        if not 0 <= start <= stop <= len(self._eval_users):
-            raise IndexError(f"samples {start} to {stop} of {len(self._eval_users)}")
+        """Return held-out users, with the same negatives every time."""
+        check_range(start, stop, self.num_eval_samples)
         num = self._num_eval_negatives if self._negatives else 0
         return self._batch(self._eval_users[start:stop], self._eval_ends, self._chosen,
                            stream_key(self._seed, _EVAL_NEGATIVES), num)
 
-    def _batch(self, users: I64, ends: I64, chosen: I64, key: Any, num_negatives: int) -> Batch:
+    def _batch(self, users: Int64s, ends: Int64s, chosen: Int64s, key: Any, num_negatives: int) -> Batch:
         ends = ends[users]
         lengths = np.minimum(ends - self._starts[users], self._history.multi_hot)
         rows = np.repeat(ends - np.cumsum(lengths), lengths) + np.arange(lengths.sum())
-        found: dict[str, tuple[NDArray[np.int32], I64]] = {self._history.name: (self._items[rows], lengths)}
+        found: dict[str, tuple[Int32s, Int64s]] = {self._history.name: (self._items[rows], lengths)}
         if self._negatives:
             found[self._negatives.name] = (
                 self._draw(users, chosen, key, num_negatives), np.full(len(users), num_negatives))
@@ -122,8 +117,8 @@ class InteractionsSource:
             label=np.ones(len(users), np.float32), is_fixed=False,
         )
 
-    def _draw(self, users: I64, chosen: I64, key: Any, num: int) -> NDArray[np.int32]:
-        """Items of the log that are not among the users' `chosen`, all equally likely; by user and index alone."""
+    def _draw(self, users: Int64s, chosen: Int64s, key: Any, num: int) -> Int32s:
+        """Draw items of the log that are not among the users' `chosen`, all equally likely, by user and index alone."""
         counters = users[:, None] * num + np.arange(num)
         drawn = np.empty(counters.shape, np.int64)
         pending = np.ones(counters.shape, bool)
@@ -137,95 +132,75 @@ class InteractionsSource:
                 break
         return drawn.astype(np.int32).reshape(-1)
 
-    def _epoch_order(self, epoch: int) -> I64:
+    def _epoch_order(self, epoch: int) -> Int64s:
         bits = hash_counters(stream_key(self._seed, _ORDER, epoch), self._train_users)
         return self._train_users[np.argsort(bits, kind="stable")]
 
 
 class Log:
-    """All rows, user by user, each user's in order."""
+    """All rows, user by user, the rows of each user in order."""
 
-    def __init__(self, users: NDArray[Any], items: I64, times: I64 | None) -> None:
+    def __init__(self, users: Array, items: Int64s, times: Int64s | None) -> None:
         self.users, number, counts = np.unique(users, return_inverse=True, return_counts=True)
         order = np.argsort(number, kind="stable") if times is None else np.lexsort((times, number))
         self.items, self.starts = items[order], np.concatenate([[0], np.cumsum(counts)])
-        self.times: NDArray[np.int32] | None = None if times is None else (times[order] - times.min()).astype(np.int32)
+        self.times: Int32s | None = None if times is None else (times[order] - times.min()).astype(np.int32)
+
+
+class _LogParser(RowParser):
+    """Reads the items and their times, and collects the cells of the users, who are sorted as they are written."""
+
+    def __init__(self, schema: Schema, user: str) -> None:
+        super().__init__(schema, PLAIN)
+        self._user, self._users = user, list[Any]()
+
+    @property
+    def columns(self) -> list[str]:
+        return [*super().columns, self._user]
+
+    def parse(self, column: Callable[[str], Any], location: Location, where: str) -> RawRows:
+        self._users.append(normalize_array(column(self._user)))
+        return super().parse(column, location, where)
+
+    def users(self, path: str) -> Array:
+        """Return the numbers of the users, or all as text where one is not a number."""
+        cells = join_arrays(self._users)
+        found = self._cells.keys(cells, SparseColumn(self._user, "integer"))
+        refuse_empty(path, self._user, found.is_missing)
+        if found.is_bad is None:
+            return found.keys.view(np.int64)
+        return np.array(as_utf8(self._cells.text(cells)).to_pylist(), str)
 
 
 def read_log(data: DataSpec) -> Log:
-    """Of a text, Parquet or NPZ file."""
+    """Read text, Parquet or NPZ files. Times that are numbers are seconds unless `data.prepare.time_unit` is set."""
     how, inputs = data.interactions, Inputs()
-    local = inputs.local_path(inputs.find(data.path)[0].uri)
-    if local is None:
-        raise DataError(f"{data.path}: an interaction log is read from a local file", fix="copy it to this machine")
+    files = inputs.find(data.path)
+    options = PrepareSpec(
+        delimiter=how.delimiter, column_names=how.column_names, header=not how.column_names, missing=PLAIN.missing,
+        time_unit="s" if data.prepare.time_unit == "auto" else data.prepare.time_unit)
     names = (how.user, how.item, *([data.time_column] if data.time_column else []))
-    columns = _read_npz(Path(local), names) if local.endswith(".npz") else _read_arrow(Path(local), data, names)
-    items, times = columns[how.item], columns.get(data.time_column)
-    if not len(items):
-        raise DataError(f"{data.path}: has no rows", fix="write it again")
-    if items.dtype.kind not in "iu":
-        raise DataError(f"{data.path}: column {how.item!r} holds {items.dtype}, not whole numbers",
-                        fix="number the items from 0 or 1 on")
-    if times is not None:
-        if times.dtype.kind not in "iuf":
-            raise DataError(f"{data.path}: column {data.time_column!r} holds {times.dtype}, not a time",
-                            fix="seconds since 1970, or ISO 8601 such as 2024-05-31 18:00:00")
-        times = times.astype(np.int64)
-        if times.max() - times.min() >= 2**31:
-            raise DataError(f"{data.path}: the times of column {data.time_column!r} span more than 2³¹ seconds",
-                            fix="write seconds, not milliseconds")
-    users = columns[how.user]
-    return Log(users if users.dtype.kind in "iu" else users.astype(str), items.astype(np.int64), times)
+    sample = sample_files(inputs, files, options, names)
+    columns = tuple(column.name for column in sample.columns)
+    if lacking := [name for name in names if name not in columns]:
+        raise DataError(f"{files[0].uri}: has no column {lacking[0]!r}", fix=f"{nearest(lacking[0], columns)}; a file "
+                        "without a header needs data.interactions.column_names")
+    times = find_times(data.model_copy(update={"prepare": options}), sample.columns, files[0].uri)
+    schema = Schema(sample.format, "", (), (SparseColumn(how.item, "integer"),), columns, times=times,
+                    delimiter=sample.delimiter, has_header=sample.has_header, time_column=data.time_column,
+                    is_split_by_time=bool(times))
+    parser = _LogParser(schema, how.user)
+    rows = read_rows(inputs, files, lambda _: schema, parser)
+    refuse_empty(data.path, how.item, rows.is_missing[0])
+    seconds = None if rows.time is None else rows.time // 1_000_000
+    if seconds is not None and seconds.max() - seconds.min() >= 2**31:
+        raise DataError(f"{data.path}: the times of column {data.time_column!r} span more than 2³¹ seconds",
+                        fix='set data.prepare.time_unit = "ms" if they are milliseconds')
+    return Log(parser.users(data.path), rows.keys[0].view(np.int64), seconds)
 
 
-def _read_npz(path: Path, names: Sequence[str]) -> dict[str, NDArray[Any]]:
-    with np.load(path, allow_pickle=False) as arrays:
-        for name in names:
-            if name not in arrays.files:
-                raise DataError(f"{path}: has no array {name!r}", fix=nearest(name, arrays.files))
-        return {name: arrays[name] for name in names}
-
-
-def _read_arrow(path: Path, data: DataSpec, names: Sequence[str]) -> dict[str, NDArray[Any]]:
-    try:
-        import pyarrow as pa
-        import pyarrow.compute as pc
-        from pyarrow import csv, parquet
-    except ImportError:
-        raise MissingPackage("reading interaction logs needs pyarrow",
-                             fix="pip install 'embark-rec[columns]', or an NPZ file") from None
-    how = data.interactions
-    try:
-        if path.suffix in (".parquet", ".pq"):
-            table = parquet.read_table(path)
-        else:
-            with path.open(encoding="utf-8") as file:
-                delimiter = how.delimiter or _delimiter(file.readline())
-            table = csv.read_csv(path, csv.ReadOptions(column_names=list(how.column_names) or None),
-                                 csv.ParseOptions(delimiter=delimiter))
-    except (pa.ArrowInvalid, UnicodeDecodeError) as error:
-        raise DataError(f"{data.path}: cannot be read: {str(error).splitlines()[0]}",
-                        fix="a text file with one row a line, Parquet or NPZ") from error
-    found: dict[str, NDArray[Any]] = {}
-    for name in names:
-        if name not in table.column_names:
-            raise DataError(f"{data.path}: has no column {name!r}", fix=f"{nearest(name, table.column_names)}; a file "
-                            "without a header needs data.interactions.column_names")
-        column = table[name]
-        if column.null_count:
-            raise DataError(f"{data.path}: column {name!r} has {column.null_count:,} empty cells", fix="drop them")
-        if pa.types.is_temporal(column.type):
-            column = pc.cast(pc.cast(column, pa.timestamp("s"), safe=False), pa.int64())
-        found[name] = column.to_numpy()
-    return found
-
-
-def _delimiter(line: str) -> str:
-    return next((one for one in ("\t", ",", ";", " ") if one in line), ",")
-
-
-def _check_items(data: DataSpec, items: I64, table: Table) -> None:
-    is_bad: Sequence[bool] | NDArray[np.bool_] = (items < 0) | (items >= table.rows)
+def _check_items(data: DataSpec, items: Int64s, table: Table) -> None:
+    is_bad: Sequence[bool] | Mask = (items < 0) | (items >= table.rows)
     if np.any(is_bad):
         raise DataError(f"{data.path}: item {items[np.argmax(is_bad)]} is not in 0 to {table.rows - 1}; such rows: "
                         f"{np.sum(is_bad):,}", fix=f"table {table.name} needs rows = {int(items.max()) + 1}"

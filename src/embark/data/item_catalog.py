@@ -4,21 +4,20 @@ each, and which of them a user has."""
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
-from embark.data.hashing import hash_counters, stream_key
 from embark.data.loader import Batch, SampleSource
 from embark.errors import DataError
+from embark.features.arrays import Array, Floats, Int32s, Int64s
+from embark.features.hashing import hash_counters, stream_key
 from embark.spec.model import ModelSpec
 from embark.spec.two_tower import is_item_table
 
 _ROWS_AT_ONCE = 65_536
-_NEGATIVES = 0x6E6567  # Of the stream of random numbers.
-Int32s = NDArray[np.int32]
+_NEGATIVES = 0x6E6567  # The stream of random numbers.
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,87 +25,65 @@ class ItemCatalog:
     """All items of the training data, by rising id."""
 
     ids: Int32s  # [n]
-    counts: NDArray[np.int64]  # [n]: positives with the item.
-    dense: NDArray[np.float32]  # [n, num_item_dense]
-    features: tuple[tuple[Int32s, Int32s], ...]
-    """Of each table, in the model's order: the ids of item 0, then of item 1, …, and how many each has; 0 of tables of
-    the user tower. What an item has in its first sample of epoch 0."""
-    seen: NDArray[np.int64]  # Rising: user × rows of the item table + item, of all positives. Empty without a user.
-    num_rows: int  # Of the item table.
-    num_user_dense: int
+    counts: Int64s  # [n]: positives with the item.
+    samples: Batch
+    """The sample of each item: what it has in its first sample of epoch 0, without what belongs to the user tower."""
+    seen: Int64s  # Rising: user × rows of the item table + item, of all positives. Empty without a user.
+    num_rows: int  # Rows of the item table.
 
     def __len__(self) -> int:
         return len(self.ids)
 
-    def batch(self, which: NDArray[Any]) -> Batch:
-        """These items as samples without a user."""
-        ids, lengths = [], []
-        for values, counts in self.features:
-            starts = np.cumsum(counts) - counts
-            own = counts[which]
-            shift = np.repeat(starts[which] - (np.cumsum(own) - own), own)
-            ids.append(values[shift + np.arange(own.sum())])
-            lengths.append(own)
-        dense = np.zeros((len(which), self.num_user_dense + self.dense.shape[1]), np.float32)
-        dense[:, self.num_user_dense :] = self.dense[which]
-        return Batch(dense=dense, ids=np.concatenate(ids).astype(np.int32), lengths=np.stack(lengths).astype(np.int32),
-                     label=np.zeros(len(which), np.float32), is_fixed=False)
+    def batch(self, which: Array) -> Batch:
+        """Return these items as samples without a user."""
+        return self.samples.take(which)
 
-    def seen_by(self, user: int) -> NDArray[np.int64]:
-        """Positions in the catalogue of what the user has in the training data."""
+    def seen_by(self, user: int) -> Int64s:
+        """Return the positions in the catalogue of the items that the user has in the training data."""
         low, high = np.searchsorted(self.seen, (user * self.num_rows, (user + 1) * self.num_rows))
         return np.searchsorted(self.ids, self.seen[low:high] - user * self.num_rows)
 
-    def negatives(self, seed: int, step: int, first: int, stop: int) -> NDArray[np.int64]:
-        """Negatives `first` to `stop` of a step: positions, drawn uniformly by a counter, so that any rank draws its
-        own, and a resumed run those of an undisturbed one."""
+    def negatives(self, seed: int, step: int, first: int, stop: int) -> Int64s:
+        """Return the positions of negatives `first` to `stop` of a step. They are drawn uniformly by a counter, so
+        that any rank draws its own, and a resumed run those of an undisturbed one."""
         bits = hash_counters(stream_key(seed, _NEGATIVES, step), np.arange(first, stop))
         return (bits % np.uint64(len(self.ids))).astype(np.int64)
 
-    def expected_counts(self, batch_size: int, num_sampled: int) -> NDArray[np.float32]:
-        """By id: how often an item is among the candidates of a step on average; 0 of ids that are no item."""
+    def expected_counts(self, batch_size: int, num_sampled: int) -> Floats:
+        """Return by id how often an item is among the candidates of a step on average; 0 for ids that are no item."""
         found = np.zeros(self.num_rows, np.float64)
         found[self.ids] = batch_size * self.counts / max(1, self.counts.sum()) + num_sampled / len(self.ids)
         return found.astype(np.float32)
 
 
 def with_negatives(batch: Batch, items: Batch) -> Batch:
-    """The samples of `batch` and behind them those of `items`."""
-    parts, starts = [], [0, 0]
-    for lengths in zip(batch.lengths, items.lengths, strict=True):
-        for number, (one, own) in enumerate(zip((batch, items), lengths, strict=True)):
-            count = int(own.sum())
-            parts.append(one.ids[starts[number] : starts[number] + count])
-            starts[number] += count
-    return Batch(dense=np.concatenate([batch.dense, items.dense]), ids=np.concatenate(parts),
-                 lengths=np.concatenate([batch.lengths, items.lengths], axis=1),
-                 label=np.concatenate([batch.label, items.label]), is_fixed=False)
+    """Return the samples of `batch` and behind them those of `items`."""
+    return replace(Batch.join([batch, items]), is_fixed=False)
 
 
 def column_ids(batch: Batch, table: int) -> Int32s:
-    """[B] of a table with one id per sample; −1 where a sample has none."""
-    start = int(batch.lengths[:table].sum())
+    """Return the ids [B] of a table with one id per sample; −1 for a sample without one."""
     found = np.full(len(batch.label), -1, np.int32)
     has_one = batch.lengths[table] > 0
-    found[has_one] = batch.ids[start : start + int(has_one.sum())]
+    found[has_one] = batch.by_feature(batch.ids)[table]
     return found
 
 
 @dataclass(frozen=True, slots=True)
 class _Part:
-    """What one rank reads."""
+    """The items in the samples that one rank reads."""
 
     ids: Int32s
-    counts: NDArray[np.int64]
+    counts: Int64s
     samples: Batch  # One for each id.
-    seen: NDArray[np.int64]
+    seen: Int64s
 
 
 def read_item_catalog(
     source: SampleSource, model: ModelSpec, *, rank: int = 0, num_ranks: int = 1,
     gathered: Callable[[Any], Sequence[Any]] = lambda value: [value],
 ) -> ItemCatalog:
-    """One pass over the training samples, which the ranks share; every rank must call it."""
+    """Read the training samples once, shared among the ranks; every rank must call it."""
     two, names = model.two_tower, [table.name for table in model.table_list()]
     rows = model.table_list()[names.index(two.item)].rows
     item, user = names.index(two.item), names.index(two.user) if two.user and two.exclude_seen else None
@@ -119,14 +96,9 @@ def read_item_catalog(
     if not found.counts.sum():
         raise DataError("the training data has no positive sample: two towers learn from rows whose label is 1",
                         fix="check data.label")
-    features, start = [], 0
-    for lengths in found.samples.lengths:
-        count = int(lengths.sum())
-        features.append((found.samples.ids[start : start + count], lengths))
-        start += count
-    num_user = model.num_dense - two.num_item_dense
-    return ItemCatalog(found.ids, found.counts, found.samples.dense[:, num_user:], tuple(features), found.seen, rows,
-                       num_user)
+    samples = replace(found.samples, dense=found.samples.dense.copy(), label=np.zeros(len(found.ids), np.float32))
+    samples.dense[:, : model.num_dense - two.num_item_dense] = 0
+    return ItemCatalog(found.ids, found.counts, samples, found.seen, rows)
 
 
 def _read(source: SampleSource, start: int, stop: int, item: int, user: int | None, rows: int) -> _Part:
@@ -141,34 +113,18 @@ def _read(source: SampleSource, start: int, stop: int, item: int, user: int | No
     if user is not None:
         users = column_ids(batch, user).astype(np.int64)
         seen = np.unique((users * rows + items)[is_positive & (users >= 0)])
-    return _Part(ids, counts, _taken(batch, first), seen)
+    return _Part(ids, counts, batch.take(first), seen)
 
 
 def _merge(parts: Sequence[_Part], is_item: Sequence[bool]) -> _Part:
-    """The sample of an item is that of the first part that has it."""
+    """Join parts. The sample of an item is that of the first part that has it."""
     every = np.concatenate([part.ids for part in parts])
     ids, first, inverse = np.unique(every, return_index=True, return_inverse=True)
     counts = np.zeros(len(ids), np.int64)
     np.add.at(counts, inverse, np.concatenate([part.counts for part in parts]))
-    together = parts[0].samples
-    for part in parts[1:]:
-        together = with_negatives(together, part.samples)
-    samples = _taken(together, first)
+    samples = Batch.join([part.samples for part in parts]).take(first)
     keep = np.array(is_item)
     kept = np.repeat(keep, samples.lengths.sum(axis=1))
-    samples = Batch(dense=samples.dense, ids=samples.ids[kept], lengths=samples.lengths * keep[:, None],
-                    label=samples.label, is_fixed=False)
+    samples = replace(samples, ids=samples.ids[kept], lengths=samples.lengths * keep[:, None], is_fixed=False,
+                      weights=None, best_probability=None)
     return _Part(ids, counts, samples, np.unique(np.concatenate([part.seen for part in parts])))
-
-
-def _taken(batch: Batch, which: NDArray[Any]) -> Batch:
-    """These samples, in this order."""
-    ids, start = [], 0
-    for lengths in batch.lengths:
-        starts = start + np.cumsum(lengths) - lengths
-        own = lengths[which]
-        shift = np.repeat(starts[which] - (np.cumsum(own) - own), own)
-        ids.append(batch.ids[shift + np.arange(own.sum())])
-        start += int(lengths.sum())
-    return Batch(dense=batch.dense[which], ids=np.concatenate(ids), lengths=batch.lengths[:, which],
-                 label=batch.label[which], is_fixed=False)

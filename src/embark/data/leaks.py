@@ -6,7 +6,6 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
 
 from embark.data import open_source
 from embark.data.loader import Batch, SampleSource
@@ -23,42 +22,44 @@ NUM_PIECES = 8
 
 
 def column_scores(source: SampleSource, spec: RunSpec) -> dict[str, float]:
-    """The AUC of each column alone on a sample of the held-out rows; of ids, by the label rates of training rows."""
+    """Return the AUC of each column alone on a sample of the held-out rows; ids are scored by the label rates of
+    training rows."""
     tables = spec.model.table_list()
     num_rows = min(MAX_ROWS, MAX_IDS // max(1, sum(table.multi_hot for table in tables)))
-    trained = [source.train_rows(0, *ends) for ends in _pieces(source.num_train_samples, num_rows)]
-    held = [source.eval_rows(*ends) for ends in _pieces(source.num_eval_samples, num_rows)]
+    trained, held = [source.train_rows(0, *ends) for ends in _pieces(source.num_train_samples, num_rows)], \
+        [source.eval_rows(*ends) for ends in _pieces(source.num_eval_samples, num_rows)]
     if not trained or not held:
         return {}
-    label, held_label = (main_label(np.concatenate([one.label for one in some]), spec.model.tasks)
-                         for some in (trained, held))
-    dense = np.concatenate([one.dense for one in held]).astype(np.float64)
+    seen, asked = Batch.join(trained), Batch.join(held)
+    label, held_label = (main_label(batch.label, spec.model.tasks) for batch in (seen, asked))
+    dense = asked.dense.astype(np.float64)
     names = source.layout.dense if isinstance(source, PreparedSource) else spec.data.dense_columns
     if spec.data.is_own:
         names = tuple(f"dense {column}" for column in range(spec.model.num_dense))
     found = {name: auc(values, held_label) for name, values in zip(names, dense.T, strict=True)}
     prior, weight = float(label.mean()), PRIOR_WEIGHT
-    features = zip(tables, _features(trained), _features(held), strict=True)
-    for table, (ids, lengths), (held_ids, held_lengths) in features:
-        values, place = np.unique(np.concatenate([ids, held_ids]), return_inverse=True)
-        seen, asked = place[: len(ids)], place[len(ids) :]
-        counts = np.bincount(seen, minlength=len(values))
-        clicks = np.bincount(seen, np.repeat(label, lengths), minlength=len(values))
+    features = zip(tables, seen.by_feature(seen.ids), seen.lengths, asked.by_feature(asked.ids), asked.lengths,
+                   strict=True)
+    for table, ids, lengths, held_ids, held_lengths in features:
+        values, numbers = np.unique(np.concatenate([ids, held_ids]), return_inverse=True)
+        trained_numbers, held_numbers = numbers[: len(ids)], numbers[len(ids) :]
+        counts = np.bincount(trained_numbers, minlength=len(values))
+        clicks = np.bincount(trained_numbers, np.repeat(label, lengths), minlength=len(values))
         rates = (clicks + prior * weight) / (counts + weight)
         row = np.repeat(np.arange(len(held_label)), held_lengths)
-        sums = np.bincount(row, rates[asked], minlength=len(held_label))
+        sums = np.bincount(row, rates[held_numbers], minlength=len(held_label))
         found[table.name] = auc(np.where(held_lengths > 0, sums / np.maximum(held_lengths, 1), prior), held_label)
     return {name: score for name, score in found.items() if score is not None}
 
 
 @dataclass(frozen=True, slots=True)
 class ColumnsReport:
-    """What `embark data check` finds in files that are read without preparation."""
+    """The result of `embark data check` for files that are read without preparation."""
 
     path: str
     num_train_samples: int
     num_eval_samples: int
-    auc_alone: dict[str, float]  # By column.
+    auc_alone: dict[str, float]
     hints: tuple[str, ...]
 
 
@@ -72,24 +73,16 @@ def check_columns(spec: RunSpec) -> ColumnsReport:
 
 
 def leak_note(scores: dict[str, float]) -> str:
-    """Empty where no column gives the label away."""
+    """Name the columns that give the label away; empty if there is none."""
     leaking = [f"{name} (AUC {score:.4f})" for name, score in scores.items() if score >= LEAK_AUC]
     alone = "each alone predict" if len(leaking) > 1 else "alone predicts"
     return f"{', '.join(leaking)} {alone} the label of held-out rows" if leaking else ""
 
 
 def _pieces(num_rows: int, at_most: int) -> Iterator[tuple[int, int]]:
-    """Start and stop of up to `at_most` rows, spread over all."""
+    """Yield start and stop of up to `at_most` rows, spread over all."""
     size = min(num_rows, at_most) // NUM_PIECES
     if num_rows <= at_most or not size:
         yield from ([(0, num_rows)] if num_rows else [])
         return
     yield from ((start, start + size) for start in range(0, num_rows - size + 1, num_rows // NUM_PIECES))
-
-
-def _features(batches: list[Batch]) -> Iterator[tuple[NDArray[np.int32], NDArray[np.int32]]]:
-    """The ids of each feature and how many each row has, over all batches."""
-    lengths = [one.lengths for one in batches]
-    parts = [np.split(one.ids, np.cumsum(one.lengths.sum(axis=1))[:-1]) for one in batches]
-    for i in range(len(lengths[0])):
-        yield np.concatenate([ids[i] for ids in parts]), np.concatenate([some[i] for some in lengths])

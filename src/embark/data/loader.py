@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Generic, Protocol, Self, TypeVar
 
 import numpy as np
-from numpy.typing import NDArray
 
-from embark.model.batch import samples_per_rank, steps_per_epoch
+from embark.features.arrays import Array, Bytes, Floats, Int32s, Int64s, ragged_positions
+from embark.model.steps import samples_per_rank, steps_per_epoch
+from embark.spec.model import Table
 
 if TYPE_CHECKING:
     from embark.data.prepared.source import PreparedSource, RawBatches
@@ -21,7 +22,8 @@ T = TypeVar("T")
 
 
 def num_loader_threads() -> int:
-    """How many threads of a rank make batches: its share of the cores but one, which the training itself needs."""
+    """Return how many threads of a rank make batches: its share of the cores but one, which the training itself
+    needs."""
     ranks = int(os.environ.get("LOCAL_WORLD_SIZE", 1))
     return max(1, min(4, len(os.sched_getaffinity(0)) // ranks - 1))
 
@@ -81,7 +83,7 @@ class RawLoader(_OnePass["RawBatches"]):
 
     def __init__(
         self, source: PreparedSource, *, batch_size: int, rank: int, world_size: int, start_step: int, stop_step: int,
-        allocate: Callable[[int], NDArray[np.uint8]] | None = None, depth: int = 2, num_threads: int = 1,
+        allocate: Callable[[int], Bytes] | None = None, depth: int = 2, num_threads: int = 1,
         max_held: int = 2, capacity: int = 1, spare_rows: int = 0,
     ) -> None:
         """`spare_rows`: of blocks whose order is left to the device, as in `PreparedSource.train_raw`."""
@@ -103,7 +105,7 @@ class RawLoader(_OnePass["RawBatches"]):
         return self._hand_out(super().__iter__())
 
     def release(self, batches: RawBatches) -> None:
-        """They are copied or used up: their buffer may be filled again."""
+        """Give back batches that are copied or used up: their buffer may be filled again."""
         with self._changed:
             if self._out.pop(id(batches), None) is not batches:
                 raise RuntimeError("these are not out: they were released before, or are another loader's")
@@ -157,17 +159,17 @@ class Share:
         return len(self._steps)
 
     def of(self, number: int) -> tuple[int, int, int]:
-        """Epoch, first sample and the one behind the last, of the `number`-th of the steps."""
+        """Return the epoch, the first sample and the sample behind the last of the `number`-th step."""
         epoch, step_in_epoch = divmod(self._steps[number], self._steps_per_epoch)
         start = step_in_epoch * self._batch_size + self._rank * self.samples_per_rank
         return epoch, start, start + self.samples_per_rank
 
 
 def eval_batches(source: SampleSource, *, batch_size: int, rank: int, world_size: int) -> Iterator[Batch]:
-    """Every held-out sample once over all ranks, in as many batches of one size on every rank.
+    """Yield every held-out sample once over all ranks, in as many batches of one size on every rank.
 
     Where the samples run out a batch is filled up with copies; its `num_valid`, which may be 0, leaves them out.
-    Threads make them ahead of time.
+    Threads make the batches ahead of time.
     """
     size = samples_per_rank(batch_size, world_size)
     num_samples = source.num_eval_samples
@@ -178,7 +180,8 @@ def eval_batches(source: SampleSource, *, batch_size: int, rank: int, world_size
         if stop - start == size:
             return source.eval_rows(start, stop)
         some = source.eval_rows(start, stop) if stop > start else source.eval_rows(num_samples - 1, num_samples)
-        return replace(_filled_up(some, size), num_valid=stop - start)
+        filled_up = some.take(np.minimum(np.arange(size), len(some.label) - 1))
+        return replace(filled_up, num_valid=stop - start)
 
     ahead = Prefetcher(make, -(-num_samples // batch_size), depth=2, num_threads=num_loader_threads())
     try:
@@ -188,49 +191,21 @@ def eval_batches(source: SampleSource, *, batch_size: int, rank: int, world_size
         ahead.close()
 
 
-def _filled_up(batch: Batch, size: int) -> Batch:
-    """The batch with its last sample repeated until there are `size`."""
-    num_copies = size - len(batch.label)
-    probability = batch.best_probability
-
-    def with_copies(values: NDArray[Any]) -> NDArray[Any]:
-        """Of each id."""
-        parts: list[NDArray[Any]] = []
-        end = 0
-        for lengths in batch.lengths:
-            start, end = end, end + int(lengths.sum())
-            parts += [values[start:end], np.tile(values[end - int(lengths[-1]) : end], num_copies)]
-        return np.concatenate(parts)
-
-    def repeated(values: NDArray[np.float32]) -> NDArray[np.float32]:
-        return np.pad(values, ((0, num_copies), *((0, 0),) * (values.ndim - 1)), mode="edge")
-
-    return replace(
-        batch,
-        dense=np.pad(batch.dense, ((0, num_copies), (0, 0)), mode="edge") if batch.dense.size else
-        np.empty((size, batch.dense.shape[1]), np.float32),
-        ids=with_copies(batch.ids), weights=None if batch.weights is None else with_copies(batch.weights),
-        lengths=np.pad(batch.lengths, ((0, 0), (0, num_copies)), mode="edge"),
-        label=repeated(batch.label),
-        best_probability=None if probability is None else repeated(probability),
-    )
-
-
 @dataclass(frozen=True, slots=True)
 class Batch:
     """B samples with F sparse features, feature-major as TorchRec wants them."""
 
-    dense: NDArray[np.float32]  # [B, num_dense]
-    ids: NDArray[Any]  # int32: all ids of feature 0, sample by sample, then all of feature 1, …
+    dense: Floats  # [B, num_dense]
+    ids: Array  # int32: all ids of feature 0, sample by sample, then all of feature 1, …
     """int64 where a dynamic table has ids that are no rows: any 64 bits but −2⁶³ (`data.dynamic_ids.NO_ID`)."""
-    lengths: NDArray[np.int32]  # [F, B]: how many ids each sample has in each feature.
-    label: NDArray[np.float32]  # [B]: 0 or 1; of `model.tasks` [B, tasks], NaN where a sample has none.
+    lengths: Int32s  # [F, B]: how many ids each sample has in each feature.
+    label: Floats  # [B]: 0 or 1; of `model.tasks` [B, tasks], NaN where a sample has none.
     is_fixed: bool = True
     """Every sample has the same number of ids in a feature, the same in every batch of this source."""
     num_valid: int = -1  # Samples that count; those behind them only fill the batch up. −1: all.
-    weights: NDArray[np.float32] | None = None
-    """Of each id, as `ids`; 1 where a feature has none. None: no feature has any."""
-    best_probability: NDArray[np.float32] | None = None
+    weights: Floats | None = None
+    """The weight of each id, as `ids`; 1 where a feature has none. None: no feature has any."""
+    best_probability: Floats | None = None
     """[B]: the probability the label was drawn with, where the source knows it; of tasks [B, outputs], the best that a
     network could give."""
 
@@ -238,6 +213,39 @@ class Batch:
     def num_samples(self) -> int:
         """How many samples count."""
         return len(self.label) if self.num_valid < 0 else self.num_valid
+
+    def starts(self) -> Int64s:
+        """Return [F, B]: where the ids of each sample begin."""
+        return np.cumsum(self.lengths, dtype=np.int64).reshape(self.lengths.shape) - self.lengths
+
+    def by_feature(self, values: Array) -> list[Array]:
+        """Split `ids`, `weights` or anything else with a value for each id by feature."""
+        return np.split(values, np.cumsum(self.lengths.sum(axis=1, dtype=np.int64))[:-1])
+
+    def take(self, samples: Array, starts: Int64s | None = None) -> Batch:
+        """Return these samples, in this order. Whoever takes often passes `starts()`."""
+        lengths, starts = self.lengths[:, samples], self.starts() if starts is None else starts
+        at = ragged_positions(starts[:, samples], lengths)
+        return replace(self, dense=self.dense[samples], ids=self.ids[at], lengths=lengths, label=self.label[samples],
+                       weights=None if self.weights is None else self.weights[at],
+                       best_probability=None if self.best_probability is None else self.best_probability[samples])
+
+    @staticmethod
+    def join(batches: Sequence[Batch]) -> Batch:
+        """Return the samples of all batches, one batch behind the other."""
+        def joined(name: str, axis: int = 0) -> Any:
+            values = [getattr(batch, name) for batch in batches]
+            return None if any(one is None for one in values) else np.concatenate(values, axis)
+
+        def by_feature(name: str) -> Any:
+            if any(getattr(batch, name) is None for batch in batches):
+                return None
+            split = [batch.by_feature(getattr(batch, name)) for batch in batches]
+            return np.concatenate([part for parts in zip(*split, strict=True) for part in parts])
+
+        return replace(batches[0], dense=joined("dense"), ids=by_feature("ids"), lengths=joined("lengths", 1),
+                       label=joined("label"), weights=by_feature("weights"),
+                       best_probability=joined("best_probability"))
 
 
 class SampleSource(Protocol):
@@ -251,20 +259,26 @@ class SampleSource(Protocol):
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """What was found on opening that a person should know, such as ids that were clipped."""
+        """What a person should know about the data, such as ids that were clipped."""
 
     def fingerprint(self) -> str:
         """A checksum of all samples, the held-out ones too; empty where the spec alone decides what they are."""
 
     def train_rows(self, epoch: int, start: int, stop: int) -> Batch:
-        """Samples `start` to `stop` of the epoch's order."""
+        """Return samples `start` to `stop` of the epoch's order."""
 
     def eval_rows(self, start: int, stop: int) -> Batch:
-        """Samples `start` to `stop` of the held-out ones."""
+        """Return samples `start` to `stop` of the held-out ones."""
+
+
+def check_range(start: int, stop: int, num_samples: int) -> None:
+    """Raise if there are no samples `start` to `stop`."""
+    if not 0 <= start <= stop <= num_samples:
+        raise IndexError(f"samples {start} to {stop} of {num_samples}")
 
 
 class Prefetcher(Generic[T]):
-    """`make(0)`, `make(1)`, … up to `count`, at most `depth` of them ready beside those being made.
+    """Calls `make(0)`, `make(1)`, … up to `count` in threads, at most `depth` results ready beside those being made.
 
     An error is raised when its turn comes, after everything before it.
     """
@@ -302,7 +316,7 @@ class Prefetcher(Generic[T]):
                 thread.join()
 
     def take(self) -> Iterator[T]:
-        """Each in its turn."""
+        """Yield the results in order."""
         while self._num_taken < self._count:
             with self._lock:
                 while self._num_taken not in self._ready and not self._is_closed:
@@ -333,7 +347,7 @@ class Prefetcher(Generic[T]):
                     self._has_more.notify()
 
     def _begun(self) -> int | None:
-        """The next to make, once there is space for it; None at the end."""
+        """Return the next number to make, once there is space for it; None at the end."""
         with self._lock:
             while not self._is_closed and self._next_to_make < self._count:
                 if self._next_to_make - self._num_taken < self._most_begun:
@@ -341,3 +355,27 @@ class Prefetcher(Generic[T]):
                     return self._next_to_make - 1
                 self._has_space.wait()
         return None
+
+
+def weights_by_feature(batch: Batch, tables: Sequence[Table]) -> dict[str, Floats]:
+    """Return the weights of a batch, under the names of `weights_features`."""
+    if batch.weights is None:
+        return {}
+    return {table.weights_feature: part for table, part in zip(tables, batch.by_feature(batch.weights), strict=True)
+            if table.weights_column}
+
+
+def pooling_weights(batch: Batch, tables: Sequence[Table]) -> Floats:
+    """Return what each row is multiplied by before rows are summed."""
+    assert batch.weights is not None
+    return np.concatenate([weights_in_sum(*feature) for feature in zip(
+        batch.by_feature(batch.weights), batch.lengths, tables, strict=True)])
+
+
+def weights_in_sum(weights: Floats, lengths: Int32s, table: Table) -> Floats:
+    """Return the factors of one feature's ids; for a mean each id's share of its sample's weights."""
+    if table.pooling != "mean":
+        return weights
+    owner = np.repeat(np.arange(len(lengths)), lengths)
+    total = np.bincount(owner, weights, minlength=len(lengths))
+    return weights / np.where(total > 0, total, 1).astype(np.float32)[owner]

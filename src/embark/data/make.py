@@ -10,15 +10,16 @@ from typing import Any
 import numpy as np
 
 from embark.data import SampleSource, synthetic_source
-from embark.data.id_weights import weights_features
 from embark.data.loader import Batch
 from embark.data.prepare.tasks import PREPARING
 from embark.data.prepared import BLOCK_ROWS, MANIFEST, SPLITS, Feature, Layout, Manifest, Part, PartWriter, Rows, Split
 from embark.data.prepared.parts import PART_BYTES
+from embark.data.progress import OnProgress, ProgressReporter
 from embark.data.statistics import write_manifest
 from embark.data.task_labels import main_label
-from embark.data.workers import OnProgress, ProgressReporter, each_result, num_cores
+from embark.data.workers import each_result, num_cores
 from embark.errors import UserError
+from embark.features.encoding import weights_features
 from embark.formatting import format_bytes
 from embark.spec.run import RunSpec
 from embark.spec.tasks import Task, label_columns
@@ -28,7 +29,7 @@ MIN_ROWS_TO_SHARE = 1_000_000  # Below this, one process is done before another 
 
 @dataclass(frozen=True, slots=True)
 class _Task:
-    """One part file."""
+    """One part file to write."""
 
     spec: RunSpec
     out: Path
@@ -40,7 +41,7 @@ class _Task:
 
 @dataclass(frozen=True, slots=True)
 class MakeResult:
-    """What was made."""
+    """The data that was made."""
 
     path: Path
     manifest: Manifest
@@ -82,7 +83,7 @@ def make(spec: RunSpec, out: Path, *, on_progress: OnProgress | None = None, for
 
 
 def estimate_bytes(spec: RunSpec) -> int:
-    """What the data of a spec takes on disk; of ragged data, the most it can."""
+    """Estimate the size of a spec's data on disk; for ragged data the most it can be."""
     layout, num_rows = _layout(spec), spec.data.num_train_samples + spec.data.num_eval_samples
     return layout.map(BLOCK_ROWS, _most_ids(layout)).size_bytes * num_rows // BLOCK_ROWS
 
@@ -151,16 +152,14 @@ def _source(spec: RunSpec) -> SampleSource:
 
 
 def rows_of(layout: Layout, batch: Batch, tasks: tuple[Task, ...] = ()) -> Rows:
-    """A batch as rows of prepared data. Of tasks each has a column of its own."""
+    """Convert a batch to rows of prepared data. Each task has a column of its own."""
     label = np.column_stack([main_label(batch.label, tasks), batch.label]) if tasks else batch.label
-    ends = np.cumsum(batch.lengths.sum(axis=1, dtype=np.int64))
-    ids = np.split(batch.ids, ends[:-1])
-    weights = [] if batch.weights is None else np.split(batch.weights, ends[:-1])
-    places = {feature.name: place for place, feature in enumerate(layout.id_features)}
+    ids, weights = batch.by_feature(batch.ids), [] if batch.weights is None else batch.by_feature(batch.weights)
+    indexes = {feature.name: index for index, feature in enumerate(layout.id_features)}
     values, lengths = [], []
     for feature in layout.features:
-        place = places[feature.weights_of or feature.name]
-        own = weights[place] if feature.weights_of else ids[place]
-        values.append(own if feature.is_ragged else own.reshape(-1, feature.multi_hot))
-        lengths.append(batch.lengths[place] if feature.is_ragged else None)
+        index = indexes[feature.weights_of or feature.name]
+        some = weights[index] if feature.weights_of else ids[index]
+        values.append(some if feature.is_ragged else some.reshape(-1, feature.multi_hot))
+        lengths.append(batch.lengths[index] if feature.is_ragged else None)
     return Rows(label, batch.dense, tuple(values), tuple(lengths))

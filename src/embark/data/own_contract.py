@@ -22,14 +22,15 @@ import numpy as np
 
 from embark.data.leaks import ColumnsReport, check_columns
 from embark.data.loader import Batch
-from embark.data.own_data import OwnSource, Positions, rows_digest, spread
+from embark.data.own_data import OwnSource, rows_digest, spread
 from embark.data.permuted_rows import RowsInMemory
 from embark.errors import UserError
+from embark.features.arrays import Int64s
 from embark.spec import RunSpec, resolve, to_toml
 
 MODULE = "embark.data.own_contract"
 LIMIT_S = 600.0
-NUM_ROWS = 20_000  # Of each split.
+NUM_ROWS = 20_000  # Samples of each split.
 NUM_ALONE = 256
 
 
@@ -43,7 +44,7 @@ class ContractCheck:
 
 @dataclass(frozen=True, slots=True)
 class ContractReport:
-    """What `embark data check` finds."""
+    """The result of `embark data check` for the user's own data code."""
 
     kind: str
     num_train_samples: int
@@ -87,7 +88,7 @@ def _checks(spec: RunSpec, source: OwnSource) -> Iterator[ContractCheck]:
     yield ContractCheck("another process gives the same samples", _other_process(spec, source.fingerprint()))
 
 
-def _unstable(source: OwnSource, split: str, positions: Positions, first: Batch) -> str:
+def _unstable(source: OwnSource, split: str, positions: Int64s, first: Batch) -> str:
     if rows_digest(source.rows(split, positions)) != rows_digest(first):
         return f"the same positions of {split} give other samples the second time"
     together = RowsInMemory(first)
@@ -98,7 +99,7 @@ def _unstable(source: OwnSource, split: str, positions: Positions, first: Batch)
     return ""
 
 
-def _random_state(source: OwnSource, split: str, positions: Positions) -> str:
+def _random_state(source: OwnSource, split: str, positions: Int64s) -> str:
     some, found = positions[:512], []
     for seed in (1, 2):
         random.seed(seed)

@@ -8,19 +8,18 @@ from functools import lru_cache
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
-from embark.data.loader import Batch
+from embark.data.loader import Batch, check_range
 from embark.data.prepared.manifest import BLOCK_ROWS
 from embark.data.prepared.order import EpochOrder, row_order
 from embark.data.task_labels import bad_labels, check_lists, meaning_of, task_labels
 from embark.errors import DataError, UserError
+from embark.features.arrays import Array, Floats, Int32s, Int64s, Mask
 from embark.spec import DataSpec, ModelSpec, Table
 from embark.spec.tasks import label_columns, list_size_of
 from embark.spec.user_code import file_of, load_user_class, location_of, user_call, user_errors
 
-Positions = NDArray[np.int64]
-FINGERPRINT_ROWS = 1024  # Of each split: all rows of any data would take as long as an epoch.
+FINGERPRINT_ROWS = 1024  # Samples of each split: all of them would take as long as an epoch.
 
 
 class OwnSource:
@@ -51,7 +50,7 @@ class OwnSource:
         self._order = lru_cache(2)(self._epoch_order)
 
     def fingerprint(self) -> str:
-        """Of samples spread over both splits, and of how many there are."""
+        """A checksum of samples spread over both splits, and of how many there are."""
         digest = hashlib.sha256(f"{self.num_train_samples} {self.num_eval_samples}".encode())
         for split, count in (("train", self.num_train_samples), ("eval", self.num_eval_samples)):
             if count:
@@ -59,22 +58,21 @@ class OwnSource:
         return digest.hexdigest()
 
     def train_rows(self, epoch: int, start: int, stop: int) -> Batch:
-        """Samples of the epoch's own order."""
+        """Return samples of the epoch's order."""
         taken = [piece.block * BLOCK_ROWS + row_order(self._seed, epoch, piece)[piece.start : piece.stop]
                  for piece in self._order(epoch).pieces(start // self._list_size, -(-stop // self._list_size))]
         lists = np.concatenate(taken) if taken else np.empty(0, np.int64)
-        places = (lists[:, None] * self._list_size + np.arange(self._list_size)).reshape(-1)
+        positions = (lists[:, None] * self._list_size + np.arange(self._list_size)).reshape(-1)
         first = start // self._list_size * self._list_size
-        return self.rows("train", places[start - first : stop - first])
+        return self.rows("train", positions[start - first : stop - first])
 
     def eval_rows(self, start: int, stop: int) -> Batch:
-        """Held-out samples in their own order."""
-        if not 0 <= start <= stop <= self.num_eval_samples:
-            raise IndexError(f"samples {start} to {stop} of {self.num_eval_samples}")
+        """Return held-out samples in their own order."""
+        check_range(start, stop, self.num_eval_samples)
         return self.rows("eval", np.arange(start, stop))
 
-    def rows(self, split: str, positions: Positions) -> Batch:
-        """What the user's `rows` returns for these positions, checked."""
+    def rows(self, split: str, positions: Int64s) -> Batch:
+        """Return and check what the user's `rows` returns for these positions."""
         positions = positions.copy()
         positions.setflags(write=False)
         with self._lock, user_errors(), user_call(self._where, "rows(self, split, positions)"):
@@ -103,9 +101,9 @@ class OwnSource:
                      weights=np.concatenate(weights) if any(t.weights_column for t in self._tables) else None)
 
     def _weights(
-        self, split: str, positions: Positions, table: Table, found: dict[str, Any], lengths: NDArray[np.int32]
-    ) -> NDArray[np.float32]:
-        """Of the ids of a table, one behind the other; 1 where they have none."""
+        self, split: str, positions: Int64s, table: Table, found: dict[str, Any], lengths: Int32s
+    ) -> Floats:
+        """Return the weights of the ids of a table, one behind the other; 1 if the table has none."""
         name, num_ids = table.weights_column, int(lengths.sum())
         if not name:
             return np.ones(num_ids, np.float32)
@@ -118,7 +116,7 @@ class OwnSource:
                      "weights are numbers from 0 up")
         return weights
 
-    def _task_labels(self, split: str, positions: Positions, label: Any) -> NDArray[np.float32]:
+    def _task_labels(self, split: str, positions: Int64s, label: Any) -> Floats:
         columns = label_columns(self._tasks)
         if not isinstance(label, dict) or (missing := [name for name in columns if name not in label]):
             what = f"label without {missing[0]}" if isinstance(label, dict) else f"{type(label).__name__} for label"
@@ -132,8 +130,8 @@ class OwnSource:
         return found
 
     def _ids(
-        self, split: str, positions: Positions, table: Table, value: Any
-    ) -> tuple[NDArray[Any], NDArray[np.int32]]:
+        self, split: str, positions: Int64s, table: Table, value: Any
+    ) -> tuple[Array, Int32s]:
         num, name = len(positions), f"ids of {table.name}"
         has_lengths = isinstance(value, tuple) and len(value) == 2
         try:
@@ -164,7 +162,7 @@ class OwnSource:
         self._refuse(split, positions[at], bad, name, ids, f"table {table.name} has ids 0 to {table.rows - 1}")
         return ids.astype(np.int32), lengths.astype(np.int32)
 
-    def _floats(self, name: str, value: Any, shape: tuple[int, ...]) -> NDArray[np.float32]:
+    def _floats(self, name: str, value: Any, shape: tuple[int, ...]) -> Floats:
         try:
             found = np.asarray(value, np.float32)
         except (TypeError, ValueError):
@@ -173,7 +171,7 @@ class OwnSource:
             raise self._wrong(f"returned {name} of shape {found.shape} for {shape[0]} samples", f"its shape is {shape}")
         return found
 
-    def _refuse(self, split: str, positions: Positions, is_bad: NDArray[np.bool_], name: str, values: Any,
+    def _refuse(self, split: str, positions: Int64s, is_bad: Mask, name: str, values: Any,
                 fix: str) -> None:
         if is_bad.any():
             at = int(is_bad.argmax())
@@ -194,13 +192,13 @@ class OwnSource:
                           epoch=epoch)
 
 
-def spread(count: int, at_most: int) -> Positions:
-    """So many positions, evenly over all."""
+def spread(count: int, at_most: int) -> Int64s:
+    """Return at most `at_most` positions, spread evenly."""
     return np.unique(np.linspace(0, count - 1, min(count, at_most)).astype(np.int64))
 
 
 def rows_digest(batch: Batch) -> bytes:
-    """A checksum of the samples."""
+    """Return a checksum of the samples."""
     digest = hashlib.sha256()
     weights = () if batch.weights is None else (batch.weights,)
     for array in (batch.label, batch.dense, batch.lengths, batch.ids, *weights):

@@ -8,15 +8,15 @@ from pathlib import Path
 import numpy as np
 
 from embark.data import LOOK, open_source, resolve_from_data
-from embark.data.id_weights import weights_features
 from embark.data.loader import Batch
 from embark.data.make import rows_of
 from embark.data.prepare.inputs import Inputs
 from embark.data.prepared import Feature, Layout, Manifest, Part, PartWriter, Split
 from embark.data.prepared.cache import find_manifest
+from embark.data.progress import ProgressReporter
 from embark.data.statistics import write_manifest
-from embark.data.workers import ProgressReporter
 from embark.errors import EmbarkError
+from embark.features.encoding import weights_features
 from embark.spec.run import RunSpec
 from embark.spec.tasks import label_columns
 from embark.store import open_store
@@ -37,7 +37,7 @@ class Sample:
 
 
 def take_sample(spec: RunSpec, *, num_train: int, num_eval: int) -> tuple[Sample | None, str]:
-    """At most so many rows; None, and why, where the data cannot be read from here.
+    """Take at most so many rows; return None, and why, if the data cannot be read from here.
 
     Data that can be read and is not what the spec says raises, as it would where the run starts.
     """
@@ -53,13 +53,13 @@ def take_sample(spec: RunSpec, *, num_train: int, num_eval: int) -> tuple[Sample
 
 
 def _with_own_columns(spec: RunSpec) -> RunSpec:
-    """Tasks whose labels are columns of their own, as a sample has them."""
+    """Give each task a label column of its own, as a sample has them."""
     tasks = tuple(task.model_copy(update={"label": "", "above": None}) for task in spec.model.tasks)
     return spec.model_copy(update={"model": spec.model.model_copy(update={"tasks": tasks})}) if tasks else spec
 
 
 def write_sample(sample: Sample, out: Path, *, max_rows: int) -> None:
-    """Prepared data, whose tables have at most `max_rows` rows: ids are taken modulo that."""
+    """Write prepared data whose tables have at most `max_rows` rows: ids are taken modulo that."""
     tables = sample.spec.model.table_list()
     widths = np.asarray([[table.multi_hot] for table in tables])
     is_ragged = any((batch.lengths != widths).any() for batch in sample.batches.values())
@@ -81,7 +81,7 @@ def write_sample(sample: Sample, out: Path, *, max_rows: int) -> None:
 
 
 def _unreadable(spec: RunSpec) -> str:
-    """Why there is nothing to read at `data.path` from here; empty where there is."""
+    """Return why there is nothing to read at `data.path` from here; empty if there is."""
     path = spec.data.path
     if spec.data.is_own:
         return ""

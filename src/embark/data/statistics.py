@@ -11,16 +11,17 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from embark.data.counts import Counts, DenseIdCounts, DenseSummary, Frequencies, LengthSummary, SparseIdCounts
 from embark.data.prepared import MANIFEST, SPLITS, STATISTICS, Feature, Manifest, Split
 from embark.data.prepared.parts import iter_blocks
-from embark.data.workers import ProgressReporter, each_result, num_cores
+from embark.data.progress import ProgressReporter
+from embark.data.workers import each_result, num_cores
+from embark.features.arrays import Array, Doubles, Floats
 from embark.store import write_atomic
 
 VERSION = 1
-WORKER_BYTES = 128 << 20  # Of a process besides its counts: the interpreter, numpy, a mapped part and a block at work.
+WORKER_BYTES = 128 << 20  # A process without its counts: the interpreter, numpy, a mapped part, a block at work.
 MIN_VALUES_TO_SHARE = 30_000_000  # Below this, one process is done before another has started.
 TASKS_PER_WORKER = 4
 MAX_IDS = 2_000_000  # Held-out ids of a column that are scored; more would give the same.
@@ -34,18 +35,19 @@ PRIOR_WEIGHT = 10.0
 class ColumnScore:
     """How well a column predicts the label of held-out rows."""
 
-    auc: float | None  # Of the column as the only feature, never below 0.5; None where there are too few rows.
-    new_share: float | None = None  # Of the held-out ids, those that no training row has.
+    auc: float | None  # The AUC of the column as the only feature, never below 0.5; None if there are too few rows.
+    new_share: float | None = None  # The share of held-out ids that no training row has.
 
 
 @dataclass(frozen=True, slots=True)
 class _Task:
-    """Columns that one pass over the training rows counts together; no feature: the dense columns and the labels."""
+    """Columns that one pass over the training rows counts together; without a feature the dense columns and the
+    labels."""
 
     directory: Path
     manifest: Manifest
     features: tuple[int, ...]
-    ids_at_a_time: int  # Of a table that is too large to be counted at once.
+    ids_at_a_time: int  # Ids that are counted at once if the table is too large.
     cost: int
     with_scores: bool = False
 
@@ -54,7 +56,7 @@ def compute_statistics(
     directory: Path, manifest: Manifest, *, memory_bytes: int, num_workers: int = 0,
     progress: ProgressReporter | None = None, with_scores: bool = False,
 ) -> tuple[dict[str, Any], dict[str, ColumnScore]]:
-    """Counts, cardinalities, top ids and label rates of the training rows, label rates of every split.
+    """Count cardinalities, top ids and label rates of the training rows, and label rates of every split.
     `with_scores`: how well each column predicts the label of held-out rows.
 
     `memory_bytes` is for all processes together, this one included; 0 workers: one for each core.
@@ -96,7 +98,7 @@ def write_manifest(
 
 
 def _tasks(directory: Path, manifest: Manifest, num_workers: int, memory_bytes: int) -> list[_Task]:
-    """Largest tables first, so that no worker begins a long one when the others are done."""
+    """Put the largest tables first, so that no worker begins a long one when the others are done."""
     features = manifest.layout.id_features
     worker_bytes = max(memory_bytes // num_workers - WORKER_BYTES, 1 << 20)
     fair = _cost(manifest, features) // (num_workers * TASKS_PER_WORKER) + 1
@@ -116,13 +118,13 @@ def _tasks(directory: Path, manifest: Manifest, num_workers: int, memory_bytes: 
 
 
 def is_wide(manifest: Manifest) -> bool:
-    """A count may not fit in 32 bits."""
+    """Whether a count may not fit in 32 bits."""
     most = max((f.multi_hot for f in manifest.layout.id_features), default=1)
     return manifest.num_rows("train") * most >= 1 << 32
 
 
 def is_sparse(manifest: Manifest, feature: Feature) -> bool:
-    """The table has so many more rows than there are lookups that most would be counted as 0."""
+    """Whether the table has so many more rows than there are lookups that most would be counted as 0."""
     num_ids = manifest.num_rows("train") * feature.multi_hot
     return SparseIdCounts.size_bytes(num_ids) < DenseIdCounts.size_bytes(feature.rows, is_wide=False)
 
@@ -138,7 +140,8 @@ def _bytes(manifest: Manifest, feature: Feature) -> int:
 
 
 def _count(task: _Task) -> tuple[dict[int, dict[str, Any]], dict[str, ColumnScore]]:
-    """By position of the feature what was counted, −1 holding the labels and the dense columns; scores by name."""
+    """Return what was counted by the feature's position, −1 for the labels and the dense columns, and scores by
+    name."""
     if not task.features:
         return {-1: _general(task)}, score_dense_columns(task.directory, task.manifest) if task.with_scores else {}
     features = task.manifest.layout.id_features
@@ -194,13 +197,13 @@ def _general(task: _Task) -> dict[str, Any]:
 
 
 class LabelSummary:
-    """Labels of several tasks: how many rows have one, and their mean."""
+    """Counts how many rows have a label of each task, and their mean."""
 
     def __init__(self, num_labels: int) -> None:
         self._num_rows = 0
         self._num, self._sum = np.zeros(num_labels, np.int64), np.zeros(num_labels)
 
-    def add(self, labels: NDArray[np.float32]) -> None:
+    def add(self, labels: Floats) -> None:
         self._num_rows += len(labels)
         self._num += (~np.isnan(labels)).sum(axis=0)
         self._sum += np.nansum(labels, axis=0, dtype=np.float64)
@@ -212,12 +215,12 @@ class LabelSummary:
 
 
 def held_out(manifest: Manifest) -> Split | None:
-    """The rows to look at: those of validation, else of test."""
+    """Return the split to look at: validation, else test."""
     return next((split for split in ("validation", "test") if manifest.num_rows(split)), None)
 
 
 class SparseScorer:
-    """The ids of held-out rows, each scored by the label rate it has among the training rows."""
+    """Scores the ids of held-out rows by the label rate that each has among the training rows."""
 
     def __init__(self, directory: Path, manifest: Manifest, feature: int, prior: float) -> None:
         split, multi_hot = held_out(manifest), manifest.layout.id_features[feature].multi_hot
@@ -242,7 +245,7 @@ class SparseScorer:
         self._is_new[at] = ~counts.is_used(self._ids[at])
 
     def result(self) -> ColumnScore:
-        """A row's score is the mean of its ids'."""
+        """Return the score of the column; a row's score is the mean of its ids'."""
         row = np.repeat(np.arange(len(self._label)), self._lengths)
         sums = np.bincount(row, weights=self._rates, minlength=len(self._label))
         scores = np.where(self._lengths > 0, sums / np.maximum(self._lengths, 1), self._prior)
@@ -250,7 +253,7 @@ class SparseScorer:
 
 
 def score_dense_columns(directory: Path, manifest: Manifest) -> dict[str, ColumnScore]:
-    """Of each dense column, its own value being the score."""
+    """Score each dense column by its own values."""
     split = held_out(manifest)
     assert split is not None
     some = list(iter_blocks(directory, manifest, split, max(1, MAX_ROWS // manifest.block_rows)))
@@ -261,26 +264,26 @@ def score_dense_columns(directory: Path, manifest: Manifest) -> dict[str, Column
     return found
 
 
-def auc(scores: NDArray[np.float64], label: NDArray[Any]) -> float | None:
-    """The share of pairs of a 1 and a 0 that the score orders rightly, or, if more are, wrongly."""
+def auc(scores: Doubles, label: Array) -> float | None:
+    """Return the share of pairs of a 1 and a 0 that the score orders rightly, or, if more are, wrongly."""
     num_positive = int((label == 1).sum())
     num_negative = len(label) - num_positive
     if min(num_positive, num_negative) < MIN_OF_EACH:
         return None
-    values, place = np.unique(scores, return_inverse=True)
-    positive = np.bincount(place, weights=label == 1, minlength=len(values))
-    negative = np.bincount(place, weights=label != 1, minlength=len(values))
+    values, index = np.unique(scores, return_inverse=True)
+    positive = np.bincount(index, weights=label == 1, minlength=len(values))
+    negative = np.bincount(index, weights=label != 1, minlength=len(values))
     below = np.cumsum(negative) - negative
     area = float((positive * (below + negative / 2)).sum()) / num_positive / num_negative
     return max(area, 1 - area)
 
 
 def equal_columns(directory: Path, manifest: Manifest) -> list[tuple[str, ...]]:
-    """Columns that hold the same in every training row that was looked at."""
+    """Find columns that hold the same in every training row that was looked at."""
     layout = manifest.layout
     marks: dict[str, tuple[str, int]] = {}
 
-    def mark(name: str, kind: str, values: NDArray[Any]) -> None:
+    def mark(name: str, kind: str, values: Array) -> None:
         before = marks.get(name, ("", 0))[1]
         marks[name] = kind, zlib.crc32(np.ascontiguousarray(values).view(np.uint8).data, before)
 

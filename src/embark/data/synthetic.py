@@ -2,33 +2,48 @@
 
 from __future__ import annotations
 
+import math
+import zlib
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
-from embark.data.hashing import bell, hash_counters, quarter, stream_key, stream_keys, uniform
-from embark.data.loader import Batch
-from embark.data.synthetic_tasks import Mixture, best_outputs, draw_labels, seed_of
-from embark.data.zipf import grouped
+from embark.data.loader import Batch, check_range
+from embark.features.arrays import Array, Doubles, Floats, Hashes, Int32s, Int64s
+from embark.features.hashing import bell, hash_counters, quarter, stream_key, stream_keys, uniform
 from embark.spec.data import DataSpec
 from embark.spec.model import ModelSpec, Table
 from embark.spec.tasks import Task
 
 TRAIN, EVAL, CALIBRATION = range(3)
 IDS, LENGTHS, DENSE, LABEL, WEIGHTS = range(5)
+LOGIT_STD = 1.4  # The best AUC is then about 0.80 with `signal` = 1.
+CLICK_RATE = 0.25
+DENSE_SHARE, IDS_SHARE, PAIRS_SHARE = 0.40, 0.45, 0.15
+"""Shares of the logit's variance. The tables' shares fall with their position: a few features matter most."""
+HEAD = 50  # Rank at which an id's effect is half of what it would be at rank 0.
+MAX_PAIRS = 4  # Tables 0 and 1, 2 and 3, … interact, up to so many pairs.
+NUM_LATENT = 2
+LATENT_MEAN = 1.0
+"""Off zero, or else a dot product of small rows has no slope to learn it by. A third of a pair's part is then pure
+interaction, which no sum of effects can stand for."""
+CURVATURE = 0.3  # How much of a dense feature's square goes with the feature.
+_STREAM = 0x1DDE
+LOW = 0.5  # Where the integral of the ids begins.
+NOISE_STD = 1.0  # The spread of a `regression` label around its score.
+SPREAD = 2.0  # The first class's score is −SPREAD × that of the sample, the last one's SPREAD × it.
+_TASK = 0x7A5C
 _CALIBRATION_SAMPLES = 16_384
 _VALUES_AT_A_TIME = 131_072  # Ids drawn together: their hashes stay in the second-level cache.
 
-Floats = NDArray[np.float32]
-Ids = list[NDArray[np.int32]]
-Lengths = list[NDArray[np.int32] | None]
+Ids = list[Int32s]
+Lengths = list[Int32s | None]
 
 
 class SyntheticSource:
-    """As many samples as the spec says; an epoch is the same samples in the same order."""
+    """Draws as many samples as the spec says; an epoch is the same samples in the same order."""
 
     notes: tuple[str, ...] = ()
     id_dtype: type[np.signedinteger[Any]] = np.int32
@@ -36,6 +51,7 @@ class SyntheticSource:
     def __init__(self, model: ModelSpec, data: DataSpec) -> None:
         tables = model.table_list()
         self._data = data
+        self.num_train_samples, self.num_eval_samples = data.num_train_samples, data.num_eval_samples
         self.is_ragged = data.ragged
         self.num_dense = model.num_dense
         self.multi_hot = [table.multi_hot for table in tables]
@@ -63,29 +79,19 @@ class SyntheticSource:
         self._own = [(teacher, *self._fit_task(task, teacher, sample, own_sample))
                      for task, teacher, own_sample in zip(model.tasks, own, own_samples, strict=True)]
 
-    @property
-    def num_train_samples(self) -> int:
-        """In one epoch."""
-        return self._data.num_train_samples
-
-    @property
-    def num_eval_samples(self) -> int:
-        """Never seen in training."""
-        return self._data.num_eval_samples
-
     def fingerprint(self) -> str:
         return ""
 
     def train_rows(self, epoch: int, start: int, stop: int) -> Batch:
-        """The same in every epoch."""
+        """Return training samples, the same in every epoch."""
         return self.rows(TRAIN, start, stop)
 
     def eval_rows(self, start: int, stop: int) -> Batch:
-        """Held-out samples."""
+        """Return samples that are never trained on."""
         return self.rows(EVAL, start, stop)
 
     def rows(self, split: int, start: int, stop: int) -> Batch:
-        """Samples `start` to `stop` of `TRAIN` or `EVAL`."""
+        """Return samples `start` to `stop` of `TRAIN` or `EVAL`."""
         self._check_range(split, start, stop)
         n = stop - start
         dense = np.empty((n, self.num_dense), np.float32)
@@ -106,7 +112,7 @@ class SyntheticSource:
                     ids[table][at] = table_values
         weights = self._weights(split, start, stop) if any(self._is_weighted) else []
 
-        def chosen(values: Sequence[NDArray[Any]]) -> NDArray[Any]:
+        def chosen(values: Sequence[Array]) -> Array:
             if not self.is_ragged:
                 return np.concatenate([v.reshape(-1) for v in values])
             return np.concatenate([v[np.arange(v.shape[1]) < count[:, None]]
@@ -126,19 +132,18 @@ class SyntheticSource:
         )
 
     def _weights(self, split: int, start: int, stop: int) -> list[Floats]:
-        """[n, multi_hot] of each table: in (0, 1], or 1 where its ids have none. The labels do not depend on them."""
+        """Return [n, multi_hot] for each table: in (0, 1], or 1 if its ids have none. The labels do not depend on
+        them."""
         return [1 - uniform(hash_counters(stream_key(self._data.seed, split, WEIGHTS, table),
                                           np.arange(start * most, stop * most))).astype(np.float32).reshape(-1, most)
                 if is_weighted else np.ones((stop - start, most), np.float32)
                 for table, (most, is_weighted) in enumerate(zip(self.multi_hot, self._is_weighted, strict=True))]
 
     def _check_range(self, split: int, start: int, stop: int) -> None:
-        num_samples = self.num_train_samples if split == TRAIN else self.num_eval_samples
-        if not 0 <= start <= stop <= num_samples:
-            raise IndexError(f"samples {start} to {stop} of {num_samples}")
+        check_range(start, stop, self.num_train_samples if split == TRAIN else self.num_eval_samples)
 
     def _fit_task(self, task: Task, teacher: TeacherModel, common: Parts, own: Parts) -> tuple[Scales, Mixture]:
-        """How a task's own hidden model is scaled, and how much of each model its score has."""
+        """Return how a task's own hidden model is scaled, and how much of each model its score has."""
         scales = teacher.fit_scales(own)
         return scales, Mixture.fit(
             self.teacher.score(common, self.scales), teacher.score(own, scales), self._data.task_conflict,
@@ -146,7 +151,7 @@ class SyntheticSource:
             lambda scores: _bias_for(scores, CLICK_RATE) if task.loss == "binary" else -float(scores.mean()))
 
     def _scores(self, dense: Floats, ids: Ids, lengths: Lengths, parts: Parts) -> Floats:
-        """[tasks, n]"""
+        """Return the scores of all tasks: [tasks, n]."""
         common = self.teacher.score(parts, self.scales)
         if not self._data.task_conflict:
             return np.stack([mixture.score(common, np.zeros_like(common)) for *_, mixture in self._own])
@@ -155,7 +160,7 @@ class SyntheticSource:
         return np.stack([mixture.score(common, score) for (*_, mixture), score in zip(self._own, own, strict=True)])
 
     def _id_spaces(self, tables: Sequence[Table]) -> Sequence[Table]:
-        """The tables, with as many rows as there are ids to draw."""
+        """Return the tables with as many rows as there are ids to draw."""
         return tables
 
     def _make_teacher(self, tables: Sequence[Table]) -> TeacherModel:
@@ -170,7 +175,8 @@ class SyntheticSource:
             yield range(first, min(first + self._samples_at_a_time, stop))
 
     def _draw(self, split: int, span: range) -> Drawn:
-        """Dense features [n, num_dense]; for each group its ids [G, n, multi_hot] and lengths; what they bring."""
+        """Return the dense features [n, num_dense], for each group its ids [G, n, multi_hot] and lengths, and what
+        they bring to the logits."""
         counters = np.arange(span.start * self.num_dense, span.stop * self.num_dense)
         dense = bell(hash_counters(self.key(split, DENSE), counters)).reshape(len(span), self.num_dense)
         ids = [group.draw_ids(self.table_keys[split, IDS], span) for group in self.groups]
@@ -178,25 +184,14 @@ class SyntheticSource:
             group.draw_lengths(self.table_keys[split, LENGTHS], span) if self.is_ragged else None
             for group in self.groups
         ]
-        parts = self.teacher.parts(dense, ids, lengths, self._positions)
-        return dense, ids, lengths, parts
+        return self._taught(split, span, dense, ids, lengths)
+
+    def _taught(self, split: int, span: range, dense: Floats, ids: Ids, lengths: Lengths) -> Drawn:
+        """Add what the teacher makes of the drawn features."""
+        return dense, ids, lengths, self.teacher.parts(dense, ids, lengths, self._positions)
 
     def key(self, split: int, what: int) -> int:
         return stream_key(self._data.seed, split, what)
-
-
-LOGIT_STD = 1.4  # With `signal` = 1 the best AUC is then about 0.80.
-CLICK_RATE = 0.25
-DENSE_SHARE, IDS_SHARE, PAIRS_SHARE = 0.40, 0.45, 0.15
-"""Of the logit's variance. The tables' shares fall with their position: a few features matter most."""
-HEAD = 50  # Rank at which an id's effect is half of what it would be at rank 0.
-MAX_PAIRS = 4  # Tables 0 and 1, 2 and 3, … interact, up to so many pairs.
-NUM_LATENT = 2
-LATENT_MEAN = 1.0
-"""Off zero, or else a dot product of small rows has no slope to learn it by. A third of a pair's part is then pure
-interaction, which no sum of effects can stand for."""
-CURVATURE = 0.3  # How much of a dense feature's square goes with the feature.
-_STREAM = 0x1DDE
 
 
 @dataclass(frozen=True, slots=True)
@@ -209,7 +204,6 @@ class Parts:
 
     @staticmethod
     def join(several: Sequence[Parts]) -> Parts:
-        """Of all their samples."""
         return Parts(np.concatenate([one.dense for one in several]),
                      np.concatenate([one.tables for one in several], axis=1),
                      np.concatenate([one.pairs for one in several], axis=1))
@@ -217,7 +211,7 @@ class Parts:
 
 @dataclass(frozen=True, slots=True)
 class Scales:
-    """Turns `Parts` into a logit."""
+    """Factors that turn `Parts` into a logit."""
 
     dense: np.float32
     tables: Floats
@@ -244,12 +238,13 @@ class TeacherModel:
         self.is_mean = np.array([table.pooling == "mean" for table in tables])
 
     def parts(
-        self, dense: Floats, ids: Sequence[NDArray[np.int32]], lengths: Sequence[NDArray[np.int32] | None],
+        self, dense: Floats, ids: Sequence[Int32s], lengths: Sequence[Int32s | None],
         positions: Sequence[Sequence[int]],
     ) -> Parts:
-        """Of samples whose ids come in groups [G, n, multi_hot]; `positions` are the tables of each group.
+        """Return what samples bring whose ids come in groups [G, n, multi_hot]; `positions` are the tables of each
+        group.
 
-        Without lengths every id counts, else a sample's first so many of each table.
+        Without lengths every id counts, else the first ids of a sample, as many as its length says.
         """
         num_tables, n = len(self.table_keys), len(dense)
         effects = np.empty((num_tables, n), np.float32)
@@ -274,11 +269,9 @@ class TeacherModel:
         return Scales(dense * factor, tables * factor, pairs * factor, np.float32(bias))
 
     def probability(self, parts: Parts, scales: Scales) -> Floats:
-        """[n]"""
         return self.probability_of(self.score(parts, scales))
 
     def probability_of(self, logits: Floats) -> Floats:
-        """[n]"""
         logit = np.clip(logits, -30, 30)
         np.negative(logit, out=logit)
         np.exp(logit, out=logit)
@@ -286,7 +279,7 @@ class TeacherModel:
         return np.reciprocal(logit, out=logit)
 
     def score(self, parts: Parts, scales: Scales) -> Floats:
-        """The logit: [n]"""
+        """Return the logits [n]."""
         # One row after another: sum(axis=0) adds in another order for one sample than for many.
         score = parts.dense * scales.dense
         score += scales.bias
@@ -303,13 +296,13 @@ class TeacherModel:
             total += weight * (column + np.float32(CURVATURE) * column * column)
         return total
 
-    def _id_values(self, ids: NDArray[np.int32], tables: list[int]) -> Callable[[int, int], Floats]:
-        """Gives component 0 to `NUM_LATENT` of the ids of the first so many tables."""
+    def _id_values(self, ids: Int32s, tables: list[int]) -> Callable[[int, int], Floats]:
+        """Return a function of a component and a number: that component of the ids of the first so many tables."""
         bits = hash_counters(self.table_keys[tables][:, None, None], ids)
         return lambda component, num: quarter(bits[:num], component).reshape(ids[:num].shape)
 
     def _pool_group(
-        self, ids: NDArray[np.int32], lengths: NDArray[np.int32] | None, tables: list[int], effects: Floats,
+        self, ids: Int32s, lengths: Int32s | None, tables: list[int], effects: Floats,
         latent: Floats,
     ) -> None:
         num_ids = ids.shape[2]
@@ -336,7 +329,7 @@ def _pool(values: Floats) -> Floats:
 
 
 def _per_row_scale(rows: Floats, share: float) -> Floats:
-    """Factors that make the rows' variances `share` together, the first rows' the largest."""
+    """Return factors that make the rows' variances `share` together, the first rows' the largest."""
     spread = rows.std(axis=1, dtype=np.float64) if len(rows) else np.zeros(0)
     varies = spread > 1e-6
     importance = np.where(varies, 1 / (2 + np.arange(len(rows))), 0)
@@ -344,7 +337,7 @@ def _per_row_scale(rows: Floats, share: float) -> Floats:
     return (wanted / np.where(varies, spread, 1)).astype(np.float32)
 
 
-def _bias_for(scores: NDArray[np.float64], rate: float) -> float:
+def _bias_for(scores: Doubles, rate: float) -> float:
     low, high = -50.0, 50.0
     shifted = scores - scores.mean()
     for _ in range(60):
@@ -352,3 +345,134 @@ def _bias_for(scores: NDArray[np.float64], rate: float) -> float:
         mean = float(np.mean(1 / (1 + np.exp(-np.clip(shifted + middle, -50, 50)))))
         low, high = (middle, high) if mean < rate else (low, middle)
     return (low + high) / 2 - float(scores.mean())
+
+
+@dataclass(frozen=True, slots=True)
+class Group:
+    """Tables with the same number of ids per sample, drawn together: one array for each would be mostly call
+    overhead."""
+
+    tables: list[int]
+    multi_hot: int
+    zipf: Zipf
+
+    def draw_ids(self, table_keys: Hashes, span: range) -> Int32s:
+        """Return [G, n, multi_hot]."""
+        counters = np.arange(span.start * self.multi_hot, span.stop * self.multi_hot)
+        bits = hash_counters(table_keys[self.tables][:, None], counters)
+        return self.zipf.ids(uniform(bits)).reshape(len(self.tables), len(span), self.multi_hot)
+
+    def draw_lengths(self, table_keys: Hashes, span: range) -> Int32s:
+        """Return [G, n]: 0 to `multi_hot`, all equally likely."""
+        bits = hash_counters(table_keys[self.tables][:, None], np.arange(span.start, span.stop))
+        return (uniform(bits) * (self.multi_hot + 1)).astype(np.int32)
+
+
+@dataclass(frozen=True, slots=True)
+class Zipf:
+    """Gives id k of a table a chance close to (k + 1)^−s.
+
+    It is the integral of x^−s from k + ½ to k + 1½, which has an inverse in closed form at any number of rows.
+    """
+
+    rows: Int64s  # [G, 1]
+    exponent: float
+
+    @property
+    def power(self) -> float:
+        """The power that the integral is; 0: it is a logarithm."""
+        power = 1 - self.exponent
+        return power if abs(power) >= 1e-9 else 0.0
+
+    @property
+    def factor(self) -> Doubles:
+        """The integral over all rows: [G, 1]."""
+        high = self.rows + LOW
+        integral: Doubles = high**self.power - LOW**self.power if self.power else np.log(high / LOW)
+        return integral
+
+    def ids(self, u: Doubles) -> Int32s:
+        """Return ids [G, n] in 0 to rows − 1 for numbers [G, n] in [0, 1)."""
+        u *= self.factor
+        if self.power:
+            u += LOW**self.power
+            np.power(u, 1 / self.power, out=u)
+        else:
+            np.exp(u, out=u)
+            u *= LOW
+        u -= LOW
+        np.clip(u, 0, self.rows - 1, out=u)
+        return u.astype(np.int32)
+
+
+def grouped(tables: Sequence[Table], zipf_exponent: float) -> Iterator[Group]:
+    """Group tables by the number of ids per sample and the pooling."""
+    for multi_hot, pooling in sorted({(t.multi_hot, t.pooling) for t in tables}):
+        members = [i for i, t in enumerate(tables) if (t.multi_hot, t.pooling) == (multi_hot, pooling)]
+        rows = np.array([[tables[i].rows] for i in members], np.int64)
+        yield Group(members, multi_hot, Zipf(rows, zipf_exponent))
+
+
+def seed_of(seed: int, task: Task) -> int:
+    """Return the seed of a task's own hidden model; it does not depend on which other tasks there are."""
+    return stream_key(seed, _TASK, zlib.crc32(task.name.encode()))
+
+
+@dataclass(frozen=True, slots=True)
+class Mixture:
+    """Mixes the scores of the common hidden model and of a task's own into the score of the task: √(1 − conflict) ×
+    the common one + √conflict × its own."""
+
+    common: np.float32
+    own: np.float32
+    bias: np.float32
+
+    @staticmethod
+    def fit(common: Floats, own: Floats, conflict: float, wanted_std: float,
+            bias_for: Callable[[Doubles], float]) -> Mixture:
+        """Fit the mixture to the scores of a sample of rows."""
+        shares = math.sqrt(1 - conflict), math.sqrt(conflict)
+        mixed = shares[0] * common.astype(np.float64) + shares[1] * own.astype(np.float64)
+        std = float(mixed.std())
+        factor = wanted_std / std if std > 1e-6 else 0.0
+        return Mixture(np.float32(shares[0] * factor), np.float32(shares[1] * factor),
+                       np.float32(bias_for(mixed * factor)))
+
+    def score(self, common: Floats, own: Floats) -> Floats:
+        """Return the scores [n] of the task."""
+        score = common * self.common
+        score += own * self.own
+        score += self.bias
+        return score
+
+
+def best_outputs(task: Task, score: Floats) -> Floats:
+    """Return the best that a network could give, [n, outputs]: the probability of a 1, the mean of the label, or the
+    probability of each class."""
+    if task.loss == "regression":
+        return score[:, None]
+    score = np.clip(score, -30, 30)
+    if task.loss == "binary":
+        return (1 / (1 + np.exp(-score)))[:, None].astype(np.float32)
+    weights: Floats = np.exp(np.linspace(-SPREAD, SPREAD, task.num_classes, dtype=np.float32) * score[:, None])
+    total = np.zeros(len(score), np.float32)
+    for column in weights.T:  # a sum over an axis may round differently for another number of rows
+        total += column
+    return weights / total[:, None]
+
+
+def draw_labels(task: Task, best: Floats, key: int, start: int) -> Floats:
+    """Draw labels [n] for rows `start` and on, whose `best_outputs` are known: `binary` by a coin, `regression` with
+    noise, `softmax` by the classes' probabilities."""
+    bits = hash_counters(stream_key(key, _TASK, zlib.crc32(task.name.encode())), np.arange(start, start + len(best)))
+    if task.loss == "regression":
+        return best[:, 0] + np.float32(NOISE_STD) * bell(bits)
+    coin = uniform(bits)
+    if task.loss == "binary":
+        return (coin < best[:, 0]).astype(np.float32)
+    reached = np.zeros(len(best), np.float64)
+    label = np.zeros(len(best), np.float32)
+    for column in best.T[:-1]:
+        reached += column
+        label += coin >= reached
+    return label

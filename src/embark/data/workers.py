@@ -16,11 +16,8 @@ from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
 from typing import Any, Protocol, Self, TypeVar, cast
 
-import psutil
-
 from embark.errors import EmbarkError, Fault
 
-_REPORT_EVERY_S = 0.5
 _SEND_EVERY_S = 0.2
 
 T = TypeVar("T")
@@ -29,12 +26,12 @@ Report = Callable[[int, int, int], None]  # Work units, rows and bad rows since 
 
 
 def num_cores() -> int:
-    """Cores that this process may use."""
+    """Return how many cores this process may use."""
     return len(os.sched_getaffinity(0))
 
 
 def each_result(call: Callable[[T], R], tasks: Sequence[T], num_workers: int) -> Iterator[tuple[int, R]]:
-    """`call(task)` of every task, with the task's position, in the order in which they end.
+    """Yield the result of `call(task)` for every task, with the task's position, in the order in which they end.
 
     With one worker this process does the work. `call` and the tasks go to other processes, so they must pickle.
     """
@@ -44,7 +41,7 @@ def each_result(call: Callable[[T], R], tasks: Sequence[T], num_workers: int) ->
 
 
 class Work(Protocol):
-    """What a worker can do. It is sent to the workers, so it must pickle."""
+    """The work of a pool. It is sent to the workers, so it must pickle."""
 
     def do(self, task: Any, report: Report) -> Callable[[], Any]:
         """Do the task except for waiting, such as for the disk. Calling what is returned waits and gives the result,
@@ -61,7 +58,7 @@ class _Call:
 
 
 class WorkerPool:
-    """`num_workers` processes; with 0 this process does the tasks, which is best for few rows."""
+    """Runs `num_workers` processes; with 0 this process does the tasks, which is best for few rows."""
 
     def __init__(self, work: Work, num_workers: int) -> None:
         self._work, self._num_workers = work, num_workers
@@ -80,7 +77,7 @@ class WorkerPool:
         self._workers.clear()
 
     def run(self, tasks: Sequence[Any], report: Report) -> Iterator[tuple[Any, Any]]:
-        """Each task with its result, in the order in which they end. `report` is called in this thread."""
+        """Yield each task with its result, in the order in which they end. `report` is called in this thread."""
         if not self._num_workers:
             for task in tasks:
                 yield task, self._work.do(task, report)()
@@ -143,7 +140,7 @@ def _send_next(connection: Connection, waiting: deque[tuple[int, Any]]) -> None:
 
 
 def _serve(connection: Connection, work: Work) -> None:
-    """The main loop of a worker."""
+    """Run the main loop of a worker."""
     threading.Thread(target=_end_with_parent, daemon=True).start()
     answers = _Answers(connection)
     finishing: threading.Thread | None = None
@@ -177,7 +174,8 @@ def _end_with_parent() -> None:
 
 
 class _Answers:
-    """What a worker sends to its parent, from either of its threads; reports are added up and sent now and then."""
+    """Sends answers of a worker to its parent, from either of its threads; reports are added up and sent now and
+    then."""
 
     def __init__(self, connection: Connection) -> None:
         self._connection = connection
@@ -193,7 +191,7 @@ class _Answers:
             os._exit(1)  # the parent is gone
 
     def result_of(self, call: Callable[[], Any]) -> Any:
-        """The call's result; None if it failed, and the parent gets the error."""
+        """Return the call's result; None if it failed, and the parent gets the error."""
         try:
             return call()
         except EmbarkError as error:
@@ -203,7 +201,6 @@ class _Answers:
         return None
 
     def report(self, num_done: int, num_rows: int, num_bad: int) -> None:
-        """See `Report`."""
         for i, more in enumerate((num_done, num_rows, num_bad)):
             self._sums[i] += more
         if time.monotonic() - self._reported_s >= _SEND_EVERY_S:
@@ -215,105 +212,3 @@ class _Answers:
             self.send("progress", tuple(self._sums))
             self._sums = [0, 0, 0]
 
-
-_MEASURE_EVERY_S = 0.2
-
-
-@dataclass(frozen=True, slots=True)
-class Progress:
-    """One report."""
-
-    stage: str  # Such as `reading`, `numbering ids`, `counting`.
-    done: int
-    total: int  # In bytes of input, or whatever the stage counts.
-    rows: int
-    elapsed_s: float
-    left_s: float | None
-    num_bad: int = 0
-    memory_bytes: int = 0  # The largest so far of all processes together.
-
-
-OnProgress = Callable[[Progress], None]
-
-
-class ProgressReporter:
-    """Turns work done, in any thread, into `Progress`, stage after stage and not too often."""
-
-    def __init__(self, notify: OnProgress | None = None, memory: MemoryMonitor | None = None) -> None:
-        self._notify, self._memory = notify, memory
-        self._lock = threading.Lock()
-        self._began_s = time.monotonic()
-        self._stage, self._total, self._done, self._done_before = "", 0, 0, 0
-        self._stage_began_s = self._reported_s = self._began_s
-        self.num_rows = self.num_bad = 0
-
-    def begin(self, stage: str, total: int, done: int = 0) -> None:
-        """The next stage; an earlier call has `done` a part of it already."""
-        self._stage, self._total, self._done, self._done_before = stage, total, done, done
-        self._stage_began_s = time.monotonic()
-        self._report()
-
-    def advance(self, num_done: int, num_rows: int = 0, num_bad: int = 0) -> None:
-        """More of the stage is done."""
-        with self._lock:
-            self._done += num_done
-            self.num_rows += num_rows
-            self.num_bad += num_bad
-            if self._done >= self._total or time.monotonic() - self._reported_s >= _REPORT_EVERY_S:
-                self._report()
-
-    def end(self) -> None:
-        """Everything is done."""
-        self.begin("done", 1, 1)
-
-    def _report(self) -> None:
-        self._reported_s = now = time.monotonic()
-        new = self._done - self._done_before
-        left_s = max(0.0, (now - self._stage_began_s) * (self._total - self._done) / new) if new > 0 else None
-        if self._notify:
-            self._notify(Progress(self._stage, self._done, self._total, self.num_rows, now - self._began_s, left_s,
-                                  self.num_bad, self._memory.peak_bytes if self._memory else 0))
-
-
-class MemoryMonitor:
-    """A thread that measures this process and its descendants, and holds the largest sum.
-
-    A page that several processes share counts once (its "proportional set size"), where the kernel says so.
-    """
-
-    def __init__(self) -> None:
-        self.peak_bytes = 0
-        self._is_over = threading.Event()
-        self._thread = threading.Thread(target=self._run, name="embark-memory", daemon=True)
-
-    def __enter__(self) -> Self:
-        self._thread.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._is_over.set()
-        self._thread.join()
-
-    def _run(self) -> None:
-        while True:
-            self.peak_bytes = max(self.peak_bytes, tree_bytes(os.getpid()))
-            if self._is_over.wait(_MEASURE_EVERY_S):
-                return
-
-
-def tree_bytes(pid: int) -> int:
-    """Memory of the process and its descendants."""
-    try:
-        process = psutil.Process(pid)
-        return sum(map(_process_bytes, (process, *process.children(recursive=True))))
-    except psutil.NoSuchProcess:
-        return 0
-
-
-def _process_bytes(process: psutil.Process) -> int:
-    try:
-        return int(process.memory_full_info().pss)
-    except psutil.AccessDenied:
-        return int(process.memory_info().rss)
-    except psutil.NoSuchProcess:
-        return 0

@@ -1,5 +1,5 @@
-"""What lines and events show together: the network NCCL uses and the rank it waits for, versions that do not match, a
-straggler, a slow loader, a NaN loss, an ignored checkpoint, a hot GPU, memory that is nearly full."""
+"""Findings that several lines or events show together: the network NCCL uses and the rank it waits for, versions that
+do not match, a straggler, a slow loader, a NaN loss, an ignored checkpoint, a hot GPU, memory that is nearly full."""
 
 import itertools
 import json
@@ -46,7 +46,6 @@ class NcclLog:
                 (b"last enqueued", self._read_work))
 
     def findings(self, spec: RunSpec | None) -> Iterator[RuleMatch]:
-        """What the lines show."""
         if self._fabric:
             yield from self._some_without()
         elif self._sockets is not None and spec is not None:
@@ -54,7 +53,7 @@ class NcclLog:
         yield from self._lagging()
 
     def _slow_fabric(self, sockets: Evidence, spec: RunSpec) -> Iterator[RuleMatch]:
-        """Within one machine, no traffic goes over sockets."""
+        """Sockets where the spec's machine has a fabric. Within one machine, no traffic goes over sockets."""
         machine = machine_of(spec) if spec.place.max_nodes > 1 else None
         transport = _TRANSPORTS.get(machine.fabric.transport) if machine else None
         if machine is None or transport is None:
@@ -69,7 +68,7 @@ class NcclLog:
         yield RuleMatch(rule_named("tcp-instead-of-fabric"), sockets, cause=cause, fix=fix)
 
     def _some_without(self) -> Iterator[RuleMatch]:
-        """A machine on sockets where another of the same log has a fabric: this needs no spec."""
+        """A machine on sockets while another of the same log has a fabric: this needs no spec."""
         # Logs of several runs may lie together: hosts of one run have names that differ in their numbers alone.
         stems = {host: re.sub(r"\d+", "0", host) for host in self._by_host}
         joined = {stems[host] for host, line in self._by_host.items() if line is None}
@@ -108,8 +107,10 @@ class NcclLog:
 
     def _read_work(self, text: str, evidence: Evidence) -> None:
         found = _WORK.search(text)
-        rank = evidence.rank if found and found["rank"] is None else int(found["rank"]) if found else None
-        if found and rank is not None and len(self._work) < MAX_RANKS:
+        if found is None or len(self._work) >= MAX_RANKS:
+            return
+        rank = evidence.rank if found["rank"] is None else int(found["rank"])
+        if rank is not None:
             self._work.setdefault(rank, (int(found["enqueued"]), evidence))
 
 
@@ -130,7 +131,7 @@ class Versions:
                 (b"fbgemm-gpu", self._read), (b"fbgemm_gpu", self._read))
 
     def findings(self) -> Iterator[RuleMatch]:
-        """Only where two or more of the three are known, and they are incompatible."""
+        """A finding if two or more of the three are known and incompatible."""
         here: dict[str, str | None] = {name: version for name, (version, _) in self._found.items()}
         if "torch" not in here or len(here) < 2:
             return
@@ -169,17 +170,17 @@ class StepTimes:
     def __init__(self) -> None:
         self._by_rank: dict[int, list[float]] = {}
         self._own: dict[int, list[float]] = {}
-        """As rank 0 gathered them: each rank's time, less its wait for the others."""
+        """Each rank's time, less its wait for the others, as rank 0 gathered it."""
         self._profiled: dict[int, list[float]] = {}
-        """The same from profiled steps, which also show the waits within a step."""
+        """Each rank's own time from profiled steps, which also show the waits within a step."""
         self._loader: list[tuple[float, float, Evidence]] = []
         self._first: dict[int, Evidence] = {}
         self._predicted: dict[str, Any] = {}
         self._steps: list[tuple[float, Evidence]] = []
         self._hot: dict[tuple[str, str], list[tuple[float, Evidence]]] = {}
-        """By machine and GPU: readings that are too high, the first of them."""
+        """The first readings that are too high, by machine and GPU."""
         self._memory: dict[str, tuple[float, float, Evidence]] = {}
-        """By machine, the last reading: bytes in use, bytes in all."""
+        """The last reading of each machine: bytes in use, bytes in all."""
         self._found: list[RuleMatch] = []
         self._quality = Quality()
         self._last_figures: Evidence | None = None
@@ -189,7 +190,7 @@ class StepTimes:
         return tuple((needle, self._read_line) for needle in (b"step_s", b"step time", b"step_time"))
 
     def read_events(self, source: DiagnosedFile, order: int) -> Iterator[tuple[str, Evidence]]:
-        """Read a run's events; yields the texts of errors among them, for rules to look at."""
+        """Read a run's events; yield the texts of errors among them, for rules to look at."""
         saved = last = 0
         is_nan = False
         with source.open() as file:
@@ -225,7 +226,7 @@ class StepTimes:
                 elif event.kind == "predict":
                     self._predicted = values
                 elif event.kind == "error" and isinstance(values.get("text"), str):
-                    text = f"error: {' '.join(values['text'].split())}"  # As the command that wrote it prints it.
+                    text = f"error: {' '.join(values['text'].split())}"  # The command that wrote it prints it so.
                     yield text, replace(evidence, text=text)
 
     def findings(self) -> Iterator[RuleMatch]:
@@ -351,7 +352,7 @@ def _seconds(found: re.Match[str] | None) -> float | None:
 
 
 def machine_of(spec: RunSpec) -> Machine | None:
-    """The machine that the spec names; None where it names none, or one that the catalog does not have."""
+    """The machine that the spec names; None if it names none, or one that the catalog does not have."""
     try:
         return find_machine(load_catalog(), spec.place.machine) if spec.place.machine else None
     except UserError:

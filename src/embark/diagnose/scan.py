@@ -1,5 +1,5 @@
-"""Rules (a known symptom, its cause and its fix: rows of `rules/*.toml`), the search of a log for them and for the
-figures that checks need, and the diagnosis made of what matches."""
+"""Rules (a known symptom, its cause and its fix: rows of `rules/*.toml`), and the search of logs for them and for the
+figures that checks need."""
 
 from __future__ import annotations
 
@@ -16,6 +16,7 @@ from typing import Any, Literal
 
 from embark.diagnose.source import DiagnosedFile, Line, fold, lines, pieces, rank_of, time_of
 from embark.events.quality import quality_rules
+from embark.formatting import shortlist
 
 Kind = Literal["cause", "symptom", "summary", "slow", "quality"]
 """`cause`: ends a run by itself. `symptom`: what the other ranks then say. `summary`: what a launcher says at the end.
@@ -26,7 +27,7 @@ FOLDER = Path(__file__).with_name("rules")
 
 @dataclass(frozen=True, slots=True)
 class Pattern:
-    """A text to look for."""
+    """A text to search for."""
 
     needle: bytes
     """Stands in every line that matches, folded as keys of lines are. It is searched for first, since that is quick."""
@@ -36,7 +37,7 @@ class Pattern:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rule:
-    """One row."""
+    """A row of `rules/*.toml`."""
 
     code: str
     name: str
@@ -55,7 +56,7 @@ class Rule:
 
 @cache
 def load_rules() -> tuple[Rule, ...]:
-    """All of them, by code."""
+    """All rules, by code."""
     rows = [row for path in sorted(FOLDER.glob("*.toml"))
             for row in tomllib.loads(path.read_text(encoding="utf-8"))["rule"]]
     rows += [{name: value for name, value in row.items() if name != "note"} | {"kind": "quality", "where": ["event"]}
@@ -75,7 +76,7 @@ def _rule(row: dict[str, Any]) -> Rule:
 
 
 def _text(text: str) -> Pattern:
-    """The text itself, as whole words."""
+    """A pattern that finds the text itself, as whole words."""
     begin = r"(?<!\w)" if text[0].isalnum() else ""
     end = r"(?!\w)" if text[-1].isalnum() else ""
     return Pattern(fold(text), re.compile(begin + re.escape(text) + end))
@@ -93,14 +94,14 @@ class Evidence:
     """A line that shows something."""
 
     source: str  # The file's name; `-` for standard input.
-    line: int  # From 1; 0 where no single line shows it.
+    line: int  # Counted from 1; 0 if no single line shows it.
     text: str
-    order: tuple[int, int] = field(repr=False)  # Of the source among the others, and of the line in it.
+    order: tuple[int, int] = field(repr=False)  # Index of the source among the others, and of the line in it.
     time: str = ""  # `11-15 09:15:00.123456`, or empty: comparable with others, in whatever form the line had it.
     rank: int | None = None
 
     @property
-    def place(self) -> str:
+    def location(self) -> str:
         return f"{self.source}:{self.line}" if self.line else self.source
 
 
@@ -144,9 +145,7 @@ class Diagnosis:
         """`ranks 1, 3`; empty where no line names its rank."""
         if not self.ranks:
             return ""
-        shown = ", ".join(map(str, self.ranks[:MAX_RANKS_SHOWN]))
-        more = f" and {len(self.ranks) - MAX_RANKS_SHOWN} more" if len(self.ranks) > MAX_RANKS_SHOWN else ""
-        return f"rank {shown}" if len(self.ranks) == 1 else f"ranks {shown}{more}"
+        return f"rank{'s' if len(self.ranks) > 1 else ''} {shortlist(list(map(str, self.ranks)), MAX_RANKS_SHOWN)}"
 
 
 MAX_SUBJECTS = 500
@@ -164,7 +163,7 @@ Listener = tuple[bytes, Handle]  # A needle, and what handles each line that has
 
 
 class Scan:
-    """What rules have found so far, over all sources."""
+    """Collects what rules match, over all sources."""
 
     def __init__(self, rules: Sequence[Rule], listeners: Sequence[Listener] = ()) -> None:
         self._patterns: dict[bytes, list[tuple[Pattern, Rule, bool]]] = {}
@@ -178,19 +177,16 @@ class Scan:
         self._num_notified: Counter[bytes] = Counter()
         self._muted: set[bytes] = set()  # Needles of checks alone that have had enough lines.
         self._known: dict[bytes, tuple[bytes, ...]] = {}
-        self._open: dict[tuple[str, str], RuleMatch] = {}  # By code and subject: a pod, where the line names one.
+        self._open: dict[tuple[str, str], RuleMatch] = {}  # Keyed by code and subject, such as a pod.
         self.cut_short: list[str] = []  # Sources that could not be read to their end.
 
     @property
-    def found(self) -> list[RuleMatch]:
-        """One for each rule, of those that no later line cured."""
-        together: dict[str, RuleMatch] = {}
-        for (code, _), match in self._open.items():
-            together[code] = together[code].merged(match) if code in together else match
-        return [match for match in together.values() if match.num_lines >= match.rule.num_least]
+    def matches(self) -> list[RuleMatch]:
+        """Matches by rule and subject, without those that a later line cured."""
+        return list(self._open.values())
 
     def read(self, source: DiagnosedFile, order: int, *, only: Callable[[Rule], bool] | None = None) -> None:
-        """Look through a source, the `order`th of all; with `only`, for some rules and no checks."""
+        """Search a source, the `order`th of all; with `only`, for some rules and no checks."""
         file = source.open()
         try:
             for some in lines(file):
@@ -203,7 +199,7 @@ class Scan:
                 file.close()
 
     def take_line(self, text: str, evidence: Evidence) -> None:
-        """Look at one line that is at hand."""
+        """Search one line that is at hand."""
         key = fold(text)
         for needle, patterns in self._patterns.items():
             if needle in key:
@@ -212,7 +208,7 @@ class Scan:
                         self._take(rule, evidence, match.groupdict(default=""))
 
     def _lines_with_needles(self, some: Sequence[Line]) -> Iterator[tuple[Line, Sequence[bytes]]]:
-        """Those that may match. Which needles a line has depends on its key alone, so each key is searched once."""
+        """Lines that may match. Which needles a line has depends on its key alone, so each key is searched once."""
         fresh = list({line.key for line in some if line.key not in self._known})
         new = dict(zip(fresh, self._needles_in(fresh), strict=True))
         for line in some:
@@ -223,17 +219,17 @@ class Scan:
             self._known.update((key, needles) for key, needles in new.items() if len(key) <= MAX_KNOWN_BYTES)
 
     def _needles_in(self, keys: Sequence[bytes]) -> list[tuple[bytes, ...]]:
-        """Of each key; all of them are searched at once, which is quicker than one by one."""
+        """The needles of each key; all keys are searched at once, which is quicker than one by one."""
         text = b"\n".join(keys)
         starts = [0, *accumulate(len(key) + 1 for key in keys)]
         found: list[tuple[bytes, ...]] = [()] * len(keys)
         for needle in self._needles - self._muted:
-            place = text.find(needle)
-            while place >= 0:
-                at = bisect_right(starts, place) - 1
+            index = text.find(needle)
+            while index >= 0:
+                at = bisect_right(starts, index) - 1
                 if needle in self._listeners or any(one.also in keys[at] for one, _, _ in self._patterns[needle]):
                     found[at] += (needle,)
-                place = text.find(needle, starts[at + 1])
+                index = text.find(needle, starts[at + 1])
         return found
 
     def _look(
@@ -263,7 +259,8 @@ class Scan:
                 self._take(rule, evidence, values)
 
     def _notify(self, needle: bytes, text: str, evidence: Evidence) -> None:
-        """Each kind of line has its own limit: a long run's steps must not hide the lines at its end."""
+        """Pass a line to a check. Each kind of line has its own limit: a long run's steps must not hide the lines at
+        its end."""
         self._num_notified[needle] += 1
         if self._num_notified[needle] <= MAX_NOTIFIED:
             self._listeners[needle](text, evidence)
@@ -286,7 +283,7 @@ def _evidence(name: str, line: Line, order: int, text: str, at: int) -> Evidence
 
 
 def _excerpt(text: str, at: int) -> str:
-    """What of a long line is worth quoting."""
+    """The part of a long line that is worth quoting."""
     if len(text) <= MAX_QUOTED:
         return text
     begin = max(0, min(at - MAX_QUOTED // 4, len(text) - MAX_QUOTED))

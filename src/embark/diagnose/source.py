@@ -1,5 +1,5 @@
-"""Files to read (logs, events, manifests; of a run, of a folder, or one by one), and their lines, which may be huge,
-coloured, interleaved, cut in half or no text at all."""
+"""Files to diagnose (logs, events, manifests; of a run, of a folder, or one by one), and their lines, which may be
+huge, coloured, interleaved, cut in half or no text at all."""
 
 import gzip
 import io
@@ -31,15 +31,15 @@ _SKIPPED_FOLDERS = frozenset({
 
 @dataclass(frozen=True, slots=True)
 class DiagnosedFile:
-    """A file to read."""
+    """A file to diagnose."""
 
     name: str
     form: Form
     path: Path | None = None
-    data: bytes | None = None  # Of a file of a remote run. With neither, it is standard input.
+    data: bytes | None = None  # The bytes of a remote run's file. Without path and data it is standard input.
 
     def open(self) -> BinaryIO:
-        """Its bytes, unpacked."""
+        """Open the file, unpacked."""
         if self.data is not None:
             file = io.BytesIO(self.data)
             return cast(BinaryIO, gzip.open(file)) if self.data.startswith(_GZIP) else file
@@ -63,7 +63,7 @@ class SourceList:
 
 
 def sources_of(names: Sequence[str]) -> SourceList:
-    """Each name a run's directory, name or uri; a log; a folder of logs; or `-`."""
+    """The files of names that are each a run's directory, name or URI; a log; a folder of logs; or `-`."""
     if not names:
         raise UserError("nothing to diagnose", fix="embark diagnose RUN, a log, a folder of logs, or - to read a pipe")
     if list(names).count(STDIN) > 1:
@@ -142,7 +142,7 @@ def _head(path: Path, num_bytes: int) -> bytes:
 
 BLOCK_BYTES = 1 << 18
 MAX_LINE_BYTES = 1 << 20  # A longer line is looked at in pieces.
-SHORT_BYTES = 1 << 14  # Of a longer one, only what is around the words that are looked for.
+SHORT_BYTES = 1 << 14  # Longer lines are searched only around the needle.
 CONTEXT_BYTES = 2000
 MAX_PIECES = 50
 
@@ -157,16 +157,16 @@ _GLOG = re.compile(r"\b[IWEF](\d{1,2})(\d\d) (\d\d:\d\d:\d\d)\.(\d{1,9})")
 
 
 class Line(NamedTuple):
-    """One line."""
+    """A line, and the key by which it is searched."""
 
     number: int
-    data: bytes  # Without colours.
+    data: bytes  # The line without colours.
     key: bytes
-    """The same, as long, in lower case with every digit 0: lines that differ in figures alone are looked at once."""
+    """The line in lower case with every digit 0: lines that differ in figures alone are searched once."""
 
 
 def lines(file: BinaryIO) -> Iterator[list[Line]]:
-    """The file in lists of whole lines, so that memory is bounded whatever the file."""
+    """Yield the file in lists of whole lines, so that memory is bounded whatever the file."""
     rest = b""
     number = 1
     while data := file.read(BLOCK_BYTES):
@@ -184,36 +184,36 @@ def lines(file: BinaryIO) -> Iterator[list[Line]]:
 
 
 def fold(text: str) -> bytes:
-    """As keys have it."""
+    """Fold a text as keys of lines are."""
     return text.encode().translate(_FOLD)
 
 
 def pieces(line: Line, needle: bytes) -> Iterator[str]:
-    """The line's text; of a progress bar or a very long line, what is around each place of the needle."""
+    """The line's text; of a progress bar or a very long line, what is around each occurrence of the needle."""
     if len(line.data) <= SHORT_BYTES and b"\r" not in line.data:
         yield line.data.decode("utf-8", "replace")
         return
-    place, last = line.key.find(needle), -1
+    index, last = line.key.find(needle), -1
     for _ in range(MAX_PIECES):
-        if place < 0:
+        if index < 0:
             return
-        begin = max(line.data.rfind(b"\r", 0, place) + 1, place - CONTEXT_BYTES)
-        back = line.data.find(b"\r", place)
-        end = min(back if back >= 0 else len(line.data), place + CONTEXT_BYTES)
+        begin = max(line.data.rfind(b"\r", 0, index) + 1, index - CONTEXT_BYTES)
+        back = line.data.find(b"\r", index)
+        end = min(back if back >= 0 else len(line.data), index + CONTEXT_BYTES)
         if begin != last:
             yield line.data[begin:end].decode("utf-8", "replace")
         last = begin
-        place = line.key.find(needle, end)
+        index = line.key.find(needle, end)
 
 
 def rank_of(text: str) -> int | None:
-    """Whose line it is, where it says so."""
+    """The rank that a line names; None if it names none."""
     head = text[:400]
     return next((int(found[1]) for pattern in _RANKS if (found := pattern.search(head))), None)
 
 
 def time_of(text: str) -> str:
-    """When it was written, without the year, since some forms have none."""
+    """The time that a line names, without the year, since some forms have none."""
     head = text[:200]
     if found := _ISO.search(head):
         return f"{found[1]} {found[2]}.{(found[3] or '0'):0<6.6}"
@@ -228,4 +228,4 @@ def _split(data: bytes, number: int) -> list[Line]:
     data = data.replace(b"\r\n", b"\n")
     each = data.removesuffix(b"\n").split(b"\n")
     keys = data.translate(_FOLD).removesuffix(b"\n").split(b"\n")
-    return [Line(number + place, *both) for place, both in enumerate(zip(each, keys, strict=True))]
+    return [Line(number + index, *both) for index, both in enumerate(zip(each, keys, strict=True))]

@@ -1,38 +1,40 @@
-"""Can the cloud account that pays start the machines of a run: identity, quotas, machines on sale, budgets, bucket.
+"""Checks whether the cloud account can start a run's machines: identity, quotas, machines on sale, budgets, bucket.
 
-Azure and Google Cloud answer by their own command lines; every failure becomes a check with its fix.
+Each cloud answers by its own command line; every failure becomes a check with its fix.
 """
 
 from __future__ import annotations
 
 import json
+import re
 import shutil
 import tomllib
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 from embark.catalog import Catalog, load_catalog, machine_of_place
-from embark.doctor import Check, check
+from embark.doctor.host import Check, check
 from embark.errors import EmbarkError, UserError
-from embark.formatting import to_one_line
+from embark.formatting import format_usd, to_one_line
 from embark.launch.shell import Shell
-from embark.render.job import Job, dns_label
-from embark.render.location import Location, location_of
-from embark.render.quotas import CloudQuota, cloud_quotas, needed_units, quota_name, quota_of
+from embark.render.job import Job, Location
+from embark.render.monitoring import CloudQuota, cloud_quotas, needed_units, quota_name, quota_of
 from embark.spec import RunSpec
 from embark.store import open_store
-from embark.store.errors import RetryPolicy
+from embark.store.errors import BRIEF_RETRY
 
 CLOUDS: dict[str, Any] = tomllib.loads(Path(__file__).with_name("account_clouds.toml").read_text(encoding="utf-8"))
-"""By cloud: its command line, and what its errors mean."""
-QUICK_RETRIES = RetryPolicy(max_retries=1, connect_s=5.0, silence_s=15.0, request_s=20.0, give_up_s=20.0)
+"""The command line of each cloud, and what its errors mean."""
+PRICE_MOVED = 0.25  # A spot price that differs this much from the catalog's is worth a warning.
 
 
 @dataclass(frozen=True, slots=True)
 class Need:
-    """The machines, where, and how much of which quota they take."""
+    """The machines of a run, where they are, and how much of which quota they take."""
 
     job: Job
     location: Location
@@ -44,7 +46,7 @@ class Need:
 
     @property
     def num_units(self) -> int:
-        """Of the quota's unit."""
+        """How much of the quota the run takes."""
         return needed_units(self.job)
 
     @property
@@ -54,7 +56,7 @@ class Need:
 
     @property
     def quota(self) -> tuple[str, str]:
-        """The cloud's name for it, and its code; empty where the catalog does not know."""
+        """The cloud's name for the quota, and its code; empty if the catalog does not know."""
         return quota_name(self.job)
 
     @property
@@ -65,14 +67,14 @@ class Need:
         return f"{self.job.num_nodes} x {self.job.machine.name} {self.market} in {self.region}"
 
     def quota_check(self, name: str, limit: float, used: float | None, fix: str) -> Check:
-        """Is enough of a quota left? A limit of -1 is none; what is in use may be unknown."""
+        """Check that enough of a quota is left. A limit of -1 is none; what is in use may be unknown."""
         in_use = "" if used is None else f", {used:g} in use"
         found = f"{limit:g} {self.unit}{in_use}; the run takes {self.num_units:g}"
         is_enough = limit < 0 or limit - (used or 0.0) >= self.num_units
         return check(f"quota {name}", is_enough, found, f"{self.num_units:g} {self.unit} free", fix)
 
     def offer_check(self, zones: Sequence[str]) -> Check:
-        """Is the machine on sale in the region, and in the zone that the spec names?"""
+        """Check that the machine is on sale in the region, and in the zone that the spec names."""
         machine, zone = self.location.machine_type, self.job.spec.place.zone
         if not zones:
             return self.not_offered(f"no {machine} in {self.region}")
@@ -86,7 +88,7 @@ class Need:
 
 
 def need_of(spec: RunSpec) -> Need:
-    """Of the machine that the spec names."""
+    """What the machine that the spec names needs."""
     place = spec.place
     catalog = load_catalog()
     machine = machine_of_place(catalog, place)
@@ -94,18 +96,13 @@ def need_of(spec: RunSpec) -> Need:
         raise UserError("which account? neither place.machine nor place.cloud is set",
                         fix="embark doctor --cloud --machine p5.48xlarge, or a spec that names one")
     # Not by make_job: the account is checked even where the run could not be rendered yet.
-    job = Job(spec, machine, dns_label(spec.name), place.max_nodes, machine.gpus_per_host, "")
-    return Need(job, location_of(job), catalog)
+    job = Job.of(spec, machine)
+    return Need(job, job.location, catalog)
 
 
 def check_account(need: Need, shell: Shell) -> Iterator[Check]:
-    """Each check as soon as it is known. The only change is one small file in the bucket, deleted at once."""
-    if need.job.cloud == "aws":
-        from embark.doctor.account_aws import check_aws
-
-        checks = check_aws(need)
-    else:
-        checks = _check_by_command_line(CloudCli(need.job.cloud, shell), need)
+    """Yield each check as soon as it is known. The only change is one small file in the bucket, deleted at once."""
+    checks = _ask_all(CloudCli(need.job.cloud, shell), need)
     first = next(checks)
     yield first
     if first.verdict == "ok":  # without an identity nothing else can be asked
@@ -114,8 +111,7 @@ def check_account(need: Need, shell: Shell) -> Iterator[Check]:
             yield bucket
 
 
-def _check_by_command_line(cli: CloudCli, need: Need) -> Iterator[Check]:
-    """The identity first."""
+def _ask_all(cli: CloudCli, need: Need) -> Iterator[Check]:
     for question in QUESTIONS[need.job.cloud]:
         try:
             yield from question(cli, need)
@@ -124,7 +120,7 @@ def _check_by_command_line(cli: CloudCli, need: Need) -> Iterator[Check]:
 
 
 def budget_check(budgets: Sequence[tuple[str, float, float]], currency: str = "") -> Check:
-    """Is there a budget, and money left in all? `budgets`: name, limit and spent; 0 and 0 where they are not known."""
+    """Check that there is a budget, and money left in all. `budgets`: name, limit and spent; 0 and 0 if not known."""
     if not budgets:
         return Check("budgets", "warning", "none: nobody is alerted when money is spent", "at least one",
                      "EMAIL=you@example.com ./budget.sh budget, in the folder that embark render writes")
@@ -136,12 +132,12 @@ def budget_check(budgets: Sequence[tuple[str, float, float]], currency: str = ""
 
 
 def bucket_check(spec: RunSpec) -> Check | None:
-    """Can the run write its checkpoints? A small file is written, read back and deleted. None without a bucket."""
+    """Write, read back and delete a small file where the run writes its checkpoints. None without a bucket."""
     root = spec.store.root
     if root.partition("://")[0] not in ("s3", "gs", "az"):
         return None
     try:
-        store = open_store(root, QUICK_RETRIES)
+        store = open_store(root, BRIEF_RETRY)
         store.list("embark-doctor-looks-for-nothing")
         store.check()
     except EmbarkError as error:
@@ -150,7 +146,7 @@ def bucket_check(spec: RunSpec) -> Check | None:
 
 
 class CheckFailed(Exception):
-    """The command line gave no answer: the check that says why."""
+    """The command line gave no answer; `check` says why."""
 
     def __init__(self, check: Check) -> None:
         super().__init__(check.found)
@@ -158,28 +154,29 @@ class CheckFailed(Exception):
 
 
 class CloudCli:
-    """`az` or `gcloud`."""
+    """A cloud's command line: `aws`, `az` or `gcloud`."""
 
     def __init__(self, cloud: str, shell: Shell) -> None:
         self._cloud, self._shell = cloud, shell
         self._program: str = CLOUDS[cloud]["program"]
-        self.project = ""  # Of Google Cloud, once the identity is checked.
+        self.flags: list[str] = [*CLOUDS[cloud]["flags"]]  # Appended to every command.
+        self.account = ""  # AWS's account or Google's project, once the identity is checked.
 
-    def require(self) -> None:
+    def ask(self, name: str, *words: str, missing: str = "") -> Any:
+        """The answer's JSON; None if the error has the text `missing`. Any other error fails the check `name`."""
         if shutil.which(self._program) is None:
             found = f"{self._program}, {CLOUDS[self._cloud]['title']}'s command line, is not installed"
-            raise CheckFailed(Check("account", "wrong", found, f"{self._program} on the path",
+            raise CheckFailed(Check(name, "wrong", found, f"{self._program} on the path",
                                     CLOUDS[self._cloud]["install"]))
-
-    def ask(self, name: str, *words: str) -> Any:
-        """Its answer. `name`: of the check that fails where there is none."""
-        done = self._shell.ask([self._program, *words, *CLOUDS[self._cloud]["flags"]], timeout_s=120)
+        done = self._shell.ask([self._program, *words, *self.flags], timeout_s=120)
         if done.has_timed_out:
             raise CheckFailed(Check(name, "wrong", f"{self._program} did not answer in time", "an answer",
                                     "check the network, or a proxy"))
         if not done.is_ok:
             said = to_one_line(done.err)
-            raise CheckFailed(refusal(self._cloud, name, said, said=said[:160]) or Check(
+            if missing and missing in said:
+                return None
+            raise CheckFailed(_refusal(self._cloud, name, said) or Check(
                 name, "warning", f"{self._program} refused: {said[:240]}", "an answer",
                 "ask again, or look in the console"))
         try:
@@ -189,8 +186,9 @@ class CloudCli:
             raise CheckFailed(Check(name, "warning", found, "JSON", CLOUDS[self._cloud]["upgrade"])) from None
 
 
-def refusal(cloud: str, name: str, error: str, **values: str) -> Check | None:
-    """What an error of a cloud means, where that is known."""
+def _refusal(cloud: str, name: str, error: str) -> Check | None:
+    """The check that explains an error of a cloud; None if the error is not known."""
+    values = {"said": error[:160], "action": CLOUDS[cloud].get("actions", {}).get(name, "")}
     for one in CLOUDS[cloud]["refusals"]:
         if any(text in error for text in one["texts"]):
             return Check(name, one["verdict"], *(one[key].format(**values) for key in ("found", "expected", "fix")))
@@ -198,7 +196,6 @@ def refusal(cloud: str, name: str, error: str, **values: str) -> Check | None:
 
 
 def _azure_identity(az: CloudCli, need: Need) -> Iterator[Check]:
-    az.require()
     account = az.ask("account", "account", "show")
     wanted = need.job.spec.place.account
     found = f"{account.get('name')} ({account.get('id')}) as {account.get('user', {}).get('name')}"
@@ -255,7 +252,6 @@ def _azure_budgets(az: CloudCli, _: Need) -> Iterator[Check]:
 
 
 def _gcp_identity(gcloud: CloudCli, need: Need) -> Iterator[Check]:
-    gcloud.require()
     accounts = gcloud.ask("account", "auth", "list", "--filter=status:ACTIVE")
     if not accounts:
         raise CheckFailed(Check("account", "wrong", "not logged in to Google Cloud", "a login", "gcloud auth login"))
@@ -266,54 +262,56 @@ def _gcp_identity(gcloud: CloudCli, need: Need) -> Iterator[Check]:
     if not project:
         raise CheckFailed(Check("account", "wrong", f"{account}, and no project", "a project that pays",
                                 "set place.account, or gcloud config set project ID"))
-    gcloud.project = project
+    gcloud.account = project
+    gcloud.flags.append(f"--project={project}")
     yield Check("account", "ok", f"project {project} as {account}")
 
 
 def _gcp_quotas(gcloud: CloudCli, need: Need) -> Iterator[Check]:
-    """Of Compute Engine in the region, or of Cloud Quotas, which has what `gcloud compute` does not show."""
+    """Quotas of Compute Engine in the region, or of Cloud Quotas, which has what `gcloud compute` does not show."""
     name, _ = need.quota
     quotas = list(cloud_quotas(need.job))
     for quota in quotas:
         infos = gcloud.ask("quota", "beta", "quotas", "info", "list", f"--service={quota.service}",
-                           f"--filter={quota.filter}", f"--project={gcloud.project}")
-        place = need.location.zone if quota.is_zonal else need.region
-        limit = _cloud_quota_limit(infos, quota, place)
-        fix = (f"https://console.cloud.google.com/iam-admin/quotas?project={gcloud.project}: ask for "
-               f"{need.num_units} of {quota.name} in {place}; it may take days")
+                           f"--filter={quota.filter}")
+        location = need.location.zone if quota.is_zonal else need.region
+        limit = _cloud_quota_limit(infos, quota, location)
+        fix = (f"https://console.cloud.google.com/iam-admin/quotas?project={gcloud.account}: ask for "
+               f"{need.num_units} of {quota.name} in {location}; it may take days")
         if limit is None:
-            yield Check(f"quota {quota.name}", "warning", f"no such quota is listed for {place}",
+            yield Check(f"quota {quota.name}", "warning", f"no such quota is listed for {location}",
                         f"{need.num_units} {need.unit} free", fix)
         else:
             yield need.quota_check(quota.name, limit, None, fix)
     if quotas:
         return
-    region = gcloud.ask("quota", "compute", "regions", "describe", need.region, f"--project={gcloud.project}")
+    region = gcloud.ask("quota", "compute", "regions", "describe", need.region)
     rows = {row["metric"]: row for row in region.get("quotas", [])}
     if name in rows:
-        yield _gcp_quota(rows[name], need, f"in {need.region}", gcloud.project)
+        yield _gcp_quota(rows[name], need, f"in {need.region}", gcloud.account)
     else:
         yield Check(f"quota {name or need.job.machine.name}", "warning",
                     f"gcloud compute does not list it in {need.region}", f"{need.num_units} {need.unit} free",
-                    f"https://console.cloud.google.com/iam-admin/quotas?project={gcloud.project}")
+                    f"https://console.cloud.google.com/iam-admin/quotas?project={gcloud.account}")
 
 
-def _cloud_quota_limit(infos: Sequence[dict[str, Any]], quota: CloudQuota, place: str) -> float | None:
-    """What is granted to the quota's own dimension value goes before what is granted to any. No value is 0."""
+def _cloud_quota_limit(infos: Sequence[dict[str, Any]], quota: CloudQuota, location: str) -> float | None:
+    """What is granted to the quota's own dimension value takes precedence over what is granted to any. No value is 0.
+    """
     found: dict[str, float] = {}
     for row in (row for info in infos for row in info.get("dimensionsInfos", [])):
-        if place in row.get("applicableLocations", []):
+        if location in row.get("applicableLocations", []):
             value = row.get("dimensions", {}).get(quota.dimension, "")
             found[value] = float(row.get("details", {}).get("value") or 0)
     return found.get(quota.value, found.get(""))
 
 
 def _gcp_global_quotas(gcloud: CloudCli, need: Need) -> Iterator[Check]:
-    info = gcloud.ask("quota GPUS_ALL_REGIONS", "compute", "project-info", "describe", f"--project={gcloud.project}")
+    info = gcloud.ask("quota GPUS_ALL_REGIONS", "compute", "project-info", "describe")
     rows = {row["metric"]: row for row in info.get("quotas", [])}
     for name in quota.also if (quota := quota_of(need.job)) else ():
         if name in rows:
-            yield _gcp_quota(rows[name], need, "in all regions", gcloud.project)
+            yield _gcp_quota(rows[name], need, "in all regions", gcloud.account)
 
 
 def _gcp_quota(row: dict[str, Any], need: Need, where: str, project: str) -> Check:
@@ -327,27 +325,113 @@ def _gcp_offer(gcloud: CloudCli, need: Need) -> Iterator[Check]:
     if not need.job.machine.machine_type:  # The first TPUs are no machines of Compute Engine.
         name, zone = need.job.machine.name, need.location.zone
         rows = gcloud.ask("machine offered", "compute", "tpus", "accelerator-types", "list",
-                          f"--project={gcloud.project}", f"--zone={zone}", f"--filter=type={name}")
+                          f"--zone={zone}", f"--filter=type={name}")
         yield need.offer_check([zone] if any(row.get("type") == name for row in rows) else [])
         return
-    rows = gcloud.ask("machine offered", "compute", "machine-types", "list", f"--project={gcloud.project}",
+    rows = gcloud.ask("machine offered", "compute", "machine-types", "list",
                       f"--filter=name={need.location.machine_type} AND zone~^{need.region}-")
     yield need.offer_check(sorted(str(row.get("zone", "")).rsplit("/", 1)[-1] for row in rows))
 
 
 def _gcp_billing(gcloud: CloudCli, _: Need) -> Iterator[Check]:
-    billing = gcloud.ask("billing", "billing", "projects", "describe", gcloud.project)
+    billing = gcloud.ask("billing", "billing", "projects", "describe", gcloud.account)
     if not billing.get("billingEnabled"):
-        yield Check("billing", "wrong", f"project {gcloud.project} has no billing account", "one that pays",
-                    f"gcloud billing projects link {gcloud.project} --billing-account=ID")
+        yield Check("billing", "wrong", f"project {gcloud.account} has no billing account", "one that pays",
+                    f"gcloud billing projects link {gcloud.account} --billing-account=ID")
         return
     account = str(billing.get("billingAccountName", "")).rsplit("/", 1)[-1]
     budgets = gcloud.ask("budgets", "billing", "budgets", "list", f"--billing-account={account}")
     yield budget_check([(str(budget.get("displayName", "")), 0.0, 0.0) for budget in budgets])
 
 
+def _aws_identity(aws: CloudCli, need: Need) -> Iterator[Check]:
+    aws.flags += ["--region", need.region]
+    identity = aws.ask("account", "sts", "get-caller-identity")
+    aws.account = str(identity["Account"])
+    wanted = need.job.spec.place.account
+    yield check("account", wanted in ("", aws.account), f"{aws.account} as {identity['Arn']}",
+                f"account {wanted}" if wanted else "", "AWS_PROFILE chooses another; or correct place.account")
+
+
+def _aws_offer(aws: CloudCli, need: Need) -> Iterator[Check]:
+    offers = aws.ask("machine offered", "ec2", "describe-instance-type-offerings", "--location-type",
+                     "availability-zone", "--filters", f"Name=instance-type,Values={need.location.machine_type}")
+    yield need.offer_check(sorted({row["Location"] for row in offers["InstanceTypeOfferings"]}))
+
+
+def _aws_quotas(aws: CloudCli, need: Need) -> Iterator[Check]:
+    name, code = need.quota
+    if not code:
+        yield Check("quota", "warning", f"the quota for {need.job.machine.name} {need.market} is not known",
+                    fix=f"https://{need.region}.console.aws.amazon.com/servicequotas/home/services/ec2/quotas")
+        return
+    options = ("--service-code", "ec2", "--quota-code", code)
+    # A quota that was never changed for this account is missing.
+    answer = (aws.ask("quota", "service-quotas", "get-service-quota", *options, missing="NoSuchResource")
+              or aws.ask("quota", "service-quotas", "get-aws-default-service-quota", *options))
+    used = _vcpus_in_use(aws, need, families_of(name))
+    fix = (f"aws service-quotas request-service-quota-increase --service-code ec2 --quota-code {code} "
+           f"--desired-value {used + need.num_units:g} --region {need.region}: it may take days")
+    yield need.quota_check(name, float(answer["Quota"]["Value"]), used, fix)
+
+
+def _vcpus_in_use(aws: CloudCli, need: Need, families: tuple[str, ...]) -> float:
+    answer = aws.ask("quota", "ec2", "describe-instances", "--filters",
+                     "Name=instance-state-name,Values=pending,running")
+    instances = [one for reservation in answer["Reservations"] for one in reservation["Instances"]]
+    running = Counter(one["InstanceType"] for one in instances if counts_to(one["InstanceType"], families)
+                      and (one.get("InstanceLifecycle") == "spot") == need.job.is_spot)
+    if not running:
+        return 0.0
+    # A machine counts with all its processors, however many it was started with.
+    kinds = aws.ask("quota", "ec2", "describe-instance-types", "--instance-types", *running)
+    return float(sum(running[kind["InstanceType"]] * kind["VCpuInfo"]["DefaultVCpus"]
+                     for kind in kinds["InstanceTypes"]))
+
+
+def families_of(quota_name: str) -> tuple[str, ...]:
+    """`p4 p3 p2` of `All P4, P3 and P2 Spot Instance Requests`, `g vt` of `Running On-Demand G and VT instances`."""
+    middle = re.sub(r"^(Running On-Demand|All)|(Spot Instance Requests|instances)$", "", quota_name)
+    return tuple(word.lower() for word in re.findall(r"\b[A-Z]+\d*\b", middle))
+
+
+def counts_to(instance_type: str, families: tuple[str, ...]) -> bool:
+    """Whether a machine counts towards a quota of these families: `p5en.48xlarge` to `p5` and `p`, and not to `g`."""
+    letters = re.match(r"[a-z]+", instance_type)
+    family = instance_type.partition(".")[0]
+    return any(family.startswith(one) if one[-1].isdigit() else letters is not None and letters.group() == one
+               for one in families)
+
+
+def _aws_spot_price(aws: CloudCli, need: Need) -> Iterator[Check]:
+    if not need.job.is_spot:
+        return
+    machine = need.location.machine_type
+    answer = aws.ask("spot price", "ec2", "describe-spot-price-history", "--instance-types", machine,
+                     "--product-descriptions", "Linux/UNIX", "--start-time", datetime.now(UTC).isoformat())
+    prices = {row["AvailabilityZone"]: float(row["SpotPrice"]) for row in answer["SpotPriceHistory"]}
+    if not prices:
+        yield Check("spot price", "warning", f"none for {machine} in {need.region} now", "one",
+                    "it may not be sold on spot there: another place.region, or place.spot = false")
+        return
+    zone, price = min(prices.items(), key=lambda row: row[1])
+    known = need.job.price.usd_per_machine_hour
+    found = f"{format_usd(price)} an hour in {zone} now; the catalog says {format_usd(known) if known else 'nothing'}"
+    is_near = known is not None and abs(price - known) <= PRICE_MOVED * known
+    yield check("spot price", is_near, found, f"within {PRICE_MOVED:.0%} of the catalog",
+                "embark catalog refresh FILE imports today's price; plans and costs use the catalog's", bad="warning")
+
+
+def _aws_budgets(aws: CloudCli, _: Need) -> Iterator[Check]:
+    answer = aws.ask("budgets", "budgets", "describe-budgets", "--account-id", aws.account)
+    yield budget_check([(one["BudgetName"], float(one.get("BudgetLimit", {}).get("Amount", 0)),
+                         float(one.get("CalculatedSpend", {}).get("ActualSpend", {}).get("Amount", 0)))
+                        for one in answer.get("Budgets", ())], currency="$")
+
+
 Question = Callable[[CloudCli, Need], Iterator[Check]]
 QUESTIONS: dict[str, tuple[Question, ...]] = {
+    "aws": (_aws_identity, _aws_offer, _aws_quotas, _aws_spot_price, _aws_budgets),
     "azure": (_azure_identity, _azure_quotas, _azure_offer, _azure_budgets),
     "gcp": (_gcp_identity, _gcp_quotas, _gcp_global_quotas, _gcp_offer, _gcp_billing),
 }

@@ -1,4 +1,4 @@
-"""GPUs by nvidia-smi: the driver against torch's build, ECC errors, and NVLink."""
+"""Checks GPUs by nvidia-smi: the driver against torch's build, ECC errors, and NVLink."""
 
 import re
 import sys
@@ -6,12 +6,12 @@ from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
-from embark.doctor import Check, Host, check
+from embark.doctor.host import Check, Host, check
 
 _FIELDS = ("name", "memory.total", "driver_version", "compute_cap", "ecc.errors.uncorrected.volatile.total")
 _FEWER = _FIELDS[:3]  # What drivers of every age know.
 _ANSI = re.compile(r"\x1b\[[0-9;]*m")
-_CUDA = re.compile(r"CUDA Version:\s*(\d+)\.(\d+)")
+_CUDA = re.compile(r"CUDA Version:\s*(\d+\.\d+)")
 _LINK = re.compile(r"Link \d+:\s*(\S+)")
 _JOINED = ("A100-SXM", "H100 80GB HBM3", "H200", "GH200", "B200", "GB200", "B300", "V100-SXM")
 """Parts of the names of GPUs that come joined by NVLink."""
@@ -19,7 +19,7 @@ _JOINED = ("A100-SXM", "H100 80GB HBM3", "H200", "GH200", "B200", "GB200", "B300
 
 @dataclass(frozen=True, slots=True)
 class Gpu:
-    """One, as the driver has it."""
+    """A GPU as the driver describes it."""
 
     name: str
     memory: str
@@ -29,7 +29,7 @@ class Gpu:
 
 
 def list_gpus(host: Host) -> list[Gpu]:
-    """Empty without a GPU or a driver."""
+    """The GPUs of this machine; none without a driver."""
     for fields in (_FIELDS, _FEWER):
         answer = host.ask("nvidia-smi", f"--query-gpu={','.join(fields)}", "--format=csv,noheader")
         if answer is not None:
@@ -38,7 +38,7 @@ def list_gpus(host: Host) -> list[Gpu]:
 
 
 def check_gpus(host: Host, found: list[Gpu], packages: Mapping[str, str | None]) -> Iterator[Check]:
-    """Without torch: what the driver sees, whether the builds match it, and the links."""
+    """Check, without torch, what the driver sees, whether the builds match it, and the links."""
     yield _builds(host, found, packages)
     if not found:
         return
@@ -50,30 +50,32 @@ def check_gpus(host: Host, found: list[Gpu], packages: Mapping[str, str | None])
 
 
 def check_driver(host: Host, built_for: str | None, arches: list[str], found: list[Gpu]) -> Iterator[Check]:
-    """The driver and the GPUs against what torch was built for."""
+    """Check the driver and the GPUs against what torch was built for."""
     if not found or built_for is None:
         return
     driver = found[0].driver
     supported = _CUDA.search(host.ask("nvidia-smi") or "")
     if supported:
-        have, need = (int(supported[1]), int(supported[2])), _version(built_for)
-        text = f"driver {driver}, for CUDA up to {have[0]}.{have[1]}"
+        have, need = version_of(supported[1]), version_of(built_for)
+        text = f"driver {driver}, for CUDA up to {supported[1]}"
         expected = f"CUDA {built_for}, as torch was built for"
         if have[0] < need[0]:
             yield Check("driver", "wrong", text, expected, f"a driver for CUDA {need[0]}, or a torch for {have[0]}")
         else:
             yield check("driver", have >= need, text, expected, "works within one major version; a newer driver is "
                         "safer", bad="warning")
-    missing = sorted({gpu.capability for gpu in found if gpu.capability and not has_kernels(gpu.capability, arches)})
+    capabilities = sorted({gpu.capability for gpu in found if gpu.capability})
+    missing = [one for one in capabilities if not has_kernels(one, arches)]
     if arches:
-        yield check("gpu kernels", not missing, ", ".join(arches), "kernels for " + _capabilities(found),
-                     f"another torch: this one has none for {', '.join(missing)}")
+        expected = ", ".join(f"sm_{one.replace('.', '')}" for one in capabilities) or "this GPU"
+        yield check("gpu kernels", not missing, ", ".join(arches), f"kernels for {expected}",
+                    f"another torch: this one has none for {', '.join(missing)}")
 
 
 def has_kernels(capability: str, arches: list[str]) -> bool:
-    """Those of the same major version and a minor that is no higher run; so does, compiled at the start, any PTX that
-    is no newer."""
-    major, minor = _version(capability)
+    """Whether a GPU can run one of the builds: of the same major version and no higher minor, or any PTX that is no
+    newer."""
+    major, minor = version_of(capability)
     for arch in arches:
         kind, _, digits = arch.rstrip("af").partition("_")
         if not digits.isdigit():
@@ -85,7 +87,7 @@ def has_kernels(capability: str, arches: list[str]) -> bool:
 
 
 def links(host: Host, found: list[Gpu]) -> Check:
-    """How the GPUs of this machine are joined."""
+    """Check how the GPUs of this machine are joined."""
     matrix = host.ask("nvidia-smi", "topo", "-m")
     if matrix is None:
         return Check("gpu links", "warning", "nvidia-smi topo -m fails", "NVLink", "a newer driver")
@@ -104,7 +106,7 @@ def links(host: Host, found: list[Gpu]) -> Check:
 
 
 def topology(matrix: str, num_gpus: int) -> list[str]:
-    """Of `nvidia-smi topo -m`, how each pair of GPUs is joined: `NV18`, `PIX`, `SYS`…"""
+    """How each pair of GPUs is joined, from `nvidia-smi topo -m`: `NV18`, `PIX`, `SYS`…"""
     rows = [_ANSI.sub("", line).split() for line in matrix.splitlines()]
     found = []
     for row in rows:
@@ -135,10 +137,7 @@ def _gpu(cells: list[str]) -> Gpu:
                int(errors) if errors.isdigit() else 0)
 
 
-def _version(text: str) -> tuple[int, int]:
-    major, _, minor = text.partition(".")
-    return int(major), int(re.match(r"\d*", minor).group() or 0)  # type: ignore[union-attr]
-
-
-def _capabilities(found: list[Gpu]) -> str:
-    return ", ".join(sorted({f"sm_{gpu.capability.replace('.', '')}" for gpu in found if gpu.capability})) or "this GPU"
+def version_of(text: str) -> tuple[int, int]:
+    """Major and minor version of `9.0` or `12.8`."""
+    major, minor = (*map(int, re.findall(r"\d+", text)), 0)[:2]
+    return major, minor

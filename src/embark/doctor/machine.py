@@ -1,25 +1,28 @@
-"""The machine: Python, system, processors, memory, limits, clock, disk, and the age of the price catalog."""
+"""Checks this machine: Python, system, processors, memory, limits, clock, disk, and the age of the price catalog."""
 
-import ctypes
 import datetime
 import os
 import platform
 import resource
 import shutil
-import struct
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 from embark.catalog import load_catalog
 from embark.catalog.machine import Catalog
-from embark.doctor import GIB, Check, Host, Verdict, check, size_text
+from embark.doctor.credentials import check_credentials
+from embark.doctor.gpus import check_driver, check_gpus, list_gpus, version_of
+from embark.doctor.host import GIB, Check, Host, Verdict, check, size_text
+from embark.doctor.network import Facts, Probe, check_network, check_ranks
 from embark.errors import EmbarkError
-from embark.model.precision import cpu_has_matrix_bf16
+from embark.model.engine_selection import cpu_has_matrix_bf16
+from embark.plan.here import LocalGpu, LocalPlan, ThisMachine, plan_here
 from embark.run.host import cgroup_limit_bytes, cpu_quota
+from embark.spec import RunSpec
 from embark.stack import versions as stack
 
 MIN_SHM_BYTES = 1 * GIB  # NCCL and data loaders use /dev/shm; a container's default of 64 MiB ends in a bus error.
@@ -40,7 +43,7 @@ def check_machine(host: Host) -> Iterator[Check]:
     yield limit("open files", resource.RLIMIT_NOFILE, MIN_OPEN_FILES, "n")
     yield limit("processes", resource.RLIMIT_NPROC, MIN_PROCESSES, "u", bad="warning")
     yield compiler(host)
-    yield clock()
+    yield clock(host)
 
 
 def python() -> Check:
@@ -106,7 +109,7 @@ def shared_memory(host: Host) -> Check:
 
 
 def limit(name: str, number: int, least: int, ulimit: str, *, bad: Verdict = "wrong") -> Check:
-    """A limit of this process and those it starts."""
+    """Check a limit of this process and those it starts."""
     soft, hard = resource.getrlimit(number)
     is_unlimited = soft == resource.RLIM_INFINITY
     reachable = hard == resource.RLIM_INFINITY or hard >= least
@@ -123,17 +126,14 @@ def compiler(host: Host) -> Check:
     return check("c++ compiler", found is not None, found or "missing", expected, "apt-get install -y g++")
 
 
-def clock(read: Callable[[], tuple[bool, float] | None] | None = None) -> Check:
+def clock(host: Host) -> Check:
     """Object stores refuse requests that are signed minutes off, and logs of several machines are merged by time."""
-    reading = (read or _kernel_clock)()
-    if reading is None:
-        return Check("clock", "ok", "unknown: the kernel does not say")
-    is_set, error_s = reading
-    if not is_set:
-        return Check("clock", "warning", "not synchronised", "synchronised by NTP",
-                     "systemctl enable --now chrony (or systemd-timesyncd) on the host")
-    return check("clock", error_s < 1.0, f"synchronised within {max(error_s * 1e3, 0.1):.3g} ms", "within a second",
-                  "chronyc makestep on the host", bad="warning")
+    answer = host.ask("timedatectl", "show", "--property=NTPSynchronized", "--value")
+    if answer is None:
+        return Check("clock", "ok", "unknown: timedatectl does not answer")
+    is_set = answer.strip() == "yes"
+    return check("clock", is_set, "synchronised" if is_set else "not synchronised", "synchronised by NTP",
+                 "systemctl enable --now chrony (or systemd-timesyncd) on the host", bad="warning")
 
 
 def usable_cores(host: Host) -> float:
@@ -167,22 +167,8 @@ def _oom_kills(host: Host) -> int:
     return 0
 
 
-def _kernel_clock() -> tuple[bool, float] | None:
-    """adjtimex: is the clock synchronised, and the kernel's estimate of its error. Changes nothing."""
-    try:
-        adjtimex = ctypes.CDLL(None, use_errno=True).adjtimex
-    except (OSError, AttributeError):
-        return None
-    timex = ctypes.create_string_buffer(256)
-    if adjtimex(timex) < 0 or struct.calcsize("l") != 8:
-        return None
-    max_error_us, = struct.unpack_from("l", timex, 24)
-    status, = struct.unpack_from("i", timex, 40)
-    return not status & 0x40, max_error_us / 1e6
-
-
 def check_prices(today: datetime.date, catalog: Catalog | None = None) -> Check:
-    """Are the catalog's prices recent?"""
+    """Check that the catalog's prices are recent."""
     try:
         dates = sorted(price.origin.date for price in (catalog or load_catalog()).prices.values())
     except EmbarkError as error:
@@ -200,14 +186,14 @@ def check_prices(today: datetime.date, catalog: Catalog | None = None) -> Check:
 
 MIN_DISK_BYTES = 10 * GIB
 MAX_PROBE_BYTES = 256 << 20
-PROBE_S = 1.0  # For writing, and again for reading.
+PROBE_S = 1.0  # Limit of writing, and again of reading.
 _PIECE_BYTES = 4 << 20
 SLOW_BYTES_PER_S = 100e6  # A 10 GB checkpoint then takes minutes, longer than the notice of a spot machine.
 
 
 @dataclass(frozen=True, slots=True)
 class Speed:
-    """Of bytes written to the disk, and of bytes read back past the page cache."""
+    """Speeds of writing to the disk, and of reading back past the page cache."""
 
     num_bytes: int
     write_bytes_per_s: float
@@ -238,7 +224,7 @@ def measure(where: Path, max_bytes: int = MAX_PROBE_BYTES, limit_s: float = PROB
         number, num_bytes, began_s = file.fileno(), 0, time.perf_counter()
         while True:
             num_bytes += os.write(number, piece)
-            # In pieces, so that a very slow disk is left early.
+            # Synchronise each piece, so that a very slow disk is left early.
             os.fdatasync(number)
             write_s = time.perf_counter() - began_s
             if num_bytes + _PIECE_BYTES > max_bytes or write_s >= limit_s:
@@ -264,3 +250,42 @@ def _nearest(run_dir: Path) -> Path:
     while not folder.is_dir() and folder != folder.parent:
         folder = folder.parent
     return folder
+
+
+def this_machine(host: Host | None = None) -> ThisMachine:
+    """Cores, memory and GPUs that a process here may use, within the container's limits."""
+    host = host or Host()
+    gpus = tuple(LocalGpu(gpu.name, float(gpu.memory.split()[0]) * 2**20,
+                          version_of(gpu.capability) if gpu.capability else None)
+                 for gpu in list_gpus(host) if gpu.memory[:1].isdigit())
+    return ThisMachine(usable_cores(host), usable_bytes(host), gpus)
+
+
+def plan_this_machine(spec: RunSpec, num_samples: int | None = None) -> LocalPlan:
+    """Plan a run on this machine. `num_samples` in an epoch, if the data cannot be read from here."""
+    return plan_here(spec, this_machine(), num_samples)
+
+
+def check_host(host: Host | None = None, today: datetime.date | None = None) -> Iterator[Check]:
+    """All checks of a machine, in the order to fix them, each as soon as it is known."""
+    host = host or Host()
+    packages = stack.installed()
+    # Torch takes seconds to load, and the rest does not wait for it.
+    probe = Probe(host) if packages["torch"] else None
+    try:
+        found = list_gpus(host)
+        yield from check_machine(host)
+        for one in stack.check(packages, gpu=bool(found)):
+            yield check(one.name, one.ok, one.found or "missing", one.expected, one.fix)
+        yield from check_gpus(host, found, packages)
+        yield from check_network(host)
+        yield from check_disk(host)
+        yield from check_credentials(host)
+        yield check_prices(today or datetime.date.today())
+        facts = probe.facts() if probe else Facts()
+        yield from check_driver(host, facts.cuda, facts.arches, found)
+        if probe:
+            yield from check_ranks(facts, len(found))
+    finally:
+        if probe:
+            probe.end()

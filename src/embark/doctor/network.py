@@ -1,4 +1,4 @@
-"""The network between machines (EFA, InfiniBand, what NCCL needs to use them), and what ranks reach over it."""
+"""Checks the network between machines (EFA, InfiniBand, what NCCL needs to use them), and an all-reduce over it."""
 
 import os
 import resource
@@ -14,7 +14,7 @@ from typing import Any
 
 from pydantic import TypeAdapter
 
-from embark.doctor import Check, Host, check
+from embark.doctor.host import Check, Host, check
 
 _AMAZON = "0x1d0f"
 _PLUGIN_FOLDERS = ("/opt/amazon/ofi-nccl", "/opt/aws-ofi-nccl", "/opt/amazon/efa", "/usr/lib/x86_64-linux-gnu",
@@ -81,7 +81,7 @@ def _libfabric(host: Host) -> Check:
 
 
 def _plugin(host: Host) -> Check:
-    """Without it NCCL silently uses TCP, and is many times slower."""
+    """Check for the NCCL plugin of EFA: NCCL silently uses TCP without it, and is many times slower."""
     folders = [*host.env.get("LD_LIBRARY_PATH", "").split(":"), *_PLUGIN_FOLDERS]
     found = next((path for folder in folders if folder for path in _libraries(host.path(folder))), None)
     return check("nccl plugin", found is not None, str(found) if found else "no libnccl-net.so for EFA",
@@ -111,7 +111,7 @@ LIMIT_S = 120.0
 
 @dataclass(frozen=True, slots=True)
 class Facts:
-    """Torch's answers."""
+    """What a child process found out about torch."""
 
     cuda: str | None = None  # The version that torch was built for.
     nccl: str = ""
@@ -122,7 +122,7 @@ class Facts:
 
 
 class Probe:
-    """The child process; other checks run meanwhile."""
+    """A child process that loads torch while other checks run."""
 
     def __init__(self, host: Host, command: list[str] | None = None) -> None:
         command = command or [sys.executable, "-P", "-m", MODULE]
@@ -133,7 +133,7 @@ class Probe:
                                          start_new_session=True)
 
     def facts(self, limit_s: float = LIMIT_S) -> Facts:
-        """Wait for it; kill it if it takes too long."""
+        """Wait for the facts; kill the process if it takes too long."""
         try:
             _, err = self._process.communicate(timeout=limit_s)
         except subprocess.TimeoutExpired:
@@ -146,7 +146,7 @@ class Probe:
             return Facts(trouble=lines[-1] if lines else f"it ended with {self._process.returncode}")
 
     def end(self) -> None:
-        """With its ranks, which are in its session."""
+        """Kill the process and its ranks, which are in its session."""
         if self._process.poll() is None:
             os.killpg(self._process.pid, signal.SIGKILL)
         self._process.communicate()
@@ -154,7 +154,7 @@ class Probe:
 
 
 def check_ranks(facts: Facts, num_gpus: int) -> Iterator[Check]:
-    """`num_gpus` as the driver sees them."""
+    """Check torch, NCCL and an all-reduce. `num_gpus` is what the driver sees."""
     if facts.trouble and not facts.reduce:
         yield Check("torch runs", "wrong", facts.trouble, "import torch works",
                     f"{sys.executable} -m embark.stack.versions install installs a matched torch, torchrec and fbgemm")
@@ -171,13 +171,13 @@ def check_ranks(facts: Facts, num_gpus: int) -> Iterator[Check]:
 
 def _reduced(facts: Facts) -> Check:
     reduce = facts.reduce
-    backend, num_ranks = str(reduce.get("backend", "")), int(reduce.get("num_ranks", 0))
-    name = "nccl" if backend == "nccl" else "gloo"
-    over = f"{num_ranks} GPUs" if backend == "nccl" else f"{num_ranks} processes"
+    is_nccl = reduce.get("backend") == "nccl"
+    name, ranks = ("nccl", "GPUs") if is_nccl else ("gloo", "processes")
+    over = f"{reduce.get('num_ranks', 0)} {ranks}"
     if reduce.get("error"):
-        fix = ("NCCL_DEBUG=INFO says why; embark diagnose reads its log" if backend == "nccl" else
+        fix = ("NCCL_DEBUG=INFO says why; embark diagnose reads its log" if is_nccl else
                "does this machine's own name resolve? GLOO_SOCKET_IFNAME=lo tries the loopback device")
         return Check(name, "wrong", f"no all-reduce over {over}: {reduce['error']}", "an all-reduce", fix)
-    version = f"NCCL {facts.nccl}, " if backend == "nccl" and facts.nccl else ""
+    version = f"NCCL {facts.nccl}, " if is_nccl and facts.nccl else ""
     speed = float(reduce.get("bytes_per_s", 0.0)) / 1e9
     return Check(name, "ok", f"{version}all-reduce over {over} at {speed:,.3g} GB/s", "an all-reduce")

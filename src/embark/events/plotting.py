@@ -1,8 +1,8 @@
-"""Curves at the width they are drawn: fewer points with every spike kept, axes with round ticks, and small curves in
+"""Curves at the width they are drawn: fewer points with every spike kept, axes with round ticks, and curves in
 characters."""
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
@@ -21,18 +21,18 @@ MARK = "●"
 MAX_POINTS = 2048
 
 _BRAILLE = ((0x01, 0x08), (0x02, 0x10), (0x04, 0x20), (0x40, 0x80))
-_BARS = "▁▂▃▄▅▆▇█"
+BARS = " ▁▂▃▄▅▆▇█"  # Bars of a curve on one line, the first is empty.
 _HALVES = {0: " ", 1: "'", 2: ".", 3: ":"}
 
 
 def thin(xs: ArrayLike | Sequence[float], ys: ArrayLike | Sequence[float], num_points: int) -> tuple[Floats, Floats]:
-    """At most `num_points` of the points, in order of `xs`: the ends, and the least and greatest of each bucket.
+    """Return at most `num_points` of the points, in order of `xs`: the ends, and the least and greatest of each bucket.
 
     `xs` must not fall. A value that is no number makes a gap where it alone fills its bucket, and is passed over else.
     """
     x, y = np.asarray(xs, np.float64), np.asarray(ys, np.float64)
     if len(x) != len(y):
-        raise ValueError(f"{len(x)} places for {len(y)} values")
+        raise ValueError(f"{len(x)} positions for {len(y)} values")
     if len(x) <= max(num_points, 2):
         return x, y
     num_buckets = max(1, (num_points - 2) // 2)
@@ -46,7 +46,7 @@ def thin(xs: ArrayLike | Sequence[float], ys: ArrayLike | Sequence[float], num_p
 
 
 def _first_where(values: Floats, starts: NDArray[np.intp], least: np.ufunc) -> NDArray[np.intp]:
-    """Where each bucket first has its least value (or its greatest)."""
+    """Return where each bucket first has its least value (or its greatest)."""
     best = least.reduceat(values, starts)
     lengths = np.diff(np.append(starts, len(values)))
     hits = np.flatnonzero(values == np.repeat(best, lengths))
@@ -56,7 +56,7 @@ def _first_where(values: Floats, starts: NDArray[np.intp], least: np.ufunc) -> N
 
 
 def means(xs: ArrayLike | Sequence[float], ys: ArrayLike | Sequence[float], num_points: int) -> tuple[Floats, Floats]:
-    """At most `num_points` means of neighbours: what a smoothed curve is made of, where one spike weighs as one."""
+    """Return at most `num_points` means of neighbours: a smoothed curve, in which a spike weighs as one point."""
     x, y = np.asarray(xs, np.float64), np.asarray(ys, np.float64)
     known = np.isfinite(y)
     x, y = x[known], y[known]
@@ -69,7 +69,7 @@ def means(xs: ArrayLike | Sequence[float], ys: ArrayLike | Sequence[float], num_
 
 @dataclass(frozen=True, slots=True)
 class Axis:
-    """Values from `low` to `high`, drawn from `start` to `stop`."""
+    """The values from `low` to `high`, drawn from the pixels `start` to `stop`."""
 
     low: float
     high: float
@@ -77,7 +77,7 @@ class Axis:
     stop: float
     is_log: bool = False
 
-    def place(self, value: float) -> float:
+    def position(self, value: float) -> float:
         low, high = self.low, self.high
         if self.is_log:
             value, low, high = math.log(value), math.log(low), math.log(high)
@@ -85,7 +85,7 @@ class Axis:
         return self.start + share * (self.stop - self.start)
 
     def ticks(self, most: int) -> list[float]:
-        """Round numbers, about `most` of them at most."""
+        """Return round numbers, about `most` of them at most."""
         if self.high <= self.low:
             return [self.low]
         if self.is_log:
@@ -99,7 +99,7 @@ class Axis:
         return self._multiples(next(n * power for n in (1, 2, 2.5, 5, 10) if n * power >= rough * 0.999), most)
 
     def time_ticks(self, most: int) -> list[float]:
-        """Of seconds: quarters of an hour, not tenths of one."""
+        """Return ticks for seconds: quarters of an hour, not tenths of one."""
         if self.is_log:
             inside = self._apart(_TIMES_S, most)
             return inside if len(inside) > 2 else self.ticks(most)
@@ -113,17 +113,18 @@ class Axis:
         return self._apart(values, most) if self.is_log else values
 
     def _apart(self, values: Sequence[float], most: int) -> list[float]:
-        """The values inside, so far apart that their labels do not overlap."""
+        """Return the values inside, so far apart that their labels do not overlap."""
         least = abs(self.stop - self.start) / (most + 1)
         kept: list[float] = []
         for value in values:
-            if self.low <= value <= self.high and (not kept or abs(self.place(value) - self.place(kept[-1])) >= least):
+            is_far = not kept or abs(self.position(value) - self.position(kept[-1])) >= least
+            if self.low <= value <= self.high and is_far:
                 kept.append(value)
         return kept
 
 
 def format_time_tick(seconds: float) -> str:
-    """`30 s`, `5 min`, `2 h`, `10 d`."""
+    """Format a time as `30 s`, `5 min`, `2 h` or `10 d`."""
     for unit_s, unit in _UNITS:
         if seconds >= unit_s:
             return f"{seconds / unit_s:.3g} {unit}"
@@ -131,7 +132,7 @@ def format_time_tick(seconds: float) -> str:
 
 
 class Series:
-    """The points of a run however long: where they grow too many, neighbours become their mean."""
+    """The points of a run of any length: where they become too many, neighbours become their mean."""
 
     def __init__(self) -> None:
         self._points: list[Point] = []
@@ -163,10 +164,16 @@ class Chart:
     last: float
 
 
-def draw(line: Sequence[Point], marks: Sequence[Point], *, width: int, height: int, ascii_only: bool) -> Chart | None:
-    """`line` joined up with `marks` laid over it; `None` where there are not two points to join."""
+def draw(
+    line: Sequence[Point], marks: Sequence[Point], *, width: int, height: int, ascii_only: bool,
+    glyphs: Mapping[Point, str] | None = None,
+) -> Chart | None:
+    """Draw `line` joined up with `marks` laid over it, the last on top; `None` where there are not two points to join.
+
+    `glyphs` has the characters of marks that are not drawn as `MARK`.
+    """
     line = sorted(p for p in line if math.isfinite(p[0]) and math.isfinite(p[1]))
-    marks = sorted(p for p in marks if math.isfinite(p[0]) and math.isfinite(p[1]))
+    marks = [p for p in marks if math.isfinite(p[0]) and math.isfinite(p[1])]
     both = [*line, *marks]
     if len({step for step, _ in both}) < 2:
         return None
@@ -190,13 +197,24 @@ def draw(line: Sequence[Point], marks: Sequence[Point], *, width: int, height: i
         before = y
 
     letters = [[_HALVES[c] if ascii_only else chr(0x2800 + c) if c else " " for c in row] for row in cells]
+    mark = "o" if ascii_only else MARK
     for step, value in marks:
-        letters[height - 1 - level(value) // down][column(step) // across] = "o" if ascii_only else MARK
+        letters[height - 1 - level(value) // down][column(step) // across] = (glyphs or {}).get((step, value), mark)
     return Chart(tuple("".join(row) for row in letters), low, high, first, last)
 
 
+def frame_rows(chart: Chart, high: str, low: str, first: str, last: str, *, ascii_only: bool) -> list[str]:
+    """Put a drawn curve into a frame, with these words at the ends of its axes."""
+    wall, corner, floor = ("|", "+", "-") if ascii_only else ("│", "└", "─")
+    width, margin = len(chart.rows[0]), max(len(high), len(low))
+    ends = [high, *[""] * (len(chart.rows) - 2), low]
+    rows = [f"{end:>{margin}} {wall}{row}".rstrip() for end, row in zip(ends, chart.rows, strict=True)]
+    indent = " " * (margin + 1)
+    return [*rows, indent + corner + floor * width, f"{indent} {first}{last.rjust(width - len(first))}"]
+
+
 def _joined(line: Sequence[Point], column: Callable[[float], int]) -> dict[int, float]:
-    """The mean of each column that has points, and straight lines over those between that have none."""
+    """Return the mean of each column that has points, and straight lines over those between that have none."""
     held: dict[int, list[Point]] = {}
     for point in line:
         held.setdefault(column(point[0]), []).append(point)
@@ -209,7 +227,7 @@ def _joined(line: Sequence[Point], column: Callable[[float], int]) -> dict[int, 
 
 
 def _scale(low: float, high: float, num: int) -> Callable[[float], int]:
-    """From a value between `low` and `high` to one of `num` places; to the middle where they are the same."""
+    """Map a value between `low` and `high` to an index below `num`; to the middle where they are the same."""
     if high <= low:
         return lambda _: (num - 1) // 2
     return lambda value: round((value - low) / (high - low) * (num - 1))
@@ -220,10 +238,10 @@ def _mean(points: Sequence[Point]) -> Point:
 
 
 def sparkline(values: Sequence[float], low: float, high: float, width: int) -> str:
-    """A small curve on one line; `low` and `high` are the same for all that are compared."""
+    """Draw a small curve on one line; `low` and `high` are the same for all that are compared."""
     known = [value for value in values if math.isfinite(value)]
     width = min(width, len(known))
     edges = [round(i * len(known) / width) for i in range(width + 1)] if width else []
     means = [sum(known[a:b]) / (b - a) for a, b in pairwise(edges)]
-    level = _scale(low, high, len(_BARS))
-    return "".join(_BARS[level(min(max(mean, low), high))] for mean in means)
+    level = _scale(low, high, len(BARS) - 1)
+    return "".join(BARS[1 + level(min(max(mean, low), high))] for mean in means)

@@ -30,9 +30,6 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, SerializerFunctionWrapHandler, ValidationError, model_serializer
 
-from embark.data.id_maps import IdMap, RowEncoder, by_rising_key, same_lengths_of
-from embark.data.prepare.rows import dense_transform
-from embark.data.prepare.schema import Schema
 from embark.data.prepared import Layout
 from embark.data.prepared.manifest import MANIFEST
 from embark.errors import DataError, UserError
@@ -40,6 +37,8 @@ from embark.export.delta import DELTA, PARENT, PARENT_WEIGHTS, TENSOR_FILES, app
 from embark.export.quantize import TableDtype
 from embark.export.reference import REFERENCE, Reference
 from embark.export.safetensors_file import Array, map_file
+from embark.features.encoding import IdMap, RowEncoder, by_rising_key, dense_transform, same_lengths_of
+from embark.features.schema import Schema
 from embark.spec.data import PrepareSpec
 from embark.spec.model import ModelSpec
 from embark.spec.user_code import file_of

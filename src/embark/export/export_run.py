@@ -11,9 +11,8 @@ from numpy.typing import NDArray
 
 from embark import __version__
 from embark.data import LOOK
-from embark.data.id_maps import IdMap, PreparedWith, RowEncoder, by_rising_key, plain_row_format
 from embark.data.loader import SampleSource
-from embark.data.prepare.rows import Keys
+from embark.data.prepare.later_rows import PreparedWith
 from embark.data.prepared.cache import find_manifest
 from embark.errors import DataError, UserError
 from embark.export.artifact import (
@@ -30,6 +29,8 @@ from embark.export.quantize import TABLE_DTYPES, TableDtype, quantize_rows, row_
 from embark.export.reference import make_reference
 from embark.export.safetensors_file import TensorSource, file_of, in_memory
 from embark.export.write_version import VersionContents, WrittenVersion, write_version
+from embark.features.encoding import IdMap, RowEncoder, by_rising_key, plain_row_format
+from embark.features.rows import Keys
 from embark.formatting import to_finite
 from embark.spec import user_code
 from embark.spec.model import StoredTable

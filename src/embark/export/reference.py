@@ -13,12 +13,11 @@ from numpy.typing import NDArray
 from pydantic import BaseModel, ConfigDict, Field
 
 from embark.data import open_source
-from embark.data.id_maps import RowEncoder
 from embark.data.loader import Batch, SampleSource
-from embark.data.prepare.rows import DenseTransform, transform_dense
 from embark.data.prepared import Rows
 from embark.errors import EmbarkError
 from embark.events.drift import NUM_SCORE_BINS
+from embark.features.encoding import DenseTransform, RowEncoder, transform_dense
 from embark.formatting import pluralize
 from embark.spec.run import RunSpec
 

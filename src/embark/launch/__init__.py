@@ -1,1 +1,1 @@
-"""Launches runs, records them and follows them, with one backend per platform. May import lint and below."""
+"""Launches runs, records them and tails their logs, with one backend per platform. May import lint and below."""

@@ -1,20 +1,23 @@
-"""What a platform that runs are launched on offers to `embark launch`, `status`, `logs` and `cancel`, and which takes a
-run."""
+"""What a launch platform offers to `embark launch`, `status`, `logs` and `cancel`, which platform takes a run, and
+sentences that explain what platforms report."""
 
 from __future__ import annotations
 
+import os
 import re
 import time
+import tomllib
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
+from functools import cache
 from importlib import import_module
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 from embark.errors import Interrupted, UserError
-from embark.formatting import redact
+from embark.formatting import redact, to_one_line
 from embark.launch.http import API_RETRY, NO_RETRY
 from embark.launch.shell import Notify, Shell
 from embark.render.job import FOLLOW, Job
@@ -26,7 +29,7 @@ from embark.store.errors import RetryPolicy
 
 State = Literal["pending", "running", "restarting", "lost", "succeeded", "failed", "gone"]
 """`restarting`: its platform brings it back. `lost`: only `embark launch --supervise` does. `gone`: it is not there."""
-Location = Mapping[str, str | int]  # What a backend needs to find a run: a namespace and a context, or a folder.
+Location = Mapping[str, Any]  # What a backend needs to find a run: a namespace and a context, or a folder.
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,22 +41,22 @@ class RunHandle:
     where: Location
     title: str = ""  # `quickstart on 2 x p5.48xlarge: 16 ranks`.
     run_uri: str = ""  # Where its checkpoints and events are.
-    usd_per_hour: float | None = None  # Of all its machines; None: unknown, or nothing to pay.
+    usd_per_hour: float | None = None  # The price of all machines; None: unknown, or nothing to pay.
 
     @classmethod
     def of(cls, job: Job, backend: str, where: Location) -> RunHandle:
-        """Of a run on machines of the catalog."""
+        """The handle of a run on machines of the catalog."""
         return cls(name=job.spec.name, backend=backend, where={**where, "grace_s": grace_s(job)}, title=job.title,
                    run_uri=run_uri(job.spec.store.root, job.spec.name), usd_per_hour=job.usd_per_hour)
 
     @property
     def folder(self) -> Path:
-        """Of this machine, for what identifies the run."""
-        return Path(str(self.where["folder"]))
+        """The folder of this machine that identifies the run."""
+        return Path(self.where["folder"])
 
     @property
     def checkpoints(self) -> Resource:
-        """What no backend ever removes."""
+        """The run's checkpoints, which no backend ever removes."""
         return Resource(f"checkpoints and events in {self.run_uri}", "remain until you delete them")
 
 
@@ -87,7 +90,7 @@ class Status:
 
 @dataclass(frozen=True, slots=True)
 class Reason:
-    """A sentence and, where there is one, the fix."""
+    """A sentence and, if there is one, the fix."""
 
     text: str
     fix: str = ""
@@ -107,10 +110,9 @@ class LogLine:
 
     @classmethod
     def of(cls, time_ns: int, source: str, text: str, index: int | None) -> LogLine:
-        """Moves the rank that `embark.torchrun` put before the line into its source."""
-        rank = _RANK.match(text)
-        return cls(time_ns, source, text, index) if rank is None else cls(
-            time_ns, f"{source} rank {rank[1]}", text[rank.end():], index)
+        """Move the rank that `embark.torchrun` put before the line into its source."""
+        rank, text = split_rank(text)
+        return cls(time_ns, f"{source} rank {rank}" if rank else source, text, index)
 
     def to_dict(self) -> dict[str, float | str | int | None]:
         return {"time_s": self.time_ns / 1e9, "source": self.source, "index": self.index, "text": self.text}
@@ -127,7 +129,7 @@ class RunEvent:
     is_warning: bool
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "text", redact(self.text))
+        object.__setattr__(self, "text", redact(to_one_line(self.text)))
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,6 +147,9 @@ class CancelResult:
     removed: tuple[str, ...] = ()
     remains: tuple[Resource, ...] = ()
     is_complete: bool = True  # False: it was still stopping when the wait was over.
+    name: str = ""
+    title: str = ""
+    last_checkpoint: str = ""  # The checkpoint's name; empty if none can be seen from here.
 
 
 @dataclass(frozen=True, slots=True)
@@ -161,11 +166,11 @@ class LaunchBackend(ABC):
     """One platform that runs can be launched on. `status`, `logs` and `events` only read."""
 
     can_recover = False
-    """Lost machines are re-created by `recover`; else the platform does it, or there is nothing to re-create."""
+    """Whether `recover` re-creates lost machines; else the platform does it, or there is nothing to re-create."""
     poll_s = 5.0
 
     def __init__(self, shell: Shell, *, notify: Notify, retry: RetryPolicy | None = None, context: str = "") -> None:
-        """`context`: of kubectl, for a run that is launched; empty: the current one."""
+        """`context` is kubectl's for a new run; empty means the current one."""
         self._shell = shell
         self._notify = notify
         self._retry = retry or API_RETRY
@@ -173,11 +178,11 @@ class LaunchBackend(ABC):
 
     @abstractmethod
     def handle_of(self, spec: RunSpec) -> RunHandle:
-        """What the run will be found by. Refuses what cannot be rendered."""
+        """Describe how the run will be found again. Refuses what cannot be rendered."""
 
     @abstractmethod
     def check(self, request: LaunchRequest) -> None:
-        """Raises where it cannot be launched; changes nothing."""
+        """Raise if the run cannot be launched. Changes nothing."""
 
     @abstractmethod
     def submit(self, request: LaunchRequest) -> None: ...
@@ -187,21 +192,26 @@ class LaunchBackend(ABC):
 
     @abstractmethod
     def logs(self, handle: RunHandle, *, follow: bool = False) -> Iterator[LogLine]:
-        """All replicas' lines, merged by time. With `follow`, until the run ends."""
+        """Yield all replicas' lines, merged by time. With `follow`, until the run ends."""
 
     @abstractmethod
     def cancel(self, handle: RunHandle) -> CancelResult:
-        """Ends it after a last checkpoint. Of a run that is not there, what remains."""
+        """End the run after a last checkpoint. A run that does not exist only lists what remains."""
 
     def events(self, handle: RunHandle) -> list[RunEvent]:
-        """None where the platform has none: the run's own are in its directory."""
+        """Events of the platform; the run's own are in its directory."""
         return []
 
     def recover(self, handle: RunHandle) -> None:  # noqa: B027 - most platforms do it themselves
-        """Re-creates lost machines, where `can_recover`."""
+        """Re-create lost machines, if `can_recover`."""
+
+    def _exists(self, what: str, handle: RunHandle) -> UserError:
+        """The refusal to launch a run that exists already."""
+        return UserError(f"{what} already exists", fix=f"embark status {handle.name}; embark cancel {handle.name} ends "
+                         "it and keeps the checkpoints; or another --set name=…")
 
     def _wait(self, handle: RunHandle, has_ended: Callable[[], bool], limit_s: float) -> bool:
-        """Until a run that is stopping has ended. False: not within the limit."""
+        """Wait until a stopping run has ended; False if the limit passes first."""
         until_s = time.monotonic() + limit_s
         try:
             while not self._shell.is_dry and not has_ended():
@@ -215,10 +225,10 @@ class LaunchBackend(ABC):
 
 
 BACKENDS = {
-    "local": "local:Local", "local-server": "local_server:LocalServer",
+    "local": "local:Local", "local-server": "local:LocalServer",
     "kubernetes": "kubernetes.backend:Kubernetes", "kubernetes-server": "kubernetes.server:KubernetesServer",
-    "ray": "ray.backend:Ray",
-    "torchx": "torchx:TorchX", "torchx-local": "torchx:TorchXLocal",
+    "ray": "ray:Ray",
+    "torchx": "torchx:TorchX",
     "vertex": "vertex:Vertex", "vm": "vm:Vm", "tpu-vm": "tpu_vm:TpuVm",
 }
 TARGETS = {
@@ -226,14 +236,15 @@ TARGETS = {
     "ray": "ray", "torchx": "torchx", "vertex": "vertex", "vm": "vm", "tpu-vm": "tpu-vm",
     "serve": "kubernetes-server", "kserve": "kubernetes-server",
 }
-"""By `place.target`, for a machine of a cloud."""
+"""The backend of each `place.target`, for a machine of a cloud."""
+RAY_DASHBOARD = "http://127.0.0.1:8265"
 USES_KUBECTL = ("kubernetes", "kubernetes-server", "torchx")
 
 
 def backend_for(spec: RunSpec, shell: Shell, notify: Notify, *, context: str = "") -> LaunchBackend:
-    """By the spec's place: its target and, for some targets, whether it names a machine.
+    """Select a backend by the spec's target and, for some targets, by whether it names a machine.
 
-    `context`: of kubectl, if not its current one.
+    `context` is kubectl's, if not its current one.
     """
     name = _name_of(spec)
     if not name:
@@ -241,12 +252,12 @@ def backend_for(spec: RunSpec, shell: Shell, notify: Notify, *, context: str = "
                         fix="embark render writes its files and the script that starts it; or set place.target to "
                             + ", ".join(TARGETS))
     if context and name not in USES_KUBECTL:
-        raise UserError(f"--context is kubectl's, and this run goes to {name}", fix="leave --context out")
+        raise UserError(f"--context applies to kubectl; this run is launched on {name}", fix="leave --context out")
     return _load(name, shell, notify, context=context)
 
 
 def backend_of(handle: RunHandle, shell: Shell, notify: Notify, *, is_hasty: bool = False) -> LaunchBackend:
-    """Of a launched run. `is_hasty`: a platform that does not answer is not waited for."""
+    """The backend that a run was launched on. `is_hasty`: do not wait for a platform that does not answer."""
     if handle.backend not in BACKENDS:
         raise UserError(f"{handle.name} was launched on {handle.backend!r}, which this version does not know",
                         fix="use the version that launched it")
@@ -262,8 +273,23 @@ def _load(
     return backend
 
 
+def ray_address() -> str:
+    """The cluster that Ray's own commands would use; empty if there is none."""
+    for variable in ("RAY_API_SERVER_ADDRESS", "RAY_ADDRESS"):
+        value = os.environ.get(variable, "").rstrip("/")
+        if value.startswith(("http://", "https://")):
+            return value
+        if value in ("auto", "local"):
+            return RAY_DASHBOARD
+        if value:
+            raise UserError(f"{variable}={value} is not where a Ray cluster takes jobs",
+                            fix=f"export {variable}=http://HEAD:8265, the address of its dashboard")
+    started = Path(os.environ.get("RAY_TMPDIR", "/tmp")) / "ray" / "ray_current_cluster"
+    return RAY_DASHBOARD if started.exists() else ""
+
+
 def _name_of(spec: RunSpec) -> str:
-    """Of the backend; empty where there is none."""
+    """The backend's name; empty if no backend takes the run."""
     place = spec.place
     is_here = not place.machine and not place.cloud
     if place.target in SERVE_TARGETS:
@@ -272,29 +298,80 @@ def _name_of(spec: RunSpec) -> str:
     if place.target == FOLLOW:
         return ""
     if place.target == "ray":
-        from embark.launch.backends.ray.backend import address
-
-        return "ray" if is_here or address() else "kubernetes"
+        return "ray" if is_here or ray_address() else "kubernetes"
     if is_here:
-        return "torchx-local" if place.target == "torchx" else "local"
+        return "local"
     return TARGETS.get(place.target, "")
 
 
-_RANK = re.compile(r"\[rank(\d{1,6})\]:")
 _STAMP = re.compile(r"(\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d)(?:\.(\d+))?(Z|[+-]\d\d:\d\d)")
 
 
+def split_rank(text: str) -> tuple[str, str]:
+    """The rank that torchrun put before a line, empty if there is none; and the rest of the line."""
+    match = re.match(r"\[[a-z]+(\d{1,6})\]:", text)
+    return (match[1], text[match.end():]) if match else ("", text)
+
+
 def time_ns(stamp: str) -> int:
-    """`2026-11-15T09:14:59.123456789Z` since 1970; 0 for anything else."""
+    """Nanoseconds since 1970 of `2026-11-15T09:14:59.123456789Z`; 0 for anything else."""
     match = _STAMP.fullmatch(stamp)
     at_s = time_s(match[1] + match[3]) if match else None
     return int(at_s) * 1_000_000_000 + int((match[2] or "").ljust(9, "0")[:9]) if match and at_s is not None else 0
 
 
 def time_s(text: object) -> float | None:
-    """ISO 8601, UTC where it names no zone; None for anything else."""
+    """Seconds since 1970 of an ISO 8601 time, UTC if it names no zone; None for anything else."""
     try:
-        at = datetime.fromisoformat(str(text or "").replace("Z", "+00:00").replace(" GMT", "+00:00"))
+        at = datetime.fromisoformat(str(text or "").replace(" GMT", "+00:00"))
     except ValueError:
         return None
     return (at if at.tzinfo else at.replace(tzinfo=UTC)).timestamp()
+
+
+def explain(topic: str, message: str, **values: str) -> list[Reason]:
+    """Every row of the topic whose pattern is in the message, in the table's order. `values` fill in {names}."""
+    found = []
+    for pattern, text, fix in _table()[topic]:
+        match = pattern.search(message)
+        if match:
+            groups = {"{1}": (match[1] or "") if pattern.groups else "", **{f"{{{k}}}": v for k, v in values.items()}}
+            for name, value in groups.items():
+                text, fix = text.replace(name, value), fix.replace(name, value)
+            found.append(Reason(text, fix))
+    return found
+
+
+def explain_exit(code: int, reason: str = "") -> Reason:
+    found = explain("exit", reason if reason == "OOMKilled" else str(code))
+    return found[0] if found else Reason(f"exit code {code}", "embark logs says why")
+
+
+def explain_unschedulable(message: str) -> Reason:
+    """Every cause that the scheduler's message has, followed by the message."""
+    found = explain("pod", message)
+    if not found:
+        return Reason(message or "not scheduled yet")
+    return Reason(f"{'; '.join(dict.fromkeys(one.text for one in found))} ({message})", found[0].fix)
+
+
+def explain_waiting(reason: str, message: str) -> Reason:
+    """Explain why a container does not run."""
+    known = explain("waiting", reason)
+    if not known:
+        return Reason(": ".join(part for part in (reason, message) if part))
+    explained = explain_unschedulable(message) if message else Reason("")
+    if explained.fix:
+        return explained
+    return Reason(f"{known[0].text} ({message})" if message else known[0].text, known[0].fix)
+
+
+def explain_preemption(reason: str, message: str) -> str:
+    return next((one.text for one in explain("preempted", reason)), message or reason)
+
+
+@cache
+def _table() -> dict[str, list[tuple[re.Pattern[str], str, str]]]:
+    rows = tomllib.loads(Path(__file__).with_name("explanations.toml").read_text(encoding="utf-8"))
+    return {topic: [(re.compile(row["pattern"], re.DOTALL), row["text"], row.get("fix", "")) for row in found]
+            for topic, found in rows.items()}

@@ -1,4 +1,4 @@
-"""What a run has cost and will cost: from its events, its platform's report of its machines, and the price."""
+"""What a run will cost, from its plan; and what it has cost, from its events, its platform and the price."""
 
 from __future__ import annotations
 
@@ -7,7 +7,8 @@ from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 
-from embark.catalog.pricing import RunPrice, price_of_run
+from embark.catalog import load_catalog
+from embark.catalog.pricing import PURCHASE_NAMES, RunPrice, price_of_run
 from embark.errors import EmbarkError
 from embark.events import Event
 from embark.events.events import parse_event
@@ -16,11 +17,30 @@ from embark.formatting import format_duration, format_usd
 from embark.launch.backend import Status, backend_of
 from embark.launch.run_registry import RunRecord, lookup_run
 from embark.launch.shell import Notify, Shell
+from embark.plan.closed_form import CachedPlanner
+from embark.plan.plan import predict_with
+from embark.plan.serving import HOURS_PER_MONTH, ServeRequest, offers_for
+from embark.plan.survey import Estimator
+from embark.plan.verdict import verdict
+from embark.plan.workload import resolve_data, trace_dense, workload_of
+from embark.render.job import make_job
+from embark.render.serving import GIB, memory_gib, server_name
 from embark.spec import RunSpec, parse_spec
 from embark.store import RunDir, find_run
 from embark.store.run_dir import EVENTS, SPEC
 
 ALIVE_S = 300.0  # A run not launched from here whose last event is so recent is taken to be running.
+
+
+@dataclass(frozen=True, slots=True)
+class LaunchEstimate:
+    """The plan's answer about the spec's own machines."""
+
+    fits: bool
+    verdict: str
+    price: str  # `$110.08 an hour on demand in us-west-2`, or that it is unknown.
+    usd_per_hour: float | None = None
+    total_usd: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,15 +52,15 @@ class RunCost:
     is_running: bool
     held_s: float  # Machine time so far: `lead_s`, and the spending's.
     spent_usd: float | None
-    left_s: float | None  # To the last step, at the pace measured.
+    left_s: float | None  # Time to the last step, at the pace measured.
     left_usd: float | None
     total_usd: float | None
     predicted_usd: float | None  # The plan's prediction for the complete run.
     usd_per_hour: float | None
     price_source: str  # Where the price is from, and its date.
     lead_s: float
-    """From when the machines were there to the first process: the image was pulled. Without events, all there is."""
-    spending: Spending | None  # From the run's own events; None where there are none.
+    """Time from when the machines were there to the first process: the image is pulled. Without events, to now."""
+    spending: Spending | None  # Computed from the run's own events; None if there are none.
     budget_usd: float | None
     is_within_budget: bool | None  # None: there is no budget, or no price to check it with.
     budget_verdict: str
@@ -49,9 +69,10 @@ class RunCost:
 
 
 def run_cost(name: str, notify: Notify, *, budget_usd: float | None = None, now_s: float | None = None) -> RunCost:
-    """Of a run's directory, its name under ./runs, its URI, or the name it was launched by.
+    """What a run has cost and will cost.
 
-    `budget_usd`: to check against, in place of the run's own.
+    `name` is a run's directory, its name under ./runs, its URI, or the name it was launched by. `budget_usd` replaces
+    the run's own budget.
     """
     now_s = time.time() if now_s is None else now_s
     launched = lookup_run(name)
@@ -106,7 +127,7 @@ def _check_budget(name: str, limit_usd: float | None, own_usd: float | None, spe
 
 
 def _price(spec: RunSpec | None, events: Sequence[Event], at_launch: float | None) -> RunPrice:
-    """As the catalog has it now, unless it was another at the launch."""
+    """The catalog's price of today, unless it was another at the launch."""
     price = price_of_run(spec, next((event.values for event in reversed(events) if event.kind == "start"), {}))
     if at_launch is not None and at_launch != price.usd_per_hour:
         return RunPrice(at_launch, source="the catalog's on the day of the launch")
@@ -146,7 +167,7 @@ def _spec(run_dir: RunDir | None, launched: RunRecord | None) -> RunSpec | None:
 
 
 def _lead_s(events: Sequence[Event], status: Status | None, now_s: float, notes: list[str]) -> float:
-    """From when the machines were there to the first process; where there are no events, to now."""
+    """Seconds from when the machines were there to the first process; without events, to now."""
     if status is None:
         return 0.0
     since = [one.since_s for one in status.replicas if one.since_s is not None]
@@ -166,8 +187,52 @@ def _lead_s(events: Sequence[Event], status: Status | None, now_s: float, notes:
 
 
 def _predicted_usd(spec: RunSpec | None) -> float | None:
-    from embark.launch.launching import estimate_launch
-
     with suppress(EmbarkError):  # it has no machine of the catalog, or no plan
         return estimate_launch(spec).total_usd if spec and (spec.place.machine or spec.place.cloud) else None
     return None
+
+
+def estimate_launch(spec: RunSpec) -> LaunchEstimate:
+    """Estimate a run in a cloud. If no plan can be made, the verdict says why, and only the hourly price is known."""
+    catalog = load_catalog()
+    job = make_job(spec, catalog)
+    region, per_hour, purchase = job.price.region, job.usd_per_hour, job.price.purchase
+    price = (f"{format_usd(per_hour)} an hour {PURCHASE_NAMES[purchase]} in {region}" if per_hour is not None
+             else f"the catalog has no price {PURCHASE_NAMES[purchase]} in {region}")
+    fits, sentence, total = True, "", None
+    try:
+        sized, size = resolve_data(spec)
+        trace_dense(sized)
+        # The region of the launch, where its prices are known at all.
+        known = region if (job.machine.name, region) in catalog.prices else ""
+        estimator = Estimator(sized, workload_of(sized, size), catalog, predict_with(CachedPlanner()), known, purchase)
+        estimate = estimator.of_place(job.machine)
+        answer = verdict(estimate, estimator)
+        fits, sentence, total = answer.fits, answer.sentence, estimate.total_usd(purchase)
+    except EmbarkError as error:
+        sentence = f"{job.title}; no plan could be made: {error.what}"
+    return LaunchEstimate(fits=fits, verdict=sentence, price=price + _stops(spec, total), usd_per_hour=per_hour,
+                          total_usd=total)
+
+
+def estimate_server(spec: RunSpec) -> LaunchEstimate:
+    """Estimate the replicas that always run, on nodes of the cluster that have room for them."""
+    job = make_job(spec, load_catalog())
+    serve, gib = job.spec.serve, memory_gib(job.spec)
+    request = ServeRequest(qps=1, p99_ms=10, cloud=job.cloud, region=job.spec.place.region, machine=serve.machine)
+    best = offers_for(serve.min_replicas, gib * GIB, request)[0]
+    sentence = f"{server_name(spec.name)}: {serve.min_replicas} to {serve.max_replicas} replicas of {gib} GiB each"
+    if best.usd_per_month is None:
+        return LaunchEstimate(True, sentence, f"the catalog has no price of machines for them: {best.why_not}")
+    per_hour = best.usd_per_month / HOURS_PER_MONTH
+    price = (f"{format_usd(best.usd_per_month)} a month on demand in {best.region} for {best.num_machines} x "
+             f"{best.machine}, if the cluster has no such room already")
+    return LaunchEstimate(True, sentence, price, usd_per_hour=per_hour)
+
+
+def _stops(spec: RunSpec, total_usd: float | None) -> str:
+    budget = spec.place.budget_usd
+    if budget is None:
+        return ""
+    early = f", before it is done: the plan says {format_usd(total_usd)}" if total_usd and total_usd > budget else ""
+    return f"; it stops itself at {format_usd(budget)}{early}"

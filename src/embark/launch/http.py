@@ -5,6 +5,7 @@ import urllib.error
 import urllib.request
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, TypeVar
 
 from embark.errors import EmbarkError, Fault, UserError
@@ -15,7 +16,7 @@ from embark.store.errors import RetriesExhausted, RetryPolicy, call_with_retries
 MAX_BYTES = 256 << 20
 API_RETRY = RetryPolicy(max_retries=1000, first_wait_s=1.0, longest_wait_s=15.0, request_s=20.0, give_up_s=180.0)
 NO_RETRY = replace(API_RETRY, max_retries=0)
-"""For a list of all runs: one platform that is away does not hold up the others."""
+"""The policy for a list of all runs: one platform that is away does not hold up the others."""
 T = TypeVar("T")
 
 
@@ -24,7 +25,7 @@ class Unavailable(Exception):
 
 
 def retry_api(call: Callable[[], T], retry: RetryPolicy, notify: Notify, *, name: str, fix: str) -> T:
-    """Calls again while it raises `Unavailable`, and says so."""
+    """Call again while it raises `Unavailable`, and notify."""
     def is_unavailable(error: Exception) -> bool:
         if isinstance(error, Unavailable) and retry.max_retries:
             notify(f"{name} does not answer ({error}); retrying for {format_duration(retry.give_up_s)}")
@@ -38,7 +39,7 @@ def retry_api(call: Callable[[], T], retry: RetryPolicy, notify: Notify, *, name
 
 @dataclass(frozen=True, slots=True)
 class Response:
-    """On a dry run: 200, with no body."""
+    """A response; on a dry run a 200 without a body."""
 
     code: int
     body: bytes = b""
@@ -66,7 +67,7 @@ class Response:
 
 @dataclass(frozen=True, slots=True)
 class HttpClient:
-    """Of one service."""
+    """Requests to one service, with its credentials, retries and explanations."""
 
     shell: Shell
     notify: Notify
@@ -78,31 +79,16 @@ class HttpClient:
     unavailable_codes: tuple[int, ...] = (429, 502, 503, 504)
     login_codes: tuple[int, ...] = (401, 403)
 
-    def get(self, url: str) -> Response:
-        if self.shell.is_dry:
-            self.shell.ask(["GET", url])
-            return Response(200)
-        return self._request("GET", url, None, {})
-
-    def change(self, method: str, url: str, body: bytes = b"", *, body_name: str = "",
-               content_type: str = "application/json", is_done: Callable[[], bool] | None = None) -> Response:
-        """A request that can be repeated, unless `is_done` says first that it took effect though its response was lost.
+    def request(self, method: str, url: str, body: bytes = b"", *, body_name: str = "",
+                content_type: str = "application/json", is_done: Callable[[], bool] | None = None) -> Response:
+        """Send a request, which is repeated unless `is_done` says that it took effect though its response was lost.
 
         `body_name` describes its body to a person.
         """
         if self.shell.is_dry:
-            self.shell.change([method, url], stdin="x" if body else "", stdin_name=body_name)
+            send = self.shell.ask if method == "GET" else partial(self.shell.change, stdin_name=body_name)
+            send([method, url], stdin="x" if body else "")
             return Response(200)
-        return self._request(method, url, body, {"Content-Type": content_type} if body else {}, is_done)
-
-    def error(self, response: Response, what: str) -> EmbarkError:
-        """Of a response that no caller expects."""
-        lines = response.text.strip().splitlines()
-        said = to_one_line(lines[-1])[:600] if lines else f"HTTP {response.code}"
-        return (Fault if response.code >= 500 else UserError)(f"{self.name} did not {what}: {said}")
-
-    def _request(self, method: str, url: str, body: bytes | None, headers: Mapping[str, str],
-                 is_done: Callable[[], bool] | None = None) -> Response:
         num_attempts = 0
 
         def attempt() -> Response:
@@ -110,7 +96,7 @@ class HttpClient:
             num_attempts += 1
             if num_attempts > 1 and is_done is not None and is_done():
                 return Response(200)
-            return self._send(method, url, body, headers)
+            return self._send(method, url, body, {"Content-Type": content_type} if body else {})
 
         response = retry_api(attempt, self.retry, self.notify, name=self.name, fix=self.away_fix)
         if response.code in self.login_codes:
@@ -118,8 +104,15 @@ class HttpClient:
                             f"{to_one_line(response.text)[:300]}", fix=self.login_fix)
         return response
 
-    def _send(self, method: str, url: str, body: bytes | None, headers: Mapping[str, str]) -> Response:
-        request = urllib.request.Request(url, data=body, method=method, headers={**self.headers(), **headers})
+    def error(self, response: Response, what: str) -> EmbarkError:
+        """The error for a response that no caller expects."""
+        lines = response.text.strip().splitlines()
+        said = to_one_line(lines[-1])[:600] if lines else f"HTTP {response.code}"
+        return (Fault if response.code >= 500 else UserError)(f"{self.name} did not {what}: {said}")
+
+    def _send(self, method: str, url: str, body: bytes, headers: Mapping[str, str]) -> Response:
+        request = urllib.request.Request(url, data=None if method == "GET" else body, method=method,
+                                         headers={**self.headers(), **headers})
         try:
             with urllib.request.urlopen(request, timeout=self.retry.request_s) as reply:
                 return Response(reply.status, reply.read(MAX_BYTES))

@@ -1,27 +1,174 @@
-"""The image of a spec: its folder rendered, built, pushed, and the image's name written into the spec."""
+"""Builds a spec's image with docker, podman or buildah, pushes it, and writes its name into the spec."""
 
+import json
+import re
+import tempfile
+from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 from embark.catalog import load_catalog
-from embark.errors import UserError
-from embark.launch.image_builder import build, find_builder, push
-from embark.launch.image_registry import EXAMPLES, ImageName
-from embark.launch.shell import Notify, Shell
+from embark.errors import Fault, UserError
+from embark.formatting import to_one_line
+from embark.launch.backend import explain
+from embark.launch.shell import CommandResult, LineStream, Notify, Shell
 from embark.lint.rendered import render_folder
 from embark.render.job import make_job
+from embark.render.targets.kubernetes import PLACEHOLDER_REGISTRY
 from embark.spec import load_spec
 from embark.store import set_in_file
+
+_ECR = re.compile(r"\d{12}\.dkr\.ecr(?:-fips)?\.(?P<region>[a-z0-9-]+)\.amazonaws\.com(?:\.cn)?")
+_ACR = re.compile(r"(?P<name>[a-z0-9]+)\.azurecr\.io")
+_ARTIFACT = re.compile(r"(?P<location>[a-z0-9-]+)-docker\.pkg\.dev")
+EXAMPLES = {
+    "aws": "123456789012.dkr.ecr.REGION.amazonaws.com/embark:1",
+    "azure": "yourregistry.azurecr.io/embark:1",
+    "gcp": "REGION-docker.pkg.dev/your-project/embark/embark:1",
+}
+"""An image's name in the registry of each cloud."""
+_TOKEN_USER = "00000000-0000-0000-0000-000000000000"  # Whom Azure's tokens are for.
+
+
+@dataclass(frozen=True, slots=True)
+class ImageName:
+    """The parts of `HOST/REPOSITORY:TAG@DIGEST`."""
+
+    host: str  # Empty where the name has no registry.
+    repository: str
+    tag: str
+    digest: str
+
+    @classmethod
+    def parse(cls, text: str) -> "ImageName":
+        rest, _, digest = text.partition("@")
+        first, slash, below = rest.partition("/")
+        host, path = (first, below) if slash and (re.search(r"[.:]", first) or first == "localhost") else ("", rest)
+        repository, _, tag = path.partition(":")
+        return cls(host, repository, tag, digest)
+
+    def __str__(self) -> str:
+        name = f"{self.host}/{self.repository}" if self.host else self.repository
+        return name + (f":{self.tag}" if self.tag else "") + (f"@{self.digest}" if self.digest else "")
+
+    @property
+    def can_be_pushed(self) -> bool:
+        """Whether the registry is somebody's; a name with one slash and no host is Docker Hub's."""
+        return "/" in str(self) and self.host not in ("localhost", PLACEHOLDER_REGISTRY.rstrip("/"))
+
+    def login_command(self, builder: str) -> str:
+        """The command line that logs in to the registry."""
+        to = f"{builder} login --username {{}} --password-stdin {self.host}"
+        if found := _ECR.fullmatch(self.host):
+            return f"aws ecr get-login-password --region {found['region']} | {to.format('AWS')}"
+        if found := _ACR.fullmatch(self.host):
+            login = f"az acr login --name {found['name']}"
+            return login if builder == "docker" else (
+                f"{login} --expose-token --query accessToken --output tsv | {to.format(_TOKEN_USER)}")
+        if _ARTIFACT.fullmatch(self.host):
+            return f"gcloud auth configure-docker {self.host}" if builder == "docker" else (
+                f"gcloud auth print-access-token | {to.format('oauth2accesstoken')}")
+        return f"{builder} login {self.host}".rstrip()
+
+    @property
+    def create_command(self) -> str:
+        """The command line that creates the repository; empty if the first push does."""
+        if found := _ECR.fullmatch(self.host):
+            return f"aws ecr create-repository --repository-name {self.repository} --region {found['region']}"
+        project, _, rest = self.repository.partition("/")
+        if (found := _ARTIFACT.fullmatch(self.host)) and rest:
+            return (f"gcloud artifacts repositories create {rest.partition('/')[0]} --repository-format=docker "
+                    f"--location={found['location']} --project={project}")
+        return ""
+
+
+BUILDERS = ("docker", "podman", "buildah")
+_FAST_S = 30.0
+_KEPT_LINES = 40  # The last lines of a program's output, to say why it failed.
+_DIGEST = re.compile(r"sha256:[0-9a-f]{64}")
+
+
+def usable(program: str, shell: Shell) -> bool:
+    """Whether the builder is installed and answers: docker does only while its daemon runs."""
+    try:
+        return shell.ask([program, "info"], timeout_s=_FAST_S).is_ok
+    except UserError:
+        return False
+
+
+def find_builder(shell: Shell, wanted: str = "") -> str:
+    """The first builder that works; only `wanted`, if one is named."""
+    for program in (wanted,) if wanted else BUILDERS:
+        if usable(program, shell):
+            return program
+    what = f"{wanted} does not work here: `{wanted} info` fails" if wanted else \
+        f"no image builder works here: `info` of {', '.join(BUILDERS)} fails, or they are not installed"
+    raise UserError(what, fix="apt-get install -y podman, or https://docs.docker.com/engine/install/; Docker needs its "
+                              "daemon running and your user in the group docker")
+
+
+def build(builder: str, folder: Path, image: ImageName, arguments: Sequence[str], notify: Notify) -> None:
+    """Build the folder's Dockerfile, whose defaults are those of its machine. `arguments` go to the builder unchanged.
+    """
+    if not (folder / "Dockerfile").is_file():
+        raise UserError(f"{folder} has no Dockerfile", fix="embark render writes it; on TPU VMs runs use no image")
+    result = _run([builder, "build", "--tag", str(image), *arguments, str(folder)], notify)
+    if not result.is_ok:
+        raise UserError(f"{builder} could not build {image}: {_last_line(result)}",
+                        fix=_fix("build", result, image, builder))
+
+
+def push(builder: str, image: ImageName, shell: Shell, notify: Notify) -> str:
+    """Push the image and return its digest; empty if the builder does not report it."""
+    with tempfile.TemporaryDirectory(prefix="embark-image-") as scratch:
+        digest_file = Path(scratch) / "digest"
+        options = [] if builder == "docker" else ["--digestfile", str(digest_file)]
+        result = _run([builder, "push", *options, str(image)], notify)
+        if not result.is_ok:
+            raise Fault(f"{builder} could not push {image}: {_last_line(result)}",
+                        fix=_fix("push", result, image, builder))
+        if builder != "docker":
+            found = _DIGEST.search(digest_file.read_text() if digest_file.is_file() else "")
+            return found[0] if found else ""
+    listed = shell.ask(["docker", "image", "inspect", "--format", "{{json .RepoDigests}}", str(image)],
+                       timeout_s=_FAST_S)
+    names: list[str] = json.loads(listed.out) if listed.is_ok else []
+    repository = str(ImageName(image.host, image.repository, "", ""))
+    return next((name.partition("@")[2] for name in names if name.partition("@")[0] == repository), "")
+
+
+def _run(words: Sequence[str], notify: Notify) -> CommandResult:
+    """Run a program and show its output meanwhile; Ctrl-C ends it."""
+    lines, kept = LineStream(words, is_merged=True), deque[str](maxlen=_KEPT_LINES)
+    try:
+        for line in lines:
+            notify(line)
+            kept.append(line)
+        code = lines.wait().code
+    finally:
+        lines.close()
+    return CommandResult(code, out="\n".join(kept))
+
+
+def _fix(topic: str, result: CommandResult, image: ImageName, builder: str) -> str:
+    values = {"login": image.login_command(builder), "create": image.create_command or "create the repository first"}
+    found = explain(topic, result.out, **values)
+    return found[0].fix if found else f"its output says why; {builder} {topic} by hand shows the same"
+
+
+def _last_line(result: CommandResult) -> str:
+    lines = [line for line in result.out.splitlines() if line.strip()]
+    return to_one_line(lines[-1])[:300] if lines else f"exit code {result.code}"
 
 
 @dataclass(frozen=True, slots=True)
 class ImageOptions:
-    """How to build."""
+    """How to build an image."""
 
     tag: str = ""  # The image's name instead of place.image.
     builder: str = ""  # Instead of the first that works.
-    build_options: Sequence[str] = ()  # Of the builder's own `build`.
+    build_options: Sequence[str] = ()  # Options for the builder's own `build`.
     must_push: bool = False
 
 
@@ -29,7 +176,7 @@ class ImageOptions:
 class ImageResult:
     """An image that was built."""
 
-    image: str  # As place.image names it now; with its digest where it was pushed and the builder reported one.
+    image: str  # The new place.image, with its digest if it was pushed and the builder reported one.
     builder: str
     spec: str
     folder: str  # What it was built of.
@@ -39,7 +186,7 @@ class ImageResult:
 
 
 def make_image(spec: str, options: ImageOptions, shell: Shell, notify: Notify) -> ImageResult:
-    """Renders the spec's folder, builds, pushes, and renders again, so that every file names the new image."""
+    """Render the spec's folder, build, push, and render again, so that every file names the new image."""
     if not Path(spec).is_file():
         raise UserError(f"{spec}: not a file, so the image's name cannot be written into it",
                         fix="embark init PRESET writes a spec")

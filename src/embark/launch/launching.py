@@ -1,18 +1,24 @@
-"""Estimate, launch, supervise and cancel a run."""
+"""Launch, recover and cancel a run."""
 
 import time
-from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, replace
 
-from embark.catalog import load_catalog
-from embark.catalog.pricing import PURCHASE_NAMES
 from embark.data import resolve_from_data, resolve_if_readable
 from embark.errors import EmbarkError, Interrupted, UserError
-from embark.formatting import format_usd, to_one_line
-from embark.launch.backend import LaunchBackend, LaunchRequest, Resource, RunHandle, Status, backend_for, backend_of
+from embark.formatting import to_one_line
+from embark.launch.backend import (
+    CancelResult,
+    LaunchBackend,
+    LaunchRequest,
+    Resource,
+    RunHandle,
+    Status,
+    backend_for,
+    backend_of,
+)
 from embark.launch.backends.local import Local
+from embark.launch.costs import LaunchEstimate, estimate_launch, estimate_server
 from embark.launch.run_registry import (
-    STORE_RETRY,
     RunRecord,
     delete_record,
     launch_lock,
@@ -22,29 +28,12 @@ from embark.launch.run_registry import (
     save_record,
 )
 from embark.launch.shell import Notify, Shell
-from embark.plan.closed_form import CachedPlanner
-from embark.plan.dense_trace import trace_dense
-from embark.plan.plan import predict_with
-from embark.plan.survey import Estimator
-from embark.plan.verdict import verdict
-from embark.plan.workload import resolve_data, workload_of
-from embark.render.job import make_job
-from embark.render.serving import GIB, SERVE_TARGETS, memory_gib, server_name
+from embark.render.serving import SERVE_TARGETS
 from embark.spec import RunSpec, to_toml
 from embark.store import CheckpointStore, open_store
+from embark.store.errors import BRIEF_RETRY
 
-SUPERVISE_POLL_S = 15.0
-
-
-@dataclass(frozen=True, slots=True)
-class LaunchEstimate:
-    """The plan's answer about the spec's own machines."""
-
-    fits: bool
-    verdict: str
-    price: str  # `$110.08 an hour on demand in us-west-2`, or that it is unknown.
-    usd_per_hour: float | None = None
-    total_usd: float | None = None
+RECOVER_POLL_S = 15.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,35 +51,17 @@ class PreparedLaunch:
 
 
 @dataclass(frozen=True, slots=True)
-class LaunchResult:
-    """A run that was launched or, on a dry run, the commands that would have."""
+class LaunchResult(RunHandle):
+    """A run that was launched or, on a dry run, the commands that would have launched it."""
 
-    name: str
-    title: str
-    backend: str
-    where: Mapping[str, str | int]
-    run_uri: str
-    usd_per_hour: float | None
     estimate: LaunchEstimate | None = None
-    state: str = "submitted"  # With `--supervise`: how it ended.
+    state: str = "submitted"  # How the run ended, with `--supervise`.
     reason: str = ""
     commands: tuple[tuple[str, ...], ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
-class Cancellation:
-    """What `cancel` removed, and what remains."""
-
-    name: str
-    title: str
-    removed: tuple[str, ...]
-    remains: tuple[Resource, ...]
-    is_complete: bool
-    last_checkpoint: str  # Its name; empty where none can be seen from here.
-
-
 def prepare_launch(spec: RunSpec, shell: Shell, notify: Notify, *, context: str = "") -> PreparedLaunch:
-    """Checks everything and creates nothing. Raises where the run does not fit or cannot be launched."""
+    """Check everything and create nothing. Raises if the run does not fit or cannot be launched."""
     try:
         backend = backend_for(spec, shell, notify, context=context)
         is_serving = spec.place.target in SERVE_TARGETS
@@ -116,7 +87,7 @@ def prepare_launch(spec: RunSpec, shell: Shell, notify: Notify, *, context: str 
 
 
 def submit_launch(launch: PreparedLaunch) -> RunRecord:
-    """Whatever interrupts it, the error lists what may exist by then, with the commands that remove it."""
+    """Launch the run. Whatever interrupts it, the error lists what may exist by then and how to remove it."""
     with launch_lock(launch.handle):
         before = lookup_run(f"{launch.handle.name}@{location_hash(launch.handle)}")
         if before is not None and before.submitted_s > launch.prepared_s:  # another command was faster
@@ -153,13 +124,13 @@ def launch_result(launch: PreparedLaunch, *, status: Status | None = None,
 
 
 def find_active(name: str, shell: Shell, notify: Notify) -> RunRecord | None:
-    """A launched run of that name which has not ended: supervision of it may be resumed."""
+    """A launched run of that name that has not ended, so that its supervision can be resumed."""
     run = lookup_run(name)
     return None if run is None or backend_of(run.handle, shell, notify).status(run.handle).has_ended else run
 
 
-def supervise(run: RunRecord, shell: Shell, notify: Notify, *, poll_s: float = SUPERVISE_POLL_S) -> Status:
-    """Re-creates machines that the run loses, until it ends. Ctrl-C ends the supervision and not the run."""
+def recover_until_ended(run: RunRecord, shell: Shell, notify: Notify, *, poll_s: float = RECOVER_POLL_S) -> Status:
+    """Re-create machines that the run loses, until it ends. Ctrl-C ends the supervision and not the run."""
     handle = run.handle
     backend = backend_of(handle, shell, notify)
     said = ""
@@ -185,16 +156,15 @@ def supervise(run: RunRecord, shell: Shell, notify: Notify, *, poll_s: float = S
         ) from None
 
 
-def cancel_run(run: RunRecord, shell: Shell, notify: Notify) -> Cancellation:
-    """Ends a run after a last checkpoint. A run that is not there any more is removed from the registry."""
+def cancel_run(run: RunRecord, shell: Shell, notify: Notify) -> CancelResult:
+    """End a run after a last checkpoint. A run that does not exist any more is removed from the registry."""
     result = backend_of(run.handle, shell, notify).cancel(run.handle)
     if not shell.is_dry and result.is_complete:
         if result.removed:
             save_record(replace(run, is_submitted=True, is_cancelled=True))
         else:
             delete_record(run)
-    return Cancellation(name=run.handle.name, title=run.handle.title, removed=result.removed, remains=result.remains,
-                        is_complete=result.is_complete, last_checkpoint=_last_checkpoint(run.handle))
+    return replace(result, name=run.handle.name, title=run.handle.title, last_checkpoint=_last_checkpoint(run.handle))
 
 
 def _may_exist(created: list[Resource]) -> str:
@@ -207,61 +177,13 @@ def _removal(created: list[Resource]) -> str:
 
 def _last_checkpoint(handle: RunHandle) -> str:
     try:
-        store = CheckpointStore(open_store(f"{handle.run_uri}/checkpoints", STORE_RETRY))
+        store = CheckpointStore(open_store(f"{handle.run_uri}/checkpoints", BRIEF_RETRY))
         return max((checkpoint.name for checkpoint in store.committed()), default="")
     except (EmbarkError, ImportError):
         return ""
 
 
 def launch_title(handle: RunHandle) -> str:
-    """One line for a person: what it is, and where it goes."""
+    """One line for a person: the run, and where it is launched."""
     where = f" in {handle.where['context']}" if handle.where.get("context") else ""
     return f"{to_one_line(handle.title or handle.name)}{where}"
-
-
-def estimate_launch(spec: RunSpec) -> LaunchEstimate:
-    """Of a run in a cloud. Where no plan can be made, the verdict says why, and only the price an hour is known."""
-    catalog = load_catalog()
-    job = make_job(spec, catalog)
-    region, per_hour, purchase = job.price.region, job.usd_per_hour, job.price.purchase
-    price = (f"{format_usd(per_hour)} an hour {PURCHASE_NAMES[purchase]} in {region}" if per_hour is not None
-             else f"the catalog has no price {PURCHASE_NAMES[purchase]} in {region}")
-    fits, sentence, total = True, "", None
-    try:
-        sized, size = resolve_data(spec)
-        trace_dense(sized)
-        # The region of the launch, where its prices are known at all.
-        known = region if (job.machine.name, region) in catalog.prices else ""
-        estimator = Estimator(sized, workload_of(sized, size), catalog, predict_with(CachedPlanner()), known, purchase)
-        estimate = estimator.of_place(job.machine)
-        answer = verdict(estimate, estimator)
-        fits, sentence, total = answer.fits, answer.sentence, estimate.total_usd(purchase)
-    except EmbarkError as error:
-        sentence = f"{job.title}; no plan could be made: {error.what}"
-    return LaunchEstimate(fits=fits, verdict=sentence, price=price + _stops(spec, total), usd_per_hour=per_hour,
-                          total_usd=total)
-
-
-def estimate_server(spec: RunSpec) -> LaunchEstimate:
-    """Of the replicas that always run, on nodes of the cluster that have room for them."""
-    from embark.plan.serving import HOURS_PER_MONTH, ServeRequest, offers_for
-
-    job = make_job(spec, load_catalog())
-    serve, gib = job.spec.serve, memory_gib(job.spec)
-    request = ServeRequest(qps=1, p99_ms=10, cloud=job.cloud, region=job.spec.place.region, machine=serve.machine)
-    best = offers_for(serve.min_replicas, gib * GIB, request)[0]
-    sentence = f"{server_name(spec.name)}: {serve.min_replicas} to {serve.max_replicas} replicas of {gib} GiB each"
-    if best.usd_per_month is None:
-        return LaunchEstimate(True, sentence, f"the catalog has no price of machines for them: {best.why_not}")
-    per_hour = best.usd_per_month / HOURS_PER_MONTH
-    price = (f"{format_usd(best.usd_per_month)} a month on demand in {best.region} for {best.num_machines} x "
-             f"{best.machine}, if the cluster has no such room already")
-    return LaunchEstimate(True, sentence, price, usd_per_hour=per_hour)
-
-
-def _stops(spec: RunSpec, total_usd: float | None) -> str:
-    budget = spec.place.budget_usd
-    if budget is None:
-        return ""
-    early = f", before it is done: the plan says {format_usd(total_usd)}" if total_usd and total_usd > budget else ""
-    return f"; it stops itself at {format_usd(budget)}{early}"

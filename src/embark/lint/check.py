@@ -12,8 +12,9 @@ from typing import Any
 
 from embark.catalog.load import load_catalog
 from embark.errors import UserError, nearest
+from embark.lint.manifests import Manifests
 from embark.lint.read import Files, read_files, read_sources
-from embark.lint.rule import Finding, Hit, Manifests, Rule
+from embark.lint.rule import Finding, Hit, Rule
 from embark.lint.rules import ALL_RULES, SUBJECTS
 from embark.lint.source import Edit, SourceFile, Span
 from embark.store import write_atomic
@@ -24,7 +25,7 @@ _IGNORE = re.compile(r"embark-lint: ignore((?:[ ,]+EMB\d+)+)")
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """A file that a fix changes."""
+    """A file that fixes change."""
 
     path: Path
     diff: str
@@ -73,17 +74,17 @@ def lint_texts(texts: dict[str, str]) -> list[Finding]:
 
 
 def lint_files(files: Files, rules: Sequence[Rule] = ALL_RULES) -> list[Finding]:
-    """In the order of file and line; one that is found twice at one place is reported once."""
+    """Findings in the order of file and line; the same finding at one location is reported once."""
     manifests = Manifests(files, load_catalog())
     found: dict[tuple[str, SourceFile, int, str], Finding] = {}
     subjects = cache(lambda name: list(SUBJECTS[name](manifests)))
     for rule in rules:
         for hit in _hits(rule, manifests, subjects):
             if not is_ignored(rule, hit):
-                found.setdefault((rule.code, hit.place.source, hit.place.start, hit.what), Finding.of(rule, hit))
+                found.setdefault((rule.code, hit.location.source, hit.location.start, hit.what), Finding.of(rule, hit))
     order = {id(source): number for number, source in enumerate(files.sources)}
     return sorted(found.values(), key=lambda one: (
-        order.get(id(one.hit.place.source), 0), one.hit.place.start, one.code))
+        order.get(id(one.hit.location.source), 0), one.hit.location.start, one.code))
 
 
 def _hits(rule: Rule, manifests: Manifests, subjects: Callable[[str], list[Any]]) -> Iterator[Hit]:
@@ -96,8 +97,8 @@ def _hits(rule: Rule, manifests: Manifests, subjects: Callable[[str], list[Any]]
 
 
 def is_ignored(rule: Rule, hit: Hit) -> bool:
-    """A comment on the finding's own line, or right above it, says `embark-lint: ignore` and the rule's code."""
-    source, line = hit.place.source, hit.place.line
+    """Whether a comment on the finding's line, or right above it, says `embark-lint: ignore` and the rule's code."""
+    source, line = hit.location.source, hit.location.line
     lines = [source.line(line)]
     while line > 1 and source.line(line - 1).lstrip().startswith("#"):
         line -= 1
@@ -108,7 +109,7 @@ def is_ignored(rule: Rule, hit: Hit) -> bool:
 def fix_paths(
     paths: Sequence[Path], *, select: Collection[str] = (), ignore: Collection[str] = ()
 ) -> tuple[list[Change], list[Finding]]:
-    """What the automatic fixes make of the files, and what is left. Nothing is written."""
+    """Apply the automatic fixes without writing them; returns the changes and the findings that are left."""
     rules, files = rules_of(select, ignore), read_files(paths)
     first = {source.path: source for source in files.sources}
     stuck: set[str] = set()
@@ -129,7 +130,7 @@ def fix_paths(
 
 
 def _write(change: Change) -> None:
-    """In place, with the file's own mode: a script stays executable."""
+    """Replace the file and keep its mode, so that a script stays executable."""
     try:
         path = change.path.resolve()
         mode = path.stat().st_mode & 0o7777
@@ -140,7 +141,7 @@ def _write(change: Change) -> None:
 
 
 def rules_of(select: Collection[str], ignore: Collection[str]) -> list[Rule]:
-    """By code or name, or by a code's beginning: EMB4 is all of AWS."""
+    """Select rules by code or name, or by the beginning of a code: EMB4 selects all rules on AWS."""
     known = {name for rule in ALL_RULES for name in (rule.code, rule.name)}
     for word in (*select, *ignore):
         if not any(_means(word, rule) for rule in ALL_RULES):
@@ -154,13 +155,14 @@ def _means(word: str, rule: Rule) -> bool:
 
 
 def fixed(findings: Iterable[Finding]) -> dict[SourceFile, str]:
-    """The new text of each file that the findings' edits change. A finding whose edits meet another's waits."""
+    """The new text of each file that the findings' edits change. A finding whose edits overlap another's waits."""
     taken: dict[SourceFile, list[Edit]] = {}
     for finding in findings:
         edits = finding.hit.edits
-        if not any(_overlap(edit.place, other.place) for edit in edits for other in taken.get(edit.place.source, ())):
+        if not any(_overlap(edit.location, other.location) for edit in edits
+                   for other in taken.get(edit.location.source, ())):
             for edit in edits:
-                taken.setdefault(edit.place.source, []).append(edit)
+                taken.setdefault(edit.location.source, []).append(edit)
     return {source: _apply(source.text, edits) for source, edits in taken.items()}
 
 
@@ -177,11 +179,11 @@ def diff(source: SourceFile, new: str) -> str:
 
 
 def _overlap(one: Span, other: Span) -> bool:
-    """Two insertions at one place also do."""
+    """Whether two edits touch the same text, or insert at the same index."""
     return (one.start < other.end and other.start < one.end) or one.start == other.start
 
 
 def _apply(text: str, edits: Sequence[Edit]) -> str:
-    for edit in sorted(edits, key=lambda one: one.place.start, reverse=True):
-        text = text[: edit.place.start] + edit.new + text[edit.place.end :]
+    for edit in sorted(edits, key=lambda one: one.location.start, reverse=True):
+        text = text[: edit.location.start] + edit.new + text[edit.location.end :]
     return text

@@ -1,18 +1,20 @@
-"""Pods wherever they are described (Jobs, JobSets, Kubeflow's and Ray's objects, Deployments, or bare), and how a
-container of one starts its training."""
+"""Pod templates wherever they are described (Jobs, JobSets, Kubeflow's and Ray's objects, Deployments, or bare), and
+how a container starts its training."""
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
+from typing import Any
 
+from embark.kubernetes.pods import GPU_RESOURCES, is_accelerated, main_container, starts_torchrun, trains
 from embark.lint.read import Document
 from embark.lint.shell import Command, Word, make_command, read_shell
-from embark.lint.source import NOTHING, Node, SourceFile, Span
+from embark.lint.source import NOTHING, NOWHERE, Node, SourceFile, Span
 
 SHELLS = frozenset({"sh", "bash", "dash", "zsh", "ash"})
-_SWITCHES = frozenset({"standalone", "no-python", "m", "module", "run-path", "use-env"})
+_SWITCHES = frozenset({"standalone", "no-python", "run-path", "use-env"})
 _PYTHON = re.compile(r"python(?:\d(?:\.\d+)?)?$")
 _MODULES = frozenset({"torch.distributed.run", "torch.distributed.launch", "embark.torchrun"})
 _FROM_ENVIRONMENT = ("nnodes", "nproc-per-node", "node-rank", "master-addr", "master-port", "rdzv-backend",
@@ -23,12 +25,12 @@ _FROM_ENVIRONMENT = ("nnodes", "nproc-per-node", "node-rank", "master-addr", "ma
 class Launch:
     """One start of a program that trains."""
 
-    program: str  # `torchrun`, `python`, or what else it is.
-    options: Mapping[str, str]  # Of torchrun: by long name, with hyphens.
-    script: str  # What is run: a path, or a module.
-    is_module: bool
+    program: str  # `torchrun`, `python` or another program's name.
     argv: tuple[str, ...]
     is_in_shell: bool
+    options: Mapping[str, str] = field(default_factory=dict)  # torchrun's, by their long names with hyphens.
+    script: str = ""  # The path or the module that is run.
+    is_module: bool = False
 
     @property
     def is_torchrun(self) -> bool:
@@ -36,7 +38,7 @@ class Launch:
 
     @property
     def nnodes(self) -> tuple[int, int] | None:
-        """At least and at most; None where it is not said, or is a variable."""
+        """The least and the most nodes; None if they are not given, or by a variable."""
         low, _, high = self.options.get("nnodes", "").partition(":")
         try:
             return int(low), int(high or low)
@@ -45,14 +47,12 @@ class Launch:
 
     @property
     def nproc(self) -> int | None:
-        try:
-            return int(self.options.get("nproc-per-node", ""))
-        except ValueError:
-            return None
+        number = self.options.get("nproc-per-node", "")
+        return int(number) if number.isdigit() else None
 
     @property
     def endpoint(self) -> str:
-        """`host:port` where the ranks meet; empty where it is not said."""
+        """`host:port` where the ranks meet; empty if it is not given."""
         if "rdzv-endpoint" in self.options:
             return self.options["rdzv-endpoint"]
         host = self.options.get("master-addr", "")
@@ -67,62 +67,46 @@ class Launch:
         return self.options.get("rdzv-backend") == "c10d"
 
 
-def launch_of_words(words: Sequence[Word], is_in_shell: bool = False,
-                    environment: Mapping[str, str] | None = None) -> Launch | None:
-    """What an argument list starts. A shell's `-c` text is read for the command in it that trains."""
-    argv = [word.text for word in words]
-    if not argv:
-        return None
-    name = argv[0].rpartition("/")[2]
-    if name in SHELLS:
+def launch_of_argv(argv: Sequence[str], environment: Mapping[str, str] | None = None) -> Launch | None:
+    """The program that an argument list starts. The text of a shell's `-c` is searched for the command that trains."""
+    if argv and argv[0].rpartition("/")[2] in SHELLS:
         text = next((argv[i + 1] for i, word in enumerate(argv[:-1]) if re.fullmatch(r"-\w*c", word)), "")
         return launch_of_text(text, environment)
-    command = make_command(list(words))
-    return launch_of_command(command, is_in_shell, environment) if command else None
+    command = make_command([Word(word, NOWHERE) for word in argv])
+    return _launch(command, False, environment or {}) if command else None
 
 
 def launch_of_text(text: str, environment: Mapping[str, str] | None = None) -> Launch | None:
-    """The last start of a launcher in a shell text, else the last of Python, else the last command."""
-    source = SourceFile.of(Path("command"), text)
-    commands = read_shell(source)
-    set_here = {name: value for command in commands for name, value, _ in command.assignments}
-    known = {**(environment or {}), **set_here}
-    launches = [made for command in commands if (made := launch_of_command(command, True, known))]
-    for wanted in ("torchrun", "python"):
-        for launch in reversed(launches):
-            if launch.program == wanted:
-                return launch
-    return launches[-1] if launches else None
+    """The last start of torchrun in a shell text, else the last of Python, else the last command."""
+    commands = read_shell(SourceFile.of(Path("command"), text))
+    assigned = {name: value for command in commands for name, value, _ in command.assignments}
+    known = {**(environment or {}), **assigned}
+    launches = [launch for command in commands if (launch := _launch(command, True, known))]
+    ranks = {"torchrun": 2, "python": 1}
+    return max(reversed(launches), key=lambda launch: ranks.get(launch.program, 0), default=None)
 
 
-def launch_of_command(command: Command, is_in_shell: bool = True,
-                      environment: Mapping[str, str] | None = None) -> Launch | None:
-    argv = command.argv
-    if not argv:
+def _launch(command: Command, is_in_shell: bool, environment: Mapping[str, str]) -> Launch | None:
+    if not command.argv:
         return None
-    name, rest = command.name, argv[1:]
-    if _PYTHON.match(name):
-        while rest and rest[0].startswith("-") and rest[0] not in ("-m", "-c"):
-            rest = rest[1:]
-        if rest[:1] == ["-m"] and rest[1:2] and rest[1] in _MODULES:
-            return _torchrun(rest[2:], argv, is_in_shell, environment)
-        if rest[:1] == ["-m"]:
-            return Launch("python", {}, rest[1] if rest[1:] else "", True, tuple(argv), is_in_shell)
-        return Launch("python", {}, rest[0] if rest else "", False, tuple(argv), is_in_shell)
+    name, argv, rest = command.name, tuple(command.argv), command.argv[1:]
+    is_python = _PYTHON.match(name) is not None
+    while is_python and rest and rest[0].startswith("-") and rest[0] not in ("-m", "-c"):
+        rest = rest[1:]
     if name == "torchrun":
         return _torchrun(rest, argv, is_in_shell, environment)
-    return Launch(name, {}, "", False, tuple(argv), is_in_shell)
+    if not is_python:
+        return Launch(name, argv, is_in_shell)
+    is_module = rest[:1] == ["-m"]
+    script = next(iter(rest[is_module:]), "")
+    if is_module and script in _MODULES:
+        return _torchrun(rest[2:], argv, is_in_shell, environment)
+    return Launch("python", argv, is_in_shell, script=script, is_module=is_module)
 
 
-def words_of(node: Node) -> list[Word]:
-    """A YAML list as words."""
-    return [Word(item.text, item.place or Span(SourceFile.of(Path(""), ""), 0, 0))
-            for item in node if item.items is None]
-
-
-def _torchrun(rest: Sequence[str], argv: Sequence[str], is_in_shell: bool,
-              environment: Mapping[str, str] | None) -> Launch:
-    options: dict[str, str] = {}
+def _torchrun(rest: Sequence[str], argv: tuple[str, ...], is_in_shell: bool, environment: Mapping[str, str]) -> Launch:
+    inherited = {name: environment.get("PET_" + name.replace("-", "_").upper()) for name in _FROM_ENVIRONMENT}
+    options = {name: value for name, value in inherited.items() if value}
     is_module, at = False, 0
     while at < len(rest) and rest[at].startswith("-"):
         name, equals, value = rest[at].lstrip("-").partition("=")
@@ -137,37 +121,31 @@ def _torchrun(rest: Sequence[str], argv: Sequence[str], is_in_shell: bool,
         elif at < len(rest):
             options[name] = rest[at]
             at += 1
-    for name in _FROM_ENVIRONMENT:
-        inherited = (environment or {}).get("PET_" + name.replace("-", "_").upper())
-        if inherited:
-            options.setdefault(name, inherited)
-    return Launch("torchrun", options, rest[at] if at < len(rest) else "", is_module, tuple(argv), is_in_shell)
-
-
-GPU_RESOURCES = ("nvidia.com/gpu", "amd.com/gpu")
-TPU_RESOURCE = "google.com/tpu"
-_UNITS = {"": 1.0, "m": 1e-3, "k": 1e3, "M": 1e6, "G": 1e9, "T": 1e12, "P": 1e15, "Ki": 2.0**10, "Mi": 2.0**20,
-          "Gi": 2.0**30, "Ti": 2.0**40, "Pi": 2.0**50}
-_QUANTITY = re.compile(r"^(\d+(?:\.\d+)?)(m|k|M|G|T|P|Ki|Mi|Gi|Ti|Pi)?$")
+    return Launch("torchrun", argv, is_in_shell, options, next(iter(rest[at:]), ""), is_module)
 
 
 @dataclass(frozen=True)  # no slots: it has cached properties
 class Container:
-    """A container, or the `trainer` of a TrainJob."""
+    """A container's YAML, or that of the `trainer` of a TrainJob."""
 
     node: Node
-    name: Node
-    image: Node
-    command: Node
-    args: Node
-    env: Node
-    limits: Node
-    requests: Node
+
+    @property
+    def name(self) -> str:
+        return self.node["name"].text
+
+    @property
+    def image(self) -> Node:
+        return self.node["image"]
+
+    @property
+    def limits(self) -> Node:
+        return self.node.at("resources.limits")
 
     @cached_property
     def environment(self) -> dict[str, tuple[Node, Node]]:
-        """Each variable's entry and value, in order."""
-        return {entry["name"].text: (entry, entry["value"]) for entry in self.env if entry["name"]}
+        """The entry and the value of each variable, in order."""
+        return {entry["name"].text: (entry, entry["value"]) for entry in self.node["env"] if entry["name"]}
 
     @property
     def env_values(self) -> dict[str, str]:
@@ -177,56 +155,65 @@ class Container:
     def has_env_from(self) -> bool:
         return bool(self.node["envFrom"])
 
-    @cached_property
-    def launch(self) -> Launch | None:
-        return launch_of_words([*words_of(self.command), *words_of(self.args)], environment=self.env_values)
-
-    @property
-    def starts_torchrun(self) -> bool:
-        return self.launch is not None and self.launch.is_torchrun
-
     @property
     def argv_nodes(self) -> list[Node]:
-        return [*self.command, *self.args]
+        return [*self.node["command"], *self.node["args"]]
+
+    @property
+    def argv(self) -> list[str]:
+        return [*self.node["command"].words, *self.node["args"].words]
+
+    @cached_property
+    def launch(self) -> Launch | None:
+        return launch_of_argv(self.argv, self.env_values)
+
+    @cached_property
+    def is_accelerated(self) -> bool:
+        return is_accelerated(self.node.plain())
+
+    @cached_property
+    def starts_torchrun(self) -> bool:
+        return starts_torchrun(self.node.plain())
 
     def amount(self, resource: str) -> Node:
-        """Of a resource: its limit, else its request."""
-        return self.limits[resource] or self.requests[resource]
+        """The limit of a resource, else its request."""
+        return self.limits[resource] or self.node.at("resources.requests")[resource]
 
     @cached_property
     def num_gpus(self) -> int:
         return sum(self.amount(name).integer or 0 for name in GPU_RESOURCES)
 
     @property
-    def is_accelerated(self) -> bool:
-        return self.num_gpus > 0 or bool(self.amount(TPU_RESOURCE))
-
-    @property
-    def place(self) -> Span:
-        found = self.name.place or self.node.place
-        assert found is not None
-        return found
+    def location(self) -> Span:
+        return self.node["name"].location or self.node.location
 
 
 @dataclass(frozen=True)
-class Pod:
-    """A pod's template."""
+class PodTemplate:
+    """A pod's template as YAML, in the object that holds it."""
 
     document: Document
-    role: str  # Which of the object's templates: `Worker`, `head`; empty where there is one.
+    role: str  # Which of the object's templates it is: `Worker`, `head`; empty if there is one.
     holder: Node  # What holds the template: a Job's spec, a ReplicaSpec.
     metadata: Node
     spec: Node
-    containers: tuple[Container, ...]
-    sidecars: tuple[Container, ...]  # Init containers that stay: `restartPolicy: Always`.
-    is_complete: bool = True  # Not so where a runtime that is not among the files fills in the rest.
+    is_complete: bool = True  # False if a runtime that is not among the files fills in the rest.
+
+    @cached_property
+    def containers(self) -> tuple[Container, ...]:
+        return tuple(map(Container, self.spec["containers"]))
+
+    @property
+    def sidecars(self) -> list[Container]:
+        """Init containers that keep running beside the others."""
+        return [Container(one) for one in self.spec["initContainers"] if one["restartPolicy"].text == "Always"]
 
     @cached_property
     def main(self) -> Container | None:
-        """The one with accelerators, else the one that starts torchrun, else the first."""
-        choices = [*(one for one in self.containers if one.is_accelerated),
-                   *(one for one in self.containers if one.starts_torchrun), *self.containers]
-        return choices[0] if choices else None
+        """The container that trains."""
+        chosen = main_container(self._values)
+        return next((one for one, values in zip(self.containers, self._values["containers"], strict=True)
+                     if values is chosen), None)
 
     @property
     def num_gpus(self) -> int:
@@ -234,12 +221,10 @@ class Pod:
 
     @cached_property
     def is_training(self) -> bool:
-        """It has accelerators, or starts torchrun, and is no service."""
-        if self.document.kind in ("Deployment", "StatefulSet", "DaemonSet", "ReplicaSet", "RayService"):
+        """Whether it has accelerators or starts torchrun, and is not a service."""
+        if self.kind in ("Deployment", "StatefulSet", "DaemonSet", "ReplicaSet", "RayService"):
             return any(container.starts_torchrun for container in self.containers)
-        if self.document.kind in ("PyTorchJob", "TrainJob"):
-            return True
-        return self.main is not None and (self.main.is_accelerated or self.main.starts_torchrun)
+        return self.kind in ("PyTorchJob", "TrainJob") or trains(self._values)
 
     @property
     def kind(self) -> str:
@@ -247,23 +232,23 @@ class Pod:
 
     @property
     def labels(self) -> dict[str, str]:
-        return {name: self.metadata["labels"][name].text for name in self.metadata["labels"].names}
+        return self.metadata["labels"].texts
 
     @property
     def annotations(self) -> dict[str, str]:
-        return {name: self.metadata["annotations"][name].text for name in self.metadata["annotations"].names}
+        return self.metadata["annotations"].texts
 
     @cached_property
     def selector(self) -> dict[str, str]:
         """Node labels it asks for, by nodeSelector or by a required affinity for one value."""
-        found = {name: self.spec["nodeSelector"][name].text for name in self.spec["nodeSelector"].names}
+        required: dict[str, str] = {}
         terms = self.spec.at("affinity.nodeAffinity.requiredDuringSchedulingIgnoredDuringExecution.nodeSelectorTerms")
         for term in terms:
             for expression in term["matchExpressions"]:
                 values = expression["values"].words
                 if expression["operator"].text == "In" and len(values) == 1:
-                    found.setdefault(expression["key"].text, values[0])
-        return found
+                    required.setdefault(expression["key"].text, values[0])
+        return required | self.spec["nodeSelector"].texts
 
     def tolerates(self, key: str, value: str = "") -> bool:
         for toleration in self.spec["tolerations"]:
@@ -275,25 +260,26 @@ class Pod:
                 return True
         return False
 
-    def volume(self, name: str) -> Node:
-        return next((volume for volume in self.spec["volumes"] if volume["name"].text == name), NOTHING)
-
     def mounted(self, container: Container, path: str) -> Node:
         """The volume at a path of a container."""
         for mount in container.node["volumeMounts"]:
             if mount["mountPath"].text.rstrip("/") == path:
-                return self.volume(mount["name"].text) or mount
+                named = (one for one in self.spec["volumes"] if one["name"].text == mount["name"].text)
+                return next(named, mount)
         return NOTHING
 
     @property
-    def place(self) -> Span:
-        main = self.main
-        return main.place if main is not None else self.document.place
+    def location(self) -> Span:
+        return self.main.location if self.main is not None else self.document.location
+
+    @cached_property
+    def _values(self) -> dict[str, Any]:
+        return {"containers": [one.node.plain() for one in self.containers]}
 
 
-def pods_of(document: Document) -> Iterator[Pod]:
+def pods_of(document: Document) -> Iterator[PodTemplate]:
     """Every pod template of an object."""
-    spec, kind = document.root["spec"], document.kind
+    spec, kind = document["spec"], document.kind
     if document.api.startswith("batch.volcano.sh"):
         for task in spec["tasks"]:
             yield from _pod(document, task["name"].text, task)
@@ -302,9 +288,9 @@ def pods_of(document: Document) -> Iterator[Pod]:
     elif kind == "CronJob":
         yield from _pod(document, "", spec.at("jobTemplate.spec"))
     elif kind == "InferenceService" and spec["predictor"]["containers"]:
-        yield _made(document, "predictor", spec, spec["predictor"], spec["predictor"])
+        yield PodTemplate(document, "predictor", spec, spec["predictor"], spec["predictor"])
     elif kind == "Pod" and spec:
-        yield _made(document, "", document.root, document.root["metadata"], spec)
+        yield PodTemplate(document, "", document.root, document["metadata"], spec)
     elif kind in ("JobSet", "TrainingRuntime", "ClusterTrainingRuntime"):
         for job in (spec if kind == "JobSet" else spec.at("template.spec"))["replicatedJobs"]:
             yield from _pod(document, job["name"].text, job.at("template.spec"))
@@ -322,45 +308,30 @@ def pods_of(document: Document) -> Iterator[Pod]:
 
 
 def patches(document: Document) -> list[Node]:
-    """The Job specs that a TrainJob's patches change."""
-    return [job for patch in document.root.at("spec.runtimePatches")
+    """The replicated jobs that a TrainJob's patches change."""
+    return [job for patch in document.at("spec.runtimePatches")
             for job in patch.at("trainingRuntimeSpec.template.spec.replicatedJobs")]
 
 
-def container_of(node: Node) -> Container:
-    return Container(node, node["name"], node["image"], node["command"], node["args"], node["env"],
-                     node.at("resources.limits"), node.at("resources.requests"))
-
-
-def _pod(document: Document, role: str, holder: Node) -> Iterator[Pod]:
+def _pod(document: Document, role: str, holder: Node) -> Iterator[PodTemplate]:
     template = holder["template"]
     if template["spec"]:
-        yield _made(document, role, holder, template["metadata"], template["spec"])
+        yield PodTemplate(document, role, holder, template["metadata"], template["spec"])
 
 
-def _made(document: Document, role: str, holder: Node, metadata: Node, spec: Node) -> Pod:
-    sidecars = [one for one in spec["initContainers"] if one["restartPolicy"].text == "Always"]
-    return Pod(document, role, holder, metadata, spec, tuple(container_of(one) for one in spec["containers"]),
-               tuple(container_of(one) for one in sidecars))
-
-
-def _train_job(document: Document) -> Pod:
+def _train_job(document: Document) -> PodTemplate:
     """The trainer, with what the patches add to its pod."""
-    trainer = document.root.at("spec.trainer")
-    specs = [job.at("template.spec.template.spec") for job in patches(document) if job["name"].text == "node"]
-    spec = next((one for one in specs if one), NOTHING)
-    metadata = next((job.at("template.spec.template.metadata") for job in patches(document)), NOTHING)
+    root, jobs = document.root, patches(document)
+    specs = [job.at("template.spec.template.spec") for job in jobs if job["name"].text == "node"]
+    spec = next(filter(None, specs), NOTHING)
     added = next((one for one in spec["containers"] if one["name"].text == "node"), NOTHING)
+    trainer = root.at("spec.trainer")
     # A merged view: the patch's container has mounts and security, the trainer has the rest.
-    pairs = {**(added.pairs or {}), **(trainer.pairs or {})}
-    node = Node(trainer.place or document.root.place, pairs=pairs)
-    container = Container(node, NOTHING, trainer["image"], trainer["command"], trainer["args"], trainer["env"],
-                          trainer.at("resourcesPerNode.limits"), trainer.at("resourcesPerNode.requests"))
-    is_complete = document.root.at("spec.runtimeRef.name").text == "torch-distributed"
-    return Pod(document, "node", document.root["spec"], metadata, spec, (container,), (), is_complete)
-
-
-def quantity(text: str) -> float | None:
-    """`500m`, `64Gi` and their like as a number."""
-    match = _QUANTITY.match(text)
-    return float(match[1]) * _UNITS[match[2] or ""] if match else None
+    pairs = {name: pair for name, pair in (added.pairs or {}).items() if name != "name"} | (trainer.pairs or {})
+    if "resourcesPerNode" in pairs:
+        pairs["resources"] = pairs["resourcesPerNode"]
+    containers = Node(NOWHERE, items=[Node(trainer.location or root.location, pairs=pairs)])
+    merged = Node(spec.location, pairs=(spec.pairs or {}) | {"containers": (NOTHING, containers)}, is_flow=spec.is_flow)
+    metadata = next((job.at("template.spec.template.metadata") for job in jobs), NOTHING)
+    return PodTemplate(document, "node", root["spec"], metadata, merged,
+                       root.at("spec.runtimeRef.name").text == "torch-distributed")

@@ -15,27 +15,27 @@ from embark.lint.shell import Command, read_shell
 from embark.lint.source import BadYaml, Node, SourceFile, Span, read_yaml
 
 _INSTRUCTION = re.compile(r"^[ \t]*([A-Za-z]+)[ \t]+((?:(?:.*\\[^\S\n]*|^[^\S\n]*#.*)\n)*.*\n?)", re.MULTILINE)
-"""With its continued lines, and the comments between them."""
-_FLAGS = re.compile(r"(?:\s*--\S+)*\s*")  # `--mount=…` and its like.
+"""An instruction with its continued lines, and the comments between them."""
+_FLAGS = re.compile(r"(?:\s*--\S+)*\s*")  # `--mount=…` and the like.
 _HEREDOC = re.compile(r"<<-?[\"']?(\w+)[\"']?")
 
 
 @dataclass(frozen=True, slots=True)
 class Instruction:
-    """`FROM`, `RUN`, …, and all that belongs to it."""
+    """An instruction of a Dockerfile, with all its lines."""
 
     name: str
-    place: Span  # The arguments, over all their lines.
+    location: Span  # The arguments, over all their lines.
 
     @property
     def text(self) -> str:
         """The arguments on one line."""
-        lines = [line for line in self.place.text.splitlines() if not line.lstrip().startswith("#")]
+        lines = [line for line in self.location.text.splitlines() if not line.lstrip().startswith("#")]
         return " ".join(line.rstrip().removesuffix("\\").strip() for line in lines).strip()
 
     @property
     def words(self) -> list[str]:
-        """The exec form's words; else those between blanks."""
+        """The words of the exec form, else those between blanks."""
         if self.text.startswith("["):
             try:
                 read = json.loads(self.text)
@@ -48,38 +48,36 @@ class Instruction:
 
 @dataclass(frozen=True, slots=True)
 class Dockerfile:
-    """A whole file."""
-
     source: SourceFile
     instructions: tuple[Instruction, ...]
-    commands: tuple[Command, ...]  # Of every RUN.
+    commands: tuple[Command, ...]  # The commands of every RUN.
 
     def all(self, name: str) -> list[Instruction]:
         return [one for one in self.instructions if one.name == name]
 
     @property
     def last_stage(self) -> list[Instruction]:
-        """From the last FROM on."""
+        """The instructions of the last stage."""
         starts = [number for number, one in enumerate(self.instructions) if one.name == "FROM"]
         return list(self.instructions[starts[-1]:]) if starts else list(self.instructions)
 
     @property
     def environment(self) -> list[tuple[str, str, Span]]:
-        """What ENV and ARG set."""
+        """The variables that ENV and ARG set."""
         found = []
         for one in self.instructions:
             if one.name not in ("ENV", "ARG"):
                 continue
-            words = [word for command in read_shell(one.place.source, one.place.start, one.place.end)
+            words = [word for command in read_shell(one.location.source, one.location.start, one.location.end)
                      for word in command.assignments]
             if not words and one.name == "ENV":  # ENV NAME value
                 name, _, value = one.text.partition(" ")
-                words = [(name, value.strip(), one.place)]
+                words = [(name, value.strip(), one.location)]
             found += words
         return found
 
     def base_images(self) -> list[tuple[str, Span]]:
-        """The image of each FROM, with what ARG says of it; those that are an earlier stage's name are left out."""
+        """The image of each FROM, with the values of ARG; names of earlier stages are left out."""
         arguments = {name: value for name, value, _ in self.environment}
         stages: set[str] = set()
         images = []
@@ -89,7 +87,7 @@ class Dockerfile:
                 continue
             image = re.sub(r"\$\{?(\w+)(?::-([^}]*))?\}?", lambda m: arguments.get(m[1]) or m[2] or m[0], words[0])
             if image not in stages:
-                images.append((image, one.place))
+                images.append((image, one.location))
             if len(words) > 2 and words[1].lower() == "as":
                 stages.add(words[2])
         return images
@@ -107,7 +105,7 @@ def read_dockerfile(source: SourceFile) -> Dockerfile:
         one = Instruction(head[1].upper(), Span(source, head.start(2), at))
         instructions.append(one)
         if one.name == "RUN" and not one.text.startswith("["):
-            start = _FLAGS.match(text, one.place.start, at).end()  # type: ignore[union-attr]
+            start = _FLAGS.match(text, one.location.start, at).end()  # type: ignore[union-attr]
             commands += read_shell(source, source.end_of_line(start) if text.startswith("<<", start) else start, at)
     return Dockerfile(source, tuple(instructions), tuple(commands))
 
@@ -132,28 +130,34 @@ class Document:
     source: SourceFile
     root: Node
 
+    def __getitem__(self, key: str) -> Node:
+        return self.root[key]
+
+    def at(self, dotted: str) -> Node:
+        return self.root.at(dotted)
+
     @property
     def kind(self) -> str:
-        return self.root["kind"].text
+        return self["kind"].text
 
     @property
     def api(self) -> str:
-        return self.root["apiVersion"].text
+        return self["apiVersion"].text
 
     @property
     def name(self) -> str:
-        return self.root.at("metadata.name").text
+        return self.at("metadata.name").text
 
     @property
     def namespace(self) -> str:
-        return self.root.at("metadata.namespace").text or "default"
+        return self.at("metadata.namespace").text or "default"
 
     @property
-    def place(self) -> Span:
-        """Of its name, else of its kind, else of its beginning."""
+    def location(self) -> Span:
+        """The location of its name, else of its kind, else of its beginning."""
         for node in (self.root.at("metadata.name"), self.root["kind"], self.root):
-            if node.place is not None:
-                return node.place
+            if node:
+                return node.location
         return Span(self.source, 0, 0)
 
 
@@ -168,16 +172,16 @@ class PythonFile:
 
     @cached_property
     def all_calls(self) -> list[tuple[str, ast.Call]]:
-        """Each with the name of what is called."""
+        """Every call, with the name of what is called."""
         return [(ast.unparse(node.func), node) for node in self.nodes if isinstance(node, ast.Call)]
 
-    def place(self, node: ast.AST) -> Span:
+    def location(self, node: ast.AST) -> Span:
         line, column = getattr(node, "lineno", 1), getattr(node, "col_offset", 0)
         end_line, end_column = getattr(node, "end_lineno", line), getattr(node, "end_col_offset", column)
         return Span(self.source, self._index(line, column), self._index(end_line, end_column))
 
     def calls(self, *names: str) -> list[ast.Call]:
-        """Calls of these names, with or without what stands before the last dot."""
+        """Calls of these names, whatever stands before the last dot."""
         return [call for dotted, call in self.all_calls
                 if any(dotted == name or dotted.endswith("." + name) for name in names)]
 
@@ -201,8 +205,6 @@ class Unread:
 
 @dataclass(frozen=True, slots=True)
 class Files:
-    """All files, parsed."""
-
     sources: list[SourceFile] = field(default_factory=list)
     documents: list[Document] = field(default_factory=list)
     scripts: list[tuple[Command, ...]] = field(default_factory=list)
@@ -244,11 +246,11 @@ class Files:
         commands = read_shell(source)
         self.scripts.append(tuple(commands))
         for command in commands:
-            place = command.document
-            if place is not None and re.search(r"^\s*(?:apiVersion|kind):", place.text, re.MULTILINE):
-                # Blanks before it keep every place of the document that of the script.
-                before = re.sub(r"[^\n]", " ", source.text[: place.start])
-                self._yaml(source, before + place.text, is_certain=False)
+            location = command.document
+            if location is not None and re.search(r"^\s*(?:apiVersion|kind):", location.text, re.MULTILINE):
+                # Blanks before it keep every location of the document that of the script.
+                before = re.sub(r"[^\n]", " ", source.text[: location.start])
+                self._yaml(source, before + location.text, is_certain=False)
 
     def _python(self, source: SourceFile) -> None:
         try:
@@ -267,12 +269,12 @@ class Files:
 
 
 def read_files(paths: Sequence[Path]) -> Files:
-    """Files, and those below folders that are of a kind the linter reads."""
+    """Read files, and those below folders that the linter knows."""
     return read_sources(_load(path, named=named) for path, named in _expand(paths))
 
 
 def read_sources(loaded: Iterable[SourceFile | Unread]) -> Files:
-    """The same of texts that are at hand."""
+    """Parse texts that are already loaded."""
     files = Files()
     for one in loaded:
         if isinstance(one, Unread):
@@ -284,7 +286,7 @@ def read_sources(loaded: Iterable[SourceFile | Unread]) -> Files:
 
 
 def kind_of(path: Path, head: bytes = b"") -> Kind | None:
-    """By the file's name, else by its first line."""
+    """Tell a file's kind by its name, else by its first line."""
     name = path.name.lower()
     if name.startswith(("dockerfile", "containerfile")):
         return "dockerfile"
@@ -348,7 +350,7 @@ def _below(folder: Path) -> list[Path]:
 
 
 def _depth(tree: ast.AST) -> int:
-    """How deep the tree goes, found without recursion."""
+    """The depth of the tree, found without recursion."""
     depth, level = 0, [tree]
     while level:
         depth += 1

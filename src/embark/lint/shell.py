@@ -1,4 +1,4 @@
-"""Shell text as commands and their words, each with its place. Nothing is run and no variable is looked up.
+"""Shell text as commands and their words, each with its location. Nothing is run and no variable is looked up.
 
 It knows quotes, escapes, continued lines, comments, here-documents, substitutions and the operators between commands.
 What it cannot follow (aliases, `eval`, arrays) stays a word like any other.
@@ -25,10 +25,10 @@ _MAX_NESTED = 8
 
 @dataclass(frozen=True, slots=True)
 class Word:
-    """A word as the shell hands it on, and where it stands. A `$NAME` or `$(…)` in it is left as it is written."""
+    """A word as the shell passes it on. A `$NAME` or `$(…)` in it stays as it is written."""
 
     text: str
-    place: Span
+    location: Span
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,12 +48,13 @@ class Command:
         return [word.text for word in self.words]
 
     @property
-    def place(self) -> Span:
-        return self.words[0].place if self.words else self.assignments[0][2]
+    def location(self) -> Span:
+        return self.words[0].location if self.words else self.assignments[0][2]
 
-    def begins(self, *names: str) -> bool:
-        """`gcloud container clusters create`, whatever flags stand between."""
-        if self.name != names[0]:
+    def begins(self, words: str) -> bool:
+        """Whether it is, say, `gcloud container clusters create`, whatever flags stand between."""
+        name, *subcommands = words.split()
+        if self.name != name:
             return False
         plain: list[str] = []
         before = ""
@@ -61,13 +62,13 @@ class Command:
             if not word.startswith("-") and before not in _GLOBAL_FLAGS:
                 plain.append(word)
             before = word
-        return plain[: len(names) - 1] == list(names[1:])
+        return plain[: len(subcommands)] == subcommands
 
     def has(self, *flags: str) -> bool:
         return self.flag_word(*flags) is not None
 
     def flag(self, *flags: str) -> str | None:
-        """The value of `--flag value` or `--flag=value`; empty where it has none."""
+        """The value of `--flag value` or `--flag=value`; empty if it has none."""
         found = self.flag_word(*flags)
         if found is None:
             return None
@@ -78,23 +79,23 @@ class Command:
         return "" if following.startswith("--") else following
 
     def flag_word(self, *flags: str) -> tuple[int, Word] | None:
-        """The word that holds the flag, and its number."""
+        """The word that holds the flag, and its index."""
         for index, word in enumerate(self.words):
             if word.text.partition("=")[0] in flags:
                 return index, word
         return None
 
-    def value_place(self, *flags: str) -> Span:
-        """Where a flag's value stands, or the flag itself."""
+    def value_location(self, *flags: str) -> Span:
+        """The location of a flag's value, else of the flag, else of the command."""
         found = self.flag_word(*flags)
         if found is None:
-            return self.place
+            return self.location
         index, word = found
-        return word.place if "=" in word.text or index + 1 >= len(self.words) else self.words[index + 1].place
+        return word.location if "=" in word.text or index + 1 >= len(self.words) else self.words[index + 1].location
 
 
 def read_shell(source: SourceFile, start: int = 0, end: int | None = None, depth: int = 0) -> list[Command]:
-    """All commands of a stretch of text, in order; those inside `$(…)` come after the one that holds them."""
+    """All commands of a text, in order; those inside `$(…)` come after the one that holds them."""
     return list(_Lexer(source, start, len(source.text) if end is None else end, depth).commands())
 
 
@@ -107,7 +108,7 @@ class _Lexer:
     _words: list[Word] = field(default_factory=list)
     _inner: list[tuple[int, int]] = field(default_factory=list)  # Substitutions of the command that is being read.
     _heredocs: list[tuple[str, bool, int]] = field(default_factory=list)
-    """Of this line: the mark that ends each, whether tabs are stripped, and which command of the line it belongs to."""
+    """Here-documents of this line: the mark that ends each, whether tabs are stripped, and the index of its command."""
     _line: list[tuple[list[Word], list[tuple[int, int]]]] = field(default_factory=list)
     """The commands of this line that are read."""
 
@@ -178,7 +179,7 @@ class _Lexer:
         return text[start : self.at]
 
     def _closing(self, start: int) -> int:
-        """Past the bracket that closes the one at `start`, minding quotes."""
+        """The index behind the bracket that closes the one at `start`, minding quotes."""
         level = 0
         for found in _BRACKETS_AND_QUOTED.finditer(self.source.text, start, self.end):
             level += {"(": 1, ")": -1}.get(found[0], 0)
@@ -243,7 +244,7 @@ class _Lexer:
 
 
 def make_command(words: Sequence[Word], document: Span | None = None) -> Command | None:
-    """Words as a command: prefixes such as sudo are dropped, assignments are separated."""
+    """Make a command of words: drop prefixes such as sudo, and separate assignments."""
     rest, assignments = list(words), list[tuple[str, str, Span]]()
     while rest:
         head = rest[0].text
@@ -252,7 +253,7 @@ def make_command(words: Sequence[Word], document: Span | None = None) -> Command
         elif _ASSIGNMENT.match(head):
             word = rest.pop(0)
             name, _, value = word.text.partition("=")
-            assignments.append((name.rstrip("+"), value, word.place))
+            assignments.append((name.rstrip("+"), value, word.location))
         elif head.rpartition("/")[2] in _PREFIXES and len(rest) > 1:
             rest.pop(0)
             while rest and (rest[0].text.startswith("-") or (head == "timeout" and _NUMBER.fullmatch(rest[0].text))):
@@ -263,5 +264,5 @@ def make_command(words: Sequence[Word], document: Span | None = None) -> Command
         for word in rest[1:]:
             name, equals, value = word.text.partition("=")
             if equals:
-                assignments.append((name, value, word.place))
+                assignments.append((name, value, word.location))
     return Command(tuple(rest), tuple(assignments), document) if rest or assignments else None

@@ -1,4 +1,4 @@
-"""A file's text, YAML as nodes that know their position in it, and edits in place.
+"""A file's text, YAML as nodes that know their position in it, and edits in location.
 
 No object is constructed, so no tag runs code: PyYAML composes the nodes, once its events show that they are neither too
 deep, nor too many, nor alias bombs. What an edit does not touch stays byte for byte, comments too."""
@@ -17,18 +17,18 @@ from typing import Any, NamedTuple
 
 @dataclass(frozen=True, slots=True, eq=False)
 class SourceFile:
-    """One file's text. Places in it are counted in characters."""
+    """One file's text, indexed by characters."""
 
     path: Path
     text: str
-    starts: tuple[int, ...] = field(repr=False)  # Where each line begins.
+    starts: tuple[int, ...] = field(repr=False)  # The index at which each line begins.
 
     @staticmethod
     def of(path: Path, text: str) -> SourceFile:
         return SourceFile(path, text, (0, *(match.end() for match in re.finditer("\n", text))))
 
     def line_of(self, index: int) -> int:
-        """Counted from 1."""
+        """The number of the line at an index, counted from 1."""
         return bisect.bisect_right(self.starts, index)
 
     def line(self, number: int) -> str:
@@ -41,18 +41,25 @@ class SourceFile:
         return self.starts[self.line_of(index) - 1]
 
     def end_of_line(self, index: int) -> int:
-        """Past its newline."""
+        """The index behind the newline."""
         line = self.line_of(index)
         return self.starts[line] if line < len(self.starts) else len(self.text)
 
 
 @dataclass(frozen=True, slots=True)
 class Span:
-    """Where a thing stands in a file."""
+    """A stretch of a file."""
 
     source: SourceFile
     start: int
     end: int
+
+    def __bool__(self) -> bool:
+        return bool(self.source.starts)
+
+    @property
+    def location(self) -> Span:
+        return self
 
     @property
     def line(self) -> int:
@@ -63,11 +70,14 @@ class Span:
         return self.source.text[self.start:self.end]
 
 
+NOWHERE = Span(SourceFile(Path(), "", ()), 0, 0)  # The span of what no file has; it is false.
+
+
 @dataclass(frozen=True, slots=True)
 class Edit:
-    """Characters of a file, and what to put there instead."""
+    """A span of a file, and the text that replaces it."""
 
-    place: Span
+    location: Span
     new: str
 
 
@@ -89,7 +99,7 @@ class BadYaml(NamedTuple):
 class Node:
     """A mapping, a list or a scalar. A missing key is an empty node, so that lookups can be chained."""
 
-    place: Span | None  # None: there is no such node.
+    location: Span
     value: str | int | float | bool | None = None
     text: str = ""  # A scalar as it is written, without its quotes.
     is_plain: bool = True  # Written without quotes, on a line of its own.
@@ -100,7 +110,7 @@ class Node:
     tag: str = ""
 
     def __bool__(self) -> bool:
-        return self.place is not None
+        return bool(self.location)
 
     def __getitem__(self, key: str) -> Node:
         pair = self.pairs.get(key) if self.pairs else None
@@ -112,7 +122,7 @@ class Node:
         return pair[0] if pair else NOTHING
 
     def at(self, dotted: str) -> Node:
-        """`spec.template.spec`"""
+        """The node at a dotted path such as `spec.template.spec`."""
         node = self
         for part in dotted.split("."):
             node = node[part]
@@ -135,7 +145,7 @@ class Node:
 
     @property
     def integer(self) -> int | None:
-        """A whole number, also if it is written in quotes."""
+        """The value as a whole number, even if it is written in quotes."""
         if isinstance(self.value, bool):
             return None
         if isinstance(self.value, int):
@@ -147,8 +157,13 @@ class Node:
         """The texts of a list's scalars."""
         return [item.text for item in self if not item.is_map and item.items is None]
 
+    @property
+    def texts(self) -> dict[str, str]:
+        """The texts of a mapping's scalars, by key."""
+        return {name: value.text for name, (_, value) in (self.pairs or {}).items()}
+
     def plain(self) -> Any:
-        """As the values that YAML means: dicts, lists and scalars."""
+        """The dicts, lists and scalars that YAML means."""
         if self.pairs is not None:
             return {name: value.plain() for name, (_, value) in self.pairs.items()}
         return self.value if self.items is None else [item.plain() for item in self.items]
@@ -163,11 +178,12 @@ class Node:
             waiting.extend(reversed(node.items if node.items is not None else node.values()))
 
 
-NOTHING = Node(None)
+NOTHING = Node(NOWHERE)
 
 
 def read_yaml(source: SourceFile, text: str | None = None) -> tuple[list[Node], BadYaml | None]:
-    """The documents of a file; if it breaks off, those before, and why. `text`: read instead, with the same places."""
+    """The documents of a file; if it breaks off, those before, and why. `text` is read instead, with the same
+    indexes."""
     import yaml
 
     text = source.text if text is None else text
@@ -187,7 +203,7 @@ def read_yaml(source: SourceFile, text: str | None = None) -> tuple[list[Node], 
 
 
 def is_unsafe(tag: str) -> bool:
-    """A tag that an unsafe loader would run."""
+    """Whether an unsafe loader would run this tag."""
     return tag.startswith((_UNSAFE_TAG, "!!python/"))
 
 
@@ -223,7 +239,7 @@ def _limits(events: Iterable[Any]) -> tuple[int, BadYaml | None]:
 
 
 def _node(composed: Any, source: SourceFile, known: dict[int, Node]) -> Node:
-    """`known`: what was made before, by the composed node that an alias shares."""
+    """`known` has the nodes that were made before, by the composed node that aliases share."""
     if id(composed) in known:
         return known[id(composed)]
     start, end = composed.start_mark.index, composed.end_mark.index
@@ -233,7 +249,7 @@ def _node(composed: Any, source: SourceFile, known: dict[int, Node]) -> Node:
         node = Node(Span(source, start, end), value=_value(kind, composed), text=composed.value,
                     is_plain=not composed.style, tag=tag)
     else:
-        node = Node(None, is_flow=bool(composed.flow_style), tag=tag)
+        node = Node(NOWHERE, is_flow=bool(composed.flow_style), tag=tag)
         below: list[Node] = []
         if composed.id == "sequence":
             node.items = below = [_node(item, source, known) for item in composed.value]
@@ -252,14 +268,14 @@ def _node(composed: Any, source: SourceFile, known: dict[int, Node]) -> Node:
                 node.pairs = {**(base.pairs or {}), **node.pairs}  # what the mapping says itself wins
         # A block ends where the next thing begins; its own text ends before the blanks and comments between.
         if not node.is_flow and below:
-            end = max(one.place.end for one in below if one.place)
-        node.place = Span(source, start, max(start, end))
+            end = max(one.location.end for one in below)
+        node.location = Span(source, start, max(start, end))
     known[id(composed)] = node
     return node
 
 
 def _value(kind: str, composed: Any) -> str | int | float | bool | None:
-    """What YAML 1.1 means by a scalar; dates, and integers that no field of Kubernetes could hold, stay text."""
+    """The value that YAML 1.1 reads; dates, and integers too large for any field of Kubernetes, stay text."""
     import yaml
 
     value: str | int | float | bool | None = composed.value
@@ -270,26 +286,25 @@ def _value(kind: str, composed: Any) -> str | int | float | bool | None:
 
 
 def set_scalar(node: Node, new: str) -> tuple[Edit, ...]:
-    """Another value for a scalar."""
-    return (Edit(node.place, new),) if node.place is not None else ()
+    """Replace the value of a scalar."""
+    return (Edit(node.location, new),) if node else ()
 
 
-def replace_within(place: Span | None, old: str, new: str) -> tuple[Edit, ...]:
-    """A part of a stretch of text; nothing where it does not stand there exactly once."""
-    if place is None or not old or place.text.count(old) != 1:
+def replace_within(location: Span, old: str, new: str) -> tuple[Edit, ...]:
+    """Replace a part of a span, if it occurs there exactly once."""
+    if not old or location.text.count(old) != 1:
         return ()
-    start = place.start + place.text.index(old)
-    return (Edit(Span(place.source, start, start + len(old)), new),)
+    start = location.start + location.text.index(old)
+    return (Edit(Span(location.source, start, start + len(old)), new),)
 
 
 def add_key(mapping: Node, text: str) -> tuple[Edit, ...]:
-    """A new first key of a mapping: `completionMode: Indexed`."""
-    keys = [key for key, _ in (mapping.pairs or {}).values() if key.place is not None]
-    if not keys or mapping.place is None or mapping.tag:
+    """Insert a first key, such as `completionMode: Indexed`, into a mapping."""
+    keys = [key.location for key, _ in (mapping.pairs or {}).values() if key]
+    if not keys or not mapping or mapping.tag:
         return ()
-    first = min(keys, key=lambda key: key.place.start if key.place else 0).place
-    assert first is not None
-    if not mapping.place.start <= first.start < mapping.place.end:
+    first = min(keys, key=lambda key: key.start)
+    if not mapping.location.start <= first.start < mapping.location.end:
         return ()  # it is of an anchor elsewhere
     at = Span(first.source, first.start, first.start)
     column = first.start - first.source.start_of_line(first.start)
@@ -297,45 +312,45 @@ def add_key(mapping: Node, text: str) -> tuple[Edit, ...]:
 
 
 def set_key(mapping: Node, name: str, value: str) -> tuple[Edit, ...]:
-    """Another value for a key, or a new key."""
+    """Replace the value of a key, or add the key."""
     return set_scalar(mapping[name], value) if mapping[name] else add_key(mapping, f"{name}: {value}")
 
 
 def remove_key(mapping: Node, name: str) -> tuple[Edit, ...]:
-    """A key of a block mapping, whole lines; nothing where others stand on them."""
+    """Remove a key of a block mapping with its lines, if nothing else stands on them."""
     key, value = mapping.key(name), mapping[name]
-    if mapping.is_flow or key.place is None or value.place is None or len(mapping.names) < 2:
+    if mapping.is_flow or not key or not value or len(mapping.names) < 2:
         return ()
-    source = key.place.source
-    start, end = source.start_of_line(key.place.start), source.end_of_line(max(value.place.end - 1, key.place.start))
-    if source.text[start:key.place.start].strip():
+    source = key.location.source
+    start = source.start_of_line(key.location.start)
+    end = source.end_of_line(max(value.location.end - 1, key.location.start))
+    if source.text[start:key.location.start].strip():
         return ()
     return (Edit(Span(source, start, end), ""),)
 
 
 def remove_item(items: Node, item: Node) -> tuple[Edit, ...]:
-    """An item of a list, with its dash or its comma."""
-    if item.place is None or items.place is None or items.items is None or item not in items.items:
+    """Remove an item of a list, with its dash or its comma."""
+    if not item or items.items is None or item not in items.items:
         return ()
-    source, contents = item.place.source, items.items
+    source, contents = item.location.source, items.items
     number = contents.index(item)
     if items.is_flow:
-        before, after = contents[number - 1].place if number else None, contents[number + 1:]
-        if after and after[0].place is not None:
-            return (Edit(Span(source, item.place.start, after[0].place.start), ""),)
-        if before is not None:
-            return (Edit(Span(source, before.end, item.place.end), ""),)
+        if contents[number + 1:]:
+            return (Edit(Span(source, item.location.start, contents[number + 1].location.start), ""),)
+        if number:
+            return (Edit(Span(source, contents[number - 1].location.end, item.location.end), ""),)
         return ()
-    start = source.start_of_line(item.place.start)
-    if source.text[start:item.place.start].strip() != "-" or len(contents) < 2:
+    start = source.start_of_line(item.location.start)
+    if source.text[start:item.location.start].strip() != "-" or len(contents) < 2:
         return ()
-    return (Edit(Span(source, start, source.end_of_line(item.place.end - 1)), ""),)
+    return (Edit(Span(source, start, source.end_of_line(item.location.end - 1)), ""),)
 
 
-def remove_line(place: Span, begins: str) -> tuple[Edit, ...]:
-    """The whole line of a place, where it begins so and nothing else stands on it."""
-    source = place.source
-    start, end = source.start_of_line(place.start), source.end_of_line(place.start)
+def remove_line(location: Span, begins: str) -> tuple[Edit, ...]:
+    """Remove the line of a location, if it begins with `begins` and has nothing else on it."""
+    source = location.source
+    start, end = source.start_of_line(location.start), source.end_of_line(location.start)
     line = source.text[start:end].strip()
-    is_alone = line.startswith(begins) and line[len(begins):].partition("#")[0].strip() == place.text
+    is_alone = line.startswith(begins) and line[len(begins):].partition("#")[0].strip() == location.text
     return (Edit(Span(source, start, end), ""),) if is_alone else ()

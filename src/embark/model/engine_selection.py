@@ -1,15 +1,20 @@
-"""Which engine of the torch trainer a run gets, and the sentence that says why."""
+"""Which engine and which precision a run trains with."""
+
+from pathlib import Path
 
 from embark.errors import UserError
 from embark.model.work import TRACED
-from embark.spec import RunSpec
+from embark.spec import RunSpec, TrainSpec
 
 MAX_IDS_PER_SAMPLE = 1024  # Past this the slots kept for ids that most samples lack cost more than the launches saved.
 
 
 def select_engine(spec: RunSpec, device: str, obstacle: str) -> tuple[str, str]:
-    """`pipeline` or `cuda_graph` by `train.engine`, and why. `obstacle`: why a CUDA graph cannot be used; empty where
-    it can. Raises `UserError` where the spec demands what cannot be."""
+    """Return `pipeline` or `cuda_graph` by `train.engine`, and why.
+
+    `obstacle`: why a CUDA graph cannot be used; empty where it can. Raises `UserError` where the spec demands what
+    cannot be.
+    """
     requested = spec.train.engine
     if spec.has_bf16_tables and (obstacle or requested == "pipeline"):
         raise UserError(f"tables in bf16 are trained by a captured step only: {obstacle or 'pipeline requested'}",
@@ -30,7 +35,7 @@ def select_engine(spec: RunSpec, device: str, obstacle: str) -> tuple[str, str]:
 
 
 def cuda_graph_obstacle(spec: RunSpec, device: str, *, has_tables_on_host: bool) -> str:
-    """Why the step cannot be captured, by what is known before the run; empty where nothing is in the way."""
+    """Say why the step cannot be captured, by what is known before the run; empty where nothing is in the way."""
     if spec.model.kind == "two_tower":
         return "two towers are not captured in a CUDA graph"
     if spec.model.tasks:
@@ -54,7 +59,27 @@ def cuda_graph_obstacle(spec: RunSpec, device: str, *, has_tables_on_host: bool)
 
 
 def regularization_of(spec: RunSpec) -> str:
-    """The first field set that only the torch trainer implements; empty where none is."""
+    """Return the first field set that only the torch trainer implements; empty where none is."""
     values = {"model.dropout": spec.model.dropout, "train.weight_decay": spec.train.weight_decay,
               "train.embedding_l2": spec.train.embedding_l2, "train.max_gradient_norm": spec.train.max_gradient_norm}
     return next((field for field, value in values.items() if value), "")
+
+
+def choose_precision(train: TrainSpec, *, has_matrix_bf16: bool) -> str:
+    """Return `fp32`, `tf32` or `bf16`; `auto` takes bf16 where matrix units make it faster."""
+    if train.precision != "auto":
+        return train.precision
+    return "bf16" if has_matrix_bf16 else "fp32"
+
+
+def cpu_has_matrix_bf16(cpuinfo: Path = Path("/proc/cpuinfo")) -> bool:
+    """Return whether there is AMX; the vector instructions of avx512_bf16 are no matrix units."""
+    try:
+        return "amx_bf16" in cpuinfo.read_text()
+    except OSError:
+        return False
+
+
+def gpu_has_matrix_bf16(capability: tuple[int, int]) -> bool:
+    """Return whether an NVIDIA GPU is an Ampere or newer."""
+    return capability >= (8, 0)

@@ -15,14 +15,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from embark.errors import Mistake, SpecError, UserError
-from embark.model.batch import samples_per_rank
 from embark.model.engine_selection import regularization_of
 from embark.model.placement import Placement, Shard, table_value_bytes
+from embark.model.steps import samples_per_rank
 from embark.model.work import distinct
 from embark.spec import RunSpec, Table
 
 MAX_ROWS = 2**31 - 2**24
-"""Of a group on all devices together: rows are numbered in 32 bits, and some numbers mean none."""
+"""The most rows of a group on all devices together: rows are numbered in 32 bits, and some numbers mean none."""
 KINDS = ("dlrm", "dcnv2")
 SHARDINGS = ("auto", "row_wise", "table_wise")
 TABLE_OPTIMIZERS = ("sgd", "adagrad", "rowwise_adagrad")
@@ -34,18 +34,17 @@ LINE_WIDTHS = {"tpu": 128}  # Numbers in a line of memory, for kinds of devices 
 
 @dataclass(frozen=True, slots=True)
 class TablePlacement:
-    """One table's place in its group."""
+    """The position of one table in its group."""
 
     table: Table
-    feature: int  # Its number among all tables.
+    feature: int  # Index among all tables.
     is_by_rows: bool
-    shift: int  # By rows: the device of row 0. By tables: the device that has it.
+    shift: int  # The device of row 0 of a table cut by rows, or the device that has a whole table.
     first_row: int  # Where its rows begin on each device that has some.
-    num_rows: int  # That a device keeps room for.
+    num_rows: int  # Rows that a device keeps room for.
 
     def rows_on(self, device: int, num_devices: int) -> range:
-        """The table's rows that lie on `device`, one after another from `first_row` on. Where SparseCores serve them,
-        a core of a device is what a device is here."""
+        """Return the table's rows that lie on `device`, one after another from `first_row` on."""
         if not self.is_by_rows:
             return range(self.table.rows if device == self.shift else 0)
         return range((device - self.shift) % num_devices, self.table.rows, num_devices)
@@ -53,7 +52,7 @@ class TablePlacement:
 
 @dataclass(frozen=True, slots=True)
 class Group:
-    """Tables of one width."""
+    """Tables of one width, stored as one array."""
 
     places: tuple[TablePlacement, ...]
     dim: int
@@ -61,17 +60,6 @@ class Group:
     rows_per_line: int  # Narrow rows that lie side by side in one line of memory; 1 where the device knows no lines.
     columns: tuple[int, ...]  # Which of a batch's columns of ids are theirs.
     place_of_column: tuple[int, ...]  # Which of `places` each of those columns looks up.
-    cores: int = 0
-    """SparseCores of a device, to each of which rows are dealt out as if it were a device; 0 where they serve none."""
-
-    @property
-    def parts_per_device(self) -> int:
-        """Parts that rows are dealt out to, one after another in a device's memory."""
-        return max(1, self.cores)
-
-    @property
-    def rows_per_part(self) -> int:
-        return self.rows_per_device // self.parts_per_device
 
     @property
     def lines_per_device(self) -> int:
@@ -84,11 +72,11 @@ class Group:
 
     @property
     def name(self) -> str:
-        """Names its arrays."""
+        """The name of its arrays."""
         return f"{self.places[0].table.name}+{len(self.places) - 1}"
 
     def per_column(self, values: Sequence[int]) -> NDArray[np.int32]:
-        """One value a place as one value a column."""
+        """Return one value for each feature as one value for each column."""
         return np.array([values[place] for place in self.place_of_column], np.int32)
 
 
@@ -98,21 +86,16 @@ class Layout:
 
     groups: tuple[Group, ...]
     num_devices: int
-    num_columns: int  # Of ids in a batch: `multi_hot` for each table.
-
-    @property
-    def cores(self) -> int:
-        """SparseCores of a device that look up and move rows; 0 where the device itself does."""
-        return self.groups[0].cores
+    num_columns: int  # Columns of ids in a batch: `multi_hot` for each table.
 
     def described(self, spec: RunSpec) -> dict[str, Any]:
-        """As plain values, for the `plan` event and `plan.txt`."""
+        """Return plain values for the `plan` event and `plan.txt`."""
         size = table_value_bytes(spec)
         placed = sorted(((p, g) for g in self.groups for p in g.places), key=lambda pair: pair[0].feature)
         tables = [
             {"table": p.table.name, "rows": p.table.rows, "dim": g.dim,
              "sharding": "row_wise" if p.is_by_rows else "table_wise",
-             "kernel": "sparsecore" if g.cores else "jax",
+             "kernel": "jax",
              "ranks": list(range(self.num_devices)) if p.is_by_rows else [p.shift],
              "bytes": p.table.rows * g.dim * size}
             for p, g in placed
@@ -121,7 +104,7 @@ class Layout:
         return {"tables": tables, "per_rank": [{"rank": r, "bytes": held} for r in range(self.num_devices)]}
 
     def placement(self, spec: RunSpec) -> Placement:
-        """The same in the terms of a plan."""
+        """Return the layout as a plan has it."""
         shards = [Shard(p.table.name, device, num_rows, g.dim) for g in self.groups for p in g.places
                   for device in range(self.num_devices) if (num_rows := len(p.rows_on(device, self.num_devices)))]
         kinds = {p.table.name: "row_wise" if p.is_by_rows else "table_wise" for g in self.groups for p in g.places}
@@ -130,8 +113,10 @@ class Layout:
 
 
 def check_supported(spec: RunSpec) -> None:
-    """Raises `SpecError` for what the JAX trainer does not have. Adam's state would change at every step for rows that
-    no batch has touched."""
+    """Raise `SpecError` for what the JAX trainer does not have.
+
+    Adam's state would change at every step for rows that no batch has touched.
+    """
     mistakes = [
         Mistake("", field, value, "is not supported by the JAX trainer", f"use {', '.join(known)}")
         for field, value, known in (("model.kind", spec.model.kind, KINDS),
@@ -158,8 +143,10 @@ def check_supported(spec: RunSpec) -> None:
 
 
 def expected_capacities(spec: RunSpec, layout: Layout) -> tuple[int, ...]:
-    """For each group the rows that a device may ask of another at a time, where there is no data to look at: cut by
-    rows, as if no two ids were the same; cut by tables, by the spec's distribution of ids."""
+    """Return for each group the rows that a device may ask of another at a time, where there is no data to look at.
+
+    Cut by rows, no two ids are taken to be the same; cut by tables, the spec's distribution of ids counts.
+    """
     per_device = spec.train.batch_size // layout.num_devices
     found = []
     for group in layout.groups:
@@ -176,13 +163,17 @@ def expected_capacities(spec: RunSpec, layout: Layout) -> tuple[int, ...]:
 
 
 def capacity_for(requested: float, most: int, num_devices: int) -> int:
-    """Rows of one exchange, in whole tiles, with headroom over what is requested; at most a device's ids of a batch."""
+    """Return the rows of one exchange, in whole tiles, with headroom over what is requested; at most a device's ids of
+    a batch."""
     return most if num_devices == 1 else min(most, max(8, math.ceil(HEADROOM * requested / 8) * 8))
 
 
 def make_layout(spec: RunSpec, num_devices: int, line_width: int = 0) -> Layout:
-    """By rows unless the spec says by tables; with one device there is nothing to cut. `line_width`: numbers in a line
-    of the device's memory, where it has lines. Raises `UserError` for what the trainer cannot do."""
+    """Cut tables by rows unless the spec says by tables; with one device there is nothing to cut.
+
+    `line_width`: numbers in a line of the device's memory, where it has lines. Raises `UserError` for what the trainer
+    cannot do.
+    """
     check_supported(spec)
     samples_per_rank(spec.train.batch_size, num_devices, "devices")
     is_by_rows = spec.train.sharding != "table_wise" and num_devices > 1
@@ -198,7 +189,7 @@ def make_layout(spec: RunSpec, num_devices: int, line_width: int = 0) -> Layout:
 
 
 def _split(features: list[int], tables: Sequence[Table]) -> list[list[int]]:
-    """As few groups as 32 bits allow."""
+    """Split into as few groups as 32 bits allow."""
     split: list[list[int]] = [[]]
     num_rows = 0
     for feature in features:

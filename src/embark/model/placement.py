@@ -26,11 +26,11 @@ class Shard:
 
 @dataclass(frozen=True, slots=True)
 class Placement:
-    """All shards. Tables keep the spec's order."""
+    """All shards; tables keep the spec's order."""
 
     num_ranks: int
     shards: tuple[Shard, ...]
-    shardings: dict[str, str]  # By table: `table_wise`, `row_wise`, …
+    shardings: dict[str, str]  # Sharding of each table: `table_wise`, `row_wise`, …
     made_by: str  # `TorchRec's planner`, or `closed form`.
 
     _by_rank: dict[int, list[Shard]] = field(init=False, repr=False, compare=False)
@@ -46,7 +46,7 @@ class Placement:
 
     @property
     def is_on_host(self) -> bool:
-        """Some rows live in host memory."""
+        """Whether some rows live in host memory."""
         return any(s.memory == "host" for s in self.shards)
 
 
@@ -56,15 +56,15 @@ class Cluster:
 
     num_ranks: int
     ranks_per_host: int
-    device_bytes: float  # Of one accelerator, as its driver shows it; 0 on a CPU.
-    host_bytes: float  # Of a whole host.
+    device_bytes: float  # Memory of one accelerator, as its driver shows it; 0 on a CPU.
+    host_bytes: float  # Memory of a whole host.
     device: Literal["cuda", "cpu", "tpu"] = "cuda"
-    intra_gbyte_per_s: float = 0.0  # From one rank to the others of its host, one direction; 0: not known.
-    inter_gbyte_per_s: float = 0.0  # From one rank to the ranks of other hosts, one direction; 0: not known.
+    intra_gbyte_per_s: float = 0.0  # Rate from one rank to the others of its host, one direction; 0: not known.
+    inter_gbyte_per_s: float = 0.0  # Rate from one rank to the ranks of other hosts, one direction; 0: not known.
 
 
 class TooLarge(Exception):
-    """The tables do not fit the cluster, by any way that was tried. Its text says why."""
+    """The tables do not fit the cluster, by any way that was tried; the text says why."""
 
 
 class Planner(Protocol):
@@ -74,7 +74,7 @@ class Planner(Protocol):
 
 
 def shard_bytes(shard: Shard, spec: RunSpec) -> float:
-    """Of its rows and its optimizer's state."""
+    """Return the bytes of a shard's rows and optimizer state."""
     table = tables_by_name(spec.model)[shard.table]
     a_row, a_value = state_bytes(spec, table)
     values = shard.num_rows * shard.num_columns
@@ -82,42 +82,41 @@ def shard_bytes(shard: Shard, spec: RunSpec) -> float:
 
 
 def table_value_bytes(spec: RunSpec, table: StoredTable | None = None) -> int:
-    """Of a value of a table's rows; of a table without a `dtype` of its own, if none is given."""
+    """Return the bytes of a value of a table's rows; without a table, of one that has no `dtype` of its own."""
     return 4 if ((table and table.dtype) or spec.train.table_dtype) == "fp32" else 2
 
 
 def optimizer_of(spec: RunSpec, table: StoredTable) -> TableOptimizer:
-    """The table's own, or that of all."""
+    """Return the table's own optimizer, or that of all tables."""
     return table.optimizer or spec.train.optimizer
 
 
 def state_bytes(spec: RunSpec, table: StoredTable) -> tuple[int, int]:
-    """Of the state of a table's optimizer: for each row, and for each value."""
+    """Return the bytes of a table's optimizer state for each row, and for each value."""
     return STATE_BYTES[optimizer_of(spec, table)]
 
 
 @remembered
 def tables_by_name(model: ModelSpec) -> dict[str, StoredTable]:
-    """Its stored tables."""
     return {table.name: table for table in model.stored_tables()}
 
 
 @remembered
 def all_table_bytes(spec: RunSpec) -> float:
-    """Of all rows of all tables with their optimizer's state."""
+    """Return the bytes of all rows of all tables with their optimizer state."""
     return sum(shard_bytes(Shard(t.name, 0, t.rows, t.dim), spec) for t in spec.model.stored_tables())
 
 
 def data_parallel_values(spec: RunSpec) -> int:
-    """Of all data-parallel tables: as many gradients are summed over the ranks in a step."""
+    """Count the values of data-parallel tables: as many gradients are summed over the ranks in a step."""
     return sum(t.rows * t.dim for t in spec.model.stored_tables() if t.is_data_parallel)
 
 
 def value_bytes(precision: str) -> int:
-    """Of a value that the dense layers compute with."""
+    """Return the bytes of a value that the dense layers compute with."""
     return 2 if precision == "bf16" else 4
 
 
 def wire_bytes(spec: RunSpec, value_bytes: int) -> int:
-    """Of a value that ranks exchange."""
+    """Return the bytes of a value that ranks exchange."""
     return value_bytes if spec.train.comms_dtype == "fp32" else 2

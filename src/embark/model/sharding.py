@@ -11,7 +11,7 @@ from embark.spec.section import remembered
 from embark.spec.sequence import EMBEDDING_SHARDINGS
 
 SHARDINGS = ("table_wise", "row_wise", "column_wise", "table_row_wise", "table_column_wise", "grid_shard")
-"""In the order in which a planner gets them: of equals the first is taken. grid_shard: rows over the ranks of a host,
+"""Shardings in the order of preference: of equals the first is taken. grid_shard: rows over the ranks of a host,
 columns over hosts. data_parallel only where a table
 names it: a checkpoint keeps its optimizer's state under other names, so that a choice by the number of ranks could not
 resume on another."""
@@ -19,9 +19,9 @@ BY_ROWS = ("row_wise", "table_row_wise", "grid_shard")
 MAX_STEPS = 600  # Proposals of a complete search: some hundred tables.
 MAX_SHARDS = 5_000_000  # Shards examined over all its proposals: some 20 s in TorchRec.
 NUM_STRIDES = {"part": 4, "sum": 12}
-"""Of a shortened search, by what an option is judged by: its slowest part, or the sum of all."""
+"""Limits of a shortened search, by what an option is judged by: its slowest part, or the sum of all."""
 MAX_GRID = 1_000  # Combinations that are all tried, where so few are possible.
-SMALL_PART = 1 / 16  # Of a rank's memory for tables: parts that pack well enough without being cut further.
+SMALL_PART = 1 / 16  # The share of a rank's memory for tables below which a part needs no further cut.
 STATE_FACTORS = {"sgd": 0.0, "adagrad": 1.0, "adam": 2.0, "rowwise_adam": 1.0}
 """Bytes of optimizer state for a byte of the table. TorchRec's planner counts the state as wide as the values."""
 GIB = 2**30
@@ -29,19 +29,20 @@ DEVICE_BYTES_PER_S = {"cuda": 897 * GIB, "tpu": 897 * GIB, "cpu": 51 * GIB}
 INTRA_BYTES_PER_S = 600 * GIB
 INTER_BYTES_PER_S = 12.5 * GIB
 BACKWARD_AND_FORWARD = 3
-COPY_FACTOR = 2.455  # Of the gradients that row-wise parts gather, beside reading them once.
+COPY_FACTOR = 2.455  # Reads and writes of gradients that row-wise parts gather, beside reading them once.
 ID_BYTES = 8
-CACHED_SHARE = 0.2  # Of a table in host memory, on the device.
+CACHED_SHARE = 0.2  # The share of a table in host memory that is cached on the device.
 CACHE_ROW_BYTES = 4 + 16 * CACHED_SHARE
 """What the device keeps to know which rows are cached, for each row of the table."""
-MIN_COLUMNS = 32  # Of a part of a table that is cut into columns.
+MIN_COLUMNS = 32  # The least columns of a part of a table that is cut into columns.
 MANY_IDS = 16  # A sample, from which on a table may be spread over several hosts as a grid.
 
 
 def allowed_shardings(
     spec: RunSpec, table: StoredTable, num_ranks: int, device: str, num_hosts: int = 1
 ) -> list[str]:
-    """What the table or `train.sharding` names, or all that keep a run's losses the same on any number of ranks."""
+    """Return what the table or `train.sharding` names, or all that keep a run's losses the same on any number of
+    ranks."""
     asked = table.sharding or spec.train.sharding
     # TorchRec's grid does not divide, nor do others beside it: where rows are averaged, hosts get all columns.
     has_means = _has_means(spec.model)
@@ -67,7 +68,7 @@ def _has_means(model: ModelSpec) -> bool:
 
 @remembered
 def tables_alike(model: ModelSpec) -> tuple[tuple[StoredTable, ...], tuple[int, ...]]:
-    """One of each kind of table, and which of them each table is like: thousands of tables are of a few kinds."""
+    """Return one of each kind of table, and the kind of each table: thousands of tables are of a few kinds."""
     kinds: dict[tuple[object, ...], int] = {}
     tables: list[StoredTable] = []
     numbers = []
@@ -87,12 +88,15 @@ class SearchRound:
 
     may_spill: bool  # Into the host's memory.
     is_long: bool
-    shardings: dict[str, list[str]]  # Of each table.
+    shardings: dict[str, list[str]]  # Allowed shardings of each table.
 
 
 def search_rounds(spec: RunSpec, cluster: Cluster) -> Iterator[SearchRound]:
-    """All tables in the devices' memory; only if they do not fit, and on CUDA alone, some in the host's: a search over
-    both would weigh the two, and rows that come from the host cost more than TorchRec's planner thinks."""
+    """Return a round with all tables in the devices' memory, and on CUDA a second with some in the host's.
+
+    The second counts only if the first does not fit: a search over both would weigh the two, and rows that come from
+    the host cost more than TorchRec's planner thinks.
+    """
     tables, (kinds, numbers) = spec.model.stored_tables(), tables_alike(spec.model)
     allowed = [allowed_shardings(spec, kind, cluster.num_ranks, cluster.device, num_groups(cluster)) for kind in kinds]
     most = max(allowed, key=len, default=[])
@@ -106,17 +110,17 @@ def search_rounds(spec: RunSpec, cluster: Cluster) -> Iterator[SearchRound]:
 
 
 def _allowed_for(table: StoredTable, allowed: list[str]) -> list[str]:
-    """TorchRec shards tables of sequences in fewer ways."""
+    """Return the shardings of a table; TorchRec shards tables of sequences in fewer ways."""
     return [kind for kind in allowed if kind in EMBEDDING_SHARDINGS] if table.is_sequence else allowed
 
 
 def column_width(dim: int) -> int:
-    """Columns of each part of a table that is cut into columns."""
+    """Return the columns of each part of a table that is cut into columns."""
     return MIN_COLUMNS if dim % MIN_COLUMNS == 0 else dim
 
 
 def is_long_search(num_tables: int, num_memories: int, shardings: list[str], cluster: Cluster) -> bool:
-    """Going through all options of all tables would take TorchRec's planner minutes or hours."""
+    """Return whether all options of all tables would take TorchRec's planner minutes or hours."""
     num_steps = 2 * num_tables * num_memories * len(shardings)  # two greedy proposers, each over all options
     num_shards = num_tables * num_memories * sum(_typical_num_parts(kind, cluster) for kind in shardings)
     return num_steps > MAX_STEPS or num_shards * num_steps > MAX_SHARDS
@@ -125,8 +129,10 @@ def is_long_search(num_tables: int, num_memories: int, shardings: list[str], clu
 def narrowed(
     shardings: list[str], table: StoredTable, spec: RunSpec, cluster: Cluster, *, may_spill: bool
 ) -> list[str]:
-    """For a long search: without what cannot fit, and without cutting a table over all ranks where cutting it over one
-    host's ranks will do."""
+    """Return the options of a long search.
+
+    It has none that cannot fit, and cuts no table over all ranks where cutting it over one host's ranks will do.
+    """
     capacity = table_capacity(spec, cluster)[cluster.device == "cpu"]
     num_bytes = float(table.rows * table.dim * table_value_bytes(spec, table))
     num_bytes *= 1 + STATE_FACTORS.get(optimizer_of(spec, table), 0.0)
@@ -137,23 +143,25 @@ def narrowed(
 
 
 def table_capacity(spec: RunSpec, cluster: Cluster) -> tuple[float, float]:
-    """Bytes that tables may take of a rank's device, and of its share of the host."""
+    """Return the bytes that tables may take of a rank's device, and of its share of the host."""
     return cluster.device_bytes * (1 - spec.train.memory_reserve), cluster.host_bytes / ranks_per_group(cluster)
 
 
 def ranks_per_group(cluster: Cluster) -> int:
-    """Of a host."""
+    """Return the ranks of a host."""
     return min(cluster.ranks_per_host, cluster.num_ranks)
 
 
 def num_groups(cluster: Cluster) -> int:
-    """Hosts."""
+    """Return the number of hosts."""
     return cluster.num_ranks // ranks_per_group(cluster)
 
 
 def stride_ends(num_steps: int, num_strides: int) -> Iterator[int]:
-    """After which steps of a greedy search to look: 1, 2, 4, …, `num_steps`. The first steps move the large tables and
-    count the most."""
+    """Return after which steps of a greedy search to look: 1, 2, 4, …, `num_steps`.
+
+    The first steps move the large tables and count the most.
+    """
     end = 0
     while end < num_steps:
         end = min(num_steps, max(end + 1, int(end * num_steps ** (1 / num_strides))))
@@ -168,21 +176,21 @@ def _typical_num_parts(kind: str, cluster: Cluster) -> int:
 
 @dataclass(frozen=True, slots=True)
 class Option:
-    """A table cut in one way. All parts are alike, but for the last one of rows of each block of columns."""
+    """A table cut in one way; all parts are alike, but for the last one of rows of each block of columns."""
 
     sharding: str
     memory: Memory
-    num_parts: int  # That hold rows, of each block of columns.
+    num_parts: int  # Parts of each block of columns that hold rows.
     num_rows: int
     last_rows: int
     num_columns: int
-    device_bytes: float  # Of a part, with the buffers of a batch.
+    device_bytes: float  # Bytes of a part, with the buffers of a batch.
     last_device_bytes: float
     host_bytes: float
     last_host_bytes: float
-    part_s: float  # Of a step, for a part.
-    all_s: float  # Of all parts, those without rows too.
-    num_blocks: int = 1  # Of columns, each of which has a host; but of a table that is cut into columns alone.
+    part_s: float  # Time of a step for a part.
+    all_s: float  # Time of all parts, those without rows too.
+    num_blocks: int = 1  # Blocks of columns, each with its host, except in a table that is cut into columns alone.
     all_device_bytes: float = field(init=False)
     all_host_bytes: float = field(init=False)
 
@@ -193,15 +201,17 @@ class Option:
         object.__setattr__(self, "all_host_bytes", self.num_blocks * host)
 
 
-Options = dict[tuple[str, str, Memory], Option]  # By table, sharding and memory.
+Options = dict[tuple[str, str, Memory], Option]  # Options by table, sharding and memory.
 
 
 def options_of(
     table: StoredTable, shardings: list[str], spec: RunSpec, cluster: Cluster, *, may_spill: bool,
     known: Options | None = None,
 ) -> list[Option]:
-    """A table cut in each of these ways, the device's memory first. `known`: those of the spec on clusters that differ
-    in their memory alone, which get what was not among them."""
+    """Return a table cut in each of these ways, the device's memory first.
+
+    `known`: those of the spec on clusters that differ in their memory alone, which get what was not among them.
+    """
     memories: tuple[Memory, ...] = ("device", "host") if may_spill and not table.is_data_parallel else ("device",)
     keys = [(table.name, kind, memory) for memory in memories for kind in shardings]
     known = {} if known is None else known
@@ -236,7 +246,7 @@ def _option(table: StoredTable, kind: str, memory: Memory, spec: RunSpec, cluste
 def _part_bytes(
     table: StoredTable, num_rows: int, num_columns: int, kind: str, memory: Memory, spec: RunSpec, cluster: Cluster
 ) -> tuple[float, float]:
-    """On the device and on the host."""
+    """Return the bytes of a part on the device and on the host."""
     weights = num_rows * num_columns * table_value_bytes(spec, table)
     with_state = 1 + STATE_FACTORS.get(optimizer_of(spec, table), 1 / table.dim)
     if kind == "data_parallel":
@@ -278,7 +288,8 @@ def _part_s(table: StoredTable, num_columns: int, kind: str, spec: RunSpec, clus
 def _batch_sizes(
     table: StoredTable, num_columns: int, kind: str, spec: RunSpec, cluster: Cluster
 ) -> tuple[float, float]:
-    """Ids that a part looks up in a step, and values that it gives: a part of rows gives a sum for every sample."""
+    """Return the ids that a part looks up in a step, and the values that it gives: a part of rows sums for every
+    sample."""
     num_samples = max(1, spec.train.batch_size // cluster.num_ranks) * cluster.num_ranks
     share = _row_parts(kind, cluster)
     if kind == "data_parallel":
@@ -287,7 +298,7 @@ def _batch_sizes(
 
 
 def _row_parts(kind: str, cluster: Cluster) -> int:
-    """How many ranks the rows of a block of columns are over."""
+    """Return how many ranks the rows of a block of columns are spread over."""
     return {"row_wise": cluster.num_ranks}.get(kind, ranks_per_group(cluster) if kind in BY_ROWS else 1)
 
 

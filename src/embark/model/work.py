@@ -1,12 +1,12 @@
 """What one step of a model does, counted: layers, weights, arithmetic, bytes. No machine is in it yet."""
 
+from __future__ import annotations
+
 import math
 from dataclasses import dataclass, replace
 from functools import lru_cache
 
 from embark.model.placement import Placement, Shard, state_bytes, table_value_bytes, tables_by_name
-from embark.model.sequence_work import count_sequence_model
-from embark.model.task_layers import task_layers_of
 from embark.spec import ModelSpec, RunSpec, StoredTable
 from embark.spec.sequence import SEQUENCE_KINDS
 from embark.spec.two_tower import is_item_table
@@ -19,8 +19,6 @@ DENSE_STATES: dict[str, tuple[str, ...]] = {"sgd": (), "adagrad": ("sum",), "ada
 
 @dataclass(frozen=True, slots=True)
 class Linear:
-    """A dense layer."""
-
     num_in: int
     num_out: int
     has_bias: bool = True
@@ -44,7 +42,7 @@ class Layers:
     top: tuple[Linear, ...]
     num_vectors: int  # `dlrm`: vectors whose dots are taken; `dcnv2`: 0.
     dim: int
-    head: tuple[Linear, ...] = ()  # Of several tasks, in place of `top`.
+    head: tuple[Linear, ...] = ()  # Layers of several tasks, in place of `top`.
     head_width: int = 0  # What the head begins with.
     mixed_width: int = 0  # What its gates weight, for each sample.
 
@@ -62,18 +60,18 @@ class Layers:
 
     @property
     def middle_width(self) -> int:
-        """What the top layers begin with."""
+        """The width that the top layers begin with."""
         return self.head_width or self.top[0].num_in
 
     @property
     def flops_per_sample(self) -> float:
-        """There and back: a multiplication and an addition for each weight, three times; the dots likewise."""
+        """Forward and backward: a multiplication and an addition for each weight, three times; the dots likewise."""
         dots = self.num_vectors**2 * self.dim
         return 6.0 * (sum(layer.num_weights for layer in self.all) + dots + self.mixed_width)
 
     @property
     def output_width(self) -> int:
-        """Of all layers and of what stands between them: the values that go through memory for each sample."""
+        """Values that go through memory for each sample, of all layers and of what stands between them."""
         crossed = 2 * len(self.up) * self.middle_width  # the raised and the crossed vector
         narrow = sum(layer.num_out for layer in self.down)
         mlps = sum(layer.num_out for layer in (*self.bottom, *self.top, *self.head)) + self.mixed_width
@@ -82,7 +80,7 @@ class Layers:
 
 @dataclass(frozen=True, slots=True)
 class DenseWork:
-    """The same of two towers, of a network over sequences, or of the user's own, as its trace counts it."""
+    """Totals of two towers, of a network over sequences, or of the user's own, as its trace counts them."""
 
     num_values: int = 0
     flops_per_sample: float = 0.0
@@ -96,7 +94,10 @@ TRACED: dict[ModelSpec, DenseWork] = {}
 
 
 def dense_work_of(model: ModelSpec, batch_size: int = 0) -> Layers | DenseWork:
-    """Of any kind. `batch_size`: of a training step; two towers compare each sample with the items of all."""
+    """Count the dense network of any kind of model.
+
+    `batch_size` is a training step's; two towers compare each sample with the items of all.
+    """
     if model.kind == "two_tower":
         return _two_tower_work(model, batch_size)
     if model.kind in SEQUENCE_KINDS:
@@ -106,8 +107,11 @@ def dense_work_of(model: ModelSpec, batch_size: int = 0) -> Layers | DenseWork:
 
 
 def _two_tower_work(model: ModelSpec, batch_size: int) -> DenseWork:
-    """Sampled negatives go through the item tower too. Logits, their softmax and the mask have a value for each pair of
-    a sample and a candidate."""
+    """Count both towers.
+
+    Sampled negatives go through the item tower too. Logits, their softmax and the mask have a value for each pair of a
+    sample and a candidate.
+    """
     two = model.two_tower
     num_dense = {"user": model.num_dense - two.num_item_dense, "item": two.num_item_dense}
     layers = {tower: _mlp(num_dense[tower] + sum(t.dim or 0 for t in model.table_list()
@@ -126,7 +130,7 @@ def _two_tower_work(model: ModelSpec, batch_size: int) -> DenseWork:
 
 
 def layers_of(model: ModelSpec) -> Layers:
-    """Of DLRM and DLRM-DCNv2, as the trainer builds them."""
+    """Return the layers of DLRM and DLRM-DCNv2, as the trainer builds them."""
     bottom = _mlp(model.num_dense, (*model.bottom_mlp, model.embedding_dim)) if model.num_dense else ()
     tables = model.table_list()
     if model.kind == "dcnv2":
@@ -142,7 +146,7 @@ def layers_of(model: ModelSpec) -> Layers:
 
 
 def _with_top(layers: Layers, model: ModelSpec, width: int) -> Layers:
-    """What lies over an interaction of `width`."""
+    """Add what lies over an interaction of `width`."""
     if not model.tasks:
         return replace(layers, top=_mlp(width, (*model.top_mlp, 1)))
     head = task_layers_of(model, width)
@@ -159,8 +163,8 @@ class Lookups:
     pooled_values: float  # Values that it gives: as many gradients come back.
     grad_bytes: float  # Gradients, read once for each id.
     update_bytes: float  # Touched rows and their state, read and written.
-    state_bytes: float  # Of these, the state.
-    host_bytes: float  # Of all these, what crosses from and to the host's memory.
+    state_bytes: float  # The part of them that is optimizer state.
+    host_bytes: float  # The part of all these that crosses from and to the host's memory.
 
     @property
     def device_bytes(self) -> float:
@@ -168,8 +172,10 @@ class Lookups:
 
 
 def lookups_of(spec: RunSpec, placement: Placement, rank: int, value_bytes: int) -> Lookups:
-    """For the whole batch: a rank looks its rows up for the samples of all. Ids are as unequal as synthetic ones are by
-    `data.zipf_exponent`; what real ones are stands in no spec."""
+    """Count a rank's lookups for the whole batch, since it looks its rows up for the samples of all ranks.
+
+    Ids are as unequal as synthetic ones are by `data.zipf_exponent`; how unequal real ones are stands in no spec.
+    """
     tables = tables_by_name(spec.model)
     ids = read = pooled = grads = updates = states = host = 0.0
     for shard in placement.of_rank(rank):
@@ -204,7 +210,7 @@ def padded(width: int) -> int:
 
 @lru_cache(maxsize=16_384)
 def distinct(num_ids: int, num_rows: int, exponent: float) -> float:
-    """How many rows so many ids are expected to touch, where the k-th row's chance falls as k to the −exponent.
+    """Return how many rows so many ids are expected to touch, where the k-th row's chance falls as k to the −exponent.
 
     Rows are taken together in spans that grow by a tenth: within one, all are about as likely.
     """
@@ -221,7 +227,7 @@ def distinct(num_ids: int, num_rows: int, exponent: float) -> float:
 
 
 def _integral(start: float, stop: float, exponent: float) -> float:
-    """Of x to the −exponent."""
+    """Integrate x to the −exponent."""
     if abs(exponent - 1) < 1e-9:
         return math.log(stop / start)
     return float(stop ** (1 - exponent) - start ** (1 - exponent)) / (1 - exponent)
@@ -234,3 +240,136 @@ def _state_bytes_per_row(spec: RunSpec, table: StoredTable, shard: Shard) -> flo
 
 def _mlp(width: int, sizes: tuple[int, ...]) -> tuple[Linear, ...]:
     return tuple(Linear(a, b) for a, b in zip((width, *sizes), sizes, strict=False))
+
+
+NUM_TIME_BUCKETS = 32  # Powers of two of seconds: the last bucket begins after 68 years.
+DIN_UNITS = (64, 16)  # Widths of the layers that weigh one item of the history.
+
+
+class Counts:
+    """Adds up weights, arithmetic and what autograd keeps."""
+
+    def __init__(self) -> None:
+        self.num_values = self.num_layers = 0
+        self.flops_per_sample = self.output_width = 0.0
+
+    def linear(self, num_in: int, num_out: int, mean_rows: float = 1.0, max_rows: float = 1.0) -> None:
+        """Add a dense layer over rows of a sample, forward and backward: six operations for each weight and row."""
+        self.num_values += (num_in + 1) * num_out
+        self.num_layers += 1
+        self.flops_per_sample += 6 * mean_rows * num_in * num_out
+        self.output_width += max_rows * num_out
+
+    def products(self, mean_pairs: float, dim: int) -> None:
+        """Add dot products of rows."""
+        self.num_layers += 1
+        self.flops_per_sample += 6 * mean_pairs * dim
+
+    def weights(self, num: int) -> None:
+        """Add weights that take no arithmetic to speak of."""
+        self.num_values += num
+
+    def kept(self, values: float) -> None:
+        """Add values that autograd keeps besides what layers give."""
+        self.output_width += values
+
+
+def count_sequence_model(model: ModelSpec) -> Counts:
+    """Count DIN, SASRec or HSTU: arithmetic by the mean length, memory by the longest sequence."""
+    counts, roles = Counts(), model.sequence
+    history = model.feature(roles.history)
+    dim, mean, longest = history.dim or 0, history.mean_ids, float(history.multi_hot)
+    if model.kind == "din":
+        width = 4 * dim
+        counts.kept(longest * (4 + 2) * dim)  # the items beside the candidate; what is weighed
+        for units in (*DIN_UNITS, 1):
+            counts.linear(width, units, mean, longest)
+            width = units
+        _count_head(counts, model, 3 * dim)
+        return counts
+    change = -1 if roles.is_next_item else 1  # the last item is only predicted; the candidate comes behind the history
+    mean, longest = max(1.0, mean + change), max(1.0, longest + change)
+    _count_encoder(counts, model, dim, mean, longest)
+    if roles.is_next_item:
+        negatives = model.feature(roles.negatives)
+        counts.products(mean * (negatives.mean_ids + 1), dim)
+        counts.kept(2 * longest * negatives.multi_hot)
+    else:
+        _count_head(counts, model, dim)
+    return counts
+
+
+def _count_encoder(counts: Counts, model: ModelSpec, dim: int, mean: float, longest: float) -> None:
+    """Add causal attention, in which each row sees itself and those before it.
+
+    Scores are not counted as kept: kernels on a GPU compute them again.
+    """
+    has_times = bool(model.sequence.times)
+    counts.weights(int(longest) * dim + 2 * dim)  # positions, and the last normalization
+    counts.weights(NUM_TIME_BUCKETS * dim if has_times and model.kind == "sasrec" else 0)
+    counts.kept(3 * longest * dim)
+    for _ in range(model.sequence.num_blocks):
+        counts.weights(4 * dim)  # two normalizations
+        counts.products(2 * mean * (mean + 1) / 2, dim)
+        if model.kind == "hstu":
+            counts.weights(2 * int(longest) - 1 + (NUM_TIME_BUCKETS if has_times else 0))
+            counts.linear(dim, 4 * dim, mean, longest)
+            counts.kept(longest * (4 + 5) * dim)  # after SiLU; normalized, attended, normalized, gated, dropped
+            counts.linear(dim, dim, mean, longest)
+        else:
+            counts.linear(dim, 3 * dim, mean, longest)
+            counts.kept(longest * 8 * dim)
+            for _ in range(3):
+                counts.linear(dim, dim, mean, longest)
+
+
+def _count_head(counts: Counts, model: ModelSpec, width: int) -> None:
+    roles = (model.sequence.history, model.sequence.candidate, model.sequence.times)
+    if model.num_dense:
+        _count_mlp(counts, model.num_dense, (*model.bottom_mlp, model.embedding_dim))
+        width += model.embedding_dim
+    width += sum(table.dim or 0 for table in model.table_list() if table.name not in roles)
+    _count_mlp(counts, width, (*model.top_mlp, 1))
+
+
+def _count_mlp(counts: Counts, width: int, sizes: tuple[int, ...]) -> None:
+    for size in sizes:
+        counts.linear(width, size)
+        width = size
+
+
+@dataclass(frozen=True, slots=True)
+class TaskLayers:
+    """The layers between the interaction and several tasks, and what their gates mix."""
+
+    sizes: tuple[tuple[int, int], ...]  # Width in and out of each linear layer.
+    mixed_width: int  # Values of a sample that gates weight, over all gates.
+
+
+def task_layers_of(model: ModelSpec, width: int) -> TaskLayers:
+    """Return the layers of `model.task_head` over inputs of one width, as the trainer builds them."""
+    num_tasks, num_shared, num_own = len(model.tasks), model.num_experts, model.num_task_experts
+    sizes: list[tuple[int, int]] = []
+    mixed = 0
+    after = model.top_mlp[-1] if model.top_mlp else width
+    if model.task_head == "shared_bottom":
+        sizes += _widths(width, model.top_mlp)
+    elif model.task_head == "mmoe":
+        sizes += num_shared * _widths(width, model.top_mlp) + num_tasks * [(width, num_shared)]
+        mixed = num_tasks * num_shared * after
+    else:
+        for number in range(model.num_extraction_layers):
+            sizes += (num_shared + num_tasks * num_own) * _widths(width, model.top_mlp)
+            sizes += num_tasks * [(width, num_own + num_shared)]
+            mixed += num_tasks * (num_own + num_shared) * after
+            if number < model.num_extraction_layers - 1:
+                sizes.append((width, num_tasks * num_own + num_shared))
+                mixed += (num_tasks * num_own + num_shared) * after
+            width = after
+    for task in model.tasks:
+        sizes += _widths(after, (*model.tower_mlp, task.num_outputs))
+    return TaskLayers(tuple(sizes), mixed)
+
+
+def _widths(width: int, sizes: tuple[int, ...]) -> list[tuple[int, int]]:
+    return list(zip((width, *sizes), sizes, strict=False))

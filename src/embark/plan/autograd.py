@@ -1,5 +1,5 @@
 """What the pipeline's step holds at its peak, counted: the forward and backward pass of the dense network, as
-trainers/torch/dense_network.py computes them and autograd keeps what it needs."""
+trainers/torch/networks/dlrm.py computes them and autograd keeps what it needs."""
 
 from __future__ import annotations
 
@@ -15,20 +15,20 @@ from embark.spec import RunSpec
 
 FLOAT = 4
 THREADS_PER_SM = 2048
-SMS = 132  # Of an H200; it bounds how many blocks a sum over a batch is cut into.
+SMS = 132  # The multiprocessors of an H200, which bound how many blocks a sum over a batch is cut into.
 
 
 @dataclass(slots=True)
 class Memory:
-    """Of tensors, in bytes."""
+    """Bytes of tensors: those alive now, and the most at any time."""
 
     now: int = 0
     peak: int = 0
-    written: int = 0  # By all operations together.
+    written: int = 0  # Bytes that all operations together wrote.
 
 
 def passes_of(spec: RunSpec, layers: Layers, num_samples: int, size: int) -> Memory:
-    """Of a rank's samples. Tables of one pooling are a group."""
+    """Return the peak bytes of one rank's forward and backward pass; tables of one pooling are a group."""
     poolings = [table.pooling for table in spec.model.table_list()]
     in_groups = sorted(poolings, key=list(dict.fromkeys(poolings)).index)
     width = sum(table.max_width for table in spec.model.table_list())
@@ -39,8 +39,11 @@ def passes_of(spec: RunSpec, layers: Layers, num_samples: int, size: int) -> Mem
 def both_passes(
     layers: Layers, pooled_width: int, num_samples: int, size: int, *, is_reordered: bool = False
 ) -> Memory:
-    """Without the features themselves. `size`: of a value that layers compute with; pooled rows are fp32.
-    `is_reordered`: the tables' groups do not give their vectors in the model's order."""
+    """Count both passes, without the features themselves.
+
+    `size` is of a value that layers compute with; pooled rows are fp32. `is_reordered`: the tables' groups do not give
+    their vectors in the model's order.
+    """
     memory = Memory()
     network = _Network(memory, num_samples, size)
     rows = network.leaf(pooled_width)  # TorchRec refers to them until the step is over
@@ -52,7 +55,8 @@ def both_passes(
 
 
 def _sum_bytes(width: int, num_samples: int) -> int:
-    """What torch sets aside to add up the rows of a batch for the gradient of a bias (ATen/native/cuda/Reduce.cuh)."""
+    """Return what torch sets aside to sum the rows of a batch for the gradient of a bias
+    (ATen/native/cuda/Reduce.cuh)."""
     vector = 4 if width % 4 == 0 else 2 if width % 2 == 0 else 1
     num_threads = 512 // vector
     columns, rows = min(_power_below(width // vector), num_threads), min(_power_below(num_samples), num_threads)
@@ -73,7 +77,7 @@ def _power_below(number: int) -> int:
 
 
 class _Block:
-    """Counts as long as something refers to it, as a tensor's memory does."""
+    """Memory that counts as long as something refers to it, as a tensor's does."""
 
     __slots__ = ("memory", "num_bytes")
 
@@ -89,7 +93,8 @@ class _Block:
 
 @dataclass(slots=True)
 class _Node:
-    """An operation on its way back. `made`: bytes of the gradient for each source. Sources that want none are None."""
+    """An operation of the backward pass. `made` has the bytes of the gradient for each source; None for one that wants
+    none."""
 
     number: int
     sources: tuple[_Node | None, ...]
@@ -100,7 +105,8 @@ class _Node:
 
 
 class _Passes(Enum):
-    """What an operation gives its sources: gradients of their own, the one that came, or views of parts of it."""
+    """Records what each operation gives its sources: gradients of their own, the one that came, or views of parts of
+    it."""
 
     NEW, SAME, VIEWS = range(3)
 
@@ -119,7 +125,7 @@ class _Tensor:
 
 @dataclass(slots=True)
 class _Network:
-    """References are dropped where Python drops them in the network's own code."""
+    """The dense network; references are dropped where Python drops them in the network's own code."""
 
     memory: Memory
     num_samples: int
@@ -130,7 +136,7 @@ class _Network:
         return self._new(width, FLOAT, ())
 
     def copy(self, values: _Tensor) -> _Tensor:
-        """In another order, and so is its gradient."""
+        """Copy a tensor into another order; its gradient is copied too."""
         return self._new(values.width, values.size, (values,))
 
     def dot(self, layers: Layers, pooled: _Tensor) -> _Tensor:
@@ -151,7 +157,7 @@ class _Network:
         return self._top(layers, crossed)
 
     def _top(self, layers: Layers, values: _Tensor) -> _Tensor:
-        """The layers of several tasks stand side by side; here, one behind the other."""
+        """Run the layers of several tasks one after another; in the network they stand side by side."""
         *hidden, last = layers.top or layers.head
         return self._linear(self._mlp(values, hidden), last)
 
@@ -168,7 +174,7 @@ class _Network:
         return _Tensor(_Block(self.memory, size * width * self.num_samples), width, size, node)
 
     def _dense(self, layers: Layers) -> _Tensor:
-        """The dense features, which want no gradient; their own bytes are counted with the batch."""
+        """Return the dense features, which want no gradient; their own bytes are counted with the batch."""
         return _Tensor(_Block(self.memory, 0), layers.bottom[0].num_in, FLOAT)
 
     def _linear(self, values: _Tensor, layer: Linear) -> _Tensor:
@@ -211,7 +217,10 @@ class _Network:
 
 
 def _walk_back(memory: Memory, output: _Tensor) -> None:
-    """The latest operation first. A tensor's second gradient is added to its first in place, unless that is a view."""
+    """Run the backward pass, the latest operation first.
+
+    A tensor's second gradient is added to its first in place, unless that is a view.
+    """
     assert output.node is not None
     ready = [(-output.node.number, output.node)]
     gradients = {output.node.number: output.block}

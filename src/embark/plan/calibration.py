@@ -1,7 +1,14 @@
 """What was measured on real machines, and how it is carried over to those that were not."""
 
+from __future__ import annotations
+
+import os
 import platform
+import statistics
+import time
 import tomllib
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, field, replace
 from functools import cache
 from pathlib import Path
@@ -13,11 +20,10 @@ from pydantic import TypeAdapter
 from embark.catalog import Gpu, load_catalog
 from embark.catalog.load import user_data_dir
 from embark.errors import UserError
-from embark.plan.cpu_probe import CpuRates, probe_cpu, probe_python_s
 
 SHIPPED = Path(__file__).parent / "calibration.toml"
 CPU = "cpu"
-PYTHON_SHARE = 0.6  # Of the host's time for a step, what goes with Python's pace (bench/RESULTS.md).
+PYTHON_SHARE = 0.6  # The share of the host's time for a step that goes with Python's pace (bench/RESULTS.md).
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,12 +31,12 @@ class Rates:
     """What a device moves and computes, in units a second."""
 
     copy_bytes: float  # Within its memory: read and written, both counted.
-    matmul_flops: dict[str, float]  # Of a large matrix product, by precision: `fp32`, `tf32`, `bf16`.
-    upload_bytes: float  # From pinned host memory to the device; on a CPU, the same as `copy_bytes`.
+    matmul_flops: dict[str, float]  # Rate of a large matrix product, by precision: `fp32`, `tf32`, `bf16`.
+    upload_bytes: float  # Rate from pinned host memory to the device; on a CPU, the same as `copy_bytes`.
     synthetic_values: float = 0.0
-    """Of the hidden model's samples, labels, features and ids that a rank's loader draws; 0: not measured."""
-    op_s: float = 0.0  # Of a small operation; of CPUs alone.
-    python_s: float = 0.0  # Of Python's compiling a fixed text on the host of a GPU; 0: not measured.
+    """Labels, features and ids of synthetic samples that a rank's loader draws; 0: not measured."""
+    op_s: float = 0.0  # Seconds of a small operation; measured on CPUs alone.
+    python_s: float = 0.0  # Seconds in which the host of a GPU compiles a fixed text; 0: not measured.
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +46,7 @@ class EngineFit:
     host_s: float  # Host time of a step whatever its size: what a step cannot be shorter than.
     host_layer_s: float  # … and for each dense layer.
     host_group_s: float  # … and for each group of tables that FBGEMM looks up together: those of one pooling.
-    host_wait: float  # Of the device's time, the share for which the host waits before it can go on.
+    host_wait: float  # Share of the device's time for which the host waits before it can go on.
     start_s: float  # Device time of a step whatever its size.
     layer_s: float  # … and for each dense layer; those behind the lookup start while ids are sorted.
     group_s: float  # … and for each group of tables of one width and pooling.
@@ -64,7 +70,8 @@ class EngineFit:
 
 @dataclass(frozen=True, slots=True)
 class CpuFit:
-    """The same on a CPU, where nothing runs beside the step's operations. Fitted to measured steps."""
+    """What the pipeline adds to the floor on a CPU, where nothing runs beside the step's operations. Fitted to measured
+    steps."""
 
     # Small operations …
     start: float  # … of a step whatever its size.
@@ -108,27 +115,27 @@ class MemoryFit:
 
 @dataclass(frozen=True, slots=True)
 class Calibration:
-    """One device."""
+    """What was measured on one device, or scaled to it."""
 
     device: str  # The catalog's name of the accelerator, or `cpu`.
-    title: str  # As the driver or the kernel names it.
+    title: str  # The driver's or the kernel's name for it.
     date: str
     versions: str
     rates: Rates
-    engines: dict[str, EngineFit | CpuFit]  # By engine; on a CPU only `pipeline`.
+    engines: dict[str, EngineFit | CpuFit]  # Fits by engine; on a CPU only `pipeline`.
     memory: dict[str, MemoryFit]
     is_measured: bool = True  # False: scaled from another device by the two datasheets.
     basis: str = ""
-    id_maps: dict[str, IdMapFit] = field(default_factory=dict)  # By engine.
+    id_maps: dict[str, IdMapFit] = field(default_factory=dict)  # Fits by engine.
 
 
 def calibration_path() -> Path:
-    """Where `embark bench --calibrate` stores what it measured here."""
+    """Return the file where `embark bench --calibrate` stores what it measured here."""
     return user_data_dir() / "calibration.toml"
 
 
 def load_calibrations() -> dict[str, Calibration]:
-    """By device: those that come with Embark, replaced by what was measured on this machine."""
+    """Return the calibrations by device: those that come with Embark, replaced by what was measured on this machine."""
     return _load(calibration_path())
 
 
@@ -160,24 +167,24 @@ def read_calibrations(path: Path) -> dict[str, Calibration]:
 
 
 def calibration_for(gpu: Gpu, known: dict[str, Calibration] | None = None) -> Calibration:
-    """What was measured on this accelerator, or an estimate from the nearest that was."""
+    """Return what was measured on this accelerator, or an estimate from the nearest that was."""
     known = load_calibrations() if known is None else known
     return known[gpu.name] if gpu.name in known else _scaled(known["H200"], gpu)
 
 
 def calibration_here(gpu: Gpu) -> Calibration:
-    """Of an accelerator of this machine, at the pace of its host."""
+    """Return the calibration of an accelerator of this machine, at the pace of its host."""
     return at_pace(calibration_for(gpu), probe_python_s())
 
 
 def cpu_calibration() -> Calibration:
-    """Of this machine's CPU: what was measured here, or what was measured elsewhere at the rates of this one."""
+    """Return what was measured on this machine's CPU, or elsewhere, scaled to the rates of this one."""
     return _of_this_cpu(calibration_path(), platform.machine())
 
 
 @cache
 def _of_this_cpu(own: Path, architecture: str) -> Calibration:
-    """Libraries have other kernels on another architecture."""
+    """Prefer measurements on the same architecture: libraries have other kernels on another one."""
     if own.exists() and CPU in read_calibrations(own):
         return _load(own)[CPU]
     known = replace(_load(own).get(f"{CPU}-{architecture}", _load(own)[CPU]), device=CPU)
@@ -195,20 +202,21 @@ def _cpu_rates() -> CpuRates:
 
 
 def with_probed(rates: Rates, found: CpuRates) -> Rates:
-    """numpy measures fp32 alone: what other precisions gain is taken from where it was measured."""
+    """Return rates scaled to those of a probe; numpy measures fp32 alone, so other precisions keep their ratio to
+    it."""
     factor = found.matmul_flops / rates.matmul_flops["fp32"]
     return replace(rates, copy_bytes=found.copy_bytes, upload_bytes=found.copy_bytes, op_s=found.op_s,
                    matmul_flops={name: rate * factor for name, rate in rates.matmul_flops.items()})
 
 
 def host_pace(calibration: Calibration, python_s: float) -> float:
-    """Times the calibration's, what a GPU's host takes for a step where its Python takes so long."""
+    """Return how much longer this GPU's host takes for a step than the calibration's, by the time of its Python."""
     known_s = calibration.rates.python_s
     return 1 + PYTHON_SHARE * (python_s / known_s - 1) if python_s and known_s else 1.0
 
 
 def at_pace(calibration: Calibration, python_s: float) -> Calibration:
-    """Of a GPU whose host's Python takes so long."""
+    """Return the calibration of a GPU whose host compiles the fixed text in `python_s`."""
     pace = host_pace(calibration, python_s)
     engines = {name: replace(fit, host_s=pace * fit.host_s, host_layer_s=pace * fit.host_layer_s,
                              host_group_s=pace * fit.host_group_s) if isinstance(fit, EngineFit) else fit
@@ -217,7 +225,7 @@ def at_pace(calibration: Calibration, python_s: float) -> Calibration:
 
 
 def _scaled(base: Calibration, gpu: Gpu) -> Calibration:
-    """Rates by the ratio of the datasheets; what is fixed in time stays."""
+    """Scale rates by the ratio of the datasheets; what is fixed in time stays."""
     of_base = load_catalog().gpus[base.device]
     memory = _ratio(gpu.hbm_gbyte_per_s, of_base.hbm_gbyte_per_s)
     matmul = {
@@ -237,7 +245,7 @@ def _scaled(base: Calibration, gpu: Gpu) -> Calibration:
 
 
 def to_toml(calibration: Calibration) -> str:
-    """As a table of the file that `read_calibrations` reads."""
+    """Return a table of the file that `read_calibrations` reads."""
     values = asdict(calibration)
     for name in ("device", "is_measured", "basis"):
         del values[name]
@@ -245,7 +253,7 @@ def to_toml(calibration: Calibration) -> str:
 
 
 def _rounded(value: Any) -> Any:
-    """Floats to four digits."""
+    """Round floats to four digits."""
     if isinstance(value, dict):
         return {name: _rounded(held) for name, held in value.items()}
     return float(f"{value:.4g}") if isinstance(value, float) else value
@@ -253,3 +261,60 @@ def _rounded(value: Any) -> Any:
 
 def _ratio(of: float | None, to: float | None) -> float:
     return 1.0 if not of or not to else of / to
+
+
+NUM_OPS = 2_000
+NUM_FLOATS = 1 << 22  # Floats that each thread copies.
+MATRIX_SIZE = 768
+LEAST_S = 0.05  # Each is measured for so long.
+TEXT = "\n".join(f"def f{i}(a, b={i}, *c):\n    x = [a + {i} for a in c if a > b]\n    return {{'k': x, 'l': (a, b)}}"
+                 for i in range(40))
+
+
+@dataclass(frozen=True, slots=True)
+class CpuRates:
+    """What a CPU does in a second with all threads; `op_s` is of one thread."""
+
+    copy_bytes: float  # Read and written, a second.
+    matmul_flops: float  # Rate in fp32, a second.
+    op_s: float  # Seconds of an operation on a handful of values: the time to begin one.
+
+
+def probe_cpu() -> CpuRates:
+    """Measure the rates of this CPU, the best of some rounds, since other programs only take away."""
+    import numpy as np
+
+    num_threads = len(os.sched_getaffinity(0))
+    values = [(np.ones(NUM_FLOATS, np.float32), np.empty(NUM_FLOATS, np.float32)) for _ in range(num_threads)]
+    square, few = np.ones((MATRIX_SIZE, MATRIX_SIZE), np.float32), np.ones(8, np.float32)
+
+    def add() -> None:
+        for _ in range(NUM_OPS):
+            few + few
+
+    with ThreadPoolExecutor(num_threads) as pool:
+        copy_s = _best_s(lambda: list(pool.map(lambda pair: np.copyto(pair[1], pair[0]), values)))
+    return CpuRates(copy_bytes=2 * num_threads * values[0][0].nbytes / copy_s,
+                    matmul_flops=2.0 * MATRIX_SIZE**3 / _best_s(lambda: square @ square), op_s=_best_s(add) / NUM_OPS)
+
+
+def probe_python_s(num_rounds: int = 5) -> float:
+    """Return the seconds that compiling a fixed text takes, the mean of some rounds' medians.
+
+    What a host takes to launch a GPU's many small operations rises and falls with it.
+    """
+    return statistics.mean(statistics.median(_compile_s() for _ in range(5)) for _ in range(num_rounds))
+
+
+def _compile_s() -> float:
+    began_s = time.perf_counter()
+    compile(TEXT, "probe", "exec")
+    return time.perf_counter() - began_s
+
+
+def _best_s(call: Callable[[], object]) -> float:
+    best_s, since_s = float("inf"), time.perf_counter()
+    while (began_s := time.perf_counter()) < since_s + LEAST_S or best_s == float("inf"):
+        call()
+        best_s = min(best_s, time.perf_counter() - began_s)
+    return best_s

@@ -31,12 +31,15 @@ FASTER = 1 - 1e-9
 ROUNDING = 1 + 1e-9  # Sums in another order come out a little different.
 
 ON_ALL_RANKS = ("row_wise", "data_parallel")
-Choice = tuple[int, ...]  # Of each table, which of its options.
+Choice = tuple[int, ...]  # The chosen option of each table.
 
 
 def closed_form(spec: RunSpec, cluster: Cluster, known: Options | None = None) -> Placement:
-    """Where the trainer puts the tables. The cluster's own rates do not count: the trainer's planner does not know
-    them. `known`: as `options_of` has it."""
+    """Return where the trainer puts the tables.
+
+    The cluster's own rates do not count, since the trainer's planner does not know them. `known` is as `options_of` has
+    it.
+    """
     cluster = replace(cluster, intra_gbyte_per_s=0.0, inter_gbyte_per_s=0.0)
     tables, (kinds, numbers) = spec.model.stored_tables(), tables_alike(spec.model)
     for search in search_rounds(spec, cluster):
@@ -53,7 +56,7 @@ def closed_form(spec: RunSpec, cluster: Cluster, known: Options | None = None) -
 
 
 def _could_fit(of_kind: list[list[Option]], numbers: Sequence[int], spec: RunSpec, cluster: Cluster) -> bool:
-    """Whether the options that take the least memory fit all together, though perhaps not part by part."""
+    """Return whether the options that take the least memory fit all together, though perhaps not part by part."""
     counts = Counter(numbers)
     device, host = table_capacity(spec, cluster)
     return all(
@@ -65,7 +68,7 @@ def _could_fit(of_kind: list[list[Option]], numbers: Sequence[int], spec: RunSpe
 class CachedPlanner:
     """A planner for one spec on many clusters.
 
-    The closed form does not look at the links' rates, nor at the hosts' memory where the devices hold all tables; what
+    The closed form looks neither at the links' rates nor, where the devices hold all tables, at the hosts' memory; what
     a table takes, cut in some way, does not depend on the memory.
     """
 
@@ -90,8 +93,8 @@ class CachedPlanner:
 @dataclass(frozen=True, slots=True)
 class _Found:
     options: list[Option]
-    ranks: list[Sequence[int]]  # Of each table, the rank of each part.
-    step_s: float  # Of the busiest rank.
+    ranks: list[Sequence[int]]  # The rank of each part of each table.
+    step_s: float  # Time of the busiest rank.
 
 
 def _best(proposals: Iterator[Choice], options: list[list[Option]], spec: RunSpec, cluster: Cluster) -> _Found | None:
@@ -111,8 +114,10 @@ def _best(proposals: Iterator[Choice], options: list[list[Option]], spec: RunSpe
 
 
 def _may_win(options: list[Option], room: tuple[float, float], num_ranks: int, below_s: float) -> bool:
-    """Whether all of it together fits, and an equal share of it is fast enough. Most tries end here, which takes a
-    fraction of the time that packing them does."""
+    """Return whether all of it together fits, and an equal share of it is fast enough.
+
+    Most tries end here, in a fraction of the time that packing them takes.
+    """
     device = host = all_s = 0.0
     for option in options:
         device += option.all_device_bytes
@@ -138,7 +143,7 @@ def _proposals(options: list[list[Option]], *, is_long: bool) -> Iterator[Choice
 
 
 def _greedy(options: list[list[Option]], *, by_sum: bool, num_strides: int = 0) -> Iterator[Choice]:
-    """Each table's fastest way first; then the next way of the table that takes the most memory, again and again."""
+    """Try each table's fastest way first, then again and again the next way of the table that takes the most memory."""
     orders = [_ordered(of, by_sum=by_sum) for of in options]
     current = [0] * len(options)
     heap: list[tuple[float, float, float, float, int]] = []
@@ -185,7 +190,8 @@ class _Packing:
         self.is_queue_old = True
 
     def place(self, options: list[Option]) -> _Found | None:
-        """Those on all ranks first, then by size, each to the ranks with the least to do that can hold it."""
+        """Put tables on all ranks first, then the others by size, each on the ranks with the least to do that can hold
+        it."""
         ranks: list[Sequence[int]] = [()] * len(options)
         on_all = [i for i, option in enumerate(options) if option.sharding in ON_ALL_RANKS]
         if not self._on_all_ranks([options[i] for i in on_all]):
@@ -250,8 +256,8 @@ class _Packing:
         return ranks
 
     def _over_hosts(self, option: Option) -> list[int] | None:
-        """Each block of columns over the ranks of a host, those hosts that follow each other in what they have to do;
-        where there are fewer hosts than blocks, all of them in turn."""
+        """Put each block of columns on the ranks of a host, the least busy hosts first; if blocks outnumber hosts, in
+        turn."""
         hosts = sorted(range(len(self.group_s)), key=self.group_s.__getitem__)
         num = option.num_blocks
         for first in range(max(1, len(hosts) - num + 1)):

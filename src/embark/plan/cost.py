@@ -21,7 +21,7 @@ class Failures:
     """How often a run loses a machine."""
 
     per_hour: float
-    grace_s: float  # From a notice to the end, as the trainer assumes it.
+    grace_s: float  # Seconds from a notice to the end, as the trainer assumes them.
     has_notice: bool  # Spot gives notice; a machine that breaks does not.
     why: str
 
@@ -32,7 +32,7 @@ class Failures:
 
 @dataclass(frozen=True, slots=True)
 class SaveBytes:
-    """What is written: in all, and at most by a rank, a process and a host."""
+    """Bytes of a checkpoint: in all, and the most of a rank, a process and a host."""
 
     checkpoint: float
     rank: float
@@ -42,15 +42,15 @@ class SaveBytes:
 
 @dataclass(frozen=True, slots=True)
 class Saves:
-    """The checkpoints of a run."""
+    """What the checkpoints of a run take."""
 
     checkpoint_bytes: float  # Tables, their optimizer's state, the dense layers and theirs.
     host_bytes: float  # The most that one host writes of it.
     pause_s: float  # How long a save pauses training.
-    write_s: float  # From the beginning of a save to its commit.
-    load_s: float  # At a restart.
+    write_s: float  # Seconds from the beginning of a save to its commit.
+    load_s: float  # Seconds of loading at a restart.
     every_steps: int  # 0: no save before the end.
-    every_s: float  # Of training between two saves; 0: there is no save before the end.
+    every_s: float  # Training between two saves; 0: there is no save before the end.
     why: str
     fits_notice: bool  # A step and a save fit between a notice and the end, so that nothing is lost.
     lost_each_s: float
@@ -65,12 +65,12 @@ class Saves:
 
 
 def checkpoint_bytes(spec: RunSpec) -> float:
-    """Of a complete checkpoint, except for a few kB of small files."""
+    """Return the size of a complete checkpoint, except for a few kB of small files."""
     return all_table_bytes(spec) + _dense_bytes(spec)
 
 
 def save_bytes(prediction: Prediction) -> SaveBytes:
-    """By where the tables are; rank 0 writes the dense layers and data-parallel tables."""
+    """Return what each writes, by where the tables are; rank 0 writes the dense layers and data-parallel tables."""
     placement, setup = prediction.placement, prediction.setup
     if placement is None:
         raise ValueError("what does not fit saves nothing")
@@ -85,7 +85,7 @@ def save_bytes(prediction: Prediction) -> SaveBytes:
 
 
 def saves_of(prediction: Prediction, num_steps: int, failures: Failures, written: SaveBytes | None = None) -> Saves:
-    """For a prediction that fits. `written`: its `save_bytes`, where they are known already."""
+    """Return the saves of a prediction that fits. `written`: its `save_bytes`, where they are known already."""
     step, setup = prediction.step, prediction.setup
     if step is None:
         raise ValueError("what does not fit saves nothing")
@@ -125,7 +125,7 @@ def _dense_bytes(spec: RunSpec) -> float:
 
 @dataclass(frozen=True, slots=True)
 class StartUp:
-    """From the first paid second to the first step."""
+    """Seconds from the first that is paid to the first step."""
 
     boot_s: float
     image_s: float
@@ -148,7 +148,7 @@ class RunTime:
     num_interruptions: float  # Expected; less than one for most short runs.
     lost_s: float  # Training that is repeated.
     restart_s: float  # Booting, loading and compiling again, all restarts together.
-    waiting_s: float  # For replacements; the lost machine is not paid for.
+    waiting_s: float  # Waiting for replacements; the lost machine is not paid for.
     epoch_s: float  # Training alone, of one epoch.
 
     @property
@@ -162,7 +162,7 @@ class Bill:
     """The run, paid one way. None is an unknown price, never a price of zero."""
 
     purchase: Purchase
-    usd_per_hour: float | None  # Of all machines together.
+    usd_per_hour: float | None  # Price of all machines together.
     time: RunTime | None  # None: interruptions undo more than is trained between them.
     saves: Saves
     failures: Failures
@@ -172,12 +172,12 @@ class Bill:
 
     @property
     def total_usd(self) -> float | None:
-        """Machines, and storage where its price is known."""
+        """Dollars of machines, and of storage where its price is known."""
         return None if self.machines_usd is None else self.machines_usd + (self.storage_usd or 0.0)
 
     @property
     def epoch_usd(self) -> float | None:
-        """Of one epoch among many: without the start and the last save, with its share of all else."""
+        """Dollars of one epoch among many: without the start and the last save, with its share of all else."""
         if self.usd_per_hour is None or self.time is None:
             return None
         last_s = self.saves.write_s if self.saves.has_last else 0.0
@@ -188,7 +188,7 @@ class Bill:
 def bills(
     prediction: Prediction, workload: Workload, price: Price | None, failures: Mapping[Purchase, Failures]
 ) -> dict[Purchase, Bill]:
-    """By each of `failures`' ways, storage not yet in it."""
+    """Return a bill for each way to pay in `failures`, without storage."""
     written = save_bytes(prediction)
     return {purchase: bill(prediction, workload, purchase, price, of_purchase, written)
             for purchase, of_purchase in failures.items()}
@@ -198,7 +198,7 @@ def bill(
     prediction: Prediction, workload: Workload, purchase: Purchase, price: Price | None, failures: Failures,
     written: SaveBytes | None = None,
 ) -> Bill:
-    """What the run comes to, without storage. `prediction` must fit."""
+    """Return what the run costs without storage. `prediction` must fit."""
     saves = saves_of(prediction, workload.num_steps, failures, written)
     time = run_time(prediction, workload, saves, failures)
     num_nodes = prediction.setup.num_nodes
@@ -220,14 +220,14 @@ def bill(
 
 
 def add_storage(paid: Bill, usd_per_month: float) -> Bill:
-    """The same with what storage costs while the run lasts."""
+    """Add what storage costs while the run lasts."""
     if paid.time is None:
         return paid
     return replace(paid, storage_usd=usd_per_month * paid.time.total_s / 3600 / COST["hours_per_month"])
 
 
 def run_time(prediction: Prediction, workload: Workload, saves: Saves, failures: Failures) -> RunTime | None:
-    """All of the run; None where it would never end."""
+    """Return the time of the complete run; None where it would never end."""
     if prediction.step is None:
         raise ValueError("what does not fit takes no time")
     step_s, setup = prediction.step.total_s, prediction.setup
@@ -254,7 +254,7 @@ def run_time(prediction: Prediction, workload: Workload, saves: Saves, failures:
 
 def failures_of(catalog: Catalog, machine: Machine, num_nodes: int, region: str, purchase: Purchase, *,
                 failure_hours: float | None = None, grace_s: float | None = None) -> Failures:
-    """What interrupts a run. `failure_hours` between failures of the run, given in the spec, take precedence."""
+    """Return what interrupts a run. `failure_hours` between failures of the run, given in the spec, take precedence."""
     if failure_hours is not None:
         per_hour, why = 1 / failure_hours, f"store.hours_between_failures = {failure_hours:g}"
     elif purchase == "spot":

@@ -1,4 +1,4 @@
-"""From measured steps to what an engine adds to the floor: least squares with nothing below zero."""
+"""Fits of measured steps: what an engine adds to the floor, by least squares with nothing below zero."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import astuple, dataclass, replace
@@ -22,8 +22,8 @@ from embark.spec import RunSpec
 
 PRIOR_ERROR = 0.05
 NUM_GUESSES = 12
-UPLOAD_SHARE = 0.9  # Of a step: one whose batch takes longer to come waits for it.
-PARTS = ("pooled", "layers", "ids", "largest")  # Of what comes and goes.
+UPLOAD_SHARE = 0.9  # The share of a step from which on it waits for its batch.
+PARTS = ("pooled", "layers", "ids", "largest")  # Parts of what comes and goes.
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,17 +34,17 @@ class Measurement:
     engine: str
     precision: str
     step_s: float  # 0: of its memory alone.
-    used_bytes: float  # Of the device, whoever uses them; on a CPU, resident. 0: of its step alone.
-    reserved_bytes: float  # Of those, what torch's allocator holds; 0 on a CPU.
-    allocated_bytes: float  # Of those, the most that tensors took.
-    resident_bytes: float = 0.0  # Of the host's memory, what a process takes that trains on a GPU.
-    python_s: float = 0.0  # Of the host's pace while a GPU is measured, as `Rates` has it.
+    used_bytes: float  # Bytes of the device, whoever uses them; on a CPU, resident. 0: only its step was measured.
+    reserved_bytes: float  # Part of them that torch's allocator holds; 0 on a CPU.
+    allocated_bytes: float  # Part of those, the most that tensors took.
+    resident_bytes: float = 0.0  # Host memory of a process that trains on a GPU.
+    python_s: float = 0.0  # The host's pace while a GPU is measured, as in `Rates`.
 
 
 def fit_calibration(
     base: Calibration, measured: Sequence[Measurement], prior: Calibration | None = None
 ) -> Calibration:
-    """`base`, whose rates were measured, with fits for every engine that was."""
+    """Return `base`, whose rates were measured, with fits for every engine that was."""
     known = dict(prior.engines) if prior else {}
     engines: dict[str, EngineFit | CpuFit] = {}
     for name in sorted({m.engine for m in measured}):
@@ -65,8 +65,11 @@ def fit_calibration(
 def fit_engine(
     base: Calibration, measured: Sequence[Measurement], prior: EngineFit | CpuFit | None = None
 ) -> EngineFit:
-    """The device's part alone, or a host beside it that small steps wait for: whichever comes nearer. What the
-    measurements leave open stays near `prior`, another device's fit. Steps that wait for their batch tell nothing."""
+    """Fit the device's part alone, and with a host that small steps wait for, and return whichever comes nearer.
+
+    What the measurements leave open stays near `prior`, another device's fit. Steps that wait for their batch tell
+    nothing.
+    """
     steps = [_Step(tuple(host_pace(base, m.python_s) * value for value in host_features(m.spec)),
                    features(m.spec, one_rank_placement(m.spec), m.precision, base, m.engine),
                    layers_behind_lookup(dense_work_of(m.spec.model, m.spec.train.batch_size)), m.step_s)
@@ -80,7 +83,7 @@ def fit_engine(
 
 
 def fit_cpu(base: Calibration, measured: Sequence[Measurement], prior: EngineFit | CpuFit | None = None) -> CpuFit:
-    """What the measurements leave open stays near `prior`, another CPU's fit."""
+    """Fit a CPU; what the measurements leave open stays near `prior`, another CPU's fit."""
     rows = [one_rank_cpu_features(m.spec, one_rank_placement(m.spec), m.precision, base.rates) for m in measured]
     near = astuple(prior) if isinstance(prior, CpuFit) else None
     return CpuFit(*solve_non_negative(rows, [m.step_s for m in measured], prior=near))
@@ -88,7 +91,7 @@ def fit_cpu(base: Calibration, measured: Sequence[Measurement], prior: EngineFit
 
 @dataclass(frozen=True, slots=True)
 class _Step:
-    """What was measured, and what a fit multiplies."""
+    """A measured step, and what a fit multiplies."""
 
     host: tuple[float, ...]
     device: tuple[float, ...]
@@ -104,7 +107,7 @@ class _Step:
         return sort_s < layers_s
 
     def counted(self, *, is_sort_hidden: bool) -> tuple[float, ...]:
-        """What a fit of the device multiplies; of what runs side by side, the longer."""
+        """Return what a fit of the device multiplies; of what runs side by side, the longer."""
         hidden = {"sort_s": 0.0, "sort": 0.0} if is_sort_hidden else {
             "layer_s": self.device[FEATURES.index("layer_s")] - self.num_behind}
         return tuple(hidden.get(name, value) for name, value in zip(FEATURES, self.device, strict=True))
@@ -114,7 +117,7 @@ class _Step:
 
 
 def fit_memory(measured: Sequence[Measurement], *, is_cpu: bool) -> MemoryFit:
-    """Bytes over what is counted: a part that is always there, and those that grow with the activations."""
+    """Fit bytes over what is counted: a part that is always there, and those that grow with the activations."""
     rows, over = [], []
     for m in measured:
         placement = one_rank_placement(m.spec)
@@ -129,8 +132,11 @@ def fit_memory(measured: Sequence[Measurement], *, is_cpu: bool) -> MemoryFit:
 
 
 def _alone(steps: Sequence[_Step], near: Sequence[float] | None) -> Iterator[EngineFit]:
-    """From each guess at how many of the steps with the fewest ids sort them while the layers behind start, on to where
-    the fit itself says the same."""
+    """Fit the device alone.
+
+    Starts from each guess at how many of the steps with the fewest ids sort them while the layers after the lookup
+    start, and goes on to where the fit itself says the same.
+    """
     by_ids = sorted(steps, key=lambda step: step.device[FEATURES.index("sort")])
     for number in range(0, len(steps) + 1, max(1, len(steps) // NUM_GUESSES)):
         rows = [step.counted(is_sort_hidden=at < number) for at, step in enumerate(by_ids)]
@@ -144,8 +150,11 @@ def _alone(steps: Sequence[_Step], near: Sequence[float] | None) -> Iterator[Eng
 
 
 def _beside_a_host(steps: Sequence[_Step], near: Sequence[float] | None) -> Iterator[EngineFit]:
-    """From each guess at how many of the smallest steps are the host's, on to where the fit itself says the same. The
-    host, not the device, then takes time for each launch."""
+    """Fit the device and its host.
+
+    Starts from each guess at how many of the smallest steps the host bounds, and goes on to where the fit itself says
+    the same. The host, not the device, then takes time for each launch.
+    """
     skipped = len(LAUNCHES) - 1  # all but the averaged features'
     by_size = sorted(range(len(steps)), key=lambda i: sum(steps[i].device[skipped:]))
     for number in range(2, len(steps) - 2, max(1, len(steps) // NUM_GUESSES)):
@@ -175,7 +184,7 @@ def _product(factors: Sequence[float], values: Sequence[float]) -> float:
 
 
 def one_rank_placement(spec: RunSpec) -> Placement:
-    """Every table on one rank."""
+    """Put every table on one rank."""
     tables = spec.model.stored_tables()
     return Placement(1, tuple(Shard(t.name, 0, t.rows, t.dim) for t in tables),
                      {t.name: "table_wise" for t in tables}, "one rank")
@@ -185,8 +194,11 @@ def solve_non_negative(
     rows: Sequence[Sequence[float]], values: Sequence[float], weights: Sequence[float] | None = None,
     prior: Sequence[float] | None = None,
 ) -> list[float]:
-    """The x ≥ 0 for which rows · x is nearest to `values`, each times its weight; without weights, relatively nearest.
-    By Lawson and Hanson's active sets. Being twice the `prior`, or none of it, counts like an error of PRIOR_ERROR."""
+    """Return the x ≥ 0 for which rows · x is nearest to `values`, by Lawson and Hanson's active sets.
+
+    Each value counts times its weight; without weights, errors are relative. Being twice the `prior`, or none of it,
+    counts like an error of PRIOR_ERROR.
+    """
     import numpy as np
 
     weight = 1 / np.asarray(values, float) if weights is None else np.asarray(weights, float)

@@ -7,16 +7,12 @@ from typing import Any, Literal
 from embark.catalog import Gpu, load_catalog
 from embark.errors import UserError
 from embark.formatting import format_duration, pluralize
-from embark.model.placement import Cluster, Placement, TooLarge
-from embark.model.precision import choose_precision, cpu_has_matrix_bf16, gpu_has_matrix_bf16
+from embark.model.engine_selection import choose_precision, cpu_has_matrix_bf16, gpu_has_matrix_bf16
+from embark.model.placement import Cluster
 from embark.plan.calibration import Calibration, calibration_here, calibration_path, cpu_calibration, load_calibrations
-from embark.plan.closed_form import closed_form
-from embark.plan.dense_trace import dense_notes, trace_dense
-from embark.plan.memory import device_parts, host_parts, with_own_input
-from embark.plan.predict import choose_engine, explain_fit, match_gpu
+from embark.plan.predict import match_gpu, predict_cluster
 from embark.plan.prediction import GIB, MemoryUse, StepTime
-from embark.plan.step_time import step_time
-from embark.plan.workload import Workload, resolve_data, workload_of
+from embark.plan.workload import Workload, dense_notes, resolve_data, trace_dense, workload_of
 from embark.spec import RunSpec
 
 UNKNOWN_GPU = "H200"  # Whose memory beside the tables an unknown GPU is taken to need.
@@ -24,16 +20,16 @@ UNKNOWN_GPU = "H200"  # Whose memory beside the tables an unknown GPU is taken t
 
 @dataclass(frozen=True, slots=True)
 class LocalGpu:
-    """One, as its driver shows it."""
+    """A GPU of this machine, as its driver shows it."""
 
     name: str
     memory_bytes: float
-    capability: tuple[int, int] | None = None  # Of CUDA; None where the driver does not say.
+    capability: tuple[int, int] | None = None  # CUDA capability; None where the driver does not say.
 
 
 @dataclass(frozen=True, slots=True)
 class ThisMachine:
-    """What `embark doctor` sees of it."""
+    """This machine, as `embark doctor` sees it."""
 
     num_cores: float
     host_bytes: float
@@ -67,7 +63,7 @@ class LocalPlan:
         return None if self.step is None else self.step.total_s * self.workload.num_steps
 
     def to_dict(self) -> dict[str, Any]:
-        """Everything, with units in the names."""
+        """Return everything, with units in the names."""
         memory = self.memory
         return {
             "verdict": self.sentence, "fits": self.is_ok, "machine": asdict(self.machine), "device": self.device,
@@ -81,7 +77,7 @@ class LocalPlan:
 
 
 def plan_here(spec: RunSpec, machine: ThisMachine, num_samples: int | None = None) -> LocalPlan:
-    """In one process, as `embark train` runs; on several GPUs, where one does not suffice, with a rank on each."""
+    """Plan one process, as `embark train` runs; on several GPUs, where one does not suffice, a rank on each."""
     spec, data_size = resolve_data(spec, num_samples)
     trace_dense(spec)
     workload = workload_of(spec, data_size)
@@ -110,35 +106,12 @@ def _plan(
     cluster = Cluster(num_ranks, num_ranks, device_bytes, machine.host_bytes, device, intra_gbyte_per_s=link)
     precision = choose_precision(spec.train, has_matrix_bf16=_has_matrix_bf16(machine, device))
     calibration = _calibration(device, gpu)
-    memory: MemoryUse | None = None
-    step: StepTime | None = None
-    engine = ""
-    try:
-        placement = closed_form(spec, cluster)
-        engine, _ = choose_engine(spec, cluster, placement)
-    except (TooLarge, UserError) as error:
-        fits, why = False, error.what if isinstance(error, UserError) else str(error)
-    else:
-        memory = _memory(spec, placement, cluster, engine, precision, calibration)
-        fits, why = memory.fits, explain_fit(spec, cluster, placement, memory)
-        if fits and (device == "cpu" or gpu is not None) and engine in calibration.engines:
-            step = step_time(spec, placement, cluster, engine, precision, calibration,
-                             draws_samples=spec.data.kind == "synthetic" and not spec.data.drift.is_on)
-    plan = LocalPlan(machine, device, num_ranks, engine, precision, workload, memory, step, fits, why, "",
+    found = predict_cluster(spec, cluster, precision, calibration, is_local=True)
+    step = found.step if device == "cpu" or gpu is not None else None
+    plan = LocalPlan(machine, device, num_ranks, found.engine, precision, workload, found.memory, step,
+                     found.memory is not None and found.memory.fits, found.why, "",
                      (*_notes(machine, device, step), *dense_notes(spec)))
     return _with_sentence(plan, spec)
-
-
-def _memory(
-    spec: RunSpec, placement: Placement, cluster: Cluster, engine: str, precision: str, calibration: Calibration
-) -> MemoryUse:
-    is_cpu = cluster.device == "cpu"
-    on_device = {} if is_cpu else with_own_input(
-        device_parts(spec, placement, engine, precision, calibration), spec, engine, cluster.num_ranks)
-    return MemoryUse(
-        on_device, cluster.device_bytes,
-        host_parts(spec, placement, cluster.num_ranks, calibration, is_cpu=is_cpu, precision=precision),
-        cluster.host_bytes)
 
 
 def _calibration(device: str, gpu: Gpu | None) -> Calibration:

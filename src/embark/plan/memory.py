@@ -3,7 +3,6 @@ known, measured where they are a library's."""
 
 from dataclasses import dataclass, replace
 
-from embark.model.batch import EVAL_SAMPLES, num_together
 from embark.model.placement import (
     DENSE_STATES,
     Placement,
@@ -15,6 +14,7 @@ from embark.model.placement import (
     wire_bytes,
 )
 from embark.model.sharding import CACHED_SHARE
+from embark.model.steps import EVAL_SAMPLES, num_together
 from embark.model.work import Layers, dense_work_of, layers_of, lookups_of, padded
 from embark.plan.autograd import passes_of
 from embark.plan.calibration import Calibration, MemoryFit
@@ -24,13 +24,13 @@ from embark.spec.model import id_map_bytes
 
 MEMORY = ASSUMPTIONS["memory"]
 UPDATE_TILE = 32
-STEP_BYTES_PER_ID = 28  # Of a dynamic table's id: hash, slot, whether it is missing, how many are before it, row.
+STEP_BYTES_PER_ID = 28  # A dynamic table's id: hash, slot, whether it is missing, how many are before it, row.
 EXCHANGE_BYTES_PER_ID = 24  # … on several ranks: as it came and in order, its row for its rank and from each.
 
 
 @dataclass(frozen=True, slots=True)
 class ByteCounts:
-    """Bytes on a rank that follow from the spec; of the activations, those that a library keeps some times over."""
+    """Bytes on a rank that follow from the spec; of the activations, those of which a library keeps a multiple."""
 
     tables: float
     state: float
@@ -41,18 +41,18 @@ class ByteCounts:
     inputs: float
     exchange: float
     id_maps: float = 0.0
-    largest: float = 0.0  # Of the tensors that come and go: the allocator leaves gaps as large.
+    largest: float = 0.0  # The largest tensor that comes and goes: the allocator leaves gaps as large.
 
     @property
     def fixed(self) -> float:
-        """What no allocator multiplies."""
+        """Bytes that no allocator multiplies."""
         return self.tables + self.state + self.dense + self.inputs + self.exchange + self.id_maps
 
 
 def device_parts(
     spec: RunSpec, placement: Placement, engine: str, precision: str, calibration: Calibration
 ) -> dict[str, float]:
-    """Of the fullest rank of a GPU run."""
+    """Return the bytes of the fullest rank of a GPU run."""
     fit = calibration.memory[engine]
     rank = fullest_rank(spec, placement)
     counted = counted_bytes(spec, placement, rank, engine, precision)
@@ -73,8 +73,11 @@ def device_parts(
 
 
 def with_own_input(parts: dict[str, float], spec: RunSpec, engine: str, num_ranks: int) -> dict[str, float]:
-    """`device_parts` of a run that is fed by its own data: its buffers hold as many batches as are made together, and
-    its evaluation, which the captured step has no part in, takes memory of its own."""
+    """Return `device_parts` of a run that reads its own data.
+
+    Its buffers hold as many batches as are made together, and its evaluation, which is no part of the captured step,
+    takes memory of its own.
+    """
     if engine != "cuda_graph":
         return parts
     pooled, layers = sum(t.dim or 0 for t in spec.model.table_list()), dense_work_of(spec.model)
@@ -86,7 +89,7 @@ def with_own_input(parts: dict[str, float], spec: RunSpec, engine: str, num_rank
 
 
 def counted_bytes(spec: RunSpec, placement: Placement, rank: int, engine: str, precision: str) -> ByteCounts:
-    """On a GPU."""
+    """Return the bytes of a rank on a GPU."""
     count = cuda_graph_bytes if engine == "cuda_graph" else gpu_pipeline_bytes
     return count(spec, placement, rank, precision)
 
@@ -100,7 +103,7 @@ def fullest_rank(spec: RunSpec, placement: Placement) -> int:
 
 
 def cuda_graph_bytes(spec: RunSpec, placement: Placement, rank: int, precision: str) -> ByteCounts:
-    """The captured engine allocates everything before the first step: this is that list."""
+    """Return the bytes that the captured engine allocates before the first step, which is all of them."""
     model, size = spec.model, value_bytes(precision)
     samples = spec.train.batch_size / placement.num_ranks
     tables = model.table_list()
@@ -125,8 +128,11 @@ def cuda_graph_bytes(spec: RunSpec, placement: Placement, rank: int, precision: 
 
 
 def gpu_pipeline_bytes(spec: RunSpec, placement: Placement, rank: int, precision: str) -> ByteCounts:
-    """What autograd holds at its peak in TorchRec's pipeline is counted, and three batches: features, ids, lengths and
-    offsets. Of one batch FBGEMM has ids and offsets in 64 bits, and each group of tables has its own."""
+    """Return the bytes of TorchRec's pipeline: what autograd holds at its peak, and three batches.
+
+    A batch has features, ids, lengths and offsets. FBGEMM has one batch's ids and offsets in 64 bits, and each group of
+    tables has its own.
+    """
     counted, model = pipeline_bytes(spec, placement, rank, precision), spec.model
     layers, tables, size = dense_work_of(model, spec.train.batch_size), model.table_list(), value_bytes(precision)
     samples = spec.train.batch_size // placement.num_ranks
@@ -145,8 +151,10 @@ def gpu_pipeline_bytes(spec: RunSpec, placement: Placement, rank: int, precision
 
 
 def pipeline_bytes(spec: RunSpec, placement: Placement, rank: int, precision: str) -> ByteCounts:
-    """What autograd makes on any device: pooled vectors in fp32, each layer's output. How much of it lives at once is
-    measured."""
+    """Return what autograd makes on any device: pooled vectors in fp32, each layer's output.
+
+    How much of it lives at once is measured.
+    """
     layers, model = dense_work_of(spec.model, spec.train.batch_size), spec.model
     size = value_bytes(precision)
     samples = spec.train.batch_size / placement.num_ranks
@@ -169,7 +177,7 @@ def host_parts(
     spec: RunSpec, placement: Placement, ranks_per_host: int, calibration: Calibration, *, is_cpu: bool,
     precision: str,
 ) -> dict[str, float]:
-    """Of one host, with all its ranks."""
+    """Return the bytes of one host with all its ranks."""
     fit = calibration.memory["pipeline" if is_cpu else "host"]  # on a CPU no other engine was measured
     tables = spec.model.table_list()
     num_ids = sum(t.multi_hot for t in tables)
@@ -196,7 +204,7 @@ def _held(counted: ByteCounts, fit: MemoryFit) -> float:
 
 
 def _table_bytes(spec: RunSpec, placement: Placement, rank: int) -> tuple[float, float]:
-    """On the device: rows, and optimizer state."""
+    """Return the bytes of rows and of optimizer state on the device."""
     rows = state = 0.0
     for shard in placement.of_rank(rank):
         share = 1.0 if shard.memory == "device" else CACHED_SHARE
@@ -207,15 +215,19 @@ def _table_bytes(spec: RunSpec, placement: Placement, rank: int) -> tuple[float,
 
 
 def _id_map_bytes(spec: RunSpec, num_ranks: int) -> float:
-    """Of dynamic tables, on a rank: its part of the maps, and what a step needs of each id of the whole batch."""
+    """Return what dynamic tables take of a rank: its part of the maps, and a step's bytes for each id of the whole
+    batch."""
     of_id = STEP_BYTES_PER_ID + (EXCHANGE_BYTES_PER_ID if num_ranks > 1 else 0)
     return sum(float(id_map_bytes(table.features[0], num_ranks)) + of_id * spec.train.batch_size * table.multi_hot
                for table in spec.model.stored_tables() if table.is_dynamic)
 
 
 def _flat_dense_bytes(spec: RunSpec, size: int, samples: float) -> tuple[float, float]:
-    """Of the weights: master, places, two states, gradients, the copy that is computed with, and sums over portions of
-    the batch; what each value decays by, if any does. And of the buffers between layers, for each sample."""
+    """Return the bytes of the weights, and of the buffers between layers for each sample.
+
+    A weight has a master copy, an index, two states, a gradient, the copy that is computed with, sums over portions of
+    the batch, and its decay if there is one.
+    """
     layers, model = layers_of(spec.model), spec.model
     head, before = layers.top[-1], (*layers.bottom, *layers.down, *layers.up, *layers.top[:-1])
     weights = sum(padded(layer.num_out) * padded(layer.num_in) for layer in before)
@@ -233,8 +245,10 @@ def _flat_dense_bytes(spec: RunSpec, size: int, samples: float) -> tuple[float, 
 
 
 def _own_network_bytes(spec: RunSpec, size: int, samples: float) -> tuple[float, float]:
-    """The same of the user's own network: of each sample the inputs, pooled rows and their gradients in fp32, what
-    autograd keeps, and its gradient."""
+    """Return the bytes of the user's own network, as `_flat_dense_bytes` does.
+
+    A sample has its inputs, pooled rows and their gradients in fp32, what autograd keeps, and its gradient.
+    """
     work = dense_work_of(spec.model)
     values = work.num_values * (4 + 8 + 4 + 4 + 4 * bool(spec.train.weight_decay) + 4 + size)
     pooled = sum(t.dim or 0 for t in spec.model.table_list())

@@ -14,7 +14,6 @@ from embark.formatting import format_duration, format_usd
 from embark.model.placement import Planner
 from embark.plan.closed_form import CachedPlanner
 from embark.plan.cost import Bill
-from embark.plan.dense_trace import trace_dense
 from embark.plan.predict import predict
 from embark.plan.survey import (
     MAX_NODES,
@@ -29,7 +28,7 @@ from embark.plan.survey import (
     survey_catalog,
 )
 from embark.plan.verdict import Verdict, survey_sentence, verdict
-from embark.plan.workload import Workload, resolve_data, workload_of
+from embark.plan.workload import Workload, resolve_data, trace_dense, workload_of
 from embark.spec import RunSpec
 
 
@@ -69,7 +68,7 @@ DEFAULT_REQUEST = PlanRequest()
 
 @dataclass(frozen=True, slots=True)
 class MachinePlan:
-    """A spec on its machines."""
+    """A spec planned for its machines."""
 
     estimate: Estimate
     verdict: Verdict
@@ -79,7 +78,7 @@ class MachinePlan:
     is_ok: bool  # It fits, within the deadline and the budget.
 
     def to_dict(self) -> dict[str, Any]:
-        """Everything, with units in the names."""
+        """Return everything, with units in the names."""
         alternatives = [{"how": n.how, **_row(n.estimate, self.purchase)} for n in self.verdict.nearest]
         return {"verdict": self.sentence, "fits": self.verdict.fits, "purchase": self.purchase,
                 "workload": asdict(self.workload), **_estimate_dict(self.estimate), "nearest": alternatives}
@@ -87,7 +86,7 @@ class MachinePlan:
 
 @dataclass(frozen=True, slots=True)
 class CatalogPlan:
-    """A spec on every machine of the catalog."""
+    """A spec planned for every machine of the catalog."""
 
     survey: Survey
     ranked: tuple[Estimate, ...]  # Those within the deadline and the budget, best first.
@@ -98,7 +97,7 @@ class CatalogPlan:
 
     @property
     def is_ok(self) -> bool:
-        """Something fits, within the deadline and the budget."""
+        """Whether something fits, within the deadline and the budget."""
         return bool(self.ranked)
 
     def to_dict(self) -> dict[str, Any]:
@@ -117,7 +116,9 @@ def plan(
     spec: RunSpec, request: PlanRequest = DEFAULT_REQUEST, *, planner: Planner | None = None,
     progress: Callable[[int, int], None] | None = None,
 ) -> MachinePlan | CatalogPlan:
-    """On `place.machine` and `place.nodes`, or, where no machine is named or `across` is set, on the complete catalog.
+    """Plan for `place.machine` and `place.nodes`, or for the complete catalog.
+
+    The catalog is planned where no machine is named, or `across` is set.
 
     `planner` places the tables of one setup; without one the closed form does. Raises `UserError` for a bad request.
     """
@@ -145,7 +146,7 @@ def plan(
 
 
 def predict_with(planner: Planner) -> Predict:
-    """Predictions whose tables this planner places."""
+    """Return predictions whose tables this planner places."""
     return lambda setup: predict(setup, planner=planner)
 
 

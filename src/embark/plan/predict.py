@@ -1,28 +1,27 @@
 """Memory and step time of a spec on a number of machines, or on this one, and whether it fits."""
 
 import re
-from typing import Any
+from typing import Any, NamedTuple
 
 from embark.catalog import Catalog, Gpu, load_catalog
 from embark.errors import UserError
-from embark.model.engine_selection import cuda_graph_obstacle, select_engine
+from embark.model.engine_selection import choose_precision, cuda_graph_obstacle, select_engine
 from embark.model.jax_layout import LINE_WIDTHS, make_layout
 from embark.model.placement import Cluster, Placement, Planner, TooLarge, all_table_bytes
-from embark.model.precision import choose_precision
 from embark.plan.calibration import Calibration, MemoryFit, calibration_for, calibration_here, cpu_calibration
 from embark.plan.closed_form import closed_form
-from embark.plan.dense_trace import dense_notes
 from embark.plan.memory import MEMORY, device_parts, host_parts, with_own_input
 from embark.plan.prediction import GIB, MemoryUse, Prediction, Setup, StepTime, refused
 from embark.plan.step_time import step_time
 from embark.plan.tpu import chip_memory, predict_on_tpu, tpu_step_time
+from embark.plan.workload import dense_notes
 from embark.spec import RunSpec
 from embark.spec.section import remembered
 from embark.spec.train import batch_mistakes
 
 
 def predict(setup: Setup, *, planner: Planner | None = None, calibration: Calibration | None = None) -> Prediction:
-    """What does not fit is no error: `fits` is False."""
+    """Predict a run on a setup. One that does not fit is no error: `fits` is False."""
     if setup.machine.gpu.kind == "tpu":
         return predict_on_tpu(setup, cluster_of(setup))
     calibration = calibration or calibration_for(setup.machine.gpu)
@@ -31,7 +30,7 @@ def predict(setup: Setup, *, planner: Planner | None = None, calibration: Calibr
 
 
 def cluster_of(setup: Setup) -> Cluster:
-    """The machines as a planner sees them."""
+    """Return the machines as a planner sees them."""
     machine = setup.machine
     host_gib = machine.allocatable_gib or (machine.memory_gib or 0.0) * MEMORY["host_share"]
     fabric = machine.fabric_gbit_per_s or machine.network_gbit_per_s or 0.0
@@ -45,36 +44,74 @@ def cluster_of(setup: Setup) -> Cluster:
 
 
 def device_bytes(gpu: Gpu) -> float:
-    """Of an accelerator, as its driver shows it."""
+    """Return the memory of an accelerator as its driver shows it."""
     return (gpu.seen_mib or gpu.memory_mib * MEMORY["seen_share"]) * 1024.0**2
 
 
 def predict_on(
     setup: Setup, cluster: Cluster, precision: str, calibration: Calibration, planner: Planner | None = None
 ) -> Prediction:
-    """On any cluster, this computer among them."""
+    """Predict a run on any cluster, this machine among them."""
     spec, notes = setup.spec, tuple(_notes(setup, calibration))
     if spec.train.batch_size < cluster.num_ranks:
         why = f"a batch of {spec.train.batch_size:,} samples leaves some of the {cluster.num_ranks:,} ranks without one"
         return refused(setup, cluster, why, notes)
+    found = predict_cluster(spec, cluster, precision, calibration, planner=planner)
+    if found.memory is None:
+        return refused(setup, cluster, found.why, notes)
+    return Prediction(setup, found.engine, found.engine_why, found.placement, found.memory, found.step,
+                      found.memory.fits, found.why, notes)
+
+
+class ClusterPrediction(NamedTuple):
+    """What a spec takes on a cluster; no memory where the tables do not fit at all, no step where it does not fit."""
+
+    engine: str
+    engine_why: str
+    placement: Placement | None
+    memory: MemoryUse | None
+    step: StepTime | None
+    why: str
+
+
+def predict_cluster(
+    spec: RunSpec, cluster: Cluster, precision: str, calibration: Calibration, *, planner: Planner | None = None,
+    is_local: bool = False,
+) -> ClusterPrediction:
+    """Place the tables, choose the engine, and predict memory and step time.
+
+    `is_local`: the run reads or draws its samples as it does on this machine, which a plan for a cloud leaves out.
+    """
     try:
         placement = planner(spec, cluster) if planner else closed_form(spec, cluster)
         engine, engine_why = choose_engine(spec, cluster, placement)
     except (TooLarge, UserError) as error:
-        return refused(setup, cluster, error.what if isinstance(error, UserError) else str(error), notes)
+        why = error.what if isinstance(error, UserError) else str(error)
+        return ClusterPrediction("", "", None, None, None, why)
     is_cpu = cluster.device == "cpu"
+    on_device = {} if is_cpu else device_parts(spec, placement, engine, precision, calibration)
+    if is_local and not is_cpu:
+        on_device = with_own_input(on_device, spec, engine, cluster.num_ranks)
     memory = MemoryUse(
-        {} if is_cpu else device_parts(spec, placement, engine, precision, calibration), cluster.device_bytes,
+        on_device, cluster.device_bytes,
         host_parts(spec, placement, cluster.ranks_per_host, calibration, is_cpu=is_cpu, precision=precision),
-        cluster.host_bytes,
-    )
-    step = step_time(spec, placement, cluster, engine, precision, calibration) if memory.fits else None
-    return Prediction(setup, engine, engine_why, placement, memory, step, memory.fits,
-                      explain_fit(spec, cluster, placement, memory), notes)
+        cluster.host_bytes)
+    step = None
+    if memory.fits and engine in calibration.engines:
+        step = step_time(spec, placement, cluster, engine, precision, calibration,
+                         draws_samples=is_local and draws_samples(spec))
+    return ClusterPrediction(engine, engine_why, placement, memory, step,
+                             explain_fit(spec, cluster, placement, memory))
+
+
+def draws_samples(spec: RunSpec) -> bool:
+    """Return whether samples are drawn as the run goes on."""
+    return spec.data.kind == "synthetic" and not spec.data.drift.is_on
 
 
 def fits_without_tables(setup: Setup) -> bool:
-    """Whether a GPU holds what is the same wherever the tables are. To place thousands of tables takes seconds."""
+    """Return whether a GPU holds what is the same wherever the tables are; to place thousands of tables takes
+    seconds."""
     spec, gpu, cluster = setup.spec, setup.machine.gpu, cluster_of(setup)
     calibration = calibration_for(gpu)
     precision = choose_precision(spec.train, has_matrix_bf16=gpu.bf16_tflops is not None)
@@ -85,8 +122,10 @@ def fits_without_tables(setup: Setup) -> bool:
 
 
 class _WithoutTables:
-    """Bytes that a GPU holds besides the tables, counted once for all machines with as many ranks: of thousands of
-    tables that takes a tenth of a second."""
+    """Bytes that a GPU holds besides the tables, counted once for all machines with as many ranks.
+
+    Of thousands of tables that takes a tenth of a second.
+    """
 
     def __init__(self, spec: RunSpec) -> None:
         self._spec = spec
@@ -108,13 +147,16 @@ def _held_without_tables(spec: RunSpec) -> _WithoutTables:
 
 
 def choose_engine(spec: RunSpec, cluster: Cluster, placement: Placement) -> tuple[str, str]:
-    """The trainer's choice, by what is known before it runs. Raises `UserError` for an engine that cannot be used."""
+    """Return the trainer's choice and why, by what is known before it runs.
+
+    Raises `UserError` for an engine that cannot be used.
+    """
     obstacle = cuda_graph_obstacle(spec, cluster.device, has_tables_on_host=placement.is_on_host)
     return select_engine(spec, cluster.device, obstacle)
 
 
 def explain_fit(spec: RunSpec, cluster: Cluster, placement: Placement, memory: MemoryUse) -> str:
-    """Why it fits, or what does not."""
+    """Return why it fits, or what does not."""
     total = all_table_bytes(spec) / GIB
     if memory.device_total > memory.device_limit:
         return (f"the fullest rank needs {memory.device_total / GIB:,.1f} GiB and its device has "
@@ -142,8 +184,10 @@ def _notes(setup: Setup, calibration: Calibration) -> list[str]:
 
 
 def predict_local(spec: RunSpec, here: dict[str, Any]) -> dict[str, Any] | None:
-    """Bytes and step time of `spec` on the machine that `here` describes, which the trainer sets beside what it
-    measures; None where nothing is known of it."""
+    """Predict bytes and step time on the machine that `here` describes; None where nothing is known of it.
+
+    The trainer sets them beside what it measures.
+    """
     if here["engine"] == "jax" or here["device"] == "tpu":
         return _predict_local_tpu(spec, here)
     engine, precision, num_ranks = here["engine"], here["precision"], here["world_size"]
@@ -160,7 +204,7 @@ def predict_local(spec: RunSpec, here: dict[str, Any]) -> dict[str, Any] | None:
     except TooLarge:
         return None
     step = step_time(spec, placement, cluster, engine, precision, calibration,
-                     draws_samples=spec.data.kind == "synthetic" and not spec.data.drift.is_on)
+                     draws_samples=draws_samples(spec))
     parts = (host_parts(spec, placement, num_ranks, calibration, is_cpu=True, precision=precision)
              if is_cpu else
              with_own_input(device_parts(spec, placement, engine, precision, calibration), spec, engine, num_ranks))
@@ -169,7 +213,7 @@ def predict_local(spec: RunSpec, here: dict[str, Any]) -> dict[str, Any] | None:
 
 
 def _predict_local_tpu(spec: RunSpec, here: dict[str, Any]) -> dict[str, Any] | None:
-    """Of TPUs, from their datasheets. Of JAX on a GPU or a CPU nothing, nor of SparseCores: none was calibrated."""
+    """Predict TPUs from their datasheets; None for JAX on a GPU or a CPU, which was not calibrated."""
     is_known = here["device"] == "tpu" and here["engine"] == "jax"
     chip = match_tpu(here["device_name"], load_catalog()) if is_known else None
     if chip is None:
@@ -189,15 +233,20 @@ def _local_values(step: StepTime, parts: dict[str, float], num_ranks: int, *, is
 
 
 def match_gpu(title: str, memory_bytes: float, catalog: Catalog) -> Gpu | None:
-    """`NVIDIA A100-SXM4-80GB` is the catalog's A100-80GB. Of several with the name, the one whose memory is nearest."""
+    """Return the catalog's GPU with this title, as A100-80GB for `NVIDIA A100-SXM4-80GB`.
+
+    Of several with the name it is the one whose memory is nearest.
+    """
     words = set(re.split(r"[\s\-_]+", title.upper()))
     named = [g for g in catalog.gpus.values() if g.kind == "gpu" and g.name.upper().split("-")[0] in words]
     return min(named, key=lambda g: abs(g.memory_mib * 1024.0**2 - memory_bytes), default=None)
 
 
 def match_tpu(title: str, catalog: Catalog) -> Gpu | None:
-    """`TPU v5 lite`, as JAX names it, is the catalog's TPU-v5e. Older kinds are None: JAX counts their cores, two a
-    chip, and the catalog counts chips."""
+    """Return the catalog's TPU of JAX's title, as TPU-v5e for `TPU v5 lite`.
+
+    Older kinds are None: JAX counts their cores, two a chip, and the catalog counts chips.
+    """
     found = re.search(r"TPU v([4-9])\s*(lite|e|p)?", title)
     if found is None:
         return None

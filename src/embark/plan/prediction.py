@@ -27,14 +27,14 @@ class Setup:
 
     @property
     def title(self) -> str:
-        """`2 x p5.48xlarge`, by the shortest of its names."""
+        """The setup as `2 x p5.48xlarge`, by the shortest of its names."""
         own = self.machine.name
         short = min((own, *self.machine.also), key=lambda name: (not own.endswith(name), len(name)))
         return short if self.num_nodes == 1 else f"{self.num_nodes} x {short}"
 
     @property
     def description(self) -> str:
-        """`one a2-highgpu-1g (1 x A100)`."""
+        """The setup as `one a2-highgpu-1g (1 x A100)`."""
         return f"{'one ' if self.num_nodes == 1 else ''}{self.title} ({self.num_ranks} x {self.machine.gpu.name})"
 
 
@@ -47,7 +47,7 @@ class MemoryUse:
     `CUDA and libraries`, `NCCL`, `evaluation`: in this order, those that are there. On a TPU `tables`,
     `optimizer state`, `dense layers`, `batches`, `exchange and activations`, `tables copied`, `program`."""
     device_limit: float  # What the accelerator has, as its driver shows it.
-    host: dict[str, float]  # Of one host: `tables`, `processes`, `loader`, `checkpoint copy`.
+    host: dict[str, float]  # Bytes of one host: `tables`, `processes`, `loader`, `checkpoint copy`.
     host_limit: float  # What pods may request of it; 0: not known.
 
     @property
@@ -105,7 +105,7 @@ class Prediction:
 
 
 def refused(setup: Setup, cluster: Cluster, why: str, notes: tuple[str, ...] = ()) -> Prediction:
-    """A run that does not fit, or that its trainer refuses."""
+    """Return the prediction of a run that does not fit, or that its trainer refuses."""
     memory = MemoryUse({"tables and optimizer state": all_table_bytes(setup.spec) / cluster.num_ranks},
                        cluster.device_bytes, {}, cluster.host_bytes)
     return Prediction(setup, "", "", None, memory, None, False, why, notes)

@@ -22,22 +22,21 @@ from embark.errors import UserError, nearest
 from embark.export.quantize import TABLE_DTYPES, TableDtype, row_format
 from embark.formatting import format_usd, pluralize
 from embark.model.work import dense_work_of
-from embark.plan.dense_trace import trace_dense
 from embark.plan.prediction import GIB
-from embark.plan.workload import resolve_data
+from embark.plan.workload import resolve_data, trace_dense
 from embark.spec import RunSpec
 
-VCPUS = 2  # Of a replica: one for each of its processes.
-MAX_UTILIZATION = 0.75  # Of its core. Beyond it, a little more traffic than expected multiplies the waiting.
-VCPU_TARGET = 0.6  # Of its vCPUs: at most what a core at `MAX_UTILIZATION` shows, since its processes slow each other.
-BESIDE_VCPUS = 0.5  # Of a node, for the agents on each.
-ID_MAP_BYTES = 16  # Of each value of a prepared column: its key and its id.
+VCPUS = 2  # A replica has one for each of its processes.
+MAX_UTILIZATION = 0.75  # Share of its core. Beyond it, a little more traffic than expected multiplies the waiting.
+VCPU_TARGET = 0.6  # Share of its vCPUs that `MAX_UTILIZATION` of a core shows, since its processes slow each other.
+BESIDE_VCPUS = 0.5  # The part of a node that its agents take.
+ID_MAP_BYTES = 16  # Each value of a prepared column has a key and an id.
 HOURS_PER_MONTH = 730
 
 
 @dataclass(frozen=True, slots=True)
 class ServeCost:
-    """What was measured."""
+    """Measured costs of `embark serve` on one core."""
 
     title: str
     date: str
@@ -50,7 +49,7 @@ class ServeCost:
 
 @dataclass(frozen=True, slots=True)
 class ServeRequest:
-    """The traffic, and what answers it."""
+    """The traffic to plan for, and what answers it."""
 
     qps: float
     p99_ms: float
@@ -82,7 +81,7 @@ class ServeOffer:
 
 @dataclass(frozen=True, slots=True)
 class TableMemory:
-    """What the tables of one type take, and the cheapest machines for it."""
+    """Memory of tables of one type, and the cheapest machines for it."""
 
     tables: TableDtype
     table_bytes: float
@@ -92,20 +91,20 @@ class TableMemory:
 
 @dataclass(frozen=True, slots=True)
 class ServePlan:
-    """The answer."""
+    """How many replicas are needed, on which machines, for how much."""
 
     sentence: str
     is_ok: bool
     request: ServeRequest
     request_cpu_ms: float
-    utilization: float  # Of a replica at its highest rate.
+    utilization: float  # Share of a core that a replica uses at its highest rate.
     replica_qps: float
     replica_rows_per_s: float
     num_replicas: int
     num_spare: int
     replica_vcpus: int
     replica_bytes: float
-    p99_ms: float  # Of the busiest moment that is planned for: one replica is away.
+    p99_ms: float  # Latency at the busiest moment that is planned for: one replica is away.
     why: tuple[str, ...]
     offers: tuple[ServeOffer, ...]  # Cheapest first, then those without room or price.
     by_tables: tuple[TableMemory, ...]
@@ -119,22 +118,22 @@ def measured_cost() -> ServeCost:
 
 
 def num_columns(spec: RunSpec) -> int:
-    """Each is read on its own, whatever the number of rows."""
+    """Return the columns of a request; each is read on its own, whatever the number of rows."""
     return spec.model.num_dense + len(spec.model.table_list())
 
 
 def num_cells(spec: RunSpec) -> float:
-    """Of a row: dense values and ids."""
+    """Return the dense values and ids of a row."""
     return spec.model.num_dense + sum(table.multi_hot for table in spec.model.table_list())
 
 
 def forward_flops(spec: RunSpec) -> float:
-    """Of a row: a third of a training step's."""
+    """Return the arithmetic of a row, a third of a training step's."""
     return dense_work_of(spec.model).flops_per_sample / 3
 
 
 def plan_serving(spec: RunSpec, request: ServeRequest) -> ServePlan:
-    """For a rate, a size of requests and a time in which 99 of 100 are answered."""
+    """Plan for a rate, a size of requests and a time in which 99 of 100 are answered."""
     _check(request)
     request = _with_place(spec, request)
     spec, _ = resolve_data(spec, 1)
@@ -187,13 +186,16 @@ def request_cpu_s(spec: RunSpec, num_rows: int) -> float:
 
 
 def p99_ms(cpu_s: float, utilization: float) -> float:
-    """That one of 100 requests exceeds."""
+    """Return the latency that one of 100 requests exceeds."""
     return latency_ms(cpu_s, utilization, 0.99)
 
 
 def latency_ms(cpu_s: float, utilization: float, quantile: float) -> float:
-    """The request itself, and its wait in M/D/1: in units of the request's own time, a wait of t < 1 is exceeded by
-    1 - (1 - utilization) * exp(utilization * t), a longer one by about factor * exp(-decay * t)."""
+    """Return the time of a request with its wait in M/D/1.
+
+    In units of the request's own time, a wait of t < 1 is exceeded by 1 - (1 - utilization) * exp(utilization * t), a
+    longer one by about factor * exp(-decay * t).
+    """
     if utilization >= 1:
         return math.inf
     if utilization <= 1 - quantile:
@@ -207,7 +209,7 @@ def latency_ms(cpu_s: float, utilization: float, quantile: float) -> float:
 
 
 def max_utilization(cpu_s: float, p99_s: float) -> float:
-    """At which a replica still answers in time; 0 where an idle one does not."""
+    """Return the utilization at which a replica still answers in time; 0 where an idle one does not."""
     if p99_ms(cpu_s, 0.0) > 1e3 * p99_s:
         return 0.0
     if p99_ms(cpu_s, MAX_UTILIZATION) <= 1e3 * p99_s:
@@ -216,7 +218,7 @@ def max_utilization(cpu_s: float, p99_s: float) -> float:
 
 
 def _root(function: Callable[[float], float], above: float, below: float) -> float:
-    """Between where it is above 0 and where it is not; the side that is not."""
+    """Return where a function falls to 0, on the side where it is not above 0."""
     for _ in range(60):
         middle = (above + below) / 2
         above, below = (middle, below) if function(middle) > 0 else (above, middle)
@@ -232,14 +234,17 @@ def table_bytes(spec: RunSpec, tables: TableDtype) -> float:
 
 
 def replica_bytes(spec: RunSpec, tables: TableDtype) -> float:
-    """Of a pod. Tables are mapped from files, whose pages count as the pod's: with less, requests wait for the disk."""
+    """Return the memory of a pod.
+
+    Tables are mapped from files, whose pages count as the pod's: with less, requests wait for the disk.
+    """
     maps = ID_MAP_BYTES * sum(table.rows for table in spec.model.table_list()) if spec.data.kind == "prepared" else 0
     dense = 4.0 * dense_work_of(spec.model).num_values
     return 1.1 * (table_bytes(spec, tables) + maps + dense) + measured_cost().process_bytes
 
 
 def offers_for(num_replicas: int, memory_bytes: float, request: ServeRequest) -> list[ServeOffer]:
-    """Every machine without accelerators, or the one that is named, cheapest first."""
+    """Return every machine without accelerators, or the one that is named, cheapest first."""
     catalog = load_catalog()
     machines: Iterable[CpuMachine] = catalog.cpu_machines.values()
     if request.machine:
@@ -275,7 +280,7 @@ def _offer(machine: CpuMachine, price: Price | None, num_replicas: int, memory_b
 
 
 def _why(request: ServeRequest, cpu_s: float, needed: int, offers: list[ServeOffer]) -> Iterable[str]:
-    """Why not fewer replicas, and why not a smaller machine."""
+    """Return why there are not fewer replicas, and why not a smaller machine."""
     busy = request.qps * cpu_s / needed
     yield (f"{pluralize(needed, 'replica')} at {busy:.0%} of a core each answer in {p99_ms(cpu_s, busy):.3g} ms (p99); "
            "one more, so that this holds while one is replaced")
@@ -298,7 +303,7 @@ def _why(request: ServeRequest, cpu_s: float, needed: int, offers: list[ServeOff
 
 
 def _with_place(spec: RunSpec, request: ServeRequest) -> ServeRequest:
-    """With what the spec says where the request says nothing: its region, its cloud or else the region's, spot."""
+    """Fill in what the request leaves out from the spec: its region, its cloud or else the region's, spot."""
     place = spec.place
     region = request.region or place.region
     cloud_there = _cloud_of(region)
@@ -309,7 +314,7 @@ def _with_place(spec: RunSpec, request: ServeRequest) -> ServeRequest:
 
 
 def _cloud_of(region: str) -> str:
-    """Empty where no machine has a price."""
+    """Return the cloud of a region; empty where no machine has a price there."""
     catalog = load_catalog()
     return next((catalog.cpu_machines[name].cloud for name, sold_in in catalog.prices
                  if sold_in == region and name in catalog.cpu_machines), "")

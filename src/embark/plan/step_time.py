@@ -7,9 +7,9 @@ from embark.model.placement import DENSE_STATES, Cluster, Placement, data_parall
 from embark.model.work import MAX_SORTED_AT_ONCE, DenseWork, Layers, Lookups, dense_work_of, lookups_of
 from embark.plan.autograd import passes_of
 from embark.plan.calibration import Calibration, CpuFit, EngineFit, Rates
-from embark.plan.cpu_step import cpu_features, cpu_parts
 from embark.plan.prediction import ASSUMPTIONS, StepTime
 from embark.spec import ModelSpec, RunSpec
+from embark.spec.model import Table
 
 STEP = ASSUMPTIONS["step"]
 NUM_OF_HOST = 4
@@ -17,16 +17,19 @@ FEATURES = tuple(field.name for field in fields(EngineFit))[NUM_OF_HOST:]  # Tho
 ALIGNED = 8  # Values: cuBLAS has fast kernels for rows of 16 bytes.
 LAUNCHES = ("start_s", "layer_s", "group_s", "sort_s", "large_sort_s", "cross_s", "skewed_s", "mean_s")
 LARGE_SORT = 32_768  # Ids: more of them are sorted in more passes.
-WEIGHT_BYTES = 30  # Of a dense weight in a step: its rounded copy, its gradient and itself, each written and read.
-RANKS_LOOKED_AT = 64  # Of a large cluster, the busiest so many ranks are computed through.
+WEIGHT_BYTES = 30  # A dense weight in a step: its rounded copy, its gradient and itself, each written and read.
+RANKS_LOOKED_AT = 64  # So many of the busiest ranks of a large cluster are computed through.
 
 
 def step_time(
     spec: RunSpec, placement: Placement, cluster: Cluster, engine: str, precision: str, calibration: Calibration,
     *, draws_samples: bool = False, from_memory: bool = False,
 ) -> StepTime:
-    """Of the slowest rank. `draws_samples`: they are drawn as it goes, which a plan for real data leaves out; by the
-    device itself in the captured engine, else by the loader. `from_memory`: no loader has to make the batches."""
+    """Return the time of the slowest rank.
+
+    `draws_samples`: they are drawn as it goes, which a plan for real data leaves out; by the device itself in the
+    captured engine, else by the loader. `from_memory`: no loader has to make the batches.
+    """
     fit = calibration.engines[engine]
     layers = dense_work_of(spec.model, spec.train.batch_size)
     samples = spec.train.batch_size / placement.num_ranks
@@ -90,7 +93,7 @@ def _device_parts(fit: EngineFit, features: tuple[float, ...], num_behind: int) 
 
 
 def side_by_side_s(fit: EngineFit, features: tuple[float, ...], num_behind: int) -> tuple[float, float]:
-    """Sorting ids, and the starts of the layers behind the lookup: the longer counts."""
+    """Return the longer of sorting ids and starting the layers after the lookup, which run side by side."""
     took = dict(zip(FEATURES, features, strict=True))
     return fit.sort_s * took["sort_s"] + fit.sort * took["sort"], fit.layer_s * num_behind
 
@@ -100,7 +103,7 @@ def layers_behind_lookup(layers: Layers | DenseWork) -> int:
 
 
 def one_rank_cpu_features(spec: RunSpec, placement: Placement, precision: str, rates: Rates) -> tuple[float, ...]:
-    """What a fit multiplies on a CPU, in the order of `CpuFit`."""
+    """Return what a fit multiplies on a CPU, in the order of `CpuFit`."""
     layers, (_, looked_up) = dense_work_of(spec.model, spec.train.batch_size), _busiest(spec, placement, 4)
     found = cpu_features(spec, layers, looked_up, 1, precision, rates)
     return tuple(found[field.name] for field in fields(CpuFit))
@@ -109,14 +112,16 @@ def one_rank_cpu_features(spec: RunSpec, placement: Placement, precision: str, r
 def features(
     spec: RunSpec, placement: Placement, precision: str, calibration: Calibration, engine: str
 ) -> tuple[float, ...]:
-    """What a fit multiplies, in the order of FEATURES: counts, and the seconds that bytes and arithmetic alone take."""
+    """Return what a fit multiplies, in the order of FEATURES: counts, and the seconds that bytes and arithmetic alone
+    take."""
     layers, samples = dense_work_of(spec.model, spec.train.batch_size), spec.train.batch_size / placement.num_ranks
     _, looked_up = _busiest(spec, placement, value_bytes(precision))
     return _features(spec, layers, looked_up, samples, precision, calibration, engine)
 
 
 def host_features(spec: RunSpec) -> tuple[float, float, float]:
-    """What a fit multiplies of the host's own time: counts. FBGEMM looks up tables of one pooling together."""
+    """Return the counts that a fit of the host's own time multiplies. FBGEMM looks up tables of one pooling
+    together."""
     num_groups = len({table.pooling for table in spec.model.table_list()})
     return 1.0, float(dense_work_of(spec.model).num_layers), float(num_groups)
 
@@ -127,7 +132,7 @@ def _features(
 ) -> tuple[float, ...]:
     size, copy_bytes = value_bytes(precision), calibration.rates.copy_bytes
     flops = calibration.rates.matmul_flops[precision]
-    moved = samples * STEP["passes"] * size / copy_bytes  # For each value of a sample.
+    moved = samples * STEP["passes"] * size / copy_bytes  # Seconds for each value of a sample.
     layer_samples, interaction, crossing = samples * layers.num_layers, 0.0, 0.0
     if isinstance(layers, Layers):
         crossed = 2 * len(layers.up) * layers.middle_width
@@ -156,8 +161,10 @@ def _features(
 
 
 def _num_groups(model: ModelSpec, batch_size: int) -> tuple[float, float, float]:
-    """Of tables of one width and pooling; those whose ids the captured step does not sort table by table; and those
-    with many ids among them."""
+    """Count groups of tables of one width and pooling.
+
+    Also those whose ids the captured step does not sort table by table, and those with many ids among them.
+    """
     groups: dict[object, list[int]] = {}
     for table in model.table_list():
         groups.setdefault((table.dim, table.pooling), []).append(table.multi_hot)
@@ -166,7 +173,7 @@ def _num_groups(model: ModelSpec, batch_size: int) -> tuple[float, float, float]
 
 
 def sample_bytes(spec: RunSpec) -> float:
-    """Labels, dense features and ids, four bytes each."""
+    """Return the bytes of labels, dense features and ids, four each."""
     model = spec.model
     return 4.0 * (max(1, len(model.tasks)) + model.num_dense + sum(t.mean_ids for t in model.table_list()))
 
@@ -181,7 +188,7 @@ def _table_bytes(looked_up: Lookups, size: int) -> float:
 
 
 def _busiest(spec: RunSpec, placement: Placement, size: int) -> tuple[int, Lookups]:
-    """The rank with the most to look up. Of many ranks, those whose tables promise the most are computed."""
+    """Return the rank with the most to look up. Of many ranks, those whose tables promise the most are computed."""
     hot = {t.name: t.mean_ids / t.rows for t in spec.model.stored_tables()}
     promise: dict[int, float] = {}
     for shard in placement.shards:
@@ -192,7 +199,7 @@ def _busiest(spec: RunSpec, placement: Placement, size: int) -> tuple[int, Looku
 
 
 def _all_to_all_s(spec: RunSpec, placement: Placement, cluster: Cluster, rank: int, samples: float, size: int) -> float:
-    """Ids there; pooled vectors back; their gradients there."""
+    """Return the seconds to send ids, to send pooled vectors back, and to send their gradients."""
     wire = wire_bytes(spec, size)
     pooled = _pooled_traffic(spec, placement, cluster, rank, wire)
     ids = 4.0 * samples * sum(t.mean_ids for t in spec.model.table_list())
@@ -203,7 +210,8 @@ def _all_to_all_s(spec: RunSpec, placement: Placement, cluster: Cluster, rank: i
 
 
 def _id_map_s(spec: RunSpec, num_ranks: int, engine: str, calibration: Calibration) -> float:
-    """Of dynamic tables: a rank hashes the ids of the whole batch, and reads the buckets of its own."""
+    """Return the seconds of dynamic tables: a rank hashes the ids of the whole batch, and reads the buckets of its
+    own."""
     num_ids, fit = _num_dynamic_ids(spec), calibration.id_maps.get(engine)
     if not num_ids or fit is None:
         return 0.0
@@ -212,7 +220,7 @@ def _id_map_s(spec: RunSpec, num_ranks: int, engine: str, calibration: Calibrati
 
 
 def _id_exchange_s(spec: RunSpec, cluster: Cluster) -> float:
-    """Of dynamic tables: ids to all ranks, where the first without a row are, which rows are new, rows back."""
+    """Return the seconds that dynamic tables exchange: ids to all ranks, first missing ids, new rows, rows back."""
     num_ids, share = _num_dynamic_ids(spec), _share_between_hosts(cluster)
     if not num_ids:
         return 0.0
@@ -229,8 +237,11 @@ def _num_dynamic_ids(spec: RunSpec) -> float:
 
 
 def _pooled_traffic(spec: RunSpec, placement: Placement, cluster: Cluster, rank: int, wire: int) -> tuple[float, float]:
-    """Bytes leaving a rank within its host and between hosts. A vector goes to its sample's rank. A table cut by rows
-    gives a part of each vector on each of its ranks: all parts travel, but those of one host are summed before."""
+    """Return the bytes that leave a rank within its host and between hosts.
+
+    A vector goes to its sample's rank. A table cut by rows gives a part of each vector on each of its ranks: all parts
+    travel, but those of one host are summed before.
+    """
     batch = spec.train.batch_size
     share = _share_between_hosts(cluster)
     num_vectors = {t.name: t.vectors_per_sample for t in spec.model.stored_tables()}
@@ -251,7 +262,7 @@ def _pooled_traffic(spec: RunSpec, placement: Placement, cluster: Cluster, rank:
 
 
 def _all_reduce_s(num_bytes: float, cluster: Cluster) -> float:
-    """Within the host, then between hosts by all ranks of a host at once."""
+    """Return the seconds of a sum within the host, then between hosts by all ranks of a host at once."""
     per_host, hosts = cluster.ranks_per_host, max(1, cluster.num_ranks // cluster.ranks_per_host)
     within = 2 * num_bytes * (per_host - 1) / per_host
     between = 2 * num_bytes / per_host * (hosts - 1) / hosts
@@ -259,7 +270,7 @@ def _all_reduce_s(num_bytes: float, cluster: Cluster) -> float:
 
 
 def _seconds(within_host: float, between_hosts: float, cluster: Cluster, *, num_messages: int = 0) -> float:
-    """For bytes that leave one rank, one direction."""
+    """Return the seconds for bytes that leave one rank in one direction."""
     total_s = 0.0
     if within_host and cluster.ranks_per_host > 1:
         rate = (cluster.intra_gbyte_per_s or cluster.inter_gbyte_per_s or 1.0) * 1e9 * STEP["link_share"]
@@ -272,3 +283,58 @@ def _seconds(within_host: float, between_hosts: float, cluster: Cluster, *, num_
 
 def _share_between_hosts(cluster: Cluster) -> float:
     return 1 - min(cluster.ranks_per_host, cluster.num_ranks) / cluster.num_ranks
+
+
+PARTS = {
+    "lookup and update": ("table", "group", "pooling", "id", "ragged_id", "update", "state", "pooled"),
+    "dense layers": ("layer", "matmul", "values", "weights", "dot_sample", "dots", "crossing"),
+    "launches": ("start",),
+}
+"""The parts of a step time, and what a fit multiplies for each."""
+
+
+def cpu_features(
+    spec: RunSpec, layers: Layers | DenseWork, looked_up: Lookups, num_ranks: int, precision: str, rates: Rates
+) -> dict[str, float]:
+    """Return the seconds that each part alone would take, by the names of `CpuFit`."""
+    samples, size, flops = spec.train.batch_size / num_ranks, value_bytes(precision), rates.matmul_flops[precision]
+    tables = spec.model.table_list()
+    moved = samples * size / rates.copy_bytes  # Seconds for each value of a sample.
+    dot_sample = dots = crossing = 0.0
+    if isinstance(layers, Layers):
+        matmul = 6 * samples * sum(layer.num_weights for layer in layers.all if layer.num_out > 1) / flops
+        width: float = sum(layer.num_out for layer in (*layers.bottom, *layers.top, *layers.head)) + layers.mixed_width
+        crossing = moved * len(layers.up) * layers.middle_width
+        if layers.num_vectors:
+            dot_sample = samples * rates.op_s
+            dots = 4 * samples * layers.num_vectors**2 * layers.dim / flops
+    else:
+        matmul, width = samples * layers.flops_per_sample / flops, layers.output_width
+    weights = 4 * layers.num_values * (3 + 2 * DENSE_STATES[spec.train.dense_optimizer])
+    return {
+        "start": rates.op_s,
+        "layer": rates.op_s * layers.num_layers,
+        "table": rates.op_s * len(tables),
+        "group": rates.op_s * len({(table.pooling, table.dim) for table in tables}),
+        "pooling": rates.op_s * len({table.pooling for table in tables}),
+        "id": rates.op_s * looked_up.num_ids,
+        "ragged_id": rates.op_s * samples * _num_ragged_ids(tables),
+        "update": (looked_up.update_bytes - looked_up.state_bytes) / rates.copy_bytes,
+        "state": looked_up.state_bytes / rates.copy_bytes,
+        "pooled": 4 * looked_up.pooled_values / rates.copy_bytes,
+        "matmul": matmul, "values": moved * width, "weights": weights / rates.copy_bytes,
+        "dot_sample": dot_sample, "dots": dots, "crossing": crossing,
+    }
+
+
+def cpu_parts(fit: CpuFit, features: dict[str, float]) -> dict[str, float]:
+    return {part: sum(getattr(fit, name) * features[name] for name in names) for part, names in PARTS.items()}
+
+
+def _num_ragged_ids(tables: tuple[Table, ...]) -> float:
+    """Count the ids of a sample that are looked up beside features of several ids.
+
+    Their positions in a batch have to be counted.
+    """
+    ragged = {table.pooling for table in tables if table.multi_hot > 1}
+    return sum(table.mean_ids for table in tables if table.pooling in ragged)

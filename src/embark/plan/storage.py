@@ -22,8 +22,8 @@ class StorageNeed:
     """What storage must do while the run trains at its full rate."""
 
     sample_bytes: float
-    data_bytes: float  # To hold; 0 where samples are drawn.
-    kept_bytes: float  # Of the checkpoints that are there at once: those that are kept, and the one being written.
+    data_bytes: float  # Data to hold; 0 where samples are drawn.
+    kept_bytes: float  # Checkpoints that are there at once: those that are kept, and the one being written.
     samples_gbyte_per_s: float  # What all ranks together take in.
     file_gbyte_per_s: float  # What a file system must give, all machines together: each reads its own rows.
     object_gbyte_per_s: float
@@ -33,14 +33,14 @@ class StorageNeed:
     `storage` again."""
     reads_why: str
     write_gbyte_per_s: float
-    """To end a save before the next begins, all machines together; a last one alone within ten minutes."""
+    """Rate that ends a save before the next begins, all machines together; a last one alone within ten minutes."""
     grace_gbyte_per_s: float | None
-    """To end a save between a preemption's notice and the end; None where there is no notice."""
+    """Rate that ends a save between a preemption's notice and the end; None where there is no notice."""
     num_hosts: int
 
     @property
     def tib(self) -> float:
-        """To hold it all."""
+        """TiB that hold data and checkpoints."""
         return (self.data_bytes + self.kept_bytes) / TIB
 
     @property
@@ -62,7 +62,7 @@ class StorageOffer:
 
 
 def storage_need(prediction: Prediction, workload: Workload, saves: Saves, failures: Failures) -> StorageNeed:
-    """For a prediction that fits."""
+    """Return what a prediction that fits needs of storage."""
     setup = prediction.setup
     store, num_hosts = setup.spec.store, setup.num_nodes * setup.machine.num_hosts
     rate = prediction.samples_per_s * workload.sample_bytes / 1e9
@@ -80,8 +80,11 @@ def storage_need(prediction: Prediction, workload: Workload, saves: Saves, failu
 
 
 def fetches_per_file(workload: Workload, num_hosts: int) -> float:
-    """How many hosts fetch a file of an object store: its rows follow each other in the epoch's order, and a step
-    deals them to the hosts in stretches of a batch's share each."""
+    """Return how many hosts fetch a file of an object store.
+
+    Its rows follow each other in the epoch's order, and a step deals them to the hosts in stretches of a batch's share
+    each.
+    """
     from embark.data.prepared.parts import PART_BYTES
 
     rows_per_file = PART_BYTES / workload.sample_bytes
@@ -90,14 +93,14 @@ def fetches_per_file(workload: Workload, num_hosts: int) -> float:
 
 
 def storage_offers(catalog: Catalog, setup: Setup, need: StorageNeed) -> list[StorageOffer]:
-    """Every volume of the machine's cloud: those that are enough first, the cheapest of them before all."""
+    """Return every volume of the machine's cloud: those that are enough first, the cheapest of them before all."""
     found = [_offer(volume, setup.machine, need) for volume in catalog.volumes.values()
              if volume.cloud == setup.machine.cloud]
     return sorted(found, key=lambda o: (not o.is_enough, o.usd_per_month is None, o.usd_per_month or 0.0))
 
 
 def best_offer(found: list[StorageOffer]) -> StorageOffer | None:
-    """The cheapest that is enough and has a price; else one that is enough; else none."""
+    """Return the cheapest that is enough and has a price, else one that is enough, else None."""
     return found[0] if found and found[0].is_enough else None
 
 
@@ -161,5 +164,5 @@ def _why(
 
 
 def _rounded(tib: float) -> float:
-    """Up, to a step."""
+    """Round up to a step."""
     return round(math.ceil(tib / TIB_STEP - 1e-9) * TIB_STEP, 6)

@@ -25,10 +25,10 @@ BEYOND = 4.0  # Times the front's longest and dearest: what a picture shows besi
 
 @dataclass(frozen=True, slots=True)
 class Estimate:
-    """A run on a setup. Without bills, need and offers where it does not fit."""
+    """A run on a setup; without bills, need and offers where it does not fit."""
 
     prediction: Prediction
-    price: Price | None  # In the requested region, or the lowest; None: no price is known.
+    price: Price | None  # Price in the requested region, or the lowest; None: no price is known.
     bills: dict[Purchase, Bill] = field(default_factory=dict)
     need: StorageNeed | None = None
     offers: tuple[StorageOffer, ...] = ()
@@ -43,12 +43,12 @@ class Estimate:
 
     @property
     def is_rough(self) -> bool:
-        """TPUs are planned by their memory; their time is the least that their datasheets allow, and was never
-        measured."""
+        """Whether its time was never measured: TPUs are planned by memory, and take at least what their datasheets
+        allow."""
         return self.setup.machine.gpu.kind == "tpu"
 
     def total_s(self, purchase: Purchase) -> float | None:
-        """Of the run, paid that way."""
+        """Return the seconds of the run, paid that way."""
         bill = self.bills.get(purchase)
         return None if bill is None or bill.time is None else bill.time.total_s
 
@@ -59,7 +59,7 @@ class Estimate:
 
 @dataclass(frozen=True, slots=True)
 class Estimator:
-    """Estimates of one run on any machine: `predict`, and arithmetic."""
+    """Estimates one run on any machine, by `predict` and arithmetic."""
 
     spec: RunSpec
     workload: Workload
@@ -72,7 +72,7 @@ class Estimator:
         self, machine: Machine, num_nodes: int, *, price: Price | None = None,
         purchases: tuple[Purchase, ...] = PURCHASES,
     ) -> Estimate:
-        """Raises `UserError` where the region does not have the machine."""
+        """Estimate the run; raises `UserError` where the region does not have the machine."""
         prediction = self.predict(Setup(self.spec, machine, num_nodes))
         if price is None:
             price = self.price_of(machine)
@@ -92,18 +92,18 @@ class Estimator:
         return Estimate(prediction, price, made, need, tuple(found))
 
     def of_place(self, machine: Machine) -> Estimate:
-        """On the most machines of `place.nodes`; where an elastic run does not fit the fewest, on those."""
+        """Estimate the most machines of `place.nodes`; where an elastic run does not fit the fewest, those."""
         place = self.spec.place
         if place.is_elastic and not self.predicts(machine, place.min_nodes):
             return self(machine, place.min_nodes)
         return self(machine, place.max_nodes)
 
     def predicts(self, machine: Machine, num_nodes: int) -> bool:
-        """Whether it fits, and no more."""
+        """Return whether it fits, and no more."""
         return self.predict(Setup(self.spec, machine, num_nodes)).fits
 
     def price_of(self, machine: Machine) -> Price | None:
-        """In the region, or the lowest for the way that decides."""
+        """Return the price in the region, or the lowest for the way to pay that decides."""
         if self.region:
             return price_in(self.catalog, machine, self.region)
         return lowest_price(self.catalog, machine, self.purchase)
@@ -136,14 +136,14 @@ class Survey:
     unpriced: tuple[Estimate, ...]  # Fits, but what it costs is not known.
     too_small: tuple[Setup, ...]  # The largest count tried of machines on which it does not fit.
     num_tried: int
-    why_not: Prediction | None = None  # Of the largest that is too small, where nothing fits.
+    why_not: Prediction | None = None  # The prediction for the largest that is too small, where nothing fits.
 
 
 def survey_catalog(
     estimator: Estimator, *, cloud: str = "", max_nodes: int = MAX_NODES,
     progress: Callable[[int, int], None] | None = None,
 ) -> Survey:
-    """Every machine that the region has, 1, 2, 4, … of it, for as long as more of them help."""
+    """Estimate every machine that the region has, 1, 2, 4, … of it, for as long as more of them help."""
     offers = search_machines(estimator.catalog, MachineFilter(cloud=cloud, region=estimator.region))
     fitting: list[Estimate] = []
     unpriced: list[Estimate] = []
@@ -167,7 +167,8 @@ def survey_catalog(
 
 
 def rank(found: Iterable[Estimate], purchase: Purchase, by: Order, bounds: Bounds | None = None) -> list[Estimate]:
-    """Those inside the bounds, best first; of equals the one that takes less of the other, then of fewer machines."""
+    """Return those inside the bounds, best first; of equals the one that takes less of the other, then of fewer
+    machines."""
     kept = [e for e in found if bounds is None or bounds.keeps(e, purchase)]
 
     def key(e: Estimate) -> tuple[float, float, int]:
@@ -179,8 +180,10 @@ def rank(found: Iterable[Estimate], purchase: Purchase, by: Order, bounds: Bound
 
 
 def pareto_front(found: Iterable[Estimate], purchase: Purchase) -> list[Estimate]:
-    """Those that no other beats in both dollars and hours, fastest to cheapest, without rough estimates. Each takes
-    less time than the next by `LEAST_GAIN` or more."""
+    """Return those that no other beats in both dollars and hours, fastest to cheapest, without rough estimates.
+
+    Each takes less time than the next by `LEAST_GAIN` or more.
+    """
     kept: list[Estimate] = []
     fastest_s = float("inf")
     for estimate in rank((e for e in found if not e.is_rough), purchase, "dollars"):
@@ -192,7 +195,7 @@ def pareto_front(found: Iterable[Estimate], purchase: Purchase) -> list[Estimate
 
 
 def near_front(found: Survey) -> list[Estimate]:
-    """The front, and what is not far beyond its ends."""
+    """Return the front, and what is not far beyond its ends."""
     best = pareto_front(found.fitting, found.purchase) or list(found.fitting)
     most_s = BEYOND * max((e.total_s(found.purchase) or 0.0 for e in best), default=0.0)
     most_usd = BEYOND * max((e.total_usd(found.purchase) or 0.0 for e in best), default=0.0)
@@ -201,8 +204,10 @@ def near_front(found: Survey) -> list[Estimate]:
 
 
 def node_counts(machine: Machine, batch_size: int, max_nodes: int) -> list[int]:
-    """1, 2, 4, … that divide the batch equally. Larger TPU slices are machines of their own: there `max_nodes` limits
-    the hosts."""
+    """Return 1, 2, 4, … machines that divide the batch equally.
+
+    Larger TPU slices are machines of their own: there `max_nodes` limits the hosts.
+    """
     most = max_nodes if machine.gpu.kind != "tpu" else 1 if machine.num_hosts <= max_nodes else 0
     counts: list[int] = []
     num = 1
@@ -214,8 +219,10 @@ def node_counts(machine: Machine, batch_size: int, max_nodes: int) -> list[int]:
 
 
 def could_fit(spec: RunSpec, machine: Machine, num_nodes: int) -> bool:
-    """Whether all memory of devices and hosts together is as large as the tables, and a device's as all else. Less
-    needs no prediction."""
+    """Return whether all memory together is as large as the tables, and a device's as all else.
+
+    A setup with less needs no prediction.
+    """
     hosts_gib = machine.num_hosts * (machine.memory_gib or 0.0)
     if all_table_bytes(spec) > num_nodes * (machine.gpu_memory_gib + hosts_gib) * 1024**3:
         return False

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from embark.catalog import Gpu
 from embark.errors import Mistake, SpecError, UserError
+from embark.model.engine_selection import choose_precision
 from embark.model.jax_layout import (
     LINE_WIDTHS,
     MAX_IN_FLIGHT,
@@ -23,7 +24,6 @@ from embark.model.placement import (
     value_bytes,
     wire_bytes,
 )
-from embark.model.precision import choose_precision
 from embark.model.work import Layers, layers_of
 from embark.plan.prediction import ASSUMPTIONS, GIB, MemoryUse, Prediction, Setup, StepTime, refused
 from embark.plan.step_time import STEP, activation_bytes, sample_bytes
@@ -42,7 +42,7 @@ class ChipMemory:
     """Bytes on one chip; all chips hold as much."""
 
     tables: float
-    state: float  # Of the tables' optimizer.
+    state: float  # Optimizer state of the tables.
     dense: float  # Dense layers with their optimizer's state, and the histograms of metrics: the same on every chip.
     batch: float
     ahead: float  # Batches that wait for their turn; the compiler does not know of them.
@@ -52,7 +52,7 @@ class ChipMemory:
 
     @property
     def arguments(self) -> float:
-        """What the compiler calls so: all that a step is handed."""
+        """What the compiler calls arguments: all that a step is handed."""
         return self.tables + self.state + self.dense + self.batch
 
     @property
@@ -65,7 +65,7 @@ class ChipMemory:
         return self.arguments + self.temporaries + self.program
 
     def parts(self) -> dict[str, float]:
-        """By name, those that are there."""
+        """Return the parts that are there, by name."""
         named = {
             "tables": self.tables, "optimizer state": self.state, "dense layers": self.dense,
             "batches": self.batch + self.ahead, "exchange and activations": self.step, "tables copied": self.copies,
@@ -75,7 +75,7 @@ class ChipMemory:
 
 
 def predict_on_tpu(setup: Setup, cluster: Cluster) -> Prediction:
-    """What does not fit, or what the trainer refuses, is no error: `fits` is False."""
+    """Predict a run on TPUs. What does not fit, or what the trainer refuses, is no error: `fits` is False."""
     spec, machine = setup.spec, setup.machine
     precision = choose_precision(spec.train, has_matrix_bf16=True)
     try:
@@ -103,7 +103,7 @@ def predict_on_tpu(setup: Setup, cluster: Cluster) -> Prediction:
 
 
 def planned_chip_memory(spec: RunSpec, topology: str, num_chips: int) -> ChipMemory:
-    """On each chip of a topology such as `v5e:2x4`."""
+    """Return the memory of each chip of a topology such as `v5e:2x4`."""
     layout = make_layout(spec, num_chips, LINE_WIDTHS["tpu"])
     precision = choose_precision(spec.train, has_matrix_bf16=True)
     return chip_memory(spec, layout, precision, f"TPU-{topology.partition(':')[0]}")
@@ -124,7 +124,7 @@ def _why(setup: Setup, memory: MemoryUse) -> str:
 
 
 def chip_memory(spec: RunSpec, layout: Layout, precision: str, chip_name: str) -> ChipMemory:
-    """Of one of a layout's chips."""
+    """Return the memory of one of a layout's chips."""
     layers, samples = layers_of(spec.model), spec.train.batch_size // layout.num_devices
     tables = state = copies = 0.0
     for group in layout.groups:
@@ -148,22 +148,28 @@ def chip_memory(spec: RunSpec, layout: Layout, precision: str, chip_name: str) -
 
 
 def copied_bytes(spec: RunSpec, group: Group) -> float:
-    """Rows are taken line by line. An array that lies turned over, as takes less, is turned at every step."""
+    """Return the bytes of arrays that are transposed at every step.
+
+    Rows are taken line by line, and an array that takes less when transposed is stored so.
+    """
     lines = (group.lines_per_device, group.width)
     state = _lined_anew(lines, 4) if spec.train.optimizer == "adagrad" else 0.0
     return _lined_anew(lines, table_value_bytes(spec)) + state
 
 
 def host_parts(spec: RunSpec, chip: ChipMemory, num_chips: int, chips_per_host: int) -> dict[str, float]:
-    """Of one host and its one process. A save in the background, and the start of a run, hold its rows once."""
+    """Return the bytes of one host and its one process; a background save, and the start of a run, hold its rows
+    once."""
     samples = spec.train.batch_size / num_chips * chips_per_host
     return {"process": TPU["process_bytes"], "loader": TPU["loader_batches"] * samples * sample_bytes(spec),
             "copy of the tables": chips_per_host * (chip.tables + chip.state)}
 
 
 def tiled_bytes(shape: Sequence[int], size: int) -> float:
-    """Of an array on a TPU: in tiles of eight lines of 128 (of 16 lines, of two-byte numbers), turned over where that
-    takes less; a vector in tiles of 1,024."""
+    """Return the bytes of an array on a TPU, transposed where that takes less.
+
+    It is in tiles of eight lines of 128 (of 16 lines, of two-byte numbers); a vector is in tiles of 1,024.
+    """
     if len(shape) < 2:
         return _up(math.prod(shape), SUBLANES * LINE) * size
     *outer, high, wide = shape
@@ -171,13 +177,14 @@ def tiled_bytes(shape: Sequence[int], size: int) -> float:
 
 
 def lined_bytes(shape: Sequence[int], size: int) -> float:
-    """The same where each row of the array must be a line of memory, or several: rows are taken one by one."""
+    """Return the bytes of an array each row of which must be a line of memory, or several: rows are taken one by
+    one."""
     *outer, high, wide = shape
     return math.prod(outer) * size * _tiled(high, wide, size)
 
 
 def line_bytes(group: Group) -> int:
-    """Of one row in fp32 once it is taken out of its line: a narrow one fills a line of its own."""
+    """Return the bytes of one fp32 row taken out of its line: a narrow one fills a line of its own."""
     return _up(group.dim, LINE) * 4
 
 
@@ -198,7 +205,8 @@ def _lined_anew(lines: tuple[int, int], size: int) -> float:
 
 
 def _exchanging(spec: RunSpec, layout: Layout, samples: int) -> float:
-    """At its fullest: rows of the batch's ids, what was sent, what came, and the same put into order."""
+    """Return the most bytes of an exchange: rows of the batch's ids, what was sent, what came, and the same in
+    order."""
     total = 0.0
     for group, capacity in zip(layout.groups, expected_capacities(spec, layout), strict=True):
         wide = line_bytes(group)
@@ -211,7 +219,7 @@ def _exchanging(spec: RunSpec, layout: Layout, samples: int) -> float:
 
 
 def _computing(spec: RunSpec, layers: Layers, samples: int, precision: str) -> float:
-    """At its fullest: pooled vectors, the stack of them that dots are taken of and its gradient, layers' outputs."""
+    """Return the most bytes of the layers: pooled vectors, their stack and its gradient, layers' outputs."""
     size = value_bytes(precision)
     pooled = sum(tiled_bytes((samples, t.dim or 0), size) for t in spec.model.table_list())
     outputs = sum(tiled_bytes((samples, layer.num_out), size) for layer in (*layers.bottom, *layers.top[:-1]))
@@ -231,7 +239,10 @@ def _dense_bytes(spec: RunSpec, layers: Layers) -> float:
 
 
 def _in_hbm(peak: float, vmem_bytes: float) -> float:
-    """The compiler keeps what it can in the chip's fast memory: nearly all of a small step, little of a large one."""
+    """Return the part in HBM.
+
+    The compiler keeps what it can in the chip's fast memory: nearly all of a small step, little of a large one.
+    """
     return TPU["min_step_bytes"] + TPU["spill_factor"] * peak * peak / (peak + vmem_bytes)
 
 
@@ -239,7 +250,8 @@ def tpu_step_time(
     spec: RunSpec, chip: Gpu, layout: Layout, precision: str, *, chips_per_host: int,
     network_gbyte_per_s: float = 0.0, num_slices: int = 1,
 ) -> StepTime:
-    """What bytes and arithmetic alone take. A step is never faster; how much slower it is, nobody has measured."""
+    """Return what bytes and arithmetic alone take. A step is never faster; how much slower it is, nobody has
+    measured."""
     num_chips = layout.num_devices
     layers, samples = layers_of(spec.model), spec.train.batch_size // num_chips
     capacities = expected_capacities(spec, layout)
@@ -270,7 +282,7 @@ def tpu_step_time(
 
 
 def basis_of(chip: Gpu) -> str:
-    """Where the rates come from."""
+    """Say where the rates come from."""
     rates = [f"{chip.hbm_gbyte_per_s:,.0f} GB/s of memory" if chip.hbm_gbyte_per_s else "",
              f"{chip.bf16_tflops:,.0f} TFLOP/s in bf16" if chip.bf16_tflops else "",
              f"{chip.ici_gbyte_per_s / 2:,.0f} GB/s each way between chips" if chip.ici_gbyte_per_s else
@@ -280,7 +292,7 @@ def basis_of(chip: Gpu) -> str:
 
 
 def _row_bytes(spec: RunSpec, layout: Layout, capacities: tuple[int, ...], samples: int) -> float:
-    """Through a chip's memory: rows and state of the tables, and the arrays that carry them."""
+    """Return the bytes through a chip's memory: rows and state of the tables, and the arrays that carry them."""
     total = 0.0
     for group, capacity in zip(layout.groups, capacities, strict=True):
         num_ids, wide = samples * len(group.columns), line_bytes(group)
@@ -296,7 +308,8 @@ def _row_bytes(spec: RunSpec, layout: Layout, capacities: tuple[int, ...], sampl
 def _between_chips(
     chip: Gpu, chips_per_slice: int, num_chips: int, exchange_bytes: float, layers: Layers
 ) -> dict[str, float]:
-    """Over a torus each part passes several links; how many, on average, follows from its side."""
+    """Return the seconds between chips. Over a torus each part passes several links, on average as many as its side
+    says."""
     rate = (chip.ici_gbyte_per_s or 0.0) / 2 * 1e9
     dimensions = ASSUMPTIONS["torus_dimensions"].get(chip.name, 2)
     hops = max(1.0, dimensions * chips_per_slice ** (1 / dimensions) / 4)
@@ -306,14 +319,14 @@ def _between_chips(
 
 
 def _exchange_bytes(spec: RunSpec, layout: Layout, capacities: tuple[int, ...]) -> float:
-    """That leave a chip: numbers of rows, twice; rows; their gradients."""
+    """Return the bytes that leave a chip: row numbers, twice; rows; their gradients."""
     wire = wire_bytes(spec, 4)
     return float(sum(layout.num_devices * capacity * (2 * 4 + 2 * wire * group.dim)
                      for group, capacity in zip(layout.groups, capacities, strict=True)))
 
 
 def _optimizer_bytes(spec: RunSpec, layers: Layers) -> float:
-    """Weights and their state, read and written; gradients, read."""
+    """Return the bytes of weights and their state, read and written, and of gradients, read."""
     return 4.0 * layers.num_values * (2 * (1 + DENSE_STATES[spec.train.dense_optimizer]) + 1)
 
 

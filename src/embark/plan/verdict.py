@@ -39,7 +39,7 @@ class Alternative:
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """The answer."""
+    """Whether a run fits its setup, and the nearest that fit where it does not."""
 
     fits: bool
     sentence: str
@@ -47,7 +47,7 @@ class Verdict:
 
 
 def verdict(estimate: Estimate, estimator: Estimator, *, max_nodes: int = MAX_NODES) -> Verdict:
-    """On one setup. Alternatives are searched only where it does not fit."""
+    """Judge one setup. Alternatives are searched only where it does not fit."""
     if estimate.fits:
         return Verdict(True, fits_sentence(estimate, estimator.purchase))
     near, survey = _search(estimate, estimator, max_nodes)
@@ -76,7 +76,7 @@ def _why_nowhere(spec: RunSpec, survey: Survey, max_nodes: int) -> str:
 
 
 def fits_sentence(estimate: Estimate, purchase: Purchase) -> str:
-    """Fits on what, why, how fast, how long, how much."""
+    """Say on what it fits, why, how fast, how long and for how much."""
     setup, prediction = estimate.setup, estimate.prediction
     step, bill = prediction.step, estimate.bills[purchase]
     if step is None:
@@ -92,7 +92,7 @@ def fits_sentence(estimate: Estimate, purchase: Purchase) -> str:
 
 
 def describe_run(bill: Bill) -> str:
-    """`the run takes 3 h 05 min and $102 on demand`."""
+    """Describe a run as `the run takes 3 h 05 min and $102 on demand`."""
     if bill.time is None:
         return f"{PURCHASE_NAMES[bill.purchase]} the run would never end: {bill.missing}"
     paid = f"{format_usd(bill.total_usd)} {PURCHASE_NAMES[bill.purchase]}"
@@ -101,7 +101,7 @@ def describe_run(bill: Bill) -> str:
 
 
 def find_alternatives(estimate: Estimate, estimator: Estimator, max_nodes: int = MAX_NODES) -> list[Alternative]:
-    """More of the same machine, a larger one of its cloud in the same number, the cheapest anywhere."""
+    """Return more of the same machine, a larger one of its cloud in the same number, the cheapest anywhere."""
     return _search(estimate, estimator, max_nodes)[0]
 
 
@@ -121,7 +121,7 @@ def _search(estimate: Estimate, estimator: Estimator, max_nodes: int) -> tuple[l
 
 
 def survey_sentence(found: Survey, kept: list[Estimate], name: str, *, max_nodes: int, bounds_text: str = "") -> str:
-    """The catalog's answer: the cheapest and the fastest, or why there is none."""
+    """Say what the catalog has: the cheapest and the fastest, or why there is none."""
     cheapest = _firm(rank(found.fitting, found.purchase, "dollars"))
     fastest = _firm(rank(found.fitting, found.purchase, "hours"))
     if not cheapest:
@@ -147,7 +147,7 @@ def survey_sentence(found: Survey, kept: list[Estimate], name: str, *, max_nodes
 
 
 def _more_of_it(estimator: Estimator, machine: Machine, num_nodes: int) -> Estimate | None:
-    """The smallest number of them that fits: doubled until one does, then halved between."""
+    """Return the smallest number of them that fits: doubled until one does, then halved between."""
     if machine.gpu.kind == "tpu":
         return None
     batch, most = estimator.spec.train.batch_size, max(MOST_RANKS // machine.num_gpus, 1)
@@ -164,9 +164,9 @@ def _more_of_it(estimator: Estimator, machine: Machine, num_nodes: int) -> Estim
         return None
     smaller = [n for n in range(below + 1, fits)
                if divides(batch, n * machine.num_gpus) and could_fit(estimator.spec, machine, n)]
-    # Of more machines each holds less, so what fits some fits more of them.
-    place = bisect_left(smaller, True, key=lambda n: estimator.predicts(machine, n))
-    return estimator(machine, smaller[place] if place < len(smaller) else fits)
+    # Each of more machines holds less, so what fits some fits more of them.
+    index = bisect_left(smaller, True, key=lambda n: estimator.predicts(machine, n))
+    return estimator(machine, smaller[index] if index < len(smaller) else fits)
 
 
 def _larger_of_the_cloud(estimator: Estimator, machine: Machine, num_nodes: int) -> Estimate | None:
@@ -181,12 +181,12 @@ def _larger_of_the_cloud(estimator: Estimator, machine: Machine, num_nodes: int)
 
 
 def _firm(found: list[Estimate]) -> list[Estimate]:
-    """Those that are not rough, if there are any."""
+    """Return those that are not rough, if there are any."""
     return [e for e in found if not e.is_rough] or found
 
 
 def _offer_words(estimate: Estimate, purchase: Purchase) -> str:
-    """`4 x a2-highgpu-1g, $0.52 an epoch on spot`."""
+    """Describe an offer as `4 x a2-highgpu-1g, $0.52 an epoch on spot`."""
     bill = estimate.bills[purchase]
     if bill.total_usd is None:
         return f"{estimate.setup.title}, {bill.missing}"
@@ -202,7 +202,7 @@ def _short_words(estimate: Estimate, purchase: Purchase) -> str:
 
 
 def _other_way(estimate: Estimate, purchase: Purchase) -> str:
-    """The other of the two ways that most people weigh, if its price is known."""
+    """Return the other of the two ways to pay that most people weigh, if its price is known."""
     other: Purchase = "on_demand" if purchase == "spot" else "spot"
     bill = estimate.bills.get(other)
     region = f" in {estimate.price.region}" if estimate.price is not None else ""

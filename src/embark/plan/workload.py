@@ -1,10 +1,18 @@
-"""How much there is to train: samples, steps, evaluations, and the bytes of a sample."""
+"""How much there is to train: samples, steps, evaluations, bytes of a sample, arithmetic of a custom network."""
 
+import subprocess
+import sys
+from collections.abc import Iterator
 from dataclasses import dataclass
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+from pydantic import TypeAdapter
 
 from embark.errors import UserError
-from embark.model.batch import num_steps_of, steps_per_epoch
-from embark.spec import RunSpec
+from embark.model.steps import num_steps_of, steps_per_epoch
+from embark.model.work import TRACED, DenseWork, dense_work_of
+from embark.spec import RunSpec, to_toml
 from embark.spec.train import with_train_defaults
 
 
@@ -14,7 +22,7 @@ class DataSize:
 
     num_train_samples: int
     num_eval_samples: int | None = None  # None: not counted; a hundredth of the others is assumed.
-    data_bytes: float | None = None  # Of all of it as it is stored; None: as the format's rows come to.
+    data_bytes: float | None = None  # All of it as it is stored; None: what the format's rows add up to.
     source: str = "--samples"
 
 
@@ -22,13 +30,13 @@ class DataSize:
 class Workload:
     """All that a run does, on whatever machine."""
 
-    num_train_samples: int  # In one epoch.
+    num_train_samples: int  # Samples of one epoch.
     num_eval_samples: int
     batch_size: int
-    num_steps: int  # Of the complete run.
+    num_steps: int  # Steps of the complete run.
     num_evals: int  # Passes over the held-out samples.
-    sample_bytes: float  # In prepared data.
-    data_bytes: float  # Of all samples of an epoch and those held out.
+    sample_bytes: float  # Bytes of a sample in prepared data.
+    data_bytes: float  # Bytes of all samples of an epoch and those held out.
     is_stored: bool  # The samples are read from storage; else each machine draws them itself.
     source: str  # Where the number of samples comes from.
 
@@ -47,7 +55,8 @@ class Workload:
 
 
 def workload_of(spec: RunSpec, counted: DataSize | None = None) -> Workload:
-    """What a spec trains. `counted` wins over the spec; without it, stored data has the size that the spec says."""
+    """Return what a spec trains. `counted` wins over the spec; without it, stored data has the size that the spec
+    says."""
     train, data = spec.train, spec.data
     if counted is not None:
         num_train, source = counted.num_train_samples, counted.source
@@ -77,9 +86,9 @@ def workload_of(spec: RunSpec, counted: DataSize | None = None) -> Workload:
 
 
 def sample_bytes(spec: RunSpec) -> float:
-    """Of one row of a full block of the prepared format. What is ragged is taken at its longest."""
-    from embark.data.prepared.layout import Feature, Layout
+    """Return the bytes of a row in a full block of the prepared format; ragged features count at their longest."""
     from embark.data.prepared.manifest import BLOCK_ROWS
+    from embark.features.layout import Feature, Layout
 
     features = tuple(Feature(t.name, t.rows, t.multi_hot) for t in spec.model.table_list())
     dense = tuple(f"dense_{i}" for i in range(spec.model.num_dense))
@@ -87,7 +96,8 @@ def sample_bytes(spec: RunSpec) -> float:
 
 
 def resolve_data(spec: RunSpec, num_samples: int | None = None) -> tuple[RunSpec, DataSize | None]:
-    """The spec with the tables of its data listed, and the data's size. `num_samples`, if given, is the user's."""
+    """Return the spec with the tables of its data listed, and the data's size; `num_samples`, if given, is the
+    user's."""
     given = None if num_samples is None else DataSize(num_samples)
     if given or spec.data.kind == "synthetic" or "num_train_samples" in spec.data.model_fields_set:
         spec = with_train_defaults(spec, num_samples or spec.data.num_train_samples)
@@ -109,6 +119,35 @@ def resolve_data(spec: RunSpec, num_samples: int | None = None) -> tuple[RunSpec
 
 
 def _listed(spec: RunSpec) -> RunSpec:
-    """Each table once, since hundreds of predictions read them."""
+    """List each table once, since hundreds of predictions read them."""
     model = spec.model.model_copy(update={"tables": spec.model.table_list()})
     return spec.model_copy(update={"model": model})
+
+
+MODULE = "embark.trainers.torch.networks.trace_network"
+LIMIT_S = 120.0
+
+
+def trace_dense(spec: RunSpec) -> None:
+    """Count the dense layers of the user's own network by running its code in a process that has torch."""
+    if not spec.model.is_own or spec.model in TRACED:
+        return
+    with TemporaryDirectory(prefix="embark-trace-") as folder:
+        answer = Path(folder, "answer.json")
+        try:
+            done = subprocess.run([sys.executable, "-P", "-m", MODULE, str(answer)], input=to_toml(spec).encode(),
+                                  capture_output=True, timeout=LIMIT_S, check=False)
+            TRACED[spec.model] = TypeAdapter(DenseWork).validate_json(answer.read_bytes())
+        except subprocess.TimeoutExpired:
+            TRACED[spec.model] = DenseWork(note=f"its dense layers are not counted: no answer within {LIMIT_S:.0f} s")
+        except (OSError, ValueError):
+            lines = done.stderr.decode(errors="replace").strip().splitlines()
+            why = lines[-1] if lines else f"the process ended with {done.returncode}"
+            TRACED[spec.model] = DenseWork(note=f"its dense layers are not counted: {why}")
+
+
+def dense_notes(spec: RunSpec) -> Iterator[str]:
+    """Yield what a plan has to say about a network that could not be counted."""
+    work = dense_work_of(spec.model)
+    if isinstance(work, DenseWork) and work.note:
+        yield f"{spec.model.kind}: {work.note}"

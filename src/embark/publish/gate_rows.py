@@ -10,8 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from embark.data.evaluation_rows import EvaluationRows, open_rows
-from embark.data.id_maps import RowEncoder
-from embark.data.id_weights import weights_by_feature
+from embark.data.loader import weights_by_feature
 from embark.data.permuted_rows import RowsInMemory
 from embark.data.prepared import Rows
 from embark.data.task_labels import main_label
@@ -19,6 +18,7 @@ from embark.errors import DataError, UserError, nearest
 from embark.events.drift import drift
 from embark.export.artifact import Artifact
 from embark.export.reference import ColumnBins, Reference
+from embark.features.encoding import RowEncoder
 from embark.publish.gate import ColumnDrift, EarlierGate, GateSlice, ScoredRows
 from embark.publish.statistics import F64
 from embark.run.feature_metrics import feature_names, slices_of
@@ -48,7 +48,7 @@ class GateRows:
             drifts=self.drifts(published.reference, published.encoder) if published else (), earlier=earlier)
 
     def _scores(self, artifact: Artifact, model_file: str) -> F64:
-        from embark.trainers.torch.open_exported import open_on_cpu
+        from embark.trainers.torch.scoring.open_model import open_on_cpu
 
         model, tasks = open_on_cpu(artifact, model_file), self.opened.spec.model.tasks
         found = np.concatenate([model.score_encoded(rows) for rows in self._portions(artifact.encoder)])

@@ -1,4 +1,4 @@
-"""`embark publish` and `embark check`: checkpoints of a run as versions that pass the gate, by hand or as saved.
+"""`embark publish`: checkpoints of a run as versions that pass the gate, by hand or as saved.
 
 A candidate is committed first, then judged by scoring with exactly what would be served, then made current. A publisher
 that is killed anywhere goes on there. A version that is refused is kept, and is never current by itself.

@@ -4,22 +4,109 @@ import math
 import re
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import dataclass, field
-from typing import Literal
+from pathlib import Path
+from typing import Any, Literal
 
 from embark.errors import UserError
+from embark.events.events import parse_event
+from embark.kubernetes.failure_policies import Decision, FailurePolicy, PodEnd
+from embark.kubernetes.pods import Pod
+from embark.launch.backend import split_rank
 from embark.launch.shell import CommandResult, LineMultiplexer, LineStream
-from embark.rehearse.containers import Engine
-from embark.rehearse.failure_policies import Decision, FailurePolicy, PodEnd
-from embark.rehearse.pods import Pod
-from embark.rehearse.processes import Start
-from embark.rehearse.progress import EventReader, Progress
+from embark.rehearse.engines import Engine, Start
 from embark.rehearse.workload import Workload
+from embark.store.run_dir import EVENTS
+
+
+@dataclass(frozen=True, slots=True)
+class Resume:
+    """One resumption of the run."""
+
+    step: int  # The checkpoint's.
+    lost_steps: int  # Trained before, and trained again.
+
+
+@dataclass(slots=True)
+class Progress:
+    """The run so far, from its events."""
+
+    world_sizes: list[int] = field(default_factory=list)  # One for each time the ranks met.
+    num_steps: int = 0
+    step: int = 0
+    saved: list[int] = field(default_factory=list)
+    resumes: list[Resume] = field(default_factory=list)
+    losses: dict[int, float] = field(default_factory=dict, repr=False)
+    """The loss of each step; of a step that was trained twice, the later one."""
+    evaluated: dict[str, Any] = field(default_factory=dict)
+    is_done: bool = False
+    errors: list[str] = field(default_factory=list)
+
+    @property
+    def final_loss(self) -> float | None:
+        return self.losses.get(self.num_steps) if self.num_steps else None
+
+    @property
+    def phase(self) -> str:
+        """The run's phase, for a person."""
+        if not self.world_sizes:
+            return "waiting for the ranks to meet"
+        if self.is_done:
+            return f"trained {self.step} steps"
+        saved = f", saved step {self.saved[-1]}" if self.saved else ""
+        return f"{self.world_sizes[-1]} ranks have met; step {self.step} of {self.num_steps}{saved}"
+
+    def take(self, kind: str, event: Mapping[str, Any]) -> None:
+        if kind == "start":
+            self.world_sizes.append(int(event["world_size"]))
+            self.num_steps = int(event["num_steps"])
+            if self.step and not event.get("first_step"):  # nothing was saved: all over again
+                self.resumes.append(Resume(0, self.step))
+                self.step = 0
+        elif kind == "resume":
+            self.resumes.append(Resume(int(event["step"]), max(0, self.step - int(event["step"]))))
+            self.step = int(event["step"])
+        elif kind == "step":
+            self.step = int(event["step"])
+            if isinstance(event.get("loss"), (int, float)):
+                self.losses[self.step] = float(event["loss"])
+        elif kind == "save":
+            self.saved.append(int(event["step"]))
+        elif kind == "eval":
+            self.evaluated = {name: event[name] for name in ("log_loss", "auc") if name in event}
+        elif kind == "end":
+            self.is_done = event.get("outcome") == "done"
+        elif kind == "error":
+            self.errors.append(str(event.get("text", "")))
+
+
+class EventReader:
+    """Reads new events of `events.jsonl` as it grows."""
+
+    def __init__(self, folder: Path | None) -> None:
+        self.progress = Progress()
+        self.has_no_run = folder is None  # There is no run whose events could be read.
+        self._folder = folder
+        self._offset = 0
+
+    def read(self) -> Progress:
+        path = self._folder / EVENTS if self._folder is not None else None
+        if path is None or not path.exists():
+            return self.progress
+        with path.open("rb") as file:
+            file.seek(self._offset)
+            data = file.read()
+        complete = data[: data.rfind(b"\n") + 1]
+        self._offset += len(complete)
+        for event in filter(None, map(parse_event, complete.splitlines())):
+            self.progress.take(event.kind, event.values)
+        return self.progress
+
 
 FaultKind = Literal["preempt", "kill", "lose", "pause", "cut"]
-DURATION_S = 10.0  # Of a pause or a cut whose length is not said.
+DURATION_S = 10.0  # Length of a pause or a cut, unless the flag says it.
 _FAULT = re.compile(r"(?P<pod>\d+)@(?:step(?P<step>\d+)|(?P<at>\d+(?:\.\d+)?)(?P<unit>ms|s|m)?)"
                     r"(?:\+(?P<long>\d+(?:\.\d+)?)(?P<long_unit>ms|s|m)?)?")
 _UNITS = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, None: 1.0}
@@ -27,13 +114,13 @@ _UNITS = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, None: 1.0}
 
 @dataclass(frozen=True, slots=True)
 class Fault:
-    """One thing that happens to one pod."""
+    """A fault that is injected into one pod."""
 
     kind: FaultKind
     pod: int
     at_s: float | None  # Since the pods were started; None where a step is named.
     at_step: int | None = None
-    duration_s: float = 0.0  # Of a lost machine: until there is another; 0 where none comes.
+    duration_s: float = 0.0  # A lost machine is replaced after this time; 0: never.
 
     def __str__(self) -> str:
         when = f"step{self.at_step}" if self.at_step is not None else f"{self.at_s:g}s"
@@ -47,7 +134,7 @@ class Fault:
 
 
 def read_faults(kind: FaultKind, words: Sequence[str], num_pods: int) -> list[Fault]:
-    """From the words of a flag."""
+    """Parse the values of a fault's flag."""
     found = []
     for word in words:
         match = _FAULT.fullmatch(word)
@@ -68,7 +155,7 @@ def read_faults(kind: FaultKind, words: Sequence[str], num_pods: int) -> list[Fa
 
 
 def read_duration(text: str, flag: str) -> float:
-    """`10m`, `90s`, `1h`: seconds."""
+    """Seconds of `10m`, `90s` or `1h`."""
     match = re.fullmatch(r"(\d+(?:\.\d+)?)(ms|s|m|h)?", text)
     if match is None or not float(match[1]):
         raise UserError(f"{flag} {text}: not a duration", fix=f"{flag} 10m")
@@ -80,14 +167,13 @@ TAKE_S = 0.1
 READ_S = 0.1
 SAY_S = 3.0  # Between two notes on progress.
 MAX_TAIL = 2000
-END_S = 5.0  # For the lines of pods that were killed to come to their end.
-_RANK = re.compile(r"\[[a-z]+(\d+)\]:(.*)", re.DOTALL)  # torchrun's prefix under --tee.
+END_S = 5.0  # Time for the last lines of pods that were killed.
 Finish = Literal["succeeded", "failed", "too long"]
 
 
 @dataclass(frozen=True, slots=True)
 class Observer:
-    """Gets what happens as it happens."""
+    """Receives output and notes as they come."""
 
     line: Callable[[str, str, str], None]  # Pod, which of its processes or nothing, text.
     note: Callable[[str], None]  # What the controller does, and what happens to the pods.
@@ -95,7 +181,7 @@ class Observer:
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """All that happened."""
+    """Everything that happened in a rehearsal."""
 
     finish: Finish
     reason: str  # The controller's last message.
@@ -110,16 +196,16 @@ class Outcome:
 
 @dataclass(slots=True)
 class _Slot:
-    """A pod of the job, whichever container is it now."""
+    """A pod of the job and its current container."""
 
     pod: Pod
     generation: int = 0
     start: Start | None = None
     lines: LineStream | None = None
     is_preempted: bool = False
-    is_deleted: bool = False  # By the controller, to restart all: its end does not count.
+    is_deleted: bool = False  # The controller deleted it to restart all: its end does not count.
     kill_at_s: float | None = None
-    away_until_s: float = 0.0  # Its machine is lost, and there is no other before.
+    away_until_s: float = 0.0  # The machine is lost, and there is no other before this time.
     start_at_s: float | None = 0.0
     tail: deque[str] = field(default_factory=lambda: deque(maxlen=MAX_TAIL))
 
@@ -129,7 +215,7 @@ class _Slot:
 
 
 class Controller:
-    """Runs a workload's pods on an engine until they end, or the time is over."""
+    """Runs a workload's pods on an engine until they end, or the time limit passes."""
 
     def __init__(
         self, workload: Workload, policy: FailurePolicy, engine: Engine, reader: EventReader, observer: Observer, *,
@@ -192,7 +278,7 @@ class Controller:
             self._final = ("too long", f"still running after {self._limit_s:g} s")
 
     def _end_all(self) -> None:
-        """Kill what still runs: a rehearsal saves nothing. Its last lines are read."""
+        """Kill what still runs, since a rehearsal saves nothing, and read its last lines."""
         for slot in self._slots.values():
             if slot.start is not None:
                 self._engine.kill(slot.start)
@@ -217,13 +303,12 @@ class Controller:
     def _take(self, wait_s: float) -> None:
         for key, text in self._arriving.take(wait_s):
             slot = self._starts[key]
-            match = _RANK.fullmatch(text)
-            rank, said = (match[1], match[2]) if match else ("", text)
+            rank, said = split_rank(text)
             slot.tail.append(said)
             self._observer.line(slot.pod.name, rank, said)
 
     def _sweep(self) -> None:
-        """A pod ends with its first process, whatever else is left of it."""
+        """End pods whose first process has ended, whatever else is left of them."""
         for slot in self._slots.values():
             if slot.start is not None and slot.lines is not None and slot.lines.code is not None:
                 self._engine.sweep(slot.start)

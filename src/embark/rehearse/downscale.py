@@ -1,4 +1,4 @@
-"""What must be smaller here than there: processes for accelerators, few rows and steps, folders for buckets."""
+"""Scales a job down to this machine: processes for accelerators, few rows and steps, folders for buckets."""
 
 from __future__ import annotations
 
@@ -9,16 +9,13 @@ import os
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 import psutil
 
-from embark.lint.pods import Launch, launch_of_words
-from embark.lint.shell import Word
-from embark.lint.source import SourceFile, Span
-from embark.rehearse.manifest import K8sObject, Objects, at, name_of, rows
-from embark.rehearse.pods import Mount, Pod
+from embark.kubernetes.objects import K8sObject, Objects, at, name_of, rows
+from embark.kubernetes.pods import Mount, Pod
+from embark.lint.pods import Launch, launch_of_argv
 from embark.render.command import SPEC_VARIABLE, WRITTEN_SPEC_PATH
 from embark.spec import RunSpec, parse_spec, to_toml
 from embark.spec.toml import flatten
@@ -30,8 +27,8 @@ BUCKETS = "/mnt/embark-rehearsal"  # Where the pods see the folder that stands f
 SAMPLE = f"{BUCKETS}/sample"  # Where they see the sample of the run's data.
 MAX_ROWS = 1000
 SAMPLES_PER_RANK = 32
-MAX_EVAL_SAMPLES = 2048  # And no more than are trained on.
-MAX_SAMPLES = 32_768  # To train on, of the run's own data; a longer rehearsal has several epochs.
+MAX_EVAL_SAMPLES = 2048  # At most as many as are trained on.
+MAX_SAMPLES = 32_768  # Rows of the run's own data to train on; a longer rehearsal has several epochs.
 SAVES = 10  # Checkpoints in a rehearsal, about.
 _PROCESSES = re.compile(r"(--nproc[-_]per[-_]node(?:=|\s+))([\w$(){}]+)")
 _PROCESSES_WORD = re.compile(r"--nproc[-_]per[-_]node")
@@ -42,7 +39,7 @@ _NPROC_VARIABLES = ("PET_NPROC_PER_NODE", "NPROC_PER_NODE")
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """One thing that is not as in the cluster."""
+    """One difference from the cluster."""
 
     what: str
     there: str
@@ -54,16 +51,16 @@ class Change:
 
 @dataclass(frozen=True, slots=True)
 class RehearsedRun:
-    """The run that the pods train, where they train one of Embark's."""
+    """The run that the pods train, if they train one of Embark's."""
 
     spec: RunSpec
     spec_path: str  # The file that holds it, by its name.
-    sample: Sample | None = None  # Of its own data.
+    sample: Sample | None = None  # A sample of the run's own data.
     unread: str = ""  # Why there is none: the data cannot be read from here.
 
     @property
     def folder(self) -> str:
-        """As the pods see it."""
+        """The run's folder as the pods see it."""
         return f"{self.spec.store.root.rstrip('/')}/{self.spec.name}"
 
 
@@ -78,7 +75,7 @@ class Downscaled:
 
 
 def downscale(job: K8sObject, objects: Objects, *, num_processes: int, num_pods: int, num_steps: int) -> Downscaled:
-    """Of the objects only what is named in `changes` differs."""
+    """Copies of the objects that differ only in what `changes` names."""
     copies = [copy.deepcopy(dict(one)) for one in objects.all]
     own = next(new for old, new in zip(objects.all, copies, strict=True) if old is job)
     changes: list[Change] = []
@@ -98,7 +95,7 @@ def downscale(job: K8sObject, objects: Objects, *, num_processes: int, num_pods:
 
 
 def downscale_pods(pods: Sequence[Pod], changes: list[Change]) -> tuple[Pod, ...]:
-    """Limits that this machine cannot give are left out; buckets in their words become folders."""
+    """Remove limits that this machine cannot give, and replace buckets by folders."""
     memory_bytes = psutil.virtual_memory().total
     found = []
     for pod in pods:
@@ -132,12 +129,12 @@ def downscale_pods(pods: Sequence[Pod], changes: list[Change]) -> tuple[Pod, ...
 
 
 def _written_spec(pod: Pod) -> list[Mount]:
-    """A pod that writes its spec into its own /tmp has one here too."""
+    """A pod that writes its spec into its own /tmp gets one here too."""
     return [Mount("/tmp", "scratch", "tmp")] if SPEC_VARIABLE in pod.env else []
 
 
 def _with_scripts(mount: Mount, words: Sequence[str], changes: list[Change]) -> Mount:
-    """A script of the node that a shell reads first, such as a fabric's settings, is there and empty."""
+    """Provide scripts of the node that a shell reads first, such as a fabric's settings, as empty files."""
     if mount.kind != "host":
         return mount
     read = {path for word in words for path in re.findall(r"(?:^|;)\s*(?:\.|source)\s+([^\s;&]+)", word)}
@@ -148,8 +145,7 @@ def _with_scripts(mount: Mount, words: Sequence[str], changes: list[Change]) -> 
 
 def launch_of(pod: Pod) -> Launch | None:
     """How the pod starts its training, as the linter reads it."""
-    nowhere = Span(SourceFile.of(Path(pod.name), ""), 0, 0)
-    return launch_of_words([Word(word, nowhere) for word in pod.words], environment=pod.env)
+    return launch_of_argv(pod.words, pod.env)
 
 
 def _fewer_processes(job: dict[str, Any], objects: Sequence[dict[str, Any]], count: int, changes: list[Change]) -> None:
@@ -171,14 +167,15 @@ def _fewer_processes(job: dict[str, Any], objects: Sequence[dict[str, Any]], cou
 
 
 def _fewer_processes_in_scripts(config: dict[str, Any], count: int, changes: list[Change]) -> None:
-    """Of a driver, which starts torchrun itself."""
+    """Reduce the processes of a driver script, which starts torchrun itself."""
     for name, text in (config.get("data") or {}).items():
         if str(name).endswith(".py"):
             config["data"][name] = _with_processes([str(text)], count, changes)[0]
 
 
 def _downscale_variables(container: Any, count: int, changes: list[Change]) -> None:
-    """As many processes, one thread each, and no price: a rehearsal costs nothing, and would else stop at a budget."""
+    """Set as many processes, one thread each, and no price: a rehearsal costs nothing, and would else stop at a budget.
+    """
     kept = []
     for row in rows(container, "env"):
         name, value = row.get("name"), str(row.get("value", ""))
@@ -198,7 +195,7 @@ def _downscale_variables(container: Any, count: int, changes: list[Change]) -> N
 
 
 def _containers(thing: Any) -> Iterator[Any]:
-    """Every container of an object, whatever its kind; and the trainer of a TrainJob."""
+    """Every container of an object, whatever its kind, and the trainer of a TrainJob."""
     if isinstance(thing, dict):
         yield from rows(thing, "containers")
         yield from [thing["trainer"]] if thing.get("trainer") else []
@@ -225,7 +222,7 @@ def _with_processes(words: list[str], count: int, changes: list[Change]) -> list
 def _downscale_spec(
     config: dict[str, Any], num_processes: int, num_pods: int, num_steps: int, changes: list[Change]
 ) -> RehearsedRun | None:
-    """The spec of an Embark run in a ConfigMap, with what a CPU can do in a minute."""
+    """Scale the spec in a ConfigMap down to what a CPU can do in a minute."""
     for name, text in (config.get("data") or {}).items():
         if not str(name).endswith(".toml"):
             continue
@@ -248,13 +245,13 @@ def _downscale_spec(
 
 
 def spec_changes(old: RunSpec, new: RunSpec) -> list[Change]:
-    """By field."""
+    """The differences of two specs, by field."""
     before, after = flatten(old.model_dump()), flatten(new.model_dump())
     return [Change(key, _short(before.get(key)), _short(after[key])) for key in after if after[key] != before.get(key)]
 
 
 def _take_sample(spec: RunSpec, world_size: int, num_steps: int) -> tuple[Sample | None, str]:
-    """Of the run's own data, with at least one row for each rank; or why there is none."""
+    """A sample of the run's own data with at least one row for each rank; or why there is none."""
     if spec.data.kind == "synthetic":
         return None, ""
     from embark.data.sample import take_sample
@@ -267,7 +264,7 @@ def _take_sample(spec: RunSpec, world_size: int, num_steps: int) -> tuple[Sample
 
 
 def downscale_spec(spec: RunSpec, world_size: int, num_steps: int, sample: Sample | None = None) -> RunSpec:
-    """The same run in small. `world_size`: what the batch must divide over; `sample`: what it trains on."""
+    """The run scaled down. `world_size` is what the batch must divide over, `sample` what it trains on."""
     values = (sample.spec if sample else spec).model_dump()
     model, data, train, store = values["model"], values["data"], values["train"], values["store"]
     model["rows_per_table"] = _fewer(model["rows_per_table"])
@@ -306,7 +303,7 @@ def _fewer(rows_: Any) -> Any:
 
 
 def _folders(text: str, changes: list[Change]) -> str:
-    """Every uri of an object store in it becomes a folder that all pods see."""
+    """Replace every URI of an object store by a folder that all pods see."""
     def folder(match: re.Match[str]) -> str:
         scheme, rest = match[0].split("://", 1)
         changes.append(Change("object store", match[0], f"{BUCKETS}/{scheme}/{rest}, a folder of this machine"))

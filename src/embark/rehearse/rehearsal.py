@@ -11,20 +11,26 @@ from tempfile import mkdtemp
 from typing import Literal
 
 from embark.errors import Interrupted, UserError
-from embark.launch.image_builder import usable
+from embark.kubernetes.failure_policies import FailurePolicy, PodEnd
+from embark.launch.image import usable
 from embark.launch.shell import Shell
 from embark.lint.check import lint_texts
 from embark.lint.rule import Finding
-from embark.rehearse.containers import ENGINES, Containers, Engine, has_image
-from embark.rehearse.controller import RESTART_S, Controller, Fault, FaultKind, Observer, read_faults
+from embark.rehearse.controller import (
+    RESTART_S,
+    Controller,
+    EventReader,
+    Fault,
+    FaultKind,
+    Observer,
+    Progress,
+    read_faults,
+)
 from embark.rehearse.downscale import MAX_ROWS, SAMPLE, Change, RehearsedRun, downscale, downscale_pods
-from embark.rehearse.failure_policies import FailurePolicy, PodEnd
+from embark.rehearse.engines import ENGINES, Containers, Engine, Folders, Processes, Start, has_image
 from embark.rehearse.manifest import MANIFEST_SUFFIXES, find_training_job, manifest_texts, read_texts
-from embark.rehearse.processes import Folders, Processes, Start
-from embark.rehearse.progress import EventReader, Progress
-from embark.rehearse.ray_job import INSTALL_RAY, NO_RAY
 from embark.rehearse.verdict import Case, Verdict, judge_outcome, refused
-from embark.rehearse.workload import Workload, make_workload
+from embark.rehearse.workload import INSTALL_RAY, NO_RAY, Workload, make_workload
 
 _STOPS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 EngineName = Literal["auto", "podman", "docker", "processes"]
@@ -57,7 +63,7 @@ class PreparedRehearsal:
 
     @property
     def lint(self) -> tuple[Finding, ...]:
-        """Its errors: expect to see them happen."""
+        """The linter's errors: expect to see them happen."""
         return tuple(one for one in self.findings if one.level == "error")
 
 
@@ -77,13 +83,13 @@ class RehearsalReport:
     progress: Progress = field(default_factory=Progress)
     ends: tuple[PodEnd, ...] = ()
     elapsed_s: float = 0.0
-    left_behind: str = ""  # With `keep`: what, and how to remove it.
+    left_behind: str = ""  # What `keep` left, and how to remove it.
 
 
 def load_manifests(
     spec: str, sets: Sequence[str], num_nodes: int | None, files: Path | None
 ) -> tuple[dict[str, str], str]:
-    """The manifests' texts by path, and what to call them: of files, or as `embark render` would write them."""
+    """The manifests' texts by path, from files or as `embark render` would write them; and a name for them."""
     path = files or Path(spec)
     if path.is_dir() or (path.suffix in MANIFEST_SUFFIXES and path.is_file()):
         if num_nodes is not None or (sets and files is None):
@@ -107,7 +113,7 @@ def load_manifests(
 
 
 def prepare(texts: Mapping[str, str], where: str, options: RehearsalOptions) -> PreparedRehearsal:
-    """From manifests to pods that fit this machine, and what had to be changed for it."""
+    """Turn manifests into pods that fit this machine."""
     objects = read_texts(texts)
     job = find_training_job(objects, where)
     real, _ = make_workload(job, objects)
@@ -171,7 +177,8 @@ def rehearse(prepared: PreparedRehearsal, options: RehearsalOptions, observer: O
 
 
 class StopSignals:
-    """Ctrl-C and its like: at once, after a block that must not be cut in two, or not at all during the clean-up."""
+    """Handles Ctrl-C and its like at once, after a block that must not be cut in two, or not at all during the
+    clean-up."""
 
     def __init__(self) -> None:
         self.is_over = False
@@ -202,7 +209,7 @@ class StopSignals:
 
 def choose_engine(prepared: PreparedRehearsal, options: RehearsalOptions, folders: Folders,
                   shell: Shell) -> tuple[Engine, str]:
-    """The engine, and why."""
+    """The engine, and why it was chosen."""
     names = prepared.workload.names
     if prepared.workload.kind == "RayJob":
         if options.engine not in ("auto", "processes"):
@@ -235,7 +242,7 @@ def choose_engine(prepared: PreparedRehearsal, options: RehearsalOptions, folder
 
 
 def _write_sample(prepared: PreparedRehearsal, engine: Engine) -> None:
-    """Where all pods see it."""
+    """Write the sample of the run's data where all pods see it."""
     if prepared.run is None or prepared.run.sample is None:
         return
     from embark.data.sample import write_sample
@@ -246,7 +253,7 @@ def _write_sample(prepared: PreparedRehearsal, engine: Engine) -> None:
 
 
 def _run_folder(prepared: PreparedRehearsal, engine: Engine) -> Path | None:
-    """Where the run's events will be, on this machine."""
+    """The folder of this machine in which the run's events will be."""
     if prepared.run is None:
         return None
     first = min(prepared.workload.trainers, key=lambda pod: pod.index)

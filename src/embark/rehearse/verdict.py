@@ -1,16 +1,15 @@
-"""What a rehearsal shows (met, trained, saved, resumed), its verdict in one sentence, and why it failed: from what
-happened, and from the manifest."""
+"""The verdict of a rehearsal: what it showed (met, trained, saved, resumed) and, if it failed, why."""
 
 import re
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 from embark.errors import ExitCode
-from embark.formatting import format_duration, format_float, pluralize
+from embark.formatting import format_duration, format_float, join_words, pluralize
+from embark.kubernetes.pods import Pod
 from embark.lint.rule import Finding
 from embark.rehearse.controller import Outcome
 from embark.rehearse.downscale import RehearsedRun, launch_of
-from embark.rehearse.pods import Pod
 from embark.rehearse.workload import Cause, Workload
 
 _NEVER_MEET = ("undefined-variable", "nnodes-differs")
@@ -32,13 +31,13 @@ class Case:
 
     @property
     def pods(self) -> tuple[Pod, ...]:
-        """Those that train."""
+        """The pods that train."""
         return self.workload.trainers
 
 
 @dataclass(frozen=True, slots=True)
 class Check:
-    """One thing that must hold."""
+    """One condition of a good rehearsal."""
 
     name: str
     is_ok: bool
@@ -47,7 +46,7 @@ class Check:
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """The answer."""
+    """Whether the rehearsal passed, and if not why."""
 
     is_ok: bool
     sentence: str
@@ -59,12 +58,12 @@ class Verdict:
 
 
 def refused(workload: Workload, refusal: Cause) -> Verdict:
-    """No pod was ever made."""
+    """The verdict on a job of which no pod was ever made."""
     return Verdict(False, f"{workload.kind} {workload.name} starts no pod: {refusal.what}", refusal.fix)
 
 
 def judge_outcome(case: Case) -> Verdict:
-    """From what happened."""
+    """The verdict on what happened."""
     checks = tuple(_checks(case))
     progress = case.outcome.progress
     lost = sum(one.lost_steps for one in progress.resumes)
@@ -127,7 +126,7 @@ def _fault_too_late(case: Case) -> Cause | None:
 
 
 def find_root_cause(case: Case) -> Cause:
-    """The first that fits: what the manifest itself makes sure of comes before what the lines say."""
+    """The first cause that fits: what follows from the manifest comes before what the lines say."""
     checks: Sequence[Callable[[Case], Cause | None]] = (
         _missing, _cannot_meet, _stopped_with_zero, _refused_by_the_run, _too_slow, _out_of_memory, _from_lines, _alone,
         _too_long,
@@ -144,7 +143,7 @@ def stopped_with_zero(case: Case) -> list[str]:
 
 
 def trains_alone(case: Case) -> bool:
-    """Several pods whose command does not join them."""
+    """Whether several pods train without joining each other."""
     launches = [launch_of(pod) for pod in case.pods]
     return len(case.pods) > 1 and all(one is not None and one.program == "python" for one in launches)
 
@@ -153,12 +152,13 @@ def _missing(case: Case) -> Cause | None:
     lacking = [pod for pod in case.workload.pods if pod.missing]
     if not lacking:
         return None
-    return Cause(f"{_listed([pod.name for pod in lacking])} cannot start: there is no {_listed(lacking[0].missing)}",
+    names, missing = join_words([pod.name for pod in lacking]), join_words(lacking[0].missing)
+    return Cause(f"{names} cannot start: there is no {missing}",
                  "put it into the same files, or make it before the job")
 
 
 def _cannot_meet(case: Case) -> Cause | None:
-    """The linter's reasons, where the manifest itself keeps the ranks from meeting."""
+    """The linter's reasons, if the manifest itself keeps the ranks from meeting."""
     sizes = case.outcome.progress.world_sizes
     if case.outcome.finish == "succeeded" or (sizes and min(sizes) == len(case.pods) * case.num_processes):
         return None
@@ -179,7 +179,7 @@ def _stopped_with_zero(case: Case) -> Cause | None:
     pods = stopped_with_zero(case)
     if not pods:
         return None
-    return Cause(f"{_listed(pods)} exited with 0 after SIGTERM: the {case.workload.kind} counts it as "
+    return Cause(f"{join_words(pods)} exited with 0 after SIGTERM: the {case.workload.kind} counts it as "
                  "complete, though it is not trained, and does not replace it",
                  "exit with another code after SIGTERM, such as 75, and let podFailurePolicy ignore it")
 
@@ -195,7 +195,7 @@ def _alone(case: Case) -> Cause | None:
 
 
 def _refused_by_the_run(case: Case) -> Cause | None:
-    """Exit code 64: the run's own words are the best there are."""
+    """The run's own error after exit code 64, which is the best explanation."""
     if case.outcome.finish != "failed" or ExitCode.BAD_INPUT not in {end.code for end in case.outcome.ends}:
         return None
     for tail in case.outcome.tails.values():
@@ -209,7 +209,7 @@ def _refused_by_the_run(case: Case) -> Cause | None:
 
 
 def _out_of_memory(case: Case) -> Cause | None:
-    """A container engine does not always say so, but here nobody else kills a pod in silence."""
+    """A container engine does not always report it, but nothing else here kills a pod without notice."""
     if case.outcome.finish != "failed":
         return None
     killed = {end.name for end in case.outcome.ends
@@ -224,10 +224,10 @@ def _out_of_memory(case: Case) -> Cause | None:
 
 
 def _from_lines(case: Case) -> Cause | None:
-    """What the rules of `embark diagnose` find in the pods' lines."""
+    """The first cause that `embark diagnose` finds in the pods' lines."""
     if case.outcome.finish == "succeeded":
         return None
-    from embark.diagnose.diagnose import diagnose
+    from embark.diagnose.report import diagnose
     from embark.diagnose.source import DiagnosedFile
 
     if case.outcome.progress.errors:
@@ -245,15 +245,15 @@ def _too_slow(case: Case) -> Cause | None:
         return None
     progress = case.outcome.progress
     return Cause(f"the run was at step {progress.step} of {progress.num_steps} at the time limit, and "
-                 f"{_listed(case.outcome.running) or 'no pod'} had not ended", "fewer --steps, or a longer --limit")
+                 f"{join_words(case.outcome.running) or 'no pod'} had not ended", "fewer --steps, or a longer --limit")
 
 
 def _too_long(case: Case) -> Cause | None:
     if case.outcome.finish != "too long":
         return None
     what = "met" if case.run is not None else "ended"
-    return Cause(f"{_listed(case.outcome.running)} had not {what} at the time limit", "a longer --limit, such as 20m",
-                 _last_line(case))
+    return Cause(f"{join_words(case.outcome.running)} had not {what} at the time limit",
+                 "a longer --limit, such as 20m", _last_line(case))
 
 
 def _endpoint_host(pod: Pod) -> str:
@@ -273,8 +273,4 @@ def _last_line(case: Case) -> str:
 
 def _pods(pods: Iterable[Pod]) -> str:
     numbers = [str(pod.index) for pod in pods]
-    return f"pod {numbers[0]}" if len(numbers) == 1 else f"pods {_listed(numbers)}"
-
-
-def _listed(words: Sequence[str]) -> str:
-    return " and ".join(filter(None, [", ".join(words[:-1]), *words[-1:]]))
+    return f"pod {numbers[0]}" if len(numbers) == 1 else f"pods {join_words(numbers)}"

@@ -1,15 +1,133 @@
-"""From a job's object to the pods that its controller would make of it, for each kind of controller."""
+"""The pods that a controller would make of a job, for each kind of controller, and the policy that it follows.
+
+Pods of a RayJob run `ray start` as KubeRay writes it (ray-operator/controllers/ray/common/pod.go and job.go, 1.7), but
+for what Ray's nodes on one machine would otherwise share: ports, folders and memory.
+"""
 
 import copy
 import zlib
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
-from embark.rehearse.failure_policies import FailurePolicy, JobPolicy, JobSetPolicy, PodPolicy, ReplicaPolicy
-from embark.rehearse.manifest import K8sObject, Objects, PodIdentity, at, name_of, namespace_of, rows
-from embark.rehearse.pods import Names, Pod, Service, dns_names, make_pod, read_services
-from embark.rehearse.ray_job import RayJobPolicy, ray_pods, ray_services
+from embark.kubernetes.failure_policies import (
+    Decision,
+    FailurePolicy,
+    JobPolicy,
+    JobSetPolicy,
+    PodEnd,
+    PodPolicy,
+    ReplicaPolicy,
+)
+from embark.kubernetes.objects import K8sObject, Objects, at, name_of, namespace_of, quantity, rows
+from embark.kubernetes.pods import POD_IP, Mount, Names, Pod, PodIdentity, Service, dns_names, make_pod, read_services
+
+CLUSTER, NODE_TYPE = "ray.io/cluster", "ray.io/node-type"
+SUBMITTER = "ray-job-submitter"
+GCS_PORT, DASHBOARD_PORT, CLIENT_PORT, AGENT_PORT, METRICS_PORT = 6379, 8265, 10001, 52365, 18080
+FOLDER = "/tmp/ray"
+NO_RAY, INSTALL_RAY = "Ray is not installed here", "pip install 'ray[default,train]'"
+STORE_BYTES = 80 << 20
+_SUBMITTER_SPEC: K8sObject = {"restartPolicy": "Never", "containers": [{"name": SUBMITTER, "resources": {
+    "requests": {"cpu": "500m", "memory": "200Mi"}, "limits": {"cpu": "1", "memory": "1Gi"}}}]}
+_SETTINGS = {
+    "RAY_USAGE_STATS_ENABLED": "0",
+    # a process that sets its title leaves its environment, by which the processes of a pod are found
+    "SPT_NOENV": "1",
+    # processors are counted here and not there: Ray would start a worker for each of them
+    "RAY_prestart_worker_first_driver": "0", "RAY_enable_worker_prestart": "0",
+    # a node on a machine that does much else is slow, and not dead
+    "RAY_health_check_timeout_ms": "60000", "RAY_worker_register_timeout_seconds": "300",
+    "RAY_memory_monitor_refresh_ms": "0",
+}
+_WAIT = "head={address}; until (: <>/dev/tcp/${{head%:*}}/${{head#*:}}) 2>/dev/null; do sleep 0.5; done"
+
+
+@dataclass(slots=True)
+class RayJobPolicy:
+    """The submitter's end decides; other pods are replaced. A driver that failed gets a new cluster."""
+
+    name: str
+    backoff_limit: int
+    num_failed: int = 0
+
+    def decide(self, end: PodEnd) -> Decision:
+        if end.pod.container != SUBMITTER:
+            return Decision("replace", f"{end.pod.name} ended with exit code {end.code}")
+        if end.code == 0:
+            return Decision("succeed", f"RayJob {self.name} is complete")
+        self.num_failed += 1
+        what = f"RayJob {self.name}: its driver failed"
+        if self.num_failed > self.backoff_limit:
+            return Decision("fail", f"{what}, and its backoffLimit is {self.backoff_limit}", "AppFailed")
+        return Decision("restart all", f"{what}: attempt {self.num_failed} of the {self.backoff_limit} more that "
+                                       "backoffLimit allows")
+
+
+def ray_pods(job: K8sObject, objects: Objects) -> tuple[Pod, ...]:
+    """Head, workers and, for a RayJob, the submitter."""
+    name, space = name_of(job), namespace_of(job)
+    cluster = at(job, "spec.rayClusterSpec") or at(job, "spec") or {}
+    head = at(cluster, "headGroupSpec") or {}
+    groups = [("head", 1, head), *((f"{row.get('groupName')}-worker", int(row.get("replicas") or 1), row)
+                                   for row in rows(cluster, "workerGroupSpecs"))]
+    pods: list[Pod] = []
+    for group, count, row in groups:
+        for number in range(count):
+            labels = {CLUSTER: name, NODE_TYPE: "worker" if pods else "head"}
+            identity = PodIdentity(name=f"{name}-{group}-{number}", namespace=space, index=len(pods), group=group,
+                                   labels=labels)
+            pod = make_pod(row.get("template") or {}, identity, objects)
+            pods.append(replace(pod, command=("/bin/bash", "-c", "--"), args=(_start_command(pod, name, row),),
+                                env={**pod.env, **_SETTINGS}, trains=bool(pods),
+                                mounts=(*pod.mounts, Mount(FOLDER, "shared", "ray"))))
+    if at(job, "spec.rayClusterSpec") is None:
+        return tuple(pods)
+    shared = [mount for mount in pods[-1].mounts if mount.kind == "shared" and mount not in pods[0].mounts]
+    pods[0] = replace(pods[0], mounts=(*pods[0].mounts, *shared))  # the spec that it reads names their paths
+    return (*pods, _submitter(job, pods[0], len(pods), objects))
+
+
+def ray_services(job: K8sObject, objects: Objects) -> list[Service]:
+    head = {CLUSTER: name_of(job), NODE_TYPE: "head"}
+    return [*read_services(objects), Service(f"{name_of(job)}-head-svc", namespace_of(job), head, True, True)]
+
+
+def _submitter(job: K8sObject, head: Pod, index: int, objects: Objects) -> Pod:
+    """The pod that submits the driver. The driver itself runs on the head, so paths are those of the head's mounts."""
+    name = name_of(job)
+    spec = at(job, "spec.submitterPodTemplate.spec") or _SUBMITTER_SPEC
+    identity = PodIdentity(name=f"{name}-submitter-0", namespace=namespace_of(job), index=index, group="submitter",
+                           labels={"batch.kubernetes.io/job-name": name, "job-name": name})
+    spec = {**spec, "containers": [{"image": head.image, **rows(spec, "containers")[0]}]}
+    address = f"{name}-head-svc:{DASHBOARD_PORT}"
+    command = (f"{_WAIT.format(address=address)}; exec ray job submit --address http://{address} "
+               f"-- {at(job, 'spec.entrypoint')}")
+    return replace(make_pod({"spec": spec}, identity, objects), command=("/bin/bash", "-c"), args=(command,),
+                   mounts=head.mounts, trains=False)
+
+
+def _start_command(pod: Pod, name: str, group: K8sObject) -> str:
+    container = next(one for one in rows(pod.spec, "containers") if one.get("name") == pod.container)
+    limits, requests = at(container, "resources.limits") or {}, at(container, "resources.requests") or {}
+    cpus = quantity(str(limits.get("cpu") or requests.get("cpu") or "0")) or 0.0
+    gpus = {"num-gpus": str(limits["nvidia.com/gpu"])} if "nvidia.com/gpu" in limits else {}
+    params = {"num-cpus": f"{-(-cpus // 1):g}", **gpus, **(group.get("rayStartParams") or {})}
+    own = {"node-ip-address": POD_IP, "object-store-memory": STORE_BYTES, "temp-dir": FOLDER, "min-worker-port": 0,
+           "max-worker-port": 0, "metrics-export-port": METRICS_PORT + pod.index,
+           "dashboard-agent-listen-port": AGENT_PORT + pod.index}
+    if pod.index == 0:
+        own |= {"port": GCS_PORT, "dashboard-port": DASHBOARD_PORT, "ray-client-server-port": CLIENT_PORT}
+    else:
+        own |= {"address": f"{name}-head-svc:{GCS_PORT}", "include-log-monitor": "false"}
+    words = " ".join(f"--{key}={value}" for key, value in (params | own).items())
+    if pod.index == 0:
+        return f"exec ray start --head {words} --no-monitor --block"
+    # Ray names a node's socket by those that are there: two that start at once would take the same name
+    before = f"{FOLDER}/session_latest/sockets/raylet{f'.{pod.index - 1}' if pod.index > 1 else ''}"
+    return (f"{_WAIT.format(address=own['address'])}; until [ -e {before} ]; do sleep 0.5; done; "
+            f"exec ray start {words} --block")
+
 
 INDEX = "batch.kubernetes.io/job-completion-index"
 TRAINER_PORT = "29500"
@@ -21,7 +139,7 @@ _OWN = ("PET_NNODES", "PET_NPROC_PER_NODE", "PET_NODE_RANK", "PET_MASTER_ADDR", 
 
 @dataclass(frozen=True, slots=True)
 class Cause:
-    """Why a job is refused or fails, the fix, and the line that shows it where one does."""
+    """Why a job is refused or fails, the fix, and the line that shows it, if one does."""
 
     what: str
     fix: str
@@ -30,7 +148,7 @@ class Cause:
 
 @dataclass(frozen=True, slots=True)
 class Workload:
-    """A job and all that its controller would make."""
+    """A job and everything that its controller would make."""
 
     kind: str
     name: str
@@ -73,7 +191,8 @@ def _replicated(
     job: K8sObject, spec: K8sObject, replicated: Sequence[K8sObject], objects: Objects, *, kind: str, name: str,
     env: Any = None, container: str = "",
 ) -> tuple[Workload, FailurePolicy]:
-    """A JobSet: child Jobs NAME-JOB-i, pods NAME-JOB-i-j, one headless Service for all, made by the controller."""
+    """The pods of a JobSet: child Jobs NAME-JOB-i, pods NAME-JOB-i-j, one headless Service for all, made by the
+    controller."""
     space = namespace_of(job)
     network = at(spec, "network") or {}
     subdomain = str(network.get("subdomain") or name)
@@ -140,7 +259,7 @@ def _train_job(job: K8sObject, objects: Objects) -> tuple[Workload, FailurePolic
 
 
 def _with_trainer(replicated: K8sObject, trainer: K8sObject, num_nodes: int) -> K8sObject:
-    """The runtime's job with what the TrainJob puts over it."""
+    """The runtime's job with what the TrainJob overrides."""
     if replicated.get("name") != NODE:
         return replicated
     patched: dict[str, Any] = copy.deepcopy(dict(replicated))
@@ -260,7 +379,7 @@ def _child_pods(
     spec: K8sObject, name: str, space: str, objects: Objects, *, is_indexed: bool, subdomain: str = "",
     labels: dict[str, str] | None = None, first: int = 0, env: Any = None, container: str = "",
 ) -> tuple[Pod, ...]:
-    """Of a Job: as many as run at once."""
+    """The pods of a Job that run at once."""
     pods = []
     for index in range(int(spec.get("parallelism", 1))):
         suffix = str(index) if is_indexed else _random_suffix(name, index)
@@ -282,10 +401,10 @@ def _defaulted(child: K8sObject) -> K8sObject:
 
 
 def _random_suffix(name: str, index: int) -> str:
-    """What stands for the random letters of a pod's name: the same at each rehearsal."""
+    """A stand-in for the random letters of a pod's name, the same at each rehearsal."""
     letters = "bcdfghjklmnpqrstvwxz2456789"
     number = zlib.crc32(f"{name} {index}".encode())
-    return "".join(letters[number // len(letters) ** place % len(letters)] for place in range(5))
+    return "".join(letters[number // len(letters) ** digit % len(letters)] for digit in range(5))
 
 
 def _refuses_job(spec: K8sObject) -> Cause | None:

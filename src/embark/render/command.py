@@ -10,19 +10,19 @@ SPEC_PATH = "/etc/embark/spec.toml"
 SPEC_VARIABLE = "EMBARK_SPEC_BASE64"
 WRITTEN_SPEC_PATH = "/tmp/embark-spec.toml"
 WRITE_SPEC = f'printf %s "${SPEC_VARIABLE}" | base64 -d > {WRITTEN_SPEC_PATH}'
-"""For a shell. Base64 has no character that a shell, YAML or a scheduler's own macros would read."""
-WAIT_S = 1800  # For the last machine: one that is bought now pulls its image many minutes after the first.
+"""Shell text. Base64 has no character that a shell, YAML or a scheduler's macros would read."""
+WAIT_S = 1800  # The last machine may be bought just now, and pulls its image many minutes after the first.
 IS_HOST = '$([ "$JOB_COMPLETION_INDEX" = 0 ] && echo true || echo false)'
-"""For a shell: the pod with index 0 keeps the store where the others meet."""
+"""Shell text: the pod with index 0 keeps the store where the others meet."""
 
 
 def train_words(spec_path: str = SPEC_PATH) -> list[str]:
-    """What each rank runs."""
+    """The command of each rank."""
     return ["-m", "embark", "train", spec_path]
 
 
 def ranks_words(*options: str, spec_path: str = SPEC_PATH) -> list[str]:
-    """torchrun by way of `embark.torchrun`, which ends with what its ranks ended with."""
+    """torchrun by way of `embark.torchrun`, which ends with the exit code of its ranks."""
     return ["python", "-m", "embark.torchrun", *options, *train_words(spec_path)]
 
 
@@ -39,7 +39,7 @@ def one_machine(job: Job, spec_path: str = SPEC_PATH) -> list[str]:
 
 
 def meeting_options(job: Job, endpoint: str) -> list[str]:
-    """torchrun's, but for `--rdzv-conf`, which differs between the machines."""
+    """torchrun's options, except `--rdzv-conf`, which differs between the machines."""
     return [f"--nnodes={job.nnodes}", f"--nproc-per-node={job.num_processes}", f"--max-restarts={job.max_restarts}",
             f"--rdzv-id={job.name}", "--rdzv-backend=c10d", f"--rdzv-endpoint={endpoint}:{PORT}"]
 
@@ -49,18 +49,18 @@ def meeting_conf(is_host: str) -> str:
 
 
 def indexed_command(job: Job, host: str) -> list[str]:
-    """For the pods of an indexed Job: `host` is what the pod with index 0 is called. A list for `command`."""
+    """The command of the pods of an indexed Job; `host` is the name of the pod with index 0."""
     if job.is_tpu:  # one process for all chips of a host, and GKE says where the others are
         return ["python", *train_words(), "--set", "place.device=tpu"]
     if job.num_nodes == 1:
         return one_machine(job)
-    # Of one pod it is known only where it runs whether it is the host, so a shell asks.
+    # Only a running pod knows whether it is the host, so a shell asks.
     line = ranks_line(ranks_words(*meeting_options(job, host)), meeting_conf(IS_HOST))
     return shell_command(f"exec {line}", fabric_needs(job).env_script)
 
 
 def shell_command(line: str, env_script: str = "") -> list[str]:
-    """A line for the shell, after the script that the fabric's plugin brings."""
+    """A command that runs a shell line, after the script that the fabric's plugin brings."""
     if not env_script:
         return ["/bin/sh", "-c", line]
     # Google's scripts are written for bash.
@@ -68,11 +68,11 @@ def shell_command(line: str, env_script: str = "") -> list[str]:
 
 
 def plain_command(job: Job, words: list[str]) -> list[str]:
-    """Words as they are, or in a shell where the fabric has a script to read first."""
+    """The words, or a shell that runs them if the fabric has a script to read first."""
     script = fabric_needs(job).env_script
     return shell_command("exec " + shlex.join(words), script) if script else words
 
 
 def encoded_spec(job: Job) -> str:
-    """For a container that no file can be mounted into: in a variable, written out before the ranks start."""
+    """The spec for a variable of a container into which no file can be mounted."""
     return base64.b64encode(job.spec_toml.encode()).decode()

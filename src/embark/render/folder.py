@@ -25,7 +25,7 @@ class File:
     path: str  # Relative to the directory that is rendered into, with `/`.
     text: str = ""
     is_executable: bool = False
-    data: bytes = field(default=b"", repr=False)  # Of a file that is not text.
+    data: bytes = field(default=b"", repr=False)  # The content of a file that is not text.
 
     @property
     def content(self) -> bytes:
@@ -40,7 +40,7 @@ class Record:
     origin: tuple[str, ...] = ()
     """The spec that this file is a copy of, as a path from the folder, a preset or module:function, and the settings
     that were given with it; empty where it is not a copy."""
-    checksums: dict[str, str] = field(default_factory=dict)  # Of each file as it was last written, by path.
+    checksums: dict[str, str] = field(default_factory=dict)  # Each file as it was last written, by path.
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,12 +56,12 @@ class FolderSpec:
 
 @dataclass(frozen=True, slots=True)
 class FileChange:
-    """One file of the folder, the rendering, or both."""
+    """A file of the folder, of the rendering, or of both."""
 
     path: str
     state: State
     """`edited`: a person changed it since it was rendered, and a fresh rendering differs from what is there."""
-    diff: str  # From the file to its fresh rendering.
+    diff: str  # The change from the file to its fresh rendering.
     new: bytes = field(default=b"", repr=False)
     is_executable: bool = field(default=False, repr=False)
     is_binary: bool = field(default=False, repr=False)  # Packed, not edited: it is always replaced, and not recorded.
@@ -97,7 +97,7 @@ def update_folder(
 
 
 def compare(source: FolderSpec, files: Sequence[File]) -> list[FileChange]:
-    """The spec and each file, in the order it was rendered; then those that were rendered once and are no more."""
+    """Compare the spec and each file, in the order of rendering, then files that are rendered no more."""
     folder, record = source.folder, read_record(source.folder)
     changes = []
     for file in (source.file, *files):
@@ -139,7 +139,7 @@ def checksum(data: bytes) -> str:
 
 
 def read_record(folder: Path) -> Record:
-    """One that cannot be read knows no file: then everything that differs counts as edited."""
+    """Read the record; without a readable one, every file that differs counts as edited."""
     try:
         read = json.loads((folder / RECORD).read_text())
         return Record(str(read["spec"]), tuple(map(str, read["origin"])),

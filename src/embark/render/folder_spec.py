@@ -6,8 +6,8 @@ from collections.abc import Container, Sequence
 from pathlib import Path
 
 from embark.errors import UserError
+from embark.kubernetes.names import dns_label
 from embark.render.folder import SPEC, File, FolderSpec, Record, checksum, read_record
-from embark.render.job import dns_label
 from embark.render.yaml_text import comment
 from embark.spec import RunSpec, load_spec, to_toml
 from embark.spec.load import parse_settings, set_in_text
@@ -21,7 +21,7 @@ ABOUT = ("The run. All rendered files of this folder follow from it: edit it and
 
 
 def folder_spec(source: str, sets: Sequence[str], out: Path | None) -> FolderSpec:
-    """Settings of a spec that lies in the folder are written into it, so that the next rendering has them too.
+    """The spec that a folder keeps. Settings of a spec that lies in the folder are written into it.
 
     Refuses to replace the spec of a folder by another one.
     """
@@ -54,19 +54,19 @@ def spec_text(spec: RunSpec) -> str:
 
 
 def _copied_text(path: Path, spec: RunSpec, sets: Sequence[str]) -> str:
-    """With the name, which is the file's own where the spec has none."""
+    """The text of a spec elsewhere, with its name, which is the file's if the spec has none."""
     text = path.read_text(encoding="utf-8")
     return set_in_text(text, [*sets, f'name="{spec.name}"'], where=str(path))[0]
 
 
 def _paths(spec: RunSpec, folder: Path, only: Container[str] | None = None) -> list[str]:
-    """Settings for a spec in `folder`, where relative paths go by that folder."""
+    """Settings for a spec in `folder`, from which relative paths go."""
     return [f"{field}={inline(list(value) if isinstance(value, tuple) else value)}"
             for field, value in paths_from(spec, folder).items() if only is None or field in only]
 
 
 def _is_copy(there: Path, record: Record, origin: tuple[str, ...]) -> bool:
-    """Nobody has edited it since it was made from the same spec with the same settings."""
+    """Whether it is unedited since it was made from the same spec with the same settings."""
     return record.origin == origin and record.checksums.get(there.name) == checksum(there.read_bytes())
 
 

@@ -1,4 +1,4 @@
-"""The image: a Dockerfile, what starts in it, and what of its folder it sees.
+"""The image: a Dockerfile, what starts in it, and what of its folder it sees; and docker compose on one host.
 
 It builds on any base with Python 3.11 or newer and pip: on PyTorch's own, whose torch is kept, or on plain Debian with
 `--build-arg VARIANT=cpu`. Embark comes from its wheel in `dist/`, everything else from where pip is configured to look.
@@ -6,15 +6,20 @@ It builds on any base with Python 3.11 or newer and pip: on PyTorch's own, whose
 
 import shlex
 
+from embark.render.command import SPEC_PATH, one_machine
 from embark.render.folder import File
 from embark.render.job import FOLLOW, Job
-from embark.render.pod import SCRATCH, USER_ID
+from embark.render.pod import SCRATCH, USER_ID, storage_settings
 from embark.render.serving import ENDPOINTS, SERVE_TARGETS
-from embark.render.shell_text import render_template
+from embark.render.settings import grace_s, settings_of
+from embark.render.shell_text import job_text, render_template
 from embark.render.targets.tpu_vm import packages as tpu_packages
 from embark.render.wheel import FOLDER as WHEEL_FOLDER
 from embark.render.wheel import wheel_requirement
+from embark.spec import to_toml
+from embark.spec.paths import with_absolute_paths
 from embark.spec.user_code import file_of
+from embark.store.run_dir import SPEC
 
 RAY_VERSION = "2.60.0"
 CUDA_BASE = "pytorch/pytorch:2.13.0-cuda13.0-cudnn9-runtime"
@@ -25,7 +30,7 @@ _HOW = ("embark image builds it. Embark comes from its wheel in dist/, other pac
 
 
 def render_image(job: Job) -> list[File]:
-    """One image for every target of the folder, with Ray where one of them is Ray."""
+    """Write one image for every target of the folder, with Ray if one of them is Ray."""
     return [
         File("Dockerfile", dockerfile(job)),
         File("entrypoint.sh", render_template("entrypoint.sh"), is_executable=True),
@@ -34,12 +39,12 @@ def render_image(job: Job) -> list[File]:
 
 
 def render_tpu_image(job: Job) -> list[File]:
-    """Python and JAX; the chips' driver is the host's."""
+    """Write an image with Python and JAX; the chips' driver is the host's."""
     from embark import __version__
 
     about = f"The image of Embark {__version__} with JAX for TPUs. {_HOW}"
     return [File("Dockerfile", render_template("tpu.Dockerfile.j2", about=about, scratch=SCRATCH,
-                                               files=job.spec.place.image_files, packages=tpu_packages("."))),
+                                               files=job.place.image_files, packages=tpu_packages("."))),
             *_context_files(job)]
 
 
@@ -59,7 +64,7 @@ def dockerfile(job: Job) -> str:
     if "ray" in job.targets:
         packages.append(f"ray[default,train]=={RAY_VERSION}")
     # On Google's machines the fabric's libraries come from the host.
-    is_serving = job.spec.place.target in SERVE_TARGETS
+    is_serving = job.target in SERVE_TARGETS
     fabric = "none" if is_serving else {"efa": "efa", "infiniband": "verbs"}.get(job.machine.fabric.name, "none")
     return render_template(
         "Dockerfile.j2", about=about, fabric=fabric, variant="cpu" if is_serving else "cuda",
@@ -69,19 +74,19 @@ def dockerfile(job: Job) -> str:
 
 
 def image_files(job: Job) -> tuple[str, ...]:
-    """With the model's own code where nothing can be mounted beside the image."""
-    model, place = job.spec.model, job.spec.place
+    """Files of the image: also the model's own code if nothing can be mounted."""
+    model, place = job.spec.model, job.place
     own = [file_of(model.kind)] if place.target in ENDPOINTS and model.is_own else []
     return (*place.image_files, *own)
 
 
 def image_extras(job: Job) -> str:
-    """What the run needs beside the trainer itself, by the names pip takes."""
+    """The extras of the wheel that the run needs."""
     watch = job.spec.watch
-    if job.spec.place.target in SERVE_TARGETS:
+    if job.target in SERVE_TARGETS:
         return "cloud,serve"
     stream = job.spec.stream.source if job.spec.stream.source in ("kafka", "nats") else ""
-    return ",".join([EXTRAS, *(["serve"] if job.spec.place.target == FOLLOW else []), *([stream] if stream else []),
+    return ",".join([EXTRAS, *(["serve"] if job.target == FOLLOW else []), *([stream] if stream else []),
                      *(name for name in ("otlp", "wandb", "mlflow") if name in watch.sinks),
                      *(["prometheus"] if watch.prometheus_port else [])])
 
@@ -89,3 +94,28 @@ def image_extras(job: Job) -> str:
 def _pip_steps(arguments: list[list[str]]) -> str:
     return " \\\n      && ".join(shlex.join(["python", "-m", "pip", words[0], "--no-cache-dir", *words[1:]])
                                 for words in arguments)
+
+
+def render_compose(job: Job) -> list[File]:
+    """Write a docker compose file for one host, and the spec beside it."""
+    settings = [*settings_of(job, is_pod=False), *storage_settings(job)]
+    environment = {setting.name: _literal(setting.value) for setting in settings}
+    spec = with_absolute_paths(job.spec)  # the container sees the data at the host's own path
+    runs, data = spec.store.root, spec.data.path
+    is_local = job.spec.data.kind != "synthetic" and data and "://" not in data
+    return [
+        File("docker-compose.yaml", job_text(
+            "docker-compose.yaml.j2", job, environment=environment, command=list(map(_literal, one_machine(job))),
+            runs="" if "://" in runs else _inside(runs), data=_literal(data) if is_local else "", scratch=SCRATCH,
+            spec_path=SPEC_PATH, grace_s=grace_s(job))),
+        File(SPEC, to_toml(spec, only_set=True)),
+    ]
+
+
+def _inside(path: str) -> str:
+    return _literal(path if path.startswith("/") else f"{SCRATCH}/{path}")
+
+
+def _literal(text: str) -> str:
+    """A text in which docker compose expands no variable."""
+    return text.replace("$", "$$")

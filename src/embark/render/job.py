@@ -1,34 +1,50 @@
-"""The run as a job: every number and name that more than one rendered file needs, worked out once from the spec."""
+"""The run as a job: every number, name and location that more than one rendered file needs, worked out once from the
+spec."""
 
-import hashlib
+from __future__ import annotations
+
 import math
+import posixpath
 import re
 import shlex
 from collections.abc import Iterator
-from dataclasses import dataclass
-from typing import Any, get_args
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Any, NamedTuple, get_args
 
-from embark.catalog import Catalog, Machine, SpecPrice, find_volume, machine_of_place, price_spec
+from embark.catalog import Catalog, Machine, SpecPrice, Volume, find_volume, load_catalog, machine_of_place, price_spec
 from embark.catalog.pricing import DEFAULT_MACHINES
-from embark.catalog.regions import place_mistakes
+from embark.catalog.regions import default_zone, place_mistakes
 from embark.errors import ExitCode, Mistake, SpecError, UserError
-from embark.render.following import follow_mistakes, with_broker
-from embark.render.serving import SERVE_TARGETS, artifact_of, endpoint_mistakes, serve_mistakes, with_cloud
+from embark.kubernetes.names import INSTANCE, dns_label, object_label
+from embark.render.serving import (
+    SERVE_TARGETS,
+    artifact_of,
+    endpoint_mistakes,
+    follow_mistakes,
+    published_uri,
+    serve_mistakes,
+    with_broker,
+    with_cloud,
+)
 from embark.spec import RunSpec, to_toml
-from embark.spec.place import PodTarget
+from embark.spec.place import PlaceSpec, PodTarget
 from embark.spec.train import batch_mistakes
 
-PORT = 29500  # Of the rendezvous; torchrun's own default.
-MAX_RESTARTS = 3  # Of one machine's ranks, before the pod itself is given up and replaced.
-RESTARTS_PER_NODE = 10  # The same of an elastic run, for each machine that may be lost.
+CLUSTER = "embark"  # One cluster for all runs: a run adds a node pool to it if it needs another machine.
+SCHEMES = {"aws": "s3", "azure": "az", "gcp": "gs"}
+BUCKET_NAME = re.compile(r"[a-z0-9]([a-z0-9._-]{0,61}[a-z0-9])?")
+PORT = 29500  # The port of the rendezvous, which is torchrun's default.
+MAX_RESTARTS = 3  # Restarts of one machine's ranks before its pod is replaced.
+RESTARTS_PER_NODE = 10  # Restarts of an elastic run for each machine that may be lost.
 MAX_SPEC_BYTES = 900_000  # A ConfigMap holds 1 MiB.
 POD_TARGETS: tuple[str, ...] = get_args(PodTarget)
 FOLLOW = "follow"  # The target with a trainer, its publisher, servers and a broker.
 _FLAT = {1: "1x1", 4: "2x2", 8: "2x4", 16: "4x4", 32: "4x8", 64: "8x8", 128: "8x16", 256: "16x16"}
-"""Of v5e and v6e, by chips."""
+"""Topologies of v5e and v6e, by chips."""
 _DEEP = {4: "2x2x1", 8: "2x2x2", 16: "2x2x4", 32: "2x4x4", 64: "4x4x4", 128: "4x4x8", 256: "4x8x8", 512: "8x8x8",
         1024: "8x8x16", 2048: "8x16x16", 4096: "16x16x16"}
-"""Of v4 and v5p."""
+"""Topologies of v4 and v5p, by chips."""
 TOPOLOGIES = {"v5litepod": _FLAT, "v6e": _FLAT, "v4": _DEEP, "v5p": _DEEP}
 _IDENTITIES = {
     "aws": (r"arn:aws[a-z-]*:iam::\d{12}:role/[\w+=,.@/-]+", "arn:aws:iam::123456789012:role/NAME"),
@@ -38,8 +54,7 @@ _IDENTITIES = {
 }
 
 
-@dataclass(frozen=True, slots=True)
-class Setting:
+class Setting(NamedTuple):
     """An environment variable and the reason for it."""
 
     name: str
@@ -64,23 +79,69 @@ EXITS = (
 
 
 @dataclass(frozen=True, slots=True)
+class Bucket:
+    """A bucket, or a container of Azure, that the run reads or writes."""
+
+    scheme: str  # `s3`, `gs` or `az`.
+    name: str
+    prefix: str  # Below the bucket, without slashes at its ends.
+    is_written: bool
+
+    @property
+    def uri(self) -> str:
+        return f"{self.scheme}://{self.name}" + (f"/{self.prefix}" if self.prefix else "")
+
+
+@dataclass(frozen=True, slots=True)
+class Location:
+    """Region, zone, cluster and node pool of a job."""
+
+    region: str
+    zone: str
+    cluster: str
+    pool: str  # The node pool: named for the machine and for how it is paid, so that two can live beside each other.
+    machine_type: str  # What the cloud calls a host.
+    has_fabric: bool  # Traffic between machines goes past the ordinary network, which must be asked for.
+
+
+@dataclass(frozen=True)  # no slots: it has cached properties
 class Job:
-    """One run on so many machines of one cloud."""
+    """One run on machines of one cloud."""
 
     spec: RunSpec
     machine: Machine
-    name: str  # The run's name as a DNS label: what Kubernetes and the clouds take for an object's name.
+    name: str  # The run's name as a DNS label: what Kubernetes and the clouds accept as an object's name.
     num_nodes: int
-    num_processes: int  # On each node: one for each accelerator.
+    num_processes: int  # Processes of each node, one for each accelerator.
     spec_toml: str  # The resolved spec, which travels into the container.
+
+    @classmethod
+    def of(cls, spec: RunSpec, machine: Machine) -> Job:
+        """The job of a spec, not yet checked."""
+        num_processes = 1 if spec.place.target == FOLLOW else machine.gpus_per_host
+        return cls(spec, machine, dns_label(spec.name), spec.place.max_nodes, num_processes,
+                   to_toml(spec, only_set=True))
 
     @property
     def cloud(self) -> str:
         return self.machine.cloud
 
     @property
+    def place(self) -> PlaceSpec:
+        return self.spec.place
+
+    @property
+    def target(self) -> str:
+        return self.place.target
+
+    def with_target(self, target: str) -> Job:
+        """Render the run for another target."""
+        place = self.place.model_copy(update={"target": target})
+        return replace(self, spec=self.spec.model_copy(update={"place": place}))
+
+    @property
     def num_pods(self) -> int:
-        """One for each host: a slice of a TPU may have several."""
+        """One pod for each host; a slice of TPUs may have several hosts."""
         return self.num_nodes * self.machine.num_hosts
 
     @property
@@ -89,7 +150,7 @@ class Job:
 
     @property
     def min_nodes(self) -> int:
-        """Fewer than `num_nodes` where the run is elastic."""
+        """Fewer than `num_nodes` if the run is elastic."""
         return self.spec.place.min_nodes
 
     @property
@@ -98,13 +159,13 @@ class Job:
 
     @property
     def nnodes(self) -> str:
-        """As torchrun takes it: a number, or `2:3`."""
+        """torchrun's `--nnodes`: a number, or `2:3`."""
         return f"{self.min_nodes}:{self.num_nodes}" if self.is_elastic else str(self.num_nodes)
 
     @property
     def max_restarts(self) -> int:
-        """Of one machine's ranks, before the machine's pod is given up. Where others come and go, more: each lost
-        machine costs every other one a restart."""
+        """Restarts of one machine's ranks before its pod is given up. An elastic run has more, since each lost machine
+        costs every other one a restart."""
         return RESTARTS_PER_NODE * self.num_nodes if self.is_elastic else MAX_RESTARTS
 
     @property
@@ -113,15 +174,14 @@ class Job:
 
     @property
     def topology(self) -> str:
-        """Of a slice of TPUs; empty where GKE has no such slice."""
+        """The topology of a slice of TPUs; empty if GKE has no such slice."""
         return TOPOLOGIES.get(self.machine.name.rpartition("-")[0], {}).get(self.machine.num_gpus, "")
 
     @property
     def targets(self) -> tuple[str, ...]:
-        """Every one whose files are rendered; the first is the one that is launched."""
-        place = self.spec.place
-        others = place.render_targets if place.target in POD_TARGETS else ()
-        return tuple(dict.fromkeys((place.target, *others)))
+        """All targets whose files are rendered; the first is the one that is launched."""
+        others = self.place.render_targets if self.target in POD_TARGETS else ()
+        return tuple(dict.fromkeys((self.target, *others)))
 
     @property
     def is_spot(self) -> bool:
@@ -129,7 +189,6 @@ class Job:
 
     @property
     def price(self) -> SpecPrice:
-        """Of its machines, in its region."""
         found = price_spec(self.spec)
         if found is None:
             raise ValueError("a job has a machine")
@@ -137,12 +196,12 @@ class Job:
 
     @property
     def usd_per_hour(self) -> float | None:
-        """Of all its machines; None where the catalog has no price."""
+        """Price of all its machines; None if the catalog has none."""
         return self.price.usd_per_hour
 
     @property
     def title(self) -> str:
-        """For a person: `quickstart on 2 x p5.48xlarge: 16 ranks`."""
+        """A title such as `quickstart on 2 x p5.48xlarge: 16 ranks`."""
         counts = f"{self.min_nodes} to {self.num_nodes}" if self.is_elastic else str(self.num_nodes)
         what = f"{self.spec.name} on {counts} x {self.machine.name}"
         return (f"{what}: {self.num_nodes * self.machine.num_gpus} chips" if self.is_tpu
@@ -162,21 +221,21 @@ class Job:
 
     @property
     def config_name(self) -> str:
-        """Of the ConfigMap with the spec."""
+        """The name of the ConfigMap with the spec."""
         return f"{self.name}-spec"
 
     @property
     def claim_name(self) -> str:
-        """Of the PersistentVolumeClaim for `place.volume`."""
+        """The name of the PersistentVolumeClaim for `place.volume`."""
         return f"{self.name}-data"
 
     @property
     def labels(self) -> dict[str, str]:
-        return {"app.kubernetes.io/name": "embark", "app.kubernetes.io/instance": self.name}
+        return {"app.kubernetes.io/name": "embark", INSTANCE: self.name}
 
     @property
     def memory_gib(self) -> int | None:
-        """What a pod asks for: its machine's share for pods, less room for the agents that run on every node."""
+        """Memory that a pod asks for: the machine's share for pods, less room for the agents on every node."""
         share = self.machine.allocatable_gib
         return None if share is None else max(1, math.floor(share - max(1.0, 0.03 * share)))
 
@@ -187,46 +246,87 @@ class Job:
 
     @property
     def shm_gib(self) -> int:
-        """Of /dev/shm: counted to the pod's memory, so a small share of it."""
+        """The size of /dev/shm, which counts to the pod's memory: a small share of it."""
         return max(1, min(64, (self.memory_gib or 16) // 8))
+
+    @cached_property
+    def location(self) -> Location:
+        machine, region = self.machine, self.price.region
+        pool = object_label(machine.name.removeprefix("Standard_"))
+        return Location(
+            region=region, zone=self.place.zone or default_zone(load_catalog(), machine, region), cluster=CLUSTER,
+            pool=f"{pool}-spot" if self.is_spot else pool, machine_type=machine.machine_type or machine.name,
+            has_fabric=machine.fabric.transport not in ("tcp", "ici"),
+        )
+
+    @cached_property
+    def volume(self) -> Volume | None:
+        """The file system that the spec names."""
+        return find_volume(load_catalog(), self.place.volume) if self.place.volume else None
+
+    @property
+    def data_source(self) -> str:
+        """Where the copy to the volume comes from: `data/` beside the runs in their bucket."""
+        scheme, name, _ = _split_uri(self.spec.store.root)
+        folder = posixpath.basename(self.spec.data.path.rstrip("/")) or self.name
+        bucket = f"{scheme}://{name}" if scheme in SCHEMES.values() else f"{SCHEMES[self.cloud]}://your-bucket"
+        return f"{bucket}/data/{folder}"
+
+    @cached_property
+    def object_store_paths(self) -> list[Bucket]:
+        """What the run reads and writes in object stores: its data, what fills its volume, and its own files."""
+        read, written = [("data.path", self.spec.data.path)], [("store.root", self.spec.store.root)]
+        if self.place.volume:
+            read.append(("data.path", self.data_source))
+        if self.target == FOLLOW:
+            read.append(("stream.path", self.spec.stream.path))
+            written.append(("publish.to", published_uri(self.spec)))
+        paths: dict[str, Bucket] = {}
+        for field, uri in (*read, *written):
+            scheme, name, prefix = _split_uri(uri)
+            if scheme not in SCHEMES.values():
+                continue
+            if not BUCKET_NAME.fullmatch(name):
+                raise SpecError([_mistake(field, uri, f"{name!r} is not a bucket's name",
+                                          "small letters, digits, dots and dashes, at most 63")])
+            bucket = Bucket(scheme, name, prefix, is_written=(field, uri) in written)
+            paths[bucket.uri] = bucket
+        return list(paths.values())
+
+    @property
+    def buckets(self) -> list[Bucket]:
+        """The buckets of those paths, each once and without a prefix."""
+        is_written = dict.fromkeys(((path.scheme, path.name) for path in self.object_store_paths), False)
+        for path in self.object_store_paths:
+            is_written[path.scheme, path.name] |= path.is_written
+        return [Bucket(scheme, name, "", written) for (scheme, name), written in is_written.items()]
+
+    def is_shared(self, path: str) -> bool:
+        """Whether every machine sees the same there: in an object store, or on the mounted volume."""
+        mount = self.place.volume_path
+        return "://" in path or (bool(self.place.volume) and (path == mount or path.startswith(f"{mount}/")))
 
 
 def make_job(spec: RunSpec, catalog: Catalog) -> Job:
-    """Refuses, all at once, what cannot be rendered."""
+    """Make the job of a spec. Refuses, all at once, what cannot be rendered."""
     is_serving, is_following = spec.place.target in SERVE_TARGETS, spec.place.target == FOLLOW
-    name = dns_label(spec.name)
     spec = with_cloud(spec) if is_serving or is_following else spec
-    spec = with_broker(spec, name) if is_following else spec
+    spec = with_broker(spec, dns_label(spec.name)) if is_following else spec
     machine = _machine(spec, catalog)
-    num_processes = 1 if is_following else machine.gpus_per_host
-    job = Job(spec, machine, name, spec.place.max_nodes, num_processes, to_toml(spec, only_set=True))
+    job = Job.of(spec, machine)
+    mistakes: list[Mistake] = []
     if is_following:
-        mistakes = [*follow_mistakes(spec), *serve_mistakes(spec, catalog), *_target_mistakes(job),
-                    *place_mistakes(catalog, machine, spec.place), *_storage_mistakes(job, catalog),
-                    *_account_mistakes(job, artifact_of(spec)), *_identity_mistakes(job), *_budget_mistakes(job)]
-        mistakes = list(dict.fromkeys(mistakes))
-    elif is_serving:
-        mistakes = [*serve_mistakes(spec, catalog), *endpoint_mistakes(spec, job.cloud),
-                    *_account_mistakes(job, artifact_of(spec)),
-                    *_identity_mistakes(job)]
-    else:
-        mistakes = [*place_mistakes(catalog, machine, spec.place), *_target_mistakes(job),
-                    *_storage_mistakes(job, catalog), *_identity_mistakes(job), *_budget_mistakes(job)]
+        mistakes += follow_mistakes(spec)
+    if is_serving or is_following:
+        mistakes += [*serve_mistakes(spec, catalog), *endpoint_mistakes(spec, job.cloud),
+                     *_account_mistakes(job, artifact_of(spec))]
+    if not is_serving:
+        mistakes += [*place_mistakes(catalog, machine, spec.place), *_target_mistakes(job),
+                     *_storage_mistakes(job, catalog), *_budget_mistakes(job)]
+    mistakes += _identity_mistakes(job)
     if mistakes:
-        raise SpecError(mistakes)
+        raise SpecError(list(dict.fromkeys(mistakes)))
     return job
-
-
-def dns_label(name: str) -> str:
-    """Lower case, letters, digits and dashes, a letter first, at most 40 long: the objects' names add to it.
-
-    A name that is cut keeps a mark of its own, so that two long names stay two.
-    """
-    label = re.sub(r"[^a-z0-9]+", "-", name.lower()).strip("-")
-    label = label if label[:1].isalpha() else f"run-{label}".rstrip("-")
-    if len(label) <= 40:
-        return label
-    return f"{label[:33].rstrip('-')}-{hashlib.sha256(name.encode()).hexdigest()[:6]}"
 
 
 def default_image(*, has_tpu: bool = False, is_serving: bool = False) -> str:
@@ -247,13 +347,13 @@ def _machine(spec: RunSpec, catalog: Catalog) -> Machine:
         raise SpecError([_mistake("place.machine", "", "files are for a machine of a cloud, and none is named",
                                   "set it (embark catalog list shows them), or place.cloud for its usual one")])
     if place.cloud not in ("", machine.cloud):
-        raise SpecError([_mistake("place.cloud", place.cloud, f"{machine.name} is of {machine.cloud}",
+        raise SpecError([_mistake("place.cloud", place.cloud, f"{machine.name} belongs to {machine.cloud}",
                                   f"leave place.machine out for {DEFAULT_MACHINES[place.cloud]}, or name another one")])
     return machine
 
 
 def _target_mistakes(job: Job) -> Iterator[Mistake]:
-    spec, target = job.spec, job.spec.place.target
+    spec, target = job.spec, job.target
     is_tpu = job.is_tpu
     for other in job.targets[1:]:
         if is_tpu and other not in ("job", "jobset"):
@@ -270,7 +370,7 @@ def _target_mistakes(job: Job) -> Iterator[Mistake]:
             yield _mistake("place.nodes", job.num_nodes, "a Job has the hosts of one slice only",
                            'set place.target = "jobset" for several slices, or name a larger one')
     if not is_tpu and target == "tpu-vm":
-        yield _mistake("place.target", target, f"{job.machine.name} is no TPU", 'set it to "vm", or name a TPU')
+        yield _mistake("place.target", target, f"{job.machine.name} is not a TPU", 'set it to "vm", or name a TPU')
     if target == "vertex" and job.cloud != "gcp":
         yield _mistake("place.target", target, f"Vertex AI has no machines of {job.cloud}",
                        'set place.cloud = "gcp", or another target')
@@ -298,7 +398,7 @@ def _target_mistakes(job: Job) -> Iterator[Mistake]:
 
 
 def _storage_mistakes(job: Job, catalog: Catalog) -> Iterator[Mistake]:
-    place, store, data = job.spec.place, job.spec.store, job.spec.data
+    place, store, data = job.place, job.spec.store, job.spec.data
     bucket = {"aws": "s3://BUCKET/runs", "azure": "az://CONTAINER/runs", "gcp": "gs://BUCKET/runs"}[job.cloud]
     if place.volume:
         try:
@@ -307,55 +407,57 @@ def _storage_mistakes(job: Job, catalog: Catalog) -> Iterator[Mistake]:
             yield _mistake("place.volume", place.volume, "the catalog has no such volume", error.fix)
         else:
             if volume.cloud != job.cloud:
-                yield _mistake("place.volume", place.volume, f"is of {volume.cloud}, the machine of {job.cloud}",
-                               "embark catalog volumes lists them")
+                yield _mistake("place.volume", place.volume,
+                               f"belongs to {volume.cloud}, and the machine to {job.cloud}",
+                               "embark catalog list --volumes lists them")
             elif volume.kind != "file":
                 yield _mistake("place.volume", place.volume, "is an object store: it is read by its uri, not mounted",
                                f"leave it out and use {bucket}")
     yield from _account_mistakes(job, store.root, data.path)
     if place.target == "compose":
         return
-    if not is_shared(store.root, job) and job.num_pods > 1:
+    if not job.is_shared(store.root) and job.num_pods > 1:
         yield _mistake("store.root", store.root, "each machine would keep its own part of every checkpoint",
                        f"set it to {bucket}, or to a folder under place.volume_path with place.volume")
-    if data.kind != "synthetic" and data.path and not is_shared(data.path, job):
+    if data.kind != "synthetic" and data.path and not job.is_shared(data.path):
         yield _mistake("data.path", data.path, f"is on this machine; a machine of {job.cloud} does not see it",
                        f"embark data copy {shlex.quote(data.path)} {bucket.removesuffix('runs')}data copies it; then "
                        f"--set data.path={bucket.removesuffix('runs')}data")
     warm_start = job.spec.train.warm_start
     run = warm_start.rpartition("@")[0] or warm_start
     run = run if "/" in run else f"{store.root}/{run}"
-    if warm_start and not is_shared(run, job):
+    if warm_start and not job.is_shared(run):
         yield _mistake("train.warm_start", warm_start, f"is on this machine; a machine of {job.cloud} does not see it",
                        f"copy the run and name the copy: embark data copy {shlex.quote(run)} "
                        f"{bucket}/{shlex.quote(run.rpartition('/')[2])}")
 
 
 def _account_mistakes(job: Job, *paths: str) -> Iterator[Mistake]:
-    if any(path.startswith("az://") for path in paths) and not job.spec.place.storage_account:
+    if any(path.startswith("az://") for path in paths) and not job.place.storage_account:
         yield _mistake("place.storage_account", "", "az:// names a container, and not the account that holds it",
                        "set it to the storage account's name")
 
 
 def _identity_mistakes(job: Job) -> Iterator[Mistake]:
-    identity = job.spec.place.identity
+    identity = job.place.identity
     pattern, example = _IDENTITIES[job.cloud]
     if identity and not re.fullmatch(pattern, identity):
-        yield _mistake("place.identity", identity, f"is no identity of {job.cloud}", f"it looks like {example}")
+        yield _mistake("place.identity", identity, f"is not an identity of {job.cloud}", f"it looks like {example}")
 
 
 def _budget_mistakes(job: Job) -> Iterator[Mistake]:
-    budget = job.spec.place.budget_usd
+    budget = job.place.budget_usd
     if budget is not None and job.usd_per_hour is None:
         yield _mistake("place.budget_usd", f"{budget:g}",
                        f"the catalog has no price of {job.price.title} to keep it by",
                        "take one in with embark catalog refresh, or leave it out")
 
 
-def is_shared(path: str, job: Job) -> bool:
-    """Every machine of the job sees the same there: an object store, or the mounted volume."""
-    mount = job.spec.place.volume_path
-    return "://" in path or (bool(job.spec.place.volume) and (path == mount or path.startswith(f"{mount}/")))
+def _split_uri(uri: str) -> tuple[str, str, str]:
+    """Scheme, bucket and what is below it. Not urlsplit: that drops what it takes for a fragment, and line breaks."""
+    scheme, mark, rest = uri.partition("://")
+    name, _, prefix = rest.partition("/")
+    return (scheme, name, prefix.strip("/")) if mark else ("", "", "")
 
 
 def _mistake(field: str, value: Any, what: str, fix: str) -> Mistake:

@@ -1,36 +1,39 @@
 """What watches a run and its machines: agents, metrics, alarms for idle GPUs and dead machines, budgets and quotas."""
 
 import math
+from collections.abc import Iterator
+from dataclasses import dataclass
 
+from embark.catalog import Quota, load_catalog
 from embark.events.metrics import METRICS, TRAINING_GROUPS
 from embark.events.monitoring import IDLE_MINUTES, IDLE_PERCENT, alert_rules, alerts, dashboard_text
+from embark.kubernetes.names import COMPLETION_INDEX, REPLICA_INDEX
 from embark.render.folder import File
 from embark.render.job import POD_TARGETS, Job
-from embark.render.quotas import cloud_quotas, needed_units, quota_name, quota_of
-from embark.render.shell_text import job_text, script_file
+from embark.render.shell_text import Words, job_text, script_file, variable
 
 OBJECTS = "run_metrics.yaml"
 DASHBOARD = "grafana_dashboard.json"
-FIRST = {"batch.kubernetes.io/job-completion-index": "0"}  # Rank 0 alone answers, and it runs in the first pod.
+FIRST = {COMPLETION_INDEX: "0"}  # Rank 0 alone answers, and it runs in the first pod.
 _FIRST_POD = {"job": FIRST, "jobset": FIRST, "trainjob": FIRST,
-              "pytorchjob": {"training.kubeflow.org/replica-index": "0"}}
+              "pytorchjob": {REPLICA_INDEX: "0"}}
 MONITOR_RESOURCES = {"aws": "podmonitors.monitoring.coreos.com", "azure": "podmonitors.azmonitoring.coreos.com",
                      "gcp": "podmonitorings.monitoring.googleapis.com"}
 POLICIES = ("idle_gpus", "dead_machines")  # Alert policies of Google Cloud.
-PROMETHEUS_RELEASE = "kube-prometheus-stack"  # Its operator reads what has the label release with this value.
-PROMETHEUS_VERSION = "88.5.3"  # Of the chart, 2026-08.
+PROMETHEUS_RELEASE = "kube-prometheus-stack"  # The operator reads objects whose label `release` has this value.
+PROMETHEUS_VERSION = "88.5.3"  # The version of the chart, 2026-08.
 BUDGET_SCRIPT = "budget.sh"
-BUDGET_HOURS = 24  # A budget is for a day of the run where the spec sets no end.
+BUDGET_HOURS = 24  # A budget is for a day of the run if the spec sets no end.
 
 
 def render_monitoring(job: Job) -> list[File]:
-    """`monitoring.sh`, and the files it hands to the cloud's agents."""
+    """Write `monitoring.sh`, and the files it hands to the cloud's agents."""
     text = script_file(
         "monitoring.sh", f"{job.cloud}/monitoring.sh.j2", job, idle_minutes=IDLE_MINUTES, idle_percent=IDLE_PERCENT,
         is_scraped=is_scraped(job), metrics_file=OBJECTS, dashboard=DASHBOARD,
         monitor_resource=MONITOR_RESOURCES[job.cloud], policies=POLICIES, prometheus_release=PROMETHEUS_RELEASE,
         prometheus_version=PROMETHEUS_VERSION, sends_to_cloudwatch=sends_to_cloudwatch(job))
-    is_vm = job.spec.place.target == "vm"
+    is_vm = job.target == "vm"
     templates = {("aws", True): ["cloudwatch_agent.json"], ("azure", False): ["dcgm_pod_monitor.yaml"],
                  ("gcp", True): ["ops_agent.yaml"]}.get((job.cloud, is_vm), [])
     files = [File(name, job_text(f"{job.cloud}/{name}.j2", job)) for name in templates]
@@ -43,7 +46,7 @@ def render_monitoring(job: Job) -> list[File]:
 
 
 def render_budget(job: Job) -> list[File]:
-    """`budget.sh quota` and `budget.sh budget`, and the file that the cloud wants."""
+    """Write `budget.sh`, and the file that the cloud wants."""
     name, code = quota_name(job)
     about = (f"Budget and quotas. {price_text(job)} {BUDGET_SCRIPT} quota says whether the machines may start; "
              f"{BUDGET_SCRIPT} budget sets up alerts by mail.")
@@ -58,7 +61,7 @@ def render_budget(job: Job) -> list[File]:
 
 
 def azure_rules(job: Job) -> list[tuple[str, str, int, str]]:
-    """Of Prometheus, which `az` alone cannot make: name, expression, minutes and what it means."""
+    """Alert rules of Prometheus, which `az` alone cannot make: name, expression, minutes and description."""
     rules = [
         ("IdleGpus", f"avg(DCGM_FI_DEV_GPU_UTIL) < {IDLE_PERCENT}", IDLE_MINUTES,
          "Machines are paid for and do not train."),
@@ -72,15 +75,15 @@ def azure_rules(job: Job) -> list[tuple[str, str, int, str]]:
 
 
 def is_scraped(job: Job) -> bool:
-    return bool(job.spec.watch.prometheus_port) and job.spec.place.target in POD_TARGETS
+    return bool(job.spec.watch.prometheus_port) and job.target in POD_TARGETS
 
 
 def render_run_metrics(job: Job) -> list[File]:
-    """The objects and the dashboard; nothing where the run does not answer."""
+    """Write the objects and the dashboard of the run's metrics, if it has any."""
     files: list[File] = []
     if is_scraped(job):
         labels = {**job.labels, "release": PROMETHEUS_RELEASE} if job.cloud == "aws" else job.labels
-        text = job_text("run_metrics.yaml.j2", job, labels=labels, first_pod=_FIRST_POD.get(job.spec.place.target, {}),
+        text = job_text("run_metrics.yaml.j2", job, labels=labels, first_pod=_FIRST_POD.get(job.target, {}),
                         rules=alert_rules())
         files += [File(OBJECTS, text), File(DASHBOARD, dashboard_text())]
     if sends_to_cloudwatch(job):
@@ -106,7 +109,67 @@ def budget_usd(job: Job) -> int:
     rate = job.usd_per_hour
     if rate is None:
         return 100
-    total = rate * (job.spec.place.max_hours or BUDGET_HOURS)
+    total = rate * (job.place.max_hours or BUDGET_HOURS)
     step = 10 ** max(1, math.floor(math.log10(max(total, 10))) - 1)
     return int(math.ceil(total / step) * step)
 
+
+@dataclass(frozen=True, slots=True)
+class CloudQuota:
+    """A quota that `gcloud beta quotas info list` shows, with the zone or region and the dimension that count."""
+
+    name: str
+    service: str
+    filter: str
+    is_zonal: bool
+    dimension: str  # `gpu_family`, `tpu_family`, or empty.
+    value: str
+
+    @property
+    def words(self) -> Words:
+        """Arguments of the function of budget.sh that reads it."""
+        place = variable("ZONE" if self.is_zonal else "REGION")
+        return (self.service, self.filter, place, *((self.dimension, self.value) if self.value else ()))
+
+
+def quota_of(job: Job) -> Quota | None:
+    """The quota of its machines; Vertex AI and the Cloud TPU API have their own."""
+    own = job.machine.quota
+    if own is None:
+        return None
+    name = {"vertex": own.vertex, "tpu-vm": own.tpu_vm}.get(job.target, "")
+    if job.target == "vertex" and not name:
+        return None
+    return load_catalog().quotas[name] if name else own
+
+
+def quota_name(job: Job) -> tuple[str, str]:
+    """The cloud's name for the quota and its code; empty if the catalog does not know them."""
+    quota = quota_of(job)
+    if quota is None:
+        return "", ""
+    return (quota.spot, quota.spot_code) if job.is_spot else (quota.on_demand, quota.on_demand_code)
+
+
+def needed_units(job: Job) -> int:
+    """How much of its quota the run needs."""
+    quota = quota_of(job)
+    unit = quota.unit if quota else "GPU"
+    if unit == "vCPU":
+        return int((job.machine.vcpus or 0) * job.num_nodes)
+    return job.machine.num_gpus * job.num_nodes * (2 if unit == "core" else 1)
+
+
+def cloud_quotas(job: Job) -> Iterator[CloudQuota]:
+    """Google's quotas that have a code, or a metric of another service than Compute Engine."""
+    quota, (name, code) = quota_of(job), quota_name(job)
+    if quota is None or not (code or "/" in name):
+        return
+    dimension, _, value = quota.dimension.partition("=")
+    if not code:
+        yield CloudQuota(name, name.partition("/")[0], f"metric={name}", False, dimension, value)
+        return
+    # The Cloud TPU API counts in the zone, and all zones of the region together.
+    for one in dict.fromkeys((code, code.replace("PerZone", "PerRegion"))):
+        label = f"{name}, {quota.dimension}" if value else one if one != code else name
+        yield CloudQuota(label, quota.service, f"quotaId={one}", "PerZone" in one, dimension, value)

@@ -1,27 +1,25 @@
 """What the pods of every Kubernetes target share: where they may run, what they request, and their environment."""
 
+from collections.abc import Iterable
 from typing import Any
 
+from embark.kubernetes.names import GKE_ACCELERATOR, INSTANCE_TYPE, SPOT_LABELS, SPOT_TAINTS
+from embark.kubernetes.pods import NVIDIA_GPU, TPU
 from embark.render.command import SPEC_PATH
-from embark.render.job import PORT, Job
+from embark.render.job import PORT, Job, Setting
 from embark.render.settings import TOPOLOGY_PATH, fabric_needs, grace_reason, grace_s, settings_of, topology_xml
 from embark.render.yaml_text import note
 
-USER_ID = 1000  # Of the user `embark` in the image.
+USER_ID = 1000  # The user `embark` of the image.
 SCRATCH = "/scratch"
 CONTAINER = "trainer"
-_SPOT_LABELS = {
-    "aws": ("eks.amazonaws.com/capacityType", "SPOT"),
-    "azure": ("kubernetes.azure.com/scalesetpriority", "spot"),
-    "gcp": ("cloud.google.com/gke-spot", "true"),
-}
-IDENTITY_LABEL = {"azure.workload.identity/use": "true"}  # Without it AKS gives the pod no token.
-TPU_PORTS = {"tpu": 8471, "coordinator": 8476}  # Where the hosts' runtimes meet, and where JAX's processes do.
+IDENTITY_LABEL = {"azure.workload.identity/use": "true"}  # AKS gives a token only to pods with this label.
+TPU_PORTS = {"tpu": 8471, "coordinator": 8476}  # Ports at which the hosts' runtimes and JAX's processes meet.
 
 
 def pod_values(job: Job) -> dict[str, Any]:
-    """For `kubernetes/pod.yaml.j2`. GKE's webhook tells each pod of a TPU its place in the slice (TPU_WORKER_ID,
-    TPU_WORKER_HOSTNAMES), and each slice its place among those of a JobSet (MEGASCALE_…); JAX reads these itself."""
+    """Values for `kubernetes/pod.yaml.j2`. GKE's webhook tells each pod of a TPU its index in the slice (TPU_WORKER_ID,
+    TPU_WORKER_HOSTNAMES), and each slice its index in a JobSet (MEGASCALE_…); JAX reads these itself."""
     ports = {"rendezvous": PORT} if job.num_nodes > 1 else {}
     if job.is_tpu:
         ports = dict(TPU_PORTS) if job.num_pods > 1 else {}
@@ -37,26 +35,29 @@ def pod_values(job: Job) -> dict[str, Any]:
 
 
 def environment(job: Job) -> list[Any]:
-    """Each variable with its reason."""
     others = ("NCCL_", "TORCH_") if job.is_tpu else ()
-    rows = [note({"name": s.name, "value": s.value}, s.why) for s in settings_of(job) if not s.name.startswith(others)]
-    rows.append(note({"name": "HOME", "value": SCRATCH}, "caches and local files go to the pod's own disk"))
-    rows += [note({"name": name, "value": value}, why) for name, value, why in storage_settings(job)]
-    return rows
+    own = [setting for setting in settings_of(job) if not setting.name.startswith(others)]
+    home = Setting("HOME", SCRATCH, "caches and local files go to the pod's own disk")
+    return env_rows([*own, home, *storage_settings(job)])
 
 
-def storage_settings(job: Job) -> list[tuple[str, str, str]]:
-    account = job.spec.place.storage_account
-    return [("AZURE_STORAGE_ACCOUNT_NAME", account, "the account of the az:// containers")] if account else []
+def env_rows(settings: Iterable[Setting]) -> list[Any]:
+    """A container's `env`, with the reason above each variable."""
+    return [note({"name": name, "value": value}, why) for name, value, why in settings]
+
+
+def storage_settings(job: Job) -> list[Setting]:
+    account = job.place.storage_account
+    return [Setting("AZURE_STORAGE_ACCOUNT_NAME", account, "the account of the az:// containers")] if account else []
 
 
 def has_identity_label(job: Job) -> bool:
-    place = job.spec.place
+    place = job.place
     return job.cloud == "azure" and bool(place.identity or place.storage_account)
 
 
 def resources(job: Job) -> dict[str, Any]:
-    """Requests leave room for what runs on every node; a GPU and a fabric device are asked for by their limits."""
+    """Requests leave room for what runs on every node; GPUs and fabric devices are asked for by their limits."""
     requests: dict[str, Any] = {}
     limits: dict[str, Any] = {accelerator(job): job.num_processes}
     machine, needs = job.machine, fabric_needs(job)
@@ -76,21 +77,20 @@ def resources(job: Job) -> dict[str, Any]:
 
 
 def accelerator(job: Job) -> str:
-    """The resource that a pod asks for."""
-    return "google.com/tpu" if job.is_tpu else "nvidia.com/gpu"
+    """The resource name of its accelerators."""
+    return TPU if job.is_tpu else NVIDIA_GPU
 
 
 def node_selector(job: Job) -> dict[str, Any]:
-    machine, place = job.machine, job.spec.place
-    selector: dict[str, Any] = {"node.kubernetes.io/instance-type": machine.machine_type or machine.name}
+    machine, place = job.machine, job.place
+    selector: dict[str, Any] = {INSTANCE_TYPE: machine.machine_type or machine.name}
     if job.is_tpu:
         selector = {"cloud.google.com/gke-tpu-accelerator": machine.gke_accelerator,
                     "cloud.google.com/gke-tpu-topology": job.topology}
     elif job.cloud == "gcp" and machine.gke_accelerator:
-        selector["cloud.google.com/gke-accelerator"] = machine.gke_accelerator
+        selector[GKE_ACCELERATOR] = machine.gke_accelerator
     if job.is_spot:
-        name, value = _SPOT_LABELS[job.cloud]
-        selector[name] = value
+        selector |= dict(SPOT_LABELS[job.cloud][:1])
     if place.zone and job.cloud != "azure":
         selector["topology.kubernetes.io/zone"] = place.zone
     return selector
@@ -100,8 +100,8 @@ def tolerations(job: Job) -> list[Any]:
     kind = "TPU" if job.is_tpu else "GPU"
     found: list[Any] = [note({"key": accelerator(job), "operator": "Exists", "effect": "NoSchedule"},
                              f"{kind} nodes are tainted, so that nothing else lands on them")]
-    if job.is_spot and job.cloud in ("azure", "gcp"):
-        name, value = _SPOT_LABELS[job.cloud]
+    if job.is_spot and job.cloud in SPOT_TAINTS:
+        name, value = SPOT_LABELS[job.cloud][0]
         found.append({"key": name, "operator": "Equal", "value": value, "effect": "NoSchedule"})
     return found
 

@@ -1,16 +1,14 @@
 """Which files each target needs."""
 
 from collections.abc import Callable
-from dataclasses import replace
 
 from embark.render.clouds import aws, azure, gcp
 from embark.render.folder import File
-from embark.render.image import render_image, render_tpu_image
+from embark.render.image import render_compose, render_image, render_tpu_image
 from embark.render.job import FOLLOW, POD_TARGETS, Job
 from embark.render.monitoring import render_budget, render_monitoring
 from embark.render.serving import SERVE_TARGETS
 from embark.render.targets import endpoints, kubernetes
-from embark.render.targets.compose import render_compose
 from embark.render.targets.follow import render_follow
 from embark.render.targets.serve import render_serve
 from embark.render.targets.torchx import render_torchx
@@ -46,7 +44,7 @@ MACHINES: dict[str, Render] = {"aws": aws.render_vm, "azure": azure.render_vm, "
 
 def render(job: Job) -> list[File]:
     """Every file: those of all targets, the image, the queue if one is named, and the infrastructure."""
-    others = [file for target in job.targets[1:] for file in TARGETS[target](_with_target(job, target))]
+    others = [file for target in job.targets[1:] for file in TARGETS[target](job.with_target(target))]
     files = [*own_files(job), *others, *render_infrastructure(job)]
     paths = [file.path for file in files]
     assert len(set(paths)) == len(paths), f"two files of one name: {sorted(paths)}"
@@ -54,8 +52,8 @@ def render(job: Job) -> list[File]:
 
 
 def own_files(job: Job) -> list[File]:
-    """What starts the ranks, the image they run in, and the wheel that is installed there."""
-    target = job.spec.place.target
+    """The files that start the ranks, the image they run in, and the wheel that is installed there."""
+    target = job.target
     files = [*(TARGETS[target](job) if target in TARGETS else []), wheel_file()]
     # The job has their text in its spec; here a person edits them.
     own = {file_of(section.kind): section.code for section in (job.spec.model, job.spec.data) if section.is_own}
@@ -68,10 +66,10 @@ def own_files(job: Job) -> list[File]:
 
 
 def render_infrastructure(job: Job) -> list[File]:
-    """Every file that the job needs beside its own; none where it runs on one host or a cluster of yours."""
-    target, cloud = job.spec.place.target, job.cloud
+    """Every file that the job needs beside its own; none on one host or on a cluster of yours."""
+    target, cloud = job.target, job.cloud
     in_pods = target in (*POD_TARGETS, FOLLOW)
-    if target in ("compose", *SERVE_TARGETS) or (in_pods and not job.spec.place.infrastructure):
+    if target in ("compose", *SERVE_TARGETS) or (in_pods and not job.place.infrastructure):
         return []
     files = [*render_volumes(job), *render_budget(job)]
     if target == "vm":
@@ -81,8 +79,3 @@ def render_infrastructure(job: Job) -> list[File]:
     if in_pods:
         return [*CLUSTERS[cloud](job), *files, *render_monitoring(job), *kubernetes.render_launch_script(job)]
     return files
-
-
-def _with_target(job: Job, target: str) -> Job:
-    place = job.spec.place.model_copy(update={"target": target})
-    return replace(job, spec=job.spec.model_copy(update={"place": place}))

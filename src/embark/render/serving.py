@@ -1,4 +1,5 @@
-"""What a spec says of serving: the artifact, a replica's memory, and what cannot be deployed."""
+"""What a spec says of serving and of following a stream: the artifact, a replica's memory, the broker, and what cannot
+be deployed."""
 
 import math
 from collections.abc import Iterator
@@ -8,6 +9,7 @@ from embark.catalog import Catalog
 from embark.errors import Mistake, nearest
 from embark.spec import RunSpec
 from embark.spec.place import ServeTarget
+from embark.store.checkpoint_interval import MAX_EVERY_S
 
 SERVE_TARGETS: tuple[str, ...] = get_args(ServeTarget)
 GIB = 2**30
@@ -15,26 +17,30 @@ _CLOUDS = {"s3": "aws", "az": "azure", "gs": "gcp"}
 ENDPOINTS = {"cloud-run": "gcp", "vertex-endpoint": "gcp", "sagemaker": "aws", "azureml": "azure"}
 """Managed endpoints, and whose they are."""
 MAX_CLOUD_RUN_GIB = 32
+NATS_PORT = 4222
+AWAY_S = 3600.0  # Seconds until a lost trainer runs again, on a machine that is bought for it.
+MIN_RETENTION_S = MAX_EVERY_S + AWAY_S
+"""The least retention of records: `store.checkpoint_every = "auto"` saves at least once in `MAX_EVERY_S`."""
 
 
 def artifact_of(spec: RunSpec) -> str:
     if spec.serve.artifact:
         return spec.serve.artifact
-    return published_place(spec) if spec.stream.is_on else f"{spec.store.root}/{spec.name}/export"
+    return published_uri(spec) if spec.stream.is_on else f"{spec.store.root}/{spec.name}/export"
 
 
-def published_place(spec: RunSpec) -> str:
+def published_uri(spec: RunSpec) -> str:
     """Where `embark publish` writes versions of the run."""
     return spec.publish.to.rstrip("/") or f"{spec.store.root.rstrip('/')}/{spec.name}/export"
 
 
 def server_name(name: str) -> str:
-    """Of what serves a run's model: on Kubernetes, on an endpoint, in the registry of launches."""
+    """The name of what serves a run's model: on Kubernetes, on an endpoint, in the registry of launches."""
     return f"{name}-serve"
 
 
 def serve_mistakes(spec: RunSpec, catalog: Catalog) -> Iterator[Mistake]:
-    """What cannot be deployed."""
+    """What keeps a server from being deployed."""
     artifact = artifact_of(spec)
     if "://" not in artifact:
         yield Mistake("", "serve.artifact", artifact, "is on this machine; pods do not see it",
@@ -54,12 +60,12 @@ def serve_mistakes(spec: RunSpec, catalog: Catalog) -> Iterator[Mistake]:
 
 
 def endpoint_mistakes(spec: RunSpec, cloud: str) -> Iterator[Mistake]:
-    """What a managed endpoint cannot be without. `cloud`: the one that the spec is for."""
+    """What a managed endpoint lacks; `cloud` is the one that the spec is for."""
     target, place = spec.place.target, spec.place
     if target not in ENDPOINTS:
         return
     if cloud != ENDPOINTS[target]:
-        yield Mistake("", "place.target", target, f"is of {ENDPOINTS[target]}, and the spec of {cloud}",
+        yield Mistake("", "place.target", target, f"belongs to {ENDPOINTS[target]}, and the spec is for {cloud}",
                       f'set place.cloud = "{ENDPOINTS[target]}" and serve.artifact to an object store of it')
     if target == "sagemaker" and not place.identity:
         yield Mistake("", "place.identity", "", "SageMaker starts the server as a role, which reads the artifact",
@@ -78,7 +84,7 @@ def endpoint_mistakes(spec: RunSpec, cloud: str) -> Iterator[Mistake]:
 
 
 def endpoint_machine(spec: RunSpec, cloud: str) -> str:
-    """Of a managed endpoint: the named one, or the cheapest that has the memory; empty where none has."""
+    """The machine of a managed endpoint: the named one, or the cheapest with the memory; empty if none has it."""
     from embark.plan.serving import ServeRequest, offers_for
 
     if spec.serve.machine:
@@ -88,7 +94,7 @@ def endpoint_machine(spec: RunSpec, cloud: str) -> str:
 
 
 def cloud_run_gib(spec: RunSpec) -> int:
-    """Cloud Run's disk is memory, and a new version is fetched beside the old one."""
+    """Memory of an instance of Cloud Run, whose disk is memory and which fetches a new version beside the old one."""
     from embark.plan.serving import replica_bytes, table_bytes
 
     if spec.serve.memory_gib is not None:
@@ -97,20 +103,69 @@ def cloud_run_gib(spec: RunSpec) -> int:
 
 
 def knows_tables(spec: RunSpec) -> bool:
-    """Not where prepared data that cannot be read from here decides them."""
+    """Whether the tables' sizes are known: not if prepared data that cannot be read from here decides them."""
     return spec.data.kind != "prepared" or spec.model.gives_tables
 
 
 def memory_gib(spec: RunSpec) -> int:
-    """Of a replica."""
+    """Memory of a replica."""
     from embark.plan.serving import replica_bytes
 
     return math.ceil(spec.serve.memory_gib or replica_bytes(spec, spec.serve.tables) / GIB)
 
 
 def with_cloud(spec: RunSpec) -> RunSpec:
-    """Without a machine or a cloud of its own, the cloud of its endpoint, or of the object store with the artifact."""
+    """Give a spec without a machine or cloud the cloud of its endpoint, or of the object store with the artifact."""
     cloud = ENDPOINTS.get(spec.place.target) or _CLOUDS.get(artifact_of(spec).partition("://")[0], "")
     if spec.place.machine or spec.place.cloud or not cloud:
         return spec
     return spec.model_copy(update={"place": spec.place.model_copy(update={"cloud": cloud})})
+
+
+def broker_name(name: str) -> str:
+    """The name of the NATS server of a deployment."""
+    return f"{name}-nats"
+
+
+def broker_url(name: str) -> str:
+    return f"nats://{broker_name(name)}:{NATS_PORT}"
+
+
+def with_broker(spec: RunSpec, name: str) -> RunSpec:
+    """Give a spec without servers those of the deployment."""
+    if spec.stream.source != "nats" or spec.stream.servers:
+        return spec
+    return spec.model_copy(update={"stream": spec.stream.model_copy(update={"servers": (broker_url(name),)})})
+
+
+def has_own_broker(spec: RunSpec, name: str) -> bool:
+    """Whether the deployment has a NATS server."""
+    return spec.stream.source == "nats" and spec.stream.servers == (broker_url(name),)
+
+
+def follow_mistakes(spec: RunSpec) -> Iterator[Mistake]:
+    """What keeps a trainer that follows a stream from being deployed."""
+    stream, store, serve = spec.stream, spec.store, spec.serve
+    if not stream.is_on:
+        yield Mistake("", "stream.source", "", 'place.target = "follow" trains on a stream', "set it in [stream]")
+    if spec.place.max_nodes > 1:
+        yield Mistake("", "place.nodes", str(spec.place.max_nodes), "one process follows a stream", "set it to 1")
+    for field, place in (("store.root", store.root), ("publish.to", published_uri(spec))):
+        if "://" not in place:
+            yield Mistake("", field, place, "is on the pod's own disk, which goes with the pod",
+                          "an object store, such as s3://BUCKET/runs")
+    if stream.source == "files" and "://" not in stream.path:
+        yield Mistake("", "stream.path", stream.path, "is on this machine; pods do not see it",
+                      "a prefix of an object store")
+    if serve.artifact and serve.artifact.rstrip("/") != published_uri(spec):
+        yield Mistake("", "serve.artifact", serve.artifact, f"the trainer publishes to {published_uri(spec)}",
+                      "leave it out: servers follow the place that versions are published to")
+    if serve.tables != spec.publish.tables:
+        yield Mistake("", "serve.tables", serve.tables, f'publish.tables = "{spec.publish.tables}", which is what '
+                      "servers load", f'set it to "{spec.publish.tables}"')
+    if store.checkpoint_every == 0:
+        yield Mistake("", "store.checkpoint_every", "0", "a stream has no end, so that nothing would be saved",
+                      'a number of steps, or "auto"')
+    if stream.source in ("kafka", "nats") and 3600 * stream.retention_hours < MIN_RETENTION_S:
+        yield Mistake("", "stream.retention_hours", f"{stream.retention_hours:g}", "a trainer resumes behind its last "
+                      "checkpoint, which may be an hour old, and may be away for an hour", "set it to 2 or more")

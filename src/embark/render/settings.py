@@ -20,7 +20,7 @@ TOPOLOGY_PATH = "/etc/embark/topology.xml"
 
 @dataclass(frozen=True, slots=True)
 class FabricNeeds:
-    """What a fabric wants of the pod that uses it, besides settings."""
+    """What a fabric needs of the pod that uses it, besides settings."""
 
     hugepages_2mi: str
     needs_ipc_lock: bool
@@ -33,7 +33,8 @@ class FabricNeeds:
 
 
 def settings_of(job: Job, *, is_pod: bool = True, has_fabric: bool = True) -> tuple[Setting, ...]:
-    """All of them, in order; of two with one name the fabric's own counts. `has_fabric`: nobody else sets it up."""
+    """All settings, in order; of two with one name the fabric's counts. `has_fabric` is false if someone else sets it
+    up."""
     table = _table()
     found = [_setting(row) for row in table["every"]]
     found += _computed(job)
@@ -49,7 +50,7 @@ def settings_of(job: Job, *, is_pod: bool = True, has_fabric: bool = True) -> tu
 
 
 def fabric_needs(job: Job) -> FabricNeeds:
-    """One machine alone uses no fabric, and asks for none."""
+    """What the fabric needs; nothing for one machine, which uses none."""
     row = _fabric(job) if job.num_nodes > 1 else {}
     first = int(row.get("first_interface", 1))
     networks = tuple((f"eth{first + i}", name) for i, name in enumerate(row.get("networks", ())))
@@ -67,7 +68,7 @@ def grace_s(job: Job) -> int:
     """Seconds from SIGTERM to SIGKILL: what the spec says, else what the cloud gives."""
     row = _table()["grace"][job.cloud]
     given = int(POD_GRACE_S[job.cloud] if job.is_spot else row["on_demand_s"])
-    asked = job.spec.place.grace_s
+    asked = job.place.grace_s
     if asked is None:
         return given
     return max(1, min(int(asked), int(row["max_spot_s"]))) if job.is_spot else max(1, int(asked))
@@ -79,7 +80,7 @@ def grace_reason(job: Job) -> str:
 
 
 def topology_xml(job: Job) -> str:
-    """For NCCL_TOPO_FILE; empty where the machine shows its topology, or it is not known."""
+    """The file of NCCL_TOPO_FILE; empty if the machine shows its topology, or it is not known."""
     rows = [row for row in _table()["topology"].values() if job.machine.name in row["machines"]]
     return render_template("topology.xml.j2", row=rows[0]) if rows and job.num_nodes > 1 else ""
 

@@ -17,10 +17,9 @@ from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from embark.kubernetes.objects import OPERATOR_VERSIONS
 from embark.render.folder import File
-from embark.render.job import Job
-from embark.render.location import SCHEMES, buckets, location_of, volume_of
-from embark.render.targets import operators
+from embark.render.job import SCHEMES, Job
 from embark.render.yaml_text import header, nest, plain, yaml_part
 
 if TYPE_CHECKING:
@@ -30,7 +29,7 @@ TEMPLATES = Path(__file__).parent / "templates"
 MAX_WIDTH = 110
 Words = tuple[str, ...]
 _VARIABLE = re.compile(r"\$(?:\{([^}]+)\}|(\w+))")
-LOG = "/var/log/embark.log"  # On a plain machine.
+LOG = "/var/log/embark.log"  # The log of a plain machine.
 PLACE = "CONSTANTS = None\n"  # The line of a body that makes way for the values.
 
 
@@ -41,7 +40,7 @@ class Shell(str):
 
 
 def render_template(name: str, **values: Any) -> str:
-    """A file of `templates/`, with these values."""
+    """Render a file of `templates/` with these values."""
     return _environment().get_template(name).render(values)
 
 
@@ -50,14 +49,14 @@ def script_file(path: str, template: str, job: Job, **values: Any) -> File:
 
 
 def job_text(template: str, job: Job, **values: Any) -> str:
-    """With the values that every template may use."""
-    place = job.spec.place
-    own = [bucket for bucket in buckets(job) if bucket.scheme == SCHEMES[job.cloud]]
+    """Render a template with these values and those that every template may use."""
+    place = job.place
+    own = [bucket for bucket in job.buckets if bucket.scheme == SCHEMES[job.cloud]]
     storage_account = needed_setting("STORAGE_ACCOUNT", place.storage_account,
                                      "a name for the storage account, 3 to 24 small letters and digits")
     return render_template(
-        template, job=job, location=location_of(job), place=place, buckets=own, volume=volume_of(job), log=LOG,
-        is_vm=place.target in ("vm", "tpu-vm"), versions=operators, step_text=step_text,
+        template, job=job, location=job.location, place=place, buckets=own, volume=job.volume, log=LOG,
+        is_vm=place.target in ("vm", "tpu-vm"), versions=OPERATOR_VERSIONS, step_text=step_text,
         project_setting=needed_setting("PROJECT", place.account, "the id of your Google Cloud project"),
         storage_account_setting=storage_account, **values)
 
@@ -73,7 +72,7 @@ def script_header(about: str) -> Shell:
 
 
 def command(*words: str, indent: int = 0) -> Shell:
-    """One command, broken before its options where it is long; `indent` is of its first line."""
+    """One command, broken before its options if it is long; `indent` is that of its first line."""
     quoted = [quote(word) for word in words]
     line = " ".join(quoted)
     if indent + len(line) <= MAX_WIDTH:
@@ -88,7 +87,7 @@ def command(*words: str, indent: int = 0) -> Shell:
 
 
 def run(*words: str, indent: int = 0) -> Shell:
-    """A command that changes something: printed, and skipped in a dry run."""
+    """A command that changes something: it is printed, and skipped in a dry run."""
     return command(Shell("run"), *words, indent=indent)
 
 
@@ -106,12 +105,12 @@ def quote(word: Any) -> str:
 
 
 def comment_text(text: str) -> Shell:
-    """For a line that is a comment already: no character of `text` ends it."""
+    """Text for a line that is already a comment; no character of it ends the line."""
     return Shell(" ".join("".join(c if c.isprintable() else " " for c in text).split()))
 
 
 def needed_setting(name: str, default: str, what: str) -> Shell:
-    """A variable with a default; without one the caller's environment must set it. `what` is this program's text."""
+    """A variable with a default, or one that the caller's environment must set. `what` is this program's text."""
     return Shell(f"{name}=${{{name}:-{quote(default)}}}" if default else f": \"${{{name}:?{what}}}\"")
 
 
@@ -137,18 +136,18 @@ def _environment() -> jinja2.Environment:
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """Something that is created once: the commands, and the one that succeeds if it already exists."""
+    """Commands that create something once, and the one that succeeds if it already exists."""
 
-    what: str  # What is created, for a person; empty where nothing new comes of it.
+    what: str  # What is created, for a person; empty if nothing new is.
     commands: tuple[Words, ...]
     unless: Words = ()
-    remove: tuple[Words, ...] = ()  # In this order. One that finds nothing does not stop the next.
-    wait_s: int = 0  # Until the new object is visible everywhere.
+    remove: tuple[Words, ...] = ()  # Run in this order; one that finds nothing does not stop the next.
+    wait_s: int = 0  # Seconds until the new object is visible everywhere.
     why: str = ""
 
 
 def step_text(step: Step, indent: int = 0) -> Shell:
-    """For a script; the first line is not indented."""
+    """A step for a script; the first line is not indented."""
     pad = "\n" + " " * indent
     lines = [f"# {step.why}"] if step.why else []
     if step.unless:
@@ -162,7 +161,7 @@ def step_text(step: Step, indent: int = 0) -> Shell:
 
 
 def substitute(words: Sequence[str], values: Mapping[str, str | Sequence[str]]) -> list[str]:
-    """The words as a shell would pass them, with these variables; `"${NAME[@]}"` is all of a list."""
+    """The words as a shell would pass them, with these variables; `"${NAME[@]}"` is a whole list."""
     passed: list[str] = []
     for word in words:
         if not isinstance(word, Shell):
@@ -179,7 +178,7 @@ def substitute(words: Sequence[str], values: Mapping[str, str | Sequence[str]]) 
 
 
 def python_text(template: str, values: Mapping[str, Any], *, about: str) -> str:
-    """A file of `templates/` with `NAME = literal` lines in the place of `PLACE`, under a header."""
+    """A file of `templates/` with `NAME = literal` lines for its `CONSTANTS`, under a header."""
     body = (TEMPLATES / template).read_text(encoding="utf-8")
     before, place, after = body.partition(PLACE)
     assert place, "the body has no place for its values"

@@ -1,73 +1,91 @@
 """Storage: the run's buckets, and the volume of `place.volume` with its claim and the copy that fills it."""
 
 import posixpath
-from collections.abc import Mapping
 from typing import Any
 
-from embark.render.clouds import aws, azure, gcp
+from embark.catalog import Volume
+from embark.errors import ExitCode
 from embark.render.folder import File
-from embark.render.job import POD_TARGETS, Job
-from embark.render.location import SCHEMES, data_source, object_store_paths, volume_of
-from embark.render.pod import IDENTITY_LABEL, USER_ID, has_identity_label, storage_settings
+from embark.render.job import POD_TARGETS, SCHEMES, Bucket, Job
+from embark.render.pod import IDENTITY_LABEL, USER_ID, env_rows, has_identity_label, storage_settings
 from embark.render.shell_text import job_text, script_file
-from embark.render.yaml_text import header
+from embark.render.yaml_text import header, plain
 
 GIB_PER_TIB = 1024
-_CLOUDS = {"aws": aws, "azure": azure, "gcp": gcp}
+LUSTRE_STEP_GIB = 9000
+_FILLED_BY = {"aws": "storage.sh substitutes the file system's id and names.",
+              "azure": "storage.sh substitutes its address.", "gcp": "storage.sh substitutes its address."}
+_BUCKET_NEEDS = {"aws": "It needs the add-on aws-mountpoint-s3-csi-driver.",
+                 "azure": "It needs az aks update --enable-blob-driver.",
+                 "gcp": 'A pod that mounts it has the annotation gke-gcsfuse/volumes: "true".'}
 
 
 def render_volumes(job: Job) -> list[File]:
-    """`storage.sh` creates what the run needs; with `place.volume` also the volume, its claim and the copy."""
-    cloud, volume = _CLOUDS[job.cloud], volume_of(job)
-    values: dict[str, Any] = {"is_lustre": "lustre" in job.spec.place.volume}
+    """Write `storage.sh`, which creates what the run needs; with `place.volume` also the volume, its claim and the
+    copy."""
+    values: dict[str, Any] = {"is_lustre": "lustre" in job.place.volume, "exit_codes": ExitCode}
     files: list[File] = []
-    if volume:
-        # The least that can be bought: the speed grows with it, and so does the bill.
-        size_gib = cloud.capacity_gib(job, round((volume.min_tib or 1.0) * GIB_PER_TIB))
-        rate = volume.gbyte_per_s(size_gib / GIB_PER_TIB)
-        speed = "" if rate is None else f"{size_gib:,} GiB of {volume.title} read {rate:.1f} GB/s."
-        values |= {**cloud.script_values(job), "size_gib": size_gib, "speed": speed}
-        files = _volume_files(job, volume.title, f"{size_gib}Gi", cloud.volume_source(job), cloud.FILLED_BY)
-    elif job.spec.place.target in POD_TARGETS:
-        read = [path for path in object_store_paths(job) if path.scheme == SCHEMES[job.cloud] and not path.is_written]
-        files = _bucket_files(job, read[0].uri, cloud.bucket_source(job, read[0]), cloud.BUCKET_NEEDS) if read else []
+    if job.volume:
+        size_gib = capacity_gib(job, job.volume)
+        rate = job.volume.gbyte_per_s(size_gib / GIB_PER_TIB)
+        speed = "" if rate is None else f"{size_gib:,} GiB of {job.volume.title} read {rate:.1f} GB/s."
+        values |= {"size_gib": size_gib, "speed": speed}
+        files = _volume_files(job, job.volume.title, {**values, "size": f"{size_gib}Gi"})
+    elif job.target in POD_TARGETS:
+        read = [path for path in job.object_store_paths if path.scheme == SCHEMES[job.cloud] and not path.is_written]
+        files = _bucket_files(job, read[0]) if read else []
     return [script_file("storage.sh", f"{job.cloud}/storage.sh.j2", job, **values), *files]
+
+
+def capacity_gib(job: Job, volume: Volume) -> int:
+    """The smallest size that can be bought: the speed grows with it, and so does the bill."""
+    least_gib = round((volume.min_tib or 1.0) * GIB_PER_TIB)
+    if job.cloud == "aws":  # FSx sells 1200, then multiples of 2400
+        return 1200 if least_gib <= 1229 else -(-least_gib // 2400) * 2400
+    if job.cloud == "gcp" and "lustre" in job.place.volume:
+        return max(1, round(least_gib / LUSTRE_STEP_GIB)) * LUSTRE_STEP_GIB
+    return least_gib
 
 
 def needs_copy(job: Job) -> bool:
     """Whether a Job fills the volume. FSx for Lustre reads the bucket by itself, through a data repository
     association."""
-    return bool(job.spec.place.volume) and job.cloud != "aws"
+    return bool(job.place.volume) and job.cloud != "aws"
 
 
 def data_target(job: Job) -> str:
     """The folder of the volume that the run reads."""
-    path, mount = job.spec.data.path, job.spec.place.volume_path
-    return path if path.startswith(f"{mount}/") else f"{mount}/{posixpath.basename(data_source(job))}"
+    path, mount = job.spec.data.path, job.place.volume_path
+    return path if path.startswith(f"{mount}/") else f"{mount}/{posixpath.basename(job.data_source)}"
 
 
-def _volume_files(job: Job, title: str, size: str, source: Mapping[str, Any], filled_by: str) -> list[File]:
-    values = {"claim": job.claim_name, "size": size, "mode": "ReadWriteMany", "modes": _CLOUDS[job.cloud].VOLUME_MODES}
+def _volume_files(job: Job, title: str, values: dict[str, Any]) -> list[File]:
+    # Pods use the first mode. FSx's driver has the fsGroupPolicy ReadWriteOnceWithFSType: only to a volume that also
+    # names this mode, and a file system's type, does the kubelet apply the pod's fsGroup.
+    modes = ["ReadWriteMany", *(["ReadWriteOnce"] if job.cloud == "aws" else [])]
+    values = {**values, "claim": job.claim_name, "mode": modes[0], "modes": modes}
     # The copy runs on an ordinary machine of the cluster, since it needs no GPU.
-    about_copy = (f"Copies {data_source(job)} to {data_target(job)} on the volume, once: existing files are left "
+    about_copy = (f"Copies {job.data_source} to {data_target(job)} on the volume, once: existing files are left "
                   "alone, and checksums are compared.")
     files = [
-        File("volume.yaml", job_text("volume.yaml.j2", job, about=f"{title}, as Kubernetes sees it. {filled_by}",
-                                     source=source, **values)),
+        File("volume.yaml", job_text("volume.yaml.j2", job, about=f"{title}, as Kubernetes sees it. "
+                                     f"{_FILLED_BY[job.cloud]}", source=f"{job.cloud}/volume_source.yaml.j2",
+                                     **values)),
         File("claim.yaml", header("What the run's pods mount: the volume of volume.yaml, by name.")
              + job_text("claim.yaml.j2", job, **values)),
     ]
     if needs_copy(job):
-        env = [{"name": name, "value": value} for name, value, _ in storage_settings(job)]
+        env = plain(env_rows(storage_settings(job)))
         files.append(File("data_copy_job.yaml", job_text(
-            "data_copy_job.yaml.j2", job, about=about_copy, source=data_source(job), target=data_target(job), env=env,
+            "data_copy_job.yaml.j2", job, about=about_copy, source=job.data_source, target=data_target(job), env=env,
             user=USER_ID, identity_label=IDENTITY_LABEL if has_identity_label(job) else {})))
     return files
 
 
-def _bucket_files(job: Job, uri: str, source: Mapping[str, Any], needs: str) -> list[File]:
-    about = (f"{uri} as a folder, read only, for notebooks and other programs that want files. Embark itself does "
-             f"not need it: it reads the bucket by its uri, and faster. {needs}")
+def _bucket_files(job: Job, bucket: Bucket) -> list[File]:
+    about = (f"{bucket.uri} as a folder, read only, for notebooks and other programs that want files. Embark itself "
+             f"does not need it: it reads the bucket by its uri, and faster. {_BUCKET_NEEDS[job.cloud]}")
     values = {"claim": f"{job.name}-bucket", "size": "1Ti", "mode": "ReadOnlyMany", "modes": ["ReadOnlyMany"]}
-    return [File("bucket_volume.yaml", job_text("volume.yaml.j2", job, about=about, source=source, **values)
-                 + "---\n" + job_text("claim.yaml.j2", job, **values))]
+    volume = job_text("volume.yaml.j2", job, about=about, source=f"{job.cloud}/bucket_source.yaml.j2", bucket=bucket,
+                      **values)
+    return [File("bucket_volume.yaml", volume + "---\n" + job_text("claim.yaml.j2", job, **values))]

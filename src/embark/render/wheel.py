@@ -2,6 +2,7 @@
 
 Embark is pure Python: a wheel is its files and their metadata. The metadata is the clone's pyproject.toml where the
 code runs from a clone, since that of an editable install may be older; otherwise the installed distribution's.
+Machines without an image get it through the run's bucket, since user data holds 16 KB only.
 """
 
 import base64
@@ -16,11 +17,14 @@ from pathlib import Path
 from typing import Any
 
 import embark
-from embark.errors import UserError
+from embark.errors import Mistake, SpecError, UserError
 from embark.render.folder import File
+from embark.render.job import SCHEMES, Job
+from embark.render.shell_text import Shell, Words, command, job_text, option, variable
 
 DISTRIBUTION = "embark-rec"
 FOLDER = "dist"
+WHEELS = "/opt/embark-wheels"  # The folder of a machine that has no image.
 _DATE = (1980, 1, 1, 0, 0, 0)  # Zip's first: the same files give the same wheel.
 _WHEEL = "Wheel-Version: 1.0\nGenerator: embark\nRoot-Is-Purelib: true\nTag: py3-none-any\n"
 
@@ -34,7 +38,7 @@ def wheel_file() -> File:
 
 
 def wheel_requirement(folder: str, extras: str) -> str:
-    """What pip installs of the wheel in `folder`: by its path, so that no index's version takes its place."""
+    """The requirement of the wheel in `folder`, by its path, so that no index's version takes its place."""
     return f"{folder}/{wheel_name()}[{extras}]"
 
 
@@ -80,7 +84,7 @@ def _metadata(package: Path) -> dict[str, bytes]:
 
 
 def _metadata_rows(project: dict[str, Any]) -> Iterator[tuple[str, str]]:
-    """Of the core metadata specification, version 2.4."""
+    """Rows of METADATA, by version 2.4 of the core metadata specification."""
     yield "Metadata-Version", "2.4"
     yield "Name", DISTRIBUTION
     yield "Version", embark.__version__
@@ -111,3 +115,40 @@ def _installed_metadata() -> dict[str, bytes]:
 
 def _digest(data: bytes) -> str:
     return base64.urlsafe_b64encode(hashlib.sha256(data).digest()).rstrip(b"=").decode()
+
+
+def upload_words(job: Job, folder: Path = Path()) -> Words:
+    """Copy the wheel of a rendered folder to the bucket; no words if an image has it. TPUs have no image."""
+    if job.place.image and not job.is_tpu:
+        return ()
+    file, (bucket, name) = str(folder / FOLDER / wheel_name()), _wheel_object(job)
+    if job.cloud == "aws":
+        return ("aws", "s3", "cp", file, f"s3://{bucket}/{name}")
+    if job.cloud == "azure":
+        return ("az", "storage", "blob", "upload", "--account-name", variable("STORAGE_ACCOUNT"), "--auth-mode",
+                "login", "--container-name", bucket, "--name", name, "--file", file, "--overwrite")
+    return ("gcloud", "storage", "cp", file, f"gs://{bucket}/{name}", option("--project", variable("PROJECT")))
+
+
+def fetch_text(job: Job) -> Shell:
+    """Shell text that puts the wheel into `WHEELS`, on the machine."""
+    bucket, name = _wheel_object(job)
+    file = f"{WHEELS}/{wheel_name()}"
+    account = f"https://{job.place.storage_account}.blob.core.windows.net"
+    words = {
+        "aws": ("aws", "s3", "cp", "--only-show-errors", f"s3://{bucket}/{name}", file),
+        "azure": ("env", "AZCOPY_AUTO_LOGIN_TYPE=MSI", "azcopy", "copy", f"{account}/{bucket}/{name}", file),
+        "gcp": ("gcloud", "storage", "cp", f"gs://{bucket}/{name}", file),
+    }[job.cloud]
+    return Shell(job_text("fetch_wheel.sh.j2", job, wheels=WHEELS, fetch=command(*words, indent=6)).rstrip("\n"))
+
+
+def _wheel_object(job: Job) -> tuple[str, str]:
+    """The wheel's bucket and name, below the run's own files, which the machines may read."""
+    root, scheme = job.spec.store.root, SCHEMES[job.cloud]
+    if not root.startswith(f"{scheme}://"):
+        image = "" if job.is_tpu else ", or build an image: embark image"
+        raise SpecError([Mistake("", "store.root", root, f"machines of {job.cloud} fetch Embark's wheel from it",
+                                 f"set it to {scheme}://BUCKET/runs{image}")])
+    bucket, _, prefix = root.removeprefix(f"{scheme}://").strip("/").partition("/")
+    return bucket, "/".join(part for part in (prefix, FOLDER, wheel_name()) if part)

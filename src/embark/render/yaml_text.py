@@ -30,7 +30,7 @@ class Noted:
 
 
 def note(value: Any, why: str) -> Noted:
-    """For a value in a mapping or a list: `why` is written above its line."""
+    """A value of a mapping or a list with a comment above its line."""
     return Noted(value, why)
 
 
@@ -41,7 +41,7 @@ def yaml_text(documents: Sequence[Mapping[str, Any]], *, about: str) -> str:
 
 
 def yaml_part(value: Any, indent: int = 0) -> str:
-    """For the middle of a document; a scalar without indent stands behind its key."""
+    """A value for the middle of a document; without an indent, a scalar stands behind its key."""
     return "\n".join(_lines(value, indent))
 
 
@@ -53,7 +53,7 @@ def header(about: str) -> str:
 
 
 def nest(text: str, indent: int) -> str:
-    """YAML text further to the right, its comments wrapped anew."""
+    """Indent YAML text, and wrap its comments anew."""
     found: list[str] = []
     for margin, lines in groupby(text.rstrip("\n").split("\n"), key=_comment_margin):
         if margin is None:
@@ -69,7 +69,7 @@ def _comment_margin(line: str) -> int | None:
 
 
 def comment(text: str, indent: int = 0) -> list[str]:
-    """`# …` lines. No character of `text` can end the comment."""
+    """Comment lines; no character of `text` can end the comment."""
     words = "".join(c if c.isprintable() else " " for c in text).split()
     room = max(40, WIDTH - indent)
     return [" " * indent + "# " + line for line in textwrap.wrap(" ".join(words), room, break_long_words=False,
@@ -102,7 +102,7 @@ def _lines(value: Any, indent: int) -> Iterator[str]:
 
 
 def _entry(head: str, value: Any, indent: int, nested: int) -> Iterator[str]:
-    """`key: value`, with the value beside the key or under it."""
+    """A `key: value`, with the value beside the key or under it."""
     if isinstance(value, Noted):
         yield from comment(value.why, indent)
         value = value.value
@@ -135,7 +135,7 @@ def _item(value: Any, indent: int) -> Iterator[str]:
 
 
 def _scalar(value: Any, *, is_key: bool = False) -> list[str]:
-    """As it stands behind a key at the left edge; further lines are those of a block of text, already indented."""
+    """The lines of a scalar behind a key at the left edge; further lines are those of a block, already indented."""
     if isinstance(value, Mapping):
         return ["{}"]
     if isinstance(value, list | tuple):

@@ -19,12 +19,10 @@ from embark.formatting import (
     pluralize,
     to_finite,
 )
-from embark.report.bars import format_time
+from embark.report.charts import format_time, overlaid
 from embark.report.context import RunContext, State
-from embark.report.curves import overlaid
-from embark.report.document import Block, Code, Document, Table, Tile, Tone, Words, sections_with_something
-from embark.report.report import TONES
-from embark.report.slices import slice_blocks
+from embark.report.document import Code, Document, Table, Tile, Tone, Words, sections_with_something
+from embark.report.report import TONES, slice_blocks
 from embark.report.spec_rows import differences, field_of
 from embark.run.feature_metrics import SliceResult
 
@@ -44,13 +42,13 @@ Values = Mapping[str, float | None]
 
 @dataclass(frozen=True, slots=True)
 class ComparedRun:
-    """One of the runs."""
+    """A run of a comparison, with its figures."""
 
     name: str  # Unique among them.
     uri: str
     state: State
     sentence: str
-    values: Values  # By the names of `ROWS`.
+    values: Values  # Figures by the names of `ROWS`.
     context: RunContext = field(repr=False)
 
 
@@ -98,27 +96,29 @@ class Comparison:
     runs: tuple[ComparedRun, ...]
     spec: tuple[SpecDifference, ...]
     report: str | None = None  # The page, where one was written.
-    slices: tuple[SliceResult, ...] = ()  # By the values of a feature, of each run.
+    slices: tuple[SliceResult, ...] = ()  # Each run's metrics by the values of a feature.
 
     def best_of(self, row: Row) -> int | None:
-        """Which run is best in a row; None where it is not known, or all are the same. A low training loss is no merit
-        where held-out samples tell."""
+        """Return which run is best in a row; None where it is not known, or all are the same.
+
+        A low training loss is no merit where held-out samples tell.
+        """
         if row.name == "loss" and any(run.values.get("eval_log_loss") is not None for run in self.runs):
             return None
         values = [run.values.get(row.name) for run in self.runs]
-        known = sorted(((value, place) for place, value in enumerate(values) if value is not None),
+        known = sorted(((value, index) for index, value in enumerate(values) if value is not None),
                        reverse=row.better == "up")
         if row.better is None or len(known) < 2 or _is_same(row, known[0][0], known[-1][0]):
             return None
         return known[0][1]
 
     def rows(self) -> list[Row]:
-        """Those that some run has a value for."""
+        """Return the rows that some run has a value for."""
         return [row for row in ROWS if any(run.values.get(row.name) is not None for run in self.runs)]
 
 
 def compare_runs(contexts: Sequence[RunContext]) -> Comparison:
-    """Which of the runs was better, and what differs between them."""
+    """Find which of the runs was better, and what differs between them."""
     if len(contexts) < 2:
         raise UserError("a comparison needs two runs or more", fix="embark compare RUN RUN")
     runs = tuple(ComparedRun(name, one.uri, one.status.state, one.status.sentence, _values(one), one)
@@ -136,7 +136,7 @@ def compare_runs(contexts: Sequence[RunContext]) -> Comparison:
 
 
 def _other_samples(contexts: Sequence[RunContext], fields: Sequence[str]) -> list[str]:
-    """What gave the runs different samples: fields of their specs, or other data in the same place."""
+    """Return what gave the runs different samples: fields of their specs, or other data at the same path."""
     found = [field for field in fields if field.startswith("data.") and field not in SAME_SAMPLES]
     if any((context.spec.get("data") or {}).get("kind", "synthetic") == "synthetic" for context in contexts):
         return found + [field for field in fields if _DRAWN_BY.fullmatch(field)]
@@ -147,21 +147,22 @@ def _other_samples(contexts: Sequence[RunContext], fields: Sequence[str]) -> lis
 
 
 def _spec_differences(contexts: Sequence[RunContext]) -> tuple[SpecDifference, ...]:
-    """What differs between the specs, and what a run changed on resume: its cell has all values, with their steps."""
+    """Return what differs between the specs, and what a run changed on resume: its cell has all values, with their
+    steps."""
     found = {name: list(cells) for name, cells in differences([context.spec for context in contexts])}
-    for place, context in enumerate(contexts):
+    for index, context in enumerate(contexts):
         history: dict[str, list[Change]] = {}
         for change in context.record.changes():
             history.setdefault(change.field, []).append(change)
         for name, changes in history.items():
             later = [f"then {shown_value(one.new)} after step {format_count(one.step)}" for one in changes]
             cells = found.setdefault(name, [field_of(one.spec, name) for one in contexts])
-            cells[place] = ", ".join([shown_value(changes[0].old), *later])
+            cells[index] = ", ".join([shown_value(changes[0].old), *later])
     return tuple(SpecDifference(name, tuple(cells)) for name, cells in found.items())
 
 
 def compare_document(found: Comparison) -> Document:
-    """The page, in the look of a report."""
+    """Return the page of a comparison, in the look of a report."""
     runs = found.runs
     names = tuple(run.name for run in runs)
     tone: Tone = TONES[runs[0].state] if len({run.state for run in runs}) == 1 else ""
@@ -175,10 +176,10 @@ def compare_document(found: Comparison) -> Document:
         tiles=tuple(_tile(found, run) for run in runs),
         sections=sections_with_something([
             ("Curves", [overlaid([run.context.record for run in runs], names)]),
-            ("Results", [_results_table(found)]),
+            ("Results", [results_table(found)]),
             *([(f"By {found.slices[0].feature}", slice_blocks(list(zip(names, found.slices, strict=True))))]
               if found.slices else []),
-            ("Differences of their specs", [_spec_table(found, names)]),
+            ("Differences of their specs", [spec_table(found) if found.spec else Words("None but their names.")]),
             ("The runs", [Table(("run", "status", "where"), tuple((run.name, run.sentence, run.uri) for run in runs),
                                 code=frozenset({2}))]),
             ("Repeat it", [Code("embark compare " + " ".join(run.uri for run in runs))]),
@@ -199,7 +200,8 @@ def _values(context: RunContext) -> Values:
 
 
 def _verdict(runs: Sequence[ComparedRun]) -> tuple[str, str]:
-    """Which was better: by its held-out metrics, else by its training loss; of equals, the cheaper or faster one."""
+    """Return which was better: by its held-out metrics, else by its training loss; of equals, the cheaper or faster
+    one."""
     has_held_out = any(run.values.get("eval_log_loss") is not None for run in runs)
     for name in ("eval_auc", "eval_log_loss", *(() if has_held_out else ("loss",))):
         row = _BY_NAME[name]
@@ -239,7 +241,7 @@ def _equally_good(a: ComparedRun, b: ComparedRun, row: Row, first: float, second
 
 
 def _at_what_cost(best: ComparedRun, other: ComparedRun) -> str:
-    """What being better cost."""
+    """Say what being better cost."""
     parts = []
     x, y = best.values.get("num_samples"), other.values.get("num_samples")
     if x and y and abs(x / y - 1) >= SAME_SHARE:
@@ -264,26 +266,26 @@ def _tile(found: Comparison, run: ComparedRun) -> Tile:
     return Tile(run.name, format_float(run.values.get(row.name)), note, "good" if run.name == found.best else "")
 
 
-def _results_table(found: Comparison) -> Block:
+def results_table(found: Comparison) -> Table:
+    """Return the figures of the runs, the best marked."""
     rows = []
     for row in found.rows():
         best, values = found.best_of(row), [run.values.get(row.name) for run in found.runs]
-        rows.append((row.label, *(MISSING if value is None else f"{row.say(value)}{' ✓' if place == best else ''}"
-                                  for place, value in enumerate(values))))
+        rows.append((row.label, *(MISSING if value is None else f"{row.say(value)}{' ✓' if index == best else ''}"
+                                  for index, value in enumerate(values))))
     return Table(("", *(run.name for run in found.runs)), tuple(rows), frozenset(range(1, len(found.runs) + 1)))
 
 
-def _spec_table(found: Comparison, names: Sequence[str]) -> Block:
-    if not found.spec:
-        return Words("None but their names.")
-    return Table(("field", *names), tuple((one.field, *one.values) for one in found.spec),
-                 code=frozenset(range(len(names) + 1)))
+def spec_table(found: Comparison) -> Table:
+    """Return the fields in which the specs differ."""
+    return Table(("field", *(run.name for run in found.runs)), tuple((one.field, *one.values) for one in found.spec),
+                 code=frozenset(range(len(found.runs) + 1)))
 
 
 def _unique_names(contexts: Sequence[RunContext]) -> list[str]:
-    """The runs' names; where two are the same, their URIs; where those are too, a number behind."""
+    """Return the runs' names; where two are the same, their URIs; where those are too, with a number."""
     names = [context.name for context in contexts]
     if len(set(names)) < len(names):
         names = [context.uri for context in contexts]
-    return [name if (num := names[: place + 1].count(name)) == 1 else f"{name} ({num})"
-            for place, name in enumerate(names)]
+    return [name if (num := names[: index + 1].count(name)) == 1 else f"{name} ({num})"
+            for index, name in enumerate(names)]

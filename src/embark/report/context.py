@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Any, Literal, cast
 
 from embark.catalog.pricing import RunPrice, price_of_run
-from embark.diagnose import Diagnosis
-from embark.diagnose.targets import diagnose_targets
+from embark.diagnose.report import diagnose_targets
+from embark.diagnose.scan import Diagnosis
 from embark.errors import EmbarkError, UserError
 from embark.events.quality import start_command
 from embark.events.spending import Interruption, Spending
@@ -39,7 +39,7 @@ Warn = Callable[[str], None]
 
 @dataclass(frozen=True, slots=True)
 class Liveness:
-    """Where a run is."""
+    """The state of a run, and when it last gave a sign of life."""
 
     state: State
     sentence: str
@@ -54,8 +54,10 @@ class Liveness:
 def status_of(
     record: Record, now_s: float, *, is_remote: bool = False, is_deleted: bool = False, heard_s: float | None = None
 ) -> Liveness:
-    """`heard_s`: when the file was last seen to grow, by our own clock. Events do not say that a process was killed:
-    a long silence does."""
+    """Return the state of a run. Events do not say that a process was killed: a long silence does.
+
+    `heard_s`: when the file was last seen to grow, by this machine's clock.
+    """
     last_s = max((time_s for time_s in (record.last_s, heard_s) if time_s is not None), default=None)
     silent_s = 0.0 if last_s is None else max(0.0, now_s - last_s)
     if silent_s and record.last_s is not None and (tried := record.attempts()):
@@ -79,7 +81,7 @@ def status_of(
 
 
 def _serving(record: Record, last_s: float | None, silent_s: float) -> Liveness:
-    """Of a server, which writes an event every ten seconds."""
+    """Return the state of a server, which writes an event every ten seconds."""
     served, state = record.traffic, "running"
     sentence = f"Serving {served.model}, {served.sentence()}."
     if served.has_ended:
@@ -91,7 +93,10 @@ def _serving(record: Record, last_s: float | None, silent_s: float) -> Liveness:
 
 
 def max_silence_s(record: Record, *, is_remote: bool) -> float:
-    """A save or an evaluation may take as long as one did before, and half as long again."""
+    """Return the silence after which a run counts as killed.
+
+    A save or an evaluation may take as long as one did before, and half as long again.
+    """
     if is_remote:
         return max(LEAST_SILENCE_REMOTE_S, MANY_GAPS * record.usual_save_gap_s)
     least_s = LEAST_SILENCE_S if record.step else LEAST_SILENCE_BEFORE_STEPS_S
@@ -129,7 +134,7 @@ class RunContext:
     record: Record
     now_s: float
     is_remote: bool = False
-    spec: Mapping[str, Any] = field(default_factory=dict)  # As its `spec.toml` has it; empty where there is none.
+    spec: Mapping[str, Any] = field(default_factory=dict)  # The values of its `spec.toml`; empty where there is none.
     spec_toml: str = ""
     price: RunPrice = field(default_factory=RunPrice)
     checkpoints: tuple[CheckpointInfo, ...] = ()
@@ -150,7 +155,7 @@ class RunContext:
 
     @property
     def commands(self) -> tuple[str, ...]:
-        """How to repeat the run, or to resume it."""
+        """The commands that repeat the run, or resume it."""
         is_done = self.status.state == "finished"
         command = start_command("embark train", has_stream=bool((self.spec.get("stream") or {}).get("source")))
         if self.is_remote:
@@ -162,7 +167,7 @@ class RunContext:
 
 
 def read_run(run: RunFiles | str, warn: Warn = lambda _: None, *, is_brief: bool = False) -> RunContext:
-    """What is known about a run, by its files, its directory, its name under ./runs or its URI.
+    """Read what is known about a run, by its files, its directory, its name under ./runs or its URI.
 
     What cannot be read is left out with a warning; `is_brief` leaves out checkpoints and diagnosis.
     """
@@ -190,7 +195,7 @@ def read_run(run: RunFiles | str, warn: Warn = lambda _: None, *, is_brief: bool
 
 
 def diagnose_run(files: RunFiles) -> tuple[Diagnosis, ...]:
-    """What `embark diagnose` finds in a run's files, and in what it printed where it was launched."""
+    """Return what `embark diagnose` finds in a run's files, and in what it printed where it was launched."""
     names = [EVENTS, *(log.name for log in files.logs())]
     sizes = {name: size for name in names if (size := files.size_bytes(name)) is not None}
     if sum(sizes.values()) > MAX_DIAGNOSED_BYTES:

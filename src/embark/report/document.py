@@ -54,12 +54,12 @@ class Table:
     rows: tuple[tuple[str, ...], ...]
     right: frozenset[int] = frozenset()  # Columns of numbers.
     code: frozenset[int] = frozenset()  # Columns of names that a program reads.
-    tones: tuple[Tone, ...] = ()  # Of the rows, where they have any.
+    tones: tuple[Tone, ...] = ()  # Tones of the rows, where they have any.
 
 
 @dataclass(frozen=True, slots=True)
 class Key:
-    """What a colour or a sign stands for."""
+    """The meaning of a colour or a sign."""
 
     sign: str  # A class of the page: `k0` to `k7`, `lost`, `dot`, `save`, `stop`, …
     words: str
@@ -86,7 +86,7 @@ class Gallery:
 
 @dataclass(frozen=True, slots=True)
 class BarSegment:
-    """A stretch of a bar, both ends from 0 to 1."""
+    """A segment of a bar, both ends from 0 to 1."""
 
     start: float
     stop: float
@@ -96,7 +96,7 @@ class BarSegment:
 
 @dataclass(frozen=True, slots=True)
 class Bar:
-    """A row: its name, its stretches, its figure."""
+    """A row of bars: its name, its segments, its figure."""
 
     label: str
     pieces: tuple[BarSegment, ...]
@@ -106,7 +106,7 @@ class Bar:
 
 @dataclass(frozen=True, slots=True)
 class Bars:
-    """Rows of them under one title."""
+    """Bars under one title."""
 
     title: str
     bars: tuple[Bar, ...]
@@ -116,7 +116,7 @@ class Bars:
 
 @dataclass(frozen=True, slots=True)
 class Folded:
-    """What few look at."""
+    """Blocks that few readers need, folded away."""
 
     title: str
     blocks: tuple[Block, ...]
@@ -127,7 +127,7 @@ Block = Words | Code | Table | Gallery | Bars | Folded
 
 @dataclass(frozen=True, slots=True)
 class Section:
-    """A chapter."""
+    """A chapter of a report."""
 
     title: str
     blocks: tuple[Block, ...]
@@ -149,19 +149,19 @@ class Document:
 
 
 def sections_with_something(sections: Sequence[tuple[str, Sequence[Block | None]]]) -> tuple[Section, ...]:
-    """Chapters that have nothing to say are left out."""
+    """Return the chapters that have something to say."""
     known = [(title, tuple(block for block in blocks if block is not None)) for title, blocks in sections]
     return tuple(Section(title, blocks) for title, blocks in known if blocks)
 
 
 def html_page(document: Document) -> str:
-    """The complete file: no script, no font, no picture from elsewhere."""
+    """Return the complete file: no script, no font, no picture from elsewhere."""
     css = Markup(files("embark.report").joinpath("style.css").read_text(encoding="utf-8"))
     return templates().get_template("page.html.j2").render(document=document, css=css, generator=GENERATOR) + "\n"
 
 
 def markdown_page(document: Document) -> str:
-    """The same as Markdown."""
+    """Return the page as Markdown."""
     template = templates().overlay(trim_blocks=True, lstrip_blocks=True).get_template("page.md.j2")
     page = template.render(document=document, generator=GENERATOR)
     return re.sub(r"\n{3,}", "\n\n", page).rstrip() + "\n"
@@ -169,7 +169,7 @@ def markdown_page(document: Document) -> str:
 
 @cache
 def templates() -> Environment:
-    """The templates of this folder. Text from outside cannot turn a page around; markup stays as it is."""
+    """Return the templates of this folder, which strip control characters from text and keep markup as it is."""
     environment = Environment(
         loader=PackageLoader("embark.report", ""), autoescape=lambda name: not (name or "").endswith(".md.j2"),
         undefined=StrictUndefined,
@@ -181,12 +181,12 @@ def templates() -> Environment:
 
 
 def _plain(words: str) -> str:
-    """On one line, with nothing in it that Markdown or HTML reads."""
+    """Return text on one line, with nothing in it that Markdown or HTML reads."""
     return _SPECIAL.sub(r"\\\1", to_one_line(words)).translate(_HTML)
 
 
 def _code(words: str) -> str:
-    """A code span; a pipe would end the cell even in there."""
+    """Return a code span; a pipe would end the cell even in there."""
     words = to_one_line(words)
     return _plain(words) if not words or "`" in words or "|" in words else f"`{words}`"
 

@@ -15,7 +15,7 @@ from embark.store.lease import TTL_S, acquire, current_holder
 
 @dataclass(frozen=True, slots=True)
 class LocalRun:
-    """One run."""
+    """A run on this machine: its state, figures and size."""
 
     name: str
     uri: str
@@ -38,13 +38,13 @@ class LocalRuns:
 
 
 def list_local_runs(folder: str = "") -> LocalRuns:
-    """Of ./runs without a folder."""
+    """List the runs of a folder, by default of ./runs."""
     found = find_runs([folder] if folder else [])()
     return LocalRuns(folder or "runs", tuple(_local_run(Path(files.uri)) for files in found))
 
 
 def removable_run(word: str) -> LocalRun:
-    """The run that a person means, for `remove_run`."""
+    """Return the run that a person names, for `remove_run`."""
     run_dir = find_run(word)
     if run_dir.is_remote:
         raise UserError(f"{run_dir.uri}: only runs on this machine can be removed",
@@ -56,7 +56,7 @@ def removable_run(word: str) -> LocalRun:
 
 
 def remove_run(run: LocalRun, notify: Callable[[str], None]) -> None:
-    """Delete its directory; raises `RunInUse` while a process trains it."""
+    """Delete a run's directory; raises `RunInUse` while a process trains it."""
     run_dir = RunDir(run.uri)
     lease = acquire(run_dir.store, TTL_S, notify)
     # Renamed first: a run that starts meanwhile gets a directory of its own, and none is seen half removed.

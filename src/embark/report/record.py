@@ -27,7 +27,7 @@ PHASES = ("input", "copy", "lookup", "all_to_all", "dense", "optimizer", "other"
 HOST = ("cpu_percent", "resident_bytes", "host_used_bytes", "host_bytes", "net_in_bytes_per_s", "net_out_bytes_per_s",
         "disk_read_bytes_per_s", "disk_write_bytes_per_s")
 GPU = ("util_percent", "used_bytes", "total_bytes", "power_w", "temperature_c")
-MAX_MILESTONES = 4000  # Of more, the oldest are dropped.
+MAX_MILESTONES = 4000  # The oldest of more are dropped.
 MAX_GAPS = 256
 MAX_RANKS = 4096
 FUTURE_S = 60.0  # How far another machine's clock may be ahead of ours.
@@ -81,7 +81,7 @@ class Record(NewestEvents):
             self.add(event)
 
     def add(self, event: Event, now_s: float = math.inf) -> None:
-        """The next event, in the order of the file. A time after `now_s` is another clock's mistake."""
+        """Add the next event, in the order of the file. A time after `now_s` is another clock's mistake."""
         self.num_events += 1
         self.quality.add(event)
         if event.time_s <= now_s + FUTURE_S:
@@ -108,7 +108,7 @@ class Record(NewestEvents):
 
     @property
     def traffic(self) -> TrafficRecord:
-        """Of a server; false where this is none."""
+        """The traffic of a server; false where the run is none."""
         return self.quality.traffic
 
     @property
@@ -133,7 +133,7 @@ class Record(NewestEvents):
         return strip_control_chars(self.error.get("text") or "unknown error") if self.error else ""
 
     def changes(self) -> list[Change]:
-        """Of what the run learns from, accepted on resume."""
+        """Return the changes of settings or data that were accepted on resume."""
         return changes_of(self._milestones)
 
     def attempts(self) -> list[Attempt]:
@@ -143,7 +143,7 @@ class Record(NewestEvents):
         return interruptions(self.milestones)
 
     def spending(self, usd_per_hour: float | None = None, now_s: float | None = None) -> Spending | None:
-        """What the run has cost; `now_s` where it is still running."""
+        """Return what the run has cost; `now_s` where it is still running."""
         return spending(self.milestones, usd_per_hour=usd_per_hour, now_s=now_s)
 
     @property
@@ -158,12 +158,12 @@ class Record(NewestEvents):
 
     @property
     def num_samples(self) -> float:
-        """That the model was trained on; repeated steps count once."""
+        """Samples that the model was trained on; repeated steps count once."""
         return self.steps_done * (to_finite(self.start.get("batch_size")) or 0.0)
 
     @property
     def samples_per_s(self) -> float | None:
-        """Of the complete run where it had one attempt, else the usual one."""
+        """The rate of the complete run where it had one attempt, else the median."""
         overall = to_finite(self.end.get("samples_per_s")) if len(self.of_kind("start")) == 1 else None
         return overall if overall is not None else self.median("samples_per_s")
 
@@ -175,19 +175,20 @@ class Record(NewestEvents):
 
     @property
     def step_s(self) -> float | None:
-        """A step's usual time."""
+        """The usual time of a step."""
         total = to_finite(self.end.get("step_s"))
         return total if total is not None else self.median("step_s", 50)
 
     def median(self, name: str, num_rows: int = 1 << 30) -> float | None:
-        """Of a curve's newest rows; the first holds warm-up, and counts only where it is the only one."""
+        """Return the median of a curve's newest rows; the first holds warm-up, and counts only where it is the only
+        one."""
         values = self.steps.last(num_rows)[name]
         values = values[np.isfinite(values)]
         return float(np.median(values[1:] if len(values) > 1 else values)) if len(values) else None
 
     @property
     def seconds_left(self) -> float | None:
-        """At the pace of the last steps, evaluations and saves included."""
+        """Time left at the pace of the last steps, evaluations and saves included."""
         if self.end or not self.num_steps:
             return None
         last = self.steps.last(50)
@@ -202,12 +203,12 @@ class Record(NewestEvents):
 
     @property
     def usual_gap_s(self) -> float:
-        """Between two events."""
+        """Median seconds between two events."""
         return float(np.median(self._gaps_s)) if self._gaps_s else 0.0
 
     @property
     def usual_save_gap_s(self) -> float:
-        """Between two checkpoints, which is when the events of a remote run arrive."""
+        """Median seconds between two checkpoints, which is when the events of a remote run arrive."""
         times = [event.time_s for event in self._milestones if event.kind in ("start", "save")]
         gaps = [after - before for before, after in pairwise(times) if after > before]
         return float(np.median(gaps)) if gaps else 0.0
@@ -290,7 +291,7 @@ class Record(NewestEvents):
 
 
 def read_record(files: RunFiles) -> Record:
-    """All events that a run has written; empty where there are none."""
+    """Read all events that a run has written; empty where there are none."""
     record, tail = Record(), Tail(files, EVENTS)
     while True:
         read = tail.look()
@@ -308,8 +309,10 @@ def gpus_of(system: Mapping[str, Any]) -> list[Mapping[str, Any]]:
 
 
 def slow_ranks(times_s: Mapping[int, float], least_s: float = 0.0) -> dict[int, float]:
-    """The ranks that the others wait for, and the others' usual time. With few ranks, a slow one moves the median
-    itself, so that each is compared with the median of the others."""
+    """Return the ranks that the others wait for, and the others' usual time.
+
+    With few ranks, a slow one moves the median itself, so each is compared with the median of the others.
+    """
     ranks = np.array(list(times_s))
     times = np.array(list(times_s.values()))
     if len(times) < 2:

@@ -25,18 +25,20 @@ from embark.formatting import (
     to_finite,
     to_one_line,
 )
-from embark.report.bars import (
+from embark.report.charts import (
+    capitalize,
     faults,
     format_time,
+    learning_curves,
     money,
     phases,
     predicted_and_actual,
     ranks,
+    system_curves,
     tables_on_ranks,
     timeline,
 )
 from embark.report.context import RunContext, State
-from embark.report.curves import capitalize, learning_curves, system_curves
 from embark.report.document import (
     GENERATOR,
     Block,
@@ -52,9 +54,8 @@ from embark.report.document import (
     sections_with_something,
 )
 from embark.report.record import Record
-from embark.report.slices import slice_blocks
 from embark.report.spec_rows import set_fields
-from embark.run.feature_metrics import SliceResult
+from embark.run.feature_metrics import Estimate, Slice, SliceResult
 from embark.store import open_store, write_atomic
 
 TONES: dict[State, Tone] = {
@@ -70,7 +71,8 @@ _HEAD_BYTES = 4096
 
 
 def report(context: RunContext, slices: Sequence[SliceResult] = ()) -> Document:
-    """What there is to say about a run, whatever its state; with its metrics by slices, one result for each feature."""
+    """Return what there is to say about a run, whatever its state; with its metrics by slices, one result for each
+    feature."""
     record, status = context.record, context.status
     return Document(
         kicker="Embark run report",
@@ -147,7 +149,7 @@ def _tiles(context: RunContext) -> tuple[Tile, ...]:
 
 
 def _held_out(record: Record) -> Iterator[Block]:
-    """The last evaluation beside the best of the run and the ceiling."""
+    """Yield the last evaluation beside the best of the run and the ceiling."""
     held = record.eval
     if not held:
         return
@@ -177,7 +179,7 @@ def _held_out(record: Record) -> Iterator[Block]:
 
 
 def _changes(record: Record) -> Iterator[Block]:
-    """From which step on the run learned from something else."""
+    """Yield the steps from which on the run learned from other settings or data."""
     if changes := record.changes():
         yield Words("Accepted with --accept-change: the steps before and after learned from other settings or data.",
                     "warn")
@@ -198,7 +200,7 @@ def _diagnosis(context: RunContext) -> Iterator[Block]:
         yield Words(f"{capitalize(_sentence(one.cause))} Fix: {_sentence(one.fix)}", tone)
         if one.command:
             yield Code(one.command)
-        evidence = to_one_line(f"{one.evidence.place}: {one.evidence.text}")
+        evidence = to_one_line(f"{one.evidence.location}: {one.evidence.text}")
         yield Words(f"Evidence: {evidence if len(evidence) <= MAX_EVIDENCE else f'{evidence[:MAX_EVIDENCE]}…'}",
                     is_small=True)
 
@@ -302,7 +304,7 @@ def write_report(context: RunContext, document: Document, *, out: str = "", mark
 
 
 def write_page(target: str, text: str) -> str:
-    """To a URI, or to a file; a file that is not a report is never overwritten."""
+    """Write to a URI, or to a file; a file that is not a report is never overwritten."""
     if "://" in target and not target.startswith("file://"):
         folder, _, name = target.rpartition("/")
         open_store(folder).write(name, text.encode())
@@ -320,3 +322,60 @@ def write_page(target: str, text: str) -> str:
     except OSError as error:
         raise UserError(f"{path}: {error.strerror}", fix="--out FILE writes elsewhere") from error
     return str(path)
+
+
+def slice_rows(named: Sequence[tuple[str, SliceResult]]) -> list[dict[str, str]]:
+    """Return a row for each slice, with the figures of each run.
+
+    A slice differs where its interval does not hold the value of all rows; runs differ where their intervals do not
+    overlap.
+    """
+    (_, first), *others = named
+    rows = []
+    by_value = [{one.value: one for one in (found.all_rows, *found.slices)} for _, found in named]
+    for one in (first.all_rows, *first.slices):
+        row = {first.feature: one.value, "rows": format_count(one.num_samples)}
+        for (name, _), known in zip(named, by_value, strict=True):
+            prefix = f"{name}: " if others else ""
+            found = known.get(one.value)
+            row[f"{prefix}AUC"] = _figure(found.auc, found.auc_interval) if found else MISSING
+            row[f"{prefix}calibration"] = _figure(found.calibration, found.calibration_interval) if found else MISSING
+        if others:
+            row["differ in"] = _differences([known[one.value] for known in by_value if one.value in known])
+        else:
+            pairs = {"AUC": (one.auc_interval, first.all_rows.auc),
+                     "calibration": (one.calibration_interval, first.all_rows.calibration)}
+            differs = [name for name, (interval, value) in pairs.items()
+                       if interval and value is not None and not interval.low <= value <= interval.high]
+            row |= {"log loss": format_float(one.log_loss), "click rate": f"{one.click_rate:.4f}",
+                    "differs in": " and ".join(differs)}
+        rows.append(row)
+    return rows
+
+
+def slice_blocks(named: Sequence[tuple[str, SliceResult]]) -> list[Block | None]:
+    """Return the slices as blocks of a page; none without any."""
+    if not named:
+        return []
+    rows: Sequence[Mapping[str, str]] = slice_rows(named)
+    columns = tuple(rows[0])
+    method = named[0][1].method
+    return [Words(f"{named[0][1].rows}. {method[:1].upper()}{method[1:]}.", is_small=True),
+            Table(columns, tuple(tuple(row[name] for name in columns) for row in rows),
+                  frozenset(range(1, len(columns))))]
+
+
+def _figure(value: float | None, interval: Estimate | None) -> str:
+    if value is None:
+        return MISSING
+    return format_float(value) + (f" ({interval.low:.4f} to {interval.high:.4f})" if interval else "")
+
+
+def _differences(slices: Sequence[Slice]) -> str:
+    found = []
+    for name, intervals in (("AUC", [one.auc_interval for one in slices]),
+                            ("calibration", [one.calibration_interval for one in slices])):
+        known = [one for one in intervals if one]
+        if len(known) > 1 and max(one.low for one in known) > min(one.high for one in known):
+            found.append(name)
+    return " and ".join(found)

@@ -21,7 +21,7 @@ class Rows:
         self._cells = np.empty((256, len(self._columns)))
         self._num = 0
         self._each = 2  # So many rows are reduced to two.
-        self._num_loose = 0  # Of the last rows, those that do not make a block yet.
+        self._num_loose = 0  # The last rows that do not make a block yet.
         self._waiting: list[Sequence[Any]] = []
         self._max_rows = max_rows
         self._max_cells = max_cells
@@ -33,17 +33,17 @@ class Rows:
 
     @property
     def names(self) -> list[str]:
-        """What was measured."""
+        """Names of what was measured."""
         return list(self._columns)[2:]
 
     def add(self, row: Sequence[Any]) -> None:
-        """Step, time and the values in the order of the columns. What is no number is a gap."""
+        """Add step, time and the values in the order of the columns. What is no number is a gap."""
         self._waiting.append(row)
         if len(self._waiting) >= _WAITING:
             self._settle()
 
     def add_named(self, step: Any, time_s: float, values: Mapping[str, Any]) -> None:
-        """The same by name; a new name makes a column."""
+        """Add values by name; a new name makes a column."""
         new = [name for name in values if name not in self._columns]
         if new:
             self._settle()
@@ -52,15 +52,17 @@ class Rows:
         self.add((step, time_s, *(values.get(name) for name in self.names)))
 
     def begin_again(self, step: float) -> None:
-        """The run resumes from `step`: earlier values of later steps no longer count."""
+        """Resume from `step`: earlier values of later steps no longer count."""
         self._settle()
         self._num_loose = 0
         if self._num:
             self._cuts.append((self._num, step))
 
     def column(self, name: str, by: str = STEP, *, until_s: float = np.inf) -> tuple[Floats, Floats]:
-        """Positions and values, in order: by step without what was trained again, by time without what is after
-        `until_s`."""
+        """Return positions and values, in order.
+
+        By step they are without what was trained again, by time without what is after `until_s`.
+        """
         self._settle()
         if name not in self._columns:
             return np.empty(0), np.empty(0)
@@ -79,7 +81,7 @@ class Rows:
         return xs, ys
 
     def redone(self, name: str) -> list[tuple[Floats, Floats]]:
-        """By step, what was trained again after an interruption, each piece joined to where the run resumed."""
+        """Return by step what was trained again after an interruption, each piece joined to where the run resumed."""
         self._settle()
         if name not in self._columns:
             return []
@@ -95,18 +97,18 @@ class Rows:
         return found
 
     def values(self, name: str) -> Floats:
-        """The finite values of a column, by step."""
+        """Return the finite values of a column, by step."""
         values = self.column(name)[1]
         return values[np.isfinite(values)]
 
     def last(self, num_rows: int) -> dict[str, Floats]:
-        """The newest rows, by column."""
+        """Return the newest rows, by column."""
         self._settle()
         cells = self._cells[max(0, self._num - num_rows) : self._num]
         return {name: cells[:, at].copy() for name, at in self._columns.items()}
 
     def _settle(self) -> None:
-        """Store what waits. Rows that do not make a block yet stay as they are, at the end."""
+        """Store the waiting rows. Those that do not make a block yet stay as they are, at the end."""
         if not self._waiting:
             return
         new = np.vstack([self._loose(), _as_cells(self._waiting, len(self._columns))])
@@ -139,7 +141,7 @@ class Rows:
         self._num += len(new)
 
     def _halve(self) -> None:
-        """From now on blocks of twice as many rows are reduced to two."""
+        """Reduce blocks of twice as many rows to two from now on."""
         whole = self._num // 4 * 4
         halved = np.concatenate([extremes(self._cells[:whole], 4), self._cells[whole : self._num]])
         self._num = len(halved)
@@ -149,7 +151,7 @@ class Rows:
 
 
 def extremes(cells: Floats, each: int) -> Floats:
-    """Blocks of `each` rows as two: the least and the greatest of each column, in the order they came."""
+    """Reduce blocks of `each` rows to two: the least and the greatest of each column, in the order they came."""
     blocks = cells.reshape(-1, each, cells.shape[1])
     gap = np.isnan(blocks)
     low = np.argmin(np.where(gap, np.inf, blocks), axis=1)

@@ -49,7 +49,7 @@ class RunFiles:
         self._sizes: dict[str, int] = {}
 
     def size_bytes(self, name: str) -> int | None:
-        """Of a file; None where there is none."""
+        """Return the size of a file; None where there is none."""
         try:
             self._sizes[name] = self.store.size(name) if self.is_remote else self._path(name).stat().st_size
         except (OSError, NotFound):
@@ -57,7 +57,7 @@ class RunFiles:
         return self._sizes.get(name)
 
     def read(self, name: str, start: int, num_bytes: int) -> bytes:
-        """What there is from `start` on, `num_bytes` at most."""
+        """Return what there is from `start` on, `num_bytes` at most."""
         if self.is_remote:
             known = self._sizes[name] if name in self._sizes else self.size_bytes(name) or 0
             num_bytes = min(num_bytes, known - start)
@@ -97,7 +97,10 @@ Finder = Callable[[], list[RunFiles]]  # The runs that there are now.
 
 
 def find_runs(words: Sequence[str]) -> Finder:
-    """The runs that the words of a command mean; ./runs without any. Below a directory, new ones may appear."""
+    """Return a finder of the runs that the words of a command name, by default those of ./runs.
+
+    Below a directory, new ones may appear.
+    """
     finders = [_finder(word, is_named=bool(words)) for word in words or [ROOT]]
     return lambda: [files for find in finders for files in find()][:MAX_RUNS]
 
@@ -153,8 +156,8 @@ def _remote_finder(uri: str) -> Finder:
 
 
 @dataclass(frozen=True, slots=True)
-class Read:
-    """What one call of `look` found."""
+class NewLines:
+    """The result of one call of `look`."""
 
     lines: tuple[bytes, ...] = ()  # Complete ones only.
     is_missing: bool = False
@@ -163,7 +166,7 @@ class Read:
 
 
 class Tail:
-    """The lines of a file, a block at a time, from where the last call ended."""
+    """Reads the lines of a file, a block at a time, from where the last call ended."""
 
     def __init__(self, files: RunFiles, name: str) -> None:
         self._files = files
@@ -181,14 +184,14 @@ class Tail:
         """How many bytes have been read."""
         return self._offset
 
-    def look(self) -> Read:
+    def look(self) -> NewLines:
         size = self._files.size_bytes(self._name)
         if size is None:
             was_there = self._offset > 0
             self._reset()
-            return Read(is_missing=True, is_new=was_there)
+            return NewLines(is_missing=True, is_new=was_there)
         if size == self._offset:
-            return Read()
+            return NewLines()
         is_new = size < self._offset
         if is_new:
             self._reset()
@@ -199,10 +202,10 @@ class Tail:
             block = self._next_block() or b""
         self._offset += len(block)
         self._last = (self._last + block)[-_CHECKED_BYTES:]
-        return Read(tuple(self._complete_lines(block)), is_new=is_new, is_end=self._offset >= size or not block)
+        return NewLines(tuple(self._complete_lines(block)), is_new=is_new, is_end=self._offset >= size or not block)
 
     def _next_block(self) -> bytes | None:
-        """The bytes that follow; None where those before them have changed."""
+        """Return the bytes that follow; None where those before them have changed."""
         known = len(self._last)
         block_bytes = REMOTE_BLOCK_BYTES if self._files.is_remote else BLOCK_BYTES
         read = self._files.read(self._name, self._offset - known, known + block_bytes)
@@ -220,7 +223,7 @@ class Tail:
 
 
 def sample(files: RunFiles, name: str, size_bytes: int) -> Iterator[bytes]:
-    """Complete lines of a long file, in order: its beginning, its end, and samples between."""
+    """Yield complete lines of a long file, in order: its beginning, its end, and samples between."""
     head = files.read(name, 0, SAMPLE_END_BYTES).split(b"\n")[:-1]
     yield from head
     least, most = SAMPLE_PIECE_BYTES

@@ -15,7 +15,7 @@ _NAME = "name"
 
 
 def set_fields(spec: Mapping[str, Any]) -> list[tuple[str, str, str, str]]:
-    """Field, value, default and meaning of all that is not the default. The name is no setting."""
+    """Return field, value, default and meaning of all that is not the default. The name is no setting."""
     defaults = _defaults()
     rows = []
     for field, value in flat(spec).items():
@@ -25,7 +25,7 @@ def set_fields(spec: Mapping[str, Any]) -> list[tuple[str, str, str, str]]:
 
 
 def differences(specs: Sequence[Mapping[str, Any]]) -> list[tuple[str, tuple[str, ...]]]:
-    """Each field that is not the same in all, with its value in each. What one leaves out is the default."""
+    """Return each field that is not the same in all, with its value in each. What a spec leaves out is the default."""
     defaults = _defaults()
     flats = [flat(spec) for spec in specs]
     fields = list(dict.fromkeys(field for one in flats for field in one))
@@ -38,12 +38,12 @@ def differences(specs: Sequence[Mapping[str, Any]]) -> list[tuple[str, tuple[str
 
 
 def field_of(spec: Mapping[str, Any], field: str) -> str:
-    """The value of a field in a spec."""
+    """Return the value of a field in a spec."""
     return shown(flat(spec).get(field, _defaults().get(field)))
 
 
 def flat(values: Mapping[str, Any], above: str = "") -> dict[str, Any]:
-    """Dotted names and their values; lists stay whole, but for lists of sections."""
+    """Return dotted names and their values; lists stay whole, but for lists of sections."""
     found: dict[str, Any] = {}
     for name, value in values.items():
         dotted = f"{above}{name}"
@@ -58,7 +58,7 @@ def flat(values: Mapping[str, Any], above: str = "") -> dict[str, Any]:
 
 
 def shown(value: Any) -> str:
-    """A value as a cell has it."""
+    """Format a value for a cell."""
     if value is None or value == "":
         return MISSING
     if isinstance(value, bool):

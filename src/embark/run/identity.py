@@ -11,7 +11,7 @@ from embark.data import SampleSource
 from embark.errors import DataError, UserError
 from embark.events.events import Change, shown_value
 from embark.formatting import format_count, pluralize
-from embark.model.learning_rate import decay_length
+from embark.model.steps import decay_length
 from embark.run.trainer import Ranks
 from embark.spec import RunSpec, load_spec
 from embark.spec.run import DATA, KEY, KIND_OF_FIELD, LEARNING_FIELDS, UNRECORDED

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from embark.data import SampleSource, open_training_source, resolve_from_data
 from embark.errors import Mistake, SpecError, conflict
-from embark.model.batch import num_steps_of, steps_per_epoch
+from embark.model.steps import num_steps_of, steps_per_epoch
 from embark.run.identity import Identity, identity_of
 from embark.run.trainer import World
 from embark.run.training_data import TrainingData, training_data

@@ -13,8 +13,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from embark.data.prepare.earlier_ids import read_changed_rows
 from embark.data.prepared.cache import read_manifest
-from embark.data.prepared.changed_rows import read_changed_rows
 from embark.data.prepared.manifest import EARLIER
 from embark.errors import UserError
 from embark.spec import RunSpec

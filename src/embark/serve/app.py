@@ -23,9 +23,9 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from embark.data.prepare.schema import Schema
 from embark.errors import EmbarkError, Fault
 from embark.export.artifact import Artifact
+from embark.features.schema import Schema
 from embark.serve.batcher import Batcher, BatchLimits, Overloaded
 from embark.serve.infer_protocol import (
     EXTENSIONS,

@@ -16,8 +16,8 @@ import uvicorn
 
 from embark.serve.app import ModelServer
 from embark.serve.connections import KEEP_ALIVE_S, BoundedProtocol
-from embark.serve.deadlines import DRAIN_S
 from embark.serve.endpoint import MAX_CONNECTIONS
+from embark.spec.serve import DRAIN_S
 
 if TYPE_CHECKING:
     from embark.serve.grpc_server import GrpcServer

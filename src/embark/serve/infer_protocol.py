@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from embark.data.prepare.schema import TIME_ROWS, Schema
+from embark.features.schema import TIME_ROWS, Schema
 from embark.serve.outputs import Output, answer_of, outputs_of, tensors_of
 from embark.serve.raw_tensors import RawLayout, RawTensors
 from embark.serve.request_rows import JsonColumns, RequestColumns, Scores, TensorColumns, check_shared

@@ -43,7 +43,7 @@ def load_scorer(
 ) -> RequestScorer:
     """Load a version and warm it up. `onto` is a version that nobody uses any more: if this one is a delta of it, its
     tables are reused. `is_checked` is explained in `open_artifact`."""
-    from embark.trainers.torch.open_exported import open_model
+    from embark.trainers.torch.scoring.open_model import open_model
 
     artifact = open_artifact(place, version, onto.artifact if onto else None, is_checked=is_checked)
     model = open_model(artifact, model_file, device or ScoringDevice(), onto.model if onto else None)

@@ -10,16 +10,15 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from embark.data.number_rows import NumberRows
-from embark.data.prepare.arrow.json_lines import SplitCell
-from embark.data.prepare.arrow.row_parser import number_columns
-from embark.data.prepare.schema import Schema
+from embark.features.arrow.row_parser import SplitCell, number_columns
+from embark.features.rows import NumberRows
+from embark.features.schema import Schema
 from embark.serve.request_rows import NumberKind, TensorColumns, repeated
 
 
 @dataclass(frozen=True, slots=True)
-class _Place:
-    """A tensor in the bytes of a request."""
+class _Location:
+    """The position of a tensor in the bytes of a request."""
 
     start: int
     dtype: np.dtype[Any]
@@ -32,22 +31,23 @@ class _Run:
 
     start: int
     num_rows: int
-    columns: slice | list[int]  # Of the matrix that they belong into.
+    columns: slice | list[int]  # Columns of the matrix that they belong into.
     num_columns: int
 
     def read(self, data: memoryview, dtype: str) -> NDArray[Any]:
-        """[columns, rows]"""
+        """Return [columns, rows]."""
         return np.frombuffer(data, dtype, self.num_columns * self.num_rows, self.start).reshape(
             self.num_columns, self.num_rows)
 
 
 @dataclass(frozen=True, slots=True)
 class RawLayout:
-    """Of all requests with tensors of the same names, types and shapes, in the same order."""
+    """The positions of tensors, for all requests with tensors of the same names, types and shapes, in the same
+    order."""
 
     num_rows: int
     num_bytes: int
-    places: Mapping[str, _Place]
+    locations: Mapping[str, _Location]
     dense: tuple[_Run, ...]
     sparse: tuple[_Run, ...]  # Empty where a column is no number, or not of the type that the model takes.
     num_dense_rows: int
@@ -56,49 +56,50 @@ class RawLayout:
 
     @staticmethod
     def of(columns: TensorColumns, schema: Schema) -> RawLayout | None:
-        """None where one of them is not numpy's; they are in the order of the bytes."""
-        places, at = {}, 0
+        """Find the layout of a request whose columns are in the order of the bytes; None if one of them is not
+        numpy's."""
+        locations, at = {}, 0
         for name, values in columns.columns.items():
             if not isinstance(values, np.ndarray):
                 return None
-            places[name] = _Place(at, values.dtype, len(values))
+            locations[name] = _Location(at, values.dtype, len(values))
             at += values.nbytes
         sources = [column.source for column in schema.sparse]
         wanted = [*schema.dense, *sources]
         is_unlabelled = not schema.label and not schema.labels and not schema.split_column
         has_matrices = is_unlabelled and bool(sources) and len(set(wanted)) == len(wanted) and \
-            not schema.times and number_columns(schema).keys() == set(wanted) <= places.keys()
-        dense = _runs(places, schema.dense, "<f4") if has_matrices else None
-        sparse = _runs(places, sources, "<i8") if has_matrices else None
+            not schema.times and number_columns(schema).keys() == set(wanted) <= locations.keys()
+        dense = _runs(locations, schema.dense, "<f4") if has_matrices else None
+        sparse = _runs(locations, sources, "<i8") if has_matrices else None
         if dense is None or sparse is None:
             dense = sparse = ()
         return RawLayout(
-            columns.num_rows, at, places, dense, sparse,
+            columns.num_rows, at, locations, dense, sparse,
             num_dense_rows=columns.num_rows if any(run.num_rows != 1 for run in dense) else 1,
             shape=(len(schema.dense), len(sources)),
             shared=tuple(i for i, name in enumerate(sources) if name in columns.shared))
 
 
-def _runs(places: Mapping[str, _Place], names: Sequence[str], dtype: str) -> tuple[_Run, ...] | None:
-    """None where a tensor has another type."""
-    found: list[tuple[_Place, list[int]]] = []  # The first of each run, and the columns of all.
-    for column in sorted(range(len(names)), key=lambda column: places[names[column]].start):
-        place = places[names[column]]
-        if place.dtype != np.dtype(dtype):
+def _runs(locations: Mapping[str, _Location], names: Sequence[str], dtype: str) -> tuple[_Run, ...] | None:
+    """Group tensors into runs; None if a tensor has another type."""
+    found: list[tuple[_Location, list[int]]] = []  # The first of each run, and the columns of all.
+    for column in sorted(range(len(names)), key=lambda column: locations[names[column]].start):
+        location = locations[names[column]]
+        if location.dtype != np.dtype(dtype):
             return None
-        first, columns = found[-1] if found else (place, [])
-        if columns and first.num_rows == place.num_rows and \
-                place.start == first.start + len(columns) * place.num_rows * place.dtype.itemsize:
+        first, columns = found[-1] if found else (location, [])
+        if columns and first.num_rows == location.num_rows and \
+                location.start == first.start + len(columns) * location.num_rows * location.dtype.itemsize:
             columns.append(column)
         else:
-            found.append((place, [column]))
+            found.append((location, [column]))
     return tuple(_Run(first.start, first.num_rows, slice(columns[0], columns[-1] + 1) if columns == list(
         range(columns[0], columns[-1] + 1)) else columns, len(columns)) for first, columns in found)
 
 
 @dataclass(frozen=True, slots=True)
 class RawTensors:
-    """The cells of such a request."""
+    """The cells of a request whose layout is known."""
 
     layout: RawLayout
     data: memoryview
@@ -108,15 +109,15 @@ class RawTensors:
 
     @property
     def names(self) -> Collection[str]:
-        return self.layout.places.keys()
+        return self.layout.locations.keys()
 
     def column(self, name: str, kind: NumberKind | None = None, split: SplitCell | None = None) -> Any:
-        place = self.layout.places[name]
-        found = np.frombuffer(self.data, place.dtype, place.num_rows, place.start)
-        return found if place.num_rows == len(self) else repeated(found, len(self))
+        location = self.layout.locations[name]
+        found = np.frombuffer(self.data, location.dtype, location.num_rows, location.start)
+        return found if location.num_rows == len(self) else repeated(found, len(self))
 
     def numbers(self) -> NumberRows | None:
-        """All cells, of keys those of sparse columns; None where the columns must be read one by one."""
+        """Return all cells, with keys; None if the columns must be read one by one."""
         layout, data = self.layout, self.data
         if not layout.sparse:
             return None

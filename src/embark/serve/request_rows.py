@@ -12,18 +12,16 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from embark.data.number_rows import NumberRows
-from embark.data.prepare.arrow.json_lines import SplitCell, json_array
-from embark.data.prepare.arrow.row_parser import Location, RowParser
-from embark.data.prepare.rows import RawRows
 from embark.errors import DataError, EmbarkError, Fault
 from embark.export.artifact import Artifact
+from embark.features.arrow.row_parser import Location, RowParser, SplitCell, json_array
+from embark.features.rows import NumberRows, RawRows
 from embark.serve.outputs import Row
 from embark.serve.score_file import NOT_FINITE
 
 if TYPE_CHECKING:
     from embark.serve.retrieve import Retriever
-    from embark.trainers.torch.open_exported import ScoringModel
+    from embark.trainers.torch.scoring.open_model import ScoringModel
 
 JsonRow = Mapping[str, Any]
 NumberKind = Literal["number", "integer"]
@@ -34,11 +32,11 @@ _log = logging.getLogger("embark.serve")
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Scores:
-    """Of the rows of a request."""
+    """The scores of the rows of a request."""
 
     values: NDArray[np.float32]  # [n], or of several tasks [n, outputs of all]; NaN of a row without a score.
     errors: tuple[tuple[int, str], ...]  # Such rows, with the reason.
-    version: int  # Of the artifact that gave all of them.
+    version: int  # The version of the artifact that gave all of them.
 
     def __len__(self) -> int:
         return len(self.values)
@@ -49,7 +47,7 @@ class Scores:
 
     @property
     def scores(self) -> tuple[Row | None, ...]:
-        """Of each row; None of one without."""
+        """The score of each row; None for a row without one."""
         rows: list[Row | None] = [tuple(row) for row in self.values.tolist()] if self.values.ndim == 2 else \
             self.values.tolist()
         for row, _ in self.errors:
@@ -61,18 +59,19 @@ class RequestColumns(Protocol):
     """The cells of a request."""
 
     def __len__(self) -> int:
-        """Its rows."""
+        """Return the number of rows."""
 
     @property
     def names(self) -> Collection[str]:
-        """Columns that a row has."""
+        """The columns that a row has."""
 
     def column(self, name: str, kind: NumberKind | None = None, split: SplitCell | None = None) -> Any:
-        """Its cells, as an Arrow array, null where a row has none; as numpy's where all of them are numbers and the
-        model takes such a `kind`. `split`: the values of a text that stands beside arrays."""
+        """Return the cells of a column as an Arrow array, null where a row has none; as numpy's array if all of them
+        are numbers and the model takes such a `kind`. `split` returns the values of a text that stands beside
+        arrays."""
 
     def numbers(self) -> NumberRows | None:
-        """All cells, with keys; None where the columns must be read one by one."""
+        """Return all cells, with keys; None if the columns must be read one by one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,7 +84,7 @@ class TensorColumns:
 
     @staticmethod
     def of(num_rows: Mapping[str, int], columns: Mapping[str, Any]) -> TensorColumns:
-        """With so many rows of each column: the same, or one that all rows share."""
+        """Make columns that have as many rows as each other, or one row that all rows share."""
         most = max(num_rows.values(), default=0)
         shared = {name for name, num in num_rows.items() if num != most}
         if not num_rows or any(num_rows[name] != 1 for name in shared):
@@ -110,7 +109,7 @@ class TensorColumns:
 
 @dataclass(frozen=True, slots=True)
 class JsonColumns:
-    """Rows of JSON, which share the cells of `user` where they have none of their own."""
+    """Rows of JSON; a row without a cell of its own has that of `user`."""
 
     rows: Sequence[JsonRow]
     user: JsonRow = field(default_factory=dict)
@@ -147,7 +146,8 @@ class JoinedColumns:
         return self.requests[0].names
 
     def column(self, name: str, kind: NumberKind | None = None, split: SplitCell | None = None) -> Any:
-        """Raises where the requests have cells of different types: one would be read as another is."""
+        """Join the cells of a column; raise if the requests have cells of different types: one would be read as
+        another is."""
         arrays = [request.column(name, kind, split) for request in self.requests]
         if isinstance(arrays[0], np.ndarray):
             if any(not isinstance(array, np.ndarray) or array.dtype != arrays[0].dtype for array in arrays):
@@ -162,7 +162,7 @@ class JoinedColumns:
 
 
 def _cells(values: Sequence[Any], kind: NumberKind | None, split: SplitCell | None) -> Any:
-    """Numbers of JSON as such where the text they stand for would be read as the same."""
+    """Return numbers of JSON as numbers if the text they stand for would be read as the same."""
     if kind and set(map(type, values)) <= ({int, float} if kind == "number" else {int}):
         with suppress(OverflowError):
             return np.array(values, np.float64 if kind == "number" else np.int64)
@@ -170,44 +170,44 @@ def _cells(values: Sequence[Any], kind: NumberKind | None, split: SplitCell | No
 
 
 def check_shared(num_bytes: int, num_rows: int) -> None:
-    """Raises where the cells that all rows share are too long: each row gets a copy of them."""
+    """Raise if the cells that all rows share are too long: each row gets a copy of them."""
     if num_bytes * num_rows > _MAX_SHARED_BYTES:
         raise ValueError(f"what all {num_rows:,} rows share has {num_bytes:,} bytes, which is too long for so many")
 
 
 def repeated(cell: Any, num_rows: int) -> Any:
-    """A cell that all rows share, for each of them."""
+    """Repeat a cell that all rows share."""
     return np.repeat(cell, num_rows) if isinstance(cell, np.ndarray) else \
         cell.take(pa.array(np.zeros(num_rows, np.int32)))
 
 
 class RequestScorer:
-    """Reads and scores the requests of a batch together. What one contains changes no other: where together they cannot
-    be read, or not all rows of a request, it is read on its own."""
+    """Reads and scores the requests of a batch together. What one contains changes no other: where they cannot be read
+    together, or not all rows of a request can, each is read on its own."""
 
     def __init__(
         self, artifact: Artifact, score: Callable[[RawRows], NDArray[np.float32]], device: str = "CPU",
         score_numbers: Callable[[Sequence[NumberRows]], NDArray[np.float32]] | None = None,
     ) -> None:
-        """`device` says where `score` runs. `score_numbers` scores rows of several requests, with ids."""
+        """Score on `device` by `score`. `score_numbers` scores rows of several requests, with ids."""
         self.artifact, self.device, rows = artifact, device, artifact.info.rows
         self._score_number_rows = score_numbers
         self.on_rows: OnRows | None = None
         self._parser, self._encoder, self._score = RowParser(rows.columns, rows.prepare), artifact.encoder, score
-        self.retriever: Retriever | None = None  # Of a retrieval model.
-        self.model: ScoringModel | None = None  # That `score` is of, where another version may be made of it.
+        self.retriever: Retriever | None = None  # Set for a retrieval model.
+        self.model: ScoringModel | None = None  # The model behind `score`, if another version may be made of it.
 
     @property
     def columns(self) -> list[str]:
-        """Those that the model takes."""
+        """The columns that the model takes."""
         return self._parser.columns
 
     def empty_request(self) -> RequestColumns:
-        """One row without a value."""
+        """Return a request of one row without a value."""
         return JsonColumns([dict.fromkeys(self.columns)])
 
     def score(self, requests: Sequence[RequestColumns]) -> list[Scores | EmbarkError]:
-        """Of each request its scores, or why it has none."""
+        """Return the scores of each request, or why it has none."""
         if (scored := self._score_numbers(requests)) is not None:
             return scored
         whole, joined = self._parse_together(requests) if len(requests) > 1 else ([], None)
@@ -228,7 +228,7 @@ class RequestScorer:
         return [answers[number] for number in range(len(requests))]
 
     def _score_numbers(self, requests: Sequence[RequestColumns]) -> list[Scores | EmbarkError] | None:
-        """The same without a step for each column, where all cells of all requests are numbers that can be read."""
+        """Score without a step for each column; None unless all cells of all requests are numbers that can be read."""
         score, read = self._score_number_rows, []
         for one in requests if score else ():
             rows = one.numbers()
@@ -245,7 +245,7 @@ class RequestScorer:
                 for rows, end in zip(read, ends[1:].tolist(), strict=True)]
 
     def _parse_together(self, requests: Sequence[RequestColumns]) -> tuple[list[int], RawRows | None]:
-        """The requests of which all rows can be read, and these rows."""
+        """Return the requests of which all rows can be read, and these rows."""
         numbers = [number for number, rows in enumerate(requests) if not self._lacking(rows)]
         try:
             raw = self._rows(JoinedColumns([requests[number] for number in numbers]))
@@ -278,7 +278,7 @@ class RequestScorer:
         return self._score(raw)
 
     def parse(self, rows: RequestColumns) -> RawRows | EmbarkError:
-        """Its readable rows, or why there are none."""
+        """Return the readable rows of a request, or why there are none."""
         try:
             return self._lacking(rows) or self._rows(rows)
         except EmbarkError as error:
@@ -291,7 +291,7 @@ class RequestScorer:
 
 
 def _scores(num_rows: int, raw: RawRows | None, scores: NDArray[np.float32], version: int) -> Scores:
-    """`raw`: None where every row was read."""
+    """Make the scores of a request; `raw` is None if every row was read."""
     is_finite = np.isfinite(scores)
     if len(scores) == num_rows and is_finite.all():
         return Scores(scores, (), version)

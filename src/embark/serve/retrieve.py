@@ -9,10 +9,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from embark.data.prepare.rows import RawRows
 from embark.errors import DataError, EmbarkError
 from embark.export.artifact import Artifact
 from embark.export.item_values import StoredValues
+from embark.features.rows import RawRows
 from embark.serve.request_rows import JsonColumns, RequestScorer
 from embark.spec.two_tower import is_item_table
 
@@ -117,7 +117,7 @@ def open_retriever(scorer: RequestScorer, user_vectors: Callable[[RawRows], Floa
     info = scorer.artifact.info.item_index
     if info is None:
         return None
-    from embark.trainers.torch.item_index import require_faiss
+    from embark.trainers.torch.scoring.item_index import require_faiss
 
     faiss = require_faiss()
     try:

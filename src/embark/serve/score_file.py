@@ -13,16 +13,16 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from embark.data.export.parquet_files import write_parquet
-from embark.data.prepare.arrow.cells import as_utf8, is_text, normalize_array
-from embark.data.prepare.arrow.row_parser import Location, RowParser
 from embark.data.prepare.inputs import InputFile, Inputs, open_inputs
 from embark.data.prepare.later_rows import schema_in
-from embark.data.prepare.rows import MAX_QUOTED, RawRows
 from embark.data.prepare.sampling import CRITEO_COLUMNS
-from embark.data.prepare.schema import Schema
 from embark.data.prepare.tasks import open_reader
 from embark.errors import DataError, UserError, nearest
 from embark.export.artifact import Artifact, RowFormat, open_artifact
+from embark.features.arrow.cells import as_utf8, is_text, normalize_array
+from embark.features.arrow.row_parser import Location, RowParser
+from embark.features.rows import MAX_QUOTED, RawRows
+from embark.features.schema import Schema
 from embark.serve.outputs import outputs_of
 from embark.spec.data import PrepareSpec
 
@@ -62,7 +62,7 @@ def score_file(
         raise UserError(f"--keep {taken[0]}: is what the scores are called", fix="rename the column of the input")
     if any((path := inputs.local_path(file.uri)) and target.exists() and target.samefile(path) for file in files):
         raise UserError(f"{target}: is one of the files to score", fix="name another file with --to")
-    from embark.trainers.torch.open_exported import open_on_cpu
+    from embark.trainers.torch.scoring.open_model import open_on_cpu
 
     scoring = _Scoring(opened, inputs, files, tuple(keep), open_on_cpu(opened, model_file).score)
     write_parquet(target, scoring.batches(), {"artifact": opened.place, "version": str(opened.version)})

@@ -91,7 +91,7 @@ def serve(
                 pool.stop()
         return
     num_sharing = _share_cores(limits.num_threads)
-    from embark.trainers.torch.exported_model import shared_cores
+    from embark.trainers.torch.scoring.cpu_model import shared_cores
 
     def load(number: int | None, onto: RequestScorer | None = None) -> RequestScorer:
         return load_scorer(place, number, model_file, device, onto)

@@ -11,20 +11,20 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from embark.data.prepare.arrow.json_lines import json_array
-from embark.data.prepare.schema import Schema
+from embark.features.arrow.row_parser import json_array
+from embark.features.schema import Schema
 from embark.serve.request_rows import TensorColumns
 
 DTYPES = {"BOOL": "u1", **{f"{kind}{bits}": f"<{letter}{bits // 8}" for kind, letter, sizes in (
     ("INT", "i", (8, 16, 32, 64)), ("UINT", "u", (8, 16, 32, 64)), ("FP", "f", (16, 32, 64))) for bits in sizes}}
-"""Of every datatype with values of one size: numpy's name."""
+"""numpy's name of every datatype with values of one size."""
 BYTES = "BYTES"
-_MAX_EMPTY_ROWS = 1 << 16  # Of a tensor whose shape says rows and no values: its data do not bound them.
+_MAX_EMPTY_ROWS = 1 << 16  # Limit for a tensor whose shape says rows and no values: its data do not bound them.
 
 
 @dataclass(frozen=True, slots=True)
 class Tensor:
-    """An input of a request."""
+    """An input tensor of a request."""
 
     name: str
     shape: tuple[int, ...]
@@ -32,7 +32,8 @@ class Tensor:
 
 
 def read_tensor(name: Any, datatype: Any, shape: Any, data: Any) -> Tensor:
-    """`data` is a JSON array, flat or of rows; raw little-endian bytes; or a sequence of values of the datatype."""
+    """Read a tensor. `data` is a JSON array, flat or of rows; raw little-endian bytes; or a sequence of values of the
+    datatype."""
     if not isinstance(name, str):
         raise ValueError("every input has a name of its own")
     if not isinstance(shape, Sequence) or len(shape) not in (1, 2) or not all(
@@ -51,7 +52,8 @@ def read_tensor(name: Any, datatype: Any, shape: Any, data: Any) -> Tensor:
 
 
 def tensor_columns(tensors: Sequence[Tensor], schema: Schema) -> TensorColumns:
-    """The tensors of a request. Columns of one value may come as [rows, 1] too, and those of one row are all rows'."""
+    """Return the tensors of a request as columns. Columns of one value may come as [rows, 1] too, and a tensor of one
+    row belongs to all rows."""
     lists = {column.source for column in schema.sparse if column.is_list}
     columns = {tensor.name: _column(tensor, tensor.name in lists) for tensor in tensors}
     if len(columns) != len(tensors):
@@ -80,7 +82,7 @@ def _of_bytes(name: str, datatype: Any, data: bytes | memoryview, num_values: in
 
 
 def _texts(name: str, data: bytes, num_values: int) -> list[bytes]:
-    """Each has its length before it, in four bytes."""
+    """Split bytes into texts; each has its length before it, in four bytes."""
     found: list[bytes] = []
     at = 0
     while at + 4 <= len(data) and len(found) < num_values:

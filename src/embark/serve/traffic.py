@@ -18,11 +18,11 @@ from random import random
 import numpy as np
 from numpy.typing import NDArray
 
-from embark.data.prepare.rows import RawRows
 from embark.events.drift import NUM_SCORE_BINS, score_bins
 from embark.events.events import Event
 from embark.events.traffic import LATENCIES_S
 from embark.export.artifact import Artifact
+from embark.features.rows import RawRows
 from embark.serve.feedback import Feedback
 from embark.serve.request_rows import Scores
 from embark.serve.served_model import ServedModel, VersionChange

@@ -74,7 +74,7 @@ class _Worker:
 
     def run(self) -> None:
         """Serve what was loaded, once told to."""
-        from embark.trainers.torch.exported_model import num_threads
+        from embark.trainers.torch.scoring.cpu_model import num_threads
 
         current, refused = self._to_serve.get()
         assert self._first is not None

@@ -27,7 +27,6 @@ from prometheus_client.core import Metric
 
 from embark.errors import EmbarkError, Fault
 from embark.export.artifact import fetch_version
-from embark.serve.deadlines import DRAIN_S
 from embark.serve.endpoint import MAX_CONNECTIONS
 from embark.serve.loading import load_current
 from embark.serve.process_channel import ProcessChannel, ProcessEnded
@@ -36,8 +35,9 @@ from embark.serve.server_metrics import add_up, metrics_text
 from embark.serve.traffic_log import TrafficLog, Window
 from embark.serve.version_follower import VersionFollower
 from embark.serve.worker import CALL_S, WorkerSettings, run_worker
+from embark.spec.serve import DRAIN_S
 
-PRELOADED = ("embark.serve.worker", "embark.trainers.torch.open_exported")  # Once, before processes are forked.
+PRELOADED = ("embark.serve.worker", "embark.trainers.torch.scoring.open_model")  # Once, before processes are forked.
 MAX_RESTART_S = 60.0  # Between two tries to replace a process.
 _EXIT_S = 10.0
 _ACCEPTED_AT_ONCE = 64

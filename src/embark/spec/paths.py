@@ -46,7 +46,7 @@ def without_local_input(spec: RunSpec) -> RunSpec:
         return spec
     prepare = spec.data.prepare
     prepare = type(prepare).model_validate(prepare.model_dump(exclude_unset=True, exclude={*local, "new_ids"}))
-    return _replaced(spec, ["data", "prepare"], prepare)
+    return spec.model_copy(update={"data": spec.data.model_copy(update={"prepare": prepare})})
 
 
 def _relative_paths(spec: RunSpec, change: Callable[[str], str]) -> dict[str, Any]:

@@ -92,7 +92,7 @@ class PlaceSpec(Section):
     queue: str = Field(default="", max_length=63, pattern=rf"{_LABEL}|^$")
     """A Kueue local queue, for gang scheduling. Empty: pods start one by one."""
     volume: str = Field(default="", max_length=60, pattern=r"^[a-z0-9][a-z0-9-]*$|^$")
-    """A file system from `embark catalog volumes` to mount at `volume_path`, with or without an object store."""
+    """A file system from `embark catalog list --volumes` to mount at `volume_path`, with or without an object store."""
     volume_path: str = Field(default="/mnt/data", max_length=200, pattern=r"^(/[A-Za-z0-9._-]+)+$")
     """Mount path in the container."""
     max_hours: PositiveFloat | None = None

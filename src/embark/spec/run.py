@@ -38,7 +38,7 @@ OTHER_FIELDS = frozenset({
     "data.path", "data.prepare", "data.cache_gb", "data.cache_dir",  # the data's content counts, not where it lies
     "train.num_epochs", "train.num_steps", "train.eval_every", "train.early_stopping_patience",
     "train.early_stopping_metric", "train.early_stopping_min_delta", "train.sharding", "train.memory_reserve",
-    "train.engine", "train.sparsecore",
+    "train.engine",
 })
 OTHER_SECTIONS = frozenset({"name", "place", "store", "watch", "publish", "serve", "stream"})
 
@@ -295,10 +295,6 @@ def _train_mistakes(spec: RunSpec) -> Iterator[Mistake]:
                            'use "rowwise_adagrad", "adagrad" or "sgd", or a GPU')
     yield from _table_mistakes(spec)
     yield from _weight_mistakes(spec)
-    if train.sparsecore == "on" and device in ("cpu", "cuda"):
-        yield conflict("train.sparsecore", train.sparsecore,
-                       f'only TPUs have SparseCores, and place.device = "{device}"',
-                       'place.device = "tpu", or leave train.sparsecore out')
     if train.engine == "pipeline" and spec.has_bf16_tables:
         yield conflict("train.engine", train.engine, "has no tables in bf16: FBGEMM's training kernels do not",
                        'leave it out, or use "fp16" or "fp32" for the tables')

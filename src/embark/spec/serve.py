@@ -6,6 +6,8 @@ from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveFloat, Pos
 
 from embark.spec.section import Names, Section
 
+DRAIN_S = 30  # Seconds after SIGTERM within which a server answers every request that it has accepted.
+
 
 class ServeSpec(Section):
     """`[serve]`: how an exported model is deployed; for a `place.target` that serves."""

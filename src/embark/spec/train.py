@@ -106,9 +106,6 @@ class TrainSpec(Section):
     engine: Literal["auto", "cuda_graph", "pipeline"] = "auto"
     """`cuda_graph`: the complete step as one CUDA graph. `pipeline`: TorchRec's `TrainPipelineSparseDist`, which
     supports any model. `auto`: `cuda_graph` on a GPU if the run allows it."""
-    sparsecore: Literal["auto", "on", "off"] = "auto"
-    """Use a TPU's SparseCores for table lookups and updates. `auto`: if the chip has them, jax-tpu-embedding is
-    installed and the run allows it. `on`: fail if not."""
     eval_every: NonNegativeInt = 0
     """Steps between evaluations on held-out samples; 0: only at the end."""
     early_stopping_patience: NonNegativeInt = 0

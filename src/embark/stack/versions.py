@@ -96,7 +96,7 @@ def default_triple() -> Triple:
 
 
 def installed() -> dict[str, str | None]:
-    """Distribution → version here, without importing any; under both names of fbgemm."""
+    """Versions of the distributions installed here, without importing any; under both names of fbgemm."""
     triple = default_triple()
     versions = {
         name: _version(name)
@@ -155,7 +155,8 @@ def require_stack() -> None:
 
 
 def has_nvidia_gpu() -> bool:
-    """A GPU that this process may use. The driver's file alone shows through into containers that were given none."""
+    """Whether this process may use a GPU. The driver's file alone shows through into containers that were given none.
+    """
     if Path("/proc/driver/nvidia/version").exists() and any(Path("/dev").glob("nvidia[0-9]*")):
         return True
     return bool(nvidia_smi("-L"))
@@ -249,7 +250,7 @@ def _importable(module: str) -> bool:
 
 
 def _minor(version: str) -> str:
-    """`2.13` of `2.13.0+cpu` and of `2.13.0a0+git1234`."""
+    """`2.13` for `2.13.0+cpu` and for `2.13.0a0+git1234`."""
     match = re.match(r"\d+\.\d+", version)
     return match.group() if match else version
 

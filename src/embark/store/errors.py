@@ -31,6 +31,10 @@ class RetryPolicy:
     give_up_s: float = 180.0  # After this no further retry begins. Signed requests are valid for five minutes.
 
 
+BRIEF_RETRY = RetryPolicy(max_retries=1, connect_s=5.0, silence_s=10.0, request_s=20.0, give_up_s=20.0)
+"""For reads that a command can do without: a store that does not answer is not waited for."""
+
+
 class RetriesExhausted(Exception):
     """The last failure, and the number of attempts."""
 

@@ -1,4 +1,4 @@
-"""`python -m embark.torchrun`."""
+"""Runs `python -m embark.torchrun`."""
 
 from embark.errors import leave
 from embark.torchrun.launcher import main

@@ -22,11 +22,11 @@ from embark.errors import EmbarkError, ExitCode
 FINAL = (ExitCode.BAD_INPUT, ExitCode.PREEMPTED)
 """Codes after which ranks are not restarted here: a wrong spec stays wrong, and a preempted machine cannot run them."""
 FINAL_IF_ELASTIC = (ExitCode.BAD_INPUT,)
-"""The same where torchrun may go on with other machines: ranks save and end also when another one leaves or comes."""
+"""Final codes if torchrun may continue with other machines: ranks also save and end when one leaves or comes."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the ranks of this machine; the code is for `sys.exit`."""
+    """Run the ranks of this machine and return the code for `sys.exit`."""
     # As process 1 of a container Python ignores SIGTERM, and torch takes seconds to load.
     signal.signal(signal.SIGTERM, lambda *_: os._exit(ExitCode.PREEMPTED))
     # A parent that ignores it, as Ray's workers do where the raylet reaps, hands that on: every rank would end with 0.
@@ -108,7 +108,7 @@ def launch(arguments: Sequence[str]) -> RanksResult:
 
 @contextmanager
 def log_folder(options: Any) -> Iterator[None]:
-    """torchrun passes its ranks' lines through files. It does not remove the folder that it makes for them."""
+    """Give torchrun a temporary folder for its ranks' lines: it does not remove the one that it makes itself."""
     if options.log_dir is not None or not _has_temporary_files():
         yield
         return
@@ -125,19 +125,19 @@ def _has_temporary_files() -> bool:
 
 
 def method_name(depth: int = 2) -> str:
-    """Of the caller's caller, for an event of the rendezvous. torch's own reads the sources of the complete stack for
-    it, looking through all modules for each frame: a second of CPU time at every start."""
+    """Name the caller's caller, for an event of the rendezvous. torch's own function reads the sources of the complete
+    stack for it, looking through all modules for each frame: a second of CPU time at every start."""
     return sys._getframe(depth).f_code.co_name
 
 
 def is_range(nnodes: str) -> bool:
-    """`2:3`: torchrun continues with fewer machines, and takes others in."""
+    """Whether torchrun continues with fewer machines and takes others in, as with `2:3`."""
     low, _, high = nnodes.partition(":")
     return bool(high) and low != high
 
 
 def _codes(agents: Sequence[Any]) -> tuple[int, ...]:
-    """Of ranks that exited after a signal, when torchrun no longer collects them."""
+    """Exit codes of ranks that ended after a signal, when torchrun no longer collects them."""
     context = agents[-1]._pcontext if agents else None
     handlers = getattr(context, "subprocess_handlers", {})
     codes = [handler.proc.poll() for handler in handlers.values()]
@@ -169,7 +169,7 @@ def exit_code(codes: Iterable[int], stopped_by: int = 0) -> int:
 
 
 def set_shutdown_timeout(environ: MutableMapping[str, str]) -> None:
-    """After a SIGTERM, torchrun waits for its ranks for the grace period, less a second for itself."""
+    """Let torchrun wait for its ranks after a SIGTERM for the grace period, less a second for itself."""
     text = environ.get("EMBARK_GRACE_S", "")
     try:
         grace_s = float(text)
@@ -180,7 +180,7 @@ def set_shutdown_timeout(environ: MutableMapping[str, str]) -> None:
 
 
 def prefix_output(environ: MutableMapping[str, str]) -> None:
-    """Every line of a rank's output begins with its global rank, as torch's own errors do."""
+    """Begin every line of a rank's output with its global rank, as torch's own errors do."""
     if not _has_temporary_files():  # torchrun passes lines through files
         return
     environ.setdefault("PET_TEE", "3")

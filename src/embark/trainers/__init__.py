@@ -47,18 +47,21 @@ def train(
 
 
 def finished_result(spec: RunSpec, view: Sequence[Sink]) -> dict[str, Any] | None:
-    """Show and return what a finished run returned then, without loading torch; None if the library has to look. In
-    JAX the hosts of a TPU decide together."""
+    """Return what a finished run returned, shown without loading torch, or None if the library has to look.
+
+    In JAX the hosts of a TPU decide together.
+    """
     from embark.run import open_run
 
     return None if wants_jax(spec) else open_run.finished_result(spec, view)
 
 
 def evaluate(run: str, *, data: str = "", split: str = "", step: int | None = None) -> EvaluationResult:
-    """AUC, NE, log loss and calibration of a run's newest checkpoint, or of that of `step`; the run is only read.
+    """Compute AUC, NE, log loss and calibration of a run's newest checkpoint, or of that of `step`; the run is only
+    read.
 
-    On the rows its own evaluation used, or on `split`: `train`, `validation` or `test`. `data` names other prepared
-    data, or raw CSV, JSON Lines or Parquet files, whose values get the ids that the run's own data gives them.
+    The rows are those of the run's own evaluation, or of `split`: `train`, `validation` or `test`. `data` names other
+    prepared data, or raw CSV, JSON Lines or Parquet files, whose values get the ids that the run's own data gives them.
     """
     from embark.run.evaluate_run import evaluate_run
     from embark.store.checkpoint_inspect import find_trained
@@ -69,15 +72,15 @@ def evaluate(run: str, *, data: str = "", split: str = "", step: int | None = No
 def export_run(
     run: str, to: str = "", *, tables: TableDtype = "fp32", step: int | None = None, delta: bool = False
 ) -> ExportResult:
-    """A checkpoint as an artifact; see `export.export_run`. Needs torch for a retrieval model's item index alone."""
+    """Write a checkpoint as an artifact; see `export.export_run`. Only a retrieval model's item index needs torch."""
     from embark.export.export_run import export_run as write_artifact
 
     return write_artifact(run, to, tables=tables, step=step, build_index=build_index, delta=delta)
 
 
 def build_index(trained: TrainedRun, arrays: CheckpointArrays) -> tuple[ItemIndexInfo, list[TensorSource]]:
-    """Of a retrieval model's items."""
-    from embark.trainers.torch.item_index import build_item_index
+    """Build the item index of a retrieval model."""
+    from embark.trainers.torch.scoring.item_index import build_item_index
 
     return build_item_index(trained, arrays)
 
@@ -86,8 +89,8 @@ def feature_importance(
     run: str, *, data: str = "", split: str = "", step: int | None = None, rows: int = 50_000, repeats: int = 10,
     seed: int = 0, on_progress: Callable[[int, int], None] | None = None,
 ) -> ImportanceResult:
-    """What the model loses on the same rows as `evaluate` when each feature in turn is permuted; see
-    `run.feature_metrics`."""
+    """Measure what the model loses on the rows of `evaluate` when each feature in turn is permuted; see
+    `run.importance`."""
     from embark.run.feature_metrics import Sampling, measure_importance
     from embark.store.checkpoint_inspect import find_trained
 
@@ -99,7 +102,7 @@ def evaluate_slices(
     run: str, feature: str, *, data: str = "", split: str = "", step: int | None = None, top: int = 20,
     rows: int = 200_000, repeats: int = 10, seed: int = 0, on_progress: Callable[[int, int], None] | None = None,
 ) -> SliceResult:
-    """The metrics on the same rows as `evaluate`, by the values of one feature; see `run.feature_metrics`."""
+    """Compute the metrics on the rows of `evaluate` by the values of one feature; see `run.slices`."""
     from embark.run.feature_metrics import Sampling, measure_slices
     from embark.store.checkpoint_inspect import find_trained
 
@@ -108,7 +111,7 @@ def evaluate_slices(
 
 
 def open_backend(spec: RunSpec) -> TrainerBackend:
-    """The library that `place` asks for, checked and loaded."""
+    """Check and load the library that the spec's `place` section asks for."""
     from embark.stack.versions import require_stack
 
     if wants_jax(spec):
@@ -126,7 +129,7 @@ def open_backend(spec: RunSpec) -> TrainerBackend:
 
 @contextmanager
 def without_garbage_collection() -> Iterator[None]:
-    """For imports: they create a million objects and drop few, so each collection looks through all for nothing."""
+    """Pause garbage collection during imports, which create a million objects and drop few."""
     was_enabled = gc.isenabled()
     gc.disable()
     try:
@@ -137,7 +140,7 @@ def without_garbage_collection() -> Iterator[None]:
 
 
 def wants_jax(spec: RunSpec) -> bool:
-    """The spec asks for JAX, or for TPUs, where nothing else runs."""
+    """Whether the spec asks for JAX, or for TPUs, where nothing else runs."""
     from embark.catalog import load_catalog, machine_of_place
 
     place = spec.place

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from embark.data import Batch, SampleSource
-from embark.model.batch import steps_per_epoch
+from embark.model.steps import steps_per_epoch
 from embark.spec import RunSpec
 
 NUM_BATCHES = 16
@@ -17,15 +17,15 @@ ENDLESS = 1_000_000_000  # More steps than a bench takes: the learning rate sche
 
 
 class Contender(Protocol):
-    """Something that trains."""
+    """A trainer whose steps are timed."""
 
     name: str
 
     def run(self, num_steps: int) -> None:
-        """Dispatch so many steps."""
+        """Dispatch this many steps."""
 
     def wait(self) -> None:
-        """Until the device has done them."""
+        """Wait until the device has done the dispatched steps."""
 
     def memory_bytes(self) -> int: ...
 
@@ -34,25 +34,25 @@ class Contender(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class StepTiming:
-    """Of one contender."""
+    """Measured step times of one contender."""
 
     name: str
     samples_per_s: float
     step_ms: float
     fastest_ms: float
     slowest_ms: float
-    first_step_s: float  # With everything that is compiled or captured for it.
+    first_step_s: float  # Includes all that is compiled or captured for it.
     memory_bytes: int  # 0 where the device does not say.
     ratio: float = 1.0  # How many times faster Embark is.
 
 
 @dataclass(frozen=True, slots=True)
 class Ceiling:
-    """What this device could do: no step can be shorter than what it must move or compute."""
+    """The fastest step that this device allows, by what a step must move and compute."""
 
     samples_per_s: float
     step_ms: float
-    share: float  # Of it that Embark reaches.
+    share: float  # Share of the ceiling that Embark reaches.
     bytes_per_step: float
     flops_per_step: float
     bytes_per_s: float  # Measured: a copy within the device's memory, read and written.
@@ -61,7 +61,7 @@ class Ceiling:
 
 @dataclass(frozen=True, slots=True)
 class BenchResult:
-    """What `embark bench` found on one device."""
+    """Result of `embark bench` on one device."""
 
     batch_size: int
     device: str
@@ -71,7 +71,7 @@ class BenchResult:
 
 
 def time_contender(make: Callable[[], Contender], batch_size: int, seconds: float) -> StepTiming:
-    """Build it, time its first step, then its usual ones; the median of several rounds counts."""
+    """Build a contender and time its first step, then its usual ones; the median of several rounds counts."""
     began = time.perf_counter()
     contender = make()
     contender.run(1)
@@ -90,7 +90,7 @@ def time_steps(
     contender: Contender, seconds: float, warm_up_steps: int = WARM_UP_STEPS,
     before_round: Callable[[], None] = lambda: None,
 ) -> list[float]:
-    """Seconds of a step in each round."""
+    """Return the seconds of a step in each round."""
     contender.run(warm_up_steps)
     num_steps = max(3, int(seconds / ROUNDS / _step_s(contender, 3)))
     times = []
@@ -101,13 +101,13 @@ def time_steps(
 
 
 def first_batches(spec: RunSpec, source: SampleSource) -> list[Batch]:
-    """In host memory before the clock starts."""
+    """Load batches into host memory before the clock starts."""
     size = spec.train.batch_size
     return [source.train_rows(0, i * size, (i + 1) * size) for i in range(num_batches(spec, source))]
 
 
 def num_batches(spec: RunSpec, source: SampleSource) -> int:
-    """How many are in memory before the clock starts."""
+    """Return how many batches are in memory before the clock starts."""
     return min(NUM_BATCHES, steps_per_epoch(source.num_train_samples, spec.train.batch_size))
 
 

@@ -25,7 +25,7 @@ from embark.events.metrics import metric
 from embark.events.sinks.services import require_packages
 from embark.events.spending import attempts, spending
 from embark.formatting import format_float, format_usd, pluralize
-from embark.model.batch import num_steps_of
+from embark.model.steps import num_steps_of
 from embark.run.budget import PRICE, usd_per_hour
 from embark.run.open_run import RunOpener
 from embark.run.resolve import resolve_run

@@ -1,4 +1,4 @@
-"""A guide's commands, as a reader would copy them: every ```bash block in order, run against an account."""
+"""Runs a guide's commands as a reader would copy them: every ```bash block, in order, in an account."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from pathlib import Path
 
 from exported_runs import draw_rows, prepared_spec, save_run, write_csv
 
-from embark.rehearse.account.account import AccountReport
-from embark.rehearse.account.session import AccountSession
+from cloudsim.account import AccountReport
+from cloudsim.session import AccountSession
 
 REPOSITORY = Path(__file__).parents[3]
 _BLOCK = re.compile(r"^(?P<indent> *)```bash\n(?P<text>.*?)^ *```$", re.MULTILINE | re.DOTALL)
@@ -30,7 +30,7 @@ RAY_HAS_TRAINED = re.compile(r"^\[pod/dlrm-submitter-0/ray-job-submitter\] \(Ray
 
 
 class WarmSession(AccountSession):
-    """Its pods are forked by `python`, which `warm_ray_python` is."""
+    """A session whose pods are forked by `python`, the value of the fixture `warm_ray_python`."""
 
     def __init__(self, cloud: str, folder: Path, python: str) -> None:
         self.server = (str(REPOSITORY / "tests" / "support" / "warm_python.py"), python)
@@ -39,7 +39,7 @@ class WarmSession(AccountSession):
 
 @dataclass(frozen=True)
 class Block:
-    """Lines to copy."""
+    """Lines of a guide that a reader copies together."""
 
     text: str
     line: int
@@ -48,16 +48,16 @@ class Block:
 
 @dataclass
 class Walk:
-    """How a guide went."""
+    """What a guide ran, printed and left out."""
 
     ran: list[Block] = field(default_factory=list)
-    commands: list[str] = field(default_factory=list)  # That ran, in their order: the first line of each.
-    skipped: list[tuple[str, str]] = field(default_factory=list)  # Command, and why.
+    commands: list[str] = field(default_factory=list)  # The first line of each command that ran.
+    skipped: list[tuple[str, str]] = field(default_factory=list)  # Pairs of command and reason.
     output: str = ""
     report: AccountReport | None = None
 
     def coverage(self) -> str:
-        """Which commands ran against a real program, which against a stand-in, which not at all and why."""
+        """Return which commands ran with a real program, which with a stand-in, and which not at all and why."""
         assert self.report is not None
         counts: dict[tuple[str, str], int] = {}
         for one in self.report.records:
@@ -85,7 +85,7 @@ def read_guide(path: Path) -> list[Block]:
 
 
 def copy_of_clone(target: Path) -> Path:
-    """What a fresh clone has: the files git knows, and nothing built."""
+    """Copy what a fresh clone has: the files that git knows, and nothing built."""
     names = subprocess.run(["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard", "examples"],
                            cwd=REPOSITORY, capture_output=True, text=True, check=True).stdout.split("\0")
     for name in filter(None, names):
@@ -97,7 +97,7 @@ def copy_of_clone(target: Path) -> Path:
 
 
 def criteo_days(folder: Path) -> None:
-    """Two days of Criteo's logs in their own format, a few hundred rows each: what a reader downloads."""
+    """Write two days of Criteo's logs in their own format, a few hundred rows each, which a reader would download."""
     draw = random.Random(0)
     for day in ("day_0.gz", "day_23.gz"):
         rows = ["\t".join([str(draw.randrange(2)), *(str(draw.randrange(100)) for _ in range(13)),
@@ -112,7 +112,7 @@ SERVE_SKIPS = {
 
 
 def trained_run(folder: Path) -> Path:
-    """The directory of a small run, with a checkpoint: what a rehearsed training leaves is not in the bucket."""
+    """Return the directory of a small run with a checkpoint, because a rehearsed training leaves none in the bucket."""
     folder.mkdir()
     rows = [write_csv(folder / name, draw_rows(num, num)) for name, num in (("a.csv", 100), ("b.csv", 20))]
     return Path(save_run(prepared_spec(folder, *rows, name="dlrm")).uri.removeprefix("file://"))
@@ -120,8 +120,8 @@ def trained_run(folder: Path) -> Path:
 
 def walk(session: AccountSession, blocks: Sequence[Block], folder: Path, *, skips: Mapping[str, str],
          sections: Sequence[str] = (), before: Mapping[str, str] | None = None) -> Walk:
-    """Run the blocks in order. `skips`: the beginning of a command that cannot run here, and why; each must occur.
-    `before`: what the stand-in lacks, by the section that needs it."""
+    """Run the blocks in order. `skips` maps the beginning of each command that cannot run here to the reason, and each
+    must occur; `before` maps a section to commands that create what the stand-in lacks."""
     walked = Walk()
     unused, prepare = dict(skips), dict(before or {})
     for block in blocks:
@@ -152,7 +152,7 @@ def walk(session: AccountSession, blocks: Sequence[Block], folder: Path, *, skip
 
 
 def _commands(text: str) -> list[str]:
-    """One for each line, with the lines that continue it."""
+    """Return one command for each line, with the lines that continue it."""
     commands: list[str] = []
     is_open = False
     for line in text.splitlines():

@@ -1,4 +1,4 @@
-"""The guide of AWS, executed as written from a fresh clone and an empty account."""
+"""The guide for AWS runs as written from a fresh clone and an empty account."""
 
 from __future__ import annotations
 
@@ -37,11 +37,11 @@ def test_aws_guide_trains_and_leaves_nothing_that_costs_money(tmp_path, warm_ray
     report = walked.report
     assert report is not None
     assert report.paid == ()
-    print(walked.coverage())  # Which commands met a real program, and which a stand-in.
-    # Job, JobSet, TrainJob, PyTorchJob, RayJob, four machines, spot: each ends.
+    print(walked.coverage())  # Commands by real programs and by stand-ins.
+    # Job, JobSet, TrainJob, PyTorchJob, RayJob, four machines and spot machines: each job ends.
     assert len(re.findall(r"^done$", walked.output, re.MULTILINE)) >= 7
     assert RAY_HAS_TRAINED.search(walked.output)
-    assert re.search(r"^dlrm on 2 x \S+: 16 ranks: succeeded$", walked.output, re.MULTILINE)  # by `embark launch`
+    assert re.search(r"^dlrm on 2 x \S+: 16 ranks: succeeded$", walked.output, re.MULTILINE)  # `embark launch` says so.
     assert re.search(r"^dlrm-serve: 2 to 10 replicas: running$", walked.output, re.MULTILINE)
     assert re.search(r"^training in \d{12}\.dkr\.ecr\.us-west-2\.amazonaws\.com/embark", walked.output, re.MULTILINE)
     assert {one.program for one in report.records if one.answered_by == "real"} >= {"aws"}

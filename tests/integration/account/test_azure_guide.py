@@ -1,4 +1,4 @@
-"""The guide of Azure, executed as written from a fresh clone and an empty subscription."""
+"""The guide for Azure runs as written from a fresh clone and an empty subscription."""
 
 from __future__ import annotations
 
@@ -36,10 +36,10 @@ def test_azure_guide_trains_and_leaves_nothing_that_costs_money(tmp_path, warm_r
     report = walked.report
     assert report is not None
     assert report.paid == ()
-    print(walked.coverage())  # Which commands met a real program, and which a stand-in.
-    # Job, JobSet, TrainJob, PyTorchJob, RayJob, four machines, spot: each ends.
+    print(walked.coverage())  # Commands by real programs and by stand-ins.
+    # Job, JobSet, TrainJob, PyTorchJob, RayJob, four machines and spot machines: each job ends.
     assert len(re.findall(r"^done$", walked.output, re.MULTILINE)) >= 7
     assert RAY_HAS_TRAINED.search(walked.output)
-    assert re.search(r"^dlrm on 2 x \S+: 16 ranks: succeeded$", walked.output, re.MULTILINE)  # by `embark launch`
+    assert re.search(r"^dlrm on 2 x \S+: 16 ranks: succeeded$", walked.output, re.MULTILINE)  # `embark launch` says so.
     assert re.search(r"^dlrm-serve: 2 to 10 replicas: running$", walked.output, re.MULTILINE)
     assert "rank 0: the image is there, az://embark-example/runs can be written: training" in walked.output

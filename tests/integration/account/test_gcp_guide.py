@@ -1,4 +1,4 @@
-"""The guide of Google Cloud, executed as written from a fresh clone and an empty project."""
+"""The guide for Google Cloud runs as written from a fresh clone and an empty project."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ NUM_ROWS = 64
 
 
 def write_days(folder: Path) -> None:
-    """Two days of Criteo's logs, in small."""
+    """Write two days of Criteo's logs with few rows."""
     rng = np.random.default_rng(1)
     for day in (0, 23):
         rows = [[str(rng.integers(2)), *map(str, rng.integers(0, 50, 13)),
@@ -49,13 +49,13 @@ def test_gcp_guide_trains_and_leaves_nothing_that_costs_money(tmp_path, warm_ray
     assert {block.section for block in walked.ran} >= {
         "Before you begin", "Step 1: names", "Step 2: the image", "Step 3: the cluster", "Step 4: data",
         "Step 5: train", "Vertex AI", "VMs", "TPUs", "Spot machines", "Serve", "Clean up"}
-    print(walked.coverage())  # Which commands met a real program, and which a stand-in.
-    # Job, JobSet, TrainJob, PyTorchJob, RayJob, four machines, spot.
+    print(walked.coverage())  # Commands by real programs and by stand-ins.
+    # Job, JobSet, TrainJob, PyTorchJob, RayJob, four machines and spot machines.
     assert len(re.findall(r"^done$", walked.output, re.MULTILINE)) >= 7
     assert RAY_HAS_TRAINED.search(walked.output)
-    assert re.search(r"^dlrm on 2 x \S+: 16 ranks: succeeded$", walked.output, re.MULTILINE)  # by `embark launch`
+    assert re.search(r"^dlrm on 2 x \S+: 16 ranks: succeeded$", walked.output, re.MULTILINE)  # `embark launch` says so.
     assert re.search(r"^dlrm-serve: 2 to 10 replicas: running$", walked.output, re.MULTILINE)
-    # The others, and Vertex AI, plain machines, TPUs.
+    # The sections on Vertex AI, plain machines and TPUs.
     assert walked.output.count("4 steps ·") >= 9
     assert walked.report is not None
     assert walked.report.paid == ()

@@ -1,4 +1,4 @@
-"""The quickstart's guide, executed as written: here, and in a cluster that a cloud's guide has set up."""
+"""The guide of the quickstart runs as written: here, and in a cluster that a cloud's guide has set up."""
 
 from __future__ import annotations
 

@@ -13,7 +13,7 @@ from embark.catalog.pricing import RunPrice
 from embark.dashboard import runs as runs_module
 from embark.dashboard import server as server_module
 from embark.dashboard.server import static_files
-from embark.diagnose import Diagnosis, Evidence
+from embark.diagnose.scan import Diagnosis, Evidence
 
 pytestmark = pytest.mark.needs("chromium")
 

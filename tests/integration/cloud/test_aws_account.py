@@ -1,8 +1,9 @@
-"""An AWS account is asked over HTTP, of moto's server: identity, quotas, machines in use, zones, budgets, bucket."""
+"""An AWS account, asked by the AWS CLI of moto's server: identity, quotas, machines in use, zones, budgets, bucket."""
 
 from __future__ import annotations
 
 import json
+import os
 import sys
 from pathlib import Path
 from uuid import uuid4
@@ -14,9 +15,8 @@ from integration.cloud import emulators
 from integration.cloud.emulators import SECRET, Emulator
 
 from embark.__main__ import run
-from embark.doctor import Check
-from embark.doctor.account import check_account, need_of
-from embark.doctor.account_aws import counts_to, families_of
+from embark.doctor.account import check_account, counts_to, families_of, need_of
+from embark.doctor.host import Check
 from embark.launch.shell import Shell
 from embark.spec import RunSpec, load_spec
 
@@ -30,6 +30,12 @@ def account():
     with emulators._server(lambda port: [sys.executable, program, "-H", "127.0.0.1", "-p", str(port)]) as port:
         emulators._call("PUT", f"http://127.0.0.1:{port}/models")
         yield Emulator("s3://models", port, emulators.s3_env(port))
+
+
+@pytest.fixture(autouse=True)
+def _aws_cli(monkeypatch):
+    """The AWS CLI of this environment is on the path."""
+    monkeypatch.setenv("PATH", f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}")
 
 
 @pytest.fixture

@@ -15,9 +15,9 @@ from integration.cloud.kubernetes_api import kubernetes_api
 from integration.cloud.kubernetes_launch import LAUNCH, ROOT, SETTINGS, launched, place, settle, spec_of, until
 from limits import HANG_S
 
-from embark.cli.cancel import cancel as cancel_command
 from embark.cli.console import Console
 from embark.cli.launch import launch_run
+from embark.cli.status import cancel as cancel_command
 from embark.cli.status import status as status_command
 from embark.errors import ExitCode, UserError
 from embark.launch.run_registry import find_run, list_runs

@@ -9,9 +9,9 @@ from integration.cloud.kubernetes_api import KubernetesApi, kubernetes_api
 from integration.cloud.kubernetes_launch import HASTY, launched, place, settle, spec_of
 from launch_shells import CtrlC, use_shell
 
-from embark.cli.cancel import cancel as cancel_command
 from embark.cli.console import Console
 from embark.cli.launch import launch_run
+from embark.cli.status import cancel as cancel_command
 from embark.cli.status import status as status_command
 from embark.errors import ExitCode, Interrupted, UserError
 from embark.launch.backends.kubernetes.kubectl import NoSuchKind
@@ -90,7 +90,7 @@ def test_torchx_makes_a_volcano_job_that_is_then_followed_like_any_other(api: Ku
         api.log(pod, f"hello from {index}")
     assert torchx().status(handle).state == "running"
     assert [(line.index, line.text) for line in torchx().logs(handle)] == [(0, "hello from 0"), (1, "hello from 1")]
-    with pytest.raises(UserError, match=f"the Volcano job {name} already exists in namespace embark"):
+    with pytest.raises(UserError, match=f"the Volcano job {name} in namespace embark already exists"):
         launch_run(Console(quiet=True), spec_of("place.target=torchx"), yes=True, dry_run=False)
     job["status"] = {"state": {"phase": "Failed", "reason": "PodFailed"}, "retryCount": 3}
     status = torchx().status(handle)

@@ -6,10 +6,10 @@ import pytest
 from integration.cloud.kubernetes_api import kubernetes_api
 from integration.cloud.kubernetes_launch import settle, spec_of
 
-from embark.cli.cancel import cancel as cancel_command
 from embark.cli.console import Console
 from embark.cli.launch import launch_run
-from embark.cli.logs import logs as logs_command
+from embark.cli.status import cancel as cancel_command
+from embark.cli.status import logs as logs_command
 from embark.launch.backend import backend_of
 from embark.launch.run_registry import find_run
 from embark.launch.shell import Shell

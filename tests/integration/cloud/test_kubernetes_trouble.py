@@ -16,9 +16,9 @@ from integration.cloud.kubernetes_launch import LAUNCH, ROOT, SETTINGS, launched
 from launch_shells import CtrlC, use_shell
 from limits import HANG_S
 
-from embark.cli.cancel import cancel as cancel_command
 from embark.cli.console import Console
 from embark.cli.launch import launch_run
+from embark.cli.status import cancel as cancel_command
 from embark.errors import ExitCode, Fault, Interrupted, UserError
 from embark.formatting import format_duration
 from embark.launch.backend import LaunchRequest

@@ -18,10 +18,19 @@ from ssh_servers import children_of, free_port, keygen, servers
 from warm_python import processes_with
 
 from embark.errors import UserError
-from embark.launch.log_follower import follow_logs, read_logs
+from embark.launch.log_tail import read_logs, tail_logs
 from embark.launch.shell import Shell
-from embark.launch.supervised import Host, Ssh, Unreachable, job_json, names_of, ssh_words, status_of, write_known_hosts
 from embark.launch.supervisor import mark_of
+from embark.launch.supervisor_client import (
+    Host,
+    SupervisorClient,
+    Unreachable,
+    job_json,
+    names_of,
+    ssh_words,
+    status_of,
+    write_known_hosts,
+)
 from embark.render.targets.vm_node import STATE, VENV, node_program
 from embark.spec import load_spec, to_toml
 
@@ -56,8 +65,8 @@ def machines(tmp_path):
 
 
 @pytest.fixture
-def ssh() -> Ssh:
-    return Ssh(Shell(), notify=lambda _: None)
+def ssh() -> SupervisorClient:
+    return SupervisorClient(Shell(), notify=lambda _: None)
 
 
 def read(host: Host, name: str) -> dict | None:
@@ -77,7 +86,7 @@ def until(is_so: Callable[[], object], *, every_s: float = 0.1) -> None:
         time.sleep(every_s)
 
 
-def state(ssh: Ssh, hosts: list[Host]) -> str:
+def state(ssh: SupervisorClient, hosts: list[Host]) -> str:
     return status_of(ssh.states(hosts), names_of(hosts), "file:///runs").state
 
 
@@ -139,12 +148,12 @@ def test_cut_connection_neither_loses_nor_repeats_a_line(tmp_path, machines, ssh
                               "done"), is_fresh=True)
     messages: list[str] = []
     lines, positions = [], {}
-    ssh = Ssh(Shell(), notify=messages.append)
+    ssh = SupervisorClient(Shell(), notify=messages.append)
 
     def look():
         return ssh.log_sources(hosts, positions), all(one and one.code == 0 for one in ssh.states(hosts).values())
 
-    for line in follow_logs(look, 0.5):
+    for line in tail_logs(look, 0.5):
         lines.append(line)
         if len(lines) == 20:
             for server in made:
@@ -296,7 +305,7 @@ def test_what_is_to_come_after_the_end_comes_and_not_when_someone_ended_it(tmp_p
 
     def files(host: Host) -> Mapping[str, str]:
         return {**bash("sleep 0.2" if host.index == 0 else COUNTS)(host), "job.json": job_json(
-            [f"{host.folder}/start.sh"], after=["touch", str(marks[host.index])], after_s=0.3)}
+            [f"{host.folder}/start.sh"], after=["touch", str(marks[host.index])])}
 
     ssh.start(hosts, files, is_fresh=True)
     ssh.stop(hosts[1:], 20)

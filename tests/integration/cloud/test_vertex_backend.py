@@ -10,9 +10,9 @@ import pytest
 from integration.cloud.vertex_rest import VertexRest, vertex_rest
 from limits import HANG_S
 
-from embark.cli.cancel import cancel as cancel_command
 from embark.cli.console import Console
 from embark.cli.launch import launch_run
+from embark.cli.status import cancel as cancel_command
 from embark.cli.status import status as status_command
 from embark.errors import ExitCode, Fault, Interrupted, UserError
 from embark.launch.backends.vertex import Vertex
@@ -169,7 +169,7 @@ def test_run_is_launched_once_and_never_without_an_image(api: VertexRest):
     with pytest.raises(UserError, match=r"place\.image is not set"):
         launch_run(Console(quiet=True), spec_of("place.image="), yes=True, dry_run=False)
     launched()
-    with pytest.raises(UserError, match="is already this run"):
+    with pytest.raises(UserError, match="already exists"):
         launch_run(Console(quiet=True), spec_of(), yes=True, dry_run=False)
     assert len(api.jobs) == 1
 

@@ -19,17 +19,17 @@ from limits import HANG_S
 from ssh_servers import servers
 from warm_python import warm_python
 
-from embark.cli.cancel import cancel as cancel_command
 from embark.cli.console import Console
 from embark.cli.launch import launch_run
-from embark.cli.logs import logs as logs_command
+from embark.cli.status import cancel as cancel_command
+from embark.cli.status import logs as logs_command
 from embark.cli.status import status as status_command
 from embark.launch.backends import vm as vm_module
 from embark.launch.backends.clouds import CLOUDS, Aws
 from embark.launch.backends.vm import Vm
 from embark.launch.run_registry import find_run
 from embark.launch.shell import Shell
-from embark.launch.supervised import Host, job_json
+from embark.launch.supervisor_client import Host, job_json
 from embark.render.job import Job
 from embark.render.shell_text import Step
 from embark.spec import load_spec

@@ -10,7 +10,7 @@ import pytest
 from watched_runs import event_lines, step_line
 
 from embark.dashboard.api import detail, log_lines, summary
-from embark.dashboard.curves import CurveCache, Window, curves_text
+from embark.dashboard.curves import Window, curves_text
 from embark.dashboard.runs import WatchedRun
 from embark.errors import UserError
 from embark.report.context import diagnose_run
@@ -34,7 +34,7 @@ def put(uri: str, events: str, **files: str) -> None:
 
 def last_step(run: WatchedRun) -> float:
     run.look(time.time())
-    return json.loads(curves_text(run, Window(), CurveCache(), time.time()))["curves"]["loss"]["x"][-1]
+    return json.loads(curves_text(run, Window()))["curves"]["loss"]["x"][-1]
 
 
 def test_a_run_in_s3_is_read_on_as_its_events_are_published(uri: str):

@@ -2,7 +2,8 @@
 
 import pytest
 
-from embark.diagnose import diagnose, sources_of
+from embark.diagnose.report import diagnose
+from embark.diagnose.source import sources_of
 
 pytestmark = pytest.mark.slow
 

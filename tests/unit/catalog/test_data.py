@@ -62,7 +62,7 @@ def test_prices_are_positive_and_spot_is_below_on_demand(catalog):
     assert num_both > 1_000
 
 
-def test_a_machine_costs_about_as_much_for_each_accelerator_in_every_region(catalog):
+def test_the_price_of_an_accelerator_is_similar_in_every_region(catalog):
     """One slipped digit, or a price without its cards, stands out."""
     for machine in catalog.machines.values():
         known = [p.on_demand_usd_per_hour for p in catalog.prices_of(machine) if p.on_demand_usd_per_hour is not None]
@@ -94,7 +94,7 @@ def test_prices_that_were_read(catalog, name, region, on_demand, spot):
         assert have is None if expected is None else have == pytest.approx(expected, abs=0.005)
 
 
-def test_most_of_the_catalog_is_confirmed_and_every_price_of_a_machine_but_two(catalog):
+def test_most_rows_and_all_prices_but_two_are_confirmed(catalog):
     doubted = [price.machine for price in catalog.prices.values() if not price.origin.is_confirmed]
     assert doubted == ["Standard_ND128isr_NDR_GB200_v6", "v4-8192"]
     confirmed = [machine.name for machine in catalog.machines.values() if machine.is_confirmed]

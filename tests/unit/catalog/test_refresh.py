@@ -4,8 +4,7 @@ import datetime
 
 import pytest
 
-from embark.catalog.load import PRICE_COLUMNS, read_prices
-from embark.catalog.refresh import refresh_prices
+from embark.catalog.load import PRICE_COLUMNS, read_prices, refresh_prices
 from embark.errors import MistakesError, UserError
 
 HEAD = ",".join(PRICE_COLUMNS) + "\n"

@@ -1,7 +1,6 @@
 """The command line itself: mistakes are one sentence with a fix, help is grouped, a closed pipe is no error."""
 
 import json
-import os
 import shlex
 import signal
 import subprocess
@@ -14,7 +13,7 @@ from limits import HANG_S
 
 import embark.cli
 from embark.__main__ import run
-from embark.cli.app import COMMANDS, name_clone
+from embark.cli.app import COMMANDS, RENAMED, name_clone
 
 
 @pytest.fixture(autouse=True)
@@ -70,7 +69,7 @@ def test_an_error_is_json_for_programs(capsys):
         (["bench", "--profile", "--calibrate"], "are mutually exclusive", "leave one out"),
     ],
 )
-def test_a_wrong_command_line_is_named_with_the_help_that_tells_the_right_one(capsys, words, what, fix):
+def test_a_wrong_command_line_names_the_help_to_read(capsys, words, what, fix):
     assert run([*words, "--json"]) == 64
     error = json.loads(capsys.readouterr().err)
     assert what in error["error"]
@@ -98,6 +97,8 @@ def test_the_command_that_installs_an_extra_names_the_clone(tmp_path, monkeypatc
     (folder / "direct_url.json").write_text(source)
     monkeypatch.syspath_prepend(tmp_path)
     assert name_clone("pip install 'embark-rec[serve]'") == command
+    of_account = command.replace("embark-rec[serve]", "embark-rec[account]").replace("[serve]", "/cloudsim")
+    assert name_clone("pip install 'embark-rec[account]'") == of_account
 
 
 def test_the_help_of_a_parameter_is_one_line_of_its_docstring():
@@ -123,7 +124,8 @@ def test_help_groups_every_command_and_each_has_its_own(capsys):
             assert run([*name.split(), "--help"]) == 0
             own = capsys.readouterr().out
             assert f"Usage: embark {name}" in own
-            assert ("--json" in own and "Print JSON for" in own) is (name != "completion")
+            assert "--json" in own
+            assert "Print JSON for" in own
             assert '[default: ""]' not in own
             assert "[choices: ," not in own
             prose = own.split("╭", 1)[0].splitlines()
@@ -140,72 +142,29 @@ def test_a_closed_pipe_is_no_error():
 
 
 @pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
-def test_completion_knows_the_commands(capsys, shell):
-    assert run(["completion", shell]) == 0
-    script = capsys.readouterr().out
-    assert "train" in script
-    assert "doctor" in script
+def test_completion_is_installed_and_knows_the_commands(capsys, monkeypatch, tmp_path, shell):
+    monkeypatch.setenv("HOME", str(tmp_path))
+    assert run(["--install-completion", "--shell", shell]) == 0
+    path = Path(capsys.readouterr().out.split()[1].rstrip(";"))
+    assert path.is_relative_to(tmp_path)
+    assert all(word in path.read_text() for word in ("train", "doctor", "across"))
 
 
-TYPED = {"train qu": {"quickstart", "quick run.toml"}, "plan nothing": set(), "data prepare la": {"laptop"},
-         "report cl": {"clicks"}, "catalog show p4d.": {"p4d.24xlarge"}, "tra": {"train"}, "plan --acr": {"--across"}}
-
-
-def test_bash_completes_files_presets_runs_and_machines(capsys, tmp_path):
-    (tmp_path / "runs" / "clicks").mkdir(parents=True)
-    (tmp_path / "quick run.toml").touch()
-    assert run(["completion", "bash"]) == 0
-    (tmp_path / "script").write_text(capsys.readouterr().out)
-    tries = "".join(f'COMP_WORDS=(embark {words}); COMP_CWORD={len(words.split())}; COMPREPLY=(); _embark_and_names\n'
-                    'printf "%s|" "${COMPREPLY[@]}"; echo\n' for words in TYPED)
-    done = subprocess.run(["bash", "-c", f"source ./script\n{tries}\ncomplete -p embark"], capture_output=True,
-                          text=True, check=True, timeout=HANG_S)
-    *found, how = done.stdout.splitlines()
-    assert {words: set(filter(None, line.split("|"))) for words, line in zip(TYPED, found, strict=True)} == TYPED
-    assert "-o bashdefault -o default" in how  # files, where there is no name to complete
-
-
-def completed(shell, script, folder):
-    """What the shell offers for each of TYPED, beside a preset-like file and a run."""
-    (folder / "runs" / "clicks").mkdir(parents=True)
-    (folder / "quick run.toml").touch()
-    (folder / "script").write_text(script)
-    done = subprocess.run(shell, cwd=folder, capture_output=True, text=True, check=True, timeout=HANG_S,
-                          env={**os.environ, "HOME": str(folder)})
-    lines = done.stdout.splitlines()
-    return {words: set(filter(None, line.split("|"))) for words, line in zip(TYPED, lines, strict=True)}
-
-
-@pytest.mark.needs("fish")
-def test_fish_completes_files_presets_runs_and_machines(capsys, tmp_path):
-    assert run(["completion", "fish"]) == 0
-    tries = "".join(f"echo (complete -C 'embark {words}' | cut -f1 | string join '|')\n" for words in TYPED)
-    assert completed(["fish", "--no-config", "-c", f"source ./script\n{tries}"], capsys.readouterr().out,
-                     tmp_path) == TYPED
-
-
-@pytest.mark.needs("zsh")
-def test_zsh_completes_files_presets_runs_and_machines(capsys, tmp_path):
-    """With its own completion system replaced by functions that print what they are given and what begins so."""
-    stubs = """compdef() { }
-source ./script
-_offer() { local one; for one; do [[ "$one" == "$words[CURRENT]"* ]] && print -rn -- "$one|"; done }
-compadd() { _offer "${(@P)2}" }
-_files() { _offer *(N) }
-_cyclopts_embark() { _offer train --across }
-"""
-    tries = "".join(f"words=(embark {words}); CURRENT=$#words; _embark; print\n" for words in TYPED)
-    assert run(["completion", "zsh"]) == 0
-    assert completed(["zsh", "-f", "-c", stubs + tries], capsys.readouterr().out, tmp_path) == TYPED
+@pytest.mark.parametrize(("words", "fix"), RENAMED.items())
+def test_a_renamed_command_names_its_replacement(capsys, words, fix):
+    assert run([*words.split(), "something", "--json"]) == 64
+    assert json.loads(capsys.readouterr().err)["fix"] == fix
+    command = fix.split()[1]
+    assert command in ("--install-completion", "catalog") or any(command in group for group in COMMANDS.values())
 
 
 def test_a_command_whose_output_is_closed_ends_without_a_traceback(tmp_path):
-    ended = subprocess.run(["bash", "-c", f"{sys.executable} -m embark catalog volumes >&-"], capture_output=True,
-                           text=True)
+    ended = subprocess.run(["bash", "-c", f"{sys.executable} -m embark catalog list --volumes >&-"],
+                           capture_output=True, text=True)
     assert (ended.returncode, ended.stderr) == (0, "")
 
 
-def test_a_process_leaves_with_its_code_after_its_last_words_whatever_its_threads_do():
+def test_a_process_exits_with_its_code_whatever_its_threads_do():
     text = ("import atexit, sys, threading, time\nfrom embark.errors import leave\natexit.register(print, 'saved')\n"
             "threading.Thread(target=time.sleep, args=(600,)).start()\nsys.stdout.write('words ')\nleave(75)")
     ended = subprocess.run([sys.executable, "-c", text], capture_output=True, text=True)

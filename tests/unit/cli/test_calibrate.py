@@ -63,7 +63,7 @@ def test_a_run_on_an_h200_is_foreseen_as_calibrated():
 
 
 @pytest.mark.parametrize(("batch_size", "together"), [(2_048, 8), (16_384, 4), (65_536, 1)])
-def test_the_memory_of_a_run_has_the_batches_that_its_loader_puts_together_and_its_evaluation(batch_size, together):
+def test_memory_counts_batches_made_together_and_evaluation(batch_size, together):
     here = HERE | {"device": "cuda", "device_name": "NVIDIA H200", "device_bytes": 150e9, "engine": "cuda_graph",
                    "precision": "bf16"}
     read, drawn = (

@@ -265,7 +265,7 @@ def test_what_a_person_stopped_is_a_sentence_and_no_error(capsys):
         "Stopped by Ctrl-C; x is launched. embark cancel x ends it"]
 
 
-def test_no_word_is_broken_at_the_edge_of_a_terminal_and_a_command_stays_one_line():
+def test_no_word_is_broken_at_the_edge_of_a_terminal():
     file = StringIO()
     terminal = RichConsole(file=file, force_terminal=True, width=30, color_system=None, _environ={"TERM": "xterm"})
     fix = "embark train laptop.toml --fresh x " + "y" * 40

@@ -33,7 +33,7 @@ def held_out_auc(name):
     return [event["auc"] for event in events(name) if event["event"] == "eval"][-1]
 
 
-def test_words_in_quotes_and_lists_and_no_number_train_in_two_commands_with_ten_lines(capsys):
+def test_raw_rows_with_quotes_and_lists_train_in_two_commands(capsys):
     draw = random.Random(1)
     with open("visits.csv", "w", newline="") as file:
         rows = csv.writer(file)
@@ -136,7 +136,7 @@ def test_a_dry_run_shows_the_guess_and_writes_nothing(capsys):
     assert not Path("out").exists()
 
 
-def test_made_data_gives_the_losses_of_the_synthetic_source_from_a_folder_and_from_a_store(capsys):
+def test_made_data_gives_the_losses_of_the_synthetic_source(capsys):
     samples = ["--set", "data.num_train_samples=4000", "--set", "data.num_eval_samples=1000"]
     prepared = ["--set", "data.kind=prepared", "--set", "data.shuffle=none", "--set", "data.cache_dir=cache"]
     assert run(["train", "laptop", "-q", *SHORT, *samples]) == 0

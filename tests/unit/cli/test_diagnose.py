@@ -12,7 +12,7 @@ import pytest
 
 from embark.cli.console import Console
 from embark.cli.diagnose import diagnose
-from embark.diagnose import load_rules
+from embark.diagnose.scan import load_rules
 from embark.errors import ExitCode
 from embark.spec import load_spec
 from embark.spec.toml import to_toml
@@ -26,17 +26,6 @@ JSON = Console(json=True)
 @pytest.fixture(autouse=True)
 def wide(monkeypatch):
     monkeypatch.setenv("COLUMNS", "250")
-
-
-def test_a_diagnosis_has_evidence_cause_and_fix(capsys):
-    path = FAULTY / "gpu_oom_one_rank.log"
-    assert diagnose(str(path)) == ExitCode.OTHER
-    out = capsys.readouterr().out
-    assert "EMD101 gpu-out-of-memory" in out
-    assert f"seen: {path}:4: [rank3]: torch.OutOfMemoryError: CUDA out of memory." in out
-    assert "follows from it: collective-timed-out" in out
-    assert "try: embark plan SPEC --across" in out
-    assert out.splitlines()[-1].startswith("most likely: The GPU's memory ran out")
 
 
 def test_nothing_found_says_so_plainly_and_ends_with_0(capsys, tmp_path):

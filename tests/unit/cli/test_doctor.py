@@ -9,7 +9,7 @@ import pytest
 from embark.__main__ import run
 from embark.cli.console import Console
 from embark.cli.doctor import _fold, _show
-from embark.doctor import Check
+from embark.doctor.host import Check
 
 WELL = Check("python", "ok", "3.12.4", "one of 3.11, 3.12")
 WORTH = Check("clock", "warning", "set by nobody", "kept by NTP", "systemctl enable --now chrony")

@@ -9,10 +9,10 @@ from types import SimpleNamespace
 import pytest
 from prepared_rows import RAGGED, make_prepared
 
-from embark.cli.cancel import cancel as cancel_command
 from embark.cli.console import Console
 from embark.cli.launch import launch_run
-from embark.cli.logs import logs as logs_command
+from embark.cli.status import cancel as cancel_command
+from embark.cli.status import logs as logs_command
 from embark.cli.status import status as status_command
 from embark.errors import DataError, SpecError, UserError
 from embark.launch.backend import RunHandle
@@ -62,7 +62,7 @@ def test_a_budget_on_the_command_line_travels_in_the_spec(monkeypatch):
     assert seen[0].place.budget_usd == 49.5
 
 
-def test_a_target_that_is_not_handed_over_is_reported_with_the_way_that_there_is():
+def test_a_target_that_launch_does_not_support_names_another_way():
     with pytest.raises(UserError, match="compose") as caught:
         launch_run(Console(), load_spec("quickstart", [*AWS, "place.target=compose"]), yes=True, dry_run=False)
     assert "embark render" in caught.value.fix

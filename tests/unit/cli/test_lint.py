@@ -30,14 +30,6 @@ def guide(tmp_path):
     return path
 
 
-def test_a_finding_has_its_place_what_happens_and_the_fix(capsys, guide):
-    assert lint(guide) == ExitCode.OTHER
-    out = capsys.readouterr().out
-    assert f"{guide}:17: error EMB201 container-not-pytorch\n    the first container of Worker is named torchrec\n" \
-           "    fix: name: pytorch" in out
-    assert "--fix fixes" in out.splitlines()[-1]
-
-
 def test_warnings_alone_do_not_fail(capsys):
     assert lint(FIXTURES / "accepted") == ExitCode.DONE
     assert "0 errors and" in capsys.readouterr().out

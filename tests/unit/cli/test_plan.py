@@ -47,15 +47,6 @@ def data(capsys, *sets, code=ExitCode.DONE, spec="criteo-1tb", **requests):
     return json.loads(capsys.readouterr().out)
 
 
-def test_one_setup_is_reported_in_full(capsys):
-    out = plan(capsys, *P4D, "place.nodes=2")
-    assert out.startswith("criteo-1tb fits 2 x p4d.24xlarge (16 x A100): ")
-    for expected in ("memory of the fullest rank", "optimizer state", "time of a step", "all-to-all", "by closed form",
-                     "start: machines, image, rendezvous, first step", "training, 305 steps", "on demand", "on spot",
-                     "a checkpoint is 105 GB", "store.hours_between_failures", "s3-standard", "an estimate"):
-        assert expected in out
-
-
 def test_quiet_says_the_verdict_alone(capsys):
     assert len(plan(capsys, *P4D, quiet=True).splitlines()) == 1
 
@@ -101,14 +92,6 @@ def test_a_tpu_is_planned_by_its_memory(capsys):
     assert "fits one v5p-8 (4 x TPU-v5p)" in out
     assert "an estimate" in out
     assert "does not fit one v5litepod-4" in plan(capsys, "place.machine=v5e-4", *FEW, code=ExitCode.OTHER)
-
-
-def test_the_complete_catalog_is_ranked(capsys):
-    out = plan(capsys, *FEW, across=True, samples=4_195_197_692)
-    assert re.match(r"criteo-1tb: cheapest is .* on demand, .*; fastest is ", out)
-    assert re.search(r"^a  \S", out, re.MULTILINE)
-    assert "letters: nothing is both cheaper and faster" in out
-    assert "└" in out
 
 
 def test_eighty_columns_hold_the_ranking(capsys, monkeypatch):
@@ -294,7 +277,7 @@ def test_the_guide_names_the_constants_that_are_used():
         assert words in text
 
 
-def test_a_plan_for_this_machine_has_no_dollars_and_refuses_what_only_a_cloud_has(capsys):
+def test_a_plan_for_this_machine_has_no_dollars_and_no_cloud_flags(capsys):
     out = plan(capsys, "place.device=cpu", spec="quickstart", here=True)
     assert out.startswith("quickstart fits this machine (")
     assert "time of a step" in out

@@ -48,7 +48,7 @@ def manifest(text: str = POD % "exit 0", name: str = "job.yaml") -> str:
     return name
 
 
-def test_it_says_what_is_not_as_in_the_cluster_which_engine_it_takes_and_how_it_ended(capfd):
+def test_it_says_what_differs_from_the_cluster_and_how_it_ended(capfd):
     assert run(["rehearse", manifest()]) == 0
     out = capfd.readouterr().out
     assert "Job j: 1 pod of 2 processes" in out

@@ -64,7 +64,7 @@ def test_for_programs_it_is_json(tmp_path, capsys):
 
 @pytest.mark.parametrize(("sets", "says"), [
     (["place.machine="], "none is named"), (["place.machine=p5.48xlrge"], "did you mean"),
-    (["place.cloud=gcp"], "is of aws"), (["train.batch_size=1000"], "does not divide over 16 ranks"),
+    (["place.cloud=gcp"], "belongs to aws"), (["train.batch_size=1000"], "does not divide over 16 ranks"),
     (["store.root=runs"], "its own part of every checkpoint"),
 ])
 def test_what_cannot_be_rendered_is_refused_with_its_fix(tmp_path, sets, says):

@@ -11,11 +11,11 @@ import pytest
 
 from embark.__main__ import run as embark
 from embark.catalog.pricing import price_of_run
+from embark.cli.train import ReportAtEnd
 from embark.errors import ExitCode
 from embark.events.events import Event, EventLog
 from embark.report.context import read_run
 from embark.report.record import Record
-from embark.report.report_at_end import ReportAtEnd
 from embark.spec import RunSpec, resolve, to_toml
 from embark.store import open_store
 
@@ -205,22 +205,12 @@ def test_two_runs_are_set_side_by_side(make, tmp_path, capsys):
     make("one", sample(0.70))
     make("two", sample(0.75), train={"batch_size": 4096})
     assert embark(["compare", "one", "two", "--out", "both.html"]) == ExitCode.DONE
-    out = capsys.readouterr().out
-    for result in ("train.batch_size", "4,096", "held-out AUC", "0.7500", "Training loss by step", "▁",
-                   "two was better: held"):
-        assert result in out
     assert "two was better" in (tmp_path / "both.html").read_text()
+    capsys.readouterr()
     assert embark(["compare", "one", "two", "--json"]) == ExitCode.DONE
     data = json.loads(capsys.readouterr().out)
     assert data["best"] == "two"
     assert [run["values"]["eval_auc"] for run in data["runs"]] == [0.7, 0.75]
-
-
-def test_quiet_says_the_sentence_alone(make, capsys):
-    make("one", sample(0.70))
-    make("two", sample(0.75))
-    assert embark(["compare", "one", "two", "--quiet"]) == ExitCode.DONE
-    assert capsys.readouterr().out == "two was better: held-out AUC 0.7500 against 0.7000 of one (+0.0500).\n"
 
 
 def test_one_run_cannot_be_compared(make, capsys):
@@ -267,7 +257,7 @@ def test_no_report_is_worth_a_run(make, monkeypatch):
     at_end(folder, sample(run_dir="")).close()
     monkeypatch.setattr("embark.report.document.html_page", lambda _: 1 / 0)
     at_end(folder, sample(run_dir=str(folder))).close()
-    monkeypatch.setattr("embark.report.report_at_end.MAX_QUICK_BYTES", 1)
+    monkeypatch.setattr("embark.cli.train.MAX_QUICK_BYTES", 1)
     (folder / "report.html").rmdir()
     at_end(folder, sample(run_dir=str(folder))).close()
     assert not (folder / "report.html").exists()

@@ -58,7 +58,7 @@ def test_a_finished_run_is_left_alone_unless_fresh(capsys, tmp_path):
 
 
 @pytest.mark.parametrize("decay", ["none", "linear"])
-def test_a_finished_run_says_so_without_torch_and_with_the_flags_that_continue_it(capsys, tmp_path, monkeypatch, decay):
+def test_a_finished_run_names_the_flags_that_continue_it(capsys, tmp_path, monkeypatch, decay):
     words = ["train", "laptop", *SMALL, "--set", "store.checkpoint_at_end=true", "--set", f"train.decay={decay}"]
     assert run(words) == 0
     capsys.readouterr()

@@ -22,7 +22,7 @@ def words(tmp_path, monkeypatch):
     return ["tune", "tiny.toml", "--trials", "2", "--search", "train.learning_rate=0.01..0.3"]
 
 
-def test_trials_are_printed_as_they_end_and_the_best_as_the_command_that_trains_it(words, capsys):
+def test_trials_are_printed_as_they_end_and_the_best_as_a_command(words, capsys):
     assert run(words) == 0
     first, second, *rest = capsys.readouterr().out.splitlines()
     assert first.startswith("trial 0: complete, AUC 0.6100 (best so far) in ")

@@ -36,7 +36,7 @@ def names(*words: str) -> list[str]:
     return [files.name for files in find_runs(words)()]
 
 
-def test_without_a_word_all_runs_of_the_runs_folder_are_meant_and_later_ones_too():
+def test_without_a_name_all_runs_of_the_runs_folder_are_watched():
     write_run(Path("runs/one"))
     find = find_runs(())
     write_run(Path("runs/two"))

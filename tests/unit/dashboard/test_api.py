@@ -53,7 +53,7 @@ def test_ranks_that_keep_pace_are_not_marked(tmp_path: Path):
     assert not any(rank["slower_than"] for rank in overview(folder)["ranks"])
 
 
-def test_the_plan_is_reported_with_the_largest_table_first_and_how_full_each_gpu_is(folder: Path):
+def test_the_plan_has_the_largest_table_first_and_each_gpu_s_memory(folder: Path):
     plan = overview(folder)["plan"]
     assert [table["table"] for table in plan["tables"]][:2] == ["cat_5", "cat_4"]
     assert plan["per_rank"][0] == {"rank": 0, "bytes": 25_600_000 * 6}

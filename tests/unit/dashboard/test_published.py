@@ -2,7 +2,7 @@
 
 from exported_runs import EditedRun
 
-from embark.dashboard.published import published_text
+from embark.dashboard.api import published_text
 from embark.export.artifact import open_versions
 from embark.export.gate_record import write_gate
 from embark.publish.publisher import publish

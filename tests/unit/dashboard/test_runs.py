@@ -14,7 +14,7 @@ from watched_runs import append, event_lines, line, step_line, write_run
 from embark.catalog.pricing import RunPrice
 from embark.dashboard import runs as runs_module
 from embark.dashboard.api import detail, summary
-from embark.dashboard.curves import CurveCache, Window, charts_text, curves_text
+from embark.dashboard.curves import Window, charts_text, curves_text
 from embark.dashboard.runs import Runs, WatchedRun
 from embark.report.run_files import RunFiles
 
@@ -31,7 +31,7 @@ def read_all(run: WatchedRun) -> None:
 
 
 def curve(run: WatchedRun, name: str = "loss", **window) -> dict:
-    return json.loads(curves_text(run, Window(**window), CurveCache(), time.time()))["curves"][name]
+    return json.loads(curves_text(run, Window(**window)))["curves"][name]
 
 
 def test_new_steps_are_seen_and_change_the_version(tmp_path: Path):
@@ -141,18 +141,18 @@ def test_zooming_gives_more_of_the_part_and_its_neighbours(tmp_path: Path):
 def test_charts_of_a_run_have_its_parts_ranks_and_machines(tmp_path: Path):
     run = run_of(write_run(tmp_path / "demo", rich=True))
     charts = {chart["key"]: chart for chart in
-              json.loads(charts_text(run, Window(), CurveCache(), time.time()))["charts"]}
+              json.loads(charts_text(run, Window()))["charts"]}
     assert set(charts) == {"phases", "ranks", "util_percent", "used_bytes", "power_w", "temperature_c", "cpu",
                            "memory", "network", "disk"}
     assert [line["label"] for line in charts["ranks"]["lines"]] == ["rank 0", "rank 1", "rank 2", "rank 3"]
     assert [line["label"] for line in charts["network"]["lines"]] == ["in", "out"]
 
 
-def test_dynamic_tables_have_a_chart_for_each_metric_and_a_line_for_each_table(tmp_path: Path):
+def test_dynamic_tables_have_a_chart_for_each_metric(tmp_path: Path):
     folder = write_run(tmp_path / "demo")
     append(folder, line("step", time.time(), step=10**6, id_hit_rate={"user": 0.75, "item": 0.5},
                         ids_evicted={"user": 3, "item": 0}))
-    first, second, *_ = json.loads(charts_text(run_of(folder), Window(), CurveCache(), time.time()))["charts"]
+    first, second, *_ = json.loads(charts_text(run_of(folder), Window()))["charts"]
     assert (first["key"], first["title"]) == ("tables.id_hit_rate", "Ids with a row")
     assert {one["label"]: one["y"] for one in first["lines"]} == {"user": [0.75], "item": [0.5]}
     assert (second["key"], [one["y"] for one in second["lines"]]) == ("tables.ids_evicted", [[3], [0]])
@@ -161,7 +161,7 @@ def test_dynamic_tables_have_a_chart_for_each_metric_and_a_line_for_each_table(t
 def test_more_lines_than_eyes_can_tell_apart_become_their_range(tmp_path: Path):
     folder = write_run(tmp_path / "demo")
     append(folder, *(line("ranks", time.time(), step=s, step_s=[0.1 + r / 1000 for r in range(64)]) for s in (1, 2)))
-    ranks = json.loads(charts_text(run_of(folder), Window(), CurveCache(), time.time()))["charts"][0]
+    ranks = json.loads(charts_text(run_of(folder), Window()))["charts"][0]
     assert ranks["num_lines"] == 64
     assert {line["label"]: line["y"][0] for line in ranks["lines"]} == pytest.approx(
         {"greatest": 0.163, "mean": 0.1315, "least": 0.1})

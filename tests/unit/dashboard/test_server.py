@@ -161,7 +161,7 @@ def test_without_the_token_nothing_is_reported(guarded):
             assert "Set-Cookie" not in payload
 
 
-def test_the_token_lets_in_by_header_and_by_a_cookie_that_scripts_cannot_read(guarded):
+def test_the_token_is_accepted_as_header_and_as_http_only_cookie(guarded):
     server, _ = guarded
     assert ask(server, "/api/runs", Authorization=f"Bearer {TOKEN}")[0] == 200
     status, headers, _ = ask(server, f"/?token={TOKEN}")

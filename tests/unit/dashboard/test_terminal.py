@@ -157,7 +157,7 @@ def after(*steps: Callable[[], None]) -> Callable[[], bool]:
     return until
 
 
-def test_it_moves_as_events_come_and_continues_when_the_run_is_started_again(tmp_path):
+def test_the_terminal_view_moves_as_events_come(tmp_path):
     now_s = time.time() - 50
     first, more = events(40, began_s=now_s), events(50, began_s=now_s)[41:51]
     write(tmp_path / "demo", first)

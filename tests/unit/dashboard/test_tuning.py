@@ -29,7 +29,7 @@ def look(run: WatchedRun) -> None:
         pass
 
 
-def test_a_trial_shows_all_trials_and_the_best_so_far_and_follows_the_search(tmp_path):
+def test_a_trial_shows_all_trials_and_the_best_so_far(tmp_path):
     (tmp_path / "tune.json").write_text(json.dumps(TUNE))
     run = watched(tmp_path / "trial-0000")
     shown = detail(run, time.time())["tuning"]

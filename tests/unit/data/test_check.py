@@ -10,8 +10,8 @@ import pytest
 
 from embark.data.check import bars, check, column_rows
 from embark.data.prepared import MANIFEST, STATISTICS, Feature, Layout, Manifest, PartWriter, Rows
+from embark.data.progress import ProgressReporter
 from embark.data.statistics import auc, write_manifest
-from embark.data.workers import ProgressReporter
 
 NUM = 2_000
 LAYOUT = Layout(

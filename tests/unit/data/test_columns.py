@@ -277,7 +277,8 @@ def test_the_label_cannot_be_a_feature_too(file: Callable[..., Path]):
 def test_without_pyarrow_parquet_names_the_extra(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     path = write_parquet(tmp_path / "d.parquet", content())
     monkeypatch.setitem(sys.modules, "pyarrow", None)
-    for name in [name for name in sys.modules if name.startswith(("embark.data.columns", "embark.data.prepare.arrow"))]:
+    arrow = ("embark.data.columns", "embark.features.arrow", "embark.data.prepare.readers")
+    for name in [name for name in sys.modules if name.startswith(arrow)]:
         monkeypatch.delitem(sys.modules, name)
     with pytest.raises(MissingPackage, match=r"pip install 'embark-rec\[columns\]'"):
         open_source(RunSpec(model=model(), data=data(path)))

@@ -28,7 +28,7 @@ def _source(**drift: float) -> DriftingSource:
     return source
 
 
-def test_a_sample_is_a_function_of_its_position_alone_and_the_stream_has_no_last_one() -> None:
+def test_a_sample_depends_on_its_position_alone() -> None:
     source = _source()
     far = 50 * PER_DAY  # behind the samples of an epoch
     together, alone = source.train_rows(0, far, far + 500), _source().train_rows(0, far + 77, far + 78)

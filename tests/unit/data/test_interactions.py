@@ -102,7 +102,9 @@ def test_a_time_column_orders_the_rows_and_reaches_the_model(tmp_path):
 
 
 @pytest.mark.parametrize(("text", "what"), [
-    ("1 99\n", "item 99 is not in 0 to 59"), ("1 x\n", "not whole numbers"), ("1 2\n2\n", "cannot be read"),
+    ("1 99\n", "item 99 is not in 0 to 59"), ("1 x\n", "is not an integer"),
+    ("1 2\n2\n", "nothing cuts its rows into fields"),
+    ("1 2\n" * 9 + "2\n", "its fields are 1 instead of 2"),
     ("1 2\n", "no user has an item to train on"),
 ])
 def test_a_log_that_cannot_be_used_is_refused(tmp_path, text, what):

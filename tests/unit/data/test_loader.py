@@ -87,7 +87,7 @@ def test_a_resumed_loader_continues_where_the_first_one_stopped():
     assert labels(0, 7) + labels(7, 15) == labels(0, 15)
 
 
-def test_an_error_in_the_thread_reaches_the_consumer_after_the_batches_before_it():
+def test_an_error_in_the_thread_is_raised_after_the_batches_before_it():
     with Loader(Numbers(100, fails_at=35), batch_size=10, rank=0, world_size=1, start_step=0, stop_step=10) as loader:
         batches = iter(loader)
         assert [next(batches).label[0] for _ in range(3)] == [0, 10, 20]
@@ -158,7 +158,7 @@ def test_a_closed_loader_raises_rather_than_end():
         next(batches)
 
 
-def test_a_batch_that_ranks_cannot_share_equally_is_refused_with_one_that_they_can():
+def test_a_batch_that_ranks_cannot_share_equally_is_refused():
     with pytest.raises(UserError, match="use 9 or 12"):
         Loader(Numbers(100), batch_size=10, rank=0, world_size=3, start_step=0, stop_step=1)
 
@@ -184,7 +184,7 @@ def test_every_held_out_sample_counts_once_over_all_ranks(num_eval: int, world_s
     assert sorted(counted) == list(range(num_eval))
 
 
-def test_a_filled_up_batch_keeps_probabilities_and_works_without_dense_features():
+def test_a_filled_up_batch_keeps_probabilities():
     model = ModelSpec(num_dense=0, tables=(Table(name="t", rows=9, multi_hot=2),))
     source = SyntheticSource(model, DataSpec(num_eval_samples=5))
     first, last = eval_batches(source, batch_size=4, rank=0, world_size=1)

@@ -60,7 +60,7 @@ def test_every_position_comes_once_an_epoch_in_an_order_of_the_seed_alone():
     assert (orders[0] != orders[1]).mean() > 0.99
 
 
-def test_two_ranks_take_what_one_takes_and_a_resumed_run_what_it_would_have_taken():
+def test_two_ranks_and_a_resumed_run_take_the_same_samples():
     def labels(rank: int, world_size: int, start_step: int) -> list[list[float]]:
         with Loader(source(), batch_size=64, rank=rank, world_size=world_size, start_step=start_step,
                     stop_step=5) as loader:
@@ -180,7 +180,7 @@ def test_what_the_code_prints_while_it_is_checked_is_not_on_stdout(capsys, monke
     assert "said in rows" in told.err
 
 
-def test_the_check_passes_code_that_keeps_the_contract_and_asks_another_process(tmp_path, capsys, monkeypatch):
+def test_the_check_passes_code_that_keeps_the_contract(tmp_path, capsys, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "my_data.py").write_text(SOURCE.format(line=""))
     text = f"[model]\nnum_dense = 2\ntables = {TABLES.replace('=', ' = ')}\n[data]\nkind = \"{KIND}\"\n"

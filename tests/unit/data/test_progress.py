@@ -5,12 +5,12 @@ from __future__ import annotations
 import subprocess
 import sys
 
-from embark.data.workers import Progress, ProgressReporter
+from embark.data.progress import Progress, ProgressReporter
 
 # In a process of its own: pages of the libraries count less for a process whenever another one maps them, too.
 MEASURE = """
 import os, subprocess, sys, time
-from embark.data.workers import MemoryMonitor, tree_bytes
+from embark.data.progress import MemoryMonitor, tree_bytes
 
 hold = "import sys; held = bytearray(b'x' * 200_000_000); print('held', flush=True); sys.stdin.read()"
 before = tree_bytes(os.getpid())
@@ -33,7 +33,7 @@ def test_what_a_child_holds_counts_and_the_peak_stays_when_it_is_gone():
     assert after - before < 50_000_000
 
 
-def test_each_stage_begins_and_ends_with_a_report_and_work_done_earlier_does_not_count_for_the_speed():
+def test_stages_are_reported_and_earlier_work_does_not_count_for_speed():
     reports: list[Progress] = []
     reporter = ProgressReporter(reports.append)
     reporter.begin("reading", 10, done=4)

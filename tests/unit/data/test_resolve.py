@@ -76,7 +76,7 @@ def test_the_resolved_spec_is_the_same_when_it_is_written_and_read_back(tmp_path
     assert resolve_from_data(again).model == spec.model
 
 
-def test_of_synthetic_data_the_number_of_samples_decides_the_batch_and_nothing_else():
+def test_the_number_of_synthetic_samples_decides_the_batch_alone():
     assert resolve_from_data(spec := resolve({"train": {"batch_size": 2048}})) is spec
     few = resolve({"data": {"num_train_samples": 40_000}})
     assert resolve_from_data(few) == few.model_copy(update={"train": few.train.model_copy(update={"batch_size": 64})})
@@ -109,7 +109,7 @@ def test_data_that_cannot_be_read_from_here_decides_nothing_and_it_is_said(path,
     assert resolve_if_readable(given) == (given, "")
 
 
-def test_data_that_is_not_what_the_spec_says_is_refused_before_it_is_handed_over(tmp_path):
+def test_data_that_is_not_what_the_spec_says_is_refused_early(tmp_path):
     made = make_prepared(tmp_path / "data", RAGGED, train=10)
     with pytest.raises(DataError, match=r"the data is not what \[model\] says"):
         resolve_if_readable(resolve({"data": {"kind": "prepared", "path": str(made.path)}, "model": {"num_dense": 77}}))

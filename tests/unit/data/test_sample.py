@@ -30,7 +30,7 @@ def rehearsed(spec: RunSpec, out: Path, *, num_train: int = 12, num_eval: int = 
 
 
 @pytest.mark.parametrize("features", [FIXED, RAGGED], ids=["fixed", "ragged"])
-def test_it_has_the_first_rows_of_prepared_data_with_ids_that_small_tables_hold(tmp_path, features):
+def test_a_sample_has_the_first_rows_with_ids_that_small_tables_hold(tmp_path, features):
     made = make_prepared(tmp_path / "data", features, train=30, validation=9)
     spec = made.spec()
     source = rehearsed(spec, tmp_path / "sample")
@@ -56,7 +56,7 @@ def test_it_has_rows_of_a_csv_file(tmp_path):
     assert set(batch.label) == {0.0, 1.0}
 
 
-def test_where_the_data_cannot_be_read_it_says_why_and_where_it_is_wrong_it_refuses(tmp_path):
+def test_unreadable_data_is_explained_and_wrong_data_is_refused(tmp_path):
     there = resolve({"data": {"kind": "prepared", "path": "/nowhere/data"}})
     assert take_sample(there, num_train=1, num_eval=1) == (None, "/nowhere/data: there is no manifest.json")
     file = resolve({"data": {"kind": "columns", "path": "/nowhere/x.csv"}, "model": {"num_dense": 0}})

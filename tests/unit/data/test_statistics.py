@@ -10,8 +10,8 @@ import pytest
 
 from embark.data import statistics
 from embark.data.prepared import Feature, Layout, Manifest, Part, PartWriter, Rows
+from embark.data.progress import ProgressReporter
 from embark.data.statistics import compute_statistics
-from embark.data.workers import ProgressReporter
 
 NUM_ROWS = 3_000
 LAYOUT = Layout(

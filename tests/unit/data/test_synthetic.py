@@ -63,7 +63,7 @@ def test_one_sample_alone_is_the_sample_it_is_in_a_large_batch(mixed: SyntheticS
         assert by_sample(mixed.train_rows(0, position, position + 1)) == [complete[position]]
 
 
-def test_another_source_of_the_same_spec_gives_the_same_samples_and_another_seed_others():
+def test_samples_are_a_function_of_spec_and_seed():
     data = DataSpec(num_train_samples=1_000, num_eval_samples=1_000)
     one, two = SyntheticSource(MIXED, data), SyntheticSource(MIXED, data)
     other = SyntheticSource(MIXED, data.model_copy(update={"seed": 2}))

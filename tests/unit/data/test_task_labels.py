@@ -25,7 +25,7 @@ def source_of(tasks, conflict=0.5, num=20_000):
     return SyntheticSource(spec.model, spec.data)
 
 
-def test_synthetic_labels_follow_the_best_outputs_and_conflict_sets_what_tasks_share():
+def test_synthetic_labels_follow_the_best_outputs_of_each_task():
     correlations = {}
     for conflict in (0.0, 0.5, 1.0):
         batch = source_of([CLICK, BUY, STARS, KIND], conflict).eval_rows(0, 20_000)
@@ -83,7 +83,7 @@ def in_order(batch):
     return batch.label[np.argsort(batch.dense[:, 0])]  # the prices, or their logarithms
 
 
-def test_files_and_prepared_data_have_every_label_and_missing_ones_stay_missing(tmp_path):
+def test_missing_labels_stay_missing_in_files_and_prepared_data(tmp_path):
     Path(tmp_path, "rows.csv").write_text(CSV)
     model = {"num_dense": 1, "tables": [{"name": "user", "rows": 4}], "tasks": TASKS}
     columns = open_source(resolve({"model": model, "train": {"batch_size": 1}, "data": {

@@ -7,8 +7,8 @@ import json
 import pytest
 
 from embark.catalog import load_catalog
-from embark.diagnose import diagnose, sources_of
-from embark.diagnose.diagnose import memory_advice
+from embark.diagnose.report import diagnose, memory_advice
+from embark.diagnose.source import sources_of
 from embark.plan.predict import predict
 from embark.spec.load import resolve
 
@@ -76,14 +76,14 @@ def test_out_of_memory_of_what_should_fit_says_so(look):
 
 
 @pytest.mark.parametrize("line", ["Reason: OOMKilled\n", "failed (exitcode: -9) local_rank: 1 (pid: 75)\n"])
-def test_a_host_out_of_memory_is_answered_with_the_host_s_memory_not_the_gpu_s(look, line):
+def test_advice_for_a_host_out_of_memory_is_about_the_host(look, line):
     fix = look(line, spec=spec_on("p5.48xlarge")).diagnoses[0].fix
     assert "a host of 2 x p5.48xlarge needs" in fix
     assert "processes" in fix
     assert "nvidia-smi" not in fix
 
 
-def test_tables_that_the_planner_cannot_place_are_answered_with_what_would_fit(look):
+def test_advice_for_tables_that_do_not_fit_is_what_would_fit(look):
     report = look("torchrec.distributed.planner.types.PlannerError: …\n", spec=spec_on("g5.xlarge", 1))
     assert (report.diagnoses[0].name, "place.nodes=" in report.diagnoses[0].fix) == ("tables-do-not-fit", True)
 

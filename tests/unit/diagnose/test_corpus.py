@@ -8,8 +8,9 @@ from pathlib import Path
 from re import _constants as ops  # type: ignore[attr-defined]
 from re import _parser as parser  # type: ignore[attr-defined]
 
-from embark.diagnose import diagnose, load_rules, sources_of
-from embark.diagnose.source import fold
+from embark.diagnose.report import diagnose
+from embark.diagnose.scan import load_rules
+from embark.diagnose.source import fold, sources_of
 from embark.events.quality import quality_rules
 
 FIXTURES = Path(__file__).parents[2] / "fixtures" / "diagnose"

@@ -18,10 +18,11 @@ from embark.data.columns import ColumnsSource
 from embark.data.copy import copy
 from embark.data.prepared import Manifest
 from embark.data.synthetic import SyntheticSource
-from embark.diagnose import diagnose, sources_of
+from embark.diagnose.report import diagnose
+from embark.diagnose.source import sources_of
 from embark.errors import EmbarkError
-from embark.model.batch import samples_per_rank, steps_per_epoch
 from embark.model.engine_selection import select_engine
+from embark.model.steps import samples_per_rank, steps_per_epoch
 from embark.plan.predict import predict
 from embark.plan.prediction import Setup
 from embark.run.evaluation import refuse_trouble

@@ -7,7 +7,8 @@ import tracemalloc
 
 import pytest
 
-from embark.diagnose import diagnose, sources_of
+from embark.diagnose.report import diagnose
+from embark.diagnose.source import sources_of
 from embark.errors import UserError
 
 OOM = b"torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 6.10 GiB."
@@ -109,7 +110,7 @@ def test_memory_does_not_grow_with_the_log(tmp_path, monkeypatch):
     assert peaks[1] < 1.2 * peaks[0], "the larger log is four times as long"
 
 
-def test_a_packed_log_is_unpacked_and_one_that_was_cut_is_read_as_far_as_it_goes(look):
+def test_a_packed_log_is_read_as_far_as_it_goes(look):
     packed = gzip.compress(b"a\n" * 1000 + OOM + b"\n" + bytes(range(256)) * 4000)
     assert look(packed, "a.log.gz").diagnoses[0].name == "gpu-out-of-memory"
     report = look(packed[:-9], "b.log.gz")
@@ -132,7 +133,7 @@ def test_control_characters_and_secrets_are_not_quoted(look):
     assert "eyJhbGciOi" not in text
 
 
-def test_a_cause_stands_before_what_follows_from_it_and_among_equals_the_first_in_time(tmp_path):
+def test_causes_come_before_what_follows_from_them_and_by_time(tmp_path):
     (tmp_path / "a.log").write_text("2026-11-15T09:05:00Z OSError: [Errno 28] No space left on device\n"
                                     "2026-11-15T09:06:00Z ncclRemoteError: A call failed\n")
     (tmp_path / "b.log").write_text("2026-11-15 09:04:00,120 ERROR OSError: [Errno 24] Too many open files\n")

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from embark.doctor import Host
+from embark.doctor.host import Host
 
 
 class Machine:

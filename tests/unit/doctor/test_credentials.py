@@ -55,7 +55,7 @@ def test_what_the_clouds_own_tools_left_is_named(machine, path: str, text: str):
     ('\ufeff{"installationId": "x"}', "none found"), ('{"subscriptions": []}', "none found"), ("{", "none found"),
     ("[]", "none found"),
 ], ids=["logged in", "az was run once", "logged out", "cut", "odd"])
-def test_az_counts_where_it_was_logged_in_with_and_not_where_it_was_only_run(machine, text: str, message: str):
+def test_az_counts_only_after_a_login(machine, text: str, message: str):
     file = machine.home / ".azure" / "azureProfile.json"
     file.parent.mkdir(parents=True)
     file.write_text(text, encoding="utf-8")

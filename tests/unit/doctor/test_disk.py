@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from embark.doctor import Host
+from embark.doctor.host import Host
 from embark.doctor.machine import MIN_DISK_BYTES, check_disk, measure
 
 Usage = namedtuple("Usage", "total used free")

@@ -12,8 +12,8 @@ import pytest
 from limits import HANG_S
 
 from embark.catalog import load_catalog
-from embark.doctor import Host, check_host
-from embark.doctor.machine import FRESH_DAYS, check_prices
+from embark.doctor.host import Host
+from embark.doctor.machine import FRESH_DAYS, check_host, check_prices
 from embark.doctor.network import Facts, Probe, check_ranks
 
 
@@ -32,7 +32,7 @@ def test_this_machine_is_examined_for_real(tmp_path: Path):
 
 
 def test_the_machine_is_examined_without_loading_torch_here():
-    code = ("import sys; from embark.doctor import check_host; checks = check_host(); "
+    code = ("import sys; from embark.doctor.machine import check_host; checks = check_host(); "
             "[next(checks) for _ in range(12)]; checks.close(); sys.exit('torch' in sys.modules)")
     assert subprocess.run([sys.executable, "-c", code], timeout=HANG_S, check=False).returncode == 0
 

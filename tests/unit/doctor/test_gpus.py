@@ -99,7 +99,7 @@ def test_memory_that_lost_bits_is_wrong(machine):
         "wrong", "3 uncorrectable ECC errors since boot")
 
 
-def test_the_links_between_gpus_are_read_with_colours_and_cards_beside_them():
+def test_links_between_gpus_are_read_with_colours_and_network_cards():
     assert topology(TOPOLOGY, 3) == ["NV18", "NV18", "NV18"]
     assert topology("no such thing", 3) == []
 

@@ -1,6 +1,6 @@
 """What a plan for this machine is made for: the container's limits, and the GPUs that nvidia-smi shows."""
 
-from embark.doctor.this_machine import this_machine
+from embark.doctor.machine import this_machine
 from embark.plan.here import LocalGpu
 
 

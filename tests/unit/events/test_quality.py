@@ -5,7 +5,8 @@ import json
 import pytest
 from served_traffic import TROUBLES
 
-from embark.diagnose import DiagnosedFile, diagnose
+from embark.diagnose.report import diagnose
+from embark.diagnose.source import DiagnosedFile
 from embark.events.events import Event
 from embark.events.quality import Quality, quality_rules
 from embark.report.context import RunContext, diagnose_run

@@ -17,7 +17,7 @@ from embark.serve.request_rows import JsonColumns, RequestScorer
 from embark.spec import resolve
 from embark.store.checkpoint_inspect import find_trained
 from embark.trainers import open_backend, train
-from embark.trainers.torch.exported_model import ExportedModel
+from embark.trainers.torch.scoring.cpu_model import ExportedModel
 
 COLUMNS = ("user", "item", "shop", "label")
 

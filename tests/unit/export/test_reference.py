@@ -13,7 +13,7 @@ from embark.events.drift import NUM_SCORE_BINS, SCORES, logit_counts, score_bins
 from embark.export.artifact import open_artifact
 from embark.export.reference import REFERENCE
 from embark.serve.request_rows import JsonColumns, RequestScorer
-from embark.trainers.torch.exported_model import ExportedModel
+from embark.trainers.torch.scoring.cpu_model import ExportedModel
 
 
 @pytest.fixture(scope="module")

@@ -28,7 +28,7 @@ def kind_of(*settings: str, context: str = "") -> str:
     ([], "Local"), ([MACHINE], "Kubernetes"), ([MACHINE, "place.target=jobset"], "Kubernetes"),
     ([MACHINE, "place.target=trainjob"], "Kubernetes"), ([MACHINE, "place.target=pytorchjob"], "Kubernetes"),
     (["place.target=ray"], "Ray"), ([MACHINE, "place.target=ray"], "Kubernetes"),
-    (["place.target=torchx"], "TorchXLocal"), ([MACHINE, "place.target=torchx"], "TorchX"),
+    (["place.target=torchx"], "Local"), ([MACHINE, "place.target=torchx"], "TorchX"),
     (["place.machine=a2-highgpu-8g", "place.target=vertex"], "Vertex")])
 def test_the_target_and_the_machine_say_who_takes_it(settings, name):
     assert kind_of(*settings) == name
@@ -42,7 +42,7 @@ def test_a_ray_cluster_that_is_named_takes_what_would_be_a_rayjob(monkeypatch):
 def test_a_context_is_for_those_that_kubectl_reaches():
     assert kind_of(MACHINE, context="east") == "Kubernetes"
     assert kind_of(MACHINE, "place.target=torchx", context="east") == "TorchX"
-    with pytest.raises(UserError, match="--context is kubectl's, and this run goes to ray"):
+    with pytest.raises(UserError, match="--context applies to kubectl; this run is launched on ray"):
         kind_of("place.target=ray", context="east")
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from embark.launch.explanations import explain_exit, explain_preemption, explain_unschedulable, explain_waiting
+from embark.launch.backend import explain_exit, explain_preemption, explain_unschedulable, explain_waiting
 
 
 @pytest.mark.parametrize(

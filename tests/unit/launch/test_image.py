@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 
 from embark.cli.console import Console
-from embark.cli.image import image
+from embark.cli.render import image
 from embark.errors import Fault, UserError
-from embark.launch.image_registry import ImageName
+from embark.launch.image import ImageName
 from embark.render.job import default_image
 from embark.spec import load_spec
 
@@ -96,7 +96,7 @@ def test_the_first_builder_that_works_builds_the_rendered_folder(builders, run_t
     assert f"built {ECR}/embark:1 with podman" in capsys.readouterr().out
 
 
-def test_the_name_is_written_into_the_spec_beside_its_comments_and_into_every_file(builders, capsys):
+def test_the_image_name_is_written_into_the_spec_and_every_file(builders, capsys):
     path = write_spec("")
     builders.add("docker")
     assert image("run.toml", tag=f"{ECR}/embark:2", console=Console()) == 0
@@ -167,7 +167,7 @@ def test_a_name_without_a_registry_is_not_pushed(builders, name):
                                       "--password-stdin us-docker.pkg.dev"),
     ("ghcr.io/me", "docker", "docker login ghcr.io"),
 ])
-def test_without_a_login_the_command_that_logs_in_is_named_and_the_spec_stays(builders, host, builder, login):
+def test_without_a_login_the_fix_is_the_login_and_the_spec_stays(builders, host, builder, login):
     path = write_spec(f"{host}/embark:1")
     before = path.read_text()
     builders.add(builder, push=1, push_says="no basic auth credentials")
@@ -205,14 +205,14 @@ def test_what_has_no_image_or_no_file_is_refused(builders, monkeypatch):
         image("run.toml", console=Console(quiet=True))
 
 
-def test_an_edited_dockerfile_is_built_as_it_is_and_a_missing_one_is_refused(builders, run_toml):
+def test_an_edited_dockerfile_is_built_and_a_missing_one_is_refused(builders, run_toml):
     builders.add("docker")
     image("run.toml", console=Console(quiet=True))
     mine = Path("deploy/run/Dockerfile")
     mine.write_text(mine.read_text() + "# mine\n")
     image("run.toml", tag=f"{ECR}/embark:3", console=Console(quiet=True))
     assert mine.read_text().endswith("# mine\n")
-    from embark.launch.image_builder import build
+    from embark.launch.image import build
 
     os.remove(mine)
     with pytest.raises(UserError, match="has no Dockerfile"):

@@ -6,7 +6,7 @@ import pytest
 
 from embark.catalog import load_catalog
 from embark.errors import SpecError
-from embark.launch.launching import estimate_launch
+from embark.launch.costs import estimate_launch
 from embark.spec import load_spec
 
 BASE = ["place.machine=p5.48xlarge", "place.nodes=2", "store.root=s3://bucket/runs"]
@@ -32,7 +32,7 @@ def test_data_that_is_not_here_leaves_the_price_an_hour(tmp_path):
     assert "an hour" in estimate.price
 
 
-def test_a_budget_is_reported_with_the_price_and_that_it_ends_the_run_early():
+def test_the_price_says_that_a_budget_ends_the_run_early():
     assert "stops itself" not in estimate_launch(load_spec("quickstart", BASE)).price
     tight = estimate_launch(load_spec("quickstart", [*BASE, "place.budget_usd=0.01"]))
     assert "; it stops itself at $0.01, before it is done: the plan says $" in tight.price

@@ -57,7 +57,7 @@ def test_two_of_a_name_in_two_clusters_are_reported_apart():
         assert find_run(word) == one
 
 
-def test_a_run_that_was_trained_and_not_launched_is_named_with_what_shows_it(tmp_path, monkeypatch):
+def test_a_run_that_was_only_trained_is_reported_with_embark_watch(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "runs" / "my run").mkdir(parents=True)
     (tmp_path / "runs" / "my run" / EVENTS).touch()

@@ -32,11 +32,11 @@ def test_every_node_knows_its_place():
     text = "# 😀 é\na: &x {b: 1}\nc:\n- d: 'two  words'\n  e: *x\n---\nf: |\n  long\n  text\n"
     (first, second), bad = read(text)
     assert bad is None
-    assert first["c"].items[0]["d"].place.text == "'two  words'"
-    assert first["c"].items[0]["d"].place.line == 4
+    assert first["c"].items[0]["d"].location.text == "'two  words'"
+    assert first["c"].items[0]["d"].location.line == 4
     assert first["c"].items[0]["e"]["b"].value == 1
     assert second["f"].text == "long\ntext\n"
-    assert second["f"].place.line == 7
+    assert second["f"].location.line == 7
 
 
 @pytest.mark.parametrize(

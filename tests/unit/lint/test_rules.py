@@ -71,10 +71,10 @@ def test_a_finding_has_a_place_in_its_file_and_a_fix():
     for one in (one for path in FILES for one in lint_paths([path])):
         assert one.what
         assert one.fix
-        assert 1 <= one.line <= max(1, len(one.hit.place.source.starts))
+        assert 1 <= one.line <= max(1, len(one.hit.location.source.starts))
 
 
-def test_only_rules_that_say_so_have_edits_and_each_of_them_has_one_somewhere():
+def test_rules_with_can_fix_and_no_others_have_edits():
     with_edits = {one.code for path in FILES for one in lint_paths([path]) if one.can_fix}
     say_so = {rule.code for rule in ALL_RULES if rule.can_fix}
     assert with_edits == say_so

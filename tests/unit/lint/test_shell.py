@@ -67,11 +67,11 @@ def test_a_here_document_belongs_to_its_command_and_is_no_command():
 
 def test_a_flag_s_value_stands_behind_it_or_in_it():
     command, = commands("gcloud --project p container clusters create x --num-nodes=3 --zone z --spot --flag --next")
-    assert command.begins("gcloud", "container", "clusters", "create")
-    assert not command.begins("gcloud", "compute")
+    assert command.begins("gcloud container clusters create")
+    assert not command.begins("gcloud compute")
     assert (command.flag("--num-nodes"), command.flag("--zone"), command.flag("--spot")) == ("3", "z", "")
     assert command.flag("--region") is None
-    assert command.value_place("--zone").text == "z"
+    assert command.value_location("--zone").text == "z"
 
 
 @settings(max_examples=100)

@@ -40,7 +40,7 @@ def test_an_engine_that_cannot_be_used_is_refused_with_the_reason():
         selected("train.engine=cuda_graph", "model.num_tables=1025")
 
 
-def test_tables_in_bf16_that_no_captured_step_trains_are_refused_with_the_reason():
+def test_bf16_tables_without_a_captured_step_are_refused():
     with pytest.raises(UserError, match="bf16 are trained by a captured step only: some tables live in") as raised:
         selected("train.table_dtype=bf16", on_host=True)
     assert "fp16" in raised.value.fix

@@ -44,7 +44,7 @@ def test_what_the_trainer_cannot_do_is_refused(sets, result):
         make_layout(load_spec("quickstart", sets), 8)
 
 
-def test_tables_on_single_devices_are_refused_where_32_bits_cannot_number_their_rows():
+def test_tables_with_more_rows_than_32_bits_are_refused():
     spec = load_spec("criteo-1tb", ["train.sharding=table_wise"])
     with pytest.raises(UserError, match="40,000,000 rows on each of 64 devices are more than 32 bits can number"):
         make_layout(spec, 64, LINE_WIDTHS["tpu"])

@@ -3,7 +3,7 @@
 import pytest
 
 from embark.catalog import load_catalog
-from embark.model.precision import choose_precision, cpu_has_matrix_bf16, gpu_has_matrix_bf16
+from embark.model.engine_selection import choose_precision, cpu_has_matrix_bf16, gpu_has_matrix_bf16
 from embark.spec import TrainSpec
 
 

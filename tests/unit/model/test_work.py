@@ -19,7 +19,7 @@ SMALL = {"model": {"num_dense": 2, "embedding_dim": 8, "bottom_mlp": [4], "top_m
 @pytest.mark.parametrize("preset", PRESETS)
 def test_the_layers_are_those_that_the_trainer_builds(preset):
     torch = pytest.importorskip("torch")
-    from embark.trainers.torch.dense_network import dense_network
+    from embark.trainers.torch.networks import dense_network
 
     model = PRESETS[preset]().model
     with torch.device("meta"):
@@ -36,7 +36,7 @@ def test_the_layers_are_those_that_the_trainer_builds(preset):
 ])
 def test_networks_without_dense_features_are_counted_too(sets):
     torch = pytest.importorskip("torch")
-    from embark.trainers.torch.dense_network import dense_network
+    from embark.trainers.torch.networks import dense_network
 
     model = resolve({}, sets).model
     with torch.device("meta"):
@@ -61,7 +61,7 @@ def test_a_shard_of_rows_is_asked_for_its_share_of_the_ids_of_all_ranks():
     assert lookups_of(spec, halves, 1, 4).num_ids == 100
 
 
-def test_features_that_share_a_table_look_it_up_each_and_its_rows_count_once():
+def test_features_that_share_a_table_count_its_rows_once():
     tables = [{"name": "a", "rows": 100, "multi_hot": 2}, {"name": "b", "shares": "a", "multi_hot": 3}]
     spec = resolve({**SMALL, "model": {**SMALL["model"], "tables": tables}})
     found = lookups_of(spec, one_rank_placement(spec), 0, 4)

@@ -9,7 +9,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from embark.model.work import layers_of
 from embark.plan.autograd import _sum_bytes, both_passes
 from embark.spec import ModelSpec, Table
-from embark.trainers.torch.dense_network import dense_network
+from embark.trainers.torch.networks import dense_network
 
 NUM_SAMPLES = 240  # So few that a GPU adds them up without memory of its own.
 MODELS = [{"kind": "dlrm", "num_dense": 13}, {"kind": "dlrm", "num_dense": 0}, {"kind": "dcnv2", "num_dense": 13},

@@ -12,6 +12,7 @@ from embark.plan import calibration
 from embark.plan.calibration import (
     PYTHON_SHARE,
     SHIPPED,
+    CpuRates,
     EngineFit,
     at_pace,
     calibration_for,
@@ -21,7 +22,6 @@ from embark.plan.calibration import (
     read_calibrations,
     to_toml,
 )
-from embark.plan.cpu_probe import CpuRates
 from embark.plan.predict import match_gpu
 
 
@@ -59,7 +59,7 @@ def test_other_cards_are_estimates_by_their_datasheets():
     assert calibration_for(catalog.gpus["H200"]).is_measured
 
 
-def test_what_a_step_waits_for_of_its_host_goes_with_the_pace_of_python_there():
+def test_host_bound_time_scales_with_python_s_pace():
     h200 = load_calibrations()["H200"]
     h200 = replace(h200, rates=replace(h200.rates, python_s=2e-3))
     pace = 1 + 0.5 * PYTHON_SHARE

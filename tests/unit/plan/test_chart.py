@@ -13,13 +13,9 @@ from embark.formatting import format_usd
 from embark.plan.chart import (
     HEIGHT,
     MOST_TICKS,
-    WIDTH,
-    Box,
-    Label,
     axis_of,
     draw_svg,
     front_letters,
-    place_labels,
     plot,
 )
 from embark.plan.survey import Bounds, Survey, near_front, pareto_front, survey_catalog
@@ -36,8 +32,7 @@ def found():
 
 
 def marks(root):
-    return [e for e in root.iter() if e.get("class", "").split()[:1] in (["aws"], ["azure"], ["gcp"])
-            and e.find(f"{SVG}title") is not None]
+    return [e for e in root.iter() if "dot" in e.get("class", "").split() and e.find(f"{SVG}title") is not None]
 
 
 def test_it_is_one_file_that_needs_nothing_else(found):
@@ -58,20 +53,21 @@ def test_every_setup_is_a_mark_that_says_what_it_is(found):
 
 def test_the_front_is_a_line_through_its_points(found):
     root = ET.fromstring(draw_svg(found, "run"))
-    line, = root.iter(f"{SVG}polyline")
-    points = [tuple(map(float, p.split(","))) for p in line.get("points").split()]
+    line, = (e for e in root.iter(f"{SVG}path") if e.get("class") == "stroke front")
+    points = [tuple(map(float, p.split())) for p in line.get("d").lstrip("M").split("L")]
     assert len(points) == len(pareto_front(found.fitting, "on_demand"))
     assert points == sorted(points)
     assert [y for _, y in points] == sorted(y for _, y in points)  # cheaper is lower, and down is more
 
 
-def test_names_of_the_front_are_there_and_inside(found):
+def test_every_setup_of_the_front_is_named_beside_its_letter(found):
     root = ET.fromstring(draw_svg(found, "run"))
-    names = [e for e in root.iter(f"{SVG}text") if "name" in e.get("class", "").split()]
-    known = {e.setup.title for e in pareto_front(found.fitting, "on_demand")}
-    assert len(names) >= 3
-    assert {e.text for e in names} <= known
-    assert all(0 < float(e.get("x")) < WIDTH and 0 < float(e.get("y")) < HEIGHT for e in names)
+    letters = [e.text for e in root.iter(f"{SVG}text") if e.get("class") == "letter"]
+    named = [[e.text for e in row] for row in root.iter(f"{SVG}text") if [e.get("class") for e in row][:1] == ["name"]]
+    front = pareto_front(found.fitting, "on_demand")
+    assert letters == [letter for letter, *_ in named] == list(front_letters(found).values())
+    assert [title for _, title, _ in named] == [e.setup.title for e in front]
+    assert all(0 < float(e.get("y")) < HEIGHT for e in root.iter(f"{SVG}text"))
 
 
 def test_a_deadline_and_a_budget_are_lines(found):
@@ -90,33 +86,13 @@ def test_nothing_to_draw_is_reported():
     assert "nothing here fits" in draw_svg(Survey("on_demand", (), (), (), 0), "run")
 
 
-labels = st.builds(Label, st.floats(100, 900), st.floats(100, 500), st.text("abcdefgh-", min_size=3, max_size=26),
-                   st.just("$12.30, 3 h 05 min"))
-points = st.lists(st.tuples(st.floats(80, 930), st.floats(95, 550)), max_size=30)
-
-
-@settings(max_examples=30)
-@given(st.lists(labels, max_size=12), points, points)
-def test_no_label_lies_on_another_or_leaves_the_frame(wanted, line, others):
-    frame = Box(80, 94, 932, 554)
-    boxes = [box for _, box in place_labels(wanted, sorted(line), others, frame)]
-    assert all(box.is_in(frame) for box in boxes)
-    assert not any(a.meets(b) for i, a in enumerate(boxes) for b in boxes[:i])
-
-
-def test_a_label_alone_stands_by_its_point():
-    (label, box), = place_labels([Label(400, 300, "p5.48xlarge", "$1")], [(400, 300)], [], Box(80, 94, 932, 554))
-    assert abs((box.left + box.right) / 2 - label.x) < label.width + 20
-    assert not box.holds((label.x, label.y))
-
-
 @settings(max_examples=40)
 @given(values=st.lists(st.floats(0.01, 1e7), min_size=1, max_size=20))
 def test_an_axis_holds_its_values_and_its_labels_do_not_overlap(values):
     axis = axis_of(values, 76.0, 932.0)
-    assert all(75.9 <= axis.place(value) <= 932.1 for value in values)
+    assert all(75.9 <= axis.position(value) <= 932.1 for value in values)
     for ticks in (axis.ticks(MOST_TICKS), axis.time_ticks(MOST_TICKS)):
-        assert all(axis.place(b) - axis.place(a) >= 80 for a, b in pairwise(ticks))
+        assert all(axis.position(b) - axis.position(a) >= 80 for a, b in pairwise(ticks))
 
 
 def test_wide_ranges_are_logarithmic_and_narrow_ones_are_not():

@@ -73,7 +73,7 @@ def test_a_refusal_on_a_cpu_or_a_tpu_does_not_speak_of_another_memory():
     assert "host" not in str(caught.value)
 
 
-def test_tables_that_fit_in_sum_and_not_in_parts_are_refused_in_so_many_words():
+def test_tables_that_fit_in_sum_but_not_in_parts_are_refused():
     spec = RunSpec(model=ModelSpec(kind="dcnv2", embedding_dim=128, num_tables=3, rows_per_table=20_000_000),
                    data=DataSpec(), train=TrainSpec(sharding="table_wise", memory_reserve=0.0))
     with pytest.raises(TooLarge, match="split into parts too small for the tables"):
@@ -129,7 +129,7 @@ def test_a_larger_reserve_leaves_less_to_the_tables():
     assert verdict(changed(CRITEO, memory_reserve=0.5), cluster) == "host"
 
 
-def test_a_table_of_a_hundred_ids_is_a_grid_over_hosts_where_its_optimizer_lets_it_be_cut_into_columns():
+def test_a_table_of_a_hundred_ids_is_a_grid_over_hosts():
     spec = changed(PRESETS["mlperf-dcnv2"](), optimizer="adagrad")
     placement = closed_form(spec, Cluster(64, 8, 141 * GIB, 2000 * GIB))
     assert placement.shardings["cat_20"] == "grid_shard"
@@ -187,7 +187,7 @@ def test_every_row_is_held_once_and_no_rank_is_overfull(data):
 
 @settings(max_examples=40)
 @given(data=st.data())
-def test_what_fits_complete_on_every_device_is_never_refused_nor_put_on_the_host(data):
+def test_what_fits_on_every_device_is_never_put_on_the_host(data):
     spec, cluster = data.draw(specs()), data.draw(clusters(devices=("cuda",)))
     cheapest = [min(options_of(t, allowed_shardings(spec, t, cluster.num_ranks, "cuda"), spec, cluster,
                                may_spill=False), key=lambda o: o.all_device_bytes)
@@ -246,7 +246,7 @@ def test_a_try_that_is_not_packed_would_not_have_won(monkeypatch, sets, num_rank
     assert closed_form(spec, cluster) == found
 
 
-def test_what_cannot_fit_is_refused_without_a_search_through_thousands_of_tables(monkeypatch):
+def test_what_cannot_fit_is_refused_without_a_search(monkeypatch):
     monkeypatch.setattr(closed_form_module, "_greedy", None)
     spec = resolve({"model": {"num_tables": 10_000, "rows_per_table": 1_000_000}})
     with pytest.raises(TooLarge, match=r"tables of .* GiB with their optimizer's state need"):

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from embark.plan.cpu_probe import probe_cpu, probe_python_s
+from embark.plan.calibration import probe_cpu, probe_python_s
 
 
-def test_a_cpu_is_probed_in_bytes_and_arithmetic_a_second_and_in_seconds_of_an_operation():
+def test_a_cpu_is_probed_for_bytes_arithmetic_and_operations():
     found = probe_cpu()
     assert 1e8 < found.copy_bytes < 1e13
     assert 1e8 < found.matmul_flops < 1e14

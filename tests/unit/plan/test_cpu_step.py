@@ -8,10 +8,9 @@ import pytest
 
 from embark.model.placement import Cluster
 from embark.plan.calibration import SHIPPED, Calibration, CpuFit, Rates, read_calibrations
-from embark.plan.cpu_step import PARTS
 from embark.plan.fit import Measurement, fit_calibration, fit_cpu, one_rank_placement
 from embark.plan.prediction import StepTime
-from embark.plan.step_time import step_time
+from embark.plan.step_time import PARTS, step_time
 from embark.spec import RunSpec, load_spec
 
 SHAPES = (
@@ -48,7 +47,7 @@ def test_a_fit_finds_again_what_the_measured_steps_were_made_from():
     assert step_of(other, found).total_s == pytest.approx(step_of(other, truth).total_s, rel=0.01)
 
 
-def test_a_calibration_of_a_cpu_stays_near_the_shipped_one_where_its_steps_say_nothing():
+def test_a_cpu_calibration_stays_near_the_shipped_one_without_evidence():
     truth = shipped()
     few = measured(truth)[:2]
     found = fit_calibration(replace(truth, engines={}, memory={}), few, truth)

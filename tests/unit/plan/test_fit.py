@@ -61,14 +61,14 @@ def test_a_captured_engine_is_found_again_by_what_it_says_of_another_model():
     assert other_step_s(found, "cuda_graph") == pytest.approx(other_step_s(GRAPH, "cuda_graph"), rel=0.02)
 
 
-def test_a_pipeline_that_waits_for_its_host_is_found_again_though_some_steps_were_disturbed():
+def test_a_host_bound_pipeline_is_fitted_despite_disturbed_steps():
     found = fit_engine(TRUTH, measured("pipeline", noise=0.1), GRAPH)
     for name in ("host_s", "host_layer_s", "host_group_s"):
         assert getattr(found, name) == pytest.approx(getattr(PIPELINE, name), rel=0.1), name
     assert other_step_s(found, "pipeline") == pytest.approx(other_step_s(PIPELINE, "pipeline"), rel=0.1)
 
 
-def test_hosts_of_different_pace_give_the_fit_of_the_one_that_the_rates_name():
+def test_hosts_of_different_pace_give_one_fit():
     found = fit_engine(TRUTH, [*measured("pipeline", python_s=1.5e-3), *measured("pipeline", python_s=3e-3)], GRAPH)
     for name in ("host_s", "host_layer_s", "host_group_s", "host_wait"):
         assert getattr(found, name) == pytest.approx(getattr(PIPELINE, name), rel=0.1), name

@@ -46,13 +46,13 @@ def test_several_gpus_are_used_where_one_is_too_small():
     assert "torchrun --nproc-per-node 4" in four.sentence
 
 
-def test_of_an_unknown_gpu_it_says_what_fits_and_that_it_does_not_know_how_fast():
+def test_an_unknown_gpu_is_planned_by_memory_without_a_time():
     plan = plan_here(load_spec("quickstart", []), ThisMachine(16, 64 * GIB, (LocalGpu("Quadro Z9", 8 * GIB, (8, 6)),)))
     assert (plan.is_ok, plan.step) == (True, None)
     assert "Quadro Z9 is not known" in plan.sentence
 
 
-def test_of_a_captured_step_on_a_cpu_it_says_what_fits_and_that_it_does_not_know_how_fast():
+def test_a_captured_step_on_a_cpu_is_planned_without_a_time():
     plan = plan_here(load_spec("quickstart", ["train.table_dtype=bf16"]), CPU)
     assert (plan.is_ok, plan.engine, plan.step) == (True, "cuda_graph", None)
     assert "on a CPU, one operation at a time, is not known" in plan.sentence

@@ -44,7 +44,7 @@ def test_a_run_on_tpus_is_foreseen_as_the_plan_foresees_it():
 
 @pytest.mark.parametrize("other", [
     {"device": "gpu", "device_name": "NVIDIA H200"}, {"device": "cpu", "device_name": "8 CPU devices of JAX"},
-    {"engine": "sparsecore"}, {"device_name": "TPU v3"}, {"device_name": "TPU v99"}, {"world_size": 7},
+    {"device_name": "TPU v3"}, {"device_name": "TPU v99"}, {"world_size": 7},
 ])
 def test_where_nothing_is_known_nothing_is_reported(other):
     assert predict_local(load_spec("quickstart", []), HERE | other) is None

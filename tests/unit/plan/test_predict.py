@@ -37,7 +37,7 @@ def test_bytes_of_all_ranks_are_at_least_the_tables():
     assert found.memory.device_total < found.memory.device_limit
 
 
-def test_a_larger_batch_takes_longer_and_more_memory_but_less_for_each_sample():
+def test_a_larger_batch_takes_longer_but_less_for_each_sample():
     small, large = (predicted("quickstart", "p5en.48xlarge", 1, f"train.batch_size={b}") for b in (2_048, 65_536))
     assert large.step.total_s > small.step.total_s
     assert large.memory.device["activations"] > small.memory.device["activations"]
@@ -111,12 +111,12 @@ def test_tables_larger_than_the_complete_cluster_are_reported_in_numbers():
     assert f"{all_table_bytes(found.setup.spec) / 2**30:,.1f}" in found.why
 
 
-def test_the_time_of_dynamic_tables_was_measured_in_every_engine_of_every_device():
+def test_dynamic_tables_were_measured_in_every_engine():
     for device, calibration in read_calibrations(SHIPPED).items():
         assert set(calibration.id_maps) == set(calibration.engines), device
 
 
-def test_dynamic_tables_take_time_and_memory_of_which_each_rank_has_its_share():
+def test_each_rank_has_its_share_of_dynamic_tables():
     dynamic = "model.tables=[{name='a', ids='dynamic', rows=9, capacity=32000000, evict='lfu', admit='count'}]"
     static = "model.tables=[{name='a', rows=32000001}]"
     sets = ("train.batch_size=65536", "train.engine=cuda_graph")

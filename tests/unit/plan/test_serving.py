@@ -91,7 +91,7 @@ def shared_core(load, speedup, num=30_000):
 
 
 @pytest.mark.parametrize("load", [0.2, 0.5, serving.MAX_UTILIZATION])
-def test_two_processes_that_share_a_core_answer_within_the_plan_if_they_get_a_quarter_more_of_it(load):
+def test_two_processes_on_one_core_answer_within_the_plan(load):
     planned = p99_ms(1e-3, load)
     assert shared_core(load, 1.25)[0] <= planned
     assert planned < shared_core(load, 1.0)[0] <= 1.35 * planned
@@ -112,7 +112,7 @@ def test_the_highest_utilization_is_the_one_whose_p99_is_the_target():
     assert max_utilization(0.01, 0.009) == 0
 
 
-def test_a_target_below_one_request_is_refused_with_the_least_that_is_possible():
+def test_a_latency_below_one_request_names_the_least_possible():
     found = plan_serving(QUICKSTART, ServeRequest(10, 0.5))
     assert not found.is_ok
     assert f"allow more than {p99_ms(request_cpu_s(QUICKSTART, 128), 0):.3g} ms" in found.sentence

@@ -27,7 +27,7 @@ def test_reads_are_samples_a_second_times_their_bytes():
     assert need.data_bytes == pytest.approx(1e9 * need.sample_bytes)
 
 
-def test_files_of_an_object_store_are_fetched_by_every_host_that_wants_rows_of_them():
+def test_every_host_fetches_the_files_whose_rows_it_needs():
     _, need = needed(nodes=4)
     assert need.object_gbyte_per_s == pytest.approx(4 * need.file_gbyte_per_s)
     assert need.object_gbyte_per_s_per_host == pytest.approx(need.file_gbyte_per_s)
@@ -86,7 +86,7 @@ def test_a_volume_is_never_smaller_than_it_can_be_bought_or_than_the_data():
         assert offer.tib >= max(offer.volume.min_tib or 0, need.tib) - 1e-6
 
 
-def test_only_the_machine_s_own_cloud_is_offered_the_cheapest_that_is_enough_first():
+def test_only_volumes_of_the_machine_s_cloud_are_offered():
     for name in ("p4d.24xlarge", "Standard_ND96asr_v4", "a2-highgpu-8g"):
         prediction, need = needed(name)
         found = storage_offers(shipped_catalog(), prediction.setup, need)

@@ -7,7 +7,7 @@ from embark.plan.plan import PlanRequest, plan
 from embark.spec import load_spec
 
 
-def test_what_fits_nowhere_without_its_tables_is_counted_once_a_number_of_ranks_and_placed_once(monkeypatch):
+def test_what_fits_nowhere_is_counted_once_per_number_of_ranks(monkeypatch):
     counted, placed = [], []
     count, place = predict_module.device_parts, predict_module.closed_form
 

@@ -134,7 +134,7 @@ def test_a_setup_is_named_as_people_name_it():
     assert setup_of("a2-highgpu-1g", 1).description == "one a2-highgpu-1g (1 x A100)"
 
 
-def test_an_elastic_run_must_fit_its_fewest_machines_and_is_priced_at_its_most():
+def test_an_elastic_run_fits_its_fewest_machines_and_costs_its_most():
     sets = ["train.batch_size=61440", "place.nodes={min=2, max=3}"]
     estimator = hand_estimator(lambda s: 0.01 if s.num_nodes >= 3 else None, sets=sets)
     small = estimator.of_place(machine("p4d.24xlarge"))

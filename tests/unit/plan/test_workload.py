@@ -3,8 +3,8 @@
 import numpy as np
 import pytest
 
-from embark.data.prepared.layout import Feature, Layout, Rows, fill
 from embark.errors import UserError
+from embark.features.layout import Feature, Layout, Rows, fill
 from embark.plan.workload import DataSize, sample_bytes, workload_of
 from embark.spec import load_spec, resolve
 

@@ -46,7 +46,7 @@ def run(tmp_path_factory) -> str:
 
 
 def test_a_delta_has_the_slots_that_changed_and_equals_a_full_export(run, tmp_path, capsys):
-    assert embark(["check", run, "--json"]) == 0
+    assert embark(["publish", run, "--dry-run", "--json"]) == 0
     checked = json.loads(capsys.readouterr().out)
     result = publisher.publish(run)
     assert (result.version, result.parent, result.is_current, result.refused) == (2, 1, True, "")

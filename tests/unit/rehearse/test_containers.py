@@ -11,9 +11,8 @@ from render_jobs import job_of
 
 from embark.errors import UserError
 from embark.launch.shell import CommandResult, Shell
-from embark.rehearse import containers
-from embark.rehearse.containers import Containers
-from embark.rehearse.processes import Folders, Processes, Start
+from embark.rehearse import engines
+from embark.rehearse.engines import Containers, Folders, Processes, Start
 from embark.rehearse.rehearsal import PreparedRehearsal, RehearsalOptions, choose_engine, prepare
 from embark.render.targets.kubernetes import render_job
 
@@ -60,7 +59,7 @@ def prepared() -> PreparedRehearsal:
 def words_of(monkeypatch, tmp_path, number: int = 0, program: str = "podman") -> tuple[list[str], dict[str, str]]:
     """Those of `podman run` for the first pod, and the environment it is called with."""
     called = []
-    monkeypatch.setattr(containers, "LineStream", lambda words, **more: called.append((words, more["env"])))
+    monkeypatch.setattr(engines, "LineStream", lambda words, **more: called.append((words, more["env"])))
     engine = Containers(program, IMAGE, Folders(tmp_path), prepared().workload.names, Answers())
     engine.begin()
     engine.start(Start(prepared().workload.pods[0], number, 0))
@@ -69,7 +68,7 @@ def words_of(monkeypatch, tmp_path, number: int = 0, program: str = "podman") ->
 
 def test_an_engine_is_called_in_the_rehearsal_s_folder(monkeypatch, tmp_path):
     folders = []
-    monkeypatch.setattr(containers, "LineStream", lambda words, folder=None, **more: folders.append(folder))
+    monkeypatch.setattr(engines, "LineStream", lambda words, folder=None, **more: folders.append(folder))
     engine = Containers("podman", IMAGE, Folders(tmp_path), prepared().workload.names, Answers())
     engine.begin()
     engine.start(Start(prepared().workload.pods[0], 0, 0))
@@ -117,7 +116,7 @@ def test_it_sees_its_files_and_the_folders_that_all_share(monkeypatch, tmp_path)
     assert int(after(words, "--shm-size")[0]) > 64 << 20
 
 
-def test_its_command_is_the_manifests_and_its_variables_are_not_on_the_command_line(monkeypatch, tmp_path):
+def test_variables_of_a_pod_are_not_on_the_engines_command_line(monkeypatch, tmp_path):
     monkeypatch.setenv("HOME", "/somewhere")
     words, env = words_of(monkeypatch, tmp_path)
     assert after(words, "--entrypoint") == ["/bin/sh"]
@@ -141,7 +140,7 @@ def test_what_was_made_is_removed_and_kept_only_on_request(tmp_path):
 
 def test_a_pod_that_was_never_made_does_not_save_the_others_from_removal(monkeypatch, tmp_path):
     """As when Ctrl-C comes while the second container is being made."""
-    monkeypatch.setattr(containers, "LineStream", lambda words, **_: None)
+    monkeypatch.setattr(engines, "LineStream", lambda words, **_: None)
     shell = Answers()
     engine = Containers("podman", IMAGE, Folders(tmp_path / "embark-rehearse-one"), prepared().workload.names, shell)
     engine.begin()
@@ -152,8 +151,8 @@ def test_a_pod_that_was_never_made_does_not_save_the_others_from_removal(monkeyp
     assert shell.containers == ["embark-rehearse-another-0"]
 
 
-def test_what_the_engine_could_not_remove_is_named_with_the_command_that_does(monkeypatch, tmp_path):
-    monkeypatch.setattr(containers, "LineStream", lambda words, **_: None)
+def test_what_the_engine_could_not_remove_is_reported(monkeypatch, tmp_path):
+    monkeypatch.setattr(engines, "LineStream", lambda words, **_: None)
     shell = Answers()
     engine = Containers("podman", IMAGE, Folders(tmp_path / "embark-rehearse-one"), prepared().workload.names, shell)
     engine.begin()

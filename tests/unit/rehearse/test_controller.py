@@ -88,7 +88,7 @@ def test_pods_that_end_well_end_well_and_nothing_is_left():
     assert any("processes of" in change for change in result.changes)
 
 
-def test_names_that_the_service_makes_resolvable_are_the_loopback_and_others_stay():
+def test_only_names_that_a_service_resolves_become_the_loopback():
     done, result = run("echo --a=j-0.j:29500 --b=j-1.j.n.svc.cluster.local --c=j-0:29500 --d=k-0.j:29500 --e=j.js "
                       "--master_addr=j --rdzv-id=j")
     assert done.verdict.is_ok

@@ -8,8 +8,9 @@ import pytest
 import yaml
 from render_jobs import job_of
 
+from embark.kubernetes.objects import Objects
 from embark.rehearse.downscale import BUCKETS, Downscaled, downscale, downscale_pods, downscale_spec
-from embark.rehearse.manifest import Objects, find_training_job, read_texts
+from embark.rehearse.manifest import find_training_job, read_texts
 from embark.rehearse.workload import make_workload
 from embark.render.targets.kubernetes import render_job, render_jobset, render_pytorchjob, render_trainjob
 from embark.spec import RunSpec, parse_spec

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 
-from embark.rehearse.progress import EventReader, Resume
+from embark.rehearse.controller import EventReader, Resume
 
 
 def write(path, *events) -> None:

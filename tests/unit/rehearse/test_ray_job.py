@@ -8,11 +8,11 @@ from pathlib import Path
 import pytest
 from render_jobs import job_of
 
+from cloudsim.account import Account
 from embark.errors import UserError
+from embark.kubernetes.failure_policies import PodEnd
 from embark.rehearse import rehearsal
-from embark.rehearse.account.account import Account
 from embark.rehearse.controller import Observer
-from embark.rehearse.failure_policies import PodEnd
 from embark.rehearse.rehearsal import RehearsalOptions, prepare, rehearse
 from embark.render.render import render
 
@@ -69,7 +69,7 @@ def test_the_driver_s_end_decides_and_another_attempt_gets_a_new_cluster(manifes
 
 
 def test_without_ray_nothing_is_run_and_that_is_said(manifest, monkeypatch, tmp_path: Path):
-    for module in ("embark.rehearse.rehearsal", "embark.rehearse.account.account"):
+    for module in ("embark.rehearse.rehearsal", "cloudsim.account"):
         monkeypatch.setattr(f"{module}.find_spec", lambda name: None)
     prepared = prepare({"rayjob.yaml": manifest}, "rayjob.yaml", RehearsalOptions())
     with pytest.raises(UserError, match="Ray is not installed here") as error:

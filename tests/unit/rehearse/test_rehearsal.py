@@ -42,7 +42,7 @@ def test_there_are_examples_of_every_kind_on_every_cloud():
     assert len(FILES) == 13
 
 
-def test_ctrl_c_comes_at_once_but_not_between_a_pod_s_start_and_knowing_of_it():
+def test_ctrl_c_waits_until_a_pod_that_starts_is_known():
     stops, started = StopSignals(), []
 
     def start() -> None:

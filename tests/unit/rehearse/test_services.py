@@ -5,9 +5,8 @@ from __future__ import annotations
 import pytest
 from render_jobs import job_of
 
-from embark.rehearse.controller import Outcome
+from embark.rehearse.controller import Outcome, Progress
 from embark.rehearse.manifest import find_training_job, read_texts
-from embark.rehearse.progress import Progress
 from embark.rehearse.rehearsal import RehearsalOptions, prepare
 from embark.rehearse.verdict import Case, Verdict, judge_outcome
 from embark.rehearse.workload import Workload, make_workload

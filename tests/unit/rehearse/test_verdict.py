@@ -8,9 +8,8 @@ from functools import cache
 import pytest
 from render_jobs import job_of
 
-from embark.rehearse.controller import Fault, Outcome
-from embark.rehearse.failure_policies import PodEnd
-from embark.rehearse.progress import Progress, Resume
+from embark.kubernetes.failure_policies import PodEnd
+from embark.rehearse.controller import Fault, Outcome, Progress, Resume
 from embark.rehearse.rehearsal import PreparedRehearsal, RehearsalOptions, prepare
 from embark.rehearse.verdict import Case, judge_outcome
 from embark.render.targets.kubernetes import render_job

@@ -18,8 +18,8 @@ from botocore.validate import ParamValidator
 from recorded_commands import run_script
 from render_jobs import job_of
 
-from embark.rehearse.account.grammar import load_grammar
-from embark.rehearse.account.state import Refused
+from cloudsim.grammar import load_grammar
+from cloudsim.state import Refusal
 from embark.render.clouds.aws import bucket_statements
 from embark.render.monitoring import render_budget
 from embark.render.render import render_infrastructure
@@ -73,7 +73,7 @@ def test_gcloud_knows_every_command_and_flag(calls):
     for call in calls["gcloud"]:
         try:
             seen.add(grammar.parse(call[1:]).name)
-        except Refused as refusal:
+        except Refusal as refusal:
             wrong.append((call, refusal.text))
     assert not wrong
     assert len(seen) > 35, "the scripts were not run through"

@@ -7,7 +7,7 @@ import tomllib
 import yaml
 from render_jobs import job_of
 
-from embark.render.targets.compose import render_compose
+from embark.render.image import render_compose
 from embark.spec import resolve
 
 

@@ -13,12 +13,12 @@ import yaml
 from botocore.validate import ParamValidator
 from recorded_commands import STUB, run_script
 
+from cloudsim.grammar import load_grammar
 from embark.catalog import load_catalog
 from embark.errors import SpecError
 from embark.lint.check import lint_texts
 from embark.lint.rendered import refuse_faults
 from embark.plan.serving import replica_bytes, table_bytes
-from embark.rehearse.account.grammar import load_grammar
 from embark.render.job import make_job
 from embark.render.render import render
 from embark.render.serving import ENDPOINTS
@@ -108,7 +108,7 @@ def test_the_cloud_s_program_knows_every_command_and_flag(target, program, tmp_p
     assert len(seen) >= 8
 
 
-def test_cloud_run_s_container_is_one_that_kubernetes_takes_and_has_room_for_two_versions():
+def test_cloud_run_s_container_is_valid_and_has_room_for_two_versions():
     sets = ("model.rows_per_table=2000000", "serve.tables=int8")
     service = document("cloud-run", "cloud_run.yaml", *sets)
     assert (service["apiVersion"], service["kind"]) == ("serving.knative.dev/v1", "Service")
@@ -138,7 +138,7 @@ def test_azure_ml_s_own_reader_takes_the_endpoint_and_the_deployment(tmp_path):
         assert load(tmp_path / path).name
 
 
-def test_azure_ml_s_deployment_belongs_to_the_endpoint_and_asks_routes_that_the_server_has():
+def test_azure_ml_s_deployment_asks_routes_that_the_server_has():
     deployment = document("azureml", "azureml_deployment.yaml")
     assert deployment["endpoint_name"] == document("azureml", "azureml_endpoint.yaml")["name"]
     routes = deployment["environment"]["inference_config"]
@@ -202,7 +202,7 @@ def test_shellcheck_finds_nothing(target, tmp_path):
 @pytest.mark.parametrize(("target", "sets", "says"), [
     ("sagemaker", ("place.identity=",), r"place\.identity"),
     ("vertex-endpoint", ("place.account=",), r"place\.account"),
-    ("sagemaker", ("place.cloud=gcp",), "is of aws, and the spec of gcp"),
+    ("sagemaker", ("place.cloud=gcp",), "belongs to aws, and the spec is for gcp"),
     ("cloud-run", ("model.rows_per_table=9000000",), "has at most 32"),
     ("azureml", ("serve.memory_gib=900",), "no machine of azure has 900 GiB"),
 ], ids=str)

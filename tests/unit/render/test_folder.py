@@ -110,7 +110,7 @@ def test_a_path_that_cannot_be_read_is_named(tmp_path):
         compare(of(tmp_path), FILES)
 
 
-def test_a_file_that_is_not_text_is_replaced_where_it_changed_and_not_recorded(tmp_path):
+def test_a_changed_binary_file_is_replaced_and_not_recorded(tmp_path):
     """A package that is packed anew at each version: nobody edits it, and a committed record does not follow it."""
     wheel = File("dist/a.whl", data=b"PK\xff\xfe")
     write(of(tmp_path), compare(of(tmp_path), [wheel]), force=False)

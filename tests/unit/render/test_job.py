@@ -11,8 +11,8 @@ from render_jobs import job_of
 
 from embark.catalog import load_catalog
 from embark.errors import SpecError
-from embark.render.job import DEFAULT_MACHINES, dns_label, make_job
-from embark.render.location import location_of
+from embark.kubernetes.names import dns_label
+from embark.render.job import DEFAULT_MACHINES, make_job
 from embark.render.targets.tpu_vm import environment
 from embark.run.budget import PRICE
 from embark.spec import load_spec
@@ -67,10 +67,10 @@ def test_all_mistakes_are_reported_at_once():
 @pytest.mark.parametrize(("sets", "field", "words"), [
     ((), "place.machine", "none is named"),
     (("place.machine=p5.49xlarge",), "place.machine", "p5.48xlarge"),
-    (("place.machine=p5.48xlarge", "place.cloud=gcp"), "place.cloud", "is of aws"),
+    (("place.machine=p5.48xlarge", "place.cloud=gcp"), "place.cloud", "belongs to aws"),
     (("place.machine=v5e-4", "place.target=trainjob"), "place.target", "is a TPU"),
     (("place.machine=v5e-16", "place.target=job"), "store.root", "its own part"),
-    (("place.cloud=aws", "place.target=tpu-vm"), "place.target", "is no TPU"),
+    (("place.cloud=aws", "place.target=tpu-vm"), "place.target", "is not a TPU"),
     (("place.cloud=aws", "place.target=vertex", "place.account=p"), "place.target", "no machines of aws"),
     (("place.cloud=gcp", "place.target=vertex"), "place.account", "project"),
     (("place.cloud=aws", "place.target=compose", "place.nodes=2", "store.root=s3://b/r"), "place.nodes", "one host"),
@@ -100,7 +100,7 @@ def test_each_mistake_has_its_field_and_its_fix(sets, field, words):
     ("a3-highgpu-8g", "asia-southeast1-c", "asia-southeast1"), ("v6e-8", "us-south1-ai1b", "us-south1"),
 ])
 def test_a_zone_without_a_region_decides_the_region(machine, zone, region):
-    location = location_of(job_of(machine, nodes=1, zone=zone))
+    location = job_of(machine, nodes=1, zone=zone).location
     assert (location.region, location.zone) == (region, zone)
 
 

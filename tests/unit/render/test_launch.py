@@ -30,7 +30,7 @@ def position(commands: list[list[str]], *words: str) -> int:
 
 
 @pytest.mark.parametrize("cloud", MACHINES)
-def test_a_run_makes_the_bucket_then_the_cluster_then_the_job_and_follows_it(cloud: str, tmp_path: Path):
+def test_a_run_makes_the_bucket_the_cluster_and_the_job_in_this_order(cloud: str, tmp_path: Path):
     job = job_of(MACHINES[cloud], image="ghcr.io/me/embark:1", queue="ml")
     ran = run_script(render_infrastructure(job), NAMES[cloud], ["--yes"], tmp_path, SETTINGS)
     assert ran.code == 0, ran.output

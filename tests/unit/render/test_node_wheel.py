@@ -12,8 +12,7 @@ from render_jobs import job_of
 
 from embark.errors import SpecError
 from embark.render.render import render
-from embark.render.targets.node_wheel import WHEELS, fetch_text
-from embark.render.wheel import wheel_name
+from embark.render.wheel import WHEELS, fetch_text, wheel_name
 
 BUCKET = f"training/runs/dist/{wheel_name()}"
 CASES = {
@@ -33,7 +32,7 @@ def setup_of(files: dict[str, str], target: str) -> str:
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_the_wheel_is_uploaded_before_a_machine_starts_and_installed_from_where_it_is_fetched_to(case, tmp_path):
+def test_the_wheel_is_uploaded_before_a_machine_starts_and_fetches_it(case, tmp_path):
     machine, target, upload, name, _ = CASES[case]
     files = render(job_of(machine, nodes=1, target=target))
     ran = run_script(files, "tpu_vm.sh" if target == "tpu-vm" else "vm.sh", ["up"], tmp_path, SETTINGS)

@@ -7,8 +7,7 @@ from recorded_commands import run_script
 from render_jobs import job_of
 
 from embark.catalog import load_catalog
-from embark.render.monitoring import render_budget
-from embark.render.quotas import cloud_quotas, needed_units, quota_name
+from embark.render.monitoring import cloud_quotas, needed_units, quota_name, render_budget
 
 AZURE = """#!/bin/bash
 printf 'cores\\tTotal Regional vCPUs\\t1000\\n'

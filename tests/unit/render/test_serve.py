@@ -14,8 +14,8 @@ from embark.plan.serving import replica_bytes, table_bytes
 from embark.render.job import make_job
 from embark.render.render import render
 from embark.render.targets.serve import render_serve
-from embark.serve.deadlines import DRAIN_S
 from embark.spec import load_spec, resolve
+from embark.spec.serve import DRAIN_S
 
 VERSION = "1.36"
 STORES = {"aws": ("store.root=s3://bucket/runs",), "gcp": ("store.root=gs://bucket/runs",),
@@ -85,7 +85,7 @@ def test_memory_disk_and_start_follow_from_the_tables(tables):
     assert container_of(*sets, "serve.memory_gib=300")["resources"]["limits"]["memory"] == "300Gi"
 
 
-def test_the_autoscaler_is_one_of_two_and_asks_for_a_metric_that_the_server_has():
+def test_either_autoscaler_asks_for_a_metric_that_the_server_has():
     from pathlib import Path
 
     import embark.serve.server_metrics

@@ -9,7 +9,6 @@ from shell_words import words_of
 from embark.render.clouds import aws as vm_aws
 from embark.render.clouds import azure as vm_azure
 from embark.render.clouds import gcp as vm_gcp
-from embark.render.location import location_of
 from embark.render.shell_text import Shell, Step, command, step_text, substitute
 from embark.render.targets import tpu_vm
 
@@ -28,12 +27,12 @@ def commands() -> list[tuple[str, ...]]:
                             job_of("a2-highgpu-1g", target="vm", spot=True), job_of("v6e-8", nodes=2, target="tpu-vm"))
     group, grants = vm_aws.group_words(aws), vm_azure.grant_words(azure)
     steps = [*vm_aws.role_steps(aws, "{}", '{"a": "$b"}'), vm_aws.placement_step(),
-             *vm_azure.network_steps(azure, location_of(azure)), *vm_gcp.network_steps(gcp)]
+             *vm_azure.network_steps(azure, azure.location), *vm_gcp.network_steps(gcp)]
     found = [words for step in steps for words in (*step.commands, *step.remove, step.unless) if words]
-    found += [vm_aws.start_words(aws, location_of(aws)), vm_aws.subnet_words(), vm_aws.end_words(), group.vpc,
-              group.find, group.create, *group.rules, vm_azure.start_words(azure, location_of(azure), ["--x", "a b"]),
+    found += [vm_aws.start_words(aws, aws.location), vm_aws.subnet_words(), vm_aws.end_words(), group.vpc,
+              group.find, group.create, *group.rules, vm_azure.start_words(azure, azure.location, ["--x", "a b"]),
               grants.principal, *grants.grants, vm_azure.end_words(),
-              vm_gcp.start_words(gcp, location_of(gcp), ["a;b"]),
+              vm_gcp.start_words(gcp, gcp.location, ["a;b"]),
               vm_gcp.again_words(gcp), vm_gcp.end_words(gcp), tpu_vm.create_words(tpu, "a file"),
               tpu_vm.describe_words(tpu), tpu_vm.end_words(tpu), tpu_vm.ssh_words("dlrm-0", "--worker=0")]
     return found

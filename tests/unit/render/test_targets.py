@@ -233,7 +233,7 @@ ELASTIC = {"min": 2, "max": 4}
 
 @pytest.mark.parametrize("machine", ["p5.48xlarge", "Standard_ND96isr_H100_v5", "a3-megagpu-8g"])
 @pytest.mark.parametrize("target", ["job", "pytorchjob", "vm"])
-def test_an_elastic_run_is_rendered_for_the_most_machines_and_meets_with_the_fewest(target, machine):
+def test_an_elastic_run_has_the_most_machines_and_meets_with_the_fewest(target, machine):
     files = {file.path: file.text for file in own_files(job_of(machine, target=target, nodes=ELASTIC))}
     warnings = [one.what for one in lint_texts({path: text for path, text in files.items() if path.endswith(".yaml")})
                 if one.code not in ELSEWHERE and one.level == "error"]

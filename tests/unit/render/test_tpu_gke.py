@@ -63,7 +63,7 @@ def test_a_pod_asks_for_all_chips_of_its_host_and_trains_there(machine, place):
     assert job["completionMode"] == "Indexed"
 
 
-def test_several_slices_are_several_jobs_of_a_jobset_each_on_a_pool_of_its_own():
+def test_each_slice_is_a_job_of_a_jobset_on_its_own_pool():
     found = objects("v5litepod-16", target="jobset", nodes=2)
     jobset = found["JobSet"]
     assert jobset["spec"]["replicatedJobs"][0]["replicas"] == 2

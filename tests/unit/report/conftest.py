@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from embark.catalog.pricing import RunPrice
-from embark.diagnose import Diagnosis, Evidence
+from embark.diagnose.scan import Diagnosis, Evidence
 from embark.events.events import Event
 from embark.report.context import RunContext
 from embark.report.record import Record

@@ -10,7 +10,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from embark.report.curves import Sign, Stroke, chart, say_figure, say_step
+from embark.plan.svg_chart import Rule, Stroke
+from embark.report.charts import chart, say_figure, say_step
 
 SVG = re.compile(r' d="([^"]*)"')
 
@@ -49,8 +50,8 @@ def test_the_first_steps_do_not_press_the_rest_into_a_line():
     assert max(heights[20:]) - min(heights[20:]) > 60
 
 
-def test_signs_have_their_words_and_those_outside_are_left_out():
-    drawn = chart([Stroke([0, 10], [1, 2], "k0")], [Sign(5, "save", "checkpoint 5"), Sign(50, "stop", "later")],
+def test_rules_have_their_words_and_those_outside_are_left_out():
+    drawn = chart([Stroke([0, 10], [1, 2], "k0")], [Rule(5, "save", "checkpoint 5"), Rule(50, "stop", "later")],
                   say_y=say_figure)
     assert drawn is not None
     assert "checkpoint 5" in drawn

@@ -46,7 +46,7 @@ def test_what_is_trained_again_replaces_what_was_by_step_and_stays_by_time():
     assert len(rows.column("loss", "time_s")[0]) == 119
 
 
-def test_what_was_trained_again_is_separate_joined_to_where_the_run_resumed():
+def test_repeated_steps_are_separate_and_joined_to_the_resumption():
     rows = filled(10)
     rows.begin_again(7.0)
     rows.add((8, 2000.0, 80.0))

@@ -1,6 +1,6 @@
 """Slices of runs side by side."""
 
-from embark.report.slices import slice_blocks, slice_rows
+from embark.report.report import slice_blocks, slice_rows
 from embark.run.feature_metrics import Estimate, Slice, SliceResult
 
 
@@ -21,6 +21,7 @@ def test_runs_differ_in_a_slice_where_their_intervals_do_not_overlap():
     assert rows[1]["a: AUC"] == "0.7500 (0.7400 to 0.7600)"
     assert rows[2]["b: AUC"] == "–"  # a slice that the other has not
     alone = slice_rows([("a", sliced(0.75))])
-    assert list(alone[0]) == ["country", "rows", "AUC", "calibration"]
+    assert list(alone[0]) == ["country", "rows", "AUC", "calibration", "log loss", "click rate", "differs in"]
+    assert [row["differs in"] for row in alone] == ["", "AUC", "AUC"]
     assert slice_blocks([]) == []
     assert len(slice_blocks([("a", sliced(0.75))])) == 2

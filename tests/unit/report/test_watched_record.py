@@ -40,7 +40,7 @@ def test_a_run_that_reported_it_is_done_is_finished():
     assert status(list(event_lines(first_s=NOW - 9000))).state == "finished"
 
 
-def test_a_run_without_a_word_for_many_of_its_intervals_is_killed_and_says_since_when():
+def test_a_run_that_is_silent_for_long_counts_as_killed():
     found = status(begun(), now_s=NOW + 3600)
     assert found.state == "killed"
     assert found.last_s == pytest.approx(NOW)
@@ -59,7 +59,7 @@ def test_a_run_far_away_is_heard_of_when_it_saves():
     assert status(begun(), now_s=NOW + 4000, is_remote=True).state == "killed"
 
 
-def test_a_run_that_was_preempted_is_stopped_and_says_from_where_it_continues():
+def test_a_preempted_run_is_stopped_and_says_where_it_continues():
     lines = [*begun(), line("save", NOW, step=200), line("interrupt", NOW, step=200, signal="SIGTERM"),
              line("end", NOW, outcome="interrupted", step=200)]
     found = status(lines)
@@ -74,7 +74,7 @@ def test_a_run_that_reported_an_error_has_failed():
     assert "at step 200 of 200: out of memory. No checkpoint yet" in found.sentence
 
 
-def test_a_run_whose_files_are_gone_is_deleted_and_one_without_events_waits():
+def test_a_run_without_files_is_deleted_and_without_events_waits():
     assert status(begun(), is_deleted=True).state == "deleted"
     assert status([]).state == "waiting"
 

@@ -11,9 +11,9 @@ from typing import Any
 import numpy as np
 import pytest
 
+from embark.data.prepare.earlier_ids import read_changed_rows
 from embark.data.prepare.prepare import prepare_from_spec
 from embark.data.prepared.cache import read_manifest
-from embark.data.prepared.changed_rows import read_changed_rows
 from embark.errors import UserError
 from embark.spec import RunSpec, resolve
 from embark.store import RunDir

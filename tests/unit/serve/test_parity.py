@@ -12,7 +12,7 @@ from served_models import while_serving
 
 from embark import export_run
 from embark.export.artifact import open_artifact
-from embark.trainers.torch.exported_model import ExportedModel
+from embark.trainers.torch.scoring.cpu_model import ExportedModel
 
 
 def as_json(row: list[str], draw: random.Random, has_lists: bool) -> dict[str, object]:

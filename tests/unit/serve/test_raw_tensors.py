@@ -9,14 +9,14 @@ import pytest
 from exported_runs import save_run
 
 from embark import export_run
-from embark.data.number_rows import NumberRows
 from embark.export.artifact import open_artifact
+from embark.features.rows import NumberRows
 from embark.serve.infer_protocol import InferReader
 from embark.serve.raw_tensors import RawTensors
 from embark.serve.request_rows import RequestScorer, Scores
 from embark.spec import resolve
-from embark.trainers.torch.exported_model import ExportedModel
-from embark.trainers.torch.gpu_scoring.model import GpuModel
+from embark.trainers.torch.scoring.cpu_model import ExportedModel
+from embark.trainers.torch.scoring.gpu_model import GpuModel
 
 ROWS = {"a": 70, "b": 9, "c": 30, "d": 5}
 DENSE = ("dense_0", "dense_1", "dense_2")
@@ -59,7 +59,7 @@ def scorers(artifact):
     return RequestScorer(artifact, model.score, score_numbers=model.score_numbers), RequestScorer(artifact, model.score)
 
 
-def test_numbers_in_any_order_have_the_scores_of_the_same_columns_one_by_one(artifacts):
+def test_numbers_in_any_order_have_the_scores_of_single_columns(artifacts):
     artifact, reader = artifacts["int8"], InferReader()
     at_once, by_column = scorers(artifact)
     names = [*DENSE, *ROWS]

@@ -20,12 +20,11 @@ from hypothesis import strategies as st
 
 from embark import export_run, score_file
 from embark.__main__ import run as embark
-from embark.data.prepare.arrow.json_lines import json_column
-from embark.data.prepare.arrow.row_parser import Location, RowParser
 from embark.data.prepared.cache import read_manifest
 from embark.data.prepared.parts import iter_blocks
 from embark.errors import DataError, UserError
 from embark.export.artifact import INFO, open_artifact
+from embark.features.arrow.row_parser import Location, RowParser, json_column
 from embark.spec import resolve
 
 LATER = [*draw_rows(10_000, 7, new_words=["never seen", "Ωμέγα ", "\U0001f9ff"])]
@@ -218,7 +217,7 @@ def test_criteo_rows_are_scored_with_and_without_their_label(tmp_path):
     for name in ("day_1", "unlabelled"):
         score_file(place, str(tmp_path / name), tmp_path / f"{name}.parquet")
     from embark.data.prepared import Rows
-    from embark.trainers.torch.exported_model import ExportedModel
+    from embark.trainers.torch.scoring.cpu_model import ExportedModel
 
     manifest = read_manifest(str(tmp_path / "prepared"))
     (block,) = iter_blocks(tmp_path / "prepared", manifest, "validation")

@@ -25,7 +25,7 @@ from embark.serve.request_rows import JsonColumns, RequestScorer, Scores
 from embark.serve.score_file import NOT_FINITE
 from embark.serve.served_model import ServedModel
 from embark.serve.server import serve_limits, serve_scorer
-from embark.trainers.torch.exported_model import ExportedModel
+from embark.trainers.torch.scoring.cpu_model import ExportedModel
 
 
 def test_scores_are_those_of_embark_score_by_both_protocols(artifact, tmp_path):

@@ -19,7 +19,7 @@ from embark.serve.served_model import ServedModel
 from embark.serve.server import Endpoint, serve_scorer
 from embark.serve.traffic import Traffic
 from embark.serve.traffic_log import TrafficLog
-from embark.trainers.torch.exported_model import ExportedModel
+from embark.trainers.torch.scoring.cpu_model import ExportedModel
 
 DRAWN = [dict(zip(COLUMNS, row, strict=True)) for row in draw_rows(600, 11)]
 

@@ -73,7 +73,7 @@ def test_with_the_cuda_build_torchrec_takes_its_dependencies_along():
     assert wrong(CUDA | {"torchrec": "1.6.1"})["torchrec"].fix.endswith("-m pip install torchrec==1.8.0")
 
 
-def test_a_torch_that_no_fbgemm_matches_is_measured_by_the_triple_of_the_rest():
+def test_without_a_match_for_torch_the_rest_selects_the_triple():
     findings = wrong(CPU | {"torch": "2.15.0+cpu", "torchrec": "1.9.2", "fbgemm-gpu-cpu": "1.9.0"})
     assert list(findings) == ["torch"]
     assert findings["torch"].fix.endswith("-m pip install torch==2.14.1")
@@ -105,7 +105,7 @@ def test_the_newest_torchmetrics_is_refused():
 
 
 @pytest.mark.parametrize(("gpu", "name"), [(True, "fbgemm-gpu"), (False, "fbgemm-gpu-cpu")])
-def test_with_nothing_installed_everything_is_missing_in_the_machines_build(gpu: bool, name: str):
+def test_with_nothing_installed_the_machine_selects_the_build(gpu: bool, name: str):
     findings = wrong(NOTHING, gpu=gpu)
     assert set(findings) == {"torch", "torchrec", name, "torchmetrics", *NEEDS}
     assert all(finding.found is None and finding.fix for finding in findings.values())

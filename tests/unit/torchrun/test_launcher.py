@@ -46,7 +46,7 @@ def test_torchrun_waits_as_long_as_the_cloud_gives(grace, expected):
     assert environ.get("TORCH_ELASTIC_SHUTDOWN_TIMEOUT") == expected
 
 
-def test_lines_are_reported_by_their_rank_unless_someone_has_reported_otherwise():
+def test_lines_begin_with_their_rank_unless_the_environment_differs():
     environ = {"PET_TEE": "0"}
     prefix_output(environ)
     assert environ["PET_TEE"] == "0"

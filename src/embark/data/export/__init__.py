@@ -1,3 +1,3 @@
 """Id maps and embedding vectors as Parquet, for other programs to read."""
 
-import embark.data.prepare.arrow  # noqa: F401 - says so if pyarrow is missing
+import embark.features.arrow  # noqa: F401 - says so if pyarrow is missing

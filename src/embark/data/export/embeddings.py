@@ -20,7 +20,7 @@ from embark.store.checkpoint_inspect import TrainedRun, find_trained
 def write_embeddings(
     run: str, to: str | Path, *, tables: Sequence[str] = (), step: int | None = None, force: bool = False
 ) -> ParquetFiles:
-    """`value`, `id` and `vector` (float32) of every row of the run's tables, into the folder `to`."""
+    """Write `value`, `id` and `vector` (float32) of every row of the run's tables into the folder `to`."""
     trained = find_trained(run, step)
     checkpoints = trained.run_dir.checkpoints
     names = choose_tables([table.name for table in trained.spec.model.stored_tables()], tables)
@@ -55,7 +55,7 @@ def _batches(arrays: CheckpointArrays, weight: str, values: TableValues) -> Iter
 
 
 def _values(trained: TrainedRun, names: Sequence[str]) -> dict[str, TableValues]:
-    """What the ids stand for, where the run's data is there and is what it was."""
+    """Return what the ids stand for, if the run's data is there and is what it was."""
     data, rows = trained.spec.data, {table.name: table.rows for table in trained.spec.model.stored_tables()}
     why = {"columns": "they are those of the data itself", "interactions": "they are those of the data itself",
            "synthetic": "synthetic ids stand for nothing"}.get(data.kind)

@@ -10,7 +10,6 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
-from numpy.typing import NDArray
 
 from embark.data import LOOK
 from embark.data.export.parquet_files import (
@@ -21,18 +20,19 @@ from embark.data.export.parquet_files import (
     targets,
     write_parquet,
 )
-from embark.data.id_maps import IdMap, PreparedWith
-from embark.data.prepare.arrow.cells import as_utf8, hash_bytes
-from embark.data.prepare.arrow.row_parser import Location, RowParser
-from embark.data.prepare.id_numbering import look_up
 from embark.data.prepare.inputs import Inputs
-from embark.data.prepare.rows import RawRows
-from embark.data.prepare.schema import TIME_ROWS
+from embark.data.prepare.later_rows import PreparedWith
 from embark.data.prepare.tasks import open_reader
 from embark.data.prepared import MANIFEST, Manifest
 from embark.data.prepared.cache import find_manifest, local_folder, read_manifest
 from embark.data.prepared.parts import iter_blocks
 from embark.errors import DataError, EmbarkError
+from embark.features.arrays import Array, Int64s
+from embark.features.arrow.cells import as_utf8, hash_bytes
+from embark.features.arrow.row_parser import Location, RowParser
+from embark.features.encoding import IdMap, look_up
+from embark.features.rows import RawRows
+from embark.features.schema import TIME_ROWS
 from embark.store.checkpoint_inspect import find_trained
 
 _CHUNK_BYTES = 8 << 20
@@ -42,8 +42,8 @@ _WIDE = (1 << 64) - (1 << 53)  # Keys from here on are rather numbers a little b
 def write_id_maps(
     source: str, to: str | Path, *, tables: Sequence[str] = (), force: bool = False
 ) -> ParquetFiles:
-    """`value`, `id` and `count` (in training rows) of each table of prepared data, or of a run's data, into the folder
-    `to`. Id 0 stands for missing, rare and unseen values."""
+    """Write `value`, `id` and `count` (in training rows) of each table of prepared data, or of a run's data, into the
+    folder `to`. Id 0 stands for missing, rare and unseen values."""
     path = _data_of(source)
     manifest = read_manifest(path)
     names = choose_tables([feature.name for feature in manifest.layout.id_features], tables)
@@ -56,7 +56,7 @@ def write_id_maps(
         counts = None if folder is None else _counts(folder, manifest, name)
         ids = np.arange(one.num_rows) if one.has_no_map else np.append(0, np.sort(one.ids))
 
-        def batches(one: TableValues = one, ids: NDArray[Any] = ids, counts: Any = counts) -> Iterator[pa.RecordBatch]:
+        def batches(one: TableValues = one, ids: Array = ids, counts: Any = counts) -> Iterator[pa.RecordBatch]:
             for some in np.array_split(ids, max(1, len(ids) * 32 // ROW_GROUP_BYTES)):
                 columns = {"value": one.take(some)} if one.values is not None else {}
                 columns["id"] = pa.array(some.astype(np.int64))
@@ -75,14 +75,14 @@ class TableValues:
 
     table: str
     column: str
-    num_rows: int  # Of the table.
-    ids: NDArray[Any]  # Those with an entry in the map.
+    num_rows: int  # Rows of the table.
+    ids: Array  # Those with an entry in the map.
     values: Any  # An Arrow array [num_rows] with nulls; None where none is known.
     note: str = ""
     has_no_map: bool = False
 
-    def take(self, ids: NDArray[Any]) -> Any:
-        """Of these rows; the table may have more of them than the data has ids."""
+    def take(self, ids: Array) -> Any:
+        """Return the values of these rows; the table may have more of them than the data has ids."""
         return self.values.take(pa.array(ids, mask=ids >= len(self.values)))
 
     def file(self, path: Path, num_rows: int) -> TableFile:
@@ -91,7 +91,8 @@ class TableValues:
 
 
 def read_values(path: str, manifest: Manifest, tables: Sequence[str]) -> dict[str, TableValues]:
-    """By table. Numbers are in the map; words are hashes there, so they are looked for in the raw files."""
+    """Return the values by table. Numbers are in the map; words are hashes there, so they are looked for in the raw
+    files."""
     before = PreparedWith.of(path, manifest)
     features = {feature.name: feature for feature in manifest.layout.id_features}
     if before is None:
@@ -104,7 +105,7 @@ def read_values(path: str, manifest: Manifest, tables: Sequence[str]) -> dict[st
 
 
 def no_values(table: str, num_rows: int, why: str, column: str = "") -> TableValues:
-    """Ids alone."""
+    """Describe a table whose values are not known."""
     return TableValues(table, column or table, num_rows, np.empty(0, np.int64), None, f"ids only: {why}",
                        has_no_map=True)
 
@@ -133,21 +134,21 @@ def _table_values(one: IdMap, words: _Words) -> TableValues:
     return TableValues(column.name, column.source, rows, ids, _by_id(known, ids, rows), note)
 
 
-def _by_id(values: Any, ids: NDArray[Any], num_rows: int) -> Any:
-    """[num_rows], with nulls where no id is."""
-    places = np.full(num_rows, -1, np.int64)
-    places[ids] = np.arange(len(ids))
-    return values.take(pa.array(places, mask=places < 0))
+def _by_id(values: Any, ids: Array, num_rows: int) -> Any:
+    """Return [num_rows] values, null where there is no id."""
+    indexes = np.full(num_rows, -1, np.int64)
+    indexes[ids] = np.arange(len(ids))
+    return values.take(pa.array(indexes, mask=indexes < 0))
 
 
 class _Words(RowParser):
-    """Takes the place of the parser of rows: collects each word that has an id, once."""
+    """Replaces the parser of rows: collects each word that has an id, once."""
 
     def __init__(self, before: PreparedWith, maps: dict[str, IdMap]) -> None:
         super().__init__(before.schema, before.prepare)
         self._before, self._maps = before, maps
         self._is_found = {name: np.zeros(one.feature.rows, np.bool_) for name, one in maps.items()}
-        self._found: dict[str, list[tuple[NDArray[Any], Any]]] = {name: [] for name in maps}
+        self._found: dict[str, list[tuple[Array, Any]]] = {name: [] for name in maps}
         self._why = ""
 
     @property
@@ -155,7 +156,7 @@ class _Words(RowParser):
         return list(dict.fromkeys(one.column.source for one in self._maps.values()))
 
     def read(self) -> None:
-        """All raw files, until every id has its word."""
+        """Read the raw files until every id has its word."""
         folder, inputs = local_folder(self._before.path), Inputs()
         reader = open_reader(self._before.schema, self._before.prepare, inputs, self)
         for source in self._before.manifest.sources if self._maps else ():
@@ -184,7 +185,7 @@ class _Words(RowParser):
         return RawRows(none, none.astype(np.float32), np.zeros((0, 0), np.float32), (), (), ())
 
     def values_of(self, name: str, num_rows: int) -> tuple[Any, str]:
-        """[num_rows], and a note if some are missing; None if all are."""
+        """Return [num_rows] values, or None, and a note if some are missing."""
         one, found = self._maps[name], self._found[name]
         assert one.ids is not None
         num_lacking = len(one.ids) - sum(len(ids) for ids, _ in found)
@@ -202,17 +203,17 @@ class _Words(RowParser):
                    for name, one in self._maps.items())
 
 
-def _counts(folder: Path, manifest: Manifest, table: str) -> NDArray[np.int64]:
-    """How often the training rows have each id."""
-    place = [feature.name for feature in manifest.layout.id_features].index(table)
-    counts = np.zeros(manifest.layout.id_features[place].rows, np.int64)
+def _counts(folder: Path, manifest: Manifest, table: str) -> Int64s:
+    """Count how often the training rows have each id."""
+    index = [feature.name for feature in manifest.layout.id_features].index(table)
+    counts = np.zeros(manifest.layout.id_features[index].rows, np.int64)
     for block in iter_blocks(folder, manifest, "train"):
-        np.add.at(counts, block.ids(place).reshape(-1).astype(np.intp), 1)
+        np.add.at(counts, block.ids(index).reshape(-1).astype(np.intp), 1)
     return counts
 
 
 def _data_of(source: str) -> str:
-    """The prepared data at `source`, or that of the run called so."""
+    """Return the path of the prepared data at `source`, or of the data of the run with that name."""
     if (Path(source) / MANIFEST).exists() or ("://" in source and find_manifest(source, LOOK)[0] is not None):
         return source
     spec = find_trained(source).spec

@@ -20,7 +20,7 @@ class TableFile:
     """One Parquet file."""
 
     table: str
-    column: str  # Of the user's data.
+    column: str  # The column of the user's data.
     path: str
     num_rows: int
     num_values: int  # Rows whose value is known.
@@ -29,15 +29,15 @@ class TableFile:
 
 @dataclass(frozen=True, slots=True)
 class ParquetFiles:
-    """What was written, and from what."""
+    """The files that were written, and their source."""
 
     source: str
     tables: tuple[TableFile, ...]
-    step: int | None = None  # Of the checkpoint.
+    step: int | None = None  # The step of the checkpoint.
 
 
 def choose_tables(names: Sequence[str], wanted: Sequence[str]) -> list[str]:
-    """All of them, or those that are wanted."""
+    """Return the wanted tables, or all."""
     for name in wanted:
         if name not in names:
             raise UserError(f"{name}: no such table", fix=nearest(name, list(names)))
@@ -45,7 +45,7 @@ def choose_tables(names: Sequence[str], wanted: Sequence[str]) -> list[str]:
 
 
 def targets(to: Path, tables: Sequence[str], *, force: bool) -> dict[str, Path]:
-    """The file of each table; one that is there is refused before any is written."""
+    """Return the file of each table; one that exists is refused before any is written."""
     if to.exists() and not to.is_dir():
         raise UserError(f"{to}: is a file, and Parquet files go into a folder", fix="name a folder")
     files = {table: to / f"{table}.parquet" for table in tables}
@@ -57,7 +57,7 @@ def targets(to: Path, tables: Sequence[str], *, force: bool) -> dict[str, Path]:
 
 
 def write_parquet(path: Path, batches: Iterator[Any], about: dict[str, str]) -> None:
-    """A row group for each batch; the file appears when it is complete."""
+    """Write a row group for each batch; the file appears when it is complete."""
     first = next(batches)
     schema = first.schema.with_metadata({f"embark.{key}": value for key, value in about.items()})
     try:

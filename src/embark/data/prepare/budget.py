@@ -5,9 +5,9 @@ from __future__ import annotations
 import os
 from dataclasses import dataclass
 
-from embark.data.prepare.schema import Schema
 from embark.data.prepared.manifest import BLOCK_ROWS, SPLITS
 from embark.errors import UserError
+from embark.features.schema import Schema
 from embark.spec.data import PrepareSpec
 
 PARENT_BYTES = 160_000_000
@@ -25,7 +25,7 @@ BYTES_PER_ENTRY = 64  # Numbering ids: what one distinct value of one run takes 
 
 @dataclass(frozen=True, slots=True)
 class Budget:
-    """What each process may do."""
+    """The memory and the work of each process."""
 
     memory_bytes: int
     num_workers: int
@@ -36,7 +36,7 @@ class Budget:
 
 
 def plan_budget(prepare: PrepareSpec, schema: Schema, *, has_runs: bool, num_cores: int | None = None) -> Budget:
-    """As many workers as there are cores, or fewer where the memory is too little for that."""
+    """Use as many workers as there are cores, or fewer if the memory is too little for that."""
     memory_bytes = int(prepare.memory_gb * 1e9)
     fixed = BASE_BYTES[schema.format] + _writer_bytes(schema)
     chunk_copies, run_row_bytes = CHUNK_COPIES[schema.format], _run_row_bytes(schema) if has_runs else 0
@@ -60,14 +60,14 @@ def plan_budget(prepare: PrepareSpec, schema: Schema, *, has_runs: bool, num_cor
 
 
 def _writer_bytes(schema: Schema) -> int:
-    """Of each split: rows that wait for a block to be full, the same joined, and the block; and rows that wait in the
-    segment before, which is still being put on disk."""
+    """Estimate a writer's memory: in each split rows that wait for a block to be full, the same joined, and the block;
+    and rows that wait in the segment before, which is still being put on disk."""
     row_bytes = 1 + 4 * len(schema.dense_names) + sum(4 * column.max_ids for column in schema.sparse)
     return 4 * len(SPLITS) * BLOCK_ROWS * row_bytes
 
 
 def _run_row_bytes(schema: Schema) -> int:
-    """A row with its keys, twice while a run is joined, and one column's while it is sorted."""
+    """Estimate the memory of a row with its keys, twice while a run is joined, and one column's while it is sorted."""
     key_bytes = 4 if schema.format == "criteo" else 8
     keys = sum(key_bytes * column.max_ids for column in schema.sparse)
     widest = max((column.max_ids for column in schema.sparse), default=0)

@@ -22,15 +22,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from embark.data.prepare.inputs import InputFile, Inputs
-from embark.data.prepare.rows import MAX_QUOTED, BadRow, RawRows, Segment, reason_of
-from embark.data.prepare.schema import Schema
+from embark.data.prepare.rows import Segment, reason_of
 from embark.data.prepare.text_stream import PAD_BYTES, LineChunk, line_chunks, line_segments
 from embark.errors import DataError
+from embark.features.arrays import Array, Bytes, Floats, Hashes, Int64s, Mask
+from embark.features.rows import MAX_QUOTED, BadRow, RawRows
+from embark.features.schema import Schema
 
-Bytes = NDArray[np.uint8]
-Words = NDArray[np.uint64]
-Places = NDArray[np.int64]
-Mask = NDArray[np.bool_]
+Words = Hashes
 
 NUM_DENSE = 13
 NUM_SPARSE = 26
@@ -43,18 +42,18 @@ _HEX = re.compile(rb"[0-9a-fA-F]{1,8}")
 
 
 class CriteoReader:
-    """Kaggle's `train.txt` and the days of the 1TB set, plain or gzip."""
+    """Reads Kaggle's `train.txt` and the days of the 1TB set, plain or gzip."""
 
     def __init__(self, schema: Schema, inputs: Inputs) -> None:
         self._inputs = inputs
         self._names = (schema.label, *schema.dense, *(column.name for column in schema.sparse))
 
     def segments(self, file: InputFile, segment_bytes: int) -> list[Segment]:
-        """Byte ranges; each owns the lines that begin in it. A gzip file is one."""
+        """Cut a file into byte ranges; each owns the lines that begin in it. A gzip file is one range."""
         return line_segments(self._inputs, file, segment_bytes)
 
     def read(self, segment: Segment, chunk_bytes: int) -> Iterator[RawRows]:
-        """The segment's rows in order."""
+        """Yield the segment's rows in order."""
         decoder, line, text_bytes = SlabDecoder(), 0, 0
         slabs: list[RawRows] = []
         for chunk in line_chunks(self._inputs, segment, SLAB_BYTES):
@@ -82,7 +81,7 @@ class CriteoReader:
 
 
 def read_line(line: bytes, names: tuple[str, ...]) -> tuple[int, list[int | None], list[int | None]]:
-    """Label, integers and ids of one line without its newline; ValueError says why it is none."""
+    """Return label, integers and ids of one line without its newline; a ValueError says what is wrong with it."""
     if not line.strip():
         raise ValueError("an empty line")
     fields = line.removesuffix(b"\r").split(b"\t")
@@ -109,7 +108,7 @@ def _shown(field: bytes) -> str:
     return text if len(field) <= 24 else f"{text}…"
 
 
-def _refuse_unlabelled(file: InputFile, text: NDArray[np.uint8]) -> None:
+def _refuse_unlabelled(file: InputFile, text: Bytes) -> None:
     head = text[PAD_BYTES : min(PAD_BYTES + 8192, len(text) - PAD_BYTES)].tobytes().split(b"\n")[:-1][:10]
     if head and all(line.count(b"\t") == NUM_FIELDS - 2 for line in head):
         raise DataError(f"{file.uri}: its lines have {NUM_FIELDS - 1} fields, one fewer than Criteo's {NUM_FIELDS}: "
@@ -117,8 +116,9 @@ def _refuse_unlabelled(file: InputFile, text: NDArray[np.uint8]) -> None:
                         fix="leave it out of data.prepare.input: rows without a label cannot be trained on")
 
 
-def _with_doubtful(slab: Slab, text: NDArray[np.uint8], names: tuple[str, ...]) -> tuple[Slab, list[tuple[int, str]]]:
-    """The slab with its doubtful lines read one by one and put in place; and of bad ones, why."""
+def _with_doubtful(slab: Slab, text: Bytes, names: tuple[str, ...]) -> tuple[Slab, list[tuple[int, str]]]:
+    """Read the slab's doubtful lines one by one and put them in their order; also return the bad ones and why they
+    are."""
     if not len(slab.doubtful):
         return slab, []
     stops = np.append(slab.line_starts[1:], len(text))
@@ -135,7 +135,7 @@ def _with_doubtful(slab: Slab, text: NDArray[np.uint8], names: tuple[str, ...]) 
     lines = np.concatenate([slab.lines, [line for line, _ in good]])
     order = np.argsort(lines, kind="stable")
 
-    def merged(first: NDArray[Any], more: list[Any], axis: int = 0) -> NDArray[Any]:
+    def merged(first: Array, more: list[Any], axis: int = 0) -> Array:
         second = np.array(more, first.dtype)
         return np.concatenate([first, second.T if axis else second], axis).take(order, axis)
 
@@ -151,28 +151,28 @@ def _with_doubtful(slab: Slab, text: NDArray[np.uint8], names: tuple[str, ...]) 
 class Slab:
     """Rows of some lines, in columns."""
 
-    lines: Places  # Of each row, from 0 within the slab.
-    label: NDArray[np.uint8]
-    dense: NDArray[np.float32]  # [n, 13], NaN where the field is empty.
+    lines: Int64s  # The line of each row, from 0 within the slab.
+    label: Bytes
+    dense: Floats  # [n, 13], NaN where the field is empty.
     keys: NDArray[np.uint32]  # [26, n], anything where the field is empty.
     is_missing: Mask  # [26, n]
-    line_starts: Places  # First byte of every line, within the slab.
-    doubtful: Places  # Lines that are not among the rows: too few fields, or something else in them that is not simple.
+    line_starts: Int64s  # First byte of every line, within the slab.
+    doubtful: Int64s  # Lines that are not among the rows: too few fields, or something that is not simple.
 
 
 class SlabDecoder:
     """Decodes one slab after the other."""
 
     def __init__(self) -> None:
-        self._arrays: dict[str, NDArray[Any]] = {}
+        self._arrays: dict[str, Array] = {}
 
     def decode(self, text: Bytes) -> Slab:
-        """Complete lines, between PAD_BYTES of anything on either side."""
+        """Decode complete lines, which have PAD_BYTES of anything on either side."""
         slab = text[PAD_BYTES:-PAD_BYTES]
         is_end = self._array("mask", len(slab), np.bool_)
         ends = np.flatnonzero(np.less_equal(slab, _NEWLINE, out=is_end))
         table, lines, odd, line_starts = self._regular_rows(slab, ends)
-        # Of each field, and before them of the one before the first: the byte of the text eight before its end.
+        # The byte eight before the end of each field, and first of the field before the first.
         tails = self._array("tails", (NUM_FIELDS + 1, len(table)), np.int64)
         np.add(line_starts if len(lines) == len(line_starts) else line_starts[lines], PAD_BYTES - 9, out=tails[0])
         np.add(table.T, PAD_BYTES - 8, out=tails[1:])
@@ -191,17 +191,17 @@ class SlabDecoder:
             keys, is_missing = keys[:, good], is_missing[:, good]
         return Slab(lines, label, dense, keys, is_missing, line_starts, odd)
 
-    def _array(self, name: str, shape: int | tuple[int, ...], dtype: type[np.generic]) -> NDArray[Any]:
-        """The workspace of that name, of any content."""
+    def _array(self, name: str, shape: int | tuple[int, ...], dtype: type[np.generic]) -> Array:
+        """Return the workspace of that name, with any content."""
         num = shape if isinstance(shape, int) else math.prod(shape)
         array = self._arrays.get(name)
         if array is None or len(array) < num:
             array = self._arrays[name] = np.empty(num + num // 4, dtype)
         return array[:num].reshape(shape)
 
-    def _regular_rows(self, slab: Bytes, ends: Places) -> tuple[Places, Places, Places, Places]:
-        """[m, 40] ends of the fields of the lines that have 40, their lines, the other lines, and where each line
-        begins. `ends` are all tabs, newlines and bytes below them."""
+    def _regular_rows(self, slab: Bytes, ends: Int64s) -> tuple[Int64s, Int64s, Int64s, Int64s]:
+        """Return [m, 40] ends of the fields of the lines that have 40, their lines, the other lines, and where each
+        line begins. `ends` are all tabs, newlines and bytes below them."""
         num_lines, rest = divmod(len(ends), NUM_FIELDS)
         if not rest:
             table = ends.reshape(num_lines, NUM_FIELDS)
@@ -219,9 +219,9 @@ class SlabDecoder:
         table = ends[newlines[lines][:, None] + np.arange(1 - NUM_FIELDS, 1)]
         return table, lines, np.flatnonzero(~is_regular), np.concatenate([[0], ends[newlines[:-1]] + 1])
 
-    def _integers(self, text: Bytes, tails: Places, is_bad: Mask) -> tuple[NDArray[np.float32], int]:
-        """[n, 13] numbers, NaN where the field is empty, and how many are negative. `tails` begins with that of the
-        field before; marks in `is_bad` the rows that want a second look."""
+    def _integers(self, text: Bytes, tails: Int64s, is_bad: Mask) -> tuple[Floats, int]:
+        """Return [n, 13] numbers, NaN where the field is empty, and how many are negative. `tails` begins with that of
+        the field before. Rows that need a second look are marked in `is_bad`."""
         lengths = self._lengths(tails)
         tails = tails[1:]
         digits = self._words(text, tails)
@@ -242,10 +242,10 @@ class SlabDecoder:
         return np.ascontiguousarray(values.T), num_negative
 
     def _signed(
-        self, text: Bytes, tails: Places, lengths: Places, digits: Words, values: NDArray[np.float32]
+        self, text: Bytes, tails: Int64s, lengths: Int64s, digits: Words, values: Floats
     ) -> tuple[Mask, int]:
-        """A column in which not all is digits: the negative values put right, which rows want a second look, and how
-        many are negative."""
+        """Correct the negative values of a column in which not all bytes are digits. Return which rows need a second
+        look, and how many are negative."""
         is_wrong = ~_is_digits(digits) | (lengths > 8)
         rows = np.flatnonzero(is_wrong)
         sizes, tails = lengths[rows], tails[rows]
@@ -259,10 +259,10 @@ class SlabDecoder:
         return is_wrong, len(rows)
 
     def _hexadecimals(
-        self, text: Bytes, tails: Places, num_digits: int, is_bad: Mask
+        self, text: Bytes, tails: Int64s, num_digits: int, is_bad: Mask
     ) -> tuple[NDArray[np.uint32], Mask]:
-        """[26, n] numbers, and where the field is empty. `num_digits`: bytes of the lines that are neither between
-        fields nor signs. Marks in `is_bad` the rows that want a second look."""
+        """Return [26, n] numbers, and where the field is empty. `num_digits`: bytes of the lines that are neither
+        between fields nor signs. Rows that need a second look are marked in `is_bad`."""
         sizes = np.subtract(tails[1:], tails[:-1], out=self._array("sizes", (NUM_SPARSE, tails.shape[1]), np.int64))
         is_missing = sizes == 1
         is_eight = np.equal(sizes, 9, out=self._array("eight", sizes.shape, np.bool_))
@@ -278,8 +278,8 @@ class SlabDecoder:
         return keys, is_missing
 
     def _nibbles(self, text: Bytes, num_digits: int) -> bool:
-        """Into the workspace what each byte means as a hexadecimal digit; False if not so many of the lines' bytes are
-        digits or small letters."""
+        """Write the meaning of each byte as a hexadecimal digit into the workspace. Return whether `num_digits` of the
+        lines' bytes are digits or small letters."""
         nibbles = np.bitwise_xor(text, np.uint8(_ZERO), out=self._array("nibbles", len(text), np.uint8))
         # Now 0 to 9, and 0x51 to 0x56 for a to f.
         is_letter = np.greater(nibbles, 9, out=self._array("letters", len(text), np.bool_))
@@ -293,7 +293,7 @@ class SlabDecoder:
         return bool(num_found == num_digits)
 
     def _four_digits(self, size: int) -> NDArray[np.uint16]:
-        """The number that each byte's digit begins with the three behind it."""
+        """Return the number that each byte's digit makes with the three digits behind it."""
         # Products, for numpy shifts small numbers one by one and multiplies many at once.
         nibbles, pairs = self._array("nibbles", size, np.uint8), self._array("other bytes", size, np.uint8)[:-1]
         np.multiply(nibbles[:-1], np.uint8(16), out=pairs)
@@ -305,8 +305,8 @@ class SlabDecoder:
         fours |= wide[2:]
         return fours
 
-    def _any_hexadecimals(self, text: Bytes, tails: Places, is_bad: Mask) -> tuple[NDArray[np.uint32], Mask]:
-        """The same of fields of any length, and of capitals too."""
+    def _any_hexadecimals(self, text: Bytes, tails: Int64s, is_bad: Mask) -> tuple[NDArray[np.uint32], Mask]:
+        """Read hexadecimal fields of any length, with capitals too."""
         lengths = self._lengths(tails)
         nibbles, own = self._words(text, tails[1:]), _OWN_BYTES.take(lengths, mode="clip")
         # Control characters, of which the next step would make digits, have neither of two bits.
@@ -324,25 +324,25 @@ class SlabDecoder:
         wrong |= nibbles & _repeated(0xF0)
         is_bad |= np.bitwise_or.reduce(wrong, axis=0) != 0
         is_bad |= lengths.max(axis=0, initial=0) > 8
-        # Two nibbles make a byte in every second place; the narrowing cast closes the gaps.
+        # Two nibbles make a byte in every second position; the narrowing cast closes the gaps.
         nibbles |= nibbles << np.uint64(12)
         keys = (nibbles.view(np.uint16) >> np.uint16(8)).astype(np.uint8).view(np.uint32)
         return keys.byteswap(inplace=True), lengths == 0
 
-    def _lengths(self, tails: Places) -> Places:
+    def _lengths(self, tails: Int64s) -> Int64s:
         shape = (len(tails) - 1, tails.shape[1])
-        lengths: Places = np.subtract(tails[1:], tails[:-1], out=self._array("lengths", shape, np.int64))
+        lengths: Int64s = np.subtract(tails[1:], tails[:-1], out=self._array("lengths", shape, np.int64))
         lengths -= 1
         return lengths
 
-    def _words(self, text: Bytes, tails: Places, name: str = "words") -> Words:
-        """The eight bytes from each place on, as a number. Two aligned words hold them; that is faster than numpy is
-        with words that begin anywhere."""
+    def _words(self, text: Bytes, tails: Int64s, name: str = "words") -> Words:
+        """Return the eight bytes from each position on as a number. Two aligned words hold them, which is faster than
+        numpy is with words that begin anywhere."""
         aligned = text[: len(text) & ~7].view(np.uint64)
-        places = np.right_shift(tails, 3, out=self._array(f"{name} places", tails.shape, np.int64))
-        words: Words = aligned.take(places, mode="clip", out=self._array(name, tails.shape, np.uint64))
-        above = aligned[1:].take(places, mode="clip", out=self._array(f"{name} above", tails.shape, np.uint64))
-        shifts = np.bitwise_and(tails, 7, out=places)
+        indexes = np.right_shift(tails, 3, out=self._array(f"{name} indexes", tails.shape, np.int64))
+        words: Words = aligned.take(indexes, mode="clip", out=self._array(name, tails.shape, np.uint64))
+        above = aligned[1:].take(indexes, mode="clip", out=self._array(f"{name} above", tails.shape, np.uint64))
+        shifts = np.bitwise_and(tails, 7, out=indexes)
         shifts *= 8
         words >>= shifts.view(np.uint64)
         np.subtract(64, shifts, out=shifts)
@@ -355,7 +355,7 @@ def _repeated(byte: int) -> np.uint64:
     return np.uint64(byte * 0x0101010101010101)
 
 
-# By a field's length: the bytes of the word that are its own. The last serves all that are longer.
+# The bytes of the word that are a field's own, by its length. The last serves all that are longer.
 _OWN_BYTES = np.array([~0 << (64 - 8 * n) & (1 << 64) - 1 for n in range(9)] + [(1 << 64) - 1], np.uint64)
 _ASCII_ZEROS = _repeated(_ZERO)
 _NAN_BITS = np.float32(np.nan).view(np.uint32)
@@ -363,8 +363,8 @@ _STEPS = tuple((np.uint64(f), np.uint64(s), np.uint64(m)) for f, s, m in (
     (10 << 8 | 1, 8, 0x00FF00FF00FF00FF), (100 << 16 | 1, 16, 0x0000FFFF0000FFFF), (10_000 << 32 | 1, 32, 0xFFFFFFFF)))
 
 
-def _eight_digits(digits: Words, scratch: Words) -> NDArray[np.float32]:
-    """The number that eight bytes of 0 to 9 mean, the first byte counting most: pairs, fours, all eight."""
+def _eight_digits(digits: Words, scratch: Words) -> Floats:
+    """Return the number that eight bytes of 0 to 9 mean, the first byte counting most: pairs, fours, all eight."""
     value = digits
     for factor, shift, mask in _STEPS:
         value = np.multiply(value, factor, out=scratch)
@@ -374,6 +374,6 @@ def _eight_digits(digits: Words, scratch: Words) -> NDArray[np.float32]:
 
 
 def _is_digits(digits: Words) -> Mask:
-    """Where every byte is 0 to 9."""
+    """Mark the words whose bytes are all 0 to 9."""
     is_digits: Mask = (((digits + _repeated(0x80 - 10)) | digits) & _repeated(0x80)) == 0
     return is_digits

@@ -6,6 +6,8 @@ dense transform, the tables in the same order.
 
 from __future__ import annotations
 
+import hashlib
+import io
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -15,14 +17,18 @@ import numpy as np
 from pydantic import BaseModel, TypeAdapter, ValidationError
 
 from embark.data.prepare.id_numbering import IdFiles, KnownIds
-from embark.data.prepare.rows import IdMethod
-from embark.data.prepare.schema import TIME_ROWS, Schema
 from embark.data.prepared.cache import local_folder, read_manifest
 from embark.data.prepared.manifest import IDS, SHARED, Manifest, shared_tables
 from embark.errors import DataError
+from embark.features.arrays import Int32s, Int64s
+from embark.features.encoding import IdMethod
+from embark.features.layout import REPAIR
+from embark.features.schema import TIME_ROWS, Schema
+from embark.formatting import shortlist
 from embark.spec.data import NewIds, TimeColumns
 from embark.spec.run import RunSpec
 from embark.store import open_store
+from embark.store.atomic_file import scratch_for
 
 FIELD = "data.prepare.id_map_from"
 
@@ -34,7 +40,7 @@ class _IdMap(BaseModel):
 
 
 class _Settings(BaseModel):
-    """What a preparation wrote into its manifest, as far as the next one needs it."""
+    """The part of a manifest's settings that a later preparation needs."""
 
     revision: int
     schema_: dict[str, Any]
@@ -49,12 +55,12 @@ class EarlierIds:
     path: str
     manifest: Manifest
     schema: Schema
-    maps: Mapping[str, _IdMap]  # By table.
+    maps: Mapping[str, _IdMap]
     dense: str  # How dense values were transformed.
     new_ids: NewIds
 
     def completed(self, spec: RunSpec) -> RunSpec:
-        """`spec` with the columns of the earlier data where it names none."""
+        """Return `spec` with the columns of the earlier data where it names none."""
         data, old = spec.data, self.schema
         changes: dict[str, object] = {"dense": self.dense} if data.prepare.dense == "auto" else {}
         of_data: dict[str, object] = {}
@@ -79,7 +85,7 @@ class EarlierIds:
         return spec.model_copy(update={"data": data.model_copy(update={**of_data, "prepare": prepare})})
 
     def aligned(self, spec: RunSpec, schema: Schema) -> Schema:
-        """`schema` with the kinds of the earlier columns; refused where its ids could not mean the same rows."""
+        """Return `schema` with the kinds of the earlier columns; refuse it if its ids could not mean the same rows."""
         if differences := list(self._differences(spec, schema)):
             raise DataError("\n  ".join([f"{self.path}: its ids cannot be kept for this input", *differences]),
                             fix="change the spec so; or prepare without data.prepare.id_map_from, for ids that begin "
@@ -94,15 +100,15 @@ class EarlierIds:
         return replace(schema, sparse=tuple(sparse[name] for name in order), why=schema.why | why)
 
     def methods(self, schema: Schema) -> tuple[IdMethod, ...]:
-        """How each column's ids are made: as they were."""
+        """Return how each column's ids were made."""
         return tuple("hash" if column.weights_of else self.maps[column.name].how for column in schema.sparse)
 
     def settings(self) -> dict[str, str]:
-        """For the manifest of what is prepared: which ids it continues. Where they lie is no part of it."""
+        """Return what the new manifest records: which ids it continues, not where they lie."""
         return {"data": self.manifest.fingerprint(), "new_ids": self.new_ids}
 
     def fetch(self, folder: Path) -> dict[str, KnownIds]:
-        """The maps by table, checked, in `folder` where they are not on this machine."""
+        """Return the maps by table, checked; they are copied to `folder` if they are not on this machine."""
         names = [name for name in self.maps if not self._is_hashed(name)]
         here = local_folder(self.path)
         if here is None:
@@ -155,7 +161,7 @@ class EarlierIds:
 
 
 def open_earlier(spec: RunSpec, revision: int) -> EarlierIds | None:
-    """What `id_map_from` names; it must have been prepared by the same `revision` of this code."""
+    """Open the data that `id_map_from` names; it must have been prepared by the same `revision` of this code."""
     path = spec.data.prepare.id_map_from
     if not path:
         return None
@@ -183,4 +189,28 @@ def _sharing(shared: Mapping[str, str]) -> str:
 
 
 def _listed(names: tuple[str, ...]) -> str:
-    return ", ".join(names[:12]) + (f" and {len(names) - 12} more" if len(names) > 12 else "") or "none"
+    return shortlist(names, 12) or "none"
+
+
+def write_changed_rows(out: Path, table: str, rows: Int64s) -> dict[str, str]:
+    """Write the table rows that have another owner than in the earlier data: what a model learned there is not theirs.
+    Return what the manifest records."""
+    text = io.BytesIO()
+    np.save(text, rows.astype("<i4"))
+    file = f"{IDS}/{table}.changed.npy"
+    with scratch_for(out / file) as scratch:
+        scratch.write_bytes(text.getbuffer())
+    return {"changed": file, "changed_sha256": hashlib.sha256(text.getbuffer()).hexdigest()}
+
+
+def read_changed_rows(path: str, manifest: Manifest) -> dict[str, Int32s]:
+    """Read the changed rows of the data at `path`, a folder or a URI, by table."""
+    store, found = open_store(path), {}
+    maps: dict[str, dict[str, Any]] = manifest.settings.get("id_maps", {})
+    for table, about in maps.items():
+        if "changed" in about:
+            text = store.read(about["changed"])
+            if hashlib.sha256(text).hexdigest() != about.get("changed_sha256"):
+                raise DataError(f"{store.where(about['changed'])}: is not what the manifest says", fix=REPAIR)
+            found[table] = np.load(io.BytesIO(text))
+    return found

@@ -20,9 +20,10 @@ from embark.data.prepare.sampling import (
     list_delimiter_of,
     take_sample,
 )
-from embark.data.prepare.schema import KINDS, TIME_ROWS, LabelColumn, Schema, SparseColumn, TimeColumn
-from embark.data.prepare.time_format import MEANINGS, time_formats
 from embark.errors import DataError, nearest
+from embark.features.schema import KINDS, TIME_ROWS, LabelColumn, Schema, SparseColumn, TimeColumn
+from embark.features.values import MEANINGS, time_formats
+from embark.formatting import shortlist
 from embark.spec.data import DataSpec
 from embark.spec.model import Table
 from embark.spec.run import RunSpec
@@ -33,7 +34,8 @@ _MAX_SHOWN = 12
 
 
 def guess_schema(spec: RunSpec, inputs: Inputs, files: Sequence[InputFile]) -> Schema:
-    """From a sample of the first file and some others. What cannot be guessed is an error with the lines to add."""
+    """Guess the roles of the columns from a sample of the input. What cannot be guessed is an error with the lines to
+    add."""
     names = {*_labels(spec), *(name for _, name in _named_columns(spec))}
     sample, where = take_sample(spec.data.prepare, names, inputs, files), files[0].uri
     if sample.format == "criteo":
@@ -49,17 +51,17 @@ def _labels(spec: RunSpec) -> tuple[str, ...]:
 
 
 def table_name(column: str) -> str:
-    """A table can be named with letters, digits and underscores only: `User ID` becomes `User_ID`."""
+    """Return a name of letters, digits and underscores only: `User ID` becomes `User_ID`."""
     name = re.sub(r"[^A-Za-z0-9_]+", "_", column).strip("_") or "column"
     return (name if not name[0].isdigit() else f"_{name}")[:_MAX_NAME]
 
 
 @dataclass(slots=True)
 class _Choice:
-    """The roles as they are found."""
+    """The roles found so far."""
 
     dense: list[str] = field(default_factory=list)
-    sparse: list[tuple[str, Judgement]] = field(default_factory=list)  # And lists, in the order of the columns.
+    sparse: list[tuple[str, Judgement]] = field(default_factory=list)  # Lists too, in the order of the columns.
     ignored: list[str] = field(default_factory=list)
     why: dict[str, str] = field(default_factory=dict)
 
@@ -100,7 +102,8 @@ def _schema(spec: RunSpec, sample: Sample, where: str) -> Schema:
 
 
 def find_times(data: DataSpec, columns: Iterable[Column], where: str) -> tuple[TimeColumn, ...]:
-    """Those that the spec names, each with the format of most of its cells; others are found when they are read."""
+    """Find the columns of times that the spec names, each with the format of most of its cells. Other formats are
+    found when the rows are read."""
     prepare, found = data.prepare, []
     for column in columns:
         if column.name not in (*prepare.time_columns, data.time_column):
@@ -127,7 +130,7 @@ def _sparse_of_times(times: Sequence[TimeColumn]) -> Iterator[SparseColumn]:
 
 
 def _refuse_without_table(made: Iterable[SparseColumn], sparse: Sequence[SparseColumn], where: str) -> None:
-    """Of what is made of times: tables that [model] does not have, or with too few rows."""
+    """Refuse features made of times for which [model] has no table, or one of too few rows."""
     rows = {(column.source, column.kind): column.rows or 0 for column in sparse}
     if wrong := [f'{{ name = "{column.name}", rows = {column.rows} }}' for column in made
                  if rows.get((column.source, column.kind), 0) < (column.rows or 0)]:
@@ -137,7 +140,7 @@ def _refuse_without_table(made: Iterable[SparseColumn], sparse: Sequence[SparseC
 
 
 def _refuse_mixed(spec: RunSpec, sparse: Sequence[SparseColumn], where: str) -> None:
-    """Of features that share a table: a value must have the same key in each."""
+    """Refuse features that share a table if a value would have another key in each."""
     columns = {column.name: column for column in sparse}
     for table in spec.model.tables:
         mine, other = columns.get(table.name), columns.get(table.weights)
@@ -200,7 +203,7 @@ def _choose(spec: RunSpec, sample: Sample, tables: dict[str, Table], list_delimi
 
 
 def _named_role(spec: RunSpec, column: Column, table: Table | None, list_delimiter: str) -> Judgement | None:
-    """Where the spec says that the column is sparse or a list."""
+    """Return the role of a column that the spec calls sparse or a list."""
     prepare, name = spec.data.prepare, column.name
     is_list = name in prepare.list_columns or (table is not None and _is_list(table))
     if not is_list and name not in prepare.sparse_columns and table is None:
@@ -228,7 +231,7 @@ def _sparse(spec: RunSpec, name: str, judgement: Judgement, table: Table | None)
 
 
 def _with_tables(spec: RunSpec, sparse: list[SparseColumn], where: str) -> tuple[SparseColumn, ...]:
-    """Each with a name of its own, and with the rows that `num_tables` and `rows_per_table` give."""
+    """Give each column a name of its own, and the rows that `num_tables` and `rows_per_table` say."""
     if spec.model.tables:
         return tuple(sparse)
     if not spec.model.gives_tables:
@@ -290,7 +293,7 @@ def _criteo(spec: RunSpec, sample: Sample) -> Schema:
 
 
 def _named_columns(spec: RunSpec) -> Iterator[tuple[str, str]]:
-    """Where the spec names a column, and the name; all but the label."""
+    """Yield where the spec names a column, and the name; all but the label."""
     data, prepare = spec.data, spec.data.prepare
     for where, names in (
         ("data.dense_columns", data.dense_columns), ("data.prepare.sparse_columns", prepare.sparse_columns),
@@ -307,7 +310,7 @@ def _named_columns(spec: RunSpec) -> Iterator[tuple[str, str]]:
 
 
 def _column_of(table: str, columns: Sequence[str]) -> str:
-    """The column that a table of the spec means."""
+    """Return the column that a table of the spec means."""
     return next((name for name in columns if table in (name, table_name(name))), table)
 
 
@@ -359,5 +362,4 @@ def _examples(column: Column) -> str:
 
 
 def _some(values: Sequence[str], limit: int = _MAX_SHOWN) -> str:
-    short = [value if len(value) <= 24 else value[:24] + "…" for value in values[:limit]]
-    return ", ".join(short) + (f" and {len(values) - limit} more" if len(values) > limit else "")
+    return shortlist([value if len(value) <= 24 else value[:24] + "…" for value in values], limit)

@@ -18,9 +18,11 @@ from typing import Any, BinaryIO
 import numpy as np
 from numpy.typing import NDArray
 
-from embark.data.prepare.rows import Keys, hash_ids
-from embark.data.prepared.layout import Rows
 from embark.data.workers import Report
+from embark.features.arrays import Array, Bytes, Int32s, Int64s, Mask
+from embark.features.encoding import hash_ids, look_up
+from embark.features.layout import Rows
+from embark.features.rows import Keys
 from embark.spec.data import NewIds
 from embark.store.atomic_file import commit
 
@@ -31,17 +33,17 @@ _SAMPLES_PER_PARTITION = 512
 class Codes:
     """The values of a column of a run, numbered among themselves."""
 
-    codes: NDArray[Any]
+    codes: Array
     keys: Keys  # Distinct, rising; code − 1 is the position.
     counts: NDArray[np.uint32]  # Training rows that have each key.
 
 
 @dataclass(frozen=True, slots=True)
 class RunKeys:
-    """Where a column's distinct keys of one run lie."""
+    """The position of a column's distinct keys of one run in a file."""
 
     path: Path
-    start: int  # In bytes; the counts follow the keys.
+    start: int  # The first byte; the counts follow the keys.
     num_keys: int
     dtype: np.dtype[Any]
 
@@ -53,14 +55,14 @@ class RunKeys:
         return np.fromfile(self.path, np.uint32, stop - start, offset=offset)
 
     def map_keys(self) -> Keys:
-        """Without reading them, for looking at a few."""
+        """Map the keys, to look at a few without reading all."""
         if not self.num_keys:
             return np.empty(0, self.dtype)
         return np.memmap(self.path, self.dtype, "r", self.start, (self.num_keys,))
 
 
 def encode(
-    keys: Keys, is_missing: NDArray[np.bool_] | None, is_train: NDArray[np.bool_], lengths: NDArray[np.int32] | None
+    keys: Keys, is_missing: Mask | None, is_train: Mask, lengths: Int32s | None
 ) -> Codes:
     """Number the values of a run among themselves. `is_train` is by row."""
     if lengths is not None:
@@ -88,7 +90,7 @@ class RunWriter:
         self._rows, self._keys = (open(f"{path}.part", "wb") for path in self._paths)  # noqa: SIM115
         self._runs: list[dict[str, Any]] = []
 
-    def add(self, rows: Rows, split: NDArray[np.uint8], numbered: Mapping[int, Codes]) -> None:
+    def add(self, rows: Rows, split: Bytes, numbered: Mapping[int, Codes]) -> None:
         """Write one more run; the ids of the columns in `numbered` are their codes."""
         for array in (rows.label, split, rows.dense, *rows.lengths, *rows.ids):
             if array is not None:
@@ -101,7 +103,7 @@ class RunWriter:
         self._runs.append(keys)
 
     def close(self) -> list[dict[str, Any]]:
-        """Everything is on disk; the record by which it is found again."""
+        """Put everything on disk; return the record by which it is found again."""
         for file, path in zip((self._rows, self._keys), self._paths, strict=True):
             commit(file, path)
         return self._runs
@@ -109,8 +111,8 @@ class RunWriter:
 
 def read_runs(
     directory: Path, name: str, num_runs: int, is_list: Sequence[bool]
-) -> Iterator[tuple[Rows, NDArray[np.uint8]]]:
-    """The rows of each run of a segment, and their splits."""
+) -> Iterator[tuple[Rows, Bytes]]:
+    """Yield the rows of each run of a segment, and their splits."""
     with open(_paths(directory, name)[0], "rb") as file:
         for _ in range(num_runs):
             label, split, dense = (np.load(file) for _ in range(3))
@@ -119,14 +121,14 @@ def read_runs(
 
 
 def keys_of(directory: Path, name: str, runs: Sequence[dict[str, Any]], column: int) -> list[RunKeys]:
-    """A column's keys in each run of a segment."""
+    """Return the position of a column's keys in each run of a segment."""
     path, found = _paths(directory, name)[1], [run[str(column)] for run in runs]
     return [RunKeys(path, about["start"], about["num"], np.dtype(about["dtype"])) for about in found]
 
 
 @dataclass(frozen=True, slots=True)
 class IdFiles:
-    """Where the ids of a column are written."""
+    """The files of a column's ids."""
 
     keys: Path  # The distinct keys that have an id, rising, as `.npy`.
     ids: Path  # Their ids, as `.npy`.
@@ -134,11 +136,11 @@ class IdFiles:
 
     @staticmethod
     def of(folder: Path, name: str, codes: Path = Path()) -> IdFiles:
-        """Of a column, whose map is in `folder`."""
+        """Name the files of a column whose map is in `folder`."""
         return IdFiles(folder / f"{name}.keys.npy", folder / f"{name}.ids.npy", codes)
 
     def sha256(self) -> str:
-        """Of the map: keys and ids."""
+        """Return the checksum of the map's keys and ids."""
         digest = hashlib.sha256()
         for path in (self.keys, self.ids):
             with path.open("rb") as file:
@@ -147,7 +149,7 @@ class IdFiles:
 
 
 class _KnownKeys(RunKeys):
-    """The keys of an earlier map, as those of a run without rows."""
+    """The keys of an earlier map, as the keys of a run without rows."""
 
     def read_counts(self, start: int, stop: int) -> NDArray[np.uint32]:
         return np.zeros(stop - start, np.uint32)
@@ -159,15 +161,15 @@ class KnownIds:
 
     keys: Path
     ids: Path
-    num_rows: int  # Of the table.
+    num_rows: int  # Rows of the table.
     new_ids: NewIds
 
     def as_run(self) -> RunKeys:
         keys = np.load(self.keys, mmap_mode="r")
         return _KnownKeys(self.keys, keys.offset, len(keys), keys.dtype)
 
-    def owned_rows(self) -> NDArray[np.bool_]:
-        """[rows]: which have an owner; row 0 is that of rare and missing values."""
+    def owned_rows(self) -> Mask:
+        """Return [rows]: which have an owner. Row 0 belongs to rare and missing values."""
         is_owned = np.zeros(self.num_rows, np.bool_)
         is_owned[np.load(self.ids, mmap_mode="r")] = True
         is_owned[0] = True
@@ -176,13 +178,13 @@ class KnownIds:
 
 @dataclass(frozen=True, slots=True)
 class Numbered:
-    """What the ids of a column are."""
+    """The result of numbering a column."""
 
     num_distinct: int  # Values of the training rows.
     num_known: int  # Ids that an earlier map gave and that keep their rows.
     num_new: int
     num_evicted: int
-    changed_rows: NDArray[np.int64]  # Rows of the earlier table that a new id has now, rising.
+    changed_rows: Int64s  # Rows of the earlier table that a new id has now, rising.
     num_rows: int  # Up to the largest id.
 
 
@@ -190,11 +192,14 @@ def number_keys(
     runs: Sequence[RunKeys], files: IdFiles, *, min_count: int, max_rows: int, max_entries: int, report: Report,
     known: KnownIds | None = None, beside: Sequence[RunKeys] = (),
 ) -> Numbered:
-    """Id 1 for the most frequent, ties by key; 0 for those seen fewer than `min_count` times and all that find no row
-    below `max_rows`. Ids that are `known` stay; new ones get free rows, the most frequent the lowest. To evict is to
-    rank known and new ids together by their counts in these runs, where of equals the known come first; what no longer
-    finds a row loses its own. `beside`: runs of other columns that share the ids; they count as much. At most about
-    `max_entries` keys of runs are in memory at once."""
+    """Number the keys: id 1 for the most frequent, ties by key; 0 for those seen fewer than `min_count` times and all
+    that find no row below `max_rows`.
+
+    Ids that are `known` stay; new ones get free rows, the most frequent the lowest. To evict is to rank known and new
+    ids together by their counts in these runs, where of equals the known come first; what no longer finds a row loses
+    its own. `beside`: runs of other columns that share the ids; they count as much. At most about `max_entries` keys of
+    runs are in memory at once.
+    """
     every = [*runs, *beside, *([known.as_run()] if known else [])]
     bounds, dtype = _partitions(every, max_entries), every[0].dtype if every else np.dtype(np.uint64)
     parts = list(pairwise(bounds.T))
@@ -251,8 +256,8 @@ def number_keys(
     return Numbered(num_distinct, num_known, num_new, by_count[1].total() - num_known, changed_rows, num_rows)
 
 
-def _known_ids(known: KnownIds | None, keys: Keys, low: int, high: int) -> NDArray[np.int64]:
-    """The ids that `keys` have in an earlier map, whose part `low` to `high` is among them; 0 of new ones."""
+def _known_ids(known: KnownIds | None, keys: Keys, low: int, high: int) -> Int64s:
+    """Return the ids that `keys` have in an earlier map, whose part `low` to `high` is among them; 0 for new ones."""
     ids = np.zeros(len(keys), np.int64)
     if known:
         ids[np.searchsorted(keys, known.as_run().read_keys(low, high))] = np.load(known.ids, mmap_mode="r")[low:high]
@@ -261,9 +266,10 @@ def _known_ids(known: KnownIds | None, keys: Keys, low: int, high: int) -> NDArr
 
 def _evict(
     counted: Path, num_parts: int, by_count: tuple[Counter[int], Counter[int]], max_kept: int,
-    is_owned: NDArray[np.bool_],
+    is_owned: Mask,
 ) -> int:
-    """Take the rows of the known values that are not among the `max_kept` most frequent; returns how many new are."""
+    """Take the rows of the known values that are not among the `max_kept` most frequent; return how many new ones
+    are."""
     new, known = by_count
     num_new, left, threshold, num_at_threshold = 0, max_kept, -1, 0
     for level in sorted({*new, *known}, reverse=True):
@@ -283,14 +289,14 @@ def _evict(
     return num_new
 
 
-def read_codes(path: Path, starts: Sequence[int], counts: Sequence[int]) -> Iterator[NDArray[np.int32]]:
-    """The ids of runs' keys, by each run's place among all."""
+def read_codes(path: Path, starts: Sequence[int], counts: Sequence[int]) -> Iterator[Int32s]:
+    """Yield the ids of each run's keys, by the run's position among all."""
     for start, count in zip(starts, counts, strict=True):
         yield np.fromfile(path, "<i4", count, offset=start * 4)
 
 
-def _partitions(runs: Sequence[RunKeys], max_entries: int) -> NDArray[np.int64]:
-    """[runs, partitions + 1]: where each run is cut, at the same keys in all."""
+def _partitions(runs: Sequence[RunKeys], max_entries: int) -> Int64s:
+    """Return [runs, partitions + 1]: where each run is cut, at the same keys in all."""
     total = sum(run.num_keys for run in runs)
     num = -(-total // max_entries) if total else 1
     bounds = np.zeros((len(runs), 2), np.int64)
@@ -309,9 +315,9 @@ def _partitions(runs: Sequence[RunKeys], max_entries: int) -> NDArray[np.int64]:
 
 
 def _count(
-    runs: Sequence[RunKeys], lows: NDArray[np.int64], highs: NDArray[np.int64]
-) -> tuple[Keys, NDArray[np.int64]]:
-    """The distinct keys between the bounds, rising, and how many training rows have each."""
+    runs: Sequence[RunKeys], lows: Int64s, highs: Int64s
+) -> tuple[Keys, Int64s]:
+    """Return the distinct keys between the bounds, rising, and how many training rows have each."""
     pieces = [(run, int(low), int(high)) for run, low, high in zip(runs, lows, highs, strict=True) if high > low]
     if not pieces:
         return np.empty(0, runs[0].dtype if runs else np.uint64), np.empty(0, np.int64)
@@ -325,22 +331,12 @@ def _count(
     return keys[starts], np.add.reduceat(counts, starts, dtype=np.int64)
 
 
-def look_up(wanted: Keys, keys: Keys, ids: NDArray[np.int64]) -> NDArray[np.int32]:
-    """The id of each, 0 where it has none. Both are rising, so the search walks along."""
-    if not len(keys):
-        return np.zeros(len(wanted), np.int32)
-    places = np.searchsorted(keys, wanted)
-    np.minimum(places, len(keys) - 1, out=places)
-    found = ids[places].astype(np.int32)
-    found[keys[places] != wanted] = 0
-    return found
-
-
 def _take_ranks(
-    counts: NDArray[np.int64], levels: NDArray[np.int64], next_ranks: NDArray[np.int64]
-) -> NDArray[np.int64]:
-    """The ranks, from 0, of values that were seen `counts` times: those of a count follow all of larger counts, in the
-    order of the calls. `levels` are all counts, rising, and `next_ranks`, which are advanced, the next rank of each."""
+    counts: Int64s, levels: Int64s, next_ranks: Int64s
+) -> Int64s:
+    """Return the ranks, from 0, of values that were seen `counts` times: those of a count follow all of larger counts,
+    in the order of the calls. `levels` are all counts, rising, and `next_ranks`, which are advanced, the next rank of
+    each."""
     kinds = np.searchsorted(levels, counts)
     order = np.argsort(kinds, kind="stable")
     num_of_kind = np.bincount(kinds, minlength=len(levels))
@@ -351,7 +347,7 @@ def _take_ranks(
 
 
 def _npy(path: Path, dtype: np.dtype[Any], num: int) -> BinaryIO:
-    """A `.npy` file of so many, to write them one behind the other."""
+    """Open a `.npy` file of `num` values, to write them one behind the other."""
     file = open(f"{path}.part", "wb")  # noqa: SIM115
     np.lib.format.write_array_header_1_0(
         file, {"descr": np.lib.format.dtype_to_descr(dtype), "fortran_order": False, "shape": (num,)})
@@ -363,7 +359,7 @@ def _paths(directory: Path, name: str) -> tuple[Path, Path]:
 
 
 def _sorted(keys: Keys) -> tuple[NDArray[np.integer[Any]], Keys]:
-    """The order that sorts them, and them in it."""
+    """Return the order that sorts the keys, and the sorted keys."""
     if keys.dtype == np.uint32:
         # Key and position in one word: sorting words takes half the time of sorting positions by key.
         words = keys.astype(np.uint64)

@@ -11,6 +11,7 @@ from typing import Any
 from urllib.parse import unquote, urlsplit
 
 from embark.errors import DataError, did_you_mean, near_names
+from embark.formatting import shortlist
 from embark.store import ObjectStore, open_store
 from embark.store.errors import explain_data
 
@@ -32,7 +33,7 @@ class InputFile:
 
 
 def open_inputs(patterns: str | Iterable[str]) -> tuple[Inputs, list[InputFile]]:
-    """Every file that the paths, globs and URIs mean, each once, in the order in which they are named."""
+    """Find every file that the paths, globs and URIs mean, each once, in the order in which they are named."""
     inputs = Inputs()
     files: dict[str, InputFile] = {}
     for pattern in [patterns] if isinstance(patterns, str) else patterns:
@@ -46,14 +47,15 @@ def open_inputs(patterns: str | Iterable[str]) -> tuple[Inputs, list[InputFile]]
 
 @dataclass(slots=True)
 class Inputs:
-    """Paths, and URIs of any store that `embark.store` opens. A process it is sent to opens its own stores."""
+    """Opens paths, and URIs of any store that `embark.store` opens. A process it is sent to opens its own stores."""
 
     root: str = field(default_factory=os.getcwd)  # What a path is relative to: a worker process may start elsewhere.
-    sizes: dict[str, int] = field(default_factory=dict)  # In bytes, of the remote files that were found.
+    sizes: dict[str, int] = field(default_factory=dict)  # Bytes of the remote files that were found.
     _stores: dict[str, ObjectStore] = field(default_factory=dict, repr=False, compare=False)
 
     def find(self, pattern: str) -> list[InputFile]:
-        """The files that a path or a glob (`**` crosses folders) means, sorted; a folder means the data files in it."""
+        """Find the files that a path or a glob (`**` crosses folders) means, sorted; a folder means the data files in
+        it."""
         if _is_remote(pattern):
             return self._find_remote(pattern)
         path = unquote(urlsplit(pattern).path) if pattern.startswith("file://") else pattern
@@ -74,7 +76,7 @@ class Inputs:
         return [self._file(name) for name in found]
 
     def read(self, uri: str, start: int, num_bytes: int) -> bytes:
-        """Bytes of a file; fewer at its end."""
+        """Read bytes of a file; fewer at its end."""
         if _is_remote(uri):
             bucket, path = _split_uri(uri)
             store = self._store(bucket)
@@ -93,7 +95,7 @@ class Inputs:
         return pieces[0] if len(pieces) == 1 else b"".join(pieces)
 
     def local_path(self, uri: str) -> str | None:
-        """Where it is on this machine, if it is."""
+        """Return where the file is on this machine, or None."""
         return None if _is_remote(uri) else str(self._absolute(uri))
 
     def _find_remote(self, pattern: str) -> list[InputFile]:
@@ -132,7 +134,7 @@ class Inputs:
         return InputFile(path, found.st_size, changed=str(found.st_mtime_ns))
 
     def _walk(self, folder: str, rest: str) -> list[str]:
-        """Files below `folder` that the glob `rest` matches."""
+        """Find the files below `folder` that the glob `rest` matches."""
         regex, depth = _glob_regex(rest), None if "**" in rest else rest.count("/")
         found = []
         top = self._absolute(folder or ".")
@@ -160,7 +162,7 @@ def _is_remote(uri: str) -> bool:
 
 
 def _split_uri(uri: str) -> tuple[str, str]:
-    """`s3://bucket` and the path in it."""
+    """Split a URI into `s3://bucket` and the path in it."""
     scheme, _, rest = uri.partition("://")
     bucket, _, path = rest.partition("/")
     if not bucket:
@@ -169,7 +171,8 @@ def _split_uri(uri: str) -> tuple[str, str]:
 
 
 def _split_glob(path: str) -> tuple[str, str]:
-    """The folder before the first wildcard, with its slash, and the rest; no rest where there is no wildcard."""
+    """Split a path at the first wildcard into the folder before it, with its slash, and the rest; no rest without a
+    wildcard."""
     wild = _WILD.search(path)
     if not wild:
         return path, ""
@@ -178,7 +181,7 @@ def _split_glob(path: str) -> tuple[str, str]:
 
 
 def _glob_regex(glob: str) -> re.Pattern[str]:
-    """`*` and `?` stay within a folder, `**/` crosses any number of them, `[…]` is one character."""
+    """Translate a glob: `*` and `?` stay within a folder, `**/` crosses any number of them, `[…]` is one character."""
     regex, at = "", 0
     while at < len(glob):
         if glob.startswith("**/", at):
@@ -194,22 +197,21 @@ def _glob_regex(glob: str) -> re.Pattern[str]:
 
 
 def _data_files(names: Iterable[str]) -> list[str]:
-    """Of a folder's files those that hold rows: its Parquet files if there are any, else all but markers."""
+    """Select the files of a folder that hold rows: its Parquet files if there are any, else all but markers."""
     some = [name for name in names if _is_data(name)]
     return [name for name in some if name.lower().endswith((".parquet", ".pq"))] or some
 
 
 def _is_data(path: str) -> bool:
-    """Not one of the markers that programs leave beside data: `_metadata`, `_SUCCESS`, `.part.crc`."""
+    """Whether the file is not a marker that programs leave beside data: `_metadata`, `_SUCCESS`, `.part.crc`."""
     return not path.rsplit("/", 1)[-1].startswith(("_", "."))
 
 
 def _not_found(pattern: str, beside: Sequence[str], looked_in: str = "") -> DataError:
-    """No file matches `pattern`; one of the files `beside` it may be meant."""
+    """Say that no file matches `pattern`, and which of the files `beside` it may be meant."""
     close = near_names(pattern, beside, _MAX_NAMED)
     fix = did_you_mean(close) or (
         "relative paths of a spec go by the spec's own folder, those of --set by the current directory")
     if beside and not close:
-        more = f" and {len(beside) - _MAX_NAMED} more" if len(beside) > _MAX_NAMED else ""
-        fix = "files in this directory: " + ", ".join(beside[:_MAX_NAMED]) + more
+        fix = "files in this directory: " + shortlist(beside, _MAX_NAMED)
     return DataError(f"{pattern}: there is no such file" + (f" in {looked_in}" if looked_in else ""), fix=fix)

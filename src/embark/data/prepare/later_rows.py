@@ -2,26 +2,102 @@
 
 from __future__ import annotations
 
+import hashlib
+import io
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 
-from embark.data.id_maps import PreparedWith
+import numpy as np
+from pydantic import TypeAdapter, ValidationError
+
 from embark.data.prepare.inputs import InputFile, Inputs, open_inputs
 from embark.data.prepare.rows import BadRows, SegmentCounts
 from embark.data.prepare.sampling import take_sample
-from embark.data.prepare.schema import Schema
 from embark.data.prepare.tasks import open_reader
 from embark.data.prepared import Manifest, PartWriter, Split
+from embark.data.prepared.cache import local_folder
 from embark.errors import DataError, nearest
+from embark.features.arrays import Array
+from embark.features.encoding import IdMap, RowEncoder, dense_transform
+from embark.features.layout import REPAIR, Feature
+from embark.features.schema import Schema
 from embark.spec.data import PrepareSpec
+from embark.store import open_store
+from embark.store.object_store import normalize_path
 
 _CHUNK_BYTES = 8 << 20
 _SPLIT: Split = "validation"
+_SCHEMA = TypeAdapter(Schema)
+
+
+@dataclass(frozen=True, slots=True)
+class PreparedWith:
+    """How data was prepared: the columns of its input, and how cells became numbers."""
+
+    path: str
+    manifest: Manifest
+    schema: Schema
+    prepare: PrepareSpec
+
+    @staticmethod
+    def of(path: str, manifest: Manifest) -> PreparedWith | None:
+        """Read it from a manifest; None for data that was made and not prepared."""
+        settings = manifest.settings
+        if "schema" not in settings or "id_maps" not in settings:
+            return None
+        try:
+            schema = _SCHEMA.validate_python(settings["schema"])
+            said = {key: value for key, value in settings["prepare"].items() if key not in ("ids", "format")}
+            prepare = PrepareSpec.model_validate(said)
+        except (ValidationError, KeyError, AttributeError) as error:
+            raise DataError(f"{path}: its manifest does not say how the data was prepared ({error})",
+                            fix="prepare the data again, with this version of Embark") from None
+        return PreparedWith(path, manifest, schema, prepare)
+
+    def row_encoder(self) -> RowEncoder:
+        """Read all id maps and compare them with their checksums."""
+        layout = self.manifest.layout
+        return RowEncoder(dense_transform(self.prepare, self.schema), layout,
+                          tuple(self.id_map(feature) for feature in layout.features))
+
+    def id_map(self, feature: Feature) -> IdMap:
+        """Read the id map of a table and compare it with its checksum."""
+        column = next((one for one in self.schema.sparse if one.name == feature.name), None)
+        if column is not None and column.weights_of:
+            return IdMap(column, feature, None, None, 1)
+        about = self.manifest.settings["id_maps"].get(feature.name)
+        if column is None or about is None:
+            raise DataError(f"{self.path}: the manifest has no id map of table {feature.name}", fix=REPAIR)
+        if about["how"] != "frequency":
+            return IdMap(column, feature, None, None, feature.rows)
+        digest, arrays = hashlib.sha256(), []
+        for name in ("keys", "ids"):
+            array, checksum = _read_array(self.path, normalize_path(about[name]))
+            digest.update(checksum)
+            arrays.append(array)
+        if digest.hexdigest() != about["sha256"] or len(arrays[0]) != len(arrays[1]):
+            raise DataError(f"{self.path}: the id map of table {feature.name} was changed since the data was prepared",
+                            fix=REPAIR)
+        return IdMap(column, feature, arrays[0], arrays[1], about.get("hashed_rows", 0))
+
+
+def _read_array(path: str, name: str) -> tuple[Array, bytes]:
+    """Read an array, or map it if it lies on this machine; return also its file's SHA-256."""
+    folder = local_folder(path)
+    try:
+        if folder is not None:
+            with (folder / name).open("rb") as file:
+                return np.load(folder / name, mmap_mode="r"), hashlib.file_digest(file, "sha256").digest()
+        data = open_store(path).read(name)
+        return np.load(io.BytesIO(data), allow_pickle=False), hashlib.sha256(data).digest()
+    except (OSError, ValueError) as error:
+        raise DataError(f"{path}/{name}: cannot be read ({error})", fix=REPAIR) from None
 
 
 def write_later_rows(before: PreparedWith, path: str, out: Path) -> tuple[Manifest, BadRows]:
-    """All rows of the raw files at `path`, as parts of one split below `out`, and how many could not be read."""
+    """Write all rows of the raw files at `path` as parts of one split below `out`; return also how many could not be
+    read."""
     inputs, files = open_inputs(path)
     schema = schema_in(before.schema.without_split(), before.prepare, inputs, files)
     layout, encoder = before.manifest.layout, before.row_encoder()
@@ -40,7 +116,7 @@ def write_later_rows(before: PreparedWith, path: str, out: Path) -> tuple[Manife
 
 
 def schema_in(known: Schema, prepare: PrepareSpec, inputs: Inputs, files: Sequence[InputFile]) -> Schema:
-    """The roles of the columns as they were, in the format that these files have."""
+    """Return the roles of the columns as they were, in the format that these files have."""
     wanted = {known.label, *(label.name for label in known.labels), *known.dense,
               *(column.source for column in known.sparse), *(time.name for time in known.times)} - {""}
     if known.format == "csv" and known.columns and not known.has_header and not prepare.delimiter:

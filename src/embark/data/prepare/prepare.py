@@ -13,15 +13,19 @@ from typing import Any
 
 import numpy as np
 
-from embark.data.prepare import time_split
 from embark.data.prepare.budget import Budget, plan_budget
 from embark.data.prepare.earlier_ids import EarlierIds, open_earlier
 from embark.data.prepare.guess import guess_schema
 from embark.data.prepare.inputs import InputFile, Inputs, open_inputs
-from embark.data.prepare.rows import BadRows, IdMethod, check_splits, dense_transform, id_methods, should_give_up
-from embark.data.prepare.schema import TIME_ROWS, Schema
+from embark.data.prepare.rows import BadRows, should_give_up
+from embark.data.prepare.splits import (
+    check_splits,
+    describe_time_split,
+    given_starts,
+    newest_starts,
+    time_split_record,
+)
 from embark.data.prepare.tasks import PREPARING, Journal, Kind, Preparation, Task
-from embark.data.prepared.layout import Layout
 from embark.data.prepared.manifest import (
     EARLIER,
     IDS,
@@ -34,8 +38,12 @@ from embark.data.prepared.manifest import (
     Part,
     shared_tables,
 )
-from embark.data.workers import MemoryMonitor, OnProgress, ProgressReporter, WorkerPool
+from embark.data.progress import MemoryMonitor, OnProgress, ProgressReporter
+from embark.data.workers import WorkerPool
 from embark.errors import DataError, UserError
+from embark.features.encoding import IdMethod, dense_transform, id_methods
+from embark.features.layout import Layout
+from embark.features.schema import TIME_ROWS, Schema
 from embark.spec.run import RunSpec
 
 SEGMENT_BYTES = 96 << 20
@@ -43,16 +51,16 @@ MIN_SEGMENT_BYTES = 8 << 20
 SMALL_BYTES = 16 << 20  # Input that is prepared before another process has started.
 NEW_IDS = {"append": "new values get new rows", "evict": "new values take the rows of rarer ones",
            "hash": "new values by hash, modulo the table's rows", "unknown": "new values are id 0"}
-_REVISION = 3  # Of how rows are made of the input; a journal of another revision is of no use.
+_REVISION = 3  # Version of how rows are made of the input; a journal of another one is of no use.
 Record = dict[str, Any]
 
 
 @dataclass(frozen=True, slots=True)
 class Preview:
-    """What a preparation would do."""
+    """The plan of a preparation."""
 
     schema: Schema
-    toml: str  # Of the spec, with what was guessed.
+    toml: str  # Lines of the spec, with what was guessed.
     files: list[InputFile]
     splits: str
     ids: str
@@ -74,7 +82,7 @@ class Preview:
 
 @dataclass(frozen=True, slots=True)
 class PrepareResult:
-    """What a preparation did."""
+    """The result of a preparation."""
 
     path: Path
     manifest: Manifest
@@ -97,15 +105,15 @@ class PrepareResult:
 
 
 def preview(spec: RunSpec) -> Preview:
-    """What each column is taken for, and how rows, ids and memory are handled. Nothing is written."""
-    spec, schema, _, files, earlier = _understood(spec)
+    """Say what each column is taken for, and how rows, ids and memory are handled. Nothing is written."""
+    spec, schema, _, files, earlier = _open_inputs(spec)
     prepare, methods = spec.data.prepare, _methods(spec, schema, earlier)
     splits = {
         "fraction": f"random: {spec.data.eval_fraction:g} to validation, {prepare.test_fraction:g} to test",
         "file": f"by file: {', '.join(prepare.validation_files)} to validation, "
                 f"{', '.join(prepare.test_files) or 'none'} to test",
         "column": f"by column {prepare.split_column}",
-        "time": time_split.describe(spec.data),
+        "time": describe_time_split(spec.data),
     }[prepare.split]
     rare = f" or seen fewer than {prepare.min_count} times" if prepare.min_count > 1 else ""
     ids = {"hash": "by hash, modulo the table's rows",
@@ -123,12 +131,12 @@ def prepare_from_spec(
     spec: RunSpec, out: Path, *, on_progress: OnProgress | None = None, fresh: bool = False
 ) -> PrepareResult:
     """Prepare the files of `data.prepare.input` into the folder `out`; what the spec leaves open is guessed."""
-    spec, schema, inputs, files, earlier = _understood(spec)
+    spec, schema, inputs, files, earlier = _open_inputs(spec)
     return prepare(spec, schema, inputs, files, out, on_progress=on_progress, fresh=fresh, earlier=earlier)
 
 
-def _understood(spec: RunSpec) -> tuple[RunSpec, Schema, Inputs, list[InputFile], EarlierIds | None]:
-    """The files of a spec that trains on what it prepares, and what their columns are."""
+def _open_inputs(spec: RunSpec) -> tuple[RunSpec, Schema, Inputs, list[InputFile], EarlierIds | None]:
+    """Find the files of a spec that trains on what it prepares, and what their columns are."""
     if spec.data.kind != "prepared":
         raise UserError(f"data.kind is {spec.data.kind!r}, and `embark data prepare` writes \"prepared\" data",
                         fix='set data.kind = "prepared" and data.path to the folder to write')
@@ -178,7 +186,7 @@ def prepare(
 
 
 def check_files(files: Sequence[InputFile]) -> None:
-    """None is empty."""
+    """Refuse empty files."""
     for file in files:
         if not file.size_bytes:
             raise DataError(f"{file.uri}: the file is empty", fix="leave it out of data.prepare.input, or get it again")
@@ -187,7 +195,8 @@ def check_files(files: Sequence[InputFile]) -> None:
 def settings_of(
     spec: RunSpec, schema: Schema, files: Sequence[InputFile], out: Path, earlier: EarlierIds | None = None
 ) -> dict[str, Any]:
-    """All that the result depends on. Files go by the folder `out`: the current directory may be another next time."""
+    """Collect all that the result depends on. Files go by the folder `out`: the current directory may be another next
+    time."""
     prepare = spec.data.prepare
     options = prepare.model_dump(mode="json", exclude={"input", "format", "memory_gb", "num_workers", "max_bad_share",
                                                        "id_map_from", "new_ids"})
@@ -211,7 +220,7 @@ def settings_of(
 
 
 class _Run:
-    """One call: the tasks that are not done yet, stage after stage."""
+    """One call of `prepare`: it does the tasks that are not done yet, stage after stage."""
 
     def __init__(
         self, work: Preparation, files: Sequence[InputFile], journal: Journal, progress: ProgressReporter
@@ -222,7 +231,7 @@ class _Run:
         self._max_bad_share = work.spec.data.prepare.max_bad_share
 
     def prepare(self, settings: dict[str, Any]) -> Manifest:
-        """Everything, the manifest last."""
+        """Do everything, the manifest last."""
         tasks = self._segment_tasks(settings["segment_bytes"])
         self.work = replace(self.work, segment_names=tuple(task.name for task in tasks))
         with WorkerPool(self.work, self.num_workers) as pool:
@@ -242,7 +251,7 @@ class _Run:
                  for split in SPLITS}
         sources = [file | {name: sum(record[name] for record in of_file) for name in ("lines", "rows")}
                    for file, of_file in zip(settings["files"], self._by_file(tasks, records), strict=True)]
-        recorded = {TIME_SPLIT: time_split.record(self.work.spec.data, starts)} if starts else {}
+        recorded = {TIME_SPLIT: time_split_record(self.work.spec.data, starts)} if starts else {}
         manifest = Manifest(
             layout, parts, self.work.schema.label,
             settings=_without_files(settings) | {"id_maps": id_maps} | recorded, sources=tuple(sources),
@@ -261,7 +270,7 @@ class _Run:
         tasks = []
         for index, file in enumerate(self.files):
             segments = reader.segments(file, segment_bytes)
-            # Of Parquet a segment counts row groups, so bytes are shared out by them.
+            # A segment of Parquet counts row groups, so bytes are shared out by them.
             first, size = segments[0].start, segments[-1].stop - segments[0].start
             for s in segments:
                 ends = [file.size_bytes * (at - first) // max(1, size) for at in (s.start, s.stop)]
@@ -269,17 +278,17 @@ class _Run:
         return tasks
 
     def _split_starts(self, pool: WorkerPool, tasks: Sequence[Task]) -> tuple[int, ...]:
-        """Of a split by time: the first moments of validation and of test, from the spec or from all rows' times."""
+        """Return where validation and test begin in a split by time, from the spec or from all rows' times."""
         data = self.work.spec.data
         if data.prepare.split != "time":
             return ()
-        if starts := time_split.given_starts(data):
+        if starts := given_starts(data):
             return starts
         self._do(pool, "reading times", [replace(task, kind="times") for task in tasks])
-        return time_split.newest_starts(data, [self.work.times_file(task.name) for task in tasks])
+        return newest_starts(data, [self.work.times_file(task.name) for task in tasks])
 
     def _do(self, pool: WorkerPool, stage: str, tasks: Sequence[Task]) -> list[Record]:
-        """Their records, in order; tasks that have a record are not done again."""
+        """Return the records of the tasks, in order; tasks that have a record are not done again."""
         records = {task.name: record for task in tasks if (record := self.journal.read(task.record)) is not None}
         missing = [task for task in tasks if task.name not in records]
         total = sum(task.weight for task in tasks)
@@ -297,12 +306,12 @@ class _Run:
         return [records[task.name] for task in tasks]
 
     def _by_file(self, tasks: Sequence[Task], records: Sequence[Record]) -> list[list[Record]]:
-        """The segments' records of each file, in order."""
+        """Return the segments' records of each file, in order."""
         return [[record for task, record in zip(tasks, records, strict=True) if task.file_index == index]
                 for index in range(len(self.files))]
 
     def _num_keys(self, record: Record) -> dict[int, int]:
-        """Of each numbered column: the keys in the segment's runs."""
+        """Return how many keys of each numbered column the segment's runs have."""
         return {i: sum(run[str(i)]["num"] for run in record["runs"]) for i in self.work.numbered}
 
     def _number_tasks(self, records: Sequence[Record]) -> list[Task]:
@@ -317,7 +326,7 @@ class _Run:
                 for task, record, starts in zip(tasks, records, np.cumsum(nums, axis=0).tolist(), strict=False)]
 
     def _id_maps(self, records: Sequence[Record] = ()) -> dict[str, Record]:
-        """Of each sparse column: how its ids were made, its table's rows, and where the map is."""
+        """Return for each sparse column how its ids were made, its table's rows, and where the map is."""
         maps: dict[str, Record] = {column.name: {"how": "hash", "rows": column.rows}
                                    for column in self.work.schema.sparse if not column.weights_of}
         for record in records:
@@ -328,7 +337,8 @@ class _Run:
 
 
 def _complete_already(out: Path, settings: dict[str, Any]) -> Manifest | None:
-    """The data that is there, if it is of the same input and settings; other data is refused, and nothing is lost."""
+    """Return the data that is there if it comes from the same input and settings; other data is refused, and nothing
+    is lost."""
     path = out / MANIFEST
     if not path.exists():
         return None
@@ -341,7 +351,7 @@ def _complete_already(out: Path, settings: dict[str, Any]) -> Manifest | None:
 
 
 def _versions(files: Iterable[Mapping[str, Any]]) -> list[tuple[Any, ...]]:
-    """By name, size and time of change, wherever the files lie now."""
+    """Identify files by name, size and time of change, wherever they lie now."""
     return [(os.path.basename(str(file.get("uri"))), file.get("bytes"), file.get("changed")) for file in files]
 
 
@@ -350,7 +360,7 @@ def _without_files(settings: dict[str, Any]) -> dict[str, Any]:
 
 
 def _remove(out: Path) -> None:
-    """What an earlier call wrote, the manifest first. Nothing else in the folder."""
+    """Remove what an earlier call wrote, the manifest first, and nothing else in the folder."""
     (out / MANIFEST).unlink(missing_ok=True)
     (out / STATISTICS).unlink(missing_ok=True)
     for name in (*SPLITS, IDS):
@@ -363,6 +373,6 @@ def _remove(out: Path) -> None:
 
 
 def segment_bytes_of(total_bytes: int) -> int:
-    """By the input alone, so that the same input gives the same files anywhere: some 50 MiB of parts each, less for
-    small inputs, so that every core has work."""
+    """Choose the size of segments by the input alone, so that the same input gives the same files anywhere: some 50
+    MiB of parts each, less for small inputs, so that every core has work."""
     return min(SEGMENT_BYTES, max(MIN_SEGMENT_BYTES, total_bytes // 32))

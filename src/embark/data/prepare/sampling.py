@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import shlex
 import statistics
 from collections import Counter
 from collections.abc import Collection, Iterator, Sequence
@@ -11,8 +12,8 @@ from typing import Any, Literal
 
 from embark.data.prepare.inputs import InputFile, Inputs
 from embark.data.prepare.text_stream import BOM, fields_of, head, header_names, is_gzip
-from embark.data.prepare.time_format import ISO_PATTERNS, MEANINGS, time_formats
 from embark.errors import DataError
+from embark.features.values import INTEGER, ISO_PATTERNS, MEANINGS, NUMBER, json_cell, json_object, time_formats
 from embark.spec.data import PrepareSpec
 
 Format = Literal["criteo", "csv", "jsonl", "parquet"]
@@ -30,12 +31,12 @@ _NOT_TEXT = {
     b"\xfd7zXZ": "packed by xz", b"\xff\xfe": "text in UTF-16", b"\xfe\xff": "text in UTF-16",
     b"ARROW1": "an Arrow file", b"ORC": "an ORC file", b"Obj\x01": "an Avro file",
 }
-_INTEGER = re.compile(r"[+-]?\d+")
-_NUMBER = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?|[+-]?inf(inity)?|nan", re.IGNORECASE)
+_INTEGER = re.compile(INTEGER)
+_NUMBER = re.compile(f"{NUMBER}|[+-]?inf(inity)?|nan", re.IGNORECASE)
 _HEX_ID = re.compile(r"[0-9a-fA-F]{8}")
 _NAME = re.compile(r"[A-Za-z_][\w .:/()-]*")
 _FEW = 50  # So few different numbers are rather the names of groups than amounts.
-_MANY_ROWS = 100  # From here on it means something that no value comes twice.
+_MANY_ROWS = 100  # Among so many rows it means something that no value comes twice.
 _LIST_SHARE = 0.05
 _SKEW = 0.1
 _DATE = re.compile(r"\d{4}[-/.]\d{1,2}[-/.]\d{1,2}|\d{1,2}[-/.]\d{1,2}[-/.]\d{4}")
@@ -55,23 +56,23 @@ _AMOUNT_WORDS = {
 
 @dataclass(frozen=True, slots=True)
 class Column:
-    """What was seen of a column."""
+    """A column of the sample."""
 
     name: str
-    cells: tuple[str, ...]  # As text, in order, without the missing ones; of lists all values.
+    cells: tuple[str, ...]  # Text in order, without the missing ones; all values of lists.
     num_rows: int
     type: Type = "text"  # What the file says; `text` where it says nothing.
 
     @staticmethod
     def of(name: str, cells: Sequence[str], missing: Collection[str], kind: Type = "text") -> Column:
-        """A column of one value a row, some of which mean that there is none."""
+        """Make a column of one value a row, some of which mean that there is none."""
         there = tuple(cell for cell in cells if cell not in missing)
         return Column(name, there, len(cells), kind)
 
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """What was seen of the input."""
+    """Some rows of the input."""
 
     format: Format
     columns: tuple[Column, ...]
@@ -83,8 +84,8 @@ class Sample:
 def take_sample(
     prepare: PrepareSpec, known_names: Collection[str], inputs: Inputs, files: Sequence[InputFile]
 ) -> Sample:
-    """Some rows from the start of the first file, and from the middle and the end of the input. Names that the spec
-    uses are `known_names`: where the first line has one of them, it is a header."""
+    """Take some rows from the start of the first file, and from the middle and the end of the input. Where the first
+    line has one of `known_names`, the names that the spec uses, it is a header."""
     empty = [file.uri for file in files if not file.size_bytes]
     if empty:
         raise DataError(f"{empty[0]}: the file is empty", fix="leave it out of data.prepare.input, or write it again")
@@ -95,14 +96,14 @@ def take_sample(
         raise DataError(f"the input mixes formats: {first.uri} is {format}, {odd[0]} is not",
                         fix="name the files of one format in data.prepare.input")
     if format == "parquet":
-        from embark.data.prepare.arrow.readers import sample_parquet
+        from embark.data.prepare.readers import sample_parquet
 
         columns, num_rows = sample_parquet(inputs, first, _MAX_ROWS, set(prepare.missing))
         return Sample("parquet", columns, num_rows)
     text = head(inputs, first, _HEAD_BYTES).removeprefix(BOM)
     if not text.strip():
         raise DataError(f"{first.uri}: has no rows", fix="data.prepare.input must name a file with at least one row")
-    from embark.data.prepare.json_sample import is_json, sample_json
+    from embark.data.prepare.sampling import is_json, sample_json
 
     if prepare.format == "jsonl" or (prepare.format == "auto" and is_json(first, text)):
         texts = [text, *_more_text(inputs, files)]
@@ -138,7 +139,7 @@ def _format_of_name(name: str) -> Literal["", "parquet", "text"]:
 
 
 def _is_criteo(file: InputFile, text: bytes) -> bool:
-    """Most of the first rows are a label, 13 integers and 26 hexadecimal ids."""
+    """Whether most of the first rows are a label, 13 integers and 26 hexadecimal ids."""
     rows = [line.split("\t") for line in text.decode(errors="replace").splitlines()[:100]]
     if len(rows) > 1 and len(text) >= _HEAD_BYTES:
         rows.pop()
@@ -204,7 +205,7 @@ def _more_rows(inputs: Inputs, files: Sequence[InputFile], delimiter: str) -> It
 
 
 def _more_text(inputs: Inputs, files: Sequence[InputFile]) -> Iterator[bytes]:
-    """From further on: rows at the start of a file are often of one kind."""
+    """Yield text from further on: rows at the start of a file are often of one kind."""
     for file in dict.fromkeys([files[0], files[len(files) // 2], files[-1]]):
         if is_gzip(inputs, file):
             if file is not files[0]:
@@ -222,7 +223,8 @@ def _complete_rows(text: bytes, delimiter: str, *, is_cut: bool) -> list[list[st
 
 
 def _guess_delimiter(file: InputFile, text: bytes, known_names: Collection[str]) -> str:
-    """What cuts the header into the known names; else most rows into the same number of fields, and the most."""
+    """Find what cuts the header into the known names, else what cuts most rows into the same number of fields, and the
+    most."""
     best: tuple[tuple[Any, ...], str] = ((), "")
     for rank, candidate in enumerate(_DELIMITERS):
         rows = _complete_rows(text, candidate, is_cut=len(text) >= _HEAD_BYTES - len(BOM))[:200]
@@ -258,15 +260,15 @@ def _has_header(prepare: PrepareSpec, known_names: Collection[str], rows: Sequen
 
 @dataclass(frozen=True, slots=True)
 class Judgement:
-    """One column's role."""
+    """The role of a column and the reason for it."""
 
     role: Role
     why: str
-    kind: Kind = "text"  # Of a sparse column or a list.
+    kind: Kind = "text"  # How a sparse column or a list is read.
 
 
 def judge(column: Column, list_delimiter: str) -> Judgement:
-    """The role of a column that the spec does not name."""
+    """Judge the role of a column that the spec does not name."""
     cells, different = column.cells, len(set(column.cells))
     if column.type == "nested":
         return Judgement("ignored", "holds structures, which are not read")
@@ -298,7 +300,7 @@ def judge(column: Column, list_delimiter: str) -> Judgement:
 
 
 def kind_of(column: Column, list_delimiter: str = "") -> Kind:
-    """How the values of a sparse column are read; words can be anything."""
+    """Return how the values of a sparse column are read; words can be anything."""
     cells = column.cells
     if list_delimiter:
         cells = tuple(value.strip() for cell in cells for value in cell.split(list_delimiter) if value.strip())
@@ -312,14 +314,14 @@ def kind_of(column: Column, list_delimiter: str = "") -> Kind:
 
 
 def is_zero_one(column: Column) -> bool:
-    """It could be the label."""
+    """Whether the column could be the label."""
     if column.type in ("list", "nested", "time") or not column.cells:
         return False
     return {cell.lower() for cell in column.cells} <= {"0", "1", "0.0", "1.0", "true", "false", "yes", "no"}
 
 
 def list_delimiter_of(columns: Sequence[Column], named: Collection[str]) -> str:
-    """`|` or `;`, whichever stands in the cells of `named` list columns or in a good share of any other's."""
+    """Return `|` or `;`, whichever stands in the cells of `named` list columns or in a good share of any other's."""
     for delimiter in ("|", ";"):
         for column in columns:
             share = sum(delimiter in cell for cell in column.cells) / max(1, len(column.cells))
@@ -363,10 +365,45 @@ def _judge_integers(column: Column, different: int) -> Judgement:
 
 
 def _words(name: str) -> set[str]:
-    """`userId`, `user_id` and `User ID` all hold `user` and `id`."""
+    """Split a name: `userId`, `user_id` and `User ID` all hold `user` and `id`."""
     return {word.lower() for word in re.findall(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+", name)}
 
 
 def _has_leading_zero(cell: str) -> bool:
     digits = cell.lstrip("+-")
     return len(digits) > 1 and digits[0] == "0"
+
+
+def is_json(file: InputFile, text: bytes) -> bool:
+    """Whether the first line is a JSON object."""
+    line = next((line for line in text.splitlines() if line.strip()), b"").strip()
+    if line.startswith(b"[") and file.name.lower().removesuffix(".gz").endswith(".json"):
+        raise DataError(f"{file.uri}: is one JSON array, which is not read",
+                        fix=f"write one object a line: jq -c '.[]' {shlex.quote(file.name)} > rows.jsonl")
+    return line.startswith(b"{") and json_object(line) is not None
+
+
+def sample_json(prepare: PrepareSpec, file: InputFile, lines: Sequence[bytes]) -> tuple[tuple[Column, ...], int]:
+    """Return the columns of some lines, and how many rows these are."""
+    rows = [row for row in map(json_object, lines) if row is not None]
+    if not rows:
+        raise DataError(f"{file.uri}: none of its first {len(lines):,} lines is a JSON object",
+                        fix="write one object a line, or set data.prepare.format")
+    names = dict.fromkeys(name for row in rows for name in row)
+    columns = (_json_column(name, [row.get(name) for row in rows], set(prepare.missing)) for name in names)
+    return tuple(columns), len(rows)
+
+
+def _json_column(name: str, values: Sequence[Any], missing: Collection[str]) -> Column:
+    there = [value for value in values if value is not None]
+    if any(isinstance(value, dict) for value in there):
+        return Column(name, (), len(values), type="nested")
+    if any(isinstance(value, list) for value in there):
+        inner = [one for value in there for one in (value if isinstance(value, list) else [value])]
+        if any(isinstance(one, dict | list) for one in inner):
+            return Column(name, (), len(values), type="nested")
+        return Column(name, tuple(cell for cell in map(json_cell, inner) if cell not in missing), len(values), "list")
+    of: dict[type, Type] = {bool: "boolean", int: "integer", float: "float"}
+    kinds = {of.get(type(value), "text") for value in there}
+    kind: Type = kinds.pop() if len(kinds) == 1 else "float" if kinds == {"integer", "float"} else "text"
+    return Column.of(name, [json_cell(value) for value in values], {"", *missing}, kind)

@@ -14,38 +14,29 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Self
 
 import numpy as np
-from numpy.typing import NDArray
 
-from embark.data.id_weights import weights_of_keys
 from embark.data.prepare import id_numbering
+from embark.data.prepare.earlier_ids import write_changed_rows
 from embark.data.prepare.inputs import Inputs
-from embark.data.prepare.rows import (
-    TRAIN,
-    IdMethod,
-    RawRows,
-    Reader,
-    Segment,
-    SegmentCounts,
-    dense_transform,
-    hash_ids,
-    split_rows,
-    transform_dense,
-)
-from embark.data.prepare.schema import Schema
-from embark.data.prepared.changed_rows import write_changed_rows
-from embark.data.prepared.layout import Feature, Layout, Rows
+from embark.data.prepare.rows import Reader, Segment, SegmentCounts
+from embark.data.prepare.splits import TRAIN, assign_splits
 from embark.data.prepared.manifest import IDS, SPLITS
 from embark.data.prepared.parts import PartWriter
 from embark.data.workers import Report
 from embark.errors import UserError
+from embark.features.arrays import Array, Bytes, Int32s
+from embark.features.encoding import IdMethod, dense_transform, hash_ids, transform_dense, weights_of_keys
+from embark.features.layout import Feature, Layout, Rows
+from embark.features.rows import RawRows
+from embark.features.schema import Schema
 from embark.spec.data import PrepareSpec
 from embark.spec.run import RunSpec
 from embark.store import write_atomic
 from embark.store.atomic_file import commit
 
 if TYPE_CHECKING:
-    from embark.data.prepare.arrow.row_parser import RowParser
     from embark.data.prepare.budget import Budget
+    from embark.features.arrow.row_parser import RowParser
 
 Kind = Literal["times", "read", "stage", "number", "write"]
 _Finish = Callable[[], dict[str, Any]]  # Waits for the disk and gives the record of what was done.
@@ -56,15 +47,15 @@ class Task:
     """A piece of work that leaves a record in the journal."""
 
     kind: Kind
-    name: str  # Of the segment, or of the column to number.
+    name: str  # The name of the segment, or of the column to number.
     weight: int  # How much of the stage it is: bytes of input, keys, rows.
     segment: Segment | None = None
     file_index: int = 0
     column: int = 0
-    layout: Layout | None = None  # Of what is written.
+    layout: Layout | None = None  # The layout of what is written.
     starts: tuple[int, ...] = ()
-    """Of each numbered column: the position of the segment's first key among those of all segments."""
-    split_starts: tuple[int, ...] = ()  # Of a split by time, where validation and test begin.
+    """The position of the segment's first key among those of all segments, for each numbered column."""
+    split_starts: tuple[int, ...] = ()  # Where validation and test begin in a split by time.
 
     @property
     def record(self) -> str:
@@ -73,7 +64,7 @@ class Task:
 
 @dataclass(frozen=True)
 class Preparation:
-    """All that a worker must know. It is sent to each once."""
+    """All that a worker must know. It is sent to each worker once."""
 
     spec: RunSpec
     schema: Schema
@@ -82,10 +73,10 @@ class Preparation:
     budget: Budget
     id_methods: tuple[IdMethod, ...]
     segment_names: tuple[str, ...] = ()
-    known: Mapping[str, id_numbering.KnownIds] = field(default_factory=dict)  # By column, of earlier data.
+    known: Mapping[str, id_numbering.KnownIds] = field(default_factory=dict)  # Ids of earlier data, by column.
 
     def do(self, task: Task, report: Report) -> Callable[[], dict[str, Any]]:
-        """The task; calling what is returned waits for the disk and writes the record, which makes it done."""
+        """Do the task; calling what is returned waits for the disk and writes the record, which makes it done."""
         run = {"times": self._times, "read": self._read, "stage": self._stage, "number": self._number,
                "write": self._write}[task.kind]
         finish = run(task, report)
@@ -96,7 +87,7 @@ class Preparation:
         return open_reader(schema, self.spec.data.prepare, self.inputs)
 
     def layout(self, rows: Sequence[int] | None = None) -> Layout:
-        """With tables of so many rows; without `rows`, of those that the spec gives."""
+        """Return the layout with tables of so many rows; without `rows`, of those that the spec gives."""
         num_rows = rows or [column.rows or 1 for column in self.schema.sparse if not column.weights_of]
         num_rows = [*num_rows, *(1 for column in self.schema.sparse if column.weights_of)]
         features = (Feature(column.name, num, column.max_ids if column.is_list else 1, column.is_list,
@@ -106,7 +97,7 @@ class Preparation:
 
     @property
     def numbered(self) -> list[int]:
-        """Positions of the columns whose ids are by frequency."""
+        """Positions of the columns whose ids go by frequency."""
         return [i for i, method in enumerate(self.id_methods) if method == "frequency"]
 
     def id_files(self, column: int) -> id_numbering.IdFiles:
@@ -114,7 +105,7 @@ class Preparation:
         return id_numbering.IdFiles.of(self.out / IDS, name, self._runs_directory / f"{name}.codes")
 
     def times_file(self, segment: str) -> Path:
-        """The times of a segment's rows, as int64."""
+        """Return the file of the times of a segment's rows, as int64."""
         return self._runs_directory / f"{segment}.times"
 
     @property
@@ -122,7 +113,7 @@ class Preparation:
         return Journal(self.out).directory / "staged"
 
     def _times(self, task: Task, report: Report) -> _Finish:
-        """The rows' times alone, which say where a split by time begins."""
+        """Write the rows' times alone, which say where a split by time begins."""
         path = self.times_file(task.name)
         path.parent.mkdir(parents=True, exist_ok=True)
         with open(f"{path}.part", "wb") as file:
@@ -133,7 +124,7 @@ class Preparation:
         return dict
 
     def _read(self, task: Task, report: Report) -> _Finish:
-        """Rows straight to parts: the key alone gives the id."""
+        """Write rows straight to parts: the key alone gives the id."""
         layout = self.layout()
         writers, counts = _Writers(self.out, task.name, layout), SegmentCounts()
         for raw in self._portions(task, counts, report):
@@ -142,7 +133,7 @@ class Preparation:
         return lambda: counts.to_json() | {"parts": writers.close()}
 
     def _stage(self, task: Task, report: Report) -> _Finish:
-        """Rows to runs: their ids are known when all are counted."""
+        """Write rows to runs: their ids are known when all are counted."""
         writer, counts = id_numbering.RunWriter(self._runs_directory, task.name), SegmentCounts()
         waiting: list[RawRows] = []
         for raw in self._portions(task, counts, report):
@@ -160,7 +151,7 @@ class Preparation:
         assert raw.split is not None
         is_train = raw.split == TRAIN
         numbered: dict[int, id_numbering.Codes] = {}
-        ids: list[NDArray[Any]] = []
+        ids: list[Array] = []
         for i, method in enumerate(self.id_methods):
             if method == "frequency":
                 numbered[i] = id_numbering.encode(raw.keys[i], raw.is_missing[i], is_train, raw.lengths[i])
@@ -171,7 +162,7 @@ class Preparation:
         writer.add(Rows(label, raw.dense, tuple(ids), raw.lengths), raw.split, numbered)
 
     def _number(self, task: Task, report: Report) -> _Finish:
-        """Ids for a column's keys, the known ones first, then the most frequent."""
+        """Number a column's keys, the known ones first, then the most frequent."""
         column, prepare = self.schema.sparse[task.column], self.spec.data.prepare
         (self.out / IDS).mkdir(exist_ok=True)
         tables = {table.name: table.weights for table in self.spec.model.tables}
@@ -195,10 +186,10 @@ class Preparation:
         return lambda: about | {"sha256": self.id_files(task.column).sha256()}
 
     def _write(self, task: Task, report: Report) -> _Finish:
-        """Runs to parts, now that every key has its id."""
+        """Write runs to parts, now that every key has its id."""
         assert task.layout is not None
         layout, runs = task.layout, self._runs(task.name)
-        tables: dict[int, Iterator[NDArray[np.int32]]] = {}
+        tables: dict[int, Iterator[Int32s]] = {}
         for start, i in zip(task.starts, self.numbered, strict=True):
             nums = [run[str(i)]["num"] for run in runs]
             starts = (start + np.cumsum([0, *nums[:-1]])).tolist()
@@ -215,18 +206,18 @@ class Preparation:
         return lambda: {"parts": writers.close()}
 
     def _portions(self, task: Task, counts: SegmentCounts, report: Report) -> Iterator[RawRows]:
-        """Rows of the segment with their split, their dense values as the model wants them."""
+        """Yield rows of the segment with their split, their dense values transformed."""
         assert task.segment is not None
         method = dense_transform(self.spec.data.prepare, self.schema)
         for raw in self._raw_portions(task, report):
             counts.add(raw)
             transform_dense(raw.dense, method)
             if len(raw):
-                split = split_rows(self.spec.data, task.file_index, task.segment, raw, task.split_starts)
+                split = assign_splits(self.spec.data, task.file_index, task.segment, raw, task.split_starts)
                 yield replace(raw, split=split, time=None)
 
     def _raw_portions(self, task: Task, report: Report, *, only_time: bool = False) -> Iterator[RawRows]:
-        """Rows of the segment as they are."""
+        """Yield rows of the segment as they are."""
         assert task.segment is not None
         reported = 0
         for raw in self.reader(only_time=only_time).read(task.segment, self.budget.chunk_bytes):
@@ -236,7 +227,7 @@ class Preparation:
             report(read_bytes, 0 if only_time else len(raw), 0 if only_time else raw.num_bad)
         report(task.weight - reported, 0, 0)
 
-    def _hash(self, layout: Layout, raw: RawRows, column: int) -> NDArray[Any]:
+    def _hash(self, layout: Layout, raw: RawRows, column: int) -> Array:
         feature = layout.features[column]
         if feature.weights_of:
             return weights_of_keys(raw.keys[column])
@@ -249,29 +240,29 @@ class Preparation:
 
 
 def open_reader(schema: Schema, prepare: PrepareSpec, inputs: Inputs, parser: RowParser | None = None) -> Reader:
-    """By the schema's format; pyarrow is imported only for what needs it. `parser` takes the columns in place of the
-    one that makes rows; Criteo's reader has none."""
+    """Open the reader of the schema's format; pyarrow is imported only if it needs it. `parser` takes the columns
+    instead of the one that makes rows; Criteo's reader has none."""
     if schema.format == "criteo":
         from embark.data.prepare.criteo_reader import CriteoReader
 
         return CriteoReader(schema, inputs)
     if schema.format == "jsonl":
-        from embark.data.prepare.arrow.json_lines import JsonLinesReader
+        from embark.data.prepare.readers import JsonLinesReader
 
         return JsonLinesReader(schema, prepare, inputs, parser)
-    from embark.data.prepare.arrow.readers import CsvReader, ParquetReader
+    from embark.data.prepare.readers import CsvReader, ParquetReader
 
     reader = CsvReader if schema.format == "csv" else ParquetReader
     return reader(schema, prepare, inputs, parser)
 
 
 class _Writers:
-    """The parts of a segment, by split."""
+    """Writes the parts of a segment, by split."""
 
     def __init__(self, out: Path, name: str, layout: Layout) -> None:
         self._writers = [PartWriter(out, f"{split}/{name}", layout) for split in SPLITS]
 
-    def add(self, rows: Rows, split: NDArray[np.uint8] | None) -> None:
+    def add(self, rows: Rows, split: Bytes | None) -> None:
         assert split is not None
         for position, num in enumerate(np.bincount(split, minlength=len(SPLITS))):
             if num:
@@ -287,7 +278,7 @@ _SETTINGS = "settings.json"
 
 
 class Journal:
-    """One record a task, written atomically after what it describes is on disk."""
+    """Keeps a record of each task, written atomically after what it describes is on disk."""
 
     def __init__(self, out: Path) -> None:
         self.directory = out / PREPARING
@@ -316,40 +307,40 @@ class Journal:
             return
         differing = differences(json.loads(path.read_text()), settings)
         if differing:
-            shown = "; ".join(f"{place} was {_short(was)}, is {_short(now)}" for place, was, now in differing[:5])
+            shown = "; ".join(f"{path} was {_short(was)}, is {_short(now)}" for path, was, now in differing[:5])
             more = f"; and {len(differing) - 5} more" if len(differing) > 5 else ""
             raise UserError(f"{self.directory.parent}: holds another, unfinished preparation: {shown}{more}",
                             fix="--fresh starts over, or set another data.path")
 
     def read(self, name: str) -> dict[str, Any] | None:
-        """A task's record, if it is done."""
+        """Return a task's record if it is done."""
         with suppress(FileNotFoundError):
             return dict(json.loads((self.directory / f"{name}.json").read_text()))
         return None
 
     def write(self, name: str, record: dict[str, Any]) -> dict[str, Any]:
-        """The task is done; its record, as it was."""
+        """Record that the task is done; return the record."""
         path = self.directory / f"{name}.json"
         path.parent.mkdir(parents=True, exist_ok=True)
         write_atomic(path, json.dumps(record))
         return record
 
     def remove(self) -> None:
-        """All is done."""
+        """Remove all records once everything is done."""
         shutil.rmtree(self.directory, ignore_errors=True)
 
 
 def differences(
-    was: Any, now: Any, place: str = "", is_same: Callable[[Any, Any], bool] = operator.eq
+    was: Any, now: Any, path: str = "", is_same: Callable[[Any, Any], bool] = operator.eq
 ) -> list[tuple[str, Any, Any]]:
-    """Where two values of JSON differ, and what each has there."""
+    """Return where two values of JSON differ, and what each has there."""
     if isinstance(was, dict) and isinstance(now, dict):
         return [d for key in dict.fromkeys([*was, *now])
-                for d in differences(was.get(key), now.get(key), f"{place}.{key}" if place else key, is_same)]
+                for d in differences(was.get(key), now.get(key), f"{path}.{key}" if path else key, is_same)]
     if isinstance(was, list) and isinstance(now, list) and len(was) == len(now):
         return [d for i, (a, b) in enumerate(zip(was, now, strict=True))
-                for d in differences(a, b, f"{place}[{i}]", is_same)]
-    return [] if is_same(was, now) else [(place, was, now)]
+                for d in differences(a, b, f"{path}[{i}]", is_same)]
+    return [] if is_same(was, now) else [(path, was, now)]
 
 
 def _short(value: Any) -> str:

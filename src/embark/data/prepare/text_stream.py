@@ -11,14 +11,14 @@ from dataclasses import dataclass
 from itertools import pairwise
 
 import numpy as np
-from numpy.typing import NDArray
 
 from embark.data.prepare.inputs import InputFile, Inputs
 from embark.data.prepare.rows import Segment
 from embark.errors import DataError
+from embark.features.arrays import Bytes, Int64s, Mask
 
 PAD_BYTES = 64  # Bytes before and behind the text of a chunk, so that words may be read around its first and last byte.
-MAX_LINE_BYTES = 64 << 10  # Of a line that does not fit a chunk, only so much is read: enough for the error.
+MAX_LINE_BYTES = 64 << 10  # A line that does not fit a chunk is read up to here: enough for the error.
 
 BOM = b"\xef\xbb\xbf"
 _PACKED_BYTES = 1 << 20
@@ -27,12 +27,12 @@ _GZIP = 16 + zlib.MAX_WBITS
 
 
 def is_gzip(inputs: Inputs, file: InputFile) -> bool:
-    """By its first bytes, whatever it is called."""
+    """Whether the first bytes are those of gzip, whatever the file is called."""
     return inputs.read(file.uri, 0, 2) == b"\x1f\x8b"
 
 
 class TextStream:
-    """Bytes `start` to `stop` of a plain file; all of a gzip file, decompressed. It holds at most four pieces."""
+    """Reads bytes `start` to `stop` of a plain file; all of a gzip file, decompressed. It holds at most four pieces."""
 
     def __init__(self, inputs: Inputs, file: InputFile, start: int, stop: int, piece_bytes: int) -> None:
         self._read_bytes, self._left = 0, memoryview(b"")
@@ -41,7 +41,7 @@ class TextStream:
             _plain(inputs, file, start, stop, piece_bytes, self._count))
 
     def tell(self) -> int:
-        """How many bytes of the file, as stored, were read."""
+        """Return how many bytes of the file, as stored, were read."""
         return self._read_bytes
 
     def readinto(self, target: memoryview) -> int:
@@ -59,20 +59,21 @@ class TextStream:
 class LineChunk:
     """Complete lines of a file. The buffer is used again for the next chunk."""
 
-    text: NDArray[np.uint8]  # The lines, the last with its newline, between PAD_BYTES of anything on either side.
-    position: int  # In the file, decompressed, of the first line.
-    read_bytes: int  # Of the file, as stored, since the previous chunk.
+    text: Bytes  # The lines, the last with its newline, between PAD_BYTES of anything on either side.
+    position: int  # The first line's position in the file, decompressed.
+    read_bytes: int  # Bytes of the file, as stored, since the previous chunk.
 
 
 def line_segments(inputs: Inputs, file: InputFile, segment_bytes: int) -> list[Segment]:
-    """Equal byte ranges of about that size, each owning the lines that begin in it; a gzip file is one segment."""
+    """Cut a file into equal byte ranges of about that size, each owning the lines that begin in it; a gzip file is one
+    segment."""
     num = 1 if is_gzip(inputs, file) else max(1, round(file.size_bytes / segment_bytes))
     cuts = [file.size_bytes * i // num for i in range(num + 1)]
     return [Segment(file, i, start, stop) for i, (start, stop) in enumerate(pairwise(cuts))]
 
 
 def line_chunks(inputs: Inputs, segment: Segment, chunk_bytes: int) -> Iterator[LineChunk]:
-    """The lines that begin in the segment, by at most `chunk_bytes`. The last line of a file gets a newline.
+    """Yield the lines that begin in the segment, by at most `chunk_bytes`. The last line of a file gets a newline.
 
     All chunks lie in one buffer, which stays in the processor's cache.
     """
@@ -94,7 +95,7 @@ def line_chunks(inputs: Inputs, segment: Segment, chunk_bytes: int) -> Iterator[
 def _cut_lines(
     source: TextStream | io.FileIO, position: int, stop: int, chunk_bytes: int, *, is_skipping: bool
 ) -> Iterator[LineChunk]:
-    """Lines that begin before `stop`; with `is_skipping` the text begins in a line that is not one of them."""
+    """Yield lines that begin before `stop`; with `is_skipping` the text begins in a line that is not one of them."""
     buffer = bytearray(chunk_bytes + 1 + 2 * PAD_BYTES)
     view, array, end = memoryview(buffer), np.frombuffer(buffer, np.uint8), PAD_BYTES
     is_end, reported = False, source.tell()
@@ -126,7 +127,7 @@ def _cut_lines(
 
 
 def head(inputs: Inputs, file: InputFile, num_bytes: int) -> bytes:
-    """The first bytes of the text; fewer where it is shorter."""
+    """Return the first bytes of the text; fewer if it is shorter."""
     if not is_gzip(inputs, file):
         return inputs.read(file.uri, 0, num_bytes)
     text = b""
@@ -140,7 +141,7 @@ def head(inputs: Inputs, file: InputFile, num_bytes: int) -> bytes:
 def decompress(
     inputs: Inputs, file: InputFile, piece_bytes: int, count: Callable[[int], object] = lambda _: None
 ) -> Iterator[bytes]:
-    """The text of a gzip file of any number of members; one that is cut short or damaged is refused."""
+    """Yield the text of a gzip file of any number of members; one that is cut short or damaged is refused."""
     unpacker, at, num_out, num_lines = zlib.decompressobj(_GZIP), 0, 0, 0
     is_open = False
     while packed := inputs.read(file.uri, at, _PACKED_BYTES):
@@ -174,7 +175,7 @@ def _damaged(file: InputFile, what: str, at: int, num_lines: int, num_out: int, 
     return DataError(
         f"{file.uri}: the gzip file is {what} {at:,} of {file.size_bytes:,} bytes, after {num_lines:,} lines, "
         f"{num_out:,} bytes of text{why}",
-        fix="copy or download it again: this copy has lost what comes after that place",
+        fix="copy or download it again: this copy has lost what comes after that",
     )
 
 
@@ -192,7 +193,7 @@ def _plain(
 
 
 def read_ahead(pieces: Iterator[bytes]) -> Iterator[bytes]:
-    """The same pieces, made by a thread; an error comes where the piece would have."""
+    """Yield the same pieces, made by a thread; an error is raised where the piece would have been."""
     ready: queue.Queue[bytes | BaseException | None] = queue.Queue(_DEPTH)
     is_over = threading.Event()
 
@@ -233,14 +234,14 @@ class RowBlock:
     """Complete rows, one after the other."""
 
     text: bytes
-    starts: NDArray[np.int64]  # [r]: where in the stream each row begins.
-    lines: NDArray[np.int64]  # [r]: the line each begins in, from 0 in the stream.
-    is_blank: NDArray[np.bool_]  # [r]: it is an empty line.
+    starts: Int64s  # [r]: where in the stream each row begins.
+    lines: Int64s  # [r]: the line each begins in, from 0 in the stream.
+    is_blank: Mask  # [r]: it is an empty line.
     stop_line: int  # The line behind the last row.
 
 
 @dataclass(frozen=True, slots=True)
-class Runaway:
+class UnterminatedRow:
     """A row without an end. Only its first line is left out: the rest is read as if a row began there."""
 
     line: int
@@ -248,9 +249,9 @@ class Runaway:
     stop_line: int
 
 
-def cut_rows(pieces: Iterator[bytes], delimiter: bytes, *, has_quotes: bool = True, first_byte: int = 0,
-             max_row_bytes: int = MAX_ROW_BYTES) -> Iterator[RowBlock | Runaway]:
-    """The rows of a stream that begins with a row. How it is cut into pieces changes no row."""
+def split_rows(pieces: Iterator[bytes], delimiter: bytes, *, has_quotes: bool = True, first_byte: int = 0,
+             max_row_bytes: int = MAX_ROW_BYTES) -> Iterator[RowBlock | UnterminatedRow]:
+    """Yield the rows of a stream that begins with a row. How it is cut into pieces changes no row."""
     at, line, rest = first_byte, 0, b""
     is_skipping = is_end = False
     while not is_end:
@@ -282,15 +283,15 @@ def cut_rows(pieces: Iterator[bytes], delimiter: bytes, *, has_quotes: bool = Tr
                 limit = f"{max_row_bytes / (1 << 20):g} MiB"
                 why = (f"a quote opens in it that is not closed within {limit}" if b'"' in rest[:max_row_bytes]
                        else f"it is longer than {limit}")
-                yield Runaway(line, why, line + 1)
+                yield UnterminatedRow(line, why, line + 1)
                 is_skipping = True
 
 
-def without_odd_rows(
+def drop_malformed_rows(
     text: bytes, delimiter: bytes, num_fields: int, *, has_quotes: bool
 ) -> tuple[bytes, dict[int, int]]:
-    """Complete rows without those that have another number of fields; how many these have, by their position among the
-    rows that are not empty lines."""
+    """Drop rows that have another number of fields. Return that number by their position among the rows that are not
+    empty lines."""
     ends, _ = _row_ends(text, delimiter, has_quotes)
     raw = np.frombuffer(text, np.uint8)
     between = np.flatnonzero(raw == delimiter[0])
@@ -299,13 +300,13 @@ def without_odd_rows(
     found = np.diff(np.searchsorted(between, ends), prepend=0) + 1
     sizes = np.diff(ends, prepend=0)
     is_blank = _is_blank(raw, ends - sizes, sizes)
-    is_odd = (found != num_fields) & ~is_blank
-    place = np.cumsum(~is_blank) - 1
-    odd = {int(place[row]): int(found[row]) for row in np.flatnonzero(is_odd)}
-    return raw[: int(sizes.sum())][np.repeat(~is_odd, sizes)].tobytes(), odd
+    is_malformed = (found != num_fields) & ~is_blank
+    index = np.cumsum(~is_blank) - 1
+    malformed = {int(index[row]): int(found[row]) for row in np.flatnonzero(is_malformed)}
+    return raw[: int(sizes.sum())][np.repeat(~is_malformed, sizes)].tobytes(), malformed
 
 
-def _block(text: bytes, ends: NDArray[np.int64], line_numbers: NDArray[np.int64], at: int, line: int) -> RowBlock:
+def _block(text: bytes, ends: Int64s, line_numbers: Int64s, at: int, line: int) -> RowBlock:
     starts = np.concatenate([[0], ends[:-1]])
     lines = np.concatenate([[0], line_numbers[:-1]]) + line
     sizes = ends - starts
@@ -317,15 +318,15 @@ def _block(text: bytes, ends: NDArray[np.int64], line_numbers: NDArray[np.int64]
     return RowBlock(rows, starts + at, lines, is_blank, stop_line=line + int(line_numbers[-1]))
 
 
-def _is_blank(raw: NDArray[np.uint8], starts: NDArray[np.int64], sizes: NDArray[np.int64]) -> NDArray[np.bool_]:
-    is_blank: NDArray[np.bool_] = sizes == 1
+def _is_blank(raw: Bytes, starts: Int64s, sizes: Int64s) -> Mask:
+    is_blank: Mask = sizes == 1
     two = np.flatnonzero(sizes == 2)
     is_blank[two] = raw[starts[two]] == _CR
     return is_blank
 
 
-def _row_ends(text: bytes, delimiter: bytes, has_quotes: bool) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """The byte behind each row, and how many lines end up to there."""
+def _row_ends(text: bytes, delimiter: bytes, has_quotes: bool) -> tuple[Int64s, Int64s]:
+    """Return the byte behind each row, and how many lines end up to there."""
     raw = np.frombuffer(text, np.uint8)
     breaks = np.flatnonzero(raw == _LF)
     if b"\r" in text:
@@ -340,32 +341,34 @@ def _row_ends(text: bytes, delimiter: bytes, has_quotes: bool) -> tuple[NDArray[
     return breaks + 1, numbers
 
 
-def _is_inside(text: bytes, raw: NDArray[np.uint8], delimiter: bytes, places: NDArray[np.int64]) -> NDArray[np.bool_]:
-    """Which of the places are within quotes."""
+def _is_inside(
+    text: bytes, raw: Bytes, delimiter: bytes, positions: Int64s
+) -> Mask:
+    """Mark the positions that are within quotes."""
     quotes = np.flatnonzero(raw == _QUOTE)
     opening = quotes[::2]
     before = raw[opening - 1]
     may_open = (before == delimiter[0]) | (before == _LF) | (before == _CR) | (opening == 0)
     may_open[1:] |= quotes[1:-1:2] == opening[1:] - 1  # the second of a doubled one
     if may_open.all():
-        is_odd: NDArray[np.bool_] = np.searchsorted(quotes, places) % 2 == 1
+        is_odd: Mask = np.searchsorted(quotes, positions) % 2 == 1
         return is_odd
     # A quote stands in the middle of a field, and from there on counting them says nothing.
     field = rb'(?:(?<=[\r\n' + re.escape(delimiter) + rb'])|\A)"[^"]*(?:""[^"]*)*(?:"|\Z)'
     spans = np.array([found.span() for found in re.finditer(field, text)], np.int64).reshape(-1, 2)
-    position = np.searchsorted(spans[:, 0], places) - 1
-    inside: NDArray[np.bool_] = (position >= 0) & (places < spans[position, 1]) if len(spans) else places < 0
+    position = np.searchsorted(spans[:, 0], positions) - 1
+    inside: Mask = (position >= 0) & (positions < spans[position, 1]) if len(spans) else positions < 0
     return inside
 
 
 def _first_line_end(text: bytes) -> int | None:
-    """The byte behind the first line; None if it is not complete. A last `\\r` may be half of `\\r\\n`."""
+    """Return the byte behind the first line; None if it is not complete. A last `\\r` may be half of `\\r\\n`."""
     found = re.search(rb"\r?\n|\r(?=.)", text, re.DOTALL)
     return found.end() if found else None
 
 
 def fields_of(text: bytes, delimiter: str) -> Iterator[list[str]]:
-    """Rows of text as Python's csv reads them: for the few that a header or a guess needs."""
+    """Yield rows of text as Python's csv reads them: for the few that a header or a guess needs."""
     words = text.decode("utf-8", errors="replace").replace("\0", "\ufffd")
     if len(delimiter) > 1:
         yield from (line.split(delimiter) if line else [] for line in words.splitlines())
@@ -378,5 +381,6 @@ def fields_of(text: bytes, delimiter: str) -> Iterator[list[str]]:
 
 
 def header_names(cells: Sequence[str]) -> tuple[str, ...]:
-    """Names of the columns; one without, such as the index that pandas writes, is named by its place."""
+    """Return the names of the columns; one without a name, such as the index that pandas writes, is named by its
+    position."""
     return tuple(cell.strip() or f"column_{position}" for position, cell in enumerate(cells))

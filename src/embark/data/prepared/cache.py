@@ -24,11 +24,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
 
-from embark.data.prepared.layout import REPAIR, Layout
 from embark.data.prepared.manifest import MANIFEST, Manifest, Part
 from embark.data.prepared.parts import LocalParts, OpenPart, Parts, PartVerifier, ReadAhead
 from embark.data.prepared.source import Allocate, PreparedSource
 from embark.errors import DataError, EmbarkError, Fault
+from embark.features.layout import REPAIR, Layout
 from embark.spec.run import RunSpec
 from embark.store import ObjectStore, open_store
 from embark.store.errors import NotFound, RetryPolicy, explain_data
@@ -52,7 +52,7 @@ class _PinnedPart:
 
 
 class CachedParts:
-    """Parts behind a store, through a directory of at most `limit_bytes`."""
+    """Fetches parts of a store into a directory of at most `limit_bytes`."""
 
     def __init__(
         self, store: ObjectStore, directory: Path, limit_bytes: int, layout: Layout, block_rows: int, largest_bytes: int
@@ -78,7 +78,7 @@ class CachedParts:
 
     @contextmanager
     def using(self, part: Part) -> Iterator[OpenPart]:
-        """The part, fetched if it is not here."""
+        """Use a part; it is fetched if it is not here."""
         self._verifier.raise_if_damaged()
         pinned = self._take(part)
         try:
@@ -89,7 +89,7 @@ class CachedParts:
                 self._release(most=self._num_ahead + 2)
 
     def expect(self, parts: Sequence[Part]) -> None:
-        """Fetch these while there is space."""
+        """Fetch these parts while there is space."""
         self._ahead.start(parts[: self._num_ahead])
 
     def close(self) -> None:
@@ -100,7 +100,7 @@ class CachedParts:
             self._release(most=0)
 
     def _take(self, part: Part) -> _PinnedPart:
-        """Pinned, with one more user."""
+        """Pin a part for one more user."""
         with self._lock:
             fetch_lock = self._fetching.setdefault(part.sha256, threading.Lock())
         with fetch_lock:
@@ -134,13 +134,14 @@ class CachedParts:
         return pinned
 
     def _release(self, most: int) -> None:
-        """Under the lock: release all but so many and those in use. They stay in the cache while there is space."""
+        """Release all but `most` parts and those in use. They stay in the cache while there is space. The caller holds
+        the lock."""
         for name in [n for n, pinned in self._pinned.items() if not pinned.num_users]:
             if len(self._pinned) > most:
                 os.close(self._pinned.pop(name).lock)
 
     def _release_if_wanted(self) -> bool:
-        """Release what another process waits for; whether anything is pinned still."""
+        """Release what another process waits for; return whether anything is still pinned."""
         with suppress(FileNotFoundError):
             if abs(time.time() - self._wanted.stat().st_mtime) < _WANTED_S:
                 with self._lock:
@@ -149,7 +150,7 @@ class CachedParts:
             return bool(self._pinned)
 
     def _lock_fetched(self, part: Part, *, must: bool) -> int | None:
-        """A shared lock on the part, which is there; None if it is not and need not be."""
+        """Return a shared lock on the part, which is there; None if it is not and need not be."""
         file, began = self._file(part), time.monotonic()
         lock = self._lock_file(part.sha256)
         is_returned = False
@@ -181,7 +182,7 @@ class CachedParts:
                 os.close(lock)
 
     def _fetch(self, part: Part) -> None:
-        """Under the part's lock, with its space reserved."""
+        """Fetch a part. The caller holds its lock and has reserved its space."""
         reserved = self._reservation(part)
         try:
             for is_last in (False, True):
@@ -226,7 +227,7 @@ class CachedParts:
             return True
 
     def _used(self, mine: Part) -> tuple[int, list[tuple[int, Path]]]:
-        """Bytes in the cache, and the parts in it, the least recently used first.
+        """Return the bytes in the cache, and the parts in it, the least recently used first.
 
         What dead processes left is removed, and what there is of `mine`, which is about to be fetched.
         """
@@ -244,7 +245,7 @@ class CachedParts:
         return used_bytes, [(size_bytes, file) for _, size_bytes, file in sorted(parts)]
 
     def _remove_unused(self, file: Path) -> bool:
-        """Remove it unless a process uses or fetches it."""
+        """Remove a file unless a process uses or fetches it."""
         lock = self._lock_file(file.name.lstrip(".").split(".")[0])
         try:
             if not _try_lock(lock, fcntl.LOCK_EX):
@@ -274,7 +275,7 @@ class CachedParts:
 
 
 def _watch_for_demand(cached: weakref.ref[CachedParts]) -> None:
-    """A thread: a rank that waits for the others at a step must not keep space from them."""
+    """Release parts in a thread: a rank that waits for the others at a step must not keep space from them."""
     while (alive := cached()) is not None and alive._release_if_wanted():
         is_closed = alive._is_closed
         del alive
@@ -298,7 +299,7 @@ def _is_complete(file: Path, part: Part) -> bool:
 
 
 def open_prepared(spec: RunSpec, allocate: Allocate | None = None) -> PreparedSource:
-    """The data at `data.path`, for a spec that agrees with it (`resolve.resolve_from_manifest`)."""
+    """Open the data at `data.path`, for a spec that agrees with it (`resolve_from_manifest`)."""
     data = spec.data
     manifest = read_manifest(data.path)
     wanted = [*manifest.parts.get("train", ()), *manifest.parts.get(data.eval_split, ())]
@@ -319,7 +320,7 @@ def open_prepared(spec: RunSpec, allocate: Allocate | None = None) -> PreparedSo
 
 
 def read_manifest(path: str) -> Manifest:
-    """Of the data set at `path`, a folder or a URI."""
+    """Read the manifest of the data set at `path`, a folder or a URI."""
     try:
         return _read_manifest(path)
     except NotFound:
@@ -328,7 +329,8 @@ def read_manifest(path: str) -> Manifest:
 
 
 def find_manifest(path: str, retry: RetryPolicy) -> tuple[Manifest | None, str]:
-    """Of the data set at `path`, or None and why it cannot be read from here. One that is damaged is an error."""
+    """Read the manifest of the data set at `path`, or return None and why it cannot be read from here. A damaged one
+    is an error."""
     try:
         return _read_manifest(path, retry), ""
     except EmbarkError as error:  # not there, no rights, no network, no package for the store
@@ -343,14 +345,14 @@ def _read_manifest(path: str, retry: RetryPolicy | None = None) -> Manifest:
 
 
 def local_folder(path: str) -> Path | None:
-    """The folder of this machine that `path` names; None of an object store's URI."""
+    """Return the folder of this machine that `path` names; None for an object store's URI."""
     if "://" in path and not path.startswith("file://"):
         return None
     return cast(LocalStore, open_store(path)).root
 
 
 def cache_directory(uri: str, chosen: str = "") -> Path:
-    """Where parts of `uri` are cached: below the chosen directory, or the user's cache directory."""
+    """Return where parts of `uri` are cached: below the chosen directory, or the user's cache directory."""
     name = hashlib.sha256(uri.rstrip("/").encode()).hexdigest()[:24]
     return (Path(chosen).expanduser() if chosen else user_cache() / "data") / name
 
@@ -373,7 +375,8 @@ def _incomplete_parts(wanted: Sequence[Part], sizes: dict[str, Any]) -> list[str
 
 
 def _inconsistent_parts(manifest: Manifest, wanted: Sequence[Part]) -> list[str]:
-    """A manifest that a person changed would have blocks looked for where they are not."""
+    """Find parts that contradict the layout: in a manifest that a person changed, blocks would be looked for where
+    they are not."""
     layout, block_rows = manifest.layout, manifest.block_rows
     wrong = []
     for part in wanted:

@@ -10,8 +10,9 @@ from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, BaseModel, Field, ValidationError
 
-from embark.data.prepared.layout import Layout
 from embark.errors import DataError, UserError
+from embark.features.layout import Layout
+from embark.formatting import shortlist
 from embark.spec.model import ModelSpec, Table
 from embark.spec.run import RunSpec
 from embark.spec.tasks import label_columns
@@ -21,12 +22,12 @@ from embark.store.object_store import normalize_path
 MANIFEST = "manifest.json"
 STATISTICS = "statistics.json"
 IDS = "ids"  # Folder of the maps from keys to ids, beside the data.
-EARLIER = "id_map_from"  # Among the settings: the fingerprint of the data whose ids were kept.
-TIME_SPLIT = "time_split"  # In the settings: the column that rows were split by, and where validation and test begin.
-SHARED = "shared_tables"  # In the settings: features that look up the table of another one.
+EARLIER = "id_map_from"  # A key of the settings: the fingerprint of the data whose ids were kept.
+TIME_SPLIT = "time_split"  # A key of the settings: the column of a split by time, and where validation and test begin.
+SHARED = "shared_tables"  # A key of the settings: features that look up the table of another one.
 VERSION = 1
-TASKS_VERSION = 2  # With labels of several tasks, which earlier versions of Embark cannot read.
-WEIGHTS_VERSION = 3  # With weights of ids.
+TASKS_VERSION = 2  # Has labels of several tasks, which earlier versions of Embark cannot read.
+WEIGHTS_VERSION = 3  # Has weights of ids.
 BLOCK_ROWS = 32_768
 Split = Literal["train", "validation", "test"]
 SPLITS: tuple[Split, ...] = ("train", "validation", "test")
@@ -34,7 +35,7 @@ SPLITS: tuple[Split, ...] = ("train", "validation", "test")
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """One file: blocks of `block_rows` rows one after the other, the last with what is left."""
+    """A file of blocks of `block_rows` rows one after the other, the last with what is left."""
 
     file: str  # Relative to the manifest.
     rows: int
@@ -65,7 +66,7 @@ class Manifest:
         return {split: self.num_rows(split) for split in SPLITS}
 
     def all_parts(self) -> Iterator[Part]:
-        """Of every split."""
+        """Yield the parts of every split."""
         for split in SPLITS:
             yield from self.parts.get(split, ())
 
@@ -92,7 +93,7 @@ class Manifest:
         return hashlib.sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()
 
     def to_text(self) -> str:
-        """As the file holds it."""
+        """Return the content of the file."""
         parts = {split: [{"file": p.file, "rows": p.rows, "bytes": p.size_bytes, "sha256": p.sha256}
                          | ({"block_starts": list(p.block_starts)} if p.block_starts else {})
                          for p in self.parts.get(split, ())] for split in SPLITS}
@@ -110,7 +111,7 @@ class Manifest:
 
     @staticmethod
     def from_text(text: str, where: str) -> Manifest:
-        """Read it, or say what it is instead."""
+        """Read a manifest, or say what the text is instead."""
         try:
             head = _Head.model_validate_json(text)
             if head.version not in (VERSION, TASKS_VERSION, WEIGHTS_VERSION):
@@ -164,8 +165,8 @@ class _File(_Head, strict=True):
 
 
 def resolve_from_manifest(spec: RunSpec, manifest: Manifest) -> RunSpec:
-    """`spec` with the tables and `num_dense` of its data where it gives none, and what of `[train]` goes by the number
-    of training rows; what it gives must fit."""
+    """Return `spec` with the tables and `num_dense` of its data where it gives none, and the fields of `[train]` that
+    follow the number of training rows. What the spec gives must fit the data."""
     model, layout = spec.model, manifest.layout
     changes: dict[str, object] = {}
     if "num_dense" not in model.model_fields_set:
@@ -215,12 +216,13 @@ def _differences(model: ModelSpec, layout: Layout) -> Iterator[str]:
 
 
 def shared_tables(model: ModelSpec) -> dict[str, str]:
-    """Features that look up the table of another one, and its name."""
+    """Return the features that look up the table of another one, and its name."""
     return {table.name: table.shares for table in model.tables if table.shares}
 
 
 def _sharing_differences(model: ModelSpec, settings: Mapping[str, Any]) -> Iterator[str]:
-    """Of features that share a table: the same value has the same id in each only if the data was prepared so."""
+    """Yield features that share a table although the data was not prepared so: the same value has another id in
+    each."""
     maps, schema = settings.get("id_maps") or {}, settings.get("schema") or {}
     kinds = {column.get("name"): column.get("kind") for column in schema.get("sparse", ())}
     for feature, table in shared_tables(model).items():
@@ -237,10 +239,9 @@ def _label_differences(model: ModelSpec, manifest: Manifest) -> Iterator[str]:
 
 
 def label_columns_of(manifest: Manifest) -> tuple[str, ...]:
-    """The columns that can be labels of tasks."""
+    """Return the columns that can be labels of tasks."""
     return manifest.layout.labels or (manifest.label,)
 
 
 def _some(names: list[str]) -> str:
-    more = f" and {len(names) - 8} more" if len(names) > 8 else ""
-    return ", ".join(map(repr, names[:8])) + more
+    return shortlist([repr(name) for name in names], 8)

@@ -5,9 +5,10 @@ from dataclasses import dataclass
 from typing import Literal
 
 import numpy as np
-from numpy.typing import NDArray
 
-from embark.data.hashing import hash_counters, stream_key
+from embark.data.loader import check_range
+from embark.features.arrays import Int32s, Int64s
+from embark.features.hashing import hash_counters, stream_key
 
 Shuffle = Literal["rows", "blocks", "none"]
 _PARTS, _BLOCKS, _ROWS = range(3)
@@ -21,12 +22,12 @@ class BlockSlice:
     part: int
     block: int  # Within its part.
     block_rows: int  # Rows of the block.
-    start: int  # The first row's place in the block's own order.
+    start: int  # The first row's position in the block's own order.
     stop: int
 
 
 class EpochOrder:
-    """Parts, and the blocks of each part, in the order that seed and epoch give them."""
+    """Orders parts, and the blocks of each part, by seed and epoch."""
 
     def __init__(
         self, part_rows: Sequence[int], block_rows: int, *, shuffle: Shuffle = "none", seed: int = 0, epoch: int = 0
@@ -35,13 +36,13 @@ class EpochOrder:
         num_blocks = -(-rows // block_rows)
         part = np.repeat(np.arange(len(rows)), num_blocks)
         block = np.arange(len(part)) - np.repeat(np.cumsum(num_blocks) - num_blocks, num_blocks)
-        self.parts: NDArray[np.int64] = np.arange(len(rows))  # In the epoch's order.
+        self.parts: Int64s = np.arange(len(rows))  # The parts in the epoch's order.
         if shuffle != "none":
             self.parts = np.argsort(hash_counters(stream_key(seed, _PARTS, epoch), self.parts), kind="stable")
-            place = np.empty_like(self.parts)
-            place[self.parts] = np.arange(len(rows))
+            index = np.empty_like(self.parts)
+            index[self.parts] = np.arange(len(rows))
             bits = hash_counters(stream_key(seed, _BLOCKS, epoch), np.arange(len(part)))
-            order = np.lexsort((bits, place[part]))
+            order = np.lexsort((bits, index[part]))
             part, block = part[order], block[order]
         self._part, self._block = part, block
         self._rows = np.minimum(block_rows, rows[part] - block * block_rows)
@@ -52,9 +53,8 @@ class EpochOrder:
         return int(self._ends[-1]) if len(self._ends) else 0
 
     def pieces(self, start: int, stop: int) -> list[BlockSlice]:
-        """Where rows `start` to `stop` of the epoch lie."""
-        if not 0 <= start <= stop <= self.num_rows:
-            raise IndexError(f"samples {start} to {stop} of {self.num_rows}")
+        """Return where rows `start` to `stop` of the epoch lie."""
+        check_range(start, stop, self.num_rows)
         found = []
         at = int(np.searchsorted(self._ends, start, side="right"))
         while start < stop:
@@ -66,11 +66,11 @@ class EpochOrder:
         return found
 
 
-def row_order(seed: int, epoch: int, piece: BlockSlice) -> NDArray[np.int64]:
-    """The order of the rows of a block, by their hashes.
+def row_order(seed: int, epoch: int, piece: BlockSlice) -> Int64s:
+    """Return the order of the rows of a block, by their hashes.
 
-    A row's number stands in the low bits of its own hash, so that a plain sort, which is twice as fast as
-    `argsort`, gives the order.
+    A row's number stands in the low bits of its own hash, so that a plain sort, which is twice as fast as `argsort`,
+    gives the order.
     """
     numbers = np.arange(piece.block_rows, dtype=np.uint64)
     bits = hash_counters(stream_key(seed, _ROWS, epoch, piece.part, piece.block), numbers)
@@ -83,19 +83,19 @@ def row_order(seed: int, epoch: int, piece: BlockSlice) -> NDArray[np.int64]:
 
 
 def num_in_table(num_rows: int, block_rows: int) -> int:
-    """Blocks that `block_table` has space for."""
+    """Return how many blocks `block_table` has space for."""
     return num_rows // block_rows + 4
 
 
-def block_table(region: NDArray[np.int32], block_rows: int) -> NDArray[np.int64]:
-    """[blocks, 6], in the memory that their rows' order takes later: the key of a block's order, the bits of a row's
-    number, its rows, where they begin in the buffer, the first wanted of its order, and the sample behind the last. A
-    block without rows stands for rows that are in order."""
+def block_table(region: Int32s, block_rows: int) -> Int64s:
+    """Return [blocks, 6], in the memory that their rows' order takes later: the key of a block's order, the bits of a
+    row's number, its rows, where they begin in the buffer, the first wanted of its order, and the sample behind the
+    last. A block without rows stands for rows that are in order."""
     size = num_in_table(len(region), block_rows) * TABLE_COLUMNS
     return region[: 2 * size].view(np.int64).reshape(-1, TABLE_COLUMNS)
 
 
 def row_key(seed: int, epoch: int, piece: BlockSlice) -> tuple[int, int]:
-    """The key of a block's order, as a signed number, and the bits of a row's number in it."""
+    """Return the key of a block's order, as a signed number, and the bits of a row's number in it."""
     key = stream_key(seed, _ROWS, epoch, piece.part, piece.block)
     return key - (key >> 63 << 64), (1 << (piece.block_rows - 1).bit_length()) - 1

@@ -13,9 +13,9 @@ from typing import BinaryIO, Protocol
 
 import numpy as np
 
-from embark.data.prepared.layout import REPAIR, Block, Layout, Rows, fill
 from embark.data.prepared.manifest import BLOCK_ROWS, Manifest, Part, Split
 from embark.errors import DataError
+from embark.features.layout import REPAIR, Block, Layout, Rows, fill
 from embark.store.atomic_file import commit
 from embark.store.errors import explain_data
 
@@ -26,7 +26,7 @@ _HASHED_BYTES = 4 << 20
 
 
 class OpenPart:
-    """One mapped file. The mapping goes with the last reference to it."""
+    """One mapped file. It is unmapped with the last reference to it."""
 
     def __init__(self, path: Path, part: Part, layout: Layout, block_rows: int) -> None:
         self._layout, self._part, self._block_rows = layout, part, block_rows
@@ -48,14 +48,14 @@ class OpenPart:
         self._blocks: dict[int, Block] = {}
 
     def sha256(self) -> str:
-        """Of all its bytes. Other threads run meanwhile."""
+        """Return the checksum of all bytes. Other threads run meanwhile."""
         digest = hashlib.sha256()
         for start in range(0, len(self._bytes), _HASHED_BYTES):
             digest.update(self._bytes[start : start + _HASHED_BYTES].data)
         return digest.hexdigest()
 
     def block(self, index: int) -> Block:
-        """The arrays of a block; the latest are cached."""
+        """Return the arrays of a block; the latest are cached."""
         found = self._blocks.get(index)
         if found is None:
             start = index * self._block_bytes if self._layout.is_fixed else self._part.block_starts[index]
@@ -70,7 +70,7 @@ class OpenPart:
 
 
 def iter_blocks(directory: Path, manifest: Manifest, split: Split, at_most: int | None = None) -> Iterator[Block]:
-    """Every block of a split in order, or `at_most` of them, spread evenly. One part is mapped at a time."""
+    """Yield every block of a split in order, or `at_most` of them, spread evenly. One part is mapped at a time."""
     listed = [(part, i) for part in manifest.parts.get(split, ()) for i in range(-(-part.rows // manifest.block_rows))]
     if at_most is not None and len(listed) > at_most:
         listed = [listed[i * len(listed) // at_most] for i in range(at_most)]
@@ -83,17 +83,17 @@ def iter_blocks(directory: Path, manifest: Manifest, split: Split, at_most: int 
 
 
 class Parts(Protocol):
-    """Where part files are had from."""
+    """Provides part files."""
 
     def using(self, part: Part) -> AbstractContextManager[OpenPart]:
-        """The part, which stays while the block runs; copy what is to stay longer."""
+        """Provide a part, which stays while the block runs; copy what is to stay longer."""
 
     def expect(self, parts: Sequence[Part]) -> None:
-        """These are used next, in this order."""
+        """Announce the parts that are used next, in this order."""
 
 
 class LocalParts:
-    """Parts below a directory."""
+    """Provides the parts below a directory."""
 
     def __init__(self, directory: Path, layout: Layout, block_rows: int) -> None:
         self._directory, self._layout, self._block_rows = directory, layout, block_rows
@@ -136,7 +136,7 @@ class PartVerifier:
         self._damage: DataError | None = None
 
     def add(self, part: Part, opened: OpenPart) -> None:
-        """Verify it when its turn comes, unless it was before or is another rank's."""
+        """Verify a part when its turn comes, unless it was verified before or is another rank's."""
         with self._lock:
             if part.file in self._seen or zlib.crc32(part.file.encode()) % self._num_ranks != self._rank:
                 return
@@ -174,7 +174,7 @@ class ReadAhead:
         self._num_running = 0
 
     def start(self, parts: Sequence[Part]) -> None:
-        """Open these, and forget what was to be opened before."""
+        """Open these parts, and forget what was to be opened before."""
         with self._lock:
             self._todo = list(parts)
             num_more = min(len(parts), self._num_threads) - self._num_running
@@ -229,7 +229,7 @@ class PartWriter:
         self._waiting, self._num_waiting = ([rest] if len(rest) else []), len(rest)
 
     def close(self) -> list[Part]:
-        """Write what is left; all parts of this writer, in order."""
+        """Write what is left; return all parts of this writer, in order."""
         if self._num_waiting:
             self._write(Rows.join(self._waiting))
             self._waiting, self._num_waiting = [], 0

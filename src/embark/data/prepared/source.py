@@ -9,24 +9,25 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import lru_cache, partial
 from itertools import accumulate, groupby
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from embark.data.loader import Batch
-from embark.data.prepared.copy_rows import Rows, copy_block, copy_features, copy_rows
-from embark.data.prepared.layout import REPAIR, Block, Layout
 from embark.data.prepared.manifest import Manifest, Part, label_columns_of
 from embark.data.prepared.order import BlockSlice, EpochOrder, Shuffle, block_table, row_key, row_order
 from embark.data.prepared.parts import Parts
 from embark.data.task_labels import task_labels
 from embark.errors import DataError
+from embark.features.arrays import Array, Bytes, Int32s, Int64s, ragged_positions
+from embark.features.layout import REPAIR, Block, Layout
+from embark.formatting import shortlist
 from embark.spec.data import DataSpec
 from embark.spec.model import Table
 from embark.spec.tasks import Task
 
-Allocate = Callable[[int], NDArray[np.uint8]]  # So many bytes, the first at a multiple of 16.
+Allocate = Callable[[int], Bytes]  # So many bytes, the first at a multiple of 16.
+Rows = slice | Int64s  # Rows of a block: consecutive ones, or their numbers.
 Range = tuple[int, int, int]  # Epoch, first sample, and the sample after the last.
 
 _MOST_ORDERS = 3
@@ -39,10 +40,10 @@ _NUM_AHEAD = 4  # Parts that are announced before they are used.
 
 @dataclass(frozen=True, slots=True, eq=False)
 class RawBatches:
-    """`num_batches` batches of `num_rows` rows, consecutive in a block with space for `capacity` of them, whose fields
-    are where `layout.map(capacity * num_rows)` says."""
+    """Batches of `num_rows` rows, consecutive in a block with space for `capacity` of them, whose fields are where
+    `layout.map(capacity * num_rows)` says."""
 
-    buffer: NDArray[np.uint8]
+    buffer: Bytes
     num_rows: int
     layout: Layout
     num_batches: int = 1
@@ -88,25 +89,24 @@ class PreparedSource:
         return self._fingerprint
 
     def train_rows(self, epoch: int, start: int, stop: int) -> Batch:
-        """Rows `start` to `stop` of the epoch's own order."""
+        """Return rows `start` to `stop` of the epoch's order."""
         return self._checked(self._batch(epoch, self._epoch(epoch).pieces(start, stop), stop - start),
                              f"samples {start} to {stop - 1} of epoch {epoch}")
 
     def eval_rows(self, start: int, stop: int) -> Batch:
-        """Rows of `data.eval_split`, as the files have them."""
+        """Return rows of `data.eval_split`, in the order of the files."""
         return self._checked(self._batch(None, self._eval_order.pieces(start, stop), stop - start),
                              f"held-out samples {start} to {stop - 1}")
 
     def spare_rows(self, num_rows: int) -> int:
-        """What `train_raw` needs besides so many shuffled rows to leave their order to the device, which sorts and
-        gathers faster than the host's threads, whose every call takes the interpreter's lock again; 0 where they are
-        too few blocks for that. The first block and the last may be whole for a part of their rows."""
+        """Return the extra rows that a raw batch needs so that the GPU can shuffle whole blocks; 0 if the batch is too
+        small."""
         return 2 * self.block_rows if self._shuffle == "rows" and num_rows >= 2 * self.block_rows else 0
 
     def train_raw(
-        self, ranges: Sequence[Range], into: NDArray[np.uint8], capacity: int = 1, *, spare_rows: int = 0
+        self, ranges: Sequence[Range], into: Bytes, capacity: int = 1, *, spare_rows: int = 0
     ) -> RawBatches:
-        """The same rows as `train_rows`, as the bytes of one block with all the layout's columns. With `spare_rows`:
+        """Return the rows of `train_rows` as the bytes of one block with all the layout's columns. With `spare_rows`:
         blocks as they are stored, and `block_table` behind them, where `Layout.row_order` is to be."""
         pieces: list[tuple[int, BlockSlice]] = []
         # Ranges that follow each other are one to copy: a call costs more than a small batch's rows.
@@ -121,8 +121,8 @@ class PreparedSource:
         return RawBatches(into, num_rows, self.layout, len(ranges), capacity)
 
     def _checked(self, batch: Batch, where: str) -> Batch:
-        """Ids were inside their tables when the data was prepared: one that is not is damage. `data.on_bad_id`
-        decides."""
+        """Refuse or clip ids outside their tables, as `data.on_bad_id` says. They were inside when the data was
+        prepared: one that is not is damage."""
         selection = self._selection
         if selection.is_fixed:
             starts = selection.fixed_starts(len(batch.label))
@@ -155,12 +155,12 @@ class PreparedSource:
             at = end
 
     def _fill_blocks(
-        self, pieces: Sequence[tuple[int, BlockSlice]], out: Block, order: NDArray[np.int32], spare_rows: int
+        self, pieces: Sequence[tuple[int, BlockSlice]], out: Block, order: Int32s, spare_rows: int
     ) -> None:
-        """Whole blocks, as long as the space is there and a good part of each is wanted."""
+        """Copy whole blocks, as long as there is space and a good part of each is wanted."""
         table = block_table(order, self.block_rows)
         table[:] = (0, 0, 0, 0, 0, len(order))
-        at = place = number = 0
+        at = sample = number = 0
         is_in_order = False
         for epoch, piece in pieces:
             num_rows = piece.stop - piece.start
@@ -171,7 +171,7 @@ class PreparedSource:
                     copy_block(out, slice(at, at + piece.block_rows), block, slice(0, piece.block_rows))
                 key, low = row_key(self._data.seed, epoch, piece)
                 number += is_in_order
-                table[number] = (key, low, piece.block_rows, at, piece.start, place + num_rows)
+                table[number] = (key, low, piece.block_rows, at, piece.start, sample + num_rows)
                 number, is_in_order = number + 1, False
                 at += piece.block_rows
                 spare_rows -= num_others
@@ -180,9 +180,9 @@ class PreparedSource:
                     copy_block(out, slice(at, at + num_rows), block, rows)
                 if not is_in_order:
                     table[number] = (0, 0, 0, at, 0, 0)
-                table[number, 5], is_in_order = place + num_rows, True
+                table[number, 5], is_in_order = sample + num_rows, True
                 at += num_rows
-            place += num_rows
+            sample += num_rows
 
     def _batch(self, epoch: int | None, pieces: list[BlockSlice], num_rows: int) -> Batch:
         selection = self._selection
@@ -196,7 +196,7 @@ class PreparedSource:
             starts = list(accumulate((int(n) for n in lengths.sum(axis=1, dtype=np.int64)), initial=0))
         ids = self._new(np.int32, starts[-1])
         weights = np.ones(starts[-1], np.float32) if selection.weights else None
-        ragged_at = [starts[place] for _, place in selection.ragged]
+        ragged_at = [starts[index] for _, index in selection.ragged]
         at = 0
         for piece in pieces:
             end = at + piece.stop - piece.start
@@ -204,40 +204,40 @@ class PreparedSource:
                 copy_rows(label[at:end], self._stored_label(block), rows)
                 copy_rows(dense[at:end], block.dense, rows)
                 for run in selection.runs:
-                    target = ids[starts[run.place] : starts[run.place + run.num]]
+                    target = ids[starts[run.index] : starts[run.index + run.num]]
                     features = block.groups[run.group][run.first : run.first + run.num]
                     copy_features(target.reshape(run.num, num_rows, run.multi_hot)[:, at:end], features, rows)
-                for number, (index, place) in enumerate(selection.ragged):
-                    some = _ragged_ids(block, index, rows)
+                for number, (ragged, index) in enumerate(selection.ragged):
+                    some = _ragged_ids(block, ragged, rows)
                     own = slice(ragged_at[number], ragged_at[number] + len(some))
                     ids[own] = some
-                    if weights is not None and place in selection.weights:
-                        weights[own] = _ragged_ids(block, selection.weights[place], rows)
+                    if weights is not None and index in selection.weights:
+                        weights[own] = _ragged_ids(block, selection.weights[index], rows)
                     ragged_at[number] += len(some)
             at = end
         if self._tasks:
             label = task_labels(label, self._label_columns, self._tasks)
         return Batch(dense, ids, lengths, label, is_fixed=selection.is_fixed, weights=weights)
 
-    def _stored_label(self, block: Block) -> NDArray[Any]:
+    def _stored_label(self, block: Block) -> Array:
         if not self._tasks:
             return block.label
         return block.labels if self.layout.labels else block.label[:, None]
 
-    def _ragged_lengths(self, epoch: int | None, pieces: list[BlockSlice], num_rows: int) -> NDArray[np.int32]:
+    def _ragged_lengths(self, epoch: int | None, pieces: list[BlockSlice], num_rows: int) -> Int32s:
         lengths = self._selection.fixed_lengths(num_rows)
         at = 0
         for piece in pieces:
             end = at + piece.stop - piece.start
             with self._block(epoch, piece) as (block, rows):
-                for index, place in self._selection.ragged:
-                    lengths[place, at:end] = block.ragged[index][0][rows]
+                for ragged, index in self._selection.ragged:
+                    lengths[index, at:end] = block.ragged[ragged][0][rows]
             at = end
         return lengths
 
     @contextmanager
     def _block(self, epoch: int | None, piece: BlockSlice) -> Iterator[tuple[Block, Rows]]:
-        """The arrays to copy from, and which rows."""
+        """Provide the arrays to copy from, and which rows."""
         with self._stored(epoch, piece) as block:
             yield block, self._rows(epoch, piece)
 
@@ -265,7 +265,7 @@ class PreparedSource:
                           seed=self._data.seed, epoch=epoch)
 
     def _announce_next_parts(self, epoch: int | None, piece: BlockSlice) -> None:
-        """Once for each part that is begun: the parts behind it, into the next epoch where it is the last."""
+        """Announce, once for each part that is begun, the parts behind it, into the next epoch if it is the last."""
         if (-1 if epoch is None else epoch, piece.part) == self._announced:
             return
         self._announced = (-1 if epoch is None else epoch, piece.part)
@@ -281,8 +281,8 @@ class PreparedSource:
                 coming += [self._train_parts[p] for p in following]
         self._parts.expect(coming)
 
-    def _views_of(self, into: NDArray[np.uint8], num_rows: int) -> Block:
-        """Buffers come again and again, and for small batches finding the fields costs as much as filling them."""
+    def _views_of(self, into: Bytes, num_rows: int) -> Block:
+        """Return the cached views of a buffer: for small batches finding the fields costs as much as filling them."""
         if not self.layout.is_fixed:
             raise ValueError("there are no raw batches where rows have different numbers of ids")
         key = (int(into.ctypes.data), num_rows)
@@ -293,7 +293,7 @@ class PreparedSource:
             found = self._buffers[key] = Block.of(self.layout, into, num_rows)
         return found
 
-    def _new(self, dtype: type[np.generic], *shape: int) -> NDArray[Any]:
+    def _new(self, dtype: type[np.generic], *shape: int) -> Array:
         size_bytes = math.prod(shape) * np.dtype(dtype).itemsize
         if not size_bytes:
             return np.empty(shape, dtype)
@@ -305,9 +305,9 @@ class _Run:
     """Features that follow each other in a group and in a batch."""
 
     group: int
-    first: int  # Its place in the group.
+    first: int  # The position of the first in the group.
     num: int
-    place: int  # Of the first, among the selected features.
+    index: int  # The index of the first among the selected features.
     multi_hot: int
 
 
@@ -318,8 +318,8 @@ class ColumnSelection:
     multi_hot: tuple[int, ...]
     runs: tuple[_Run, ...]
     ragged: tuple[tuple[int, int], ...]
-    """Of each feature whose rows have different numbers of ids: its place among `Layout.ragged`, and here."""
-    weights: Mapping[int, int]  # By the place here of weighted ids: that of their weights among `Layout.ragged`.
+    """The index among `Layout.ragged`, and here, of each feature whose rows have different numbers of ids."""
+    weights: Mapping[int, int]  # By the index of weighted ids here: that of their weights in `Layout.ragged`.
 
     @property
     def is_fixed(self) -> bool:
@@ -327,31 +327,32 @@ class ColumnSelection:
 
     @staticmethod
     def of(layout: Layout, names: Sequence[str], weights: Sequence[str]) -> ColumnSelection:
-        """Those called `names`, and their `weights`, empty of those that have none; the layout has them all."""
+        """Select the features called `names`, and their `weights`, empty for those that have none; the layout has them
+        all."""
         position = {feature.name: index for index, feature in enumerate(layout.features)}
         runs: list[_Run] = []
         ragged: list[tuple[int, int]] = []
-        for place, name in enumerate(names):
+        for index, name in enumerate(names):
             feature = layout.features[position[name]]
             if feature.is_ragged:
-                ragged.append((layout.ragged.index(position[name]), place))
+                ragged.append((layout.ragged.index(position[name]), index))
                 continue
             group, at = layout.positions[position[name]]
             last = runs[-1] if runs else None
-            if last and (last.group, last.first + last.num, last.place + last.num) == (group, at, place):
-                runs[-1] = _Run(group, last.first, last.num + 1, last.place, last.multi_hot)
+            if last and (last.group, last.first + last.num, last.index + last.num) == (group, at, index):
+                runs[-1] = _Run(group, last.first, last.num + 1, last.index, last.multi_hot)
             else:
-                runs.append(_Run(group, at, 1, place, feature.multi_hot))
+                runs.append(_Run(group, at, 1, index, feature.multi_hot))
         multi_hot = tuple(layout.features[position[name]].multi_hot for name in names)
         return ColumnSelection(multi_hot, tuple(runs), tuple(ragged), {
-            place: layout.ragged.index(position[name]) for place, name in enumerate(weights) if name})
+            index: layout.ragged.index(position[name]) for index, name in enumerate(weights) if name})
 
     def fixed_starts(self, num_rows: int) -> list[int]:
-        """Where each feature's ids begin in a batch, and where the last one's end."""
+        """Return where each feature's ids begin in a batch, and where the last one's end."""
         return [num_rows * before for before in accumulate(self.multi_hot, initial=0)]
 
-    def largest_fixed(self, ids: NDArray[np.int32], num_rows: int) -> NDArray[np.uint32]:
-        """Of each feature's ids in a batch, where a negative one is a large one."""
+    def largest_fixed(self, ids: Int32s, num_rows: int) -> NDArray[np.uint32]:
+        """Return the largest id of each feature in a batch; a negative one counts as a large one."""
         found, start = [], 0
         for multi_hot, equal in groupby(self.multi_hot):  # one call for features alike: small batches are many
             num = len(list(equal))
@@ -360,24 +361,21 @@ class ColumnSelection:
             start = stop
         return np.concatenate(found)
 
-    def fixed_lengths(self, num_rows: int) -> NDArray[np.int32]:
-        """[F, num_rows]"""
+    def fixed_lengths(self, num_rows: int) -> Int32s:
+        """Return [F, num_rows]."""
         return np.repeat(np.array(self.multi_hot, np.int32)[:, None], num_rows, axis=1)
 
 
-def _ragged_ids(block: Block, index: int, rows: Rows) -> NDArray[Any]:
-    """The ids of the rows, one row's behind the other's."""
+def _ragged_ids(block: Block, index: int, rows: Rows) -> Array:
+    """Return the ids of the rows, one row's behind the other's."""
     lengths, ids, offsets = block.ragged[index]
     if isinstance(rows, slice):
         return ids[offsets[rows.start] : offsets[rows.stop]]
-    counts = lengths[rows].astype(np.int64)
-    # Each row's first position, less what came before it in the output, plus the position in the output.
-    shift = offsets[rows] - (np.cumsum(counts) - counts)
-    return np.take(ids, np.repeat(shift, counts) + np.arange(counts.sum()))
+    return np.take(ids, ragged_positions(offsets[rows], lengths[rows].astype(np.int64)))
 
 
 def _joined(ranges: Sequence[Range]) -> list[Range]:
-    """Fewer and longer ones, where one begins as the one before it ends."""
+    """Join ranges that follow each other."""
     joined = [ranges[0]]
     for epoch, start, stop in ranges[1:]:
         before = joined[-1]
@@ -394,6 +392,36 @@ def _notes(manifest: Manifest, data: DataSpec) -> tuple[str, ...]:
         notes.append(f"the data has no {data.eval_split} rows, so nothing is evaluated")
     chosen, schema = manifest.settings.get("prepare") or {}, manifest.settings.get("schema") or {}
     if unused := [str(name) for name in schema.get("ignored") or () if name not in chosen.get("ignored_columns", ())]:
-        more = f" and {len(unused) - MAX_NAMED} more" if len(unused) > MAX_NAMED else ""
-        notes.append(f"column{'s' if len(unused) > 1 else ''} not used: {', '.join(unused[:MAX_NAMED])}{more}")
+        notes.append(f"column{'s' if len(unused) > 1 else ''} not used: {shortlist(unused, MAX_NAMED)}")
     return tuple(notes)
+
+
+def copy_block(out: Block, to: slice, block: Block, rows: Rows) -> None:
+    """Copy rows of all columns."""
+    copy_rows(out.label[to], block.label, rows)
+    copy_rows(out.dense[to], block.dense, rows)
+    for target, group in zip(out.groups, block.groups, strict=True):
+        copy_features(target[:, to], group, rows)
+
+
+def copy_rows(out: Array, column: Array, rows: Rows) -> None:
+    """Copy rows of a column [n, …], cast to what `out` holds."""
+    if isinstance(rows, slice):
+        out[...] = column[rows]
+    elif out.dtype == column.dtype:
+        np.take(column, rows, 0, out, "clip")  # "raise" would copy twice, to leave `out` alone if it does
+    else:
+        out[...] = np.take(column, rows, 0, mode="clip")
+
+
+def copy_features(out: Array, features: Array, rows: Rows) -> None:
+    """Copy rows of each of several features [F, n, multi_hot], cast to what `out` holds."""
+    if isinstance(rows, slice):
+        out[...] = features[:, rows]
+    elif out.dtype != features.dtype:
+        out[...] = np.take(features, rows, 1, mode="clip")
+    elif out.flags.c_contiguous:
+        np.take(features, rows, 1, out, "clip")
+    else:
+        for target, feature in zip(out, features, strict=True):
+            np.take(feature, rows, 0, target, "clip")

@@ -11,7 +11,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from embark.data.stream.records import Message, Offset, Row, event_time_s, row_of
+from embark.data.stream.records import Message, Offset, Row
+from embark.features.values import event_time_s, json_object
 
 COUNTS = ("num_rows", "num_late", "num_unreadable", "num_labels", "num_labels_joined", "num_labels_unmatched",
           "num_without_label")
@@ -30,29 +31,28 @@ class OrderSettings:
 
 @dataclass(slots=True)
 class OrderState:
-    """All that is between the records that were read and the rows that were given out. Records are never changed, so a
+    """Everything between the records that were read and the rows that were given out. Records are never changed, so a
     copy of the collections is a copy of the state."""
 
     offsets: dict[str, Offset]
-    newest_s: dict[str, float]  # By partition: the newest event.
+    newest_s: dict[str, float]  # The newest event of each partition.
     watermark_s: float = -math.inf  # What is older was given out or dropped.
     num_added: int = 0  # Settles the order of events of one time.
     early: list[tuple[float, int, bool, Row]] = field(default_factory=list)
     """A heap of what is newer than the watermark: time, number, is a label, row."""
-    waiting: deque[tuple[float, Row]] = field(default_factory=deque)  # For their labels.
-    labels: dict[str, tuple[float, Any, bool]] = field(default_factory=dict)  # By key: time, label, was joined.
+    waiting: deque[tuple[float, Row]] = field(default_factory=deque)  # Rows that wait for their labels.
+    labels: dict[str, tuple[float, Any, bool]] = field(default_factory=dict)  # Time, label, is joined.
     label_ends: deque[tuple[float, str]] = field(default_factory=deque)
     ready: deque[Row] = field(default_factory=deque)
     counts: Counter[str] = field(default_factory=Counter)
 
     def copy(self) -> OrderState:
-        """Of this moment."""
         return OrderState(dict(self.offsets), dict(self.newest_s), self.watermark_s, self.num_added, list(self.early),
                           self.waiting.copy(), dict(self.labels), self.label_ends.copy(), self.ready.copy(),
                           self.counts.copy())
 
     def to_json(self) -> str:
-        """For a checkpoint."""
+        """Return the state as a checkpoint stores it."""
         return json.dumps({
             "offsets": self.offsets, "newest_s": self.newest_s, "watermark_s": _finite(self.watermark_s),
             "num_added": self.num_added, "early": self.early, "waiting": list(self.waiting), "labels": self.labels,
@@ -61,7 +61,7 @@ class OrderState:
 
     @staticmethod
     def from_json(text: str | bytes) -> OrderState:
-        """What `to_json` wrote."""
+        """Read what `to_json` wrote."""
         found: dict[str, Any] = json.loads(text)
         watermark_s = found["watermark_s"]
         return OrderState(
@@ -81,20 +81,20 @@ class EventOrder:
         self._partitions: list[str] = []
 
     def open(self, partitions: Sequence[str]) -> None:
-        """The partitions that there are."""
+        """Set the partitions."""
         self._partitions = sorted(partitions)
 
     def next_partition(self) -> str:
-        """The one that holds the others up: whose newest event is the oldest. Which one it is depends on the records
+        """Return the partition that holds the others up: whose newest event is the oldest. It depends on the records
         alone, so that the order does, whatever arrives first."""
         newest = self.state.newest_s
         return min(self._partitions, key=lambda partition: newest.get(partition, -math.inf))
 
     def add(self, partition: str, message: Message) -> str:
-        """The next record of `next_partition()`; returns why it is dropped, if it is."""
+        """Add the next record of `next_partition()`; return why it is dropped, if it is."""
         state, settings = self.state, self._settings
         state.offsets[partition] = message.offset
-        row = row_of(message.value)
+        row = json_object(message.value)
         at = None if row is None else self._time_of(row, message)
         if row is None or at is None or (settings.key and row.get(settings.key) is None):
             state.counts["num_unreadable"] += 1
@@ -114,7 +114,7 @@ class EventOrder:
         return why
 
     def take(self, num_rows: int) -> list[Row]:
-        """Rows that are ready."""
+        """Return rows that are ready."""
         return [self.state.ready.popleft() for _ in range(num_rows)]
 
     def _time_of(self, row: Row, message: Message) -> float | None:
@@ -156,7 +156,7 @@ class EventOrder:
         return {**row, settings.label: label}
 
     def _forget_labels(self) -> None:
-        """A label may be older than its row by the window, and the row then waits as long again."""
+        """Forget old labels. A label may be older than its row by the window, and the row then waits as long again."""
         state, kept_s = self.state, 2 * self._settings.label_window_s
         while state.label_ends and state.label_ends[0][0] + kept_s < state.watermark_s:
             at, key = state.label_ends.popleft()
@@ -171,5 +171,5 @@ def _finite(value: float) -> float | None:
 
 
 def total(counts: Mapping[str, int], names: Iterable[str] = COUNTS) -> dict[str, int]:
-    """All of them, zeros too."""
+    """Return all counts, zeros too."""
     return {name: counts.get(name, 0) for name in names}

@@ -21,8 +21,8 @@ LIST_EVERY_S = {"local": 0.2, "remote": 2.0}  # A listing of an object store is 
 
 
 class FilesReader:
-    """One partition: the rows of all files, a file after the other. An offset is a file's name and a row of it. A file
-    is never read again, so it must appear whole and with a name behind the others'."""
+    """Reads one partition: the rows of all files, a file after the other. An offset is a file's name and a row of it.
+    A file is never read again, so it must appear whole and with a name behind the others'."""
 
     def __init__(self, path: str) -> None:
         self._path = path
@@ -42,7 +42,7 @@ class FilesReader:
         return [""]
 
     def poll(self, partition: str, timeout_s: float) -> list[Message]:
-        """Waits at most once for new files."""
+        """Return the next rows; wait at most once for new files."""
         for _ in range(2):
             while True:
                 if found := [Message([self._name, row], value) for row, value in islice(self._rows, AT_A_TIME)]:
@@ -55,7 +55,7 @@ class FilesReader:
         return []
 
     def acknowledge(self, offsets: Mapping[str, Offset]) -> None:
-        """The files stay."""
+        """Do nothing: the files stay."""
 
     def problem(self) -> str:
         return self._problem or f"{self._path}: {self._nothing_new}"
@@ -97,7 +97,7 @@ class FilesReader:
 
 
 def read_records(path: str) -> Iterator[Row | bytes]:
-    """Of a file, or of all files of a folder or a prefix, as they are now."""
+    """Yield the records of a file, or of all files of a folder or a prefix, as they are now."""
     folder, _, name = path.rstrip("/").rpartition("/")
     if _is_data(name):
         store, names = open_store(folder or "."), [name]
@@ -139,6 +139,10 @@ def _rows(name: str, data: bytes) -> Iterator[Row | bytes]:
 
 
 def _json_value(value: Any) -> Any:
-    if value is None or isinstance(value, bool | int | float | str | list):
+    if isinstance(value, list):
+        return [_json_value(one) for one in value]
+    if isinstance(value, float) and value.is_integer():
+        return int(value)  # as a preparation reads it, whatever the column is for
+    if value is None or isinstance(value, bool | int | float | str):
         return value
     return value.isoformat() if hasattr(value, "isoformat") else str(value)

@@ -86,7 +86,7 @@ class KafkaReader:
             Message(message.offset(), message.value() or b"", time_s))
 
     def _pause_full(self, wanted: str) -> None:
-        """What no one waits for does not fill the memory."""
+        """Pause partitions that no one waits for, so that they do not fill the memory."""
         full = {name for name, records in self._records.items()
                 if len(records) > (FEW if name in self._paused else MANY) and name != wanted}
         if new := full - self._paused:

@@ -6,6 +6,7 @@ import asyncio
 import re
 import secrets
 import threading
+import time
 from collections import deque
 from collections.abc import Coroutine, Mapping, Sequence
 from contextlib import suppress
@@ -13,23 +14,26 @@ from typing import Any, TypeVar
 
 import nats
 from nats.errors import TimeoutError as NoMessage
-from nats.js.api import AckPolicy, ConsumerConfig, DeliverPolicy, RetentionPolicy
+from nats.js.api import AckPolicy, ConsumerConfig, DeliverPolicy, RetentionPolicy, StreamConfig
 from nats.js.errors import NotFoundError
 
 from embark.data.stream.records import Message, Offset
-from embark.errors import DataError, UserError
+from embark.errors import DataError, Fault, UserError
 from embark.spec.stream import StreamSpec
 
 T = TypeVar("T")
 AT_A_TIME = 500
+_LOST = "keep records longer than a trainer may be away; --fresh starts a new run at stream.start"
+MAX_WAIT_S = 600.0  # How long to wait for a broker that is started at the same time.
+_RETRY_S = 0.5
 _WAIT_S = 10.0
 _NEVER_AGAIN_S = 30 * 86_400  # Until what is not acknowledged comes again: the checkpoint says what to read, not this.
 
 
 class NatsReader:
-    """A durable consumer for each subject, made anew behind the offset of the checkpoint on each connection, so that
-    nothing depends on what the broker remembers of it. Those of an earlier process of the run, which `name` tells from
-    any other, are deleted."""
+    """Reads each subject through a durable consumer, made anew behind the offset of the checkpoint on each connection,
+    so that nothing depends on what the broker remembers of it. Consumers of an earlier process of the run, which
+    `name` tells from any other, are deleted."""
 
     def __init__(self, stream: StreamSpec, name: str, options: Mapping[str, Any]) -> None:
         self._stream, self._options = stream, options
@@ -39,7 +43,7 @@ class NatsReader:
         self._client: Any = None
         self._consumers: dict[str, Any] = {}
         self._last: dict[str, int] = {}
-        self._delivered: dict[str, deque[tuple[int, Any]]] = {}  # By which a number can be acknowledged.
+        self._delivered: dict[str, deque[tuple[int, Any]]] = {}  # Messages by which a number can be acknowledged.
         self._problem = ""
 
     def open(self, offsets: Mapping[str, Offset]) -> Sequence[str]:
@@ -64,7 +68,8 @@ class NatsReader:
             return []
 
     def acknowledge(self, offsets: Mapping[str, Offset]) -> None:
-        """So that streams which keep records until then can drop them; a lost one is made up for by the next."""
+        """Acknowledge records, so that streams which keep them until then can drop them; a lost acknowledgement is
+        made up for by the next."""
         for topic, offset in offsets.items():
             newest, delivered = None, self._delivered.get(topic, deque())
             while delivered and isinstance(offset, int) and delivered[0][0] <= offset:
@@ -148,8 +153,47 @@ class NatsReader:
         return await js.pull_subscribe(topic, durable=name, stream=stream, config=config)
 
 
-_LOST = "keep records longer than a trainer may be away; --fresh starts a new run at stream.start"
-
-
 async def _ignore(_: Exception) -> None:
-    """`poll` sees them too."""
+    """Ignore errors that the caller sees as well."""
+
+
+def make_streams(stream: StreamSpec, name: str, options: Mapping[str, Any]) -> list[str]:
+    """Make a stream on disk for each topic that is in none, with records that are kept for `retention_hours`; return
+    their names. A stream that keeps records for a shorter time is refused."""
+    return asyncio.run(_make_streams(stream, name, options))
+
+
+async def _make_streams(stream: StreamSpec, name: str, options: Mapping[str, Any]) -> list[str]:
+    client, made = await _connected(stream, options), []
+    try:
+        js, kept_s = client.jetstream(timeout=10), 3600 * stream.retention_hours
+        for topic in stream.topics:
+            try:
+                found = await js.find_stream_name_by_subject(topic)
+            except NotFoundError:
+                own = re.sub(r"[^A-Za-z0-9_-]", "-", f"embark-{name}-{topic}")
+                await js.add_stream(StreamConfig(name=own, subjects=[topic], max_age=kept_s))
+                made.append(own)
+                continue
+            max_age_s = (await js.stream_info(found)).config.max_age
+            if max_age_s and max_age_s < kept_s:
+                raise UserError(f"NATS stream {found} keeps records for {max_age_s / 3600:g} h, and "
+                                f"stream.retention_hours is {stream.retention_hours:g}",
+                                fix=f"nats stream edit {found} --max-age {stream.retention_hours:g}h, or a smaller "
+                                    "value")
+    finally:
+        await client.close()
+    return made
+
+
+async def _connected(stream: StreamSpec, options: Mapping[str, Any]) -> Any:
+    until_s = time.monotonic() + MAX_WAIT_S
+    while True:
+        try:
+            return await nats.connect(list(stream.servers), connect_timeout=2, max_reconnect_attempts=1,
+                                      error_cb=_ignore, **options)
+        except Exception as error:  # whatever it is, the broker does not answer yet
+            if time.monotonic() > until_s:
+                raise Fault(f"{', '.join(stream.servers)} does not answer: {type(error).__name__} {error}",
+                            fix="start the broker, or correct stream.servers") from None
+            await asyncio.sleep(_RETRY_S)

@@ -18,8 +18,8 @@ OPTIONS = "EMBARK_STREAM_OPTIONS"
 
 
 def open_reader(spec: RunSpec, run_uri: str) -> StreamReader:
-    """Nothing is contacted before `open`. `run_uri` is that of the run's directory: the broker's names have its last
-    part, and those of NATS its hash, since two runs may have one name."""
+    """Open the reader that `stream.source` names. Nothing is contacted before `open`. `run_uri` is that of the run's
+    directory: the broker's names have its last part, and those of NATS its hash, since two runs may have one name."""
     stream, name = spec.stream, run_uri.rpartition("/")[2]
     _check_servers(spec)
     if stream.source == "files":
@@ -41,14 +41,14 @@ def open_reader(spec: RunSpec, run_uri: str) -> StreamReader:
 
 
 def make_streams(spec: RunSpec) -> list[str]:
-    """Of NATS: the streams of `stream.topics`, where they do not exist; returns the names of those that were made."""
+    """Make the NATS streams of `stream.topics` that do not exist; return their names."""
     if spec.stream.source != "nats":
         raise UserError(f'--make-streams: stream.source is "{spec.stream.source}"',
                         fix="leave it out; topics of Kafka are made with its own tools")
     _check_servers(spec)
     with _needs_client("nats"):
-        from embark.data.stream import nats_streams
-    return nats_streams.make_streams(spec.stream, spec.name, client_options())
+        from embark.data.stream import nats_reader
+    return nats_reader.make_streams(spec.stream, spec.name, client_options())
 
 
 def _check_servers(spec: RunSpec) -> None:
@@ -67,7 +67,7 @@ def _needs_client(source: str) -> Iterator[None]:
 
 
 def client_options() -> dict[str, Any]:
-    """Of the TOML file that the environment names: they may be secret, so no spec has them."""
+    """Read the TOML file that the environment names: the options may be secret, so no spec has them."""
     path = os.environ.get(OPTIONS, "")
     if not path:
         return {}

@@ -65,7 +65,7 @@ class OwnReader:
 
 
 def _plain(value: Any) -> Any:
-    """NumPy's numbers and arrays as Python's, which checkpoints can hold."""
+    """Convert NumPy's numbers and arrays to Python's, which checkpoints can hold."""
     if isinstance(value, list | tuple):
         return [_plain(one) for one in value]
     return value.tolist() if hasattr(value, "tolist") else value

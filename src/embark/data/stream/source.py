@@ -5,43 +5,44 @@ from __future__ import annotations
 import math
 import threading
 import time
-from collections import deque
-from collections.abc import Callable, Iterator
+from collections import Counter, deque
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
 from typing import Any
 
 import numpy as np
 
-from embark.data.id_maps import PreparedWith, RowEncoder, plain_row_format
 from embark.data.loader import Batch
-from embark.data.prepare.arrow.json_lines import json_column
-from embark.data.prepare.arrow.row_parser import Location, RowParser
-from embark.data.prepare.rows import RawRows
-from embark.data.prepare.time_format import moment_text
+from embark.data.prepare.later_rows import PreparedWith
 from embark.data.prepared.cache import read_manifest
-from embark.data.stream.dropped import DropWatch
 from embark.data.stream.event_order import EventOrder, OrderSettings, OrderState, total
 from embark.data.stream.files_reader import read_records
 from embark.data.stream.open_reader import open_reader
-from embark.data.stream.records import Message, Row, StreamReader, StreamStopped, row_of
+from embark.data.stream.records import Message, Row, StreamReader, StreamStopped
 from embark.data.task_labels import task_labels
 from embark.errors import DataError, UserError
+from embark.features.arrow.row_parser import Location, RowParser, json_column
+from embark.features.encoding import RowEncoder, plain_row_format
+from embark.features.rows import RawRows
+from embark.features.values import json_object, moment_text
+from embark.formatting import format_count
 from embark.spec.run import RunSpec
 from embark.spec.tasks import label_columns
 from embark.store import Checkpoint, CheckpointStore
 
-STREAM_FILE = "stream.json"  # In a checkpoint.
+STREAM_FILE = "stream.json"  # A file of checkpoints.
 ENDLESS_STEPS = 1 << 40
 POLL_S = 0.2
-STALLED_S = 60.0  # Without a record of a partition that the others wait for, someone should know.
-FIRST_S = 5.0  # Likewise, of a run that has read none yet: its stream is perhaps not where it looks.
+STALLED_S = 60.0  # After so long without a record of a partition that the others wait for, someone should know.
+FIRST_S = 5.0  # The same for a run that has read none yet: its stream is perhaps not where it looks.
 UNREADABLE = "num_unreadable"
+WINDOW = 1_000  # Records.
 
 
 class StreamSource:
-    """Batches of the rows of a stream, in the order of their events; a batch is closed by its last row, never by a
-    clock. They are made one after the other, and `trained` says which are needed no more."""
+    """Makes batches of the rows of a stream, in the order of their events; a batch is closed by its last row, never by
+    a clock. They are made one after the other, and `trained` says which are no longer needed."""
 
     notes: tuple[str, ...] = ()
     num_eval_samples = 0
@@ -56,13 +57,13 @@ class StreamSource:
         stream = spec.stream
         self._settings = OrderSettings(label, stream.time_column, stream.bound_s, stream.key, stream.label_window_s)
         self._order = EventOrder(self._settings)
-        self.run_uri = spec.name  # Of the run's directory, where there is one.
+        self.run_uri = spec.name  # The URI of the run's directory, if it has one.
         self._reader: StreamReader | None = None
         self._records: dict[str, deque[Message]] = {}
         self._drops, self._has_rows = DropWatch(), False
         self._next = 0
         self._turn = threading.Condition()
-        self._states: dict[int, OrderState] = {}  # By position: as it was behind the batch before it.
+        self._states: dict[int, OrderState] = {}  # The state behind the batch before each position.
         self._acknowledge: dict[str, Any] | None = None
         self._saved_offsets: dict[int, dict[str, Any]] = {}
         self._is_closed = False
@@ -70,7 +71,7 @@ class StreamSource:
         self._warn: Callable[[str], None] = lambda _: None
 
     def fingerprint(self) -> str:
-        """Of the data that its maps come from."""
+        """The checksum of the data that the id maps come from."""
         return self._fingerprint
 
     def restore(self, checkpoints: CheckpointStore, checkpoint: Checkpoint) -> None:
@@ -86,7 +87,8 @@ class StreamSource:
 
     @contextmanager
     def reading(self, is_stopping: Callable[[], bool], warn: Callable[[str], None]) -> Iterator[None]:
-        """While it waits for records: when to give up, and whom to tell what holds it up. No one waits behind it."""
+        """Wait for records while the block runs: `is_stopping` says when to give up, and `warn` hears what holds it
+        up."""
         self._is_stopping, self._warn = is_stopping, warn
         try:
             yield
@@ -94,7 +96,7 @@ class StreamSource:
             self._is_closed = True
 
     def train_rows(self, epoch: int, start: int, stop: int) -> Batch:
-        """The next rows; waits for its turn, and for the records."""
+        """Return the next rows; wait for their turn, and for the records."""
         with self._turn:
             self._turn.wait_for(lambda: start <= self._next or self._next < 0)
             if self._next < 0:
@@ -115,36 +117,37 @@ class StreamSource:
             return batch
 
     def eval_rows(self, start: int, stop: int) -> Batch:
-        """There are none: each row is scored before it is trained on."""
+        """Raise: each row is scored before it is trained on, so none is held out."""
         raise IndexError(f"samples {start} to {stop} of 0")
 
     def rows_of_files(self, path: str) -> tuple[Batch, int]:
-        """Labelled rows of a file or a folder, read as records of the stream are; and how many cannot be."""
+        """Read labelled rows of a file or a folder as records of the stream are read; return also how many cannot
+        be."""
         values = list(read_records(path))
-        rows = [row for value in values if (row := row_of(value)) is not None]
+        rows = [row for value in values if (row := json_object(value)) is not None]
         raw = self._parse(rows)
         if not len(raw):
             raise DataError(f"{path}: has no row that can be read", fix="labelled rows with the columns of the stream")
         return self._batch(raw), len(values) - len(raw)
 
     def trained(self, step: int) -> None:
-        """The states before it are needed no more."""
+        """Forget the states before a step."""
         position = step * self._batch_size
         for old in [one for one in list(self._states) if one < position]:
             del self._states[old]
 
     def checkpoint_files(self, step: int) -> dict[str, bytes]:
-        """The state behind `step` steps, for their checkpoint."""
+        """Return the state behind `step` steps, for their checkpoint."""
         state = self._states[step * self._batch_size]
         self._saved_offsets = {step: state.offsets}
         return {STREAM_FILE: state.to_json().encode()}
 
     def committed(self, step: int) -> None:
-        """The checkpoint of `step` is committed. The thread that reads tells the broker."""
+        """Note that the checkpoint of `step` is committed. The thread that reads tells the broker."""
         self._acknowledge = self._saved_offsets.pop(step, None) or self._acknowledge
 
     def status(self, step: int) -> dict[str, Any]:
-        """What was read, what came late and what was joined up to a step, for the run's log."""
+        """Return what was read, what came late and what was joined up to a step, for the run's log."""
         state = self._states[step * self._batch_size]
         has_time = bool(self._settings.time_column) and math.isfinite(state.watermark_s)
         return {**total(state.counts), "num_in_memory": len(state.early) + len(state.waiting) + len(state.ready),
@@ -160,7 +163,7 @@ class StreamSource:
                 self._reader = None
 
     def _make(self, num_rows: int) -> Batch:
-        """So many rows that can be read; those that cannot are counted."""
+        """Make a batch of rows that can be read; those that cannot are counted."""
         found: list[RawRows] = []
         missing = num_rows
         while missing:
@@ -226,8 +229,9 @@ class StreamSource:
 
     def _parse(self, rows: list[Row]) -> RawRows:
         numbers = np.arange(len(rows))
+        cells = partial(json_column, rows, split=self._parser.split_cell)
         return self._encoder.readable(self._parser.parse(
-            partial(json_column, rows), Location(numbers, numbers, len(rows)), "the stream"))
+            cells, Location(numbers, numbers, len(rows)), "the stream"))
 
     def _batch(self, raw: RawRows) -> Batch:
         rows, num_rows = self._encoder.encode(raw), len(raw)
@@ -249,8 +253,8 @@ class StreamSource:
 
 
 def _row_reader(spec: RunSpec) -> tuple[RowParser, RowEncoder, str]:
-    """How a row becomes what the model takes, as in training and in serving; and the checksum of the data that says
-    so."""
+    """Return how a row becomes what the model takes, as in training and in serving, and the checksum of the data that
+    says so."""
     if spec.data.kind == "prepared":
         manifest = read_manifest(spec.data.path)
         if before := PreparedWith.of(spec.data.path, manifest):
@@ -260,3 +264,54 @@ def _row_reader(spec: RunSpec) -> tuple[RowParser, RowEncoder, str]:
     return RowParser(schema, prepare), encoder, ""
 
 
+class DropWatch:
+    """Counts records and dropped ones, by reason. It warns if more than half of the last ones were dropped, and stops
+    a run of whose stream no record was ever trained on."""
+
+    def __init__(self) -> None:
+        self._num_records = self._num_dropped = self._records_before = self._dropped_before = 0
+        self._reasons: Counter[str] = Counter()  # All drops.
+        self._newest: Counter[str] = Counter()  # Drops since the last look.
+        self._has_warned = False
+
+    def add(self, why: str) -> None:
+        """Count a record, and `why` it was dropped, if it was."""
+        self._num_records += 1
+        if why:
+            self.drop({why: 1})
+
+    def drop(self, reasons: Mapping[str, int]) -> None:
+        """Count drops among the records that were added before."""
+        self._num_dropped += sum(reasons.values())
+        self._reasons.update(reasons)
+        self._newest.update(reasons)
+
+    def look(self, warn: Callable[[str], None], num_pending: int, *, has_trained: bool) -> None:
+        """Check the records since the last look, once there are enough of them, without those that are still
+        pending."""
+        num_records = self._num_records - num_pending
+        num, num_dropped = num_records - self._records_before, self._num_dropped - self._dropped_before
+        if max(num, num_dropped) < WINDOW:
+            return
+        is_much = 2 * num_dropped > num
+        if is_much and not has_trained and self._num_dropped >= num_records:
+            raise DataError(f"none of the first {format_count(num_records)} records of the stream can be trained "
+                            f"on: {_counted(self._reasons)}",
+                            fix="name the label, the dense columns and the tables as the records do: docs/follow.md")
+        if is_much and not self._has_warned:
+            warn(f"{format_count(num_dropped)} of the last {format_count(max(num, num_dropped))} records of the stream "
+                 f"were dropped: {_counted(self._newest)}")
+        self._has_warned = is_much
+        self._records_before, self._dropped_before = num_records, self._num_dropped
+        self._newest.clear()
+
+    def __str__(self) -> str:
+        """Summarize all drops so far; empty if there is none."""
+        if not self._num_dropped:
+            return ""
+        return (f"{format_count(self._num_dropped)} of {format_count(self._num_records)} records were dropped: "
+                f"{_counted(self._reasons)}")
+
+
+def _counted(reasons: Counter[str]) -> str:
+    return "; ".join(f"{why} ({format_count(num)})" for why, num in reasons.most_common(3))

@@ -1,1 +1,1 @@
-"""One package per platform that a run can be launched on, behind `base.Backend`. Imports as `launch` does."""
+"""One module or package per platform, each with a subclass of `LaunchBackend`. Imports as `launch` does."""

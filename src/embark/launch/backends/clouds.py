@@ -1,4 +1,4 @@
-"""The machines of a run in AWS, Azure or Google Cloud, by the cloud's own command line; the commands: clouds.toml."""
+"""The machines of a run in AWS, Azure or Google Cloud, managed by the commands of clouds.toml."""
 
 import json
 import os
@@ -15,19 +15,17 @@ from typing import Any, Literal
 
 from embark.errors import EmbarkError, Fault, UserError
 from embark.formatting import to_one_line
-from embark.launch.backend import Resource, RunEvent, time_s
+from embark.launch.backend import Resource, RunEvent, explain, time_s
 from embark.launch.backends.machines import RUN_FOLDER
-from embark.launch.explanations import explain
 from embark.launch.shell import CommandResult, Shell
-from embark.launch.supervised import Host, ssh_words
+from embark.launch.supervisor_client import Host, ssh_words
 from embark.render.clouds import aws, azure, gcp
 from embark.render.job import Job
-from embark.render.location import location_of
 from embark.render.shell_text import Shell as ShellText
 from embark.render.shell_text import Step, substitute
 from embark.store import write_atomic
 
-CHANGE_S = 1200.0  # For a command that creates or deletes something: some return only when it is done.
+CHANGE_S = 1200.0  # Limit of a command that creates or deletes something: some return only when it is done.
 SESSION_MANAGER_S = 20.0
 MachineState = Literal["starting", "running", "stopped", "gone"]
 TABLE: dict[str, dict[str, Any]] = tomllib.loads(Path(__file__).with_suffix(".toml").read_text(encoding="utf-8"))
@@ -41,9 +39,9 @@ class Machine:
     id: str
     name: str
     state: MachineState
-    inside: str = ""  # Its address for the other machines of the run.
-    outside: str = ""  # Its address from here; empty where it is reached through the cloud's tunnel.
-    why: str = ""  # Of one that is stopped or gone, in the cloud's words.
+    inside: str = ""  # Address for the other machines of the run.
+    outside: str = ""  # Address from here; empty if it is reached through the cloud's tunnel.
+    why: str = ""  # Why it is stopped or gone, in the cloud's words.
 
 
 class CloudCommands:
@@ -62,14 +60,29 @@ class CloudCommands:
         return self.shell.ask(self.words(command, **more))
 
     def change(self, command: str | Sequence[str], **more: str) -> CommandResult:
-        """Raises where the command fails, with the cloud's message and the fix."""
+        """Run a command that changes something. Raises the cloud's message, with a fix, if it fails."""
         done = self.shell.change(self.words(command, **more), timeout_s=CHANGE_S)
         if not done.is_ok:
             raise command_error(self.name, done)
         return done
 
+    def run_steps(self, steps: Sequence[Step], record: Callable[[Resource], None] = lambda _: None) -> None:
+        """Create the infrastructure that does not exist yet."""
+        for step in steps:
+            if step.unless and self.ask(step.unless).is_ok and not self.shell.is_dry:
+                continue
+            if step.what:
+                record(self.resource(step))
+            for words in step.commands:
+                self.change(words)
+            if step.wait_s and not self.shell.is_dry:
+                time.sleep(step.wait_s)
+
+    def resource(self, step: Step) -> Resource:
+        return Resource(f"{step.what} ({self.name})", "; ".join(shlex.join(self.words(one)) for one in step.remove))
+
     def read(self, command: str | Sequence[str], *, missing: Sequence[str] = ()) -> Any:
-        """JSON; None on a dry run, and where the error has one of the `missing` texts."""
+        """The JSON that a command prints; None on a dry run, or if its error has one of the `missing` texts."""
         done = self.ask(command)
         if not done.is_ok:
             if any(text in done.err for text in missing):
@@ -81,7 +94,7 @@ class CloudCommands:
             raise Fault(f"{self.name} did not answer with JSON: {to_one_line(done.out)[:200]}") from error
 
     def check_login(self) -> None:
-        """Raises unless the programs are installed and somebody is logged in."""
+        """Raise unless the programs are installed and somebody is logged in."""
         for program, where in {**self.table["tools"], "ssh": "Debian's openssh-client"}.items():
             try:
                 self.shell.ask([program, "-V" if program == "ssh" else "--version"])
@@ -99,7 +112,7 @@ class Cloud(CloudCommands, ABC):
 
     def __init__(self, shell: Shell, job: Job, folder: Path, settings: Mapping[str, str]) -> None:
         super().__init__(job.cloud, shell, {**settings, "NAME": job.name})
-        self.job, self.folder, self.location = job, folder, location_of(job)
+        self.job, self.folder, self.location = job, folder, job.location
 
     @staticmethod
     @abstractmethod
@@ -111,11 +124,11 @@ class Cloud(CloudCommands, ABC):
         """The infrastructure around the machines, each part created once."""
 
     def prepare(self, record: Callable[[Resource], None]) -> None:
-        """Looks up or creates whatever else a machine needs before it is started."""
+        """Look up or create whatever else a machine needs before it is started."""
 
     @abstractmethod
     def machine(self, row: dict[str, Any]) -> Machine:
-        """Of the cloud's answer to `machines`."""
+        """One row of the answer to `machines`."""
 
     @abstractmethod
     def events_of(self, row: dict[str, Any]) -> list[RunEvent]: ...
@@ -127,7 +140,7 @@ class Cloud(CloudCommands, ABC):
     def delete(self, machines: Sequence[Machine]) -> None: ...
 
     def machines(self) -> list[Machine]:
-        """The newest of each index that the cloud still knows."""
+        """The newest machine of each index that the cloud still knows."""
         rows = [row for row in self.rows("machines") if re.search(r"-\d+$", str(row["name"]))]
         return sorted(map(self.machine, rows), key=lambda machine: machine.index)
 
@@ -139,25 +152,22 @@ class Cloud(CloudCommands, ABC):
         return self.read(command) or []
 
     def restart(self, machine: Machine) -> None:
-        """Starts one that is stopped."""
+        """Start a stopped machine."""
         self.change("restart", **_values(machine))
 
     def host_key(self, machine: Machine) -> str:
-        """As the cloud itself reports it; empty while it does not yet."""
+        """The public key that the cloud itself reports; empty until it does."""
         done = self.ask("host_key", **_values(machine))
         found = re.search(r"ssh-ed25519\s+([A-Za-z0-9+/=]+)", done.out)
         return f"ssh-ed25519 {found[1]}" if done.is_ok and found else ""
 
     def placeholders(self) -> list[Machine]:
-        """For a dry run, which creates none."""
+        """Machines for a dry run, which creates none."""
         names = enumerate(f"{self.job.name}-{index}" for index in range(self.job.num_nodes))
         return [Machine(index, name, name, "running", name, name) for index, name in names]
 
     def infrastructure(self) -> list[Resource]:
         return [self.resource(step) for step in self.steps() if step.what]
-
-    def resource(self, step: Step) -> Resource:
-        return Resource(f"{step.what} ({self.name})", "; ".join(shlex.join(self.words(one)) for one in step.remove))
 
     def alias(self, machine: Machine) -> str:
         return self.words("alias", **_values(machine))[0]
@@ -172,7 +182,7 @@ class Cloud(CloudCommands, ABC):
 class Aws(Cloud):
     @staticmethod
     def settings(job: Job) -> dict[str, str]:
-        location, found = location_of(job), from_environment(AMI=aws.AMI, SUBNET_ID="")
+        location, found = job.location, from_environment(AMI=aws.AMI, SUBNET_ID="")
         if aws.num_cards(job) > 1 and not found["SUBNET_ID"]:
             raise UserError(f"{job.machine.name} has several network cards, and so no public address",
                             fix="set SUBNET_ID to a private subnet with a NAT gateway")
@@ -183,7 +193,7 @@ class Aws(Cloud):
         return [*steps, *([aws.placement_step()] if self.job.num_nodes > 1 else [])]
 
     def prepare(self, record: Callable[[Resource], None]) -> None:
-        """Subnet, security group and the ssh key."""
+        """Look up or create the subnet, the security group and the file with the ssh key."""
         if not self.values["SUBNET_ID"]:
             found = self.ask(aws.subnet_words()).out.strip()
             if found in ("", "None") and not self.shell.is_dry:
@@ -257,7 +267,7 @@ class Aws(Cloud):
         return [row for reservation in found.get("Reservations", ()) for row in reservation["Instances"]]
 
     def _group(self) -> Resource:
-        """Its id is looked up by name when it is removed."""
+        """The security group; the command that removes it looks its id up by name."""
         remove = string.Template(self.table["remove_group"]).safe_substitute(
             {name: shlex.quote(str(self.values[name])) for name in ("REGION", "NAME")})
         return Resource("the security group of its machines (aws)", remove)
@@ -268,9 +278,9 @@ class Azure(Cloud):
 
     @staticmethod
     def settings(job: Job) -> dict[str, str]:
-        """EMBARK_SSH_FROM: the addresses that port 22 is open to, as Azure writes them; unset: all."""
+        """EMBARK_SSH_FROM names the addresses that port 22 is open to, as Azure writes them; unset, all."""
         found = from_environment(RESOURCE_GROUP=f"embark-{job.name}", VM_IMAGE=azure.IMAGE, EMBARK_SSH_FROM="*")
-        return {**found, "LOCATION": location_of(job).region, "STORAGE_ACCOUNT": job.spec.place.storage_account}
+        return {**found, "LOCATION": job.location.region, "STORAGE_ACCOUNT": job.spec.place.storage_account}
 
     def steps(self) -> list[Step]:
         return [*azure.network_steps(self.job, self.location), Step("", (table_words("azure", "allow_ssh"),))]
@@ -305,7 +315,7 @@ class Azure(Cloud):
             self.change(grant, principal=principal, account=account)
 
     def delete(self, machines: Sequence[Machine]) -> None:
-        """A VM that is only shut down is still paid for: the complete resource group is deleted."""
+        """Delete the complete resource group: a VM that is only shut down is still paid for."""
         if self.shell.is_dry or self._is_there():
             self.change(azure.end_words())
 
@@ -317,7 +327,7 @@ class Gcp(Cloud):
     @staticmethod
     def settings(job: Job) -> dict[str, str]:
         found = from_environment(NETWORK="default", IMAGE_FAMILY=gcp.IMAGE_FAMILY, IMAGE_PROJECT=gcp.IMAGE_PROJECT)
-        zone = location_of(job).zone
+        zone = job.location.zone
         return {**found, "PROJECT": gcp_project(job), "ZONE": zone, "ZONE%-*": zone.rpartition("-")[0]}
 
     def steps(self) -> list[Step]:
@@ -359,13 +369,13 @@ CLOUDS: dict[str, type[Cloud]] = {"aws": Aws, "azure": Azure, "gcp": Gcp}
 
 
 def table_words(cloud: str, command: str) -> tuple[str, ...]:
-    """A command of the table; what has variables is shell text."""
+    """The words of a command of the table; those with variables are shell text."""
     words = shlex.split(TABLE[cloud][command])
     return tuple(ShellText(f'"{word}"') if "$" in word else word for word in words)
 
 
 def from_environment(**defaults: str) -> dict[str, str]:
-    """Settings by name, as the environment sets them, else the default."""
+    """Settings by name: the environment's value, else the default."""
     return {name: os.environ.get(name) or default for name, default in defaults.items()}
 
 
@@ -377,7 +387,7 @@ def gcp_project(job: Job) -> str:
 
 
 def command_error(cloud: str, done: CommandResult) -> EmbarkError:
-    """A failed command of a cloud's command line, explained."""
+    """Explain a failed command of a cloud's command line."""
     said = to_one_line(done.err or done.out)[-400:]
     if done.has_timed_out:
         return Fault(f"{cloud} did not answer in time: {said}", fix="embark status checks again")

@@ -1,7 +1,7 @@
-"""This machine: a supervised process group that outlives the terminal, found again by its folder."""
+"""This machine: a supervised training run or server that outlives the terminal, found again by its folder."""
 
 import os
-import re
+import socket
 import sys
 import time
 from collections.abc import Iterator
@@ -9,6 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from embark.errors import Fault, UserError
+from embark.export.artifact import current_version, no_versions, open_versions
 from embark.formatting import format_duration, pluralize, to_one_line
 from embark.launch import supervisor
 from embark.launch.backend import (
@@ -19,32 +20,35 @@ from embark.launch.backend import (
     Resource,
     RunHandle,
     Status,
+    split_rank,
     time_ns,
 )
 from embark.launch.run_registry import registry_dir
 from embark.launch.shell import CommandResult
-from embark.launch.supervised import PROGRAM, SupervisorState, job_json, status_of
+from embark.launch.supervisor_client import PROGRAM, SupervisorState, job_json, status_of
+from embark.render.serving import artifact_of, server_name
 from embark.spec import RunSpec, to_toml
+from embark.spec.serve import DRAIN_S
+from embark.spec.user_code import file_of
 from embark.store import run_uri, write_atomic
 from embark.store.run_dir import SPEC
 
 GRACE_S = 120.0
-_RANK = re.compile(r"\[[a-z]+(\d+)\]:(.*)", re.DOTALL)  # torchrun's prefix under --tee.
 
 
 class Local(LaunchBackend):
     """Runs `embark train` here, a rank for each GPU."""
 
     poll_s = 0.5
-    restarts = False  # Of a process that crashed.
-    source = "rank 0"  # Of a line that names no rank.
+    restarts = False  # Whether a process that crashed is started again.
+    source = "rank 0"  # The source of a line that names no rank.
     ending = "it saves a last checkpoint"
     resumed = "embark launch resumes it from the last checkpoint in {}"
 
     def handle_of(self, spec: RunSpec) -> RunHandle:
         # JAX is one process for all of a machine's devices.
         num_ranks = 1 if spec.place.device in ("cpu", "jax", "tpu") else max(1, num_gpus())
-        where: dict[str, str | int] = {
+        where = {
             "folder": str(registry_dir() / "local" / spec.name), "num_ranks": num_ranks, "cwd": str(Path.cwd()),
             "grace_s": int(spec.place.grace_s or GRACE_S),
         }
@@ -67,7 +71,7 @@ class Local(LaunchBackend):
             return
         write_atomic(folder / SPEC, to_toml(request.spec, only_set=True))
         write_atomic(folder / supervisor.JOB, job_json(
-            command, cwd=str(handle.where["cwd"]), restarts=self.restarts,
+            command, cwd=handle.where["cwd"], restarts=self.restarts,
             # Safe path: a file of the user's folder that is named like one of ours must not be imported.
             env={"PYTHONUNBUFFERED": "1", "PYTHONSAFEPATH": "1", "EMBARK_GRACE_S": str(handle.where["grace_s"])}))
         request.record(Resource(f"the processes of {handle.name} on this machine", f"embark cancel {handle.name}"))
@@ -107,11 +111,11 @@ class Local(LaunchBackend):
             time.sleep(self.poll_s)
 
     def cancel(self, handle: RunHandle) -> CancelResult:
-        """SIGTERM, on which the trainer saves and ends."""
+        """Send SIGTERM, on which the trainer saves and ends."""
         remains, state = self.remains(handle), self._state(handle)
         if not state.is_alive:
             return CancelResult((), remains)
-        grace_s = float(handle.where["grace_s"])
+        grace_s = handle.where["grace_s"]
         self._supervise(handle, "stop")
         pid = state.orphan or state.pid
         self._notify(f"stopping process {pid}; {self.ending}, within {format_duration(grace_s)}")
@@ -124,15 +128,15 @@ class Local(LaunchBackend):
         return (handle.checkpoints,)
 
     def _state(self, handle: RunHandle) -> SupervisorState:
-        """Read from its files: a command for each look would be slow."""
-        return SupervisorState.parse(supervisor.status_line(handle.folder))
+        """The supervisor's state from its files: a command for each look would be slow."""
+        return SupervisorState(**supervisor.status(handle.folder))
 
     def _supervise(self, handle: RunHandle, command: str, *rest: str) -> CommandResult:
         return self._shell.change([sys.executable, "-P", str(PROGRAM), command, str(handle.folder), *rest])
 
     def _command(self, handle: RunHandle, folder: Path) -> list[str]:
         train = ["-m", "embark", "train", str(folder / SPEC)]
-        num_ranks = int(handle.where["num_ranks"])
+        num_ranks = handle.where["num_ranks"]
         if num_ranks == 1:
             return [sys.executable, *train]
         return [sys.executable, "-m", "embark.torchrun", "--standalone", f"--nproc-per-node={num_ranks}",
@@ -140,10 +144,71 @@ class Local(LaunchBackend):
 
     def _line(self, raw: bytes) -> LogLine:
         stamp, _, text = raw.decode(errors="replace").partition(" ")
-        match = _RANK.fullmatch(text)
-        source, said = (f"rank {match[1]}", match[2]) if match else (self.source, text)
-        return LogLine(time_ns(stamp), source, said, 0)
+        rank, text = split_rank(text)
+        return LogLine(time_ns(stamp), f"rank {rank}" if rank else self.source, text, 0)
 
 
 def num_gpus() -> int:
     return len(list(Path("/dev").glob("nvidia[0-9]*")))
+
+
+PORT = 8000
+
+
+class LocalServer(Local):
+    """Serves an exported model here."""
+
+    restarts = True
+    source = "server"
+    ending = "it answers what it accepted"
+    resumed = "embark launch starts it again"
+
+    def handle_of(self, spec: RunSpec) -> RunHandle:
+        artifact = artifact_of(spec)
+        artifact = artifact if "://" in artifact else str(Path(artifact).expanduser().absolute())
+        name, port = server_name(spec.name), _free_port()
+        where = {
+            "folder": str(registry_dir() / "local" / name), "cwd": str(Path.cwd()), "port": port,
+            "model_file": file_of(spec.model.kind) if spec.model.is_own else "", "grace_s": DRAIN_S + 5,
+        }
+        return RunHandle(name=name, backend="local-server", where=where, run_uri=artifact,
+                         title=f"{name} on this machine: http://127.0.0.1:{port}")
+
+    def check(self, request: LaunchRequest) -> None:
+        super().check(request)
+        artifact = request.handle.run_uri
+        if not current_version(open_versions(artifact)):
+            raise no_versions(artifact)
+
+    def submit(self, request: LaunchRequest) -> None:
+        if name := request.handle.where["model_file"]:
+            write_atomic(request.handle.folder / name, request.spec.model.code)
+        super().submit(request)
+
+    def status(self, handle: RunHandle) -> Status:
+        status = super().status(handle)
+        if self._state(handle).was_stopped:
+            return replace(status, state="gone", reason="stopped", fix=self.resumed)
+        return status
+
+    def remains(self, handle: RunHandle) -> tuple[Resource, ...]:
+        return (artifact_remains(handle),)
+
+    def _command(self, handle: RunHandle, folder: Path) -> list[str]:
+        own = [f"--model-file={folder / str(name)}"] if (name := handle.where["model_file"]) else []
+        return [sys.executable, "-m", "embark", "serve", handle.run_uri, f"--port={handle.where['port']}", *own]
+
+
+def artifact_remains(handle: RunHandle) -> Resource:
+    return Resource(f"the exported model in {handle.run_uri}", "remains until you delete it")
+
+
+def _free_port() -> int:
+    """The usual port, or any if another program has it."""
+    for port in (PORT, 0):
+        try:
+            with socket.create_server(("127.0.0.1", port)) as listener:
+                return int(listener.getsockname()[1])
+        except OSError:
+            continue
+    raise UserError("no port of 127.0.0.1 is free", fix="end a program that listens there")

@@ -12,24 +12,24 @@ from embark.catalog import load_catalog
 from embark.errors import EmbarkError, Interrupted, UserError
 from embark.formatting import format_duration, pluralize, to_one_line
 from embark.launch.backend import CancelResult, LaunchBackend, LaunchRequest, LogLine, Resource, RunHandle, Status
-from embark.launch.log_follower import LogSource, follow_logs, read_logs
+from embark.launch.log_tail import LogSource, read_logs, tail_logs
 from embark.launch.run_registry import run_outcome
-from embark.launch.supervised import Host, LogPosition, Ssh, names_of
+from embark.launch.supervisor_client import Host, LogPosition, SupervisorClient, names_of
 from embark.render.job import Job, make_job
 from embark.spec import load_spec, to_toml
 from embark.store import write_atomic
 from embark.store.run_dir import SPEC
 
-RUN_FOLDER = "/var/lib/embark-run"  # On the machine: the job's files, and the log.
+RUN_FOLDER = "/var/lib/embark-run"  # The folder on the machine with the job's files and the log.
 SUBMITTED = "submitted.json"
-STOP_MARGIN_S = 20.0  # Beyond the grace period: that the last rank has ended is found out by polling.
+STOP_MARGIN_S = 20.0  # Beyond the grace period, since the end of the last rank is noticed by polling.
 
 
 @dataclass(frozen=True, slots=True)
 class Existing:
-    """What `cancel` ends."""
+    """Machines that `cancel` ends."""
 
-    hosts: Sequence[Host]  # Those whose ranks can be stopped.
+    hosts: Sequence[Host]  # Machines whose ranks can be stopped.
     names: tuple[str, ...]
     delete: Callable[[], object]
     remains: tuple[Resource, ...] = ()
@@ -42,15 +42,15 @@ class MachinesBackend(LaunchBackend):
     poll_s = 15.0
 
     @cached_property
-    def _ssh(self) -> Ssh:
-        return Ssh(self._shell, notify=self._notify)
+    def _ssh(self) -> SupervisorClient:
+        return SupervisorClient(self._shell, notify=self._notify)
 
     @abstractmethod
     def _submit(self, request: LaunchRequest, job: Job) -> None: ...
 
     @abstractmethod
     def _look(self, handle: RunHandle, job: Job) -> tuple[list[Host], Status]:
-        """The machines that can be read, and the status."""
+        """The machines whose logs can be read, and the status."""
 
     @abstractmethod
     def _recreate(self, handle: RunHandle, job: Job) -> None: ...
@@ -89,13 +89,13 @@ class MachinesBackend(LaunchBackend):
                             fix=status.fix)
         yield from read_logs(self._ssh.log_sources(hosts, positions))
         if follow and not status.has_ended:
-            yield from follow_logs(look, self.poll_s)
+            yield from tail_logs(look, self.poll_s)
 
     def recover(self, handle: RunHandle) -> None:
         self._recreate(handle, self._job(handle))
 
     def cancel(self, handle: RunHandle) -> CancelResult:
-        """SIGTERM and a last checkpoint, then the machines are deleted."""
+        """Stop the ranks after a last checkpoint, then delete the machines."""
         folder, remains = handle.folder, (handle.checkpoints,)
         existing = self._existing(handle, self._job(handle)) if self._is_known(handle) else None
         if existing is not None:
@@ -115,7 +115,7 @@ class MachinesBackend(LaunchBackend):
         return self._look(handle, self._job(handle))
 
     def _lost(self, handle: RunHandle, reason: str, status: Status, *, is_gone: bool, may_recreate: bool) -> Status:
-        """The status of a run whose machines or ranks are lost: whether it had finished, and else what brings it back.
+        """The status of a run whose machines or ranks are lost: whether it had finished, or else what brings it back.
 
         `is_gone`: a machine is, so only the run's events know.
         """
@@ -139,7 +139,7 @@ class MachinesBackend(LaunchBackend):
     def _stop_ranks(self, handle: RunHandle, hosts: Sequence[Host]) -> None:
         if not hosts:
             return
-        grace_s, name = int(handle.where["grace_s"]), handle.name
+        grace_s, name = handle.where["grace_s"], handle.name
         self._notify(f"stopping the ranks of {pluralize(len(hosts), 'machine')}; each saves a last checkpoint, within "
                      f"{format_duration(grace_s)}")
         try:
@@ -159,7 +159,7 @@ class MachinesBackend(LaunchBackend):
         return {key: str(value) for key, value in handle.where.items() if key.isupper() or "%" in key}
 
     def _is_known(self, handle: RunHandle) -> bool:
-        """The spec is written before the first change, and deleted with the machines."""
+        """Whether the run's spec is here: it is written before the first change, and deleted with the machines."""
         return (handle.folder / SPEC).exists()
 
     def _job(self, handle: RunHandle) -> Job:
@@ -167,7 +167,7 @@ class MachinesBackend(LaunchBackend):
 
 
 def submitted_s(handle: RunHandle) -> float | None:
-    """Unix time; None where the launch was interrupted, or the run is being cancelled."""
+    """When the run was submitted, in Unix time; None if its launch was interrupted or it is being cancelled."""
     try:
         return float(json.loads((handle.folder / SUBMITTED).read_text())["time_s"])
     except FileNotFoundError:

@@ -3,25 +3,21 @@
 A request may be granted in the middle of the night, so the hosts' job goes with it as their startup script.
 """
 
-import time
 from typing import Any
 
 from embark.catalog import load_catalog
-from embark.errors import UserError
 from embark.formatting import to_one_line
 from embark.launch.backend import LaunchRequest, Resource, RunEvent, RunHandle, Status, time_s
 from embark.launch.backends.clouds import CloudCommands, from_environment, gcp_project
 from embark.launch.backends.machines import RUN_FOLDER, Existing, MachinesBackend
 from embark.launch.run_registry import registry_dir
-from embark.launch.supervised import Host, SupervisorState, job_json, names_of, pack_files, status_of
+from embark.launch.supervisor_client import Host, SupervisorState, job_json, names_of, pack_files, status_of
 from embark.render.clouds.gcp import account_steps
 from embark.render.job import Job, make_job
-from embark.render.location import location_of
 from embark.render.shell_text import script
 from embark.render.targets import tpu_vm
-from embark.render.targets.node_wheel import upload_words
 from embark.render.targets.vm_node import STATE
-from embark.render.wheel import wheel_file
+from embark.render.wheel import upload_words, wheel_file
 from embark.spec import RunSpec
 from embark.store import write_atomic
 from embark.store.atomic_file import scratch_for
@@ -41,10 +37,10 @@ class TpuVm(MachinesBackend):
 
     def handle_of(self, spec: RunSpec) -> RunHandle:
         job = make_job(spec, load_catalog())
-        where: dict[str, str | int] = {
+        where = {
             "folder": str(registry_dir() / "tpu-vm" / job.name), "object": job.name,
             "PROJECT": gcp_project(job), **from_environment(RUNTIME_VERSION=tpu_vm.runtime_version(job)),
-            "ZONE": location_of(job).zone,
+            "ZONE": job.location.zone,
         }
         return RunHandle.of(job, "tpu-vm", where)
 
@@ -53,9 +49,7 @@ class TpuVm(MachinesBackend):
         super().check(request)
         self._gcloud(handle).check_login()
         if not self._shell.is_dry and self._resource(handle, make_job(request.spec, load_catalog())) is not None:
-            raise UserError(f"the queued resource {handle.where['object']} already exists",
-                            fix=f"embark status {handle.name}; embark cancel {handle.name} deletes it and keeps the "
-                                "checkpoints; or another --set name=…")
+            raise self._exists(f"the queued resource {handle.where['object']}", handle)
 
     def events(self, handle: RunHandle) -> list[RunEvent]:
         """Google reports the request's latest state only."""
@@ -63,7 +57,7 @@ class TpuVm(MachinesBackend):
         if found is None:
             return []
         state = _state(found)
-        return [RunEvent(time_s=time_s(found.get("createTime")) or 0.0, source=str(handle.where["object"]),
+        return [RunEvent(time_s=time_s(found.get("createTime")) or 0.0, source=handle.where["object"],
                          reason=state, text=_message(found), is_warning=state in (*PREEMPTED, "FAILED"))]
 
     def _submit(self, request: LaunchRequest, job: Job) -> None:
@@ -73,13 +67,7 @@ class TpuVm(MachinesBackend):
             with scratch_for(handle.folder / wheel_file().path) as scratch:
                 scratch.write_bytes(wheel_file().data)
         gcloud = self._gcloud(handle)
-        for step in account_steps(job):
-            if step.unless and gcloud.ask(step.unless).is_ok and not self._shell.is_dry:
-                continue
-            for words in step.commands:
-                gcloud.change(words)
-            if step.wait_s and not self._shell.is_dry:
-                time.sleep(step.wait_s)
+        gcloud.run_steps(account_steps(job))
         gcloud.change(upload_words(job, handle.folder))
         request.record(Resource(f"the request for {job.num_nodes} x {job.machine.name}, paid by the hour once granted",
                                 f"embark cancel {handle.name}"))

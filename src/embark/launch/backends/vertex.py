@@ -23,18 +23,16 @@ from embark.launch.backend import (
     RunHandle,
     State,
     Status,
+    explain,
+    explain_exit,
     time_ns,
     time_s,
 )
-from embark.launch.explanations import explain, explain_exit
-from embark.launch.http import API_RETRY, HttpClient, Response
-from embark.launch.shell import Notify, Shell
+from embark.launch.http import HttpClient
 from embark.render.job import make_job
-from embark.render.location import location_of
 from embark.render.targets.vertex import custom_job_spec
 from embark.render.yaml_text import plain
 from embark.spec import RunSpec
-from embark.store.errors import RetryPolicy
 
 if TYPE_CHECKING:
     from google.auth.credentials import Credentials
@@ -47,74 +45,174 @@ STATES: dict[str, State] = {
     "PARTIALLY_SUCCEEDED": "succeeded", "FAILED": "failed", "EXPIRED": "failed", "CANCELLING": "pending",
     "CANCELLED": "gone", "PAUSED": "pending", "UPDATING": "running",
 }
-"""Of `JOB_STATE_…`."""
+"""The state of a run by `JOB_STATE_…`."""
 ACTIVE = ("QUEUED", "PENDING", "RUNNING", "CANCELLING", "PAUSED", "UPDATING")
 _TASK = re.compile(r"workerpool(\d+)-(\d+)")
 SCOPES = ("https://www.googleapis.com/auth/cloud-platform",)
 ENDPOINT = "CLOUDSDK_API_ENDPOINT_OVERRIDES_"
-"""With AIPLATFORM or LOGGING, as gcloud reads them: for private access to Google's network."""
+"""Begins the variables of endpoints for private access to Google's network, which gcloud reads too."""
 LOGIN = "gcloud auth application-default login"
 PAGE = 1000
 
 
-class VertexApi:
-    """Of one project and region. On a dry run every request is printed, and none is sent."""
+def _pages(page: Callable[[dict[str, Any]], Any], key: str, query: dict[str, Any]) -> Iterator[dict[str, Any]]:
+    while True:
+        answer = page(query) or {}
+        yield from answer.get(key) or ()
+        if not answer.get("nextPageToken"):
+            return
+        query = {**query, "pageToken": str(answer["nextPageToken"])}
 
-    def __init__(self, shell: Shell, *, project: str, region: str, notify: Notify,
-                 retry: RetryPolicy = API_RETRY) -> None:
-        self.project, self.region = project, region
-        self._url = _endpoint("AIPLATFORM", f"https://{region}-aiplatform.googleapis.com")
-        self._jobs_url = f"{self._url}/v1/projects/{project}/locations/{region}/customJobs"
-        self._logging_url = _endpoint("LOGGING", "https://logging.googleapis.com")
-        self._credentials: Credentials | None = None
 
-        def client(name: str, url: str, login_fix: str) -> HttpClient:
-            return HttpClient(
-                shell=shell, notify=notify, retry=retry, name=name, away_fix=f"check the network: {url}",
-                login_fix=login_fix, headers=lambda: self._headers(url),
-                # 429 is a quota, and 403 a permission: both are explained, and not retried.
-                unavailable_codes=(500, 502, 503, 504), login_codes=(401,))
+class Vertex(LaunchBackend):
+    """Runs as CustomJobs of a project and region."""
 
-        self._jobs = client("Vertex AI", self._url, LOGIN)
-        self._logging = client("Cloud Logging", self._logging_url, f"{LOGIN}; reading logs needs roles/logging.viewer")
+    late_s = 15.0  # Lines reach Cloud Logging after the job has ended.
+    _credentials: "Credentials | None" = None
 
-    def find(self, condition: str) -> list[dict[str, Any]]:
-        """Jobs, newest first. `condition`: of the list filter."""
-        def page(query: dict[str, Any]) -> Response:
-            return self._checked(self._jobs.get(f"{self._jobs_url}?{urlencode(query)}"))
+    def handle_of(self, spec: RunSpec) -> RunHandle:
+        job = make_job(spec, load_catalog())
+        project, region = spec.place.account, job.location.region
+        where = {
+            "context": f"projects/{project}/locations/{region}", "project": project, "region": region,
+            "id": f"{job.name}-{int(time.time())}", "display_name": job.name, "num_nodes": job.num_nodes,
+        }
+        return RunHandle.of(job, "vertex", where)
 
-        found = _pages(page, "customJobs", {"filter": condition, "pageSize": 100})
+    def check(self, request: LaunchRequest) -> None:
+        if not request.spec.place.image:
+            raise UserError("place.image is not set: Vertex AI has no image to pull",
+                            fix="embark image SPEC --tag REGION-docker.pkg.dev/PROJECT/REPOSITORY/embark:1 --push "
+                                "builds, pushes and sets it")
+        found = self._find(request.handle, f'display_name="{request.handle.where["display_name"]}"')
+        same = [job for job in found if state_of(job) in ACTIVE and LABEL in (job.get("labels") or {})]
+        if same:
+            raise self._exists(str(same[0]["name"]), request.handle)
+
+    def submit(self, request: LaunchRequest) -> None:
+        handle = request.handle
+        spec = plain(custom_job_spec(make_job(request.spec, load_catalog())))
+        body = {"displayName": handle.where["display_name"], "labels": {LABEL: handle.where["id"]}, "jobSpec": spec}
+        request.record(Resource(f"a CustomJob {handle.where['display_name']} in {handle.where['context']}",
+                         f"embark cancel {handle.name}"))
+        # A request whose response was lost is not repeated if its job is found again.
+        self._call(handle, "POST", f"{handle.where['context']}/customJobs", json.dumps(body).encode(),
+                   is_done=lambda: self._job(handle) is not None)
+
+    def status(self, handle: RunHandle) -> Status:
+        job = self._job(handle)
+        if job is None:
+            return Status(state="gone", reason=f"Vertex AI has no job with the label {self._label(handle)} in "
+                          f"{handle.where['context']}: it was deleted",
+                          fix=f"its checkpoints and events are in {handle.run_uri}")
+        events: list[RunEvent] = []
+        try:
+            events = self.events(handle)
+        except EmbarkError as error:  # reading jobs does not imply reading logs
+            self._notify(f"cannot read Vertex AI's own log of it: {error.what}")
+        return status_of(job, events, num_nodes=handle.where["num_nodes"], region=handle.where["region"],
+                         project=handle.where["project"], run_uri=handle.run_uri)
+
+    def logs(self, handle: RunHandle, *, follow: bool = False) -> Iterator[LogLine]:
+        """The lines of all replicas, as Cloud Logging has them."""
+        seen: dict[str, None] = {}
+        since, end_s = "", 0.0
+        while True:
+            job = self._job(handle)
+            if job is None:
+                raise UserError(f"Vertex AI no longer has {handle.name}, so it has no log of it",
+                                fix="gcloud logging read 'resource.type=\"ml_job\"' finds old lines")
+            is_ended = state_of(job) not in ACTIVE
+            end_s = end_s or (time.monotonic() + self.late_s if is_ended else 0.0)
+            newer = f' AND timestamp>="{since}"' if since else ""
+            for entry in self._entries(
+                    handle, f'{_of_job(job)} AND NOT resource.labels.task_name="{SERVICE}"{newer}'):
+                mark = str(entry.get("insertId") or entry)
+                if mark not in seen:
+                    seen[mark] = None
+                    since = str(entry.get("timestamp", since))
+                    yield entry_line(entry)
+                if len(seen) > 100_000:
+                    del seen[next(iter(seen))]
+            if not follow or (end_s and time.monotonic() >= end_s):
+                return
+            time.sleep(self.poll_s)
+
+    def events(self, handle: RunHandle) -> list[RunEvent]:
+        job = self._job(handle)
+        if job is None:
+            return []
+        return [entry_event(entry) for entry in self._entries(
+            handle, f'{_of_job(job)} AND resource.labels.task_name="{SERVICE}"')]
+
+    def cancel(self, handle: RunHandle) -> CancelResult:
+        """Vertex AI ends the replicas; then the job's record is deleted too."""
+        remains = (handle.checkpoints,)
+        job = self._job(handle)
+        if self._shell.is_dry:
+            job = {"name": f"{handle.where['context']}/customJobs/ID", "state": "JOB_STATE_RUNNING"}
+        if job is None:
+            return CancelResult((), remains)
+        name = str(job["name"])
+        if state_of(job) in ACTIVE:
+            self._call(handle, "POST", f"{name}:cancel")
+            self._notify("stopping the replicas; a new launch resumes from its last complete checkpoint")
+            limit_s = handle.where["grace_s"] + END_MARGIN_S
+            if not self._wait(handle, lambda: state_of(self._job(handle) or {}) not in ACTIVE, limit_s):
+                return CancelResult((), remains, is_complete=False)
+        self._call(handle, "DELETE", name)
+        return CancelResult((f"CustomJob {name.rpartition('/')[2]}",), remains)
+
+    def _job(self, handle: RunHandle) -> dict[str, Any] | None:
+        return next(iter(self._find(handle, self._label(handle))), None)
+
+    def _label(self, handle: RunHandle) -> str:
+        return f"labels.{LABEL}={handle.where['id']}"
+
+    def _find(self, handle: RunHandle, condition: str) -> list[dict[str, Any]]:
+        """Jobs that meet the condition of a list filter, newest first."""
+        path = f"{handle.where['context']}/customJobs"
+        found = _pages(lambda query: self._call(handle, "GET", f"{path}?{urlencode(query)}"), "customJobs",
+                       {"filter": condition, "pageSize": 100})
         return sorted(found, key=lambda job: str(job.get("createTime", "")), reverse=True)
 
-    def create(self, job: Mapping[str, Any], *, label: str) -> None:
-        """`label`: a condition that finds it again: a request whose response was lost is not repeated blindly."""
-        self._checked(self._jobs.change("POST", self._jobs_url, json.dumps(job).encode(), body_name="vertex_job.yaml",
-                                        is_done=lambda: bool(self.find(label))))
-
-    def change(self, method: str, path: str) -> None:
-        self._checked(self._jobs.change(method, f"{self._url}/v1/{path}"))
-
-    def entries(self, condition: str) -> Iterator[dict[str, Any]]:
-        """Of Cloud Logging, by time."""
-        def page(query: dict[str, Any]) -> Response:
-            response = self._logging.change("POST", f"{self._logging_url}/v2/entries:list", json.dumps(query).encode(),
-                                            body_name="the log filter")
-            if not response.is_ok:
-                raise self._logging.error(response, "return the log")
-            return response
-
-        return _pages(page, "entries", {"resourceNames": [f"projects/{self.project}"], "filter": condition,
-                                        "orderBy": "timestamp asc", "pageSize": PAGE})
-
-    def _checked(self, response: Response) -> Response:
+    def _call(self, handle: RunHandle, method: str, path: str, body: bytes = b"",
+              is_done: Callable[[], bool] | None = None) -> Any:
+        """The JSON of a response of Vertex AI; raises what it refused."""
+        region, project = handle.where["region"], handle.where["project"]
+        url = _endpoint("AIPLATFORM", f"https://{region}-aiplatform.googleapis.com")
+        client = self._client("Vertex AI", url, LOGIN)
+        response = client.request(method, f"{url}/v1/{path}", body, body_name="vertex_job.yaml", is_done=is_done)
         if response.is_ok:
-            return response
+            return response.json()
         try:
             said = str(response.json()["error"]["message"])
         except (KeyError, TypeError):
-            raise self._jobs.error(response, "accept it") from None
-        reason = explain_message(said, region=self.region, project=self.project)
+            raise client.error(response, "accept it") from None
+        reason = explain_message(said, region=region, project=project)
         raise UserError(f"Vertex AI refused it: {reason.text}", fix=reason.fix)
+
+    def _entries(self, handle: RunHandle, condition: str) -> Iterator[dict[str, Any]]:
+        """Entries of Cloud Logging, by time."""
+        url = _endpoint("LOGGING", "https://logging.googleapis.com")
+        client = self._client("Cloud Logging", url, f"{LOGIN}; reading logs needs roles/logging.viewer")
+
+        def page(query: dict[str, Any]) -> Any:
+            response = client.request("POST", f"{url}/v2/entries:list", json.dumps(query).encode(),
+                                     body_name="the log filter")
+            if not response.is_ok:
+                raise client.error(response, "return the log")
+            return response.json()
+
+        return _pages(page, "entries", {"resourceNames": [f"projects/{handle.where['project']}"], "filter": condition,
+                                        "orderBy": "timestamp asc", "pageSize": PAGE})
+
+    def _client(self, name: str, url: str, login_fix: str) -> HttpClient:
+        return HttpClient(
+            shell=self._shell, notify=self._notify, retry=self._retry, name=name, login_fix=login_fix,
+            away_fix=f"check the network: {url}", headers=lambda: self._headers(url),
+            # 429 is a quota, and 403 a permission: both are explained, and not retried.
+            unavailable_codes=(500, 502, 503, 504), login_codes=(401,))
 
     def _headers(self, url: str) -> dict[str, str]:
         if url.startswith("http://"):  # a token is not sent unencrypted
@@ -138,140 +236,14 @@ class VertexApi:
         return {"Authorization": f"Bearer {self._credentials.token}"}
 
 
-def _pages(page: Callable[[dict[str, Any]], Response], key: str, query: dict[str, Any]) -> Iterator[dict[str, Any]]:
-    while True:
-        answer = page(query).json() or {}
-        yield from answer.get(key) or ()
-        if not answer.get("nextPageToken"):
-            return
-        query = {**query, "pageToken": str(answer["nextPageToken"])}
-
-
-class Vertex(LaunchBackend):
-    """The project and the region that a run is in."""
-
-    late_s = 15.0  # Lines reach Cloud Logging after the job has ended.
-
-    def __init__(self, *args: Any, **options: Any) -> None:
-        super().__init__(*args, **options)
-        self._apis: dict[tuple[str, str], VertexApi] = {}
-
-    def handle_of(self, spec: RunSpec) -> RunHandle:
-        job = make_job(spec, load_catalog())
-        project, region = spec.place.account, location_of(job).region
-        where: dict[str, str | int] = {
-            "context": f"projects/{project}/locations/{region}", "project": project, "region": region,
-            "id": f"{job.name}-{int(time.time())}", "display_name": job.name, "num_nodes": job.num_nodes,
-        }
-        return RunHandle.of(job, "vertex", where)
-
-    def check(self, request: LaunchRequest) -> None:
-        if not request.spec.place.image:
-            raise UserError("place.image is not set: Vertex AI has no image to pull",
-                            fix="embark image SPEC --tag REGION-docker.pkg.dev/PROJECT/REPOSITORY/embark:1 --push "
-                                "builds, pushes and sets it")
-        found = self._api(request.handle).find(f'display_name="{request.handle.where["display_name"]}"')
-        same = [job for job in found if state_of(job) in ACTIVE and LABEL in (job.get("labels") or {})]
-        if same:
-            raise UserError(f"{same[0]['name']} is already this run, and has not ended",
-                            fix=f"embark status {request.handle.name}; embark cancel {request.handle.name} ends it; or "
-                                "another --set name=…")
-
-    def submit(self, request: LaunchRequest) -> None:
-        handle = request.handle
-        spec = plain(custom_job_spec(make_job(request.spec, load_catalog())))
-        body = {"displayName": handle.where["display_name"], "labels": {LABEL: handle.where["id"]}, "jobSpec": spec}
-        request.record(Resource(f"a CustomJob {handle.where['display_name']} in {handle.where['context']}",
-                         f"embark cancel {handle.name}"))
-        self._api(handle).create(body, label=self._label(handle))
-
-    def status(self, handle: RunHandle) -> Status:
-        job = self._job(handle)
-        if job is None:
-            return Status(state="gone", reason=f"Vertex AI has no job with the label {self._label(handle)} in "
-                          f"{handle.where['context']}: it was deleted",
-                          fix=f"its checkpoints and events are in {handle.run_uri}")
-        events: list[RunEvent] = []
-        try:
-            events = self.events(handle)
-        except EmbarkError as error:  # reading jobs does not imply reading logs
-            self._notify(f"cannot read Vertex AI's own log of it: {error.what}")
-        return status_of(job, events, num_nodes=int(handle.where["num_nodes"]), region=str(handle.where["region"]),
-                         project=str(handle.where["project"]), run_uri=handle.run_uri)
-
-    def logs(self, handle: RunHandle, *, follow: bool = False) -> Iterator[LogLine]:
-        """Of all replicas, as Cloud Logging has them."""
-        seen: dict[str, None] = {}
-        since, end_s = "", 0.0
-        while True:
-            job = self._job(handle)
-            if job is None:
-                raise UserError(f"Vertex AI no longer has {handle.name}, so it has no log of it",
-                                fix="gcloud logging read 'resource.type=\"ml_job\"' finds old lines")
-            is_ended = state_of(job) not in ACTIVE
-            end_s = end_s or (time.monotonic() + self.late_s if is_ended else 0.0)
-            newer = f' AND timestamp>="{since}"' if since else ""
-            for entry in self._api(handle).entries(
-                    f'{_of_job(job)} AND NOT resource.labels.task_name="{SERVICE}"{newer}'):
-                mark = str(entry.get("insertId") or entry)
-                if mark not in seen:
-                    seen[mark] = None
-                    since = str(entry.get("timestamp", since))
-                    yield entry_line(entry)
-                if len(seen) > 100_000:
-                    del seen[next(iter(seen))]
-            if not follow or (end_s and time.monotonic() >= end_s):
-                return
-            time.sleep(self.poll_s)
-
-    def events(self, handle: RunHandle) -> list[RunEvent]:
-        job = self._job(handle)
-        if job is None:
-            return []
-        found = [entry_event(entry) for entry in self._api(handle).entries(
-            f'{_of_job(job)} AND resource.labels.task_name="{SERVICE}"')]
-        return [event for event in found if event is not None]
-
-    def cancel(self, handle: RunHandle) -> CancelResult:
-        """Vertex AI ends the replicas; then the job's record is deleted too."""
-        remains = (handle.checkpoints,)
-        api, job = self._api(handle), self._job(handle)
-        if self._shell.is_dry:
-            job = {"name": f"{handle.where['context']}/customJobs/ID", "state": "JOB_STATE_RUNNING"}
-        if job is None:
-            return CancelResult((), remains)
-        name = str(job["name"])
-        if state_of(job) in ACTIVE:
-            api.change("POST", f"{name}:cancel")
-            self._notify("stopping the replicas; a new launch resumes from its last complete checkpoint")
-            limit_s = int(handle.where["grace_s"]) + END_MARGIN_S
-            if not self._wait(handle, lambda: state_of(self._job(handle) or {}) not in ACTIVE, limit_s):
-                return CancelResult((), remains, is_complete=False)
-        api.change("DELETE", name)
-        return CancelResult((f"CustomJob {name.rpartition('/')[2]}",), remains)
-
-    def _job(self, handle: RunHandle) -> dict[str, Any] | None:
-        return next(iter(self._api(handle).find(self._label(handle))), None)
-
-    def _label(self, handle: RunHandle) -> str:
-        return f"labels.{LABEL}={handle.where['id']}"
-
-    def _api(self, handle: RunHandle) -> VertexApi:
-        key = (str(handle.where["project"]), str(handle.where["region"]))
-        if key not in self._apis:
-            self._apis[key] = VertexApi(self._shell, project=key[0], region=key[1], notify=self._notify,
-                                        retry=self._retry)
-        return self._apis[key]
-
-
 def _of_job(job: dict[str, Any]) -> str:
-    """For Cloud Logging."""
+    """The condition that selects a job's entries in Cloud Logging."""
     number = str(job["name"]).rpartition("/")[2]
     return f'resource.type="ml_job" AND resource.labels.job_id="{number}"'
 
 
 def explain_message(message: str, *, region: str, project: str) -> Reason:
-    """Of Google's message: the cause, followed by the message."""
+    """The cause that Google's message names, followed by the message."""
     said = to_one_line(message)
     exited = re.search(r"exit(?:ed with a non-zero)? (?:status|code)(?: of)?:? ?(\d+)", said)
     if exited and exited[1] != "1":
@@ -316,7 +288,7 @@ def state_of(job: Mapping[str, Any]) -> str:
 
 
 def entry_line(entry: Mapping[str, Any]) -> LogLine:
-    """Of Cloud Logging."""
+    """An entry of Cloud Logging as a line of a replica."""
     task = _task(entry)
     match = _TASK.fullmatch(task)
     index = None if match is None else (0 if match[1] == "0" else 1) + int(match[2])
@@ -324,13 +296,11 @@ def entry_line(entry: Mapping[str, Any]) -> LogLine:
     return LogLine.of(at_ns, task or "vertex", _message(entry), index)
 
 
-def entry_event(entry: Mapping[str, Any]) -> RunEvent | None:
-    """What Vertex AI itself said; None of a line of the ranks."""
-    if _task(entry) != SERVICE:
-        return None
+def entry_event(entry: Mapping[str, Any]) -> RunEvent:
+    """An entry of Cloud Logging as a message of Vertex AI itself."""
     severity = str(entry.get("severity", "DEFAULT"))
     return RunEvent(time_s(str(entry.get("timestamp", ""))) or 0.0, SERVICE, severity.capitalize(),
-                    to_one_line(_message(entry)), severity in ("WARNING", "ERROR", "CRITICAL", "ALERT", "EMERGENCY"))
+                    _message(entry), severity in ("WARNING", "ERROR", "CRITICAL", "ALERT", "EMERGENCY"))
 
 
 def _why_pending(word: str, error: str, events: Sequence[RunEvent], *, region: str, project: str) -> Reason:

@@ -1,26 +1,25 @@
-"""Plain VMs of AWS, Azure or Google Cloud, without Kubernetes: created by its own command line, given the run by ssh.
+"""Plain VMs of AWS, Azure or Google Cloud, without Kubernetes: created by the cloud's own command line, given the run
+by ssh.
 
 The supervisor on each machine restarts its ranks. Machines that are lost are re-created by `recover` alone.
 """
 
-import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
 from embark.catalog import load_catalog
-from embark.errors import Fault, UserError
 from embark.formatting import format_usd, pluralize
 from embark.launch.backend import LaunchRequest, Replica, Resource, RunEvent, RunHandle, Status
 from embark.launch.backends.clouds import CLOUDS, Cloud, Machine
 from embark.launch.backends.machines import RUN_FOLDER, Existing, MachinesBackend, submitted_s
 from embark.launch.run_registry import registry_dir
-from embark.launch.supervised import (
+from embark.launch.supervisor_client import (
     Host,
     SupervisorState,
-    Unreachable,
     job_json,
     make_key,
     status_of,
+    wait_while,
     write_known_hosts,
 )
 from embark.render.clouds.aws import plugin_text
@@ -33,18 +32,18 @@ from embark.render.wheel import wheel_bytes, wheel_name
 from embark.spec import RunSpec
 
 READY = "/run/embark-ready"  # Gone after a reboot, and with it what was on the machine's own disks.
-POWER_OFF_AFTER_S = 1800  # From the run's end: time to read the logs, without paying all night.
+POWER_OFF = ("shutdown", "--poweroff", "+30")  # Half an hour to read the logs, without paying all night.
 
 
 class Vm(MachinesBackend):
-    """The cloud is the one that sells the spec's machine."""
+    """VMs of the cloud that sells the spec's machine."""
 
     boot_s = 900.0
 
     def handle_of(self, spec: RunSpec) -> RunHandle:
         job = make_job(spec, load_catalog())
         refuse_volume(job)
-        where: dict[str, str | int] = {
+        where = {
             "folder": str(registry_dir() / "vm" / job.cloud / job.name), "cloud": job.cloud, "object": job.name,
             "num_nodes": job.num_nodes, **CLOUDS[job.cloud].settings(job),
         }
@@ -52,13 +51,11 @@ class Vm(MachinesBackend):
 
     def check(self, request: LaunchRequest) -> None:
         super().check(request)
-        cloud, name = self._cloud(request.handle, make_job(request.spec, load_catalog())), request.handle.name
+        cloud = self._cloud(request.handle, make_job(request.spec, load_catalog()))
         cloud.check_login()
         found = _not_gone(cloud)
         if found:
-            raise UserError(f"{', '.join(machine.name for machine in found)} of {name} already exist",
-                            fix=f"embark status {name}; embark cancel {name} deletes them and keeps the checkpoints; "
-                                "or another --set name=…")
+            raise self._exists(', '.join(machine.name for machine in found), request.handle)
 
     def events(self, handle: RunHandle) -> list[RunEvent]:
         return self._cloud(handle, self._job(handle)).events() if self._is_known(handle) else []
@@ -104,17 +101,9 @@ class Vm(MachinesBackend):
         return hosts, status
 
     def _provision(self, handle: RunHandle, job: Job, record: Callable[[Resource], None], *, is_fresh: bool) -> None:
-        """Creates what is missing, and gives the run to each machine that does not have it."""
+        """Create what is missing, and give the run to each machine that does not have it."""
         cloud = self._cloud(handle, job)
-        for step in cloud.steps():
-            if step.unless and cloud.ask(step.unless).is_ok and not self._shell.is_dry:
-                continue
-            if step.what:
-                record(cloud.resource(step))
-            for words in step.commands:
-                cloud.change(words)
-            if step.wait_s and not self._shell.is_dry:
-                time.sleep(step.wait_s)
+        cloud.run_steps(cloud.steps(), record)
         cloud.prepare(record)
         new = self._start_missing(handle, cloud, record)
         machines = self._wait_until_running(cloud)
@@ -147,47 +136,41 @@ class Vm(MachinesBackend):
     def _wait_until_running(self, cloud: Cloud) -> list[Machine]:
         if self._shell.is_dry:
             return cloud.placeholders()
-        until_s = time.monotonic() + self.boot_s
-        while True:
+        up: list[Machine] = []
+
+        def trouble() -> str:
             machines = cloud.machines()
-            up = [machine for machine in machines if machine.state == "running" and machine.inside]
-            if len(up) == cloud.job.num_nodes:
-                return up
-            if time.monotonic() > until_s:
-                missing = [f"{machine.name}: {machine.state} {machine.why}".strip() for machine in machines
-                           if machine not in up]
-                raise Fault(f"not all machines started: {'; '.join(missing) or 'some do not exist'}",
-                            fix=f"embark launch {cloud.job.spec.name} --supervise tries again")
-            time.sleep(min(5.0, self.poll_s))
+            up[:] = [machine for machine in machines if machine.state == "running" and machine.inside]
+            waiting = [f"{one.name} is {one.state} {one.why}".strip() for one in machines if one not in up]
+            return "" if len(up) == cloud.job.num_nodes else "; ".join(waiting) or "machines are being created"
+
+        wait_while(trouble, self.boot_s, min(5.0, self.poll_s), self._notify)
+        return up
 
     def _learn_host_keys(self, cloud: Cloud, machines: Sequence[Machine]) -> None:
-        """Of new machines, from the cloud itself and not from whatever answers at the address."""
+        """Record the keys of new machines, from the cloud itself and not from whatever answers at the address."""
         if self._shell.is_dry:
             return
         known_hosts = cloud.folder / "known_hosts"
-        known = known_hosts.read_text() if known_hosts.exists() else ""
-        waiting = [machine for machine in machines if f"{cloud.alias(machine)} " not in known]
-        if waiting:
-            self._notify(f"{pluralize(len(waiting), 'machine')} starting; this takes some minutes")
-        until_s = time.monotonic() + self.boot_s
-        while waiting:
-            keys = {machine: cloud.host_key(machine) for machine in waiting}
+
+        def trouble() -> str:
+            known = known_hosts.read_text() if known_hosts.exists() else ""
+            new = [machine for machine in machines if f"{cloud.alias(machine)} " not in known]
+            keys = {machine: cloud.host_key(machine) for machine in new}
             write_known_hosts(known_hosts, {cloud.alias(one): key for one, key in keys.items() if key})
-            waiting = [machine for machine, key in keys.items() if not key]
-            if waiting and time.monotonic() > until_s:
-                raise Unreachable(f"{', '.join(one.name for one in waiting)}: {cloud.name} reports no host key",
-                                  fix=f"embark launch {cloud.job.spec.name} --supervise tries again")
-            if waiting:
-                time.sleep(min(5.0, self.poll_s))
+            waiting = [machine.name for machine, key in keys.items() if not key]
+            return f"{cloud.name} reports no host key of {', '.join(waiting)} yet" if waiting else ""
+
+        wait_while(trouble, self.boot_s, min(5.0, self.poll_s), self._notify)
 
     def _cloud(self, handle: RunHandle, job: Job) -> Cloud:
         return CLOUDS[job.cloud](self._shell, job, handle.folder, self._settings(handle))
 
 
 def machine_files(job: Job, index: int, master: str) -> Mapping[str, str | bytes]:
-    """What a machine is given: the programs that a rendered one finds at its first start.
+    """The programs that a rendered machine would find at its first start.
 
-    `master`: the address at which the others reach the first one.
+    `master` is the address at which the others reach the first machine.
     """
     config = config_data(job)
     folder = SPEC_PATH.rpartition("/")[0]
@@ -196,17 +179,16 @@ def machine_files(job: Job, index: int, master: str) -> Mapping[str, str | bytes
         f"cd {RUN_FOLDER}\nmkdir -p {folder}\ncp {' '.join(quote(name) for name in config)} {folder}/",
         f"if [ ! -e {READY} ]; then\n  ./setup.sh\n  touch {READY}\nfi",
         "exec ./node.sh")
-    place = f"RANK={index}\nMASTER={quote(master)}{plugin_text(job)}"
+    identity = f"RANK={index}\nMASTER={quote(master)}{plugin_text(job)}"
     return {
         **config, **({} if job.spec.place.image else {wheel_name(): wheel_bytes()}),
-        "setup.sh": setup_program(job, wheels=RUN_FOLDER), "node.sh": node_program(job, place), "start.sh": start,
-        "job.json": job_json([f"{RUN_FOLDER}/start.sh"], cwd="/", after=["shutdown", "--poweroff", "now"],
-                             after_s=POWER_OFF_AFTER_S),
+        "setup.sh": setup_program(job, wheels=RUN_FOLDER), "node.sh": node_program(job, identity), "start.sh": start,
+        "job.json": job_json([f"{RUN_FOLDER}/start.sh"], cwd="/", after=POWER_OFF),
     }
 
 
 def _with_machines(status: Status, machines: Mapping[int, Machine]) -> Status:
-    """The replicas, with what the cloud reports of machines that do not answer."""
+    """Add what the cloud reports of machines that do not answer."""
     replicas = []
     for replica in status.replicas:
         machine = machines.get(replica.index or 0)
@@ -221,7 +203,7 @@ def _with_machines(status: Status, machines: Mapping[int, Machine]) -> Status:
 
 
 def _with_fewer(lost: Status, job: Job, gone: Sequence[int]) -> Status:
-    """An elastic run trains on without machines that are gone, unless one of them is the first."""
+    """An elastic run continues without machines that are gone, unless one of them is the first."""
     num_left = job.num_nodes - len(gone)
     if not job.is_elastic or 0 in gone or num_left < job.min_nodes or lost.state not in ("lost", "failed"):
         return lost
@@ -231,7 +213,7 @@ def _with_fewer(lost: Status, job: Job, gone: Sequence[int]) -> Status:
 
 
 def _with_cost(handle: RunHandle, status: Status, num_up: int, num_nodes: int) -> Status:
-    """It has ended, and its machines cost as if it had not."""
+    """Say that the run has ended and its machines still cost money."""
     if not num_up:
         return status
     cost = f" at {format_usd(handle.usd_per_hour * num_up / num_nodes)} an hour" if handle.usd_per_hour else ""

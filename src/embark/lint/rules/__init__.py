@@ -4,13 +4,14 @@ tuples fills the next parameters too, and `manifests` is last."""
 
 import re
 import tomllib
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any
 
+from embark.lint.manifests import Manifests, Setting, settings
 from embark.lint.read import Document
-from embark.lint.rule import Hit, Manifests, Rule, Setting, settings
+from embark.lint.rule import Hit, Hits, Rule
 from embark.lint.rules import aws_azure, files, following, gcp, jobs, kubeflow, rendezvous, serving
 from embark.lint.shell import Command
 from embark.lint.source import replace_within
@@ -29,28 +30,28 @@ SUBJECTS: dict[str, Callable[[Manifests], Iterable[Any]]] = {
 }
 
 
-def lacks_field(document: Document, *, field: str) -> Iterator[Hit]:
-    if not document.root.at(field):
-        yield Hit(document.place)
+def lacks_field(document: Document, *, field: str) -> Hits:
+    if not document.at(field):
+        yield Hit(document)
 
 
 def flag_value(command: Command, *, begins: str, flag: str, pattern: str, says: str = "", new: str = "",
-               fix: str = "") -> Iterator[Hit]:
+               fix: str = "") -> Hits:
     value = command.flag(flag) or ""
-    if command.begins(*begins.split()) and re.fullmatch(pattern, value):
-        place, right = command.value_place(flag), re.sub(pattern, new, value)
-        yield Hit(place, says.format(value), fix.format(right),
-                  replace_within(place, value, right) if new else ())
+    if command.begins(begins) and re.fullmatch(pattern, value):
+        location, right = command.value_location(flag), re.sub(pattern, new, value)
+        yield Hit(location, says.format(value), fix.format(right),
+                  replace_within(location, value, right) if new else ())
 
 
-def word_in_command(command: Command, *, begins: list[str], pattern: str, without: str = "") -> Iterator[Hit]:
-    if any(command.begins(*one.split()) for one in begins) and not command.has(without):
-        yield from (Hit(word.place) for word in command.words if re.search(pattern, word.text))
+def word_in_command(command: Command, *, begins: list[str], pattern: str, without: str = "") -> Hits:
+    if any(command.begins(one) for one in begins) and not command.has(without):
+        yield from (Hit(word) for word in command.words if re.search(pattern, word.text))
 
 
-def setting_is(setting: Setting, *, name: str, value: str = ".*", only: str = "", says: str = "") -> Iterator[Hit]:
+def setting_is(setting: Setting, *, name: str, value: str = ".*", only: str = "", says: str = "") -> Hits:
     if setting.name == name and re.fullmatch(value, setting.value) and (not only or getattr(setting, only)):
-        yield Hit(setting.place, says.format(setting=setting), edits=setting.removal)
+        yield Hit(setting, says.format(setting=setting), edits=setting.removal)
 
 
 _CHECKS = {name: check for module in (aws_azure, files, following, gcp, jobs, kubeflow, rendezvous, serving)

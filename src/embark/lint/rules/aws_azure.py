@@ -5,8 +5,9 @@ import re
 from collections.abc import Iterator, Mapping
 
 from embark.catalog.machine import Machine
+from embark.lint.manifests import Manifests, Setting, TrainingJob
 from embark.lint.read import Document
-from embark.lint.rule import Hit, Manifests, Setting, TrainingJob
+from embark.lint.rule import Hit, Hits
 from embark.lint.shell import Command
 from embark.lint.source import Node, Span, set_key, set_scalar
 
@@ -20,22 +21,23 @@ _NOT_WITH_EFA = {
 }
 
 
-def old_eks(manifests: Manifests) -> Iterator[Hit]:
+def old_eks(manifests: Manifests) -> Hits:
     found: list[tuple[str, Span]] = []
     for command in manifests.commands:
-        if command.begins("eksctl", "create", "cluster") or command.begins("aws", "eks", "create-cluster"):
+        if command.begins("eksctl create cluster") or command.begins("aws eks create-cluster"):
             version = command.flag("--version", "--kubernetes-version")
-            found += [(version, command.value_place("--version", "--kubernetes-version"))] if version else []
+            found += [(version, command.value_location("--version", "--kubernetes-version"))] if version else []
     for document in manifests.of_kind("ClusterConfig"):
-        node = document.root.at("metadata.version")
-        found += [(node.text, node.place)] if node.place is not None else []
-    for version, place in found:
+        node = document.at("metadata.version")
+        found += [(node.text, node.location)] if node else []
+    for version, location in found:
         match = re.fullmatch(r"(\d+)\.(\d+)", version)
-        if match is not None and (int(match[1]), int(match[2])) < OLDEST_EKS:
-            yield Hit(place, f"Kubernetes {version} left EKS's extended support", f'version "{DEFAULT_EKS}" or newer')
+        if match and (int(match[1]), int(match[2])) < OLDEST_EKS:
+            yield Hit(location, f"Kubernetes {version} left EKS's extended support",
+                      f'version "{DEFAULT_EKS}" or newer')
 
 
-def device_plugin_moved(command: Command) -> Iterator[Hit]:
+def device_plugin_moved(command: Command) -> Hits:
     for word in command.words:
         match = re.search(r"NVIDIA/k8s-device-plugin/(v?[\w.]+)/(deployments/static/)?nvidia-device-plugin\.ya?ml",
                           word.text)
@@ -43,133 +45,133 @@ def device_plugin_moved(command: Command) -> Iterator[Hit]:
             continue
         numbers = tuple(int(part) for part in re.findall(r"\d+", match[1])[:2])
         if match[2] is None and (not numbers or numbers >= (0, 15)):
-            yield Hit(word.place, f"{match[1]} has no manifest at that path: it is under deployments/static/",
+            yield Hit(word, f"{match[1]} has no manifest at that path: it is under deployments/static/",
                       "…/v0.19.3/deployments/static/nvidia-device-plugin.yml; eksctl needs none")
         elif numbers < (0, 15):
-            yield Hit(word.place, f"{match[1]} is old, and eksctl has installed a newer one for GPU node groups",
+            yield Hit(word, f"{match[1]} is old, and eksctl has installed a newer one for GPU node groups",
                       "leave it out after eksctl; elsewhere v0.19.3 of deployments/static/nvidia-device-plugin.yml")
 
 
-def efa_not_enabled(manifests: Manifests) -> Iterator[Hit]:
+def efa_not_enabled(manifests: Manifests) -> Hits:
     for group, machine in node_groups(manifests):
         if group["efaEnabled"].value is not True and _has_fabric(machine):
-            yield Hit(group["name"].place or _place(group), f"{machine.name} has {machine.num_fabric_devices} EFA "
+            yield Hit(group["name"] or group, f"{machine.name} has {machine.num_fabric_devices} EFA "
                       "devices, and efaEnabled is not set",
                       "efaEnabled: true, privateNetworking: true and one availabilityZone",
                       set_key(group, "efaEnabled", "true"))
     for command in manifests.commands:
-        if command.begins("eksctl", "create", "cluster") or command.begins("eksctl", "create", "nodegroup"):
+        if command.begins("eksctl create cluster") or command.begins("eksctl create nodegroup"):
             found = manifests.machine(command.flag("--node-type", "-t", "--instance-types") or "")
-            if found is not None and _has_fabric(found) and not command.has("-f", "--config-file"):
-                yield Hit(command.value_place("--node-type", "-t", "--instance-types"),
+            if found and _has_fabric(found) and not command.has("-f", "--config-file"):
+                yield Hit(command.value_location("--node-type", "-t", "--instance-types"),
                           f"{found.name} has {found.num_fabric_devices} EFA devices, and flags cannot enable them",
                           "a cluster file with efaEnabled: true: eksctl create cluster -f eks_cluster.yaml")
 
 
-def efa_in_several_zones(group: Node) -> Iterator[Hit]:
+def efa_in_several_zones(group: Node) -> Hits:
     zones = group["availabilityZones"] or group["subnets"]
     num_zones = len(zones.items or zones.names)
     if group["efaEnabled"].value is True and num_zones > 1:
-        yield Hit(_place(zones), f"{num_zones} zones or subnets for a node group with EFA")
+        yield Hit(zones, f"{num_zones} zones or subnets for a node group with EFA")
 
 
-def efa_in_any_zone(group: Node) -> Iterator[Hit]:
+def efa_in_any_zone(group: Node) -> Hits:
     is_placed = group["availabilityZones"] or group["subnets"] or group["capacityReservation"]
     if group["efaEnabled"].value is True and not is_placed:
-        yield Hit(group["name"].place or _place(group))
+        yield Hit(group["name"] or group)
 
 
-def efa_in_public(group: Node) -> Iterator[Hit]:
+def efa_in_public(group: Node) -> Hits:
     if group["efaEnabled"].value is True and group["privateNetworking"].value is not True:
-        yield Hit(group["name"].place or _place(group), edits=set_key(group, "privateNetworking", "true"))
+        yield Hit(group["name"] or group, edits=set_key(group, "privateNetworking", "true"))
 
 
-def efa_not_requested(job: TrainingJob) -> Iterator[Hit]:
+def efa_not_requested(job: TrainingJob) -> Hits:
     machine = job.machine
     is_meant = any(name.startswith("FI_") for name in job.container.environment) or (
         machine is not None and _has_fabric(machine) and machine.gpus_per_host == job.gpus)
     if job.is_distributed and job.gpus and job.cloud == "aws" and is_meant and not job.container.amount(EFA):
         number = machine.num_fabric_devices if machine is not None else None
-        yield Hit(job.container.limits.place or job.place,
+        yield Hit(job.container.limits or job,
                   fix=f"limits: {{{EFA}: {number or '4 on p4d, 32 on p5, 16 on p5en, 8 on p6-b200'}}}")
 
 
-def wrong_number_of_efa(manifests: Manifests) -> Iterator[Hit]:
+def wrong_number_of_efa(manifests: Manifests) -> Hits:
     efa = [one for one in manifests.catalog.machines.values() if one.fabric.name == "efa"]
     for job in manifests.jobs:
         node = job.container.amount(EFA)
         machines = [one for one in job.machines if one.fabric.name == "efa"] or efa
         known = {one.num_fabric_devices for one in machines if one.gpus_per_host == job.gpus}
-        if node.place is not None and job.gpus and known and node.integer not in known:
+        if node and job.gpus and known and node.integer not in known:
             wanted = sorted(number for number in known if number)
-            yield Hit(node.place, f"{node.text} EFA devices with {job.gpus} GPUs, and "
+            yield Hit(node, f"{node.text} EFA devices with {job.gpus} GPUs, and "
                       f"{machines[0].name if len(machines) == 1 else 'machines of that size'} have "
                       f"{' or '.join(map(str, wanted))}",
                       f"{EFA}: {wanted[-1]}", set_scalar(node, str(wanted[0])) if len(wanted) == 1 else ())
 
 
-def no_huge_pages(job: TrainingJob) -> Iterator[Hit]:
+def no_huge_pages(job: TrainingJob) -> Hits:
     asks = job.container.amount(EFA)
     off = job.container.env_values.get("FI_EFA_USE_HUGE_PAGE") == "0"
-    if asks.place is not None and not off and not job.container.amount("hugepages-2Mi"):
-        yield Hit(asks.place)
+    if asks and not off and not job.container.amount("hugepages-2Mi"):
+        yield Hit(asks)
 
 
-def outdated_efa_setting(setting: Setting) -> Iterator[Hit]:
+def outdated_efa_setting(setting: Setting) -> Hits:
     if setting.name in _NOT_WITH_EFA and setting.is_on_efa:
         # Without them nothing of a pod that does not ask for EFA would say that it is meant.
         is_sure = setting.job is None or bool(setting.job.container.amount(EFA))
-        yield Hit(setting.place, f"{setting.name}={setting.value}: {_NOT_WITH_EFA[setting.name]}",
+        yield Hit(setting, f"{setting.name}={setting.value}: {_NOT_WITH_EFA[setting.name]}",
                   f"leave {setting.name} out", setting.removal if is_sure else ())
 
 
-def block_without_reservation(group: Node) -> Iterator[Hit]:
+def block_without_reservation(group: Node) -> Hits:
     market = group.at("instanceMarketOptions.marketType")
-    if market.text == "capacity-block" and not group["capacityReservation"] and market.place is not None:
-        yield Hit(market.place)
+    if market.text == "capacity-block" and not group["capacityReservation"]:
+        yield Hit(market)
 
 
-def fsx_without_throughput(lustre: Mapping[str, str], place: Span) -> Iterator[Hit]:
+def fsx_without_throughput(lustre: Mapping[str, str], location: Span) -> Hits:
     kind = lustre.get("DeploymentType", "")
     if kind.startswith("PERSISTENT") and "PerUnitStorageThroughput" not in lustre:
-        yield Hit(place, f"{kind} without PerUnitStorageThroughput is refused")
+        yield Hit(location, f"{kind} without PerUnitStorageThroughput is refused")
 
 
-def fsx_import_path(lustre: Mapping[str, str], place: Span) -> Iterator[Hit]:
+def fsx_import_path(lustre: Mapping[str, str], location: Span) -> Hits:
     if "ImportPath" in lustre:
         is_refused = lustre.get("DeploymentType") == "PERSISTENT_2"
         why = "is refused with PERSISTENT_2" if is_refused else "imports once and cannot be changed"
-        yield Hit(place, f"ImportPath {why}", "PERSISTENT_2 and aws fsx create-data-repository-association "
+        yield Hit(location, f"ImportPath {why}", "PERSISTENT_2 and aws fsx create-data-repository-association "
                   f"--data-repository-path {lustre['ImportPath'] or 's3://BUCKET'}")
 
 
-def fsx_too_slow(lustre: Mapping[str, str], place: Span, capacity_gib: int | None) -> Iterator[Hit]:
+def fsx_too_slow(lustre: Mapping[str, str], location: Span, capacity_gib: int | None) -> Hits:
     each = lustre.get("PerUnitStorageThroughput", "")
     gbyte_per_s = (capacity_gib or 0) / 1000 * (int(each) if each.isdigit() else 1000) / 1000
     if 0 < gbyte_per_s <= 1.2:
-        yield Hit(place, f"{capacity_gib} GiB read at most {gbyte_per_s:.1f} GB/s in all")
+        yield Hit(location, f"{capacity_gib} GiB read at most {gbyte_per_s:.1f} GB/s in all")
 
 
-def fsx_volume_incomplete(document: Document) -> Iterator[Hit]:
-    csi = document.root.at("spec.csi")
+def fsx_volume_incomplete(document: Document) -> Hits:
+    csi = document.at("spec.csi")
     if csi["driver"].text != "fsx.csi.aws.com":
         return
     missing = [] if csi["volumeHandle"] else ["volumeHandle"]
     missing += [name for name in ("dnsname", "mountname") if not csi["volumeAttributes"][name]]
     if missing:
-        yield Hit(_place(csi), f"{', '.join(missing)} missing")
+        yield Hit(csi, f"{', '.join(missing)} missing")
 
 
-def fsx_without_flock(document: Document) -> Iterator[Hit]:
-    spec = document.root["spec"]
+def fsx_without_flock(document: Document) -> Hits:
+    spec = document["spec"]
     if spec.at("csi.driver").text == "fsx.csi.aws.com" and "flock" not in spec["mountOptions"].words:
-        yield Hit(document.place)
+        yield Hit(document)
 
 
 def node_groups(manifests: Manifests) -> Iterator[tuple[Node, Machine]]:
     """eksctl's node groups, each with its machine."""
     for document in manifests.of_kind("", "ClusterConfig"):
-        for group in (*document.root["managedNodeGroups"], *document.root["nodeGroups"]):
+        for group in (*document["managedNodeGroups"], *document["nodeGroups"]):
             types = [group["instanceType"].text, *group["instanceTypes"].words,
                      *group.at("instancesDistribution.instanceTypes").words]
             machine = next(filter(None, map(manifests.machine, types)), None)
@@ -178,29 +180,29 @@ def node_groups(manifests: Manifests) -> Iterator[tuple[Node, Machine]]:
 
 
 def _has_fabric(machine: Machine) -> bool:
-    """A whole machine of eight GPUs or more is bought to train over its fabric."""
+    """Whether it is a whole machine of eight GPUs or more, which is bought to train over its fabric."""
     return machine.fabric.name == "efa" and machine.gpus_per_host >= 8 and bool(machine.num_fabric_devices) \
         and (machine.fabric_gbit_per_s or 0) >= 400
 
 
 def file_systems(manifests: Manifests) -> Iterator[tuple[Mapping[str, str], Span, int | None]]:
-    """The Lustre configuration of each file system that is created, where it stands, and its size."""
+    """The Lustre configuration of each file system that is created, its location, and its size."""
     for command in manifests.commands:
-        if command.begins("aws", "fsx", "create-file-system") and command.flag("--file-system-type") == "LUSTRE":
+        if command.begins("aws fsx create-file-system") and command.flag("--file-system-type") == "LUSTRE":
             written = command.flag("--lustre-configuration") or ""
             capacity = command.flag("--storage-capacity") or ""
-            yield _pairs(written), command.value_place("--lustre-configuration"), \
+            yield _pairs(written), command.value_location("--lustre-configuration"), \
                 int(capacity) if capacity.isdigit() else None
     for document in manifests.documents:
-        for resource in document.root["Resources"].values():
+        for resource in document["Resources"].values():
             lustre = resource.at("Properties.LustreConfiguration")
-            if resource["Type"].text == "AWS::FSx::FileSystem" and lustre.place is not None:
-                yield {name: lustre[name].text for name in lustre.names}, lustre.place, \
+            if resource["Type"].text == "AWS::FSx::FileSystem" and lustre:
+                yield {name: lustre[name].text for name in lustre.names}, lustre.location, \
                     resource.at("Properties.StorageCapacity").integer
 
 
 def _pairs(text: str) -> dict[str, str]:
-    """`A=1,B=2`, or JSON."""
+    """Read `A=1,B=2`, or JSON."""
     if text.lstrip().startswith("{"):
         try:
             read = json.loads(text)
@@ -210,83 +212,78 @@ def _pairs(text: str) -> dict[str, str]:
     return dict(part.partition("=")[::2] for part in text.split(",") if "=" in part)
 
 
-def _place(node: Node) -> Span:
-    assert node.place is not None
-    return node.place
-
-
 RDMA_RESOURCES = ("rdma/ib", "rdma/shared_ib")
 _SIZE_FLAGS = ("--node-vm-size", "-s")
 
 
-def gpus_in_the_system_pool(command: Command, manifests: Manifests) -> Iterator[Hit]:
-    machine = manifests.machine(command.flag(*_SIZE_FLAGS) or "") if command.begins("az", "aks", "create") else None
+def gpus_in_the_system_pool(command: Command, manifests: Manifests) -> Hits:
+    machine = manifests.machine(command.flag(*_SIZE_FLAGS) or "") if command.begins("az aks create") else None
     if machine is not None:
-        yield Hit(command.value_place(*_SIZE_FLAGS), f"{machine.name} becomes the system pool",
+        yield Hit(command.value_location(*_SIZE_FLAGS), f"{machine.name} becomes the system pool",
                   f"az aks create with a small size, then az aks nodepool add --node-vm-size {machine.name}")
 
 
-def no_infiniband_feature(aks_pool: Command, machine: Machine, manifests: Manifests) -> Iterator[Hit]:
+def no_infiniband_feature(aks_pool: Command, machine: Machine, manifests: Manifests) -> Hits:
     if machine.fabric.name == "infiniband" and "AKSInfinibandSupport" not in manifests.all_words:
-        yield Hit(aks_pool.value_place(*_SIZE_FLAGS),
+        yield Hit(aks_pool.value_location(*_SIZE_FLAGS),
                   f"{machine.name} has InfiniBand, and registering the feature is not among the files given")
 
 
-def no_device_plugin(aks_pool: Command, machine: Machine, manifests: Manifests) -> Iterator[Hit]:
+def no_device_plugin(aks_pool: Command, machine: Machine, manifests: Manifests) -> Hits:
     installed = any("gpu-operator" in word or "nvidia-device-plugin" in word for word in manifests.all_words)
     if not installed and aks_pool.flag("--enable-managed-gpu") in (None, "false"):
-        yield Hit(aks_pool.value_place(*_SIZE_FLAGS), f"nothing offers the GPUs of {machine.name} to pods")
+        yield Hit(aks_pool.value_location(*_SIZE_FLAGS), f"nothing offers the GPUs of {machine.name} to pods")
 
 
-def no_nic_policy(manifests: Manifests) -> Iterator[Hit]:
-    offered = {name for document in manifests.of_kind("NicClusterPolicy") for name in _offered(document.root["spec"])}
+def no_nic_policy(manifests: Manifests) -> Hits:
+    offered = {name for document in manifests.of_kind("NicClusterPolicy") for name in _offered(document["spec"])}
     for pod in manifests.pods:
         for container in pod.containers:
             for name in RDMA_RESOURCES:
                 node = container.amount(name)
-                if node.place is not None and name not in offered:
+                if node and name not in offered:
                     have = f"the NicClusterPolicy offers {', '.join(sorted(offered))}" if offered else \
                         "a NicClusterPolicy is not among the files given"
-                    yield Hit(node.place, f"{name} is asked for, and {have}",
+                    yield Hit(node, f"{name} is asked for, and {have}",
                               f"a NicClusterPolicy with ofedDriver and a device plugin that offers {name}")
     if not manifests.of_kind("NicClusterPolicy"):
         for command in manifests.commands:
             if command.name == "helm" and any("network-operator" in word for word in command.argv[1:]) and \
                     {"install", "upgrade"} & set(command.argv):
-                yield Hit(command.place, "the network operator alone offers nothing, and a NicClusterPolicy is not "
+                yield Hit(command, "the network operator alone offers nothing, and a NicClusterPolicy is not "
                           "among the files given", "a NicClusterPolicy with ofedDriver and sriovDevicePlugin")
 
 
-def infiniband_not_requested(job: TrainingJob) -> Iterator[Hit]:
+def infiniband_not_requested(job: TrainingJob) -> Hits:
     machine = job.machine
     asks = any(job.container.amount(name) for name in RDMA_RESOURCES)
     if job.is_distributed and machine is not None and machine.fabric.name == "infiniband" and not asks:
-        yield Hit(job.container.limits.place or job.place, f"{machine.name} has InfiniBand and no pod asks for it",
+        yield Hit(job.container.limits or job, f"{machine.name} has InfiniBand and no pod asks for it",
                   f"limits: {{rdma/ib: {machine.num_fabric_devices}}}, or rdma/shared_ib: 1 with the shared plugin")
 
 
-def wrong_number_of_infiniband(job: TrainingJob) -> Iterator[Hit]:
+def wrong_number_of_infiniband(job: TrainingJob) -> Hits:
     node, machine = job.container.amount("rdma/ib"), job.machine
-    wanted = machine.num_fabric_devices if machine is not None and machine.fabric.name == "infiniband" else 8
-    if node.place is not None and job.gpus == 8 and wanted and node.integer != wanted:
-        yield Hit(node.place, f"{node.text} InfiniBand devices for {job.gpus} GPUs", f"rdma/ib: {wanted}",
+    wanted = machine.num_fabric_devices if machine and machine.fabric.name == "infiniband" else 8
+    if node and job.gpus == 8 and wanted and node.integer != wanted:
+        yield Hit(node, f"{node.text} InfiniBand devices for {job.gpus} GPUs", f"rdma/ib: {wanted}",
                   set_scalar(node, str(wanted)))
 
 
-def infiniband_settings(job: TrainingJob) -> Iterator[Hit]:
+def infiniband_settings(job: TrainingJob) -> Hits:
     asks = any(job.container.amount(name) for name in RDMA_RESOURCES)
     if not asks or not job.is_distributed or job.cloud != "azure" or job.container.has_env_from:
         return
     missing = [name for name in ("NCCL_TOPO_FILE", "NCCL_IB_PCI_RELAXED_ORDERING", "NCCL_SOCKET_IFNAME")
                if name not in job.container.environment]
     if missing:
-        yield Hit(job.place, f"{', '.join(missing)} not set")
+        yield Hit(job, f"{', '.join(missing)} not set")
 
 
 def aks_pools(manifests: Manifests) -> Iterator[tuple[Command, Machine]]:
     """Commands that make a pool of GPU machines."""
     for command in manifests.commands:
-        if command.begins("az", "aks", "create") or command.begins("az", "aks", "nodepool", "add"):
+        if command.begins("az aks create") or command.begins("az aks nodepool add"):
             machine = manifests.machine(command.flag(*_SIZE_FLAGS) or "")
             if machine is not None:
                 yield command, machine

@@ -2,20 +2,20 @@
 
 from collections.abc import Iterator
 
-from embark.lint.pods import Container, Pod
+from embark.lint.manifests import Manifests
+from embark.lint.pods import Container, PodTemplate
 from embark.lint.read import Document
-from embark.lint.rule import Hit, Manifests
+from embark.lint.rule import Hit, Hits
 from embark.lint.rules.serving import SCALERS
 from embark.lint.source import Node, set_key, set_scalar
-from embark.render.following import MIN_RETENTION_S
-from embark.render.serving import published_place
+from embark.render.serving import MIN_RETENTION_S, published_uri
 from embark.spec import RunSpec, parse_spec
 
 _SECONDS = {"s": 1.0, "m": 60.0, "h": 3600.0}
 
 
-def followers(manifests: Manifests) -> Iterator[tuple[Container, Pod]]:
-    """Containers that run `embark follow` or `embark publish --watch`: of each there is one."""
+def followers(manifests: Manifests) -> Iterator[tuple[Container, PodTemplate]]:
+    """Containers that run `embark follow` or `embark publish --watch`, of which there may be one each."""
     for pod in manifests.pods:
         for container in pod.containers:
             words = _embark_words(container)
@@ -23,49 +23,49 @@ def followers(manifests: Manifests) -> Iterator[tuple[Container, Pod]]:
                 yield container, pod
 
 
-def two_trainers_of_a_stream(follower: Container, pod: Pod, manifests: Manifests) -> Iterator[Hit]:
-    """More than one at a time, by its replicas, by an autoscaler, or while it is replaced."""
-    name, spec = _embark_words(follower)[0], pod.document.root["spec"]
+def two_trainers_of_a_stream(follower: Container, pod: PodTemplate, manifests: Manifests) -> Hits:
+    """Several may run at a time: by replicas, by an autoscaler, or while one is replaced."""
+    name, spec = _embark_words(follower)[0], pod.document["spec"]
     field = "parallelism" if pod.kind == "Job" else "replicas"
     replicas = spec[field]
-    if replicas.integer is not None and replicas.integer > 1 and replicas.place is not None:
-        yield Hit(replicas.place, f"{replicas.text} pods run `embark {name}`", f"{field}: 1", set_scalar(replicas, "1"))
+    if replicas.integer is not None and replicas.integer > 1:
+        yield Hit(replicas, f"{replicas.text} pods run `embark {name}`", f"{field}: 1", set_scalar(replicas, "1"))
     if pod.kind == "Deployment" and spec.at("strategy.type").text != "Recreate":
         strategy = spec["strategy"]
         edits = set_scalar(strategy["type"], "Recreate") if strategy["type"] and not strategy["rollingUpdate"] else \
             () if strategy else set_key(spec, "strategy", "{type: Recreate}")
-        yield Hit(strategy["type"].place or strategy.place or pod.document.place,
+        yield Hit(strategy["type"] or strategy or pod.document,
                   f"a rolling update starts the next `embark {name}` before the last one ends",
                   "strategy: {type: Recreate}", edits)
     for scaler in manifests.of_kind(*SCALERS):
-        target = scaler.root.at("spec.scaleTargetRef.name")
-        if target.text == pod.document.name and scaler.namespace == pod.document.namespace and target.place is not None:
-            yield Hit(target.place, f"{scaler.name} adds pods that run `embark {name}`", "leave the autoscaler out")
+        target = scaler.at("spec.scaleTargetRef.name")
+        if target.text == pod.document.name and scaler.namespace == pod.document.namespace:
+            yield Hit(target, f"{scaler.name} adds pods that run `embark {name}`", "leave the autoscaler out")
 
 
-def retention_below_checkpoints(document: Document) -> Iterator[Hit]:
-    """Records that are gone before a trainer resumes behind its checkpoint."""
+def retention_below_checkpoints(document: Document) -> Hits:
+    """Records may be deleted before a trainer resumes from its checkpoint."""
     for node, kept_s in _retentions(document):
-        if 0 < kept_s < MIN_RETENTION_S and node.place is not None:
-            yield Hit(node.place, f"records are kept for {kept_s / 3600:g} h; a checkpoint may be an hour old, and a "
+        if 0 < kept_s < MIN_RETENTION_S:
+            yield Hit(node, f"records are kept for {kept_s / 3600:g} h; a checkpoint may be an hour old, and a "
                       "trainer away for an hour")
     for node, spec in _specs(document):
-        if spec.stream.is_on and spec.store.checkpoint_every == 0 and node.place is not None:
-            yield Hit(node.place, "store.checkpoint_every = 0: a stream has no end, so that nothing is ever saved",
+        if spec.stream.is_on and spec.store.checkpoint_every == 0:
+            yield Hit(node, "store.checkpoint_every = 0: a stream has no end, so that nothing is ever saved",
                       'store.checkpoint_every: a number of steps, or "auto"')
 
 
-def server_follows_another_place(server: Container, pod: Pod, manifests: Manifests) -> Iterator[Hit]:
-    places = set(_published(manifests))
+def server_follows_another_place(server: Container, pod: PodTemplate, manifests: Manifests) -> Hits:
+    uris = set(_published(manifests))
     artifact = next((node for node, before in zip(server.argv_nodes[1:], server.argv_nodes, strict=False)
                      if before.text == "serve"), None)
-    if places and artifact is not None and artifact.place is not None and artifact.text.rstrip("/") not in places:
-        yield Hit(artifact.place, f"it serves {artifact.text}, and versions are published to "
-                  f"{', '.join(sorted(places))}", f"embark serve {min(places)}")
+    if uris and artifact and artifact.text.rstrip("/") not in uris:
+        yield Hit(artifact, f"it serves {artifact.text}, and versions are published to "
+                  f"{', '.join(sorted(uris))}", f"embark serve {min(uris)}")
 
 
 def _published(manifests: Manifests) -> Iterator[str]:
-    """Where the publishers of the files publish to, as far as the files say."""
+    """The URIs that the publishers publish to, as far as the files say."""
     specs = [spec for document in manifests.of_kind("ConfigMap") for _, spec in _specs(document)]
     for container, _ in followers(manifests):
         words = _embark_words(container)
@@ -75,17 +75,17 @@ def _published(manifests: Manifests) -> Iterator[str]:
             yield words[words.index("--to") + 1].rstrip("/")
             continue
         run = words[1].rstrip("/")
-        yield from (published_place(spec) for spec in specs if run == f"{spec.store.root.rstrip('/')}/{spec.name}")
+        yield from (published_uri(spec) for spec in specs if run == f"{spec.store.root.rstrip('/')}/{spec.name}")
 
 
 def _retentions(document: Document) -> Iterator[tuple[Node, float]]:
-    """Of Strimzi's topics, NACK's streams and specs: where it is said, and seconds; 0: for ever."""
+    """Retention in seconds of Strimzi's topics, NACK's streams and specs, with its node; 0 means for ever."""
     if document.kind == "KafkaTopic":
-        kept = document.root.at("spec.config")["retention.ms"]
+        kept = document.at("spec.config")["retention.ms"]
         if kept.integer is not None:
             yield kept, max(0, kept.integer) / 1000
     if document.kind == "Stream" and document.api.startswith("jetstream.nats.io/"):
-        kept = document.root.at("spec.maxAge")
+        kept = document.at("spec.maxAge")
         number, unit = kept.text[:-1], kept.text[-1:]
         if number.isdigit() and unit in _SECONDS:
             yield kept, int(number) * _SECONDS[unit]
@@ -95,16 +95,16 @@ def _retentions(document: Document) -> Iterator[tuple[Node, float]]:
 
 
 def _specs(document: Document) -> Iterator[tuple[Node, RunSpec]]:
-    """Of the runs in a ConfigMap."""
-    data = document.root["data"]
+    """The specs of runs in a ConfigMap."""
+    data = document["data"]
     for name in data.names if document.kind == "ConfigMap" else ():
         if name.endswith(".toml") and (spec := parse_spec(data[name].text)) is not None:
             yield data[name], spec
 
 
 def _embark_words(container: Container) -> list[str]:
-    """What follows `embark` in its command."""
-    words = [node.text for node in container.argv_nodes]
+    """The words behind `embark` in its command."""
+    words = container.argv
     at = next((i for i, word in enumerate(words) if word.rpartition("/")[2] == "embark"), None)
     return [] if at is None else words[at + 1 :]
 

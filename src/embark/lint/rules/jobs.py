@@ -5,131 +5,134 @@ import ast
 import re
 from collections.abc import Iterator
 
-from embark.catalog.pricing import GRACES, POD_GRACE_S
-from embark.lint.pods import SHELLS, Container, Pod, quantity
+from embark.catalog.pricing import POD_GRACE_S
+from embark.errors import ExitCode
+from embark.kubernetes.names import GKE_ACCELERATOR, SPOT_LABELS
+from embark.kubernetes.objects import quantity
+from embark.kubernetes.pods import DEFAULT_GRACE_S, NVIDIA_GPU
+from embark.lint.manifests import Manifests, TrainingJob
+from embark.lint.pods import SHELLS, Container, PodTemplate
 from embark.lint.read import Document, PythonFile
-from embark.lint.rule import GKE_LABEL, SPOT_LABELS, Hit, Manifests, TrainingJob
+from embark.lint.rule import Hit, Hits
 from embark.lint.shell import Command
 from embark.lint.source import Node, add_key, replace_within, set_key, set_scalar
 
 GRACE_FIELD = "terminationGracePeriodSeconds"
-DEFAULT_GRACE_S = int(GRACES["kubernetes"][0])
-EXIT_PREEMPTED = 75
 
 
-def backoff_by_default(job: TrainingJob) -> Iterator[Hit]:
+def backoff_by_default(job: TrainingJob) -> Hits:
     if not job.spec["backoffLimit"]:
-        yield Hit(job.document.place)
+        yield Hit(job.document)
 
 
-def no_failure_policy(job: TrainingJob) -> Iterator[Hit]:
+def no_failure_policy(job: TrainingJob) -> Hits:
     rules = job.spec.at("podFailurePolicy.rules")
     answer = [condition["type"].text for rule in rules for condition in rule["onPodConditions"]]
     if "DisruptionTarget" not in answer:
-        yield Hit(job.document.place)
+        yield Hit(job.document)
 
 
-def failure_policy_needs_never(job: TrainingJob) -> Iterator[Hit]:
+def failure_policy_needs_never(job: TrainingJob) -> Hits:
     policy = job.pod.spec["restartPolicy"]
-    if job.spec["podFailurePolicy"] and policy.text != "Never" and policy.place is not None:
-        yield Hit(policy.place, f"podFailurePolicy with restartPolicy: {policy.text} is refused",
+    if job.spec["podFailurePolicy"] and policy.text != "Never" and policy:
+        yield Hit(policy, f"podFailurePolicy with restartPolicy: {policy.text} is refused",
                   edits=set_scalar(policy, "Never"))
 
 
-def no_restart_policy(pod: Pod) -> Iterator[Hit]:
+def no_restart_policy(pod: PodTemplate) -> Hits:
     policy = pod.spec["restartPolicy"]
-    if policy.text not in ("Never", "OnFailure") and pod.spec.place is not None:
+    if policy.text not in ("Never", "OnFailure") and pod.spec:
         if pod.kind == "JobSet" and not policy:
             return  # JobSet's webhook fills it in
-        yield Hit(policy.place or pod.place, f"restartPolicy is {policy.text or 'not set'}",
+        yield Hit(policy or pod, f"restartPolicy is {policy.text or 'not set'}",
                   edits=set_key(pod.spec, "restartPolicy", "Never"))
 
 
-def replaced_while_terminating(job: TrainingJob) -> Iterator[Hit]:
+def replaced_while_terminating(job: TrainingJob) -> Hits:
     policy = job.spec["podReplacementPolicy"]
     # With a podFailurePolicy, Failed is the default and the only value allowed.
     if policy.text != "Failed" and not job.spec["podFailurePolicy"]:
-        yield Hit(policy.place or job.document.place, edits=set_key(job.spec, "podReplacementPolicy", "Failed"))
+        yield Hit(policy or job.document, edits=set_key(job.spec, "podReplacementPolicy", "Failed"))
 
 
-def never_cleaned_up(job: TrainingJob) -> Iterator[Hit]:
+def never_cleaned_up(job: TrainingJob) -> Hits:
     if not job.spec["ttlSecondsAfterFinished"]:
-        yield Hit(job.document.place, edits=add_key(job.spec, "ttlSecondsAfterFinished: 86400"))
+        yield Hit(job.document, edits=add_key(job.spec, "ttlSecondsAfterFinished: 86400"))
 
 
-def stop_counts_as_success(manifests: Manifests) -> Iterator[Hit]:
-    fix = f"save, then exit with {EXIT_PREEMPTED}, which the podFailurePolicy ignores"
+def stop_counts_as_success(manifests: Manifests) -> Hits:
+    fix = f"save, then exit with {ExitCode.PREEMPTED}, which the podFailurePolicy ignores"
     for file in manifests.files.pythons:
         for function, call in _handlers_that_succeed(file):
-            place = file.place(call)
-            edits = replace_within(place, "(0)", f"({EXIT_PREEMPTED})") if place.text == "sys.exit(0)" else ()
-            yield Hit(place, f"{function} handles SIGTERM and ends with {place.text}: the Job counts it as done", fix,
-                      edits)
+            location = file.location(call)
+            edits = replace_within(location, "(0)", f"({ExitCode.PREEMPTED})") if location.text == "sys.exit(0)" else ()
+            yield Hit(location, f"{function} handles SIGTERM and ends with {location.text}: the Job counts it as done",
+                      fix, edits)
     for command in manifests.commands:
         if command.name == "trap" and len(command.words) > 2 and re.search(r"\bexit\s*(0\b|$|;)", command.argv[1]) \
                 and {"TERM", "SIGTERM", "15"} & set(command.argv[2:]):
-            yield Hit(command.place, "the trap ends the script with 0 on SIGTERM: the Job counts it as done", fix)
+            yield Hit(command, "the trap ends the script with 0 on SIGTERM: the Job counts it as done", fix)
 
 
-def grace_by_default(job: TrainingJob) -> Iterator[Hit]:
+def grace_by_default(job: TrainingJob) -> Hits:
     node = job.pod.spec[GRACE_FIELD]
     if not job.pod.is_complete or not job.gpus or (job.is_spot and job.cloud in ("gcp", "azure") and node):
         return
     if not node or (node.integer or DEFAULT_GRACE_S) < DEFAULT_GRACE_S:
         have = f"{node.text} s" if node else f"the default of {DEFAULT_GRACE_S} s"
         longest = int(POD_GRACE_S[job.cloud]) if job.cloud and job.is_spot else 120
-        yield Hit(node.place or job.place, f"a last checkpoint has {have}", f"{GRACE_FIELD}: {longest}",
+        yield Hit(node or job, f"a last checkpoint has {have}", f"{GRACE_FIELD}: {longest}",
                   set_key(job.pod.spec, GRACE_FIELD, str(longest)))
 
 
-def grace_beyond_the_cloud(job: TrainingJob) -> Iterator[Hit]:
+def grace_beyond_the_cloud(job: TrainingJob) -> Hits:
     node = job.pod.spec[GRACE_FIELD]
     if not job.is_spot or job.cloud not in POD_GRACE_S:
         return
     longest = int(POD_GRACE_S[job.cloud])
     requested = node.integer if node else DEFAULT_GRACE_S
-    if requested is not None and requested > longest:
+    if requested and requested > longest:
         said = f"{requested} s" if node else f"the default of {requested} s"
-        yield Hit(node.place or job.place,
+        yield Hit(node or job,
                   f"the pod counts on {said} and a spot machine of {job.cloud} gives {longest} s",
                   f"{GRACE_FIELD}: {longest}, and save often enough",
                   set_key(job.pod.spec, GRACE_FIELD, str(longest)))
 
 
-def no_gang(job: TrainingJob) -> Iterator[Hit]:
+def no_gang(job: TrainingJob) -> Hits:
     if job.is_distributed and job.gpus and not _is_gang(job):
-        yield Hit(job.document.place, f"{job.num_nodes} pods are not scheduled together")
+        yield Hit(job.document, f"{job.num_nodes} pods are not scheduled together")
 
 
-def queue_not_given(manifests: Manifests) -> Iterator[Hit]:
+def queue_not_given(manifests: Manifests) -> Hits:
     queues, clusters = manifests.of_kind("LocalQueue"), manifests.of_kind("ClusterQueue")
-    used = [("LocalQueue", job.document.root.at("metadata.labels")["kueue.x-k8s.io/queue-name"],
+    used = [("LocalQueue", job.document.at("metadata.labels")["kueue.x-k8s.io/queue-name"],
              f" in {job.document.namespace}") for job in manifests.jobs]
-    used += [("ClusterQueue", queue.root.at("spec.clusterQueue"), "") for queue in queues]
+    used += [("ClusterQueue", queue.at("spec.clusterQueue"), "") for queue in queues]
     used += [("ResourceFlavor", flavor["name"], "") for cluster in clusters
-             for group in cluster.root.at("spec.resourceGroups") for flavor in group["flavors"]]
+             for group in cluster.at("spec.resourceGroups") for flavor in group["flavors"]]
     for kind, node, where in used:
         given = manifests.of_kind(kind)
         names = [one.name for one in given if not where or one.namespace == where.removeprefix(" in ")]
-        if given and node.place is not None and node.text not in names:
+        if given and node and node.text not in names:
             also = ", in the Job's namespace" if where else ""
-            yield Hit(node.place, f"{kind} {node.text}{where} is not among the files given",
+            yield Hit(node, f"{kind} {node.text}{where} is not among the files given",
                       f"one of: {', '.join(sorted({one.name for one in given}))}{also}")
 
 
-def old_kueue(document: Document) -> Iterator[Hit]:
+def old_kueue(document: Document) -> Hits:
     group, _, version = document.api.partition("/")
-    node = document.root["apiVersion"]
-    if group == "kueue.x-k8s.io" and version in ("v1beta1", "v1alpha1", "v1alpha2") and node.place is not None:
-        yield Hit(node.place, f"{document.kind} is written for {version}",
+    node = document["apiVersion"]
+    if group == "kueue.x-k8s.io" and version in ("v1beta1", "v1alpha1", "v1alpha2"):
+        yield Hit(node, f"{document.kind} is written for {version}",
                   edits=set_scalar(node, "kueue.x-k8s.io/v1beta2") if version == "v1beta1" else ())
 
 
-def logs_of_one_pod(command: Command) -> Iterator[Hit]:
+def logs_of_one_pod(command: Command) -> Hits:
     name = next((word for word in command.argv if re.match(r"jobs?(\.batch)?/", word)), "")
-    if command.begins("kubectl", "logs") and name and not command.has("--all-pods"):
+    if command.begins("kubectl logs") and name and not command.has("--all-pods"):
         job = name.partition("/")[2]
-        yield Hit(command.place, f"this follows one pod of {name}",
+        yield Hit(command, f"this follows one pod of {name}",
                   f"kubectl logs -f -l batch.kubernetes.io/job-name={job} --prefix --max-log-requests=64")
 
 
@@ -163,32 +166,32 @@ STOCK_IMAGES = re.compile(r"^(?:docker\.io/)?(?:pytorch/pytorch|nvcr\.io/nvidia/
                           r"[:@]")
 
 
-def no_requests(trainer: Container, pod: Pod) -> Iterator[Hit]:
+def no_requests(trainer: Container, pod: PodTemplate) -> Hits:
     missing = [name for name in ("cpu", "memory") if not trainer.amount(name)]
     if missing and trainer.is_accelerated:
-        yield Hit(trainer.limits.place or pod.place, f"{' and '.join(missing)} not requested")
+        yield Hit(trainer.limits or pod, f"{' and '.join(missing)} not requested")
 
 
-def no_gpu_toleration(pod: Pod) -> Iterator[Hit]:
+def no_gpu_toleration(pod: PodTemplate) -> Hits:
     if not pod.is_training or not pod.num_gpus or not pod.is_complete:
         return
     # GKE adds this toleration itself to pods that ask for GPUs.
     on_gke = any(name.startswith("cloud.google.com/") for name in pod.selector)
-    if not on_gke and not pod.tolerates("nvidia.com/gpu"):
-        yield Hit(pod.place)
+    if not on_gke and not pod.tolerates(NVIDIA_GPU):
+        yield Hit(pod)
 
 
-def no_spot_toleration(pod: Pod) -> Iterator[Hit]:
+def no_spot_toleration(pod: PodTemplate) -> Hits:
     key, value = SPOT_LABELS["azure"][0]
     if pod.selector.get(key) == value and not pod.tolerates(key, value):
-        yield Hit(pod.spec["nodeSelector"][key].place or pod.place,
+        yield Hit(pod.spec["nodeSelector"][key] or pod,
                   fix=f"tolerations: [{{key: {key}, operator: Equal, value: {value}, effect: NoSchedule}}]")
 
 
-def no_anti_affinity(job: TrainingJob) -> Iterator[Hit]:
+def no_anti_affinity(job: TrainingJob) -> Hits:
     spec = job.pod.spec
     spread = spec.at("affinity.podAntiAffinity") or spec["topologySpreadConstraints"]
-    exclusive = job.document.root.at("metadata.annotations")["alpha.jobset.sigs.k8s.io/exclusive-topology"]
+    exclusive = job.document.at("metadata.annotations")["alpha.jobset.sigs.k8s.io/exclusive-topology"]
     # Pods of one GPU may share a node. A pod that takes all of a node's fabric, or all of its GPUs, is alone anyway.
     if not job.is_distributed or spread or exclusive or not job.pod.is_complete or job.gpus < 2:
         return
@@ -196,40 +199,40 @@ def no_anti_affinity(job: TrainingJob) -> Iterator[Hit]:
     if not job.fills_node and not has_fabric:
         larger = [one.name for one in job.machines if one.gpus_per_host > job.gpus]
         why = f": {larger[0]} has room for two" if larger else ""
-        yield Hit(job.place, f"nothing keeps two pods off one node{why}")
+        yield Hit(job, f"nothing keeps two pods off one node{why}")
 
 
-def small_dev_shm(trainer: Container, pod: Pod) -> Iterator[Hit]:
+def small_dev_shm(trainer: Container, pod: PodTemplate) -> Hits:
     is_one = pod.num_gpus < 2 and not trainer.starts_torchrun
     if is_one or not pod.num_gpus or not pod.is_complete or pod.spec["hostIPC"].value is True:
         return
     volume = pod.mounted(trainer, "/dev/shm")
     if not volume:
-        yield Hit(pod.place, "nothing is mounted at /dev/shm, which is 64 MB then",
+        yield Hit(pod, "nothing is mounted at /dev/shm, which is 64 MB then",
                   "an emptyDir with medium: Memory and a sizeLimit, mounted at /dev/shm")
     elif volume["emptyDir"] and volume.at("emptyDir.medium").text != "Memory":
-        yield Hit(volume.place or pod.place, "what is mounted at /dev/shm lies on disk",
+        yield Hit(volume or pod, "what is mounted at /dev/shm lies on disk",
                   "emptyDir: {medium: Memory, sizeLimit: 64Gi}")
 
 
-def no_ipc_lock(job: TrainingJob) -> Iterator[Hit]:
+def no_ipc_lock(job: TrainingJob) -> Hits:
     security = job.container.node["securityContext"]
     is_allowed = "IPC_LOCK" in security.at("capabilities.add").words or security["privileged"].value is True
     if job.is_distributed and job.pod.is_complete and not is_allowed and _is_rdma(job):
-        yield Hit(job.place)
+        yield Hit(job)
 
 
-def processes_differ_from_gpus(job: TrainingJob) -> Iterator[Hit]:
+def processes_differ_from_gpus(job: TrainingJob) -> Hits:
     processes, gpus = job.num_processes, job.gpus
     if not gpus or processes is None or processes == gpus:
         return
-    node = job.document.root.at("spec.nprocPerNode" if job.kind == "PyTorchJob" else "spec.trainer.numProcPerNode")
+    node = job.document.at("spec.nprocPerNode" if job.kind == "PyTorchJob" else "spec.trainer.numProcPerNode")
     quoted = f'"{gpus}"' if job.kind == "PyTorchJob" else str(gpus)
-    yield Hit(node.place or job.place, f"{processes} processes and {gpus} GPUs in each pod",
+    yield Hit(node or job, f"{processes} processes and {gpus} GPUs in each pod",
               f"{gpus} processes a pod, one for each GPU", set_scalar(node, quoted) if node else ())
 
 
-def more_than_a_node_has(job: TrainingJob) -> Iterator[Hit]:
+def more_than_a_node_has(job: TrainingJob) -> Hits:
     if not job.machines:
         return
     cpu, memory = job.container.amount("cpu"), job.container.amount("memory")
@@ -238,17 +241,17 @@ def more_than_a_node_has(job: TrainingJob) -> Iterator[Hit]:
     most_gib = max(one.allocatable_gib or float("inf") for one in job.machines)
     most_gpus = max(one.gpus_per_host for one in job.machines)
     name = job.machines[0].name if len(job.machines) == 1 else "any machine it may run on"
-    if vcpus is not None and vcpus > most_vcpus:
-        yield Hit(cpu.place or job.place, f"cpu {cpu.text}: {name} has {most_vcpus:.4g} for pods",
+    if vcpus and vcpus > most_vcpus:
+        yield Hit(cpu or job, f"cpu {cpu.text}: {name} has {most_vcpus:.4g} for pods",
                   f"cpu: {int(most_vcpus * 0.95)}")
-    if gib is not None and gib / 2**30 > most_gib:
-        yield Hit(memory.place or job.place, f"memory {memory.text}: {name} has {most_gib:,.0f} GiB for pods",
+    if gib and gib / 2**30 > most_gib:
+        yield Hit(memory or job, f"memory {memory.text}: {name} has {most_gib:,.0f} GiB for pods",
                   f"memory: {int(most_gib * 0.95)}Gi")
     if job.gpus > most_gpus:
-        yield Hit(job.place, f"{job.gpus} GPUs: {name} has {most_gpus}", f"nvidia.com/gpu: {most_gpus}")
+        yield Hit(job, f"{job.gpus} GPUs: {name} has {most_gpus}", f"nvidia.com/gpu: {most_gpus}")
 
 
-def script_not_in_image(trainer: Container, pod: Pod) -> Iterator[Hit]:
+def script_not_in_image(trainer: Container, pod: PodTemplate) -> Hits:
     launch, image = trainer.launch, trainer.image
     if launch is None or launch.is_module or not launch.script.endswith(".py") or not STOCK_IMAGES.match(image.text) \
             or pod.spec["initContainers"].items:
@@ -256,49 +259,49 @@ def script_not_in_image(trainer: Container, pod: Pod) -> Iterator[Hit]:
     folder = launch.script.rpartition("/")[0] if launch.script.startswith("/") else trainer.node["workingDir"].text
     mounts = [mount["mountPath"].text.rstrip("/") for mount in trainer.node["volumeMounts"]]
     if not folder or not any(folder == path or folder.startswith(path + "/") for path in mounts):
-        yield Hit(image.place or pod.place, f"{image.text} holds no {launch.script}")
+        yield Hit(image or pod, f"{image.text} holds no {launch.script}")
 
 
-def command_is_one_word(pod: Pod) -> Iterator[Hit]:
+def command_is_one_word(pod: PodTemplate) -> Hits:
     for container in pod.containers:
-        first: Node = next(iter(container.command), container.command)
-        if first.place is not None and len(first.text.split()) > 1 and first.text.split()[0] not in SHELLS:
+        first: Node = next(iter(container.node["command"]), container.node["command"])
+        if len(first.text.split()) > 1 and first.text.split()[0] not in SHELLS:
             words = ", ".join(f'"{word}"' for word in first.text.split())
-            yield Hit(first.place, f"the program would be {first.text!r}", f"command: [{words}]")
+            yield Hit(first, f"the program would be {first.text!r}", f"command: [{words}]")
 
 
-def one_process_on_many_gpus(trainer: Container, pod: Pod) -> Iterator[Hit]:
+def one_process_on_many_gpus(trainer: Container, pod: PodTemplate) -> Hits:
     launch, gpus = trainer.launch, trainer.num_gpus
-    if launch is not None and launch.program == "python" and gpus > 1 and pod.kind != "PyTorchJob":
-        yield Hit(trainer.command.place or pod.place, f"one process has {gpus} GPUs",
+    if launch and launch.program == "python" and gpus > 1 and pod.kind != "PyTorchJob":
+        yield Hit(trainer.node["command"] or pod, f"one process has {gpus} GPUs",
                   f"torchrun --nproc-per-node={gpus} {launch.script}")
 
 
-def claim_not_given(trainer: Container, pod: Pod, manifests: Manifests) -> Iterator[Hit]:
+def claim_not_given(trainer: Container, pod: PodTemplate, manifests: Manifests) -> Hits:
     for volume in pod.spec["volumes"]:
         node = volume.at("persistentVolumeClaim.claimName")
-        if node.place is not None and not manifests.named("PersistentVolumeClaim", node.text, pod.document.namespace):
-            yield Hit(node.place, f"the PersistentVolumeClaim {node.text} is not among the files given",
+        if node and not manifests.named("PersistentVolumeClaim", node.text, pod.document.namespace):
+            yield Hit(node, f"the PersistentVolumeClaim {node.text} is not among the files given",
                       f"a PersistentVolumeClaim {node.text} in namespace {pod.document.namespace}")
 
 
-def unknown_accelerator_label(pod: Pod, manifests: Manifests) -> Iterator[Hit]:
+def unknown_accelerator_label(pod: PodTemplate, manifests: Manifests) -> Hits:
     known = {one.gke_accelerator for one in manifests.catalog.machines.values() if one.gke_accelerator}
-    node = pod.spec["nodeSelector"][GKE_LABEL]
+    node = pod.spec["nodeSelector"][GKE_ACCELERATOR]
     gpu = re.search(r"a100|h100|h200|b200", node.text)
-    if node.place is not None and node.text.startswith("nvidia") and node.text not in known and gpu is not None:
+    if node.text.startswith("nvidia") and node.text not in known and gpu is not None:
         near = sorted(label for label in known if gpu[0] in label)
-        yield Hit(node.place, f"GKE labels no node {GKE_LABEL}: {node.text}", f"one of: {', '.join(near)}")
+        yield Hit(node, f"GKE labels no node {GKE_ACCELERATOR}: {node.text}", f"one of: {', '.join(near)}")
 
 
-def runs_as_root(trainer: Container, pod: Pod) -> Iterator[Hit]:
+def runs_as_root(trainer: Container, pod: PodTemplate) -> Hits:
     for holder in (pod.spec["securityContext"], trainer.node["securityContext"]):
         user, privileged = holder["runAsUser"], holder["privileged"]
-        if user.integer == 0 and user.place is not None:
-            yield Hit(user.place, "the container runs as root", "runAsUser: 1000, runAsNonRoot: true",
+        if user.integer == 0:
+            yield Hit(user, "the container runs as root", "runAsUser: 1000, runAsNonRoot: true",
                       set_scalar(user, "1000"))
-        if privileged.value is True and privileged.place is not None:
-            yield Hit(privileged.place, "the training container is privileged",
+        if privileged.value is True:
+            yield Hit(privileged, "the training container is privileged",
                       "capabilities: {add: [IPC_LOCK]} instead")
 
 

@@ -5,9 +5,10 @@ import re
 from collections.abc import Iterator
 
 from embark.catalog.machine import Catalog, Machine
-from embark.lint.pods import Pod, patches
+from embark.lint.manifests import Manifests, TrainingJob
+from embark.lint.pods import PodTemplate, patches
 from embark.lint.read import Document
-from embark.lint.rule import Hit, Manifests, TrainingJob
+from embark.lint.rule import Hit, Hits
 from embark.lint.shell import Command
 from embark.lint.source import Edit, Node, Span, add_key, remove_item, remove_key, set_scalar
 from embark.spec import parse_spec
@@ -15,154 +16,154 @@ from embark.spec import parse_spec
 RESERVED = ("PET_NNODES", "PET_NPROC_PER_NODE", "PET_NODE_RANK", "PET_MASTER_ADDR", "PET_MASTER_PORT")
 
 
-def container_not_pytorch(pod: Pod) -> Iterator[Hit]:
-    if any(one.name.text == "pytorch" for one in pod.containers):
+def container_not_pytorch(pod: PodTemplate) -> Hits:
+    if any(one.name == "pytorch" for one in pod.containers):
         return
     for container in pod.containers[:1]:
-        yield Hit(container.place, f"the first container of {pod.role} is named {container.name.text or 'nothing'}",
-                  edits=set_scalar(container.name, "pytorch"))
+        yield Hit(container, f"the first container of {pod.role} is named {container.name or 'nothing'}",
+                  edits=set_scalar(container.node["name"], "pytorch"))
 
 
-def python_for_torchrun(pod: Pod) -> Iterator[Hit]:
+def python_for_torchrun(pod: PodTemplate) -> Hits:
     if pod.main is None:
         return
     launch = pod.main.launch
-    elastic = pod.document.root.at("spec.elasticPolicy")
+    elastic = pod.document.at("spec.elasticPolicy")
     if launch is None or launch.program != "python" or not (elastic or pod.main.num_gpus > 1):
         return
-    first = next(iter(pod.main.command), pod.main.command)
+    first = next(iter(pod.main.node["command"]), pod.main.node["command"])
     is_alone = re.fullmatch(r"python[\d.]*", first.text) is not None and launch.argv[1:2] == (launch.script,)
-    yield Hit(first.place or pod.place, f"one process in each pod of {pod.main.num_gpus or 'its'} GPUs",
+    yield Hit(first or pod, f"one process in each pod of {pod.main.num_gpus or 'its'} GPUs",
               f"command: [torchrun, {launch.script or '-m, MODULE'}]",
               set_scalar(first, "torchrun") if is_alone else ())
 
 
-def no_nproc_per_node(job: TrainingJob) -> Iterator[Hit]:
-    spec = job.document.root["spec"]
+def no_nproc_per_node(job: TrainingJob) -> Hits:
+    spec = job.document["spec"]
     is_set = spec["nprocPerNode"] or spec.at("elasticPolicy.nProcPerNode") or (job.launch and job.launch.nproc)
     if job.gpus > 1 and not is_set:
-        yield Hit(job.document.place, f"nprocPerNode is not set for pods of {job.gpus} GPUs",
+        yield Hit(job.document, f"nprocPerNode is not set for pods of {job.gpus} GPUs",
                   f'spec.nprocPerNode: "{job.gpus}"')
 
 
-def nproc_in_elastic_policy(document: Document) -> Iterator[Hit]:
-    policy = document.root.at("spec.elasticPolicy")
+def nproc_in_elastic_policy(document: Document) -> Hits:
+    policy = document.at("spec.elasticPolicy")
     node = policy["nProcPerNode"]
-    both = document.root.at("spec.nprocPerNode")
-    if node.place is not None:
+    both = document.at("spec.nprocPerNode")
+    if node:
         why = "both spec.nprocPerNode and elasticPolicy.nProcPerNode are set" if both else "it is deprecated"
-        yield Hit(node.place, why, f'spec.nprocPerNode: "{node.text}" alone',
+        yield Hit(node, why, f'spec.nprocPerNode: "{node.text}" alone',
                   remove_key(policy, "nProcPerNode") if both else ())
 
 
-def elastic_size(document: Document, manifests: Manifests) -> Iterator[Hit]:
-    policy = document.root.at("spec.elasticPolicy")
+def elastic_size(document: Document, manifests: Manifests) -> Hits:
+    policy = document.at("spec.elasticPolicy")
     low, high = policy["minReplicas"], policy["maxReplicas"]
-    replicas = [node["replicas"].integer or 1 for node in document.root.at("spec.pytorchReplicaSpecs").values()]
-    if low.integer is None or high.integer is None or low.integer == high.integer or low.place is None:
+    replicas = [node["replicas"].integer or 1 for node in document.at("spec.pytorchReplicaSpecs").values()]
+    if low.integer is None or high.integer is None or low.integer == high.integer:
         return
     if not any(pod.num_gpus for pod in manifests.pods if pod.document.root is document.root):
         return
     if (low.integer, high.integer) in _elastic_ranges(manifests):
         return
     wanted = str(sum(replicas))
-    yield Hit(low.place, f"it may run on {low.text} to {high.text} nodes, and no spec here says so",
+    yield Hit(low, f"it may run on {low.text} to {high.text} nodes, and no spec here says so",
               f"minReplicas and maxReplicas: {wanted}; or place.nodes = {{min = {low.text}, max = {high.text}}} in the "
               "spec, rendered again", set_scalar(low, wanted) + set_scalar(high, wanted))
 
 
 def _elastic_ranges(manifests: Manifests) -> set[tuple[int, int]]:
-    """Of the specs in ConfigMaps: Embark reshards at each size, and has checked that the batch divides at each."""
+    """Node counts of the elastic specs in ConfigMaps, at each of which Embark has checked that the batch divides."""
     texts = [data[name].text for document in manifests.of_kind("ConfigMap")
-             for data in [document.root["data"]] for name in data.names if name.endswith(".toml")]
+             for data in [document["data"]] for name in data.names if name.endswith(".toml")]
     places = [spec.place for text in texts if (spec := parse_spec(text)) is not None]
     return {(place.min_nodes, place.max_nodes) for place in places}
 
 
-def restart_policy_in_template(pod: Pod) -> Iterator[Hit]:
+def restart_policy_in_template(pod: PodTemplate) -> Hits:
     node = pod.spec["restartPolicy"]
-    if node.place is not None:
-        yield Hit(node.place, f"restartPolicy: {node.text} in the template of {pod.role} is not read",
+    if node:
+        yield Hit(node, f"restartPolicy: {node.text} in the template of {pod.role} is not read",
                   f"restartPolicy: {node.text} beside replicas",
                   () if pod.holder["restartPolicy"] else _moved(pod.holder, pod.spec, node))
 
 
-def processes_not_a_number(document: Document) -> Iterator[Hit]:
-    node = document.root.at("spec.trainer.numProcPerNode")
-    if node.place is None or (isinstance(node.value, int) and not isinstance(node.value, bool)):
+def processes_not_a_number(document: Document) -> Hits:
+    node = document.at("spec.trainer.numProcPerNode")
+    if not node or (isinstance(node.value, int) and not isinstance(node.value, bool)):
         return
-    gpus = document.root.at("spec.trainer.resourcesPerNode.limits")["nvidia.com/gpu"].integer
+    gpus = document.at("spec.trainer.resourcesPerNode.limits")["nvidia.com/gpu"].integer
     number = node.integer or gpus
-    yield Hit(node.place, f"numProcPerNode: {node.place.text} is no whole number",
+    yield Hit(node, f"numProcPerNode: {node.location.text} is no whole number",
               f"numProcPerNode: {number or 'as many as GPUs'}", set_scalar(node, str(number)) if number else ())
 
 
-def reserved_variable(document: Document) -> Iterator[Hit]:
-    env = document.root.at("spec.trainer.env")
+def reserved_variable(document: Document) -> Hits:
+    env = document.at("spec.trainer.env")
     for entry in env:
-        if entry["name"].text in RESERVED and entry.place is not None:
-            yield Hit(entry.place, f"{entry['name'].text} is reserved", edits=remove_item(env, entry))
+        if entry["name"].text in RESERVED:
+            yield Hit(entry, f"{entry['name'].text} is reserved", edits=remove_item(env, entry))
 
 
-def pod_template_overrides(document: Document) -> Iterator[Hit]:
+def pod_template_overrides(document: Document) -> Hits:
     for name in ("podTemplateOverrides", "podSpecOverrides"):
-        place = document.root["spec"].key(name).place
-        if place is not None:
-            yield Hit(place, f"{name} is no field of a TrainJob")
+        location = document["spec"].key(name).location
+        if location:
+            yield Hit(location, f"{name} is no field of a TrainJob")
 
 
-def patches_no_node(document: Document) -> Iterator[Hit]:
+def patches_no_node(document: Document) -> Hits:
     known = ("node", "dataset-initializer", "model-initializer", "launcher")
     for job in patches(document):
         contents = [one["name"] for one in job.at("template.spec.template.spec.containers")]
         for name in (job["name"], *contents):
-            if name.place is not None and name.text not in known:
-                yield Hit(name.place, f"there is no {name.text} in the runtime torch-distributed")
+            if name and name.text not in known:
+                yield Hit(name, f"there is no {name.text} in the runtime torch-distributed")
 
 
-def old_trainer_api(document: Document) -> Iterator[Hit]:
-    node = document.root["apiVersion"]
-    if node.place is not None and node.text != "trainer.kubeflow.org/v1alpha1":
-        yield Hit(node.place, f"{node.text} is served by no Trainer of today",
+def old_trainer_api(document: Document) -> Hits:
+    node = document["apiVersion"]
+    if node and node.text != "trainer.kubeflow.org/v1alpha1":
+        yield Hit(node, f"{node.text} is served by no Trainer of today",
                   edits=set_scalar(node, "trainer.kubeflow.org/v1alpha1"))
 
 
-def torchx_takes_the_whole_node(manifests: Manifests) -> Iterator[Hit]:
+def torchx_takes_the_whole_node(manifests: Manifests) -> Hits:
     for command in torchx_runs(manifests):
         named = command.flag("-h", "--h") or ""
         gpus, cpu, mem_mb = (_number(command.flag(name)) for name in ("--gpu", "--cpu", "--memMB"))
-        yield from _beyond(manifests, command.value_place("--cpu", "-h"), gpus, cpu, mem_mb, named)
+        yield from _beyond(manifests, command.value_location("--cpu", "-h"), gpus, cpu, mem_mb, named)
     for file in manifests.files.pythons:
         for call in file.calls("Resource"):
             values = {key.arg: key.value.value for key in call.keywords
                       if isinstance(key.value, ast.Constant) and isinstance(key.value.value, int)}
             requested = [_number(str(values.get(name, ""))) for name in ("gpu", "cpu", "memMB")]
-            yield from _beyond(manifests, file.place(call), requested[0], requested[1], requested[2], "")
+            yield from _beyond(manifests, file.location(call), requested[0], requested[1], requested[2], "")
 
 
-def torchx_workspace(torchx: Command) -> Iterator[Hit]:
+def torchx_workspace(torchx: Command) -> Hits:
     settings = " ".join(torchx.flag(name) or "" for name in ("-cfg", "--scheduler_args", "--cfg"))
     if "image_repo" not in settings and torchx.flag("--workspace") is None:
-        yield Hit(torchx.place)
+        yield Hit(torchx)
 
 
-def torchx_needs_volcano(torchx: Command, manifests: Manifests) -> Iterator[Hit]:
+def torchx_needs_volcano(torchx: Command, manifests: Manifests) -> Hits:
     if not any("volcano" in word for word in manifests.all_words):
-        yield Hit(torchx.place)
+        yield Hit(torchx)
 
 
 def torchx_runs(manifests: Manifests) -> Iterator[Command]:
     for command in manifests.commands:
-        if command.begins("torchx", "run") and command.flag("-s", "--scheduler") == "kubernetes":
+        if command.begins("torchx run") and command.flag("-s", "--scheduler") == "kubernetes":
             yield command
 
 
-def _beyond(manifests: Manifests, place: Span, gpus: float | None, cpu: float | None, mem_mb: float | None,
-            named: str) -> Iterator[Hit]:
+def _beyond(manifests: Manifests, location: Span, gpus: float | None, cpu: float | None, mem_mb: float | None,
+            named: str) -> Hits:
     """A request that equals a machine's whole, or is beyond what any machine of that size has left."""
     machine = manifests.machine(named.removeprefix("aws_")) if named else None
-    if machine is not None and not cpu:
-        yield Hit(place, f"{named} asks for all {machine.vcpus:g} vCPUs of the node", _leave(machine))
+    if machine and not cpu:
+        yield Hit(location, f"{named} asks for all {machine.vcpus:g} vCPUs of the node", _leave(machine))
         return
     if not gpus or not cpu:
         return
@@ -172,10 +173,10 @@ def _beyond(manifests: Manifests, place: Span, gpus: float | None, cpu: float | 
             and (mem_mb or 0) / 1024 <= (one.allocatable_gib or 0)]
     if of_size and not any(one in fits for one in of_size):
         names = ", ".join(one.name for one in of_size[:3])
-        yield Hit(place, f"{cpu:g} is every vCPU of {names}: such a pod fits on none of them", _leave(of_size[0]))
+        yield Hit(location, f"{cpu:g} is every vCPU of {names}: such a pod fits on none of them", _leave(of_size[0]))
     elif not fits and _with_gpus(manifests.catalog, gpus):
         largest = max(_with_gpus(manifests.catalog, gpus), key=lambda one: one.allocatable_gib or 0)
-        yield Hit(place, f"no machine of {gpus:g} GPUs has {cpu:g} vCPUs and {(mem_mb or 0):,.0f} MB for pods",
+        yield Hit(location, f"no machine of {gpus:g} GPUs has {cpu:g} vCPUs and {(mem_mb or 0):,.0f} MB for pods",
                   _leave(largest))
 
 
@@ -193,7 +194,7 @@ def _number(text: str | None) -> float | None:
 
 
 def _moved(holder: Node, spec: Node, node: Node) -> tuple[Edit, ...]:
-    """The line out of the template, and one beside `replicas`."""
+    """Move the line from the template to beside `replicas`."""
     taken = remove_key(spec, "restartPolicy")
     added = add_key(holder, f"restartPolicy: {node.text}")
     return (*taken, *added) if taken and added else ()

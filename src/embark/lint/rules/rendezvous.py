@@ -4,10 +4,11 @@ import itertools
 import re
 from collections.abc import Iterator
 
-from embark.lint.pods import Container, Launch, Pod
+from embark.lint.manifests import Manifests, TrainingJob
+from embark.lint.pods import Container, Launch, PodTemplate
 from embark.lint.read import Document
-from embark.lint.rule import Hit, Manifests, TrainingJob
-from embark.lint.source import Edit, Node, Span, replace_within, set_key, set_scalar
+from embark.lint.rule import Hit, Hits, Located
+from embark.lint.source import Edit, Node, replace_within, set_key, set_scalar
 
 _REFERENCE = re.compile(r"(?<!\$)\$\(([-._a-zA-Z][-._a-zA-Z0-9]*)\)")
 _VARIABLE = re.compile(r"(?<!\$)\$(?:\(([-.\w]+)\)|\{(\w+)\}|(\w+))")
@@ -23,7 +24,7 @@ _SERVICE_VARIABLE = re.compile(r"KUBERNETES_\w+|[A-Z0-9_]+_SERVICE_(?:HOST|PORT)
 _POD_NAME = re.compile(r"^(?P<pod>[a-z0-9]([-a-z0-9]*[a-z0-9])?)(?:\.(?P<service>[a-z0-9][-a-z0-9]*))?(?:\..*)?$")
 
 
-def undefined_variable(pod: Pod) -> Iterator[Hit]:
+def undefined_variable(pod: PodTemplate) -> Hits:
     injected = _INJECTED.get(pod.kind)
     for container in pod.containers:
         if container.has_env_from:
@@ -31,26 +32,26 @@ def undefined_variable(pod: Pod) -> Iterator[Hit]:
         for node, name in _references(container):
             if (injected is not None and injected.fullmatch(name)) or _SERVICE_VARIABLE.fullmatch(name):
                 continue
-            if node.place is not None:
+            if node:
                 later = " before it is used" if name in container.environment else ""
-                yield Hit(node.place, f"$({name}) is not defined{later} in container "
-                          f"{container.name.text or 'trainer'}: the program gets the text $({name}) itself",
+                yield Hit(node, f"$({name}) is not defined{later} in container "
+                          f"{container.name or 'trainer'}: the program gets the text $({name}) itself",
                           _define(name, pod))
 
 
-def rendezvous_variable_unset(own_job: TrainingJob, launch: Launch) -> Iterator[Hit]:
+def rendezvous_variable_unset(own_job: TrainingJob, launch: Launch) -> Hits:
     container = own_job.container
     if not launch.is_in_shell or container.has_env_from:
         return
-    script = " ".join(node.text for node in container.argv_nodes)
+    script = " ".join(container.argv)
     set_here = set(re.findall(r"(?:^|[\s;&|(])(?:export\s+)?([A-Z_]+)=", script))
     for name in dict.fromkeys(_SHELL_NAMES.findall(" ".join(launch.argv))):
         if name not in container.environment and name not in set_here:
-            yield Hit(own_job.place, f"${name} is in torchrun's arguments and nothing in the manifest sets it",
+            yield Hit(own_job, f"${name} is in torchrun's arguments and nothing in the manifest sets it",
                       f"set {name} among the container's env, or write the value")
 
 
-def endpoint_not_a_pod_name(own_job: TrainingJob, launch: Launch, manifests: Manifests) -> Iterator[Hit]:
+def endpoint_not_a_pod_name(own_job: TrainingJob, launch: Launch, manifests: Manifests) -> Hits:
     document, subdomain = own_job.document, _subdomain(own_job)
     known = own_job.container.env_values
     host = _VARIABLE.sub(lambda found: known.get(found[1] or found[2] or found[3], found[0]), launch.endpoint_host)
@@ -77,57 +78,57 @@ def endpoint_not_a_pod_name(own_job: TrainingJob, launch: Launch, manifests: Man
               "in the pod and a headless Service of that name")
 
 
-def not_indexed(own_job: TrainingJob) -> Iterator[Hit]:
+def not_indexed(own_job: TrainingJob) -> Hits:
     if own_job.is_distributed and not own_job.is_indexed:
-        yield Hit(_at(own_job.num_pods_node, own_job),
+        yield Hit(own_job.num_pods_node or own_job,
                   f"{own_job.num_nodes} pods are to meet, and none has a fixed name",
                   edits=set_key(own_job.spec, "completionMode", "Indexed"))
 
 
-def service_not_given(own_job: TrainingJob, launch: Launch, manifests: Manifests) -> Iterator[Hit]:
+def service_not_given(own_job: TrainingJob, launch: Launch, manifests: Manifests) -> Hits:
     document, name = own_job.document, _subdomain(own_job) or own_job.document.name
     if own_job.kind == "JobSet" or not own_job.is_distributed or _service(manifests, own_job) is not None:
         return
     elsewhere = [one for one in manifests.of_kind("Service") if one.name == name]
     why = f"is in namespace {elsewhere[0].namespace}, the pods in {document.namespace}" if elsewhere else \
         "is not among the files given"
-    yield Hit(_at(own_job.pod.spec["subdomain"], own_job), f"the headless Service {name} {why}",
+    yield Hit(own_job.pod.spec["subdomain"] or own_job, f"the headless Service {name} {why}",
               f"a Service {name} with clusterIP: None, publishNotReadyAddresses: true and selector "
               f"batch.kubernetes.io/job-name: {document.name}; subdomain: {name} in the pod")
 
 
-def service_not_headless(served_job: TrainingJob, service: Document) -> Iterator[Hit]:
-    address = service.root.at("spec.clusterIP")
+def service_not_headless(served_job: TrainingJob, service: Document) -> Hits:
+    address = service.at("spec.clusterIP")
     if address.text != "None":
-        yield Hit(_at(address, served_job, service), f"{service.name} is the pods' subdomain and is not headless",
-                  edits=set_key(service.root["spec"], "clusterIP", "None"))
+        yield Hit(address or service, f"{service.name} is the pods' subdomain and is not headless",
+                  edits=set_key(service["spec"], "clusterIP", "None"))
 
 
-def not_ready_addresses(manifests: Manifests) -> Iterator[Hit]:
+def not_ready_addresses(manifests: Manifests) -> Hits:
     fix = "publishNotReadyAddresses: true"
-    for job, service in jobs_with_services(manifests):
-        node = service.root.at("spec.publishNotReadyAddresses")
+    for _, service in jobs_with_services(manifests):
+        node = service.at("spec.publishNotReadyAddresses")
         if node.value is not True:
-            yield Hit(_at(node, job, service), f"{service.name} names only pods that are Ready already", fix,
-                      set_key(service.root["spec"], "publishNotReadyAddresses", "true"))
+            yield Hit(node or service, f"{service.name} names only pods that are Ready already", fix,
+                      set_key(service["spec"], "publishNotReadyAddresses", "true"))
     for document in manifests.of_kind("JobSet"):
-        node = document.root.at("spec.network.publishNotReadyAddresses")
-        if node.value is False and node.place is not None:
-            yield Hit(node.place, "the JobSet's service names only pods that are Ready already", fix,
+        node = document.at("spec.network.publishNotReadyAddresses")
+        if node.value is False:
+            yield Hit(node, "the JobSet's service names only pods that are Ready already", fix,
                       set_scalar(node, "true"))
 
 
-def service_selects_nothing(served_job: TrainingJob, service: Document) -> Iterator[Hit]:
-    name, selector = served_job.document.name, service.root.at("spec.selector")
+def service_selects_nothing(served_job: TrainingJob, service: Document) -> Hits:
+    name, selector = served_job.document.name, service.at("spec.selector")
     labels = {**served_job.pod.labels, "batch.kubernetes.io/job-name": name, "job-name": name}
     wrong = [f"{key}: {selector[key].text}" for key in selector.names if labels.get(key) != selector[key].text]
     if not selector or wrong:
         why = f"selects {', '.join(wrong)}, which the pods do not have" if selector else "selects nothing"
-        yield Hit(_at(selector, served_job, service), f"{service.name} {why}",
+        yield Hit(selector or service, f"{service.name} {why}",
                   f"selector: {{batch.kubernetes.io/job-name: {name}}}")
 
 
-def nnodes_differs(job: TrainingJob) -> Iterator[Hit]:
+def nnodes_differs(job: TrainingJob) -> Hits:
     launch, num_pods = job.launch, job.num_pods
     if launch is None or not launch.is_torchrun or launch.nnodes is None or num_pods is None:
         return
@@ -143,14 +144,14 @@ def nnodes_differs(job: TrainingJob) -> Iterator[Hit]:
               f"--nnodes={num_pods}, from the same number as {what}", edits)
 
 
-def elastic_job_waits(job: TrainingJob) -> Iterator[Hit]:
+def elastic_job_waits(job: TrainingJob) -> Hits:
     nnodes = job.launch.nnodes if job.launch is not None and job.launch.is_torchrun else None
-    if nnodes is not None and nnodes[0] < nnodes[1] and job.kind == "Job" and not job.spec["successPolicy"]:
+    if nnodes and nnodes[0] < nnodes[1] and job.kind == "Job" and not job.spec["successPolicy"]:
         yield Hit(_argument(job, "nnodes"), f"--nnodes={nnodes[0]}:{nnodes[1]} may train on {nnodes[0]} pods, and the "
                   f"Job waits for {job.num_pods or nnodes[1]}")
 
 
-def completions_differ(job: TrainingJob) -> Iterator[Hit]:
+def completions_differ(job: TrainingJob) -> Hits:
     if not job.is_plain_job or not job.is_distributed:
         return
     completions, parallelism = job.spec["completions"], job.spec["parallelism"]
@@ -158,26 +159,26 @@ def completions_differ(job: TrainingJob) -> Iterator[Hit]:
     if each is None or (completions and completions.integer is None):
         return
     if (not completions and job.is_indexed) or (completions and completions.integer != each):
-        yield Hit(_at(completions, job), f"completions is {completions.text or 'not set'} and parallelism {each}",
+        yield Hit(completions or job, f"completions is {completions.text or 'not set'} and parallelism {each}",
                   f"completions: {each}", set_key(job.spec, "completions", str(each)))
 
 
-def scaled_without_nnodes(document: Document) -> Iterator[Hit]:
-    spec = document.root["spec"]
+def scaled_without_nnodes(document: Document) -> Hits:
+    spec = document["spec"]
     node = spec["parallelism"]
-    if node.place is None or spec["template"] or document.kind not in ("", "Job"):
+    if not node or spec["template"] or document.kind not in ("", "Job"):
         return
-    yield Hit(node.place, f"this sets parallelism to {node.text} and says nothing of the command's --nnodes",
+    yield Hit(node, f"this sets parallelism to {node.text} and says nothing of the command's --nnodes",
               f"set --nnodes={node.text} in the same change")
 
 
-def lacks_c10d_option(job: TrainingJob, *, option: str, word: str = "", fix: str = "") -> Iterator[Hit]:
+def lacks_c10d_option(job: TrainingJob, *, option: str, word: str = "", fix: str = "") -> Hits:
     if job.is_plain_job and job.is_distributed and job.launch and job.launch.is_c10d \
             and (option not in job.launch.options or word not in job.launch.options[option]):
         yield Hit(_argument(job, "rdzv"), fix=fix.format(job.document.name))
 
 
-def endpoint_is_local(own_job: TrainingJob, launch: Launch) -> Iterator[Hit]:
+def endpoint_is_local(own_job: TrainingJob, launch: Launch) -> Hits:
     host, is_alone = launch.endpoint_host, "standalone" in launch.options
     is_local = is_alone or host in ("", "localhost", "127.0.0.1", "0.0.0.0", "::1")
     if is_local and (launch.nnodes or (1, 1))[1] > 1:
@@ -187,13 +188,13 @@ def endpoint_is_local(own_job: TrainingJob, launch: Launch) -> Iterator[Hit]:
                   f"{_subdomain(own_job) or own_job.document.name}:29500")
 
 
-def one_node_rank(job: TrainingJob) -> Iterator[Hit]:
+def one_node_rank(job: TrainingJob) -> Hits:
     rank = job.launch.options.get("node-rank", "") if job.launch else ""
     if job.is_distributed and job.is_plain_job and rank.isdigit():
         yield Hit(_argument(job, "node"), f"every pod is node {rank}")
 
 
-def every_pod_alone(own_job: TrainingJob, launch: Launch) -> Iterator[Hit]:
+def every_pod_alone(own_job: TrainingJob, launch: Launch) -> Hits:
     meets = launch.endpoint_host not in ("", "localhost", "127.0.0.1") and not own_job.container.has_env_from
     if meets and (own_job.num_pods or 1) > 1 and "nnodes" not in launch.options:
         yield Hit(_argument(own_job, "torchrun"), f"{own_job.num_pods} pods, and torchrun expects one node",
@@ -201,7 +202,7 @@ def every_pod_alone(own_job: TrainingJob, launch: Launch) -> Iterator[Hit]:
 
 
 def _references(container: Container) -> Iterator[tuple[Node, str]]:
-    """`$(NAME)` in values and arguments where NAME is not defined above."""
+    """`$(NAME)` in values and arguments that follow no definition of NAME."""
     launch = container.launch
     is_shell = launch is not None and launch.is_in_shell
     known: set[str] = set()
@@ -215,7 +216,7 @@ def _references(container: Container) -> Iterator[tuple[Node, str]]:
 
 
 def own_jobs(manifests: Manifests) -> Iterator[tuple[TrainingJob, Launch]]:
-    """Jobs that start torchrun, and nobody but the manifest tells it where to meet."""
+    """Jobs whose manifest alone tells torchrun where to meet."""
     for job in manifests.jobs:
         if job.is_plain_job and job.launch is not None and job.launch.is_torchrun:
             yield job, job.launch
@@ -234,7 +235,7 @@ def _service(manifests: Manifests, job: TrainingJob) -> Document | None:
 
 def _subdomain(job: TrainingJob) -> str:
     if job.kind == "JobSet":
-        network = job.document.root.at("spec.network")
+        network = job.document.at("spec.network")
         return network["subdomain"].text or ("" if network["enableDNSHostnames"].value is False else job.document.name)
     return job.pod.spec["subdomain"].text
 
@@ -243,7 +244,7 @@ def _first_pod(job: TrainingJob) -> str:
     return f"{job.document.name}-{job.pod.role}-0-0" if job.kind == "JobSet" else f"{job.document.name}-0"
 
 
-def _define(name: str, pod: Pod) -> str:
+def _define(name: str, pod: PodTemplate) -> str:
     if name == "MASTER_ADDR" and pod.kind == "Job":
         service = pod.spec["subdomain"].text or pod.document.name
         return (f"env MASTER_ADDR: {pod.document.name}-0.{service}, with subdomain: {service} and a headless Service "
@@ -254,7 +255,7 @@ def _define(name: str, pod: Pod) -> str:
 def _nnodes_edits(job: TrainingJob, written: str, num_pods: int) -> tuple[Edit, ...]:
     nodes = job.container.argv_nodes
     for node, spelling in itertools.product(nodes, ("--nnodes=", "--nnodes ")):
-        if edits := replace_within(node.place, f"{spelling}{written}", f"{spelling}{num_pods}"):
+        if edits := replace_within(node.location, f"{spelling}{written}", f"{spelling}{num_pods}"):
             return edits
     for flag, value in itertools.pairwise(nodes):
         if flag.text == "--nnodes" and value.text == written:
@@ -262,11 +263,7 @@ def _nnodes_edits(job: TrainingJob, written: str, num_pods: int) -> tuple[Edit, 
     return ()
 
 
-def _argument(job: TrainingJob, *parts: str) -> Span:
-    """The word of the command that holds one of these."""
-    found = (node.place for part in parts for node in job.container.argv_nodes if part in node.text and node.place)
-    return next(found, job.place)
-
-
-def _at(node: Node, job: TrainingJob, document: Document | None = None) -> Span:
-    return node.place or (document.place if document is not None else job.place)
+def _argument(job: TrainingJob, *parts: str) -> Located:
+    """The word of the command that holds one of these parts, else the job."""
+    words = (node for part in parts for node in job.container.argv_nodes if part in node.text)
+    return next(words, job)

@@ -3,34 +3,37 @@
 import re
 from collections.abc import Iterator
 
-from embark.lint.pods import Container, Pod, quantity
+from embark.kubernetes.objects import quantity
+from embark.kubernetes.pods import DEFAULT_GRACE_S
+from embark.lint.manifests import Manifests
+from embark.lint.pods import Container, PodTemplate
 from embark.lint.read import Document
-from embark.lint.rule import Hit, Manifests
-from embark.lint.rules.jobs import DEFAULT_GRACE_S, GRACE_FIELD
+from embark.lint.rule import Hit, Hits
+from embark.lint.rules.jobs import GRACE_FIELD
 from embark.lint.source import NOTHING, Node, remove_key, set_key
 from embark.render.targets.endpoints import ARTIFACT
 from embark.render.targets.serve import PORT, TABLE_BYTES
-from embark.serve.deadlines import DRAIN_S
+from embark.spec.serve import DRAIN_S
 
 SCALERS = ("HorizontalPodAutoscaler", "ScaledObject")
 _EMBARK = re.compile(r"embark[-_]rec[^\[\s]*(?:\[(?P<extras>[\w, -]*)\])?")
 
 
-def servers(manifests: Manifests) -> Iterator[tuple[Container, Pod]]:
+def servers(manifests: Manifests) -> Iterator[tuple[Container, PodTemplate]]:
     """Containers that run `embark serve`."""
     for pod in manifests.pods:
         for container in pod.containers:
-            words = [node.text for node in container.argv_nodes]
+            words = container.argv
             if "serve" in words[1:] and any(word.rpartition("/")[2] == "embark" for word in words):
                 yield container, pod
 
 
-def no_readiness_probe(server: Container, pod: Pod) -> Iterator[Hit]:
+def no_readiness_probe(server: Container, pod: PodTemplate) -> Hits:
     if pod.kind != "InferenceService" and not server.node["readinessProbe"]:
-        yield Hit(server.place)
+        yield Hit(server)
 
 
-def drain_cut_short(server: Container, pod: Pod) -> Iterator[Hit]:
+def drain_cut_short(server: Container, pod: PodTemplate) -> Hits:
     if pod.kind == "InferenceService":
         return  # Knative has rules of its own
     grace = pod.spec[GRACE_FIELD]
@@ -39,64 +42,64 @@ def drain_cut_short(server: Container, pod: Pod) -> Iterator[Hit]:
     slept = stop.at("sleep.seconds").integer or next(
         (int(found[1]) for word in stop.at("exec.command") if (found := re.search(r"(?:sleep )?(\d+)$", word.text))), 0)
     if have_s < slept + DRAIN_S:
-        yield Hit(grace.place or server.place,
+        yield Hit(grace or server,
                   f"the pod is killed after {have_s} s; it waits {slept} s in preStop and drains for up to {DRAIN_S} s",
                   f"{GRACE_FIELD}: {slept + DRAIN_S + 5}", set_key(pod.spec, GRACE_FIELD, str(slept + DRAIN_S + 5)))
 
 
-def server_on_localhost(server: Container) -> Iterator[Hit]:
-    words = [node.text for node in server.argv_nodes]
+def server_on_localhost(server: Container) -> Hits:
+    words = server.argv
     said = [word.partition("=")[2] or "".join(words[at + 1 : at + 2]) for at, word in enumerate(words)
             if word == "--host" or word.startswith("--host=")]
     if not said or said[-1] in ("127.0.0.1", "localhost", "::1"):
-        yield Hit(server.place)
+        yield Hit(server)
 
 
-def workers_of_the_node(server: Container) -> Iterator[Hit]:
-    words = [node.text for node in server.argv_nodes]
+def workers_of_the_node(server: Container) -> Hits:
+    words = server.argv
     if not server.limits["cpu"] and "EMBARK_SERVE_WORKERS" not in server.environment and not server.has_env_from and \
             not any(word.partition("=")[0] == "--workers" for word in words):
-        yield Hit(server.place)
+        yield Hit(server)
 
 
-def memory_below_tables(server: Container, pod: Pod) -> Iterator[Hit]:
+def memory_below_tables(server: Container, pod: PodTemplate) -> Hits:
     limit = server.limits["memory"]
     have, need = quantity(limit.text) if limit else None, quantity(pod.annotations.get(TABLE_BYTES, ""))
     if have is not None and need is not None and have < need:
-        yield Hit(limit.place or server.place, f"the limit is {limit.text}, and the tables take {need / 2**30:.1f} GiB")
+        yield Hit(limit or server, f"the limit is {limit.text}, and the tables take {need / 2**30:.1f} GiB")
 
 
-def two_autoscalers(document: Document, manifests: Manifests) -> Iterator[Hit]:
+def two_autoscalers(document: Document, manifests: Manifests) -> Hits:
     if document.kind == "ScaledObject":
         for other in manifests.of_kind("HorizontalPodAutoscaler"):
             if _target(other) == _target(document):
-                yield Hit(document.place, f"{other.name} and {document.name} both scale {_target(document)[1]}")
+                yield Hit(document, f"{other.name} and {document.name} both scale {_target(document)[1]}")
 
 
-def replicas_beside_autoscaler(document: Document, manifests: Manifests) -> Iterator[Hit]:
-    replicas = document.root.at("spec.replicas")
-    if document.kind == "Deployment" and replicas.place is not None and _scaler_of(document, manifests) is not None:
-        yield Hit(replicas.place, edits=remove_key(document.root["spec"], "replicas"))
+def replicas_beside_autoscaler(document: Document, manifests: Manifests) -> Hits:
+    replicas = document.at("spec.replicas")
+    if document.kind == "Deployment" and replicas and _scaler_of(document, manifests):
+        yield Hit(replicas, edits=remove_key(document["spec"], "replicas"))
 
 
-def budget_blocks_drain(document: Document, manifests: Manifests) -> Iterator[Hit]:
-    """The budget lets no pod go of a Deployment that it selects."""
+def budget_blocks_drain(document: Document, manifests: Manifests) -> Hits:
+    """The budget allows no eviction from a Deployment that it selects."""
     if document.kind != "PodDisruptionBudget":
         return
-    spec, labels = document.root["spec"], document.root.at("spec.selector.matchLabels")
+    spec, labels = document["spec"], document.at("spec.selector.matchLabels")
     least, most = spec["minAvailable"], spec["maxUnavailable"]
     for other in manifests.of_kind("Deployment"):
-        own = other.root.at("spec.template.metadata.labels")
+        own = other.at("spec.template.metadata.labels")
         if other.namespace != document.namespace or not labels.names or \
                 any(own[name].text != labels[name].text for name in labels.names):
             continue
         num = _num_replicas(other, manifests)
         if most.text in ("0", "0%") or least.text == "100%" or (least.integer is not None and least.integer >= num):
             field = least if least else most
-            yield Hit(field.place or document.place, f"with {num} of {other.name} running, no pod may be evicted")
+            yield Hit(field or document, f"with {num} of {other.name} running, no pod may be evicted")
 
 
-def image_without_server(manifests: Manifests) -> Iterator[Hit]:
+def image_without_server(manifests: Manifests) -> Hits:
     if not any(servers(manifests)):
         return
     commands = [*manifests.commands, *(one for file in manifests.files.dockerfiles for one in file.commands)]
@@ -105,58 +108,58 @@ def image_without_server(manifests: Manifests) -> Iterator[Hit]:
             continue
         for word in command.words:
             if (found := _EMBARK.search(word.text)) and "serve" not in re.split(r"[,\s]+", found["extras"] or ""):
-                yield Hit(word.place)
+                yield Hit(word)
 
 
-def cloud_run_to_zero(document: Document) -> Iterator[Hit]:
+def cloud_run_to_zero(document: Document) -> Hits:
     container, annotations = _cloud_run(document)
-    least = annotations["autoscaling.knative.dev/minScale"] or document.root.at(
+    least = annotations["autoscaling.knative.dev/minScale"] or document.at(
         "metadata.annotations")["run.googleapis.com/minScale"]
     if container and least.text in ("", "0"):
-        yield Hit(least.place or document.place)
+        yield Hit(least or document)
 
 
-def cloud_run_throttled(document: Document) -> Iterator[Hit]:
+def cloud_run_throttled(document: Document) -> Hits:
     container, annotations = _cloud_run(document)
     throttled = annotations["run.googleapis.com/cpu-throttling"]
     if container and throttled.text.lower() != "false":
-        yield Hit(throttled.place or document.place)
+        yield Hit(throttled or document)
 
 
-def cloud_run_memory(document: Document) -> Iterator[Hit]:
-    """The files of the artifact are in memory there, and its tables are mapped from them."""
+def cloud_run_memory(document: Document) -> Hits:
+    """Cloud Run keeps the artifact's files in memory, and its tables are mapped from them."""
     container, annotations = _cloud_run(document)
     limit, need = container.at("resources.limits.memory"), quantity(annotations[TABLE_BYTES].text)
     have = quantity(limit.text or "512Mi")
     if container and have is not None and need is not None and have < need:
-        yield Hit(limit.place or document.place,
+        yield Hit(limit or document,
                   f"the memory is {limit.text or '512Mi by default'}, and the tables take {need / 2**30:.1f} GiB of it")
 
 
-def one_request_at_a_time(document: Document) -> Iterator[Hit]:
+def one_request_at_a_time(document: Document) -> Hits:
     if _azureml(document):
-        most = document.root.at("request_settings.max_concurrent_requests_per_instance")
+        most = document.at("request_settings.max_concurrent_requests_per_instance")
         if most.integer in (None, 1):
-            yield Hit(most.place or document.root["environment_variables"].place or document.place)
+            yield Hit(most or document["environment_variables"] or document)
 
 
-def endpoint_on_another_port(document: Document) -> Iterator[Hit]:
+def endpoint_on_another_port(document: Document) -> Hits:
     """The endpoint looks for the server where it does not listen."""
-    asked = [document.root.at(f"environment.inference_config.{name}_route.port")
+    asked = [document.at(f"environment.inference_config.{name}_route.port")
              for name in ("liveness", "readiness", "scoring")] if _azureml(document) else [
         port["containerPort"] for port in _cloud_run(document)[0]["ports"]]
     container = _cloud_run(document)[0]
-    variables = document.root["environment_variables"] if _azureml(document) else NOTHING
+    variables = document["environment_variables"] if _azureml(document) else NOTHING
     own = variables["EMBARK_SERVE_PORT"].text or next(
         (row["value"].text for row in container["env"] if row["name"].text == "EMBARK_SERVE_PORT"), "") or str(PORT)
     for node in asked:
-        if node.integer is not None and str(node.integer) != own and node.place is not None:
-            yield Hit(node.place, f"it is asked on port {node.integer}, and embark serve listens on {own}")
+        if node.integer is not None and str(node.integer) != own:
+            yield Hit(node, f"it is asked on port {node.integer}, and embark serve listens on {own}")
 
 
 def _cloud_run(document: Document) -> tuple[Node, Node]:
     """The container of `embark serve` in a Knative Service, and the annotations of its revisions."""
-    template = document.root.at("spec.template")
+    template = document.at("spec.template")
     if document.kind == "Service" and document.api.startswith("serving.knative.dev/"):
         for container in template.at("spec.containers"):
             if any(row["name"].text == ARTIFACT for row in container["env"]):
@@ -165,13 +168,13 @@ def _cloud_run(document: Document) -> tuple[Node, Node]:
 
 
 def _azureml(document: Document) -> bool:
-    """A deployment of Azure ML that runs `embark serve`."""
-    return bool(document.root["endpoint_name"]) and bool(document.root["environment_variables"][ARTIFACT])
+    """Whether it is a deployment of Azure ML that runs `embark serve`."""
+    return bool(document["endpoint_name"]) and bool(document["environment_variables"][ARTIFACT])
 
 
 def _target(scaler: Document) -> tuple[str, str, str]:
     """Namespace, name and kind of what it scales."""
-    ref: Node = scaler.root.at("spec.scaleTargetRef")
+    ref: Node = scaler.at("spec.scaleTargetRef")
     return scaler.namespace, ref["name"].text, ref["kind"].text or "Deployment"
 
 
@@ -181,8 +184,8 @@ def _scaler_of(document: Document, manifests: Manifests) -> Document | None:
 
 
 def _num_replicas(deployment: Document, manifests: Manifests) -> int:
-    """At least."""
+    """The least number of replicas."""
     scaler = _scaler_of(deployment, manifests)
-    spec = deployment.root["spec"] if scaler is None else scaler.root["spec"]
+    spec = deployment["spec"] if scaler is None else scaler["spec"]
     return next((node.integer for name in ("minReplicas", "minReplicaCount", "replicas")
                  if (node := spec[name]).integer is not None), 1)

@@ -4,14 +4,11 @@ import json
 from dataclasses import dataclass
 from typing import Any
 
-from embark.errors import ExitCode
 from embark.render.folder import File
-from embark.render.job import Job
-from embark.render.location import Bucket, Location, data_source, location_of, object_store_paths
-from embark.render.registry import ECR
+from embark.render.job import Job, Location
 from embark.render.shell_text import Shell, Step, Words, job_text, render_template, script_file, variable
-from embark.render.targets.node_wheel import upload_words
-from embark.render.targets.vm_node import about_machines, cloud_init, refuse_volume
+from embark.render.targets.vm_node import ECR, about_machines, cloud_init, refuse_volume
+from embark.render.wheel import upload_words
 
 AMI = "resolve:ssm:/aws/service/deeplearning/ami/x86_64/base-oss-nvidia-driver-gpu-ubuntu-22.04/latest/ami-id"
 """Amazon's base image with NVIDIA's driver, EFA and Docker, whatever is the newest."""
@@ -25,21 +22,16 @@ _MANAGED = ("AmazonSSMManagedInstanceCore", "CloudWatchAgentServerPolicy")
 READ_ACTIONS = ["s3:GetObject"]
 PULL_ACTIONS = ["ecr:BatchCheckLayerAvailability", "ecr:GetDownloadUrlForLayer", "ecr:BatchGetImage"]
 WRITE_ACTIONS = ["s3:GetObject", "s3:PutObject", "s3:DeleteObject", "s3:AbortMultipartUpload"]
-FILLED_BY = "storage.sh substitutes the file system's id and names."
-VOLUME_MODES = ["ReadWriteMany", "ReadWriteOnce"]
-"""Pods use the first. The driver's fsGroupPolicy is ReadWriteOnceWithFSType: only to a volume that also names this
-mode, and a file system's type, does the kubelet apply the pod's fsGroup."""
 ABOUT_OBJECTS = "What the run's objects belong to. eks_cluster.sh applies it."
-BUCKET_NEEDS = "It needs the add-on aws-mountpoint-s3-csi-driver."
 
 
 def render_vm(job: Job) -> list[File]:
-    """`vm.sh`, `cloud_init.yaml`, and the machines' role."""
+    """Write `vm.sh`, `cloud_init.yaml`, and the machines' role."""
     refuse_volume(job)
     policy, num = role_policy(job), num_cards(job)
     values = {
         "ami": AMI, "num_cards": num, "cards": card_words(max(2, num)), "subnet_words": subnet_words(),
-        "group": group_words(job), "start_words": start_words(job, location_of(job)), "end_words": end_words(),
+        "group": group_words(job), "start_words": start_words(job, job.location), "end_words": end_words(),
         "role_steps": role_steps(job, "file://vm_role_trust.json", "file://vm_role_policy.json"),
         "placement_step": placement_step(), "upload_words": upload_words(job),
     }
@@ -52,18 +44,18 @@ def render_vm(job: Job) -> list[File]:
 
 
 def plugin_text(job: Job) -> str:
-    """For the program of a machine that has EFA and no image: that brings its own."""
-    return FIND_PLUGIN if job.cloud == "aws" and num_cards(job) and not job.spec.place.image else ""
+    """Shell text for a machine with EFA and no image, which has to find the plugin; an image brings its own."""
+    return FIND_PLUGIN if job.cloud == "aws" and num_cards(job) and not job.place.image else ""
 
 
 def num_cards(job: Job) -> int:
-    """Fabric devices of a machine that are used: none where it is alone."""
-    return job.machine.num_fabric_devices or 0 if job.num_nodes > 1 and location_of(job).has_fabric else 0
+    """How many fabric devices of a machine are used; none if it is alone."""
+    return job.machine.num_fabric_devices or 0 if job.num_nodes > 1 and job.location.has_fabric else 0
 
 
 @dataclass(frozen=True, slots=True)
 class GroupWords:
-    """Of the security group, which must be asked for by what others printed: `$vpc` and `$id`."""
+    """Commands on the security group; they use `$vpc` and `$id`, which others print."""
 
     vpc: Words
     find: Words
@@ -106,7 +98,7 @@ def registry_statements(job: Job) -> list[dict[str, Any]]:
 
 
 def role_steps(job: Job, trust: str, policy: str) -> list[Step]:
-    """Each by itself: one that was cut off goes on. `trust` and `policy` are documents, or file://… of them."""
+    """Steps that can each be repeated. `trust` and `policy` are documents, or file://… of them."""
     role, profile = ("--role-name", Shell('"embark-$NAME"')), ("--instance-profile-name", Shell('"embark-$NAME"'))
     managed = [("--policy-arn", f"arn:aws:iam::aws:policy/{name}") for name in _MANAGED]
     named = [("--policy-name", "run")] if role_policy(job)["Statement"] else []
@@ -138,7 +130,7 @@ def placement_step() -> Step:
 
 
 def start_words(job: Job, location: Location) -> Words:
-    """One machine, number `$1`. `$USER_DATA` is the file that it is given."""
+    """Start machine number `$1` with the file `$USER_DATA`."""
     words: list[str] = [
         "aws", "ec2", "run-instances", *_REGION, "--image-id", variable("AMI"),
         "--instance-type", location.machine_type, "--count", "1",
@@ -153,7 +145,7 @@ def start_words(job: Job, location: Location) -> Words:
     ]
     if job.num_nodes > 1:
         words += ["--placement", Shell('"GroupName=embark-$NAME,AvailabilityZone=$ZONE"')]
-    if job.spec.place.spot:
+    if job.is_spot:
         words += ["--instance-market-options",
                   "MarketType=spot,SpotOptions={SpotInstanceType=one-time,InstanceInterruptionBehavior=terminate}"]
     if num_cards(job):
@@ -162,14 +154,14 @@ def start_words(job: Job, location: Location) -> Words:
 
 
 def card_words(num: int) -> list[Shell]:
-    """One card for traffic of every kind, the rest for the fabric alone."""
+    """Network interfaces: one for traffic of every kind, the rest for the fabric alone."""
     kinds = ["efa", *["efa-only"] * (num - 1)]
     return [Shell(f'"NetworkCardIndex={index},DeviceIndex={min(index, 1)},InterfaceType={kind},'
                   'SubnetId=$SUBNET_ID,Groups=$GROUP_ID"') for index, kind in enumerate(kinds)]
 
 
 def subnet_words() -> Words:
-    """The zone's own subnet, where the account has kept it."""
+    """Find the zone's default subnet, if the account still has it."""
     return ("aws", "ec2", "describe-subnets", *_REGION, "--filters",
             Shell('"Name=availability-zone,Values=$ZONE"'), "Name=default-for-az,Values=true",
             "--query", "Subnets[0].SubnetId", "--output", "text")
@@ -180,7 +172,7 @@ def end_words() -> Words:
 
 
 def render_eks(job: Job) -> list[File]:
-    """`eks_cluster.yaml` for eksctl, and `eks_cluster.sh` that runs it and what comes after."""
+    """Write `eks_cluster.yaml` for eksctl, and `eks_cluster.sh` that runs it and what comes after."""
     return [
         File("eks_cluster.yaml", job_text("aws/eks_cluster.yaml.j2", job, statements=bucket_statements(job))),
         File("eks_objects.yaml", job_text("aws/eks_objects.yaml.j2", job, about=ABOUT_OBJECTS)),
@@ -189,9 +181,9 @@ def render_eks(job: Job) -> list[File]:
 
 
 def bucket_statements(job: Job) -> list[dict[str, Any]]:
-    """What the run may do, as statements of an IAM policy: in S3 its own places, in CloudWatch its own metrics."""
+    """Statements of an IAM policy that allow the run its own paths in S3 and its own metrics in CloudWatch."""
     statements: list[dict[str, Any]] = []
-    for path in object_store_paths(job):
+    for path in job.object_store_paths:
         if path.scheme != "s3":
             continue
         arn = f"arn:aws:s3:::{path.name}"
@@ -206,41 +198,3 @@ def bucket_statements(job: Job) -> list[dict[str, Any]]:
         statements.append({"Effect": "Allow", "Action": ["cloudwatch:PutMetricData"], "Resource": "*", "Condition": {
             "StringEquals": {"cloudwatch:namespace": watch.cloudwatch_namespace}}})
     return statements
-
-
-def capacity_gib(job: Job, least_gib: int) -> int:
-    """FSx sells 1200, then multiples of 2400."""
-    return 1200 if least_gib <= 1229 else -(-least_gib // 2400) * 2400
-
-
-def volume_source(job: Job) -> dict[str, Any]:
-    return {
-        "mountOptions": ["flock"],
-        "csi": {
-            "driver": "fsx.csi.aws.com",
-            "fsType": "lustre",
-            "volumeHandle": "fs-00000000000000000",
-            "volumeAttributes": {"dnsname": "fs-00000000000000000.fsx.us-east-1.amazonaws.com", "mountname": "fsx"},
-        },
-    }
-
-
-def bucket_source(job: Job, bucket: Bucket) -> dict[str, Any]:
-    return {"mountOptions": ["allow-other", f"region {location_of(job).region}", "read-only"],
-            "csi": {"driver": "s3.csi.aws.com", "volumeHandle": f"{job.name}-bucket",
-                    "volumeAttributes": {"bucketName": bucket.name}}}
-
-
-def script_values(job: Job) -> dict[str, Any]:
-    folder = job.spec.data.path.removeprefix(job.spec.place.volume_path).strip("/") or "data"
-    return {"lustre_configuration": lustre_configuration(job), "token": f"{job.namespace}-{job.claim_name}",
-            "data_source": data_source(job), "data_folder": f"/{folder}",
-            "bad_input_code": int(ExitCode.BAD_INPUT), "fault_code": int(ExitCode.FAULT)}
-
-
-def lustre_configuration(job: Job) -> str:
-    """For `--lustre-configuration`. PERSISTENT_2 is refused without a throughput."""
-    name = job.spec.place.volume.removeprefix("fsx-lustre-")
-    if name == "scratch-2":
-        return "DeploymentType=SCRATCH_2"
-    return f"DeploymentType=PERSISTENT_2,PerUnitStorageThroughput={name},DataCompressionType=LZ4"

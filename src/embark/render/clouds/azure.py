@@ -2,39 +2,32 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from embark.render.folder import File
-from embark.render.job import Job
-from embark.render.location import Bucket, Location, buckets, location_of
-from embark.render.registry import acr_name
+from embark.render.job import Job, Location
+from embark.render.pod import tolerations
 from embark.render.shell_text import Shell, Step, Words, job_text, quote, script_file, variable
-from embark.render.targets.node_wheel import upload_words
-from embark.render.targets.vm_node import about_machines, cloud_init, find_by_name, refuse_volume
+from embark.render.targets.vm_node import about_machines, acr_name, cloud_init, find_by_name, refuse_volume
+from embark.render.wheel import upload_words
+from embark.render.yaml_text import plain
 
 IMAGE = "microsoft-dsvm:ubuntu-hpc:2204:latest"  # Microsoft's image with NVIDIA's driver, InfiniBand's and Docker.
 _GROUP = ("--resource-group", variable("RESOURCE_GROUP"))
 NETWORK_OPERATOR_VERSION = "26.4.0"
 DOCA_DRIVER_VERSION = "doca3.4.0-26.04-0.8.4.0-0"
 GPU_OPERATOR_VERSION = "v26.3.3"
-LUSTRE_DRIVER_VERSION = "v0.4.0"  # Of kubernetes-sigs/azurelustre-csi-driver, 2026-11.
+LUSTRE_DRIVER_VERSION = "v0.4.0"  # A release of kubernetes-sigs/azurelustre-csi-driver, 2026-11.
 LUSTRE_DRIVER_FILES = ("rbac-csi-azurelustre-controller", "rbac-csi-azurelustre-node", "csi-azurelustre-driver",
                        "csi-azurelustre-controller", "csi-azurelustre-node-jammy", "csi-azurelustre-node-noble")
 DISK_GIB = (256, 512, 1024, 2048)  # Sizes of Premium SSDs that a node's own disk can have.
-SYSTEM_GIB = 150  # Of that disk: the system, images and logs.
+SYSTEM_GIB = 150  # What the system, images and logs take of that disk.
 POOL = "gpu"  # AKS takes at most 12 small letters and digits.
-SPOT_TAINT = {"key": "kubernetes.azure.com/scalesetpriority", "operator": "Equal", "value": "spot",
-              "effect": "NoSchedule"}
-GPU_TAINT = {"key": "nvidia.com/gpu", "operator": "Exists", "effect": "NoSchedule"}
-FILLED_BY = "storage.sh substitutes its address."
-VOLUME_MODES = ["ReadWriteMany"]
-BUCKET_NEEDS = "It needs az aks update --enable-blob-driver."
 
 
 def render_vm(job: Job) -> list[File]:
-    """`vm.sh` and `cloud_init.yaml`."""
+    """Write `vm.sh` and `cloud_init.yaml`."""
     refuse_volume(job)
-    location = location_of(job)
+    location = job.location
     words = start_words(job, location, ["--generate-ssh-keys", "--custom-data", "cloud_init.yaml"])
     about = about_machines(job) + " A machine that is only shut down is still billed."
     return [
@@ -46,7 +39,7 @@ def render_vm(job: Job) -> list[File]:
 
 
 def network_steps(job: Job, location: Location) -> list[Step]:
-    """What the machines stand in. All of it is in one resource group, and goes with it."""
+    """Steps that create the network; all of it is in one resource group, and is deleted with it."""
     steps = [
         Step("the resource group, with all that is in it",
              (("az", "group", "create", "--name", variable("RESOURCE_GROUP"), "--location", variable("LOCATION")),),
@@ -69,7 +62,7 @@ def network_steps(job: Job, location: Location) -> list[Step]:
 
 
 def start_words(job: Job, location: Location, given: Sequence[str]) -> Words:
-    """One machine, number `$rank`. `given` says who may log in and what it does at its first start."""
+    """Start machine number `$rank`. `given` says who may log in and what it does at its first start."""
     words: list[str] = [
         "az", "vm", "create", *_GROUP, "--name", Shell(f'"{job.name}-$rank"'), "--size", location.machine_type,
         "--image", variable("VM_IMAGE"), "--admin-username", "embark", *given,
@@ -79,31 +72,31 @@ def start_words(job: Job, location: Location, given: Sequence[str]) -> Words:
     ]
     if _has_set(job):
         words += ["--availability-set", job.name, "--ppg", job.name]
-    if job.spec.place.spot:
+    if job.is_spot:
         words += ["--priority", "Spot", "--eviction-policy", "Delete", "--max-price=-1"]
     return tuple(words)
 
 
 @dataclass(frozen=True, slots=True)
 class Grants:
-    """Roles of a machine's own identity, `$principal`, in the storage account, `$account`, and in `$registry`."""
+    """Commands that give the identity of a machine, `$principal`, roles in `$account` and `$registry`."""
 
     principal: Words
     account: Words
     grants: tuple[Words, ...]
-    registry: Words = ()  # None where the image is not in one of Azure's.
+    registry: Words = ()  # Empty if the image is not in a registry of Azure.
     pulls: tuple[Words, ...] = ()
 
 
 def grant_words(job: Job) -> Grants:
-    """The machine's own identity may use the run's containers."""
+    """Let the machine's own identity use the run's containers, and pull the image."""
     grants = []
-    for bucket in buckets(job):
+    for bucket in job.buckets:
         if bucket.scheme != "az":
             continue
         role = "Storage Blob Data Contributor" if bucket.is_written else "Storage Blob Data Reader"
         grants.append(_grant(role, Shell(f'"$account"/blobServices/default/containers/{quote(bucket.name)}')))
-    registry = acr_name(job.image) if job.spec.place.image else ""
+    registry = acr_name(job.image) if job.place.image else ""
     return Grants(
         principal=("az", "vm", "show", *_GROUP, "--name", Shell(f'"{job.name}-$rank"'),
                    "--query", "identity.principalId", "--output", "tsv"),
@@ -124,19 +117,19 @@ def end_words() -> Words:
 
 
 def _has_set(job: Job) -> bool:
-    return job.num_nodes > 1 and not job.spec.place.spot
+    return job.num_nodes > 1 and not job.is_spot
 
 
 def render_aks(job: Job) -> list[File]:
-    """`aks_cluster.sh` makes the cluster; `aks_cluster.yaml` and the two values files are what it applies."""
+    """Write `aks_cluster.sh`, which makes the cluster, and the files that it applies."""
     about = (f"What an AKS cluster with {job.num_nodes} x {job.machine.name} is given once it stands. The cluster "
              "itself is made by commands, not by a file: aks_cluster.sh runs them and applies this.")
     templates = ["aks_cluster.yaml", "gpu_operator_values.yaml"]
-    if location_of(job).has_fabric:
+    if job.location.has_fabric:
         templates.append("network_operator_values.yaml")
     values = {"network_operator_version": NETWORK_OPERATOR_VERSION, "doca_driver_version": DOCA_DRIVER_VERSION,
               "resource": job.machine.fabric.kubernetes_resource, "about": about,
-              "tolerations": [GPU_TAINT, SPOT_TAINT] if job.spec.place.spot else [GPU_TAINT]}
+              "tolerations": plain(tolerations(job))}
     files = [File(name, job_text(f"azure/{name}.j2", job, **values)) for name in templates]
     files.insert(1, script_file("aks_cluster.sh", "azure/cluster.sh.j2", job, pool=pool_name(job),
                                 registry=acr_name(job.image),
@@ -148,41 +141,15 @@ def render_aks(job: Job) -> list[File]:
 
 
 def pool_name(job: Job) -> str:
-    return f"{POOL}spot" if job.spec.place.spot else POOL
+    return f"{POOL}spot" if job.is_spot else POOL
 
 
 def is_lustre(job: Job) -> bool:
-    """Managed Lustre, whose driver AKS does not have."""
-    return "lustre" in job.spec.place.volume
+    """Whether the volume is Managed Lustre, whose driver AKS does not have."""
+    return "lustre" in job.place.volume
 
 
 def os_disk_gib(job: Job) -> int:
-    """AKS keeps emptyDir volumes, and so the data's cache, on a node's own disk and not on the machine's NVMe disks."""
+    """The size of a node's disk, on which AKS keeps emptyDir volumes and so the data's cache."""
     needed = SYSTEM_GIB + job.spec.data.cache_gb
     return next((size for size in DISK_GIB if size >= needed), DISK_GIB[-1])
-
-
-def capacity_gib(job: Job, least_gib: int) -> int:
-    return least_gib
-
-
-def volume_source(job: Job) -> dict[str, Any]:
-    if is_lustre(job):
-        return {"mountOptions": ["noatime", "flock"],
-                "csi": {"driver": "azurelustre.csi.azure.com", "volumeHandle": "lustre#10.225.0.4#lustrefs",
-                        "volumeAttributes": {"mgs-ip-address": "10.225.0.4"}}}
-    # Several connections: one alone carries a fraction of what the volume can.
-    return {"mountOptions": ["vers=3", "nconnect=8", "rsize=262144", "wsize=262144", "hard"],
-            "nfs": {"server": "10.225.0.4", "path": "/data"}}
-
-
-def bucket_source(job: Job, bucket: Bucket) -> dict[str, Any]:
-    account = job.spec.place.storage_account
-    return {"mountOptions": ["-o allow_other", "--use-attr-cache=true", "--cancel-list-on-mount-seconds=10"],
-            "csi": {"driver": "blob.csi.azure.com", "volumeHandle": f"{account}_{bucket.name}", "readOnly": True,
-                    "volumeAttributes": {"storageAccount": account, "containerName": bucket.name,
-                                         "protocol": "fuse2", "AzureStorageAuthType": "msi"}}}
-
-
-def script_values(job: Job) -> dict[str, Any]:
-    return {"level": job.spec.place.volume.rpartition("-")[2].capitalize()}

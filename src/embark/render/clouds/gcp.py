@@ -2,20 +2,18 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from embark.render.folder import File
-from embark.render.job import Job
-from embark.render.location import Bucket, Location, buckets, location_of
+from embark.render.job import Job, Location
 from embark.render.shell_text import Shell, Step, Words, job_text, option, script_file, variable
-from embark.render.targets.node_wheel import upload_words
 from embark.render.targets.vm_node import about_machines, cloud_init, find_by_name, refuse_volume
+from embark.render.wheel import upload_words
 
 IMAGE_FAMILY, IMAGE_PROJECT = "common-cu129-ubuntu-2204-nvidia-580", "deeplearning-platform-release"
 BUILT_IN = ("a2-", "a3-", "a4", "g2-", "g4-")  # Families whose machines have their GPUs; to others they are attached.
 _PROJECT = option("--project", variable("PROJECT"))
 MACHINES_ACCOUNT = Shell('"embark-machines@$PROJECT.iam.gserviceaccount.com"')
-"""Of plain machines and TPU VMs. New organizations give the default service account no role."""
+"""The service account of plain machines and TPU VMs. New organizations give the default one no role."""
 _ZONE = option("--zone", variable("ZONE"))
 LOCAL_SSD_GB = 375 * 1.073741824  # Google sells them by 375 GiB; the catalog counts in GB.
 INSTALLERS = "https://raw.githubusercontent.com/GoogleCloudPlatform/container-engine-accelerators/master"
@@ -24,16 +22,12 @@ INSTALLER_OF = {
     "gpudirect-tcpxo": ["gpudirect-tcpxo/nccl-tcpxo-installer.yaml", "nri_device_injector/nri-device-injector.yaml"],
     "gpudirect-rdma": ["gpudirect-rdma/nccl-rdma-installer.yaml"],
 }
-FILLED_BY = "storage.sh substitutes its address."
-VOLUME_MODES = ["ReadWriteMany"]
-BUCKET_NEEDS = 'A pod that mounts it has the annotation gke-gcsfuse/volumes: "true".'
-LUSTRE_STEP_GIB = 9000
 
 
 def render_vm(job: Job) -> list[File]:
-    """`vm.sh` and `cloud_init.yaml`."""
+    """Write `vm.sh` and `cloud_init.yaml`."""
     refuse_volume(job)
-    words = start_words(job, location_of(job), ["--metadata-from-file=user-data=cloud_init.yaml"])
+    words = start_words(job, job.location, ["--metadata-from-file=user-data=cloud_init.yaml"])
     return [
         script_file("vm.sh", "gcp/vm.sh.j2", job, about=about_machines(job), image_family=IMAGE_FAMILY,
                     image_project=IMAGE_PROJECT, steps=[*account_steps(job), *network_steps(job)], start_words=words,
@@ -43,7 +37,7 @@ def render_vm(job: Job) -> list[File]:
 
 
 def account_steps(job: Job) -> list[Step]:
-    """Who the machines are: a service account that pulls the image, uses the run's buckets, and writes logs."""
+    """Steps that create the machines' service account, which pulls the image, uses the buckets, and writes logs."""
     find = ("gcloud", "iam", "service-accounts", "describe", MACHINES_ACCOUNT, _PROJECT)
     services = ["compute", "iam", "artifactregistry", *(["tpu"] if job.is_tpu else [])]
     enable = ("gcloud", "services", "enable", *(f"{name}.googleapis.com" for name in services), _PROJECT)
@@ -55,12 +49,12 @@ def account_steps(job: Job) -> list[Step]:
          "--condition=None", "--format=none") for role in roles]
     grants += [("gcloud", "storage", "buckets", "add-iam-policy-binding", f"gs://{bucket.name}", member,
                 f"--role=roles/storage.object{'User' if bucket.is_written else 'Viewer'}", _PROJECT)
-               for bucket in buckets(job) if bucket.scheme == "gs"]
+               for bucket in job.buckets if bucket.scheme == "gs"]
     return [Step("", (enable,)), Step("", (create,), unless=find, wait_s=15), Step("", tuple(grants))]
 
 
 def network_steps(job: Job) -> list[Step]:
-    """What the machines stand in."""
+    """Steps that create the firewall rule and the placement policy."""
     name = f"embark-{job.name}"
     rule = Step("the firewall rule of its machines",
                 (("gcloud", "compute", "firewall-rules", "create", name, option("--network", variable("NETWORK")),
@@ -79,7 +73,7 @@ def network_steps(job: Job) -> list[Step]:
 
 
 def start_words(job: Job, location: Location, given: Sequence[str]) -> Words:
-    """One machine, number `$rank`. `given` says who may log in and what it does at its first start."""
+    """Start machine number `$rank`. `given` says who may log in and what it does at its first start."""
     words: list[str] = [
         "gcloud", "compute", "instances", "create", Shell(f'"{job.name}-$rank"'), _ZONE,
         f"--machine-type={location.machine_type}", "--maintenance-policy=TERMINATE",
@@ -92,7 +86,7 @@ def start_words(job: Job, location: Location, given: Sequence[str]) -> Words:
     ]
     if not location.machine_type.startswith(BUILT_IN):
         words.append(f"--accelerator=type={job.machine.gke_accelerator},count={job.machine.num_gpus}")
-    if job.spec.place.spot:
+    if job.is_spot:
         words += ["--provisioning-model=SPOT", "--instance-termination-action=STOP"]
     if job.num_nodes > 1:
         words.append(f"--resource-policies=embark-{job.name}")
@@ -100,7 +94,7 @@ def start_words(job: Job, location: Location, given: Sequence[str]) -> Words:
 
 
 def again_words(job: Job) -> Words:
-    """Starts a machine that was taken back and stopped."""
+    """Start a machine again that was preempted and stopped."""
     return ("gcloud", "compute", "instances", "start", Shell(f'"{job.name}-$rank"'), _ZONE, _PROJECT)
 
 
@@ -120,8 +114,8 @@ class ExtraNetwork:
 
 
 def render_gke(job: Job) -> list[File]:
-    """`gke_cluster.sh` makes networks, cluster and node pool; `gke_cluster.yaml` is what it then applies."""
-    machine, place, is_tpu = job.machine, job.spec.place, job.is_tpu
+    """Write `gke_cluster.sh`, which makes networks, cluster and node pool, and what it applies."""
+    machine, place, is_tpu = job.machine, job.place, job.is_tpu
     addons = ["GcsFuseCsiDriver"]
     if place.volume:
         addons.append("GcpFilestoreCsiDriver" if place.volume.startswith("filestore") else "LustreCsiDriver")
@@ -143,10 +137,10 @@ def render_gke(job: Job) -> list[File]:
 
 
 def extra_networks(job: Job) -> list[ExtraNetwork]:
-    """Of the fabric: one network for each card of TCPX and TCPXO; for RDMA a second ordinary one, and one with a
+    """Networks of the fabric: one for each card of TCPX and TCPXO; for RDMA a second ordinary one, and one with a
     subnet for each card."""
     fabric, num = job.machine.fabric.name, job.machine.num_fabric_devices or 0
-    prefix = location_of(job).cluster
+    prefix = job.location.cluster
     if fabric in ("gpudirect-tcpx", "gpudirect-tcpxo"):
         return [ExtraNetwork(f"vpc{i}", f"{prefix}-net-{i}", f"{prefix}-sub-{i}", f"192.168.{i}.0/24", "NetDevice")
                 for i in range(1, num + 1)]
@@ -159,36 +153,8 @@ def extra_networks(job: Job) -> list[ExtraNetwork]:
 
 
 def pool_names(job: Job) -> list[str]:
-    """A slice of several hosts is a node pool of its own; other machines are the nodes of one."""
-    pool = location_of(job).pool
+    """Names of the node pools: one for each slice of several hosts, else one for all machines."""
+    pool = job.location.pool
     if job.machine.num_hosts == 1 or job.num_nodes == 1:
         return [pool]
     return [f"{pool}-{index}" for index in range(job.num_nodes)]
-
-
-def capacity_gib(job: Job, least_gib: int) -> int:
-    """Managed Lustre is sold in multiples."""
-    if "lustre" in job.spec.place.volume:
-        return max(1, round(least_gib / LUSTRE_STEP_GIB)) * LUSTRE_STEP_GIB
-    return least_gib
-
-
-def volume_source(job: Job) -> dict[str, Any]:
-    location, volume = location_of(job), job.spec.place.volume
-    if "lustre" in volume:
-        return {"csi": {"driver": "lustre.csi.storage.gke.io",
-                        "volumeHandle": f"PROJECT/{location.zone}/{job.claim_name}",
-                        "volumeAttributes": {"ip": "10.0.0.2", "filesystem": "data"}}}
-    where = location.region if volume == "filestore-regional" else location.zone
-    return {"csi": {"driver": "filestore.csi.storage.gke.io",
-                    "volumeHandle": f"modeInstance/{where}/{job.claim_name}/data",
-                    "volumeAttributes": {"ip": "10.0.0.2", "volume": "data"}}}
-
-
-def bucket_source(job: Job, bucket: Bucket) -> dict[str, Any]:
-    return {"mountOptions": ["implicit-dirs", "ro"],
-            "csi": {"driver": "gcsfuse.csi.storage.gke.io", "volumeHandle": bucket.name, "readOnly": True}}
-
-
-def script_values(job: Job) -> dict[str, Any]:
-    return {}

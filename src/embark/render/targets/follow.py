@@ -1,30 +1,27 @@
 """A model that stays fresh, as one deployment: a trainer that follows a stream, its publisher, servers, a broker."""
 
 import math
-from dataclasses import replace
 
+from embark.kubernetes.names import COMPONENT, IDENTITY_ANNOTATIONS
 from embark.render.command import SPEC_PATH
 from embark.render.folder import File
-from embark.render.following import NATS_PORT, broker_name, has_own_broker
-from embark.render.job import Job
-from embark.render.pod import CONTAINER, SCRATCH, USER_ID, config_data, pod_values, storage_settings
-from embark.render.serving import GIB, knows_tables, memory_gib, published_place
+from embark.render.job import Job, Setting
+from embark.render.pod import CONTAINER, SCRATCH, USER_ID, config_data, env_rows, pod_values, storage_settings
+from embark.render.serving import GIB, NATS_PORT, broker_name, has_own_broker, knows_tables, memory_gib, published_uri
 from embark.render.shell_text import job_text
-from embark.render.targets.kubernetes import IDENTITY_ANNOTATIONS
 from embark.render.targets.serve import artifact_bytes, render_serve
-from embark.render.yaml_text import note
+from embark.render.yaml_text import note, plain
 from embark.spec.user_code import file_of
 
 FILE, BROKER_FILE, TOPICS_FILE = "follow.yaml", "nats.yaml", "kafka_topics.yaml"
-TRAINER, PUBLISHER, BROKER = ({"app.kubernetes.io/component": name} for name in ("trainer", "publisher", "broker"))
+TRAINER, PUBLISHER, BROKER = ({COMPONENT: name} for name in ("trainer", "publisher", "broker"))
 NATS_IMAGE = "nats:2.14.0-alpine"
 OPTIONS_FOLDER = "/etc/embark-stream"
 PUBLISHER_SPARE_GIB = 2
 
 
 def render_follow(job: Job) -> list[File]:
-    """The trainer and its publisher; the servers, as `place.target = "serve"` has them; the broker, or the settings of
-    Kafka's topics."""
+    """Write the trainer and its publisher, the servers, and the broker or the settings of Kafka's topics."""
     spec, stream = job.spec, job.spec.stream
     run = f"{spec.store.root.rstrip('/')}/{spec.name}"
     config = config_data(job) | ({file_of(spec.model.kind): spec.model.code} if spec.model.is_own else {})
@@ -38,12 +35,12 @@ def render_follow(job: Job) -> list[File]:
         f"kubernetes/{FILE}.j2", job, **values, config=config, command=follow, container=CONTAINER,
         pod_labels={**job.labels, **TRAINER}, publisher_labels={**job.labels, **PUBLISHER},
         publisher_command=["embark", "publish", run, "--watch"], publisher_gib=publisher_gib,
-        publisher_env=[note({"name": "OMP_NUM_THREADS", "value": "1"}, "the gate scores with one thread"),
-                       note({"name": "HOME", "value": SCRATCH}, "versions are fetched to the pod's own disk"),
-                       *({"name": name, "value": value} for name, value, _ in storage_settings(job))],
+        publisher_env=[*env_rows([Setting("OMP_NUM_THREADS", "1", "the gate scores with one thread"),
+                                  Setting("HOME", SCRATCH, "versions are fetched to the pod's own disk")]),
+                       *plain(env_rows(storage_settings(job)))],
         identity_annotation=IDENTITY_ANNOTATIONS[job.cloud], has_subdomain=False, has_restart_policy=False,
-        options_folder=OPTIONS_FOLDER, published=published_place(spec))
-    files = [File(FILE, text), *render_serve(_serving(job))]
+        options_folder=OPTIONS_FOLDER, published=published_uri(spec))
+    files = [File(FILE, text), *render_serve(job.with_target("serve"))]
     if has_own_broker(job.spec, job.name):
         files.append(File(BROKER_FILE, job_text(
             f"kubernetes/{BROKER_FILE}.j2", job, broker=broker_name(job.name), labels={**job.labels, **BROKER},
@@ -57,15 +54,10 @@ def render_follow(job: Job) -> list[File]:
 
 
 def publisher_memory_gib(job: Job) -> int:
-    """It reads a checkpoint in float32, and holds the published version and the next."""
+    """Memory to read a checkpoint in float32 and to hold the published version and the next."""
     from embark.plan.serving import table_bytes
 
     spec = job.spec
     if not knows_tables(spec):
         return 2 * memory_gib(spec) + PUBLISHER_SPARE_GIB
     return math.ceil((table_bytes(spec, "fp32") + 2 * artifact_bytes(spec)) / GIB) + PUBLISHER_SPARE_GIB
-
-
-def _serving(job: Job) -> Job:
-    place = job.spec.place.model_copy(update={"target": "serve"})
-    return replace(job, spec=job.spec.model_copy(update={"place": place}))

@@ -5,11 +5,12 @@ from functools import partial
 from typing import Any
 
 from embark.errors import ExitCode
+from embark.kubernetes.names import IDENTITY_ANNOTATIONS, object_label
+from embark.kubernetes.objects import split_quantity
 from embark.render.command import SPEC_PATH, WAIT_S, indexed_command, plain_command, ranks_words
 from embark.render.folder import File
 from embark.render.image import RAY_VERSION
 from embark.render.job import EXITS, PORT, Job
-from embark.render.location import object_label
 from embark.render.monitoring import price_text
 from embark.render.pod import CONTAINER, config_data, pod_values, resources
 from embark.render.shell_text import job_text, python_text, script_file
@@ -29,13 +30,8 @@ CONTAINERS = {"job": CONTAINER, "jobset": CONTAINER, "trainjob": "node", "pytorc
 KEPT_S = 86_400
 RETRIES_PER_NODE = 3
 FAILURES_PER_NODE = 10
-IDENTITY_ANNOTATIONS = {
-    "aws": "eks.amazonaws.com/role-arn",
-    "azure": "azure.workload.identity/client-id",
-    "gcp": "iam.gke.io/gcp-service-account",
-}
-BESIDE = {"cpu": 1, "memory": 4}  # Per node, for a fabric's daemon beside the trainer: processors, GiB.
-RAY_HEAD = {"cpu": 1, "memory": 4}  # It fits an ordinary machine of the cluster.
+BESIDE = {"cpu": 1, "memory": 4}  # Processors and GiB on each node for a fabric's daemon.
+RAY_HEAD = {"cpu": 1, "memory": 4}  # The head fits an ordinary machine of the cluster.
 RAY_SCRIPT = "ray_train.py"
 NAMES = {"aws": "train_dlrm_aws.sh", "azure": "train_dlrm_azure.sh", "gcp": "train_dlrm_gcp.sh"}
 TOOLS = {
@@ -51,7 +47,7 @@ PLACEHOLDER_REGISTRY = "registry.example.com/"
 
 
 def render_manifest(job: Job, *, target: str) -> list[File]:
-    """The objects of one target, with the namespace, service account and spec that they need."""
+    """Write the objects of one target, with the namespace, service account and spec that they need."""
     path = MANIFESTS[target][0]
     return [File(path, job_text(f"kubernetes/{path}.j2", job, **_values(job, target)))]
 
@@ -63,7 +59,7 @@ render_pytorchjob = partial(render_manifest, target="pytorchjob")
 
 
 def render_ray(job: Job) -> list[File]:
-    """A RayJob for KubeRay, the RayCluster alone, and the Ray Train script that both run."""
+    """Write a RayJob for KubeRay, the RayCluster alone, and the Ray Train script that both run."""
     script = ray_script(name=job.name, spec_path=SPEC_PATH, num_machines=job.num_nodes, use_gpu=True,
                         num_processes=job.num_processes, num_cpus=job.num_cpus or job.num_processes)
     values = _values(job, "ray")
@@ -77,8 +73,8 @@ def render_ray(job: Job) -> list[File]:
 
 
 def render_kueue(job: Job) -> list[File]:
-    """None where the spec names no queue."""
-    if not job.spec.place.queue:
+    """Write the queue, if the spec names one."""
+    if not job.place.queue:
         return []
     flavor = f"{object_label(job.machine.name)}{'-spot' if job.is_spot else ''}"
     return [File("kueue.yaml", job_text("kubernetes/kueue.yaml.j2", job, flavor=flavor, quota=_quota(job),
@@ -86,10 +82,11 @@ def render_kueue(job: Job) -> list[File]:
 
 
 def render_launch_script(job: Job) -> list[File]:
-    """`train_dlrm_CLOUD.sh`, from nothing to a trained model and back: tools, login, quota, cluster, storage, job."""
-    if job.spec.place.target not in MANIFESTS:
+    """Write `train_dlrm_CLOUD.sh`, from nothing to a trained model and back: tools, login, quota, cluster, storage,
+    job."""
+    if job.target not in MANIFESTS:
         return []
-    manifest, kind = MANIFESTS[job.spec.place.target]
+    manifest, kind = MANIFESTS[job.target]
     return [script_file(
         NAMES[job.cloud], "launch.sh.j2", job,
         about=f"Trains {job.spec.name} on {job.num_nodes} x {job.machine.name} of {job.cloud}: checks tools, login "
@@ -103,7 +100,7 @@ def render_launch_script(job: Job) -> list[File]:
 
 
 def _values(job: Job, target: str) -> dict[str, Any]:
-    hours = job.spec.place.max_hours
+    hours = job.place.max_hours
     if target in ("job", "jobset"):
         first = f"{job.name}-0" if target == "job" else f"{job.name}-node-0-0"
         command = indexed_command(job, f"{first}.{job.name}")
@@ -121,13 +118,12 @@ def _values(job: Job, target: str) -> dict[str, Any]:
 
 
 def _quota(job: Job) -> dict[str, Any]:
-    """As much as the run's machines give: every resource that a pod names must be covered, or it waits for ever."""
+    """A quota of all that the run's machines have. Kueue must cover every resource that a pod names."""
     requested = plain(resources(job))
     quota: dict[str, Any] = {}
     for name, amount in {**requested["limits"], **requested["requests"]}.items():
-        digits = str(amount).rstrip("GMKTi")
-        unit = str(amount)[len(digits):]
-        total = (int(digits) + BESIDE.get(name, 0)) * job.num_pods
+        number, unit = split_quantity(str(amount)) or (0, "")
+        total = (int(number) + BESIDE.get(name, 0)) * job.num_pods
         total += RAY_HEAD.get(name, 0) if "ray" in job.targets else 0
         quota[name] = f"{total}{unit}" if unit else total
     return quota
@@ -135,7 +131,7 @@ def _quota(job: Job) -> dict[str, Any]:
 
 def ray_script(*, name: str, spec_path: str, num_machines: int, num_processes: int, num_cpus: int,
                use_gpu: bool) -> str:
-    """Python source. Its constants are put in as literals, and nothing else is."""
+    """Python source; its constants are put in as literals, and nothing else is."""
     values = {"NAME": name, "SPEC": spec_path, "NUM_MACHINES": num_machines, "NUM_PROCESSES": num_processes,
               "NUM_CPUS": num_cpus, "USE_GPU": use_gpu, "MAX_FAILURES": FAILURES_PER_NODE * num_machines}
     return python_text("ray_train.py.j2", values, about=f"Trains {name} on {num_machines} machines with Ray Train.")

@@ -2,35 +2,35 @@
 
 import math
 
+from embark.kubernetes.names import COMPONENT, IDENTITY_ANNOTATIONS
 from embark.render.folder import File
-from embark.render.job import Job
-from embark.render.pod import IDENTITY_LABEL, SCRATCH, USER_ID, has_identity_label, storage_settings
+from embark.render.job import Job, Setting
+from embark.render.pod import IDENTITY_LABEL, SCRATCH, USER_ID, env_rows, has_identity_label, storage_settings
 from embark.render.serving import GIB, artifact_of, knows_tables, memory_gib, server_name
 from embark.render.shell_text import job_text
-from embark.render.targets.kubernetes import IDENTITY_ANNOTATIONS
 from embark.render.yaml_text import note
-from embark.serve.deadlines import DRAIN_S
 from embark.spec import RunSpec
+from embark.spec.serve import DRAIN_S
 from embark.spec.user_code import file_of
 
 FILES = {"serve": "serve.yaml", "kserve": "inference_service.yaml"}
 PORT = 8000
-COMPONENT = {"app.kubernetes.io/component": "serve"}  # A label of the pods: those of the training have its others too.
+SERVER = {COMPONENT: "serve"}  # A label of the servers alone; pods that train have the others too.
 CONTAINER = {"serve": "server", "kserve": "kserve-container"}  # KServe takes its container by that name.
 MODEL_FOLDER = "/etc/embark"
-PRE_STOP_S = 10  # Until every proxy and load balancer has dropped the pod's address.
+PRE_STOP_S = 10  # Seconds until every proxy and load balancer has dropped the pod's address.
 SPARE_S = 5
-FRESH_POLL_S = 2  # Between looks for another version, of a model that follows a stream.
+FRESH_POLL_S = 2  # How often servers of a model that follows a stream poll for a new version.
 GRACE_S = PRE_STOP_S + DRAIN_S + SPARE_S
-FETCH_BYTES_PER_S = 50e6  # Of the artifact from an object store, at least.
+FETCH_BYTES_PER_S = 50e6  # The slowest download from an object store.
 TABLE_BYTES = "embark/table-bytes"  # An annotation of the pods; `embark lint` compares the memory limit with it.
 
 
 def render_serve(job: Job) -> list[File]:
-    """One file with all objects."""
+    """Write one file with all objects."""
     from embark.plan.serving import VCPU_TARGET, VCPUS
 
-    spec, target = job.spec, job.spec.place.target
+    spec, target = job.spec, job.target
     artifact, is_known, num_bytes = artifact_of(spec), knows_tables(spec), artifact_bytes(spec)
     command = ["embark", "serve", artifact, "--host", "0.0.0.0", "--port", str(PORT), "--workers", str(VCPUS)]
     if spec.stream.is_on:
@@ -39,12 +39,10 @@ def render_serve(job: Job) -> list[File]:
     if spec.model.is_own:
         config = {file_of(spec.model.kind): spec.model.code}
         command += ["--model-file", f"{MODEL_FOLDER}/{file_of(spec.model.kind)}"]
-    environment = [
-        note({"name": "OMP_NUM_THREADS", "value": "1"},
-             "of each process: torch would start one for each of the node's processors, and they spin"),
-        note({"name": "HOME", "value": SCRATCH}, "the artifact is fetched to the pod's own disk"),
-        *(note({"name": name, "value": value}, why) for name, value, why in storage_settings(job)),
-    ]
+    environment = env_rows([
+        Setting("OMP_NUM_THREADS", "1",
+                "of each process: torch would start one for each of the node's processors, and they spin"),
+        Setting("HOME", SCRATCH, "the artifact is fetched to the pod's own disk"), *storage_settings(job)])
     memory = f"{memory_gib(spec)}Gi"
     disk = f"{disk_gib(num_bytes)}Gi"
     resources = {"requests": {"cpu": note(str(VCPUS), "as --workers; a limit would throttle"),
@@ -53,7 +51,7 @@ def render_serve(job: Job) -> list[File]:
                             "ephemeral-storage": disk}}
     return [File(FILES[target], job_text(
         f"kubernetes/{FILES[target]}.j2", job, server=server_name(job.name), serve=spec.serve, artifact=artifact,
-        labels={**job.labels, **COMPONENT}, command=command, config=config, env=environment,
+        labels={**job.labels, **SERVER}, command=command, config=config, env=environment,
         resources=resources, port=PORT, container=CONTAINER[target], pre_stop_s=PRE_STOP_S, drain_s=DRAIN_S,
         grace_s=GRACE_S, start_s=start_s(num_bytes),
         cpu_percent=round(100 * VCPU_TARGET),
@@ -64,17 +62,17 @@ def render_serve(job: Job) -> list[File]:
 
 
 def artifact_bytes(spec: RunSpec) -> float:
-    """Of its tables, which are nearly all of it."""
+    """The size of its tables, which are nearly all of it."""
     from embark.plan.serving import table_bytes
 
     return table_bytes(spec, spec.serve.tables) if knows_tables(spec) else memory_gib(spec) * GIB
 
 
 def disk_gib(num_bytes: float) -> int:
-    """A new version is fetched beside the old one."""
+    """Disk for the artifact and a new version beside it."""
     return math.ceil(2.4 * num_bytes / GIB)
 
 
 def start_s(num_bytes: float) -> int:
-    """Until a server that fetches its artifact is ready, at most."""
+    """The longest time until a server has fetched its artifact and is ready."""
     return max(120, math.ceil(num_bytes / FETCH_BYTES_PER_S) + 60)

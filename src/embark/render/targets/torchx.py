@@ -2,7 +2,6 @@
 
 import base64
 import shlex
-from collections.abc import Mapping
 from typing import Any
 
 from embark.render.command import (
@@ -37,9 +36,8 @@ def render_torchx(job: Job) -> list[File]:
 
 
 def component(job: Job) -> str:
-    """Python source. Every value of the spec is put in as a literal."""
-    env = {setting.name: setting.value for setting in settings_of(job)}
-    env |= {name: value for name, value, _ in storage_settings(job)}
+    """Python source, into which every value of the spec is put as a literal."""
+    env = {name: value for name, value, _ in (*settings_of(job), *storage_settings(job))}
     env |= {"HOME": "/tmp", SPEC_VARIABLE: encoded_spec(job)}
     topology = topology_xml(job)
     if topology:  # no ConfigMap: it comes by a variable, as the spec does
@@ -54,7 +52,7 @@ def component(job: Job) -> str:
         "MEMORY_MB": (job.memory_gib or 8) * 1024, "DEVICES": devices, "LABELS": plain(node_selector(job)),
         "ENVIRONMENT": env, "MAX_RETRIES": MAX_RESTARTS,
         "START": _start(job), "PORT": PORT, "WAIT_S": WAIT_S, "POD": pod_overlay(job),
-        "CLAIMS": {job.claim_name: job.spec.place.volume_path} if job.spec.place.volume else {},
+        "CLAIMS": {job.claim_name: job.place.volume_path} if job.place.volume else {},
     }
     about = (f"Trains {job.title}, by TorchX. The cluster needs Volcano. torchx run --workspace '' -s kubernetes "
              f"-cfg queue=default,namespace={job.namespace} cloud_component.py:train")
@@ -62,30 +60,17 @@ def component(job: Job) -> str:
 
 
 def pod_overlay(job: Job) -> dict[str, Any]:
-    """What the pods of every target have, of which TorchX writes nothing itself."""
+    """What pods of every target have and TorchX does not write itself."""
     spec: dict[str, Any] = {
-        "serviceAccountName": job.spec.place.service_account, "automountServiceAccountToken": False,
+        "serviceAccountName": job.place.service_account, "automountServiceAccountToken": False,
         "terminationGracePeriodSeconds": grace_s(job), "tolerations": plain(tolerations(job)),
         "securityContext": {"runAsNonRoot": True, "runAsUser": USER_ID, "runAsGroup": USER_ID, "fsGroup": USER_ID},
     }
     return {"metadata": {"labels": dict(IDENTITY_LABEL)}, "spec": spec} if has_identity_label(job) else {"spec": spec}
 
 
-def component_here(*, name: str, num_nodes: int, num_processes: int, use_gpu: bool, python: str, spec_path: str,
-                   port: int, env: Mapping[str, str]) -> str:
-    """The same for processes of this machine, by TorchX's `local_cwd`: no image, and a spec that lies here."""
-    line = ranks_line([python, *ranks_words(spec_path=spec_path)[1:]], "MEETING")
-    values = {
-        "NAME": name, "IMAGE": "", "NUM_NODES": num_nodes, "NUM_PROCESSES": num_processes,
-        "NUM_GPUS": num_processes if use_gpu else 0, "NUM_CPUS": num_processes, "MEMORY_MB": 1024, "DEVICES": {},
-        "LABELS": {}, "ENVIRONMENT": dict(env), "MAX_RETRIES": 0, "START": f"exec {line}", "PORT": port,
-        "WAIT_S": WAIT_S, "POD": {}, "CLAIMS": {},
-    }
-    return python_text("cloud_component.py.j2", values, about=f"Trains {name} on this machine, by TorchX.")
-
-
 def _start(job: Job) -> str:
-    """What the shell of a replica does, but for where it meets the others."""
+    """The shell command of a replica, except where it meets the others."""
     script = fabric_needs(job).env_script
     read = [f". {shlex.quote(script)}"] if script else []
     if topology_xml(job):

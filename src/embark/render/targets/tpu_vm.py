@@ -9,9 +9,8 @@ from embark.render.folder import File
 from embark.render.job import Job
 from embark.render.settings import grace_s, settings_of
 from embark.render.shell_text import Shell, Words, job_text, option, script_file, variable
-from embark.render.targets.node_wheel import WHEELS, fetch_text, upload_words
 from embark.render.targets.vm_node import FINAL_CODES, STATE, VENV
-from embark.render.wheel import wheel_requirement
+from embark.render.wheel import WHEELS, fetch_text, upload_words, wheel_requirement
 
 RUNTIME_VERSIONS = {
     "v2": "tpu-ubuntu2204-base",
@@ -28,7 +27,7 @@ JAX = "jax[tpu]==0.10.2"
 
 
 def render_tpu_vm(job: Job) -> list[File]:
-    """`tpu_vm.sh`, and `tpu_node.sh` which every host of the slice runs when it starts, as root."""
+    """Write `tpu_vm.sh`, and `tpu_node.sh` which every host of the slice runs as root when it starts."""
     machine = job.machine
     about = (f"A {machine.name} of Google Cloud: {machine.num_gpus} chips on {machine.num_hosts} hosts. tpu_vm.sh up "
              "requests it and waits, status shows it, logs N follows host N, down releases it.")
@@ -47,7 +46,7 @@ def render_tpu_vm(job: Job) -> list[File]:
 
 
 def setup_parts(job: Job) -> list[str]:
-    """The spec, and the stack if it is not installed yet."""
+    """Shell text that writes the spec, and installs the stack if it is missing."""
     return [job_text("gcp/tpu_setup.sh.j2", job, **_setup(job))]
 
 
@@ -66,23 +65,23 @@ def runtime_version(job: Job) -> str:
 
 
 def packages(wheels: str) -> list[str]:
-    """What pip installs; `wheels` is the folder with Embark's."""
+    """What pip installs; `wheels` is the folder with Embark's wheel."""
     return [JAX, wheel_requirement(wheels, "tpu,cloud,columns,tensorboard")]
 
 
 def train_words() -> list[str]:
-    """What each host runs; JAX finds the chips and the other hosts."""
+    """The command of each host; JAX finds the chips and the other hosts."""
     return [f"{VENV}/bin/python", "-m", "embark", "train", SPEC_PATH, "--set", "place.device=tpu"]
 
 
 def environment(job: Job) -> dict[str, str]:
-    """None of NCCL's and torch's: neither is there."""
+    """Settings without those of NCCL and torch, which a TPU does not have."""
     own = {one.name: one.value for one in settings_of(job, is_pod=False) if one.name.startswith(("EMBARK_", "PYTHON"))}
     return {"HOME": STATE, **own}
 
 
 def create_words(job: Job, startup: str) -> Words:
-    """The request, with the file that its hosts run at their start."""
+    """Request the slices, with the file that their hosts run when they start."""
     words: list[str] = [
         "gcloud", "compute", "tpus", "queued-resources", "create", job.name, _ZONE,
         f"--accelerator-type={job.machine.name}", option("--runtime-version", variable("RUNTIME_VERSION")),
@@ -91,7 +90,7 @@ def create_words(job: Job, startup: str) -> Words:
     ]
     words += ([f"--node-count={job.num_nodes}", f"--node-prefix={job.name}"] if job.num_nodes > 1
               else [f"--node-id={job.name}"])
-    if job.spec.place.spot:
+    if job.is_spot:
         words.append("--spot")
     return (*words, _PROJECT)
 
@@ -105,10 +104,10 @@ def end_words(job: Job) -> Words:
 
 
 def ssh_words(node: str, worker: str) -> Words:
-    """Without its last word, `--command=…`."""
+    """Log in to a worker; the caller adds the last word, `--command=…`."""
     return ("gcloud", "compute", "tpus", "tpu-vm", "ssh", node, _ZONE, worker, _PROJECT)
 
 
 def node_names(job: Job) -> list[str]:
-    """Of the slices."""
+    """The names of the slices."""
     return [f"{job.name}-{index}" for index in range(job.num_nodes)] if job.num_nodes > 1 else [job.name]

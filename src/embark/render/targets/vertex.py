@@ -8,7 +8,6 @@ from embark.errors import Mistake, SpecError
 from embark.render.command import SPEC_VARIABLE, WRITE_SPEC, WRITTEN_SPEC_PATH, encoded_spec, ranks_line, ranks_words
 from embark.render.folder import File
 from embark.render.job import PORT, Job
-from embark.render.location import location_of
 from embark.render.settings import settings_of
 from embark.render.shell_text import python_text, script_file
 from embark.render.yaml_text import note, yaml_text
@@ -39,15 +38,15 @@ def custom_job_spec(job: Job) -> dict[str, Any]:
         "strategy": "SPOT" if job.is_spot else "STANDARD",
         "restartJobOnWorkerRestart": note(True, "all machines start again together, from the last checkpoint"),
     }
-    if job.spec.place.max_hours is not None:
-        scheduling["timeout"] = f"{max(1, round(job.spec.place.max_hours * 3600))}s"
+    if job.place.max_hours is not None:
+        scheduling["timeout"] = f"{max(1, round(job.place.max_hours * 3600))}s"
     spec: dict[str, Any] = {
         "workerPoolSpecs": note(pools, "the first pool is the one machine that the others meet at"),
         "scheduling": scheduling,
         "baseOutputDirectory": {"outputUriPrefix": f"{job.spec.store.root.rstrip('/')}/{job.spec.name}/vertex"},
     }
-    if job.spec.place.identity:
-        spec["serviceAccount"] = job.spec.place.identity
+    if job.place.identity:
+        spec["serviceAccount"] = job.place.identity
     return spec
 
 
@@ -80,7 +79,7 @@ def machine_spec(job: Job) -> dict[str, Any]:
 
 
 def _start(job: Job) -> str:
-    """Vertex AI says in RANK and WORLD_SIZE which machine this is, and torchrun's ranks have theirs from torchrun."""
+    """The shell command of a machine. Vertex AI sets RANK and WORLD_SIZE per machine, torchrun sets them per rank."""
     if job.is_tpu:
         return f"{WRITE_SPEC} && exec python -m embark train {WRITTEN_SPEC_PATH} --set place.device=tpu"
     if job.num_nodes == 1:
@@ -100,7 +99,7 @@ def _environment(job: Job) -> dict[str, str]:
 
 
 def _python(job: Job, about: str) -> str:
-    location, place = location_of(job), job.spec.place
+    location, place = job.location, job.place
     values = {
         "PROJECT": place.account, "REGION": location.region, "NAME": job.name,
         "STAGING_BUCKET": "/".join(job.spec.store.root.split("/")[:3]),

@@ -1,17 +1,21 @@
 """A plain machine of a run: what it is given at its first start, and the service that trains on it, on any cloud."""
 
+import re
+
 from embark.errors import Mistake, SpecError
 from embark.render.command import SPEC_PATH, meeting_conf, meeting_options, one_machine, ranks_words
 from embark.render.folder import File
 from embark.render.job import EXITS, Job, Setting
-from embark.render.location import location_of
 from embark.render.pod import config_data, storage_settings
-from embark.render.registry import login_text
 from embark.render.settings import grace_s, settings_of
 from embark.render.shell_text import Shell, job_text, option, quote
-from embark.render.targets.node_wheel import WHEELS, fetch_text
-from embark.render.wheel import wheel_requirement
+from embark.render.wheel import WHEELS, fetch_text, wheel_requirement
 
+ACR = re.compile(r"(?P<registry>[a-z0-9]+)\.azurecr\.io/")
+TOKEN = ("http://169.254.169.254/metadata/identity/oauth2/token?api-version=2018-02-01"
+         "&resource=https%3A%2F%2Fmanagement.azure.com%2F")
+NO_USER = "00000000-0000-0000-0000-000000000000"  # The user name with which Azure's registries accept a token.
+ECR = re.compile(r"(?P<account>\d{12})\.dkr\.ecr\.(?P<region>[a-z0-9-]+)\.amazonaws\.com/(?P<name>[^:@]+)")
 FOLDER = "/etc/embark"
 STATE = "/var/lib/embark"
 VENV = "/opt/embark"
@@ -22,7 +26,7 @@ SETUP_PROGRAM = "/usr/local/bin/embark-setup"
 
 
 def cloud_init(job: Job, find_rank: str) -> File:
-    """`cloud_init.yaml`. `find_rank` is shell text that sets RANK, this machine's number, and MASTER, the name or
+    """Write `cloud_init.yaml`. `find_rank` is shell text that sets RANK, this machine's number, and MASTER, the name or
     address of number 0."""
     service = job_text("embark.service.j2", job, program=NODE_PROGRAM, grace_s=grace_s(job), final_codes=FINAL_CODES)
     files = [*((f"{FOLDER}/{name}", "0644", text) for name, text in config_data(job).items()),
@@ -32,7 +36,7 @@ def cloud_init(job: Job, find_rank: str) -> File:
 
 
 def setup_program(job: Job, wheels: str = "") -> str:
-    """Installs what the ranks run in: the image where the spec names one, else the pinned packages.
+    """A program that installs the image if the spec names one, else the pinned packages.
 
     Embark's wheel is in the folder `wheels`; without one it is fetched from the run's bucket.
     """
@@ -40,20 +44,20 @@ def setup_program(job: Job, wheels: str = "") -> str:
 
     packages = [*(words[1:] for words in default_triple().pip_arguments("cuda")),
                 [wheel_requirement(wheels or WHEELS, "cloud,columns,tensorboard")]]
-    fetch_wheel = "" if wheels or job.spec.place.image else fetch_text(job)
+    fetch_wheel = "" if wheels or job.place.image else fetch_text(job)
     return job_text("vm_setup.sh.j2", job, state=STATE, venv=VENV, pip_arguments=packages, fetch_wheel=fetch_wheel,
                     registry_login=login_text(job.image).rstrip("\n"))
 
 
 def node_program(job: Job, find_rank: str) -> str:
-    """Finds this machine's rank among the others and becomes its processes."""
+    """A program that finds this machine's rank and becomes its processes."""
     if job.num_nodes == 1:
         words: list[str] = list(one_machine(job, SPEC_PATH))
     else:
         # The machine's number is known only where it runs.
         meeting = [Shell(f'"{word}"') if "$MASTER" in word else word for word in meeting_options(job, "$MASTER")]
         words = ranks_words(*meeting, Shell(f'"{meeting_conf("$IS_HOST")}"'), spec_path=SPEC_PATH)
-    if job.spec.place.image:
+    if job.place.image:
         words = [*_docker(job), job.image, *words]
     else:
         words[0] = f"{VENV}/bin/python"
@@ -62,27 +66,27 @@ def node_program(job: Job, find_rank: str) -> str:
 
 
 def find_by_name(job: Job) -> str:
-    """For clouds whose machines resolve one another's names, which end in their number."""
+    """Shell text for clouds whose machines resolve one another's names, which end in their number."""
     return f'RANK=${{HOSTNAME##*-}}\nMASTER={quote(f"{job.name}-0")}\n'
 
 
 def about_machines(job: Job) -> str:
-    location = location_of(job)
+    location = job.location
     where = location.region if job.cloud == "azure" else location.zone
     return (f"{job.num_nodes} x {location.machine_type} in {where}, without Kubernetes. vm.sh up starts the machines "
             "that do not exist, vm.sh status lists them, vm.sh logs N shows machine N, vm.sh down deletes all.")
 
 
 def refuse_volume(job: Job) -> None:
-    """Plain machines are given no file system: they read object stores, and have disks of their own."""
-    if job.spec.place.volume:
-        raise SpecError([Mistake("", "place.volume", job.spec.place.volume,
-                                 f'is mounted into pods, and place.target is "{job.spec.place.target}"',
+    """Refuse a volume: plain machines read object stores, and have disks of their own."""
+    if job.place.volume:
+        raise SpecError([Mistake("", "place.volume", job.place.volume,
+                                 f'is mounted into pods, and place.target is "{job.target}"',
                                  'leave it out and read the data from a bucket, or set place.target = "job"')])
 
 
 def _settings(job: Job) -> list[Setting]:
-    return [*settings_of(job, is_pod=False), *(Setting(*row) for row in storage_settings(job))]
+    return [*settings_of(job, is_pod=False), *storage_settings(job)]
 
 
 def _docker(job: Job) -> list[str]:
@@ -92,8 +96,32 @@ def _docker(job: Job) -> list[str]:
         "--volume", f"{FOLDER}:{FOLDER}:ro", "--volume", f"{STATE}:/scratch", "--workdir", "/scratch",
         "--env", "HOME=/scratch",
     ]
-    if location_of(job).has_fabric and job.num_nodes > 1:
+    if job.location.has_fabric and job.num_nodes > 1:
         words.append(option("--device", "/dev/infiniband"))
     for setting in _settings(job):
         words += ["--env", setting.name]
     return words
+
+
+def login_text(image: str) -> str:
+    """Shell text that logs docker in by the machine's own identity; empty for a registry that needs no login."""
+    if found := ECR.match(image):
+        return (f"aws ecr get-login-password --region {quote(found['region'])} |\n"
+                f"  docker login --username AWS --password-stdin {quote(image.partition('/')[0])}\n")
+    host = image.partition("/")[0]
+    if host.endswith("-docker.pkg.dev"):
+        return f"gcloud auth configure-docker {quote(host)} --quiet\n"
+    if ACR.match(image):
+        return (f"curl -fsS --header Metadata:true '{TOKEN}' |\n"
+                "  sed -E 's/.*\"access_token\":\"([^\"]+)\".*/\\1/' |\n"
+                f"  curl -fsS --data grant_type=access_token --data service={host} --data-urlencode access_token@- "
+                f"https://{host}/oauth2/exchange |\n"
+                "  sed -E 's/.*\"refresh_token\":\"([^\"]+)\".*/\\1/' |\n"
+                f"  docker login --username {NO_USER} --password-stdin {host}\n")
+    return ""
+
+
+def acr_name(image: str) -> str:
+    """The name of the Azure registry that has an image; empty if another cloud has it."""
+    found = ACR.match(image)
+    return found["registry"] if found else ""

@@ -14,8 +14,8 @@ from typing import Any
 from embark.catalog import load_catalog
 from embark.errors import EmbarkError, Fault, MissingPackage, UserError
 from embark.formatting import format_bytes
-from embark.model.batch import samples_per_rank
-from embark.model.precision import choose_precision
+from embark.model.engine_selection import choose_precision
+from embark.model.steps import samples_per_rank
 from embark.plan.predict import device_bytes
 from embark.plan.tpu import ChipMemory, planned_chip_memory
 from embark.plan.workload import resolve_data
@@ -26,33 +26,32 @@ WORDS = "v5e:2x4, v5p:2x2x1, v6e:4x4"
 
 
 @dataclass(frozen=True, slots=True)
-class Compiled:
-    """What the compiler says of one chip."""
+class CompiledStep:
+    """Memory of one chip as the compiler plans it."""
 
     topology: str
     num_chips: int
     batch_per_chip: int
     argument_bytes: int  # Tables, their optimizer's state, dense layers and a batch, as they lie in the chip's memory.
     temporary_bytes: int  # What a step needs besides.
-    output_bytes: int  # Of which `shared_bytes` are the arguments' own memory, written in place.
+    output_bytes: int  # `shared_bytes` of these are the arguments' own memory, written in place.
     shared_bytes: int
     code_bytes: int
     compile_s: float
-    sparsecores: str = ""  # What they do in the step, or why they do nothing; empty where the chip has none.
 
     @property
     def peak_bytes(self) -> int:
-        """All of it at once."""
+        """Bytes of all parts together."""
         return self.argument_bytes + self.temporary_bytes + self.output_bytes - self.shared_bytes + self.code_bytes
 
 
 @dataclass(frozen=True, slots=True)
 class ComparedMemory:
-    """A chip's memory: what the compiler says of it, and what `embark plan` does."""
+    """A chip's memory as the compiler and as `embark plan` see it."""
 
-    compiled: Compiled
+    compiled: CompiledStep
     planned: ChipMemory
-    chip: str  # Its name in the catalog.
+    chip: str  # The chip's name in the catalog.
     limit_bytes: float
     sentence: str
 
@@ -74,10 +73,10 @@ def compare_with_plan(spec: RunSpec, topology: str) -> ComparedMemory:
                           device_bytes(chip), sentence)
 
 
-def compile_for(spec: RunSpec, topology: str) -> Compiled:
+def compile_for(spec: RunSpec, topology: str) -> CompiledStep:
     """Compile `spec`'s step for chips such as `v5e:2x4`, with `train.batch_size` samples on all of them together."""
     _require_compiler(topology)
-    # Its compiler looks for chips and for a lock that only one process may have, unless it is told that there are none.
+    # The compiler looks for chips and for a lock that only one process may have, unless it is told that there are none.
     os.environ.setdefault("TPU_SKIP_MDS_QUERY", "1")
     os.environ.setdefault("ALLOW_MULTIPLE_LIBTPU_LOAD", "1")
     import jax
@@ -86,10 +85,9 @@ def compile_for(spec: RunSpec, topology: str) -> Compiled:
     from jax.sharding import Mesh, NamedSharding
     from jax.sharding import PartitionSpec as P
 
-    from embark.model.jax_layout import check_supported
+    from embark.model.jax_layout import LINE_WIDTHS, check_supported, expected_capacities, make_layout
     from embark.trainers.jax.exchange import AXIS
-    from embark.trainers.jax.sparsecore.layout import choose_cores
-    from embark.trainers.jax.step import state_shapes
+    from embark.trainers.jax.step import batch_shapes, make_programs, state_shapes
 
     check_supported(spec)
     try:
@@ -101,8 +99,9 @@ def compile_for(spec: RunSpec, topology: str) -> Compiled:
     samples = samples_per_rank(spec.train.batch_size, num_chips, "chips")
     mesh = Mesh(np.array(devices), (AXIS,))
     precision = choose_precision(spec.train, has_matrix_bf16=True)
-    choice = choose_cores(spec, devices[0].device_kind, num_chips)
-    programs, layout, batch = (_on_cores if choice.cores else _ordinary)(spec, mesh, precision, choice.cores)
+    layout = make_layout(spec, num_chips, LINE_WIDTHS["tpu"])
+    programs = make_programs(spec, layout, expected_capacities(spec, layout), mesh, precision)
+    batch = batch_shapes(spec, layout, mesh)
     replicated = NamedSharding(mesh, P())
     rates = jax.ShapeDtypeStruct((2,), np.float32, sharding=replicated)
     step = jax.ShapeDtypeStruct((), np.int32, sharding=replicated)
@@ -113,30 +112,11 @@ def compile_for(spec: RunSpec, topology: str) -> Compiled:
         planned = lowered.compile().memory_analysis()
     except Exception as error:
         raise _explained(error, topology) from error
-    return Compiled(
+    return CompiledStep(
         topology, num_chips, samples, planned.argument_size_in_bytes,
         planned.temp_size_in_bytes, planned.output_size_in_bytes, planned.alias_size_in_bytes,
-        planned.generated_code_size_in_bytes, time.perf_counter() - started, choice.reason,
+        planned.generated_code_size_in_bytes, time.perf_counter() - started,
     )
-
-
-def _ordinary(spec: RunSpec, mesh: Any, precision: str, cores: int) -> tuple[Any, Any, Any]:
-    """Programs, where tables lie, and what a batch is."""
-    from embark.model.jax_layout import LINE_WIDTHS, expected_capacities, make_layout
-    from embark.trainers.jax.step import batch_shapes, make_programs
-
-    layout = make_layout(spec, mesh.size, LINE_WIDTHS["tpu"])
-    programs = make_programs(spec, layout, expected_capacities(spec, layout), mesh, precision)
-    return programs, layout, batch_shapes(spec, layout, mesh)
-
-
-def _on_cores(spec: RunSpec, mesh: Any, precision: str, cores: int) -> tuple[Any, Any, Any]:
-    """The same with SparseCores."""
-    from embark.trainers.jax.sparsecore.layout import make_stacks
-    from embark.trainers.jax.sparsecore.programs import batch_shapes, make_programs
-
-    layout = make_stacks(spec, mesh.size, cores)
-    return make_programs(spec, layout, mesh, precision), layout, batch_shapes(spec, layout, mesh)
 
 
 def _require_compiler(topology: str) -> None:

@@ -24,11 +24,11 @@ class JaxContender:
 
     def __init__(self, spec: RunSpec, world: World, source: SampleSource) -> None:
         self.trainer = JaxTrainer(spec, world, ENDLESS, source)
-        self.trainer.state = initial_state(spec, self.trainer.places, world)
+        self.trainer.state = initial_state(spec, self.trainer.table_layout, world)
         self.name = f"Embark, {self.trainer.engine.name}, {self.trainer.precision}, from memory"
         batches = first_batches(spec, source)
         self._prefetcher = Prefetcher(
-            lambda number: to_devices(batches[number % len(batches)], spec, self.trainer.places, world), ENDLESS,
+            lambda number: to_devices(batches[number % len(batches)], spec, self.trainer.table_layout, world), ENDLESS,
             depth=NUM_AHEAD,
         )
         self._prefetcher.start()

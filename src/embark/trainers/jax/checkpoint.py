@@ -38,7 +38,7 @@ def weight_state_name(weight: str, state: str) -> str:
 
 
 class JaxCheckpointer(Checkpointer):
-    """Saves through a channel of its own, beside the one that training uses."""
+    """Saves over a communication channel of its own, apart from the one that training uses."""
 
     def __init__(self, run_dir: RunDir, trainer: JaxTrainer) -> None:
         world = trainer.world
@@ -48,15 +48,15 @@ class JaxCheckpointer(Checkpointer):
         self._dense_states = DENSE_STATES[trainer.spec.train.dense_optimizer]
 
     def _start(self) -> None:
-        self._trainer.state = initial_state(self._spec, self._trainer.places, self._world)
+        self._trainer.state = initial_state(self._spec, self._trainer.table_layout, self._world)
 
     def _copied(self, step: int) -> list[TensorChunk]:
         return list(self._pieces(step))
 
     def _pieces(self, step: int) -> Iterator[TensorChunk]:
-        """Every process goes through all of the state and gets its own part."""
+        """Yield this process's part of the state; every process goes through all of it."""
         state, world = self._trainer.state, self._world
-        for group in self._trainer.places.groups:
+        for group in self._trainer.table_layout.groups:
             for kind, name_of in (("tables", table_weight), ("slots", slot_name)):
                 if group.name not in state[kind]:
                     continue
@@ -92,7 +92,7 @@ class JaxCheckpointer(Checkpointer):
             return arrays.rows(name, *_span(table, block))
 
         self._trainer.state = make_state(
-            spec, self._trainer.places, self._world, table_rows, slot_rows if has_slots else None,
+            spec, self._trainer.table_layout, self._world, table_rows, slot_rows if has_slots else None,
             {name: arrays.tensor(weight_name(name), shape) for name, shape in shapes.items()},
             {name: tuple(arrays.tensor(weight_state_name(name, state), shape) for state in self._dense_states)
              for name, shape in shapes.items()},
@@ -109,7 +109,7 @@ class JaxCheckpointer(Checkpointer):
             return arrays.read_over(name, (_span(table, block)[0], 0), np.array(rows), kept.get(name))
 
         dense = {name: arrays.tensor(weight_name(name), shape) for name, shape in weight_shapes(self._spec).items()}
-        self._trainer.state = initial_state(self._spec, self._trainer.places, self._world, table_rows, dense)
+        self._trainer.state = initial_state(self._spec, self._trainer.table_layout, self._world, table_rows, dense)
 
 
 def _span(table: Table, block: int) -> tuple[int, int]:

@@ -34,8 +34,8 @@ Arrays = tuple[jax.Array, jax.Array | None]
 
 
 @dataclass(frozen=True, slots=True)
-class Wanted:
-    """What a device's batch asks of a group."""
+class WantedRows:
+    """Rows of a group that a device's batch asks for."""
 
     keys: jax.Array
     """[K] ascending, each once: device · rows + row; what is left is filled with a number behind the last."""
@@ -45,7 +45,7 @@ class Wanted:
 
 
 class Exchange:
-    """One group's rows, seen from one device; every method runs inside `shard_map`."""
+    """Lookups and updates of one group's rows, seen from one device; every method runs inside `shard_map`."""
 
     def __init__(self, group: Group, num_devices: int, capacity: int, train: TrainSpec) -> None:
         self._group, self._num_devices, self._capacity, self._train = group, num_devices, capacity, train
@@ -59,8 +59,8 @@ class Exchange:
         self._first_row = group.per_column([p.first_row for p in places])
         self._wire = {"fp16": jnp.float16, "bf16": jnp.bfloat16}.get(train.comms_dtype, jnp.float32)
 
-    def wanted(self, ids: jax.Array) -> Wanted:
-        """Every row that `ids` [b, columns] name, once; −1 is none."""
+    def wanted(self, ids: jax.Array) -> WantedRows:
+        """Collect every row that `ids` [b, columns] name, once; −1 is none."""
         device = (ids * self._by_rows + self._shift) % self._num_devices
         keys = device * self._rows + self._first_row + ids // self._divisor
         flat = jnp.where(ids < 0, self._none, keys).reshape(-1)
@@ -70,10 +70,10 @@ class Exchange:
         # Back into the order of the batch by one more sort: a TPU sorts faster than it scatters.
         _, by_place = jax.lax.sort((order, number), num_keys=1)
         empty = flat == self._none
-        return Wanted(distinct, jnp.where(empty, flat.size, by_place).reshape(ids.shape), order, number)
+        return WantedRows(distinct, jnp.where(empty, flat.size, by_place).reshape(ids.shape), order, number)
 
-    def fetch(self, arrays: Arrays, wanted: Wanted) -> jax.Array:
-        """[K, dim] in fp32: the rows of `wanted.keys`."""
+    def fetch(self, arrays: Arrays, wanted: WantedRows) -> jax.Array:
+        """Fetch the rows of `wanted.keys` as [K, dim] in fp32."""
         table = arrays[0]
         if self._num_devices == 1:
             return self._rows_at(table, wanted.keys)
@@ -88,8 +88,8 @@ class Exchange:
         start = jnp.zeros((wanted.keys.size, self._group.dim), jnp.float32)
         return self._in_rounds(one_round, start)
 
-    def pooled(self, rows: jax.Array, wanted: Wanted) -> list[jax.Array]:
-        """For each table its vector [b, dim]: sums of the batch's rows, or means."""
+    def pooled(self, rows: jax.Array, wanted: WantedRows) -> list[jax.Array]:
+        """Return a vector [b, dim] for each table: sums of the batch's rows, or means."""
         result = []
         for place, columns in self._columns():
             taken = rows.at[wanted.number[:, columns]].get(mode="fill", fill_value=0)
@@ -99,8 +99,8 @@ class Exchange:
             result.append(vector)
         return result
 
-    def summed(self, grads: list[jax.Array], wanted: Wanted) -> jax.Array:
-        """[K, dim]: for each of `wanted.keys` the sum of its gradients, from those of the pooled vectors."""
+    def summed(self, grads: list[jax.Array], wanted: WantedRows) -> jax.Array:
+        """Sum the gradients of each of `wanted.keys`, [K, dim], from those of the pooled vectors."""
         num_places = len(self._group.places)
         divided = [
             grad / self._num_ids(wanted, columns) if self._group.places[place].table.pooling == "mean" else grad
@@ -113,8 +113,8 @@ class Exchange:
         # Empty places come last and count for the number behind the last row.
         return _segment_sums(bags[bag], wanted.sorted_number, wanted.keys.size)
 
-    def update(self, arrays: Arrays, wanted: Wanted, grads: jax.Array, rate: jax.Array) -> Arrays:
-        """Rows and state after the step: only rows that the batch has touched are read or written."""
+    def update(self, arrays: Arrays, wanted: WantedRows, grads: jax.Array, rate: jax.Array) -> Arrays:
+        """Return rows and state after the step; only rows that the batch has touched are read or written."""
         if self._num_devices == 1:
             return self._moved(arrays, wanted.keys, grads, rate)
 
@@ -144,31 +144,32 @@ class Exchange:
         return table, state
 
     def _rows_at(self, table: jax.Array, rows: jax.Array) -> jax.Array:
-        """In fp32; zeros where there is no such row."""
+        """Read rows in fp32, with zeros where there is no such row."""
         per_line = self._per_line if table.ndim > 1 else 1
         found = _unrounded(table.at[rows // per_line].get(mode="fill", fill_value=0)).astype(jnp.float32)
         return found if per_line == 1 else _part_of_lines(found, rows % per_line, per_line)
 
     def _added(self, table: jax.Array, rows: jax.Array, values: jax.Array) -> jax.Array:
-        """`values` added to ascending `rows`, each there once; those behind the last row are dropped."""
+        """Add `values` to ascending, distinct `rows`; those behind the last row are dropped."""
         if table.ndim == 1 or self._per_line == 1:
             return table.at[self._own_rows(rows)].add(values, mode="drop", unique_indices=True, indices_are_sorted=True)
         lines = _in_lines(values, rows % self._per_line, self._per_line)
         return table.at[rows // self._per_line].add(lines, mode="drop", indices_are_sorted=True)
 
     def _own_rows(self, rows: jax.Array) -> jax.Array:
-        """Those behind the last row made different from each other, so that no two writes go to one place."""
+        """Make rows behind the last one distinct, so that no two writes go to one index."""
         return jnp.where(rows < self._rows, rows, self._rows + jnp.arange(rows.size, dtype=jnp.int32))
 
     def _in_rounds(self, one_round: Callable[[Any, Any], tuple[Any, Any]], start: Any) -> Any:
-        """Until every row of every device has had its turn; nearly always that is one round."""
+        """Repeat until every row of every device has had its turn, which nearly always takes one round."""
         _, result = jax.lax.while_loop(
             lambda carry: carry[0] < self._rows, lambda carry: one_round(*carry), (jnp.int32(0), start)
         )
         return result
 
     def _round(self, keys: jax.Array, low: jax.Array) -> _Round:
-        """As many rows from `low` on as every pair of devices has room for; the same range on all of them."""
+        """Take as many rows from `low` on as every pair of devices has room for; the range is the same on all devices.
+        """
         first_keys = jnp.arange(self._num_devices, dtype=jnp.int32) * self._rows
         begin = jnp.searchsorted(keys, first_keys + low).astype(jnp.int32)
         too_far = keys.at[begin + self._capacity].get(mode="fill", fill_value=self._none)
@@ -185,19 +186,19 @@ class Exchange:
         return _Round(high, index, jnp.where(index < keys.size, rows, self._rows), is_in, slot)
 
     def _columns(self) -> list[tuple[int, slice]]:
-        """For each place, its columns among the group's."""
+        """Return, for each table of the group, its columns among the group's."""
         ends = np.cumsum([place.table.multi_hot for place in self._group.places]).tolist()
         return [(place, slice(begin, end)) for place, (begin, end) in enumerate(pairwise([0, *ends]))]
 
-    def _num_ids(self, wanted: Wanted, columns: slice) -> jax.Array:
-        """[b, 1]: how many ids each sample has there; 1 where it has none."""
+    def _num_ids(self, wanted: WantedRows, columns: slice) -> jax.Array:
+        """Count the ids of each sample, [b, 1]; 1 where it has none."""
         has_id = wanted.number[:, columns] < wanted.keys.size
         return jnp.maximum(has_id.sum(axis=1, keepdims=True), 1).astype(jnp.float32)
 
 
 @dataclass(frozen=True, slots=True)
 class _Round:
-    """What goes between devices at a time."""
+    """What devices exchange in one round."""
 
     high: jax.Array  # The first row that is left for the next round.
     index: jax.Array  # [devices, capacity]: which of the keys go where; behind the last key where there is room left.
@@ -207,12 +208,12 @@ class _Round:
 
 
 def samples_on(axis: int) -> PartitionSpec:
-    """How an array lies over the devices whose `axis` goes over samples."""
+    """Sharding of an array whose `axis` goes over samples."""
     return PartitionSpec(*[None] * axis, AXIS)
 
 
 def _numbered(ordered: jax.Array, none: int) -> tuple[jax.Array, jax.Array]:
-    """Each value of an ascending array once, filled up with `none`; and for each value which of those it is."""
+    """Return each value of an ascending array once, filled up with `none`, and for each value which of those it is."""
     is_first = jnp.concatenate([jnp.ones(1, bool), ordered[1:] != ordered[:-1]])
     number = jnp.cumsum(is_first.astype(jnp.int32)) - 1
     distinct = jax.lax.sort(jnp.where(is_first, ordered, none))
@@ -220,21 +221,24 @@ def _numbered(ordered: jax.Array, none: int) -> tuple[jax.Array, jax.Array]:
 
 
 def _unrounded(values: jax.Array) -> jax.Array:
-    """The same, for a moment as bits: else a TPU's compiler, seeing that the dense layers round them, rounds the whole
-    table before it takes rows of it, and needs room for that copy."""
+    """Return rows unchanged, for a moment as bits.
+
+    Else a TPU's compiler, seeing that the dense layers round them, rounds the whole table before it takes rows of it,
+    and needs room for that copy.
+    """
     bits = jax.lax.bitcast_convert_type(values, jnp.int32 if values.dtype == jnp.float32 else jnp.int16)
     return jax.lax.bitcast_convert_type(jax.lax.optimization_barrier(bits), values.dtype)
 
 
 def _part_of_lines(lines: jax.Array, part: jax.Array, per_line: int) -> jax.Array:
-    """[…, dim] of […, per_line · dim]: in each line the row that `part` says."""
+    """Select […, dim] of […, per_line · dim]: in each line the row that `part` says."""
     rows = lines.reshape(*lines.shape[:-1], per_line, -1)
     is_it = part[..., None] == jnp.arange(per_line, dtype=part.dtype)
     return jnp.where(is_it[..., None], rows, 0).sum(axis=-2)
 
 
 def _in_lines(rows: jax.Array, part: jax.Array, per_line: int) -> jax.Array:
-    """The way back: zeros but for the row that `part` says."""
+    """Invert `_part_of_lines`: zeros except for the row that `part` says."""
     is_it = part[:, None] == jnp.arange(per_line, dtype=part.dtype)
     return jnp.where(is_it[:, :, None], rows[:, None, :], 0).reshape(len(rows), -1)
 
@@ -244,5 +248,5 @@ def _segment_sums(values: jax.Array, number: jax.Array, num_segments: int) -> ja
 
 
 def _swap(values: jax.Array) -> jax.Array:
-    """Part i of each device's `values` to device i."""
+    """Send part i of each device's `values` to device i."""
     return jax.lax.all_to_all(values, AXIS, split_axis=0, concat_axis=0)

@@ -21,7 +21,7 @@ Weights = Mapping[str, jax.Array]
 def logits_of(
     model: ModelSpec, precision: str, weights: Weights, dense: jax.Array, pooled: list[jax.Array]
 ) -> jax.Array:
-    """[b] in fp32, from dense features [b, num_dense] and one pooled vector [b, dim] for each table."""
+    """Return logits [b] in fp32 from dense features [b, num_dense] and one pooled vector [b, dim] for each table."""
     network = _Network(weights, precision)
     first = network.mlp("bottom", dense, len(model.bottom_mlp) + 1, ends_linear=False) if model.num_dense else None
     wide = _crossed(network, model, first, pooled) if model.kind == "dcnv2" else _dotted(network, first, pooled)
@@ -30,7 +30,7 @@ def logits_of(
 
 
 def _dotted(network: _Network, first: jax.Array | None, pooled: list[jax.Array]) -> jax.Array:
-    """What is passed on, and the dots of all pairs."""
+    """Return the vectors that are passed on, and the dot products of all pairs."""
     vectors = jnp.stack(pooled if first is None else [first, *(p.astype(first.dtype) for p in pooled)], axis=1)
     passed_on = vectors.reshape(vectors.shape[0], -1) if first is None else first
     num_vectors = vectors.shape[1]
@@ -79,14 +79,17 @@ BETA1, BETA2 = 0.9, 0.999
 
 
 def row_state(train: TrainSpec) -> str:
-    """What is kept for a row: `rows`, a number for each of its own; `numbers`, one; or nothing."""
+    """Name the state that is kept for a row: `rows`, as many numbers as the row has; `numbers`, one; or nothing."""
     return {"adagrad": "rows", "rowwise_adagrad": "numbers"}.get(train.optimizer, "")
 
 
 def row_steps(
     train: TrainSpec, state: jax.Array | None, grads: jax.Array, rate: jax.Array
 ) -> tuple[jax.Array, jax.Array | None]:
-    """What to add to rows [n, dim] and to their state, [n] or [n, dim]; `grads` are sums over a batch, all in fp32."""
+    """Return what to add to rows [n, dim] and to their state, [n] or [n, dim].
+
+    `grads` are sums over a batch, all in fp32.
+    """
     if state is None:
         return -rate * grads, None
     added = jnp.square(grads)
@@ -100,7 +103,7 @@ def update_dense(
     train: TrainSpec, weight: jax.Array, state: tuple[jax.Array, ...], grad: jax.Array, rate: jax.Array,
     step: jax.Array,
 ) -> tuple[jax.Array, tuple[jax.Array, ...]]:
-    """A weight and its state after step number `step`, counted from 0."""
+    """Return a weight and its state after step number `step`, counted from 0."""
     if train.dense_optimizer == "sgd":
         return weight - rate * grad, ()
     if train.dense_optimizer == "adagrad":
@@ -120,14 +123,14 @@ F32 = NDArray[np.float32]
 
 
 def initial_rows(table: Table, block: int, seed: int) -> F32:
-    """The rows of one block, uniform in ±sqrt(1 / rows)."""
+    """Draw the rows of one block, uniform in ±sqrt(1 / rows)."""
     start, stop = block * ROWS_PER_BLOCK, min((block + 1) * ROWS_PER_BLOCK, table.rows)
     bits = _Bits(zlib.crc32(f"{seed}/{table.name}/{block}".encode()))
     return bits.uniform((stop - start, table.dim or 0), math.sqrt(1 / table.rows))
 
 
 def initial_dense(model: ModelSpec, seed: int) -> dict[str, F32]:
-    """Weights and biases of the dense layers by torch's names, drawn in torch's order."""
+    """Draw the dense layers' weights and biases in torch's order, by torch's names."""
     bits = _Bits(seed)
     values: dict[str, F32] = {}
     for name, (num_out, num_in), has_bias in dense_shapes(model):
@@ -140,7 +143,7 @@ def initial_dense(model: ModelSpec, seed: int) -> dict[str, F32]:
 
 
 def dense_shapes(model: ModelSpec) -> list[tuple[str, tuple[int, int], bool]]:
-    """Every linear layer by torch's name: its outputs and inputs, and whether it has a bias."""
+    """List every linear layer by torch's name: its outputs and inputs, and whether it has a bias."""
     layers = layers_of(model)
     # In an MLP a ReLU follows each linear layer, and is counted.
     return [(f"{name}.{spacing * number}", (layer.num_out, layer.num_in), layer.has_bias)
@@ -150,7 +153,7 @@ def dense_shapes(model: ModelSpec) -> list[tuple[str, tuple[int, int], bool]]:
 
 
 class _Bits:
-    """torch's generator on a CPU."""
+    """Random numbers of torch's generator on a CPU."""
 
     def __init__(self, seed: int) -> None:
         twister: Any = np.random.MT19937()

@@ -1,4 +1,4 @@
-"""From numpy batches to arrays on the devices, made ahead of time by a thread; and how much the exchange must hold."""
+"""Puts numpy batches on the devices ahead of time, in a thread, and computes how much the exchange must hold."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -22,7 +22,7 @@ MOST_LOOKED_AT = 8  # Devices whose part of the first batch is counted.
 def train_batches(
     source: SampleSource, spec: RunSpec, layout: Layout, world: World, start_step: int, stop_step: int
 ) -> Iterator[Iterator[DeviceBatch]]:
-    """The batches of a part of the run, on their way to the devices."""
+    """Yield the batches of a part of the run, put on the devices ahead of time."""
     share = Share(source.num_train_samples, spec.train.batch_size, world.rank, world.world_size, start_step, stop_step)
     ahead = Prefetcher(lambda number: to_devices(source.train_rows(*share.of(number)), spec, layout, world), len(share),
                   depth=NUM_AHEAD)
@@ -34,11 +34,7 @@ def train_batches(
 
 
 def to_devices(batch: Batch, spec: RunSpec, layout: Layout, world: World, *, is_eval: bool = False) -> DeviceBatch:
-    """A process's part of a batch, shared by its devices."""
-    if layout.cores:
-        from embark.trainers.jax.sparsecore import programs
-
-        return programs.to_devices(batch, spec, layout, world, is_eval=is_eval)
+    """Share a process's part of a batch among its devices."""
     ids = id_columns(batch, spec, layout)
     arrays: dict[str, NDArray[Any]] = {"dense": batch.dense, "ids": ids, "label": batch.label}
     if is_eval:
@@ -47,8 +43,10 @@ def to_devices(batch: Batch, spec: RunSpec, layout: Layout, world: World, *, is_
 
 
 def id_columns(batch: Batch, spec: RunSpec, layout: Layout) -> NDArray[np.int32]:
-    """[columns, b]: `multi_hot` columns for each table, −1 where a sample has fewer ids. With one id a table that is
-    how a batch lies already; the devices turn it over faster than a host would."""
+    """Return ids as [columns, b]: `multi_hot` columns for each table, −1 where a sample has fewer ids.
+
+    With one id a table that is how a batch lies already; the devices turn it over faster than a host would.
+    """
     num_samples = len(batch.label)
     num_tables = sum(len(group.places) for group in layout.groups)
     if batch.is_fixed and layout.num_columns == num_tables and batch.ids.size == num_tables * num_samples:
@@ -69,7 +67,7 @@ def id_columns(batch: Batch, spec: RunSpec, layout: Layout) -> NDArray[np.int32]
 
 
 def capacities(source: SampleSource, spec: RunSpec, layout: Layout) -> tuple[int, ...]:
-    """For each group, the rows that a device may ask of another at a time; the same on every process."""
+    """Return, for each group, the rows that a device may ask of another at a time; the same on every process."""
     num_devices = layout.num_devices
     per_device = spec.train.batch_size // num_devices
     most = [per_device * len(group.columns) for group in layout.groups]
@@ -85,7 +83,7 @@ def capacities(source: SampleSource, spec: RunSpec, layout: Layout) -> tuple[int
 
 
 def _most_requested(ids: NDArray[np.int32], group: Group, num_devices: int) -> int:
-    """The most distinct rows that one device asks of one other."""
+    """Return the most distinct rows that one device asks of one other."""
     requested = np.zeros(num_devices, np.int64)
     columns = ids[:, list(group.columns)]
     for number, place in enumerate(group.places):

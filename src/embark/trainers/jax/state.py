@@ -24,15 +24,15 @@ from embark.trainers.jax.world import World
 
 Array = NDArray[Any]
 RowsOf = Callable[[Table, int], Array]
-"""A table and the number of one of its blocks of `ROWS_PER_BLOCK` rows, to those rows."""
-BLOCK_BYTES = 64 << 20  # Of a table on each device that goes to the host at a time.
+"""Maps a table and the number of a block of `ROWS_PER_BLOCK` rows to those rows."""
+BLOCK_BYTES = 64 << 20  # Bytes of a table on each device that go to the host at a time.
 
 
 def initial_state(
     spec: RunSpec, layout: Layout, world: World, rows_of: RowsOf | None = None, dense: dict[str, Any] | None = None
 ) -> State:
-    """What a run begins with: optimizers that have seen nothing, and weights that are given or those that the torch
-    trainer would draw."""
+    """Make the state that a run begins with: weights that are given, or that the torch trainer would draw, and
+    optimizers that have seen nothing."""
     dense = dense or initial_dense(spec.model, spec.train.seed)
     drawn = partial(initial_rows, seed=spec.train.seed)
     empty = {name: tuple(np.zeros_like(weight) for _ in DENSE_STATES[spec.train.dense_optimizer])
@@ -44,7 +44,7 @@ def make_state(
     spec: RunSpec, layout: Layout, world: World, rows_of: RowsOf, state_of: RowsOf | None,
     dense: dict[str, Any], dense_state: dict[str, Any],
 ) -> State:
-    """On the devices, from the rows of tables and of their optimizer's state; zeros where that is None."""
+    """Put rows of tables and of their optimizer's state on the devices; zeros where `state_of` is None."""
     shapes = state_shapes(spec, layout, world.mesh)
     tables, slots = {}, {}
     for group in layout.groups:
@@ -60,21 +60,22 @@ def make_state(
 
 
 def empty_counts(shape: jax.ShapeDtypeStruct) -> jax.Array:
-    """Histograms with nothing in them."""
+    """Return histograms with nothing in them."""
     return _zeros(shape.shape, shape.sharding)()
 
 
 @lru_cache
 def _zeros(shape: tuple[int, ...], sharding: NamedSharding) -> Callable[[], jax.Array]:
-    """Kept, because a new one would be compiled anew."""
+    """Return a program that makes zeros; it is cached, since a new one would be compiled again."""
     return jax.jit(lambda: jnp.zeros(shape, jnp.int32), out_shardings=sharding)
 
 
 def table_pieces(array: jax.Array, group: Group, world: World) -> Iterator[tuple[TablePlacement, int, Array]]:
-    """A group's rows as this process is to save them: the table, the first row of a piece, and its rows on the host.
-    Every process must go through it to the end: several of them put rows into order by an exchange of their devices, as
-    do SparseCores, whose rows lie as no host knows them."""
-    if world.world_size == 1 and not group.cores:
+    """Yield a group's rows as this process saves them: the table, the first row of a piece, and its rows on the host.
+
+    Every process must go through it to the end: several of them put rows into order by an exchange of their devices.
+    """
+    if world.world_size == 1:
         yield from _pieces_here(array, group, world)
         return
     for place in group.places:
@@ -82,7 +83,7 @@ def table_pieces(array: jax.Array, group: Group, world: World) -> Iterator[tuple
 
 
 def _pieces_here(array: jax.Array, group: Group, world: World) -> Iterator[tuple[TablePlacement, int, Array]]:
-    """Where all devices are this process's own, the host puts rows into order."""
+    """Let the host put rows into order where all devices are this process's own."""
     num_devices = world.num_devices
     parts = [_part_on(array, device, group) for _, device in world.local_devices]
     for place in group.places:
@@ -94,15 +95,15 @@ def _pieces_here(array: jax.Array, group: Group, world: World) -> Iterator[tuple
 
 
 def _pieces_of_many(array: jax.Array, place: TablePlacement, group: Group, world: World) -> Iterator[tuple[int, Array]]:
-    """A block of rows of every device at a time, put into the order of the table by an exchange between devices."""
-    num_parts = world.num_devices * group.parts_per_device
+    """Yield a block of rows of every device at a time, put into the table's order by an exchange between devices."""
+    num_devices = world.num_devices
     if not place.is_by_rows:
         for at, device in world.local_devices:
             if at == place.shift:
                 yield 0, _part_on(array, device, group)[place.first_row : place.first_row + place.table.rows].copy()
         return
     per_line = group.rows_per_line if array.ndim > 1 else 1
-    unit = math.lcm(per_line, num_parts)
+    unit = math.lcm(per_line, num_devices)
     row_bytes = math.prod(array.shape[1:]) * array.dtype.itemsize // per_line
     done, end = place.first_row, place.first_row + place.num_rows
     while done < end:
@@ -110,19 +111,13 @@ def _pieces_of_many(array: jax.Array, place: TablePlacement, group: Group, world
         needed = -(-(end - begin) // unit)
         # At most the next power of two, so that tables of any size share a few programs.
         num_rows = unit * min(max(1, BLOCK_BYTES // row_bytes // unit), 1 << (needed - 1).bit_length())
-        if group.cores:
-            from embark.trainers.jax.sparsecore.programs import cut_rows
-
-            cut = cut_rows(world.mesh, group.cores, num_rows)(array, begin)
-            block = _ordering(world.mesh, num_parts, num_rows, 1)(cut, 0, place.shift)
-        else:
-            block = _ordering(world.mesh, num_parts, num_rows, per_line)(array, begin // per_line, place.shift)
+        block = _ordering(world.mesh, num_rows, per_line)(array, begin // per_line, place.shift)
         stop = min(begin + num_rows, end)
-        low = (done - place.first_row) * num_parts
-        high = min((stop - place.first_row) * num_parts, place.table.rows)
+        low = (done - place.first_row) * num_devices
+        high = min((stop - place.first_row) * num_devices, place.table.rows)
         for at, device in world.local_devices:
             piece = next(np.asarray(s.data) for s in block.addressable_shards if s.device == device)
-            first = (begin - place.first_row) * num_parts + at * num_rows * group.parts_per_device
+            first = (begin - place.first_row) * num_devices + at * num_rows
             used = piece[max(0, low - first) : max(0, high - first)]
             if len(used):
                 yield max(low, first), used.copy()
@@ -130,57 +125,50 @@ def _pieces_of_many(array: jax.Array, place: TablePlacement, group: Group, world
 
 
 @lru_cache
-def _ordering(mesh: Mesh, num_parts: int, num_rows: int, per_line: int) -> Callable[..., jax.Array]:
-    """`num_rows` of every part of a device from a line on, in the order of a table whose first row part `shift` has."""
+def _ordering(mesh: Mesh, num_rows: int, per_line: int) -> Callable[..., jax.Array]:
+    """Return `num_rows` rows of every device from a line on, in the order of a table whose row 0 device `shift` has."""
+    num_devices = mesh.size
 
     def ordered(array: jax.Array, line: jax.Array, shift: jax.Array) -> jax.Array:
         lines = jnp.arange(num_rows // per_line, dtype=jnp.int32) + line
-        by_part = array.reshape(num_parts, -1, *array.shape[1:])
-        part = by_part.at[:, lines].get(mode="fill", fill_value=0)
+        by_device = array.reshape(num_devices, -1, *array.shape[1:])
+        part = by_device.at[:, lines].get(mode="fill", fill_value=0)
         width = () if array.ndim == 1 else (-1,)
-        by_row = part.reshape(num_parts, num_rows, *width).swapaxes(0, 1)
-        return jnp.roll(by_row, -shift, axis=1).reshape(num_rows * num_parts, *width)
+        by_row = part.reshape(num_devices, num_rows, *width).swapaxes(0, 1)
+        return jnp.roll(by_row, -shift, axis=1).reshape(num_rows * num_devices, *width)
 
     return jax.jit(ordered, out_shardings=NamedSharding(mesh, P(AXIS)))
 
 
 def _placed(group: Group, shape: jax.ShapeDtypeStruct, world: World, rows_of: RowsOf | None) -> jax.Array:
-    """An array over all devices; this process fills the parts of its own."""
+    """Make an array over all devices; this process fills the parts of its own."""
     width = () if len(shape.shape) == 1 else (group.dim,)
     held = {at: np.zeros((group.rows_per_device, *width), shape.dtype) for at, _ in world.local_devices}
     if rows_of is not None:
         blocks = [(place, block) for place in group.places for block in range(-(-place.table.rows // ROWS_PER_BLOCK))]
         with ThreadPoolExecutor(os.cpu_count(), thread_name_prefix="embark-fill") as pool:
-            for _ in pool.map(partial(_fill, held, rows_of, world.num_devices, group), blocks):
+            for _ in pool.map(partial(_fill, held, rows_of, world.num_devices), blocks):
                 pass
-    if group.cores:
-        from embark.trainers.jax.sparsecore.programs import lay_out
-
-        return lay_out(held, shape, world, BLOCK_BYTES)
     part_shape = (shape.shape[0] // world.num_devices, *shape.shape[1:])
     parts = [jax.device_put(held.pop(at).reshape(part_shape), device) for at, device in world.local_devices]
     return jax.make_array_from_single_device_arrays(shape.shape, shape.sharding, parts)
 
 
-def _fill(
-    held: dict[int, Array], rows_of: RowsOf, num_devices: int, group: Group, part: tuple[TablePlacement, int]
-) -> None:
+def _fill(held: dict[int, Array], rows_of: RowsOf, num_devices: int, part: tuple[TablePlacement, int]) -> None:
     place, block = part
-    first, cores = block * ROWS_PER_BLOCK, group.parts_per_device
-    num_parts = num_devices * cores
-    wanted = {(at, core): _overlap(place.rows_on(at * cores + core, num_parts), first)
-              for at in held for core in range(cores)}
+    first = block * ROWS_PER_BLOCK
+    wanted = {at: _overlap(place.rows_on(at, num_devices), first) for at in held}
     if not any(len(rows) for rows in wanted.values()):
         return
     values = rows_of(place.table, block)
-    for (at, core), rows in wanted.items():
+    for at, rows in wanted.items():
         if len(rows):
-            start = core * group.rows_per_part + place.first_row + rows[0] // (num_parts if place.is_by_rows else 1)
+            start = place.first_row + rows[0] // (num_devices if place.is_by_rows else 1)
             held[at][start : start + len(rows)] = values[rows.start - first : rows.stop - first : rows.step]
 
 
 def _overlap(rows: range, first: int) -> range:
-    """Those of `rows` that lie in the block from `first` on."""
+    """Return those of `rows` that lie in the block from `first` on."""
     if not rows:
         return rows
     begin = max(0, -(-(first - rows.start) // rows.step))
@@ -189,6 +177,6 @@ def _overlap(rows: range, first: int) -> range:
 
 
 def _part_on(array: jax.Array, device: jax.Device, group: Group) -> Array:
-    """The rows that one of this process's devices holds."""
+    """Return the rows that one of this process's devices holds."""
     part = np.asarray(next(s.data for s in array.addressable_shards if s.device == device))
     return part if part.ndim == 1 else part.reshape(-1, group.dim)

@@ -1,6 +1,5 @@
 """The whole step as one program over all devices: lookup, dense layers there and back, both updates, metrics."""
 
-from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
@@ -17,7 +16,7 @@ from embark.model.jax_layout import Layout
 from embark.model.work import DENSE_STATES
 from embark.run.evaluation import F64, LARGEST_LOGIT, NUM_BINS, metrics_of
 from embark.spec import RunSpec
-from embark.trainers.jax.exchange import AXIS, BATCH_AXES, Exchange, Wanted, samples_on
+from embark.trainers.jax.exchange import AXIS, BATCH_AXES, Exchange, WantedRows, samples_on
 from embark.trainers.jax.network import dense_shapes, logits_of, row_state, update_dense
 
 State = dict[str, Any]
@@ -26,7 +25,7 @@ State = dict[str, Any]
 
 @dataclass(frozen=True, slots=True)
 class Programs:
-    """What runs on the devices."""
+    """The compiled programs of a run."""
 
     train: Callable[..., tuple[State, dict[str, jax.Array]]]
     """(state, batch, rates, step) to the state after it, and what the host should know. It consumes the state."""
@@ -35,8 +34,8 @@ class Programs:
 
 
 def make_programs(spec: RunSpec, layout: Layout, capacities: tuple[int, ...], mesh: Mesh, precision: str) -> Programs:
-    """Nothing is compiled before the first call."""
-    body = _Exchanged(spec, layout, capacities, precision)
+    """Make the programs of a run; nothing is compiled before the first call."""
+    body = _Step(spec, layout, capacities, precision)
     specs = state_specs(spec, layout)
     rows, replicated = P(AXIS), P()
     mapped = partial(jax.shard_map, mesh=mesh, check_vma=False)
@@ -48,7 +47,7 @@ def make_programs(spec: RunSpec, layout: Layout, capacities: tuple[int, ...], me
 
 
 def state_shapes(spec: RunSpec, layout: Layout, mesh: Mesh) -> State:
-    """What the state is, with no memory behind it."""
+    """Return shapes, types and shardings of the state, without memory."""
     num_devices = layout.num_devices
     dtype = jnp.float16 if spec.train.table_dtype == "fp16" else jnp.float32
     tables, slots = {}, {}
@@ -70,17 +69,11 @@ def state_shapes(spec: RunSpec, layout: Layout, mesh: Mesh) -> State:
         lambda shape, axes: jax.ShapeDtypeStruct(shape.shape, shape.dtype, sharding=NamedSharding(mesh, axes)),
         shapes, state_specs(spec, layout),
     )
-    if layout.cores:
-        from embark.trainers.jax.sparsecore.programs import table_format
-
-        for kind in ("tables", "slots"):
-            placed[kind] = {name: jax.ShapeDtypeStruct(rows.shape, rows.dtype, sharding=table_format(mesh))
-                            for name, rows in placed[kind].items()}
     return placed
 
 
 def state_specs(spec: RunSpec, layout: Layout) -> State:
-    """How the state lies over the devices."""
+    """Return how the state is sharded over the devices."""
     names = [group.name for group in layout.groups]
     has_slots = bool(row_state(spec.train))
     num_states = len(DENSE_STATES[spec.train.dense_optimizer])
@@ -93,7 +86,7 @@ def state_specs(spec: RunSpec, layout: Layout) -> State:
 
 
 def weight_shapes(spec: RunSpec) -> dict[str, tuple[int, ...]]:
-    """Every weight and bias of the dense layers."""
+    """List the shapes of all weights and biases of the dense layers."""
     shapes: dict[str, tuple[int, ...]] = {}
     for name, shape, has_bias in dense_shapes(spec.model):
         shapes[f"{name}.weight"] = shape
@@ -103,7 +96,7 @@ def weight_shapes(spec: RunSpec) -> dict[str, tuple[int, ...]]:
 
 
 def batch_shapes(spec: RunSpec, layout: Layout, mesh: Mesh) -> dict[str, jax.ShapeDtypeStruct]:
-    """What a batch of training is."""
+    """Return shapes, types and shardings of a training batch."""
     size = spec.train.batch_size
     forms = {"dense": ((size, spec.model.num_dense), jnp.float32), "ids": ((layout.num_columns, size), jnp.int32),
              "label": ((size,), jnp.float32)}
@@ -111,11 +104,19 @@ def batch_shapes(spec: RunSpec, layout: Layout, mesh: Mesh) -> dict[str, jax.Sha
             for name, form in forms.items()}
 
 
-class Body(ABC):
-    """What one device does; every method runs inside `shard_map`. Subclasses look rows up and update them."""
+class _Step:
+    """What one device does in a step; every method runs inside `shard_map`. Rows go between devices by an exchange."""
 
-    def __init__(self, spec: RunSpec, layout: Layout, precision: str) -> None:
+    def __init__(self, spec: RunSpec, layout: Layout, capacities: tuple[int, ...], precision: str) -> None:
         self._spec, self._layout, self._precision = spec, layout, precision
+        self._exchanges = [
+            Exchange(group, layout.num_devices, capacity, spec.train)
+            for group, capacity in zip(layout.groups, capacities, strict=True)
+        ]
+        tables = spec.model.table_list()
+        self._rows_of_column = np.array([t.rows for t in tables for _ in range(t.multi_hot)], np.int32)
+        self._table_of_column = np.array([f for f, t in enumerate(tables) for _ in range(t.multi_hot)], np.int32)
+        self._num_tables = len(tables)
 
     def train(
         self, state: State, batch: dict[str, Any], rates: jax.Array, step: jax.Array
@@ -143,16 +144,46 @@ class Body(ABC):
         logits = logits_of(self._spec.model, self._precision, state["dense"], batch["dense"], pooled)
         return logits, jax.lax.psum(sums_of(logits, batch["label"], batch["valid"]), AXIS)
 
-    @abstractmethod
-    def _looked_up(self, state: State, batch: dict[str, Any]) -> tuple[list[jax.Array], Any, jax.Array]:
-        """One vector [b, dim] for each table, in the order of the model; what their update will need; and the first
-        table that has an id which is no row's."""
+    def _looked_up(self, state: State, batch: dict[str, Any]) -> tuple[list[jax.Array], list[WantedRows], jax.Array]:
+        """Return one vector [b, dim] for each table, what their update will need, and the first table with a bad id."""
+        ids, bad_table = self._checked(batch["ids"].T)
+        wanted = self._wanted(ids)
+        return self._pooled(state, wanted), wanted, bad_table
 
-    @abstractmethod
+    def _checked(self, ids: jax.Array) -> tuple[jax.Array, jax.Array]:
+        """Replace ids outside their table by −1, which looks nothing up; also return the first table that has one."""
+        is_bad = (ids < -1) | (ids >= self._rows_of_column)
+        first = jnp.where(is_bad, self._table_of_column, self._num_tables).min()
+        return jnp.where(is_bad, -1, ids), first.astype(jnp.int32)
+
+    def _wanted(self, ids: jax.Array) -> list[WantedRows]:
+        groups = self._layout.groups
+        return [
+            exchange.wanted(ids if len(groups) == 1 else ids[:, np.array(group.columns)])
+            for group, exchange in zip(groups, self._exchanges, strict=True)
+        ]
+
+    def _pooled(self, state: State, wanted: list[WantedRows]) -> list[jax.Array]:
+        """Return one vector [b, dim] for each table, in the order of the model."""
+        found: dict[int, jax.Array] = {}
+        for group, exchange, one in zip(self._layout.groups, self._exchanges, wanted, strict=True):
+            rows = exchange.fetch((state["tables"][group.name], None), one)
+            vectors = exchange.pooled(rows, one)
+            found |= {place.feature: vector for place, vector in zip(group.places, vectors, strict=True)}
+        return [found[feature] for feature in sorted(found)]
+
     def _updated_tables(
-        self, state: State, wanted: Any, grads: list[jax.Array], rate: jax.Array
+        self, state: State, wanted: list[WantedRows], grads: list[jax.Array], rate: jax.Array
     ) -> tuple[dict[str, jax.Array], dict[str, jax.Array]]:
-        """Rows and their state after the step."""
+        tables, slots = {}, {}
+        for group, exchange, one in zip(self._layout.groups, self._exchanges, wanted, strict=True):
+            held = (state["tables"][group.name], state["slots"].get(group.name))
+            summed = exchange.summed([grads[place.feature] for place in group.places], one)
+            table, slot = exchange.update(held, one, summed, rate)
+            tables[group.name] = table
+            if slot is not None:
+                slots[group.name] = slot
+        return tables, slots
 
     def _updated_dense(
         self, state: State, grads: dict[str, jax.Array], rate: jax.Array, step: jax.Array
@@ -165,66 +196,11 @@ class Body(ABC):
         return weights, states
 
 
-class _Exchanged(Body):
-    """Rows go between devices by an exchange of XLA's."""
-
-    def __init__(self, spec: RunSpec, layout: Layout, capacities: tuple[int, ...], precision: str) -> None:
-        super().__init__(spec, layout, precision)
-        self._exchanges = [
-            Exchange(group, layout.num_devices, capacity, spec.train)
-            for group, capacity in zip(layout.groups, capacities, strict=True)
-        ]
-        tables = spec.model.table_list()
-        self._rows_of_column = np.array([t.rows for t in tables for _ in range(t.multi_hot)], np.int32)
-        self._table_of_column = np.array([f for f, t in enumerate(tables) for _ in range(t.multi_hot)], np.int32)
-        self._num_tables = len(tables)
-
-    def _looked_up(self, state: State, batch: dict[str, Any]) -> tuple[list[jax.Array], Any, jax.Array]:
-        ids, bad_table = self._checked(batch["ids"].T)
-        wanted = self._wanted(ids)
-        return self._pooled(state, wanted), wanted, bad_table
-
-    def _checked(self, ids: jax.Array) -> tuple[jax.Array, jax.Array]:
-        """Ids that are no row's made −1, which looks nothing up; and the first table that has one."""
-        is_bad = (ids < -1) | (ids >= self._rows_of_column)
-        first = jnp.where(is_bad, self._table_of_column, self._num_tables).min()
-        return jnp.where(is_bad, -1, ids), first.astype(jnp.int32)
-
-    def _wanted(self, ids: jax.Array) -> list[Wanted]:
-        groups = self._layout.groups
-        return [
-            exchange.wanted(ids if len(groups) == 1 else ids[:, np.array(group.columns)])
-            for group, exchange in zip(groups, self._exchanges, strict=True)
-        ]
-
-    def _pooled(self, state: State, wanted: list[Wanted]) -> list[jax.Array]:
-        """One vector [b, dim] for each table, in the order of the model."""
-        found: dict[int, jax.Array] = {}
-        for group, exchange, one in zip(self._layout.groups, self._exchanges, wanted, strict=True):
-            rows = exchange.fetch((state["tables"][group.name], None), one)
-            vectors = exchange.pooled(rows, one)
-            found |= {place.feature: vector for place, vector in zip(group.places, vectors, strict=True)}
-        return [found[feature] for feature in sorted(found)]
-
-    def _updated_tables(
-        self, state: State, wanted: list[Wanted], grads: list[jax.Array], rate: jax.Array
-    ) -> tuple[dict[str, jax.Array], dict[str, jax.Array]]:
-        tables, slots = {}, {}
-        for group, exchange, one in zip(self._layout.groups, self._exchanges, wanted, strict=True):
-            held = (state["tables"][group.name], state["slots"].get(group.name))
-            summed = exchange.summed([grads[place.feature] for place in group.places], one)
-            table, slot = exchange.update(held, one, summed, rate)
-            tables[group.name] = table
-            if slot is not None:
-                slots[group.name] = slot
-        return tables, slots
-
-
 MAX_WAITING = 256  # Steps whose sums may wait on the devices before they are added up.
 
 
 def losses(logits: jax.Array, label: jax.Array) -> jax.Array:
-    """[b]: the log loss of each sample."""
+    """Return the log loss of each sample, [b]."""
     return jnp.maximum(logits, 0) - logits * label + jnp.log1p(jnp.exp(-jnp.abs(logits)))
 
 
@@ -237,13 +213,13 @@ def counted(counts: jax.Array, logits: jax.Array, label: jax.Array) -> jax.Array
 
 
 def sums_of(logits: jax.Array, label: jax.Array, valid: jax.Array | None) -> jax.Array:
-    """Of a device's samples: log loss, predicted clicks, clicks."""
+    """Sum log loss, predicted clicks and clicks over a device's samples."""
     values = jnp.stack([losses(logits, label), jax.nn.sigmoid(logits), label])
     return (values if valid is None else jnp.where(valid, values, 0.0)).sum(axis=1)
 
 
 class Window:
-    """What was predicted and what happened since the last `take`. The histograms themselves travel with the step."""
+    """Predictions and labels counted since the last `take`. The histograms themselves are part of the step's state."""
 
     def __init__(self, fetch: Callable[[jax.Array], NDArray[Any]]) -> None:
         self._fetch = fetch
@@ -253,19 +229,19 @@ class Window:
         self._waiting: list[jax.Array] = []
 
     def add(self, sums: jax.Array, num_samples: int) -> None:
-        """Count a step; nothing is waited for."""
+        """Count a step without waiting for the device."""
         self._waiting.append(sums)
         self._num_samples += num_samples
         if len(self._waiting) >= MAX_WAITING:
             self._settle()
 
     def sums(self) -> list[float]:
-        """Of all devices: log loss, predicted clicks, clicks."""
+        """Return log loss, predicted clicks and clicks, summed over all devices."""
         self._settle()
         return [float(one) for one in self._sums]
 
     def state(self, counts: jax.Array) -> F64:
-        """The window of all devices, for a checkpoint."""
+        """Return the window of all devices, for a checkpoint."""
         self._settle()
         return np.concatenate([self._base + self._on_devices(counts), self._sums, [self._num_samples]])
 
@@ -275,7 +251,7 @@ class Window:
         self._num_samples = int(state[-1])
 
     def take(self, counts: jax.Array) -> dict[str, float]:
-        """The metrics of all devices; the window starts anew, and the caller empties the histograms."""
+        """Return the metrics of all devices and start the window anew; the caller empties the histograms."""
         state = self.state(counts)
         self.set_state(np.zeros_like(state))
         return metrics_of(state)

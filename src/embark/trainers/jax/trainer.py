@@ -16,9 +16,9 @@ from numpy.typing import NDArray
 from embark.data import Batch, SampleSource
 from embark.errors import EmbarkError, Fault, UserError
 from embark.events.drift import logit_counts
-from embark.model.jax_layout import LINE_WIDTHS, MAX_IN_FLIGHT, Layout, check_supported, make_layout
-from embark.model.learning_rate import dense_rate, rate_factor
-from embark.model.precision import choose_precision
+from embark.model.engine_selection import choose_precision
+from embark.model.jax_layout import LINE_WIDTHS, MAX_IN_FLIGHT, check_supported, make_layout
+from embark.model.steps import dense_rate, rate_factor
 from embark.run.clock import HostWaits
 from embark.run.evaluation import Trouble, exact_auc, halves_counter, metrics_from
 from embark.run.host import peak_resident_bytes
@@ -27,9 +27,8 @@ from embark.store import RunDir
 from embark.store.run_dir import compiled_code_folder
 from embark.trainers.jax.checkpoint import JaxCheckpointer
 from embark.trainers.jax.prefetch import DeviceBatch, capacities, to_devices, train_batches
-from embark.trainers.jax.sparsecore.layout import Choice, choose_cores, make_stacks
 from embark.trainers.jax.state import empty_counts
-from embark.trainers.jax.step import Programs, State, Window, make_programs, state_shapes, weight_shapes
+from embark.trainers.jax.step import State, Window, make_programs, state_shapes, weight_shapes
 from embark.trainers.jax.world import World, join
 
 MAX_FLAGS = 256  # Steps whose flags may wait on the devices.
@@ -37,7 +36,7 @@ MAX_FLAGS = 256  # Steps whose flags may wait on the devices.
 
 @dataclass(frozen=True, slots=True)
 class Engine:
-    """How steps run, for the start event."""
+    """Name and reason of the engine, for the start event."""
 
     name: str
     reason: str
@@ -50,12 +49,12 @@ class JaxTrainer:
         check_supported(spec)
         self.spec, self.world, self._num_steps = spec, world, num_steps
         self.precision = choose_precision(spec.train, has_matrix_bf16=world.kind != "cpu")
-        choice = choose_cores(spec, world.mesh.devices.flat[0].device_kind, world.num_devices)
-        self.places, self._programs = self._on_cores(choice) if choice.cores else self._ordinary(source)
-        self._counts_shape = state_shapes(spec, self.places, world.mesh)["counts"]
-        whole = "the complete step as one program of XLA"
-        self.engine = Engine("sparsecore" if choice.cores else "jax", "; ".join(filter(None, (whole, choice.reason))))
-        self.layout: dict[str, Any] = self.places.described(spec)
+        self.table_layout = make_layout(spec, world.num_devices, LINE_WIDTHS.get(world.kind, 0))
+        capacity = capacities(source, spec, self.table_layout)
+        self._programs = make_programs(spec, self.table_layout, capacity, world.mesh, self.precision)
+        self._counts_shape = state_shapes(spec, self.table_layout, world.mesh)["counts"]
+        self.engine = Engine("jax", "the complete step as one program of XLA")
+        self.layout: dict[str, Any] = self.table_layout.described(spec)
         self.num_parameters = sum(t.rows * (t.dim or 0) for t in spec.model.table_list()) + sum(
             math.prod(shape) for shape in weight_shapes(spec).values()
         )
@@ -69,12 +68,12 @@ class JaxTrainer:
         return HostWaits()
 
     def profiler(self) -> None:
-        """Steps are one program of XLA: there are no phases to tell apart."""
+        """Return nothing: steps are one program of XLA, without phases to tell apart."""
 
     def feed(
         self, source: SampleSource, start_step: int, stop_step: int
     ) -> AbstractContextManager[Iterator[DeviceBatch]]:
-        return train_batches(source, self.spec, self.places, self.world, start_step, stop_step)
+        return train_batches(source, self.spec, self.table_layout, self.world, start_step, stop_step)
 
     def step(self, batches: Iterator[DeviceBatch], step: int) -> float:
         """Train on the next batch; returns the tables' learning rate. Waits only for steps long dispatched."""
@@ -92,13 +91,13 @@ class JaxTrainer:
         return train.learning_rate * factor
 
     def window_metrics(self) -> dict[str, float]:
-        """Over all devices since the last call; waits for them."""
+        """Return the metrics over all devices since the last call; waits for them."""
         metrics = self.window.take(self.state["counts"])
         self.state["counts"] = empty_counts(self._counts_shape)
         return metrics
 
     def trouble(self) -> Trouble | None:
-        """What first went wrong since the last call; waits for the devices."""
+        """Return what first went wrong since the last call; waits for the devices."""
         self._read_flags()
         trouble, self._trouble = self._trouble, None
         return trouble
@@ -108,31 +107,18 @@ class JaxTrainer:
         yield Evaluator(self)
 
     def evaluate(self, batch: DeviceBatch) -> tuple[jax.Array, jax.Array]:
-        """Logits and sums of a batch, without training on it."""
+        """Return logits and sums of a batch without training on it."""
         return self._programs.evaluate(self.state, batch)
 
     def checkpointer(self, run_dir: RunDir) -> JaxCheckpointer:
         return JaxCheckpointer(run_dir, self)
 
     def peak_bytes(self) -> int:
-        """The most that one device has used; on a CPU, that this process has."""
+        """Return the most bytes that one device has used, or this process on a CPU."""
         if self.world.kind == "cpu":
             return peak_resident_bytes()
         used = [(device.memory_stats() or {}).get("peak_bytes_in_use", 0) for _, device in self.world.local_devices]
         return max(used, default=0)
-
-    def _ordinary(self, source: SampleSource) -> tuple[Layout, Programs]:
-        """Rows go between devices by an exchange."""
-        places = make_layout(self.spec, self.world.num_devices, LINE_WIDTHS.get(self.world.kind, 0))
-        capacity = capacities(source, self.spec, places)
-        return places, make_programs(self.spec, places, capacity, self.world.mesh, self.precision)
-
-    def _on_cores(self, choice: Choice) -> tuple[Layout, Programs]:
-        """Rows are looked up and updated by SparseCores."""
-        from embark.trainers.jax.sparsecore import programs
-
-        places = make_stacks(self.spec, self.world.num_devices, choice.cores)
-        return places, programs.make_programs(self.spec, places, self.world.mesh, self.precision)
 
     def _read_flags(self) -> None:
         """Fetch what the devices found wrong."""
@@ -163,7 +149,7 @@ class Evaluator:
 
     def add(self, batch: Batch) -> None:
         trainer = self._trainer
-        placed = to_devices(batch, trainer.spec, trainer.places, trainer.world, is_eval=True)
+        placed = to_devices(batch, trainer.spec, trainer.table_layout, trainer.world, is_eval=True)
         logits, sums = trainer.evaluate(placed)
         self._window.add(sums, 0)
         self._clicks.append(batch.label[: batch.num_samples] > 0.5)
@@ -172,7 +158,8 @@ class Evaluator:
             self._settle()
 
     def metrics(self) -> dict[str, Any]:
-        """The devices sum over all processes; each process has the logits of its own samples."""
+        """Return the metrics over all processes; the devices sum over them, and each process has its own samples'
+        logits."""
         while self._waiting:
             self._settle()
         logits, is_click = np.concatenate(self._logits), np.concatenate(self._clicks)
@@ -182,7 +169,7 @@ class Evaluator:
         return {**metrics_from(self._window.sums(), auc, num_samples), "score_counts": counts}
 
     def _settle(self) -> None:
-        """This process's part of the oldest batch, in the order of its samples."""
+        """Fetch this process's part of the oldest batch, in the order of its samples."""
         logits, num_samples = self._waiting.popleft()
         shards = sorted(logits.addressable_shards, key=lambda shard: shard.index[0].start or 0)
         found = np.concatenate([np.asarray(shard.data) for shard in shards])[:num_samples]
@@ -199,7 +186,7 @@ class JaxBackend:
         return join(place)
 
     def allocator(self, world: World) -> None:
-        """Ordinary memory."""
+        """Return nothing: batches are made in ordinary memory."""
 
     def build(self, spec: RunSpec, world: World, num_steps: int, source: SampleSource, run_dir: RunDir) -> JaxTrainer:
         # The next run need not wait a minute for the same programs to be compiled again.

@@ -20,7 +20,7 @@ from embark.spec import PlaceSpec
 from embark.trainers.jax.exchange import AXIS, samples_on
 
 DEFAULT_PORT = 29500
-MAX_SILENCE_S = 100  # Of a process, before it counts as dead: JAX's own.
+MAX_SILENCE_S = 100  # Silence after which a process counts as dead: JAX's own limit.
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,22 +35,22 @@ class World:
 
     @property
     def is_first(self) -> bool:
-        """Process 0 logs and decides for all."""
+        """Whether this is process 0, which logs and decides for all."""
         return self.rank == 0
 
     @property
     def num_devices(self) -> int:
-        """Of all processes together."""
+        """Number of devices of all processes together."""
         return int(self.mesh.devices.size)
 
     @property
     def local_devices(self) -> list[tuple[int, jax.Device]]:
-        """This process's devices, with their places in the mesh."""
+        """This process's devices, with their indices in the mesh."""
         return [(at, d) for at, d in enumerate(self.mesh.devices.flat) if d.process_index == self.rank]
 
     @property
     def is_host_leader(self) -> bool:
-        """A host has one process, with all of its devices."""
+        """Always true: a host has one process, with all of its devices."""
         return True
 
     @property
@@ -59,7 +59,7 @@ class World:
 
     @property
     def device_bytes(self) -> int:
-        """Unknown to JAX before it has allocated."""
+        """Always None: JAX does not know before it has allocated."""
         return 0
 
     @property
@@ -68,7 +68,7 @@ class World:
 
     @property
     def device_name(self) -> str:
-        """Such as `TPU v5 lite`, `NVIDIA H200`, or `8 CPU devices`."""
+        """Name such as `TPU v5 lite`, `NVIDIA H200`, or `8 CPU devices`."""
         name = self.mesh.devices.flat[0].device_kind
         if self.kind == "cpu":
             return f"{self.num_devices} CPU device{'s' if self.num_devices > 1 else ''} of JAX"
@@ -76,27 +76,28 @@ class World:
 
     @property
     def rows(self) -> NamedSharding:
-        """A part of the first axis on each device."""
+        """Sharding with a part of the first axis on each device."""
         return NamedSharding(self.mesh, samples_on(0))
 
     @property
     def replicated_sharding(self) -> NamedSharding:
-        """All of it on every device."""
+        """Sharding with the complete array on every device."""
         return NamedSharding(self.mesh, P())
 
     def to_devices(self, values: NDArray[Any], *, axis: int = 0) -> jax.Array:
-        """This process's samples to its devices, as its part of an array over all of them; `axis` goes over samples."""
+        """Put this process's samples on its devices, as its part of an array over all of them; `axis` goes over
+        samples."""
         sharding = NamedSharding(self.mesh, samples_on(axis))
         if self.world_size == 1:
             return jax.device_put(values, sharding)
         return jax.make_array_from_process_local_data(sharding, values)
 
     def replicated(self, values: NDArray[Any]) -> jax.Array:
-        """The same on every device; every process brings the same values."""
+        """Put values on every device; every process passes the same values."""
         return jax.make_array_from_callback(values.shape, self.replicated_sharding, lambda index: values[index])
 
     def fetch(self, array: jax.Array) -> NDArray[Any]:
-        """An array of any sharding, whole, on the host; every process must ask for it."""
+        """Return an array of any sharding, complete, on the host; every process must call it."""
         if self.world_size > 1 and not array.is_fully_addressable and not array.is_fully_replicated:
             array = _gathering(self.replicated_sharding)(array)
         return np.asarray(array.addressable_data(0) if self.world_size > 1 else array)
@@ -108,8 +109,11 @@ class World:
         return [sum(column) for column in zip(*self.gathered(numbers), strict=True)]
 
     def gathered(self, value: Any, channel: str = "main") -> list[Any]:
-        """Every process's `value`, on every process. It goes through JAX's own coordinator, not through the devices,
-        so a thread that saves may ask while the devices train; each thread takes a channel of its own."""
+        """Return every process's `value` on every process.
+
+        It goes through JAX's own coordinator, not through the devices, so a thread that saves may call it while the
+        devices train; each thread takes a channel of its own.
+        """
         if self.world_size == 1:
             return [value]
         from jax._src import distributed  # no public name, and the coordinator has no other store
@@ -130,7 +134,7 @@ class World:
 
 @lru_cache
 def _gathering(sharding: NamedSharding) -> Callable[[jax.Array], jax.Array]:
-    """Kept, because a new one would be compiled anew."""
+    """Return a program that gathers an array; it is cached, since a new one would be compiled again."""
     return jax.jit(lambda array: array, out_shardings=sharding)
 
 
@@ -165,7 +169,7 @@ def _devices(place: PlaceSpec) -> list[jax.Device]:
 
 
 def _join_others(place: PlaceSpec) -> bool:
-    """By torchrun's names, by JAX's own, or by what a slice of TPUs knows of itself."""
+    """Join by torchrun's names, by JAX's own, or by what a slice of TPUs knows of itself."""
     address, processes, rank = _described()
     if processes == 1:
         return False
@@ -192,13 +196,16 @@ def _join_slice(timeout_s: int) -> bool:
 
 
 def _waits(timeout_s: int) -> dict[str, int]:
-    """For the others to come; and, once they are there, for a sign of life. A process that hangs with its devices, as
-    all do when one has died, is ended by JAX after the latter."""
+    """Return how long to wait for the others to come and, once they are there, for a sign of life.
+
+    A process that hangs with its devices, as all do when one has died, is ended by JAX after the latter.
+    """
     return {"initialization_timeout": timeout_s, "heartbeat_timeout_seconds": min(timeout_s, MAX_SILENCE_S)}
 
 
 def _described() -> tuple[str | None, int | None, int | None]:
-    """The coordinator's address, the number of processes and which of them this is; nothing where nothing says so."""
+    """Return the coordinator's address, the number of processes and this one's index, or None if nothing describes
+    them."""
     for size, rank in (("JAX_NUM_PROCESSES", "JAX_PROCESS_ID"), ("WORLD_SIZE", "RANK")):
         if size not in os.environ:
             continue

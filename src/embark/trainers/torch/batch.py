@@ -1,4 +1,4 @@
-"""From numpy to a batch that a train pipeline can pin, copy and shard."""
+"""Batches from numpy arrays to tensors that a train pipeline can pin, copy and shard."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 from torchrec.streamable import Pipelineable
 
 from embark.data import Batch
-from embark.data.id_weights import pooling_weights
-from embark.data.prepared.layout import Field, Layout
+from embark.data.loader import pooling_weights
+from embark.features.layout import Field, Layout
 from embark.spec import Table
 
 
@@ -39,10 +39,10 @@ class DeviceBatch(Pipelineable):
 
 
 def pinned(device: torch.device) -> Callable[[int], NDArray[np.uint8]] | None:
-    """Memory that a GPU copies from at full speed, for batches to be made in; None where there is no GPU.
+    """Return an allocator of memory that a GPU copies from at full speed, or None where there is no GPU.
 
-    Each piece is a block of torch's own pinned memory from its first byte on, so torch knows of the copies from it
-    and gives it out again only when they are done.
+    Each piece is a block of torch's own pinned memory from its first byte on, so torch knows of the copies from it and
+    gives it out again only when they are done.
     """
     if device.type != "cuda":
         return None
@@ -67,7 +67,8 @@ class ToDevice:
         return on_host.pin_memory() if self._device.type == "cuda" else on_host
 
     def _keyed(self, batch: Batch) -> KeyedJaggedTensor:
-        """Building lengths and offsets anew costs fifty times the rest, so fixed ones are kept."""
+        """Make a KeyedJaggedTensor. Lengths and offsets that never change are kept: building them costs fifty times the
+        rest."""
         stride = len(batch.label)
         parts = self._fixed.get(stride) if batch.is_fixed else None
         if parts is None:
@@ -111,7 +112,7 @@ class RawDecoder:
         row_order = layout.row_order(num_batches * num_rows, spare_rows)
         self._row_order = row_order if spare_rows else None
         self.size_bytes: int = row_order.start + row_order.size_bytes
-        """Of `num_batches` batches, which lie together."""
+        """Bytes of `num_batches` batches, which lie together."""
         self._num_rows = num_rows
         self._label, self._dense, self._groups = where.label, where.dense, where.groups
         # A feature of several ids is as many lines of `num_rows` ids, which lie together.
@@ -126,7 +127,8 @@ class RawDecoder:
         self._order = None if wanted == list(range(num_lines)) else torch.tensor(wanted, device=device)
 
     def decode(self, buffer: Tensor, number: int = 0) -> tuple[Tensor, Tensor, Tensor]:
-        """Of one of the batches: dense [B, D] in float32, ids in int32, feature by feature, and labels [B] in float32.
+        """Decode one of the batches: dense [B, D] in float32, ids in int32, feature by feature, and labels [B] in
+        float32.
 
         Dense values that are stored as float32 stay in `buffer`: it must not be filled again while they are used.
         """

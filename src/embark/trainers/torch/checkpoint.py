@@ -1,4 +1,4 @@
-"""The torch trainer's state: which tensors it is, how they are copied and how they are filled."""
+"""The torch trainer's state: its tensors, how they are copied and how they are filled."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ State = dict[str, Any]
 
 
 class TorchCheckpointer(Checkpointer):
-    """Saves with a process group of its own, beside the one that trains."""
+    """Saves over a process group of its own, apart from the one that trains."""
 
     def __init__(self, run_dir: RunDir, trainer: TorchTrainer) -> None:
         world = trainer.world
@@ -40,7 +40,7 @@ class TorchCheckpointer(Checkpointer):
         """Kept from one save to the next: fresh memory costs more than the copy."""
 
     def _copied(self, step: int) -> list[TensorChunk]:
-        """A GPU's copies run together and are waited for once."""
+        """Copy tensors to the host; a GPU's copies run together and are waited for once."""
         self._trainer.engine.settle(step)
         pieces = [TensorChunk(shard.name, shard.size, shard.offsets, *to_array(self._copy(shard)))
                   for shard in local_shards(self._state()) if shard.is_sharded or self._world.is_first
@@ -84,7 +84,7 @@ class TorchCheckpointer(Checkpointer):
         self._trainer.model.load_state_dict(state["model"])
 
     def _state(self, *, is_load: bool = False) -> State:
-        """Tensors only, by name. Everything else a run knows follows from its spec and its step."""
+        """Return the tensors of the state by name. All else that a run knows follows from its spec and its step."""
         return {
             "model": self._trainer.model.state_dict(),
             "optimizers": self._trainer.optimizers.both.state_dict()["state"],
@@ -96,17 +96,17 @@ class TorchCheckpointer(Checkpointer):
 
 @dataclass(frozen=True, slots=True)
 class LocalShard:
-    """What this rank holds of a tensor; of one that is not sharded, all."""
+    """This rank's part of a tensor, or all of one that is not sharded."""
 
-    name: str  # Its keys in the nested state, joined by dots.
-    size: tuple[int, ...]  # Of the complete tensor.
+    name: str  # The keys in the nested state, joined by dots.
+    size: tuple[int, ...]  # Size of the complete tensor.
     offsets: tuple[int, ...]
     values: torch.Tensor
     is_sharded: bool
 
 
 def local_shards(state: State, above: str = "") -> Iterator[LocalShard]:
-    """Of all tensors of a nested state."""
+    """List this rank's parts of all tensors of a nested state."""
     for key, value in state.items():
         name = f"{above}{key}"
         if isinstance(value, dict):
@@ -123,7 +123,7 @@ def local_shards(state: State, above: str = "") -> Iterator[LocalShard]:
 
 
 def fill(shards: Iterator[LocalShard], arrays: CheckpointArrays) -> None:
-    """Read every shard, under whatever sharding it was saved, in pieces that go side by side."""
+    """Read every shard, under whatever sharding it was saved, in pieces that are read in parallel."""
     parts = [part for shard in shards for part in _parts(shard, arrays)]
     for_each_parallel(lambda part: _read(part, arrays), parts, NUM_READERS)
 
@@ -135,7 +135,7 @@ def _parts(shard: LocalShard, arrays: CheckpointArrays) -> Iterator[LocalShard]:
 
 
 def _slices(shard: LocalShard) -> Iterator[LocalShard]:
-    """Pieces that one thread reads at a time."""
+    """Cut a shard into pieces that one thread reads at a time."""
     values = shard.values.detach()
     if not values.numel():
         return
@@ -169,12 +169,15 @@ def _read_over(part: LocalShard, arrays: CheckpointArrays, kept: NDArray[np.int3
 
 
 def to_array(values: torch.Tensor) -> tuple[NDArray[Any], str]:
-    """On the host, and its type where NumPy does not have it."""
+    """Return a tensor as an array on the host, and its type where NumPy does not have it."""
     return (values.view(torch.uint16).numpy(), "bfloat16") if values.dtype == torch.bfloat16 else (values.numpy(), "")
 
 
 def random_state(device: torch.device) -> dict[str, torch.Tensor]:
-    """Of this rank, as tensors, which a checkpoint takes like any others. Ranks differ: save it under the rank."""
+    """Return this rank's random state as tensors, which a checkpoint takes like any others.
+
+    Ranks differ: save it under the rank.
+    """
     state = {"cpu": torch.get_rng_state()}
     if device.type == "cuda":
         state["cuda"] = torch.cuda.get_rng_state(device)
@@ -182,7 +185,7 @@ def random_state(device: torch.device) -> dict[str, torch.Tensor]:
 
 
 def set_random_state(state: dict[str, torch.Tensor], device: torch.device) -> None:
-    """Restore as much of it as there is."""
+    """Restore as much of the random state as there is."""
     if "cpu" in state:
         torch.set_rng_state(state["cpu"].cpu())
     if device.type == "cuda" and "cuda" in state:

@@ -8,7 +8,7 @@ and checkpoints where TorchRec expects them.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -20,7 +20,6 @@ from torch import Tensor, nn
 from torch.nn.functional import embedding_bag, pad
 
 from embark.errors import DataError
-from embark.trainers.torch.row_rounding import RowRounding
 
 
 def use_fast_cpu_lookup(dmp: nn.Module) -> int:
@@ -36,22 +35,24 @@ def use_fast_cpu_lookup(dmp: nn.Module) -> int:
 
 
 def use_lookup_of_bf16(dmp: nn.Module) -> None:
-    """Let a sharded model on a GPU look rows in bf16 up, for evaluation; kernels of the captured step train them."""
+    """Let a sharded model on a GPU look up rows in bf16 for evaluation; the captured step's kernels train them."""
     for tbe in _tbes(dmp):
         if tbe.weights_precision == SparseType.BF16:
             tbe.forward = _FastLookup(tbe)
 
 
 def round_stochastically(tbe: SplitTableBatchedEmbeddingBagsCodegen, rounding: RowRounding) -> None:
-    """Of a batch of CPU tables with the fast lookup: round updated rows by a hash instead of to the nearest."""
+    """Let the fast lookup of a batch of CPU tables round updated rows by a hash instead of to the nearest."""
     lookup = vars(tbe)["forward"]
     assert isinstance(lookup, _FastLookup)
     lookup.rounding = rounding
 
 
 def _tbes(root: nn.Module) -> Iterator[SplitTableBatchedEmbeddingBagsCodegen]:
-    """Of weighted features only those on a CPU without rows. TorchRec keeps its lookups in plain lists, which
-    `modules()` does not enter."""
+    """Yield the batches of tables that get the fast lookup; of weighted features only those on a CPU without rows.
+
+    TorchRec keeps its lookups in plain lists, which `modules()` does not enter.
+    """
     seen: set[int] = set()
     weighted: set[int] = set()
     pending: list[nn.Module] = [root]
@@ -180,7 +181,7 @@ class _Group:
     dim: int
     first_element: int  # Where the matrix begins in the flat storage: tables need not start at a multiple of dim.
     first_rows: Tensor  # Row of the matrix at which each feature's table begins.
-    table_first_rows: Tensor  # The same by table, ascending.
+    table_first_rows: Tensor  # First rows by table, ascending.
     state_shifts: Tensor  # What to add, by table, to a row of the matrix to get its row-wise state; one if all agree.
     row_dtype: torch.dtype
 
@@ -320,8 +321,11 @@ def _columns_of(group: _Group, lookup: _FastLookup, grad: Tensor) -> Tensor:
 
 
 def _sum_by_row(group: _Group, ids: _Ids, bag_grads: Tensor, is_mean: bool) -> tuple[Tensor, Tensor]:
-    """Each touched row once, with the sum of its gradients. The sum is an embedding_bag over the gradients: each row's
-    is added up by one thread in the order of the batch, so a run repeats to the bit."""
+    """Return each touched row once, with the sum of its gradients.
+
+    The sum is an embedding_bag over the gradients: each row's is added up by one thread in the order of the batch, so a
+    run repeats to the bit.
+    """
     sorted_rows, order = torch.sort(ids.rows, stable=True)
     is_first = torch.ones_like(sorted_rows, dtype=torch.bool)
     torch.ne(sorted_rows[1:], sorted_rows[:-1], out=is_first[1:])
@@ -368,3 +372,42 @@ def _update(
             starts = group.table_first_rows * group.dim + group.first_element
             new_rows = lookup.rounding(new_rows, rows, group.table_first_rows, starts.tolist())
         weights.index_copy_(0, rows, new_rows.to(weights.dtype))
+
+
+_LOW = 0xFFFFFFFF
+
+
+@dataclass(frozen=True, slots=True)
+class RowRounding:
+    """Stochastic rounding of rows to bf16 by a hash of seed, step, row and column, as `table_kernels` do on a GPU.
+
+    A value becomes one of its two neighbours: the nearer, the likelier.
+    """
+
+    seed: int
+    step: Tensor  # The run's step.
+    origins: Mapping[int, tuple[int, int]]
+    """Maps a table's start in FBGEMM's storage to its first row's number among all tables', and its first column."""
+
+    def __call__(self, values: Tensor, rows: Tensor, first_rows: Tensor, starts: Sequence[int]) -> Tensor:
+        """Round `values`, the new values of `rows` of a matrix of tables.
+
+        Each table has its first row, ascending, in `first_rows`, and in `starts` where it begins in the storage.
+        """
+        table = torch.bucketize(rows, first_rows, right=True) - 1
+        numbers, columns = torch.tensor([self.origins[start] for start in starts]).unbind(1)
+        number = rows - first_rows[table] + numbers[table]
+        column = columns[table][:, None] + torch.arange(values.shape[1])
+        of_step = _mixed((self.seed & _LOW) ^ _mixed(self.step & _LOW))
+        by_row = _mixed(of_step ^ _mixed((number & _LOW) ^ _mixed(((number >> 32) + 1) & _LOW)))
+        random = _mixed((by_row[:, None] + column * 0x9E3779B9) & _LOW)
+        bits = (values.view(torch.int32).long() + (random & 0xFFFF)) & ~0xFFFF
+        rounded = bits.to(torch.int32).view(torch.float32)
+        return torch.where(values.isnan(), values, rounded).bfloat16()
+
+
+def _mixed(bits: Tensor) -> Tensor:
+    """Compute `table_kernels.mixed` for 32-bit numbers in 64 bits."""
+    bits = ((bits ^ (bits >> 16)) * 0x7FEB352D) & _LOW
+    bits = ((bits ^ (bits >> 15)) * 0x846CA68B) & _LOW
+    return bits ^ (bits >> 16)

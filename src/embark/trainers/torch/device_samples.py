@@ -15,8 +15,7 @@ import torch
 from torch import Tensor
 
 from embark.data.loader import Batch
-from embark.data.synthetic import DENSE, EVAL, IDS, LABEL, LENGTHS, TRAIN, SyntheticSource
-from embark.data.zipf import LOW
+from embark.data.synthetic import DENSE, EVAL, IDS, LABEL, LENGTHS, LOW, TRAIN, SyntheticSource
 
 ID_TOLERANCE = 2.0**-46
 """Relative, of a float64 power, which is an exponential of a logarithm here: the product of the two is at most 22, so
@@ -28,7 +27,7 @@ quotient by half of one each, 2^−21 together."""
 
 @dataclass(frozen=True, slots=True)
 class Samples:
-    """K batches of B samples, to be filled."""
+    """Tensors of K batches of B samples, to be filled."""
 
     dense: Tensor  # [K, B, num_dense]
     ids: Tensor  # [K, …]: feature by feature [B, multi_hot]; −1 behind those of a sample with fewer.
@@ -36,7 +35,7 @@ class Samples:
 
 
 class DeviceSampler:
-    """Draws on one device. Nothing waits for the device but `correct`."""
+    """Draws samples on one device. Only `correct` waits for the device."""
 
     def __init__(self, source: SyntheticSource, device: torch.device) -> None:
         from embark.trainers.torch.sample_kernels import LOGARITHM, NEITHER, POWER

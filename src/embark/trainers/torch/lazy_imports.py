@@ -28,7 +28,7 @@ class LazyModule(ModuleType):
     """A module whose code has not run."""
 
     def __getattr__(self, name: str) -> Any:
-        """Called for what is not there yet."""
+        """Answer for a name that is not there yet, or load the module."""
         if name == "__path__":  # how `from module import name` asks whether it is a package
             raise AttributeError(name)
         importer = _importer(sys._getframe(1))
@@ -42,7 +42,7 @@ class LazyModule(ModuleType):
 
 
 def _importer(frame: FrameType | None) -> str:
-    """The top-level package of the code that asks, through the import system or not."""
+    """Return the top-level package of the code that asks, through the import system or not."""
     while frame:
         name = str(frame.f_globals.get("__name__", "")).partition(".")[0]
         if name not in ("importlib", "_frozen_importlib"):
@@ -115,7 +115,7 @@ class LazyLoader(Loader):
 
 
 class LoadedLoader(Loader):
-    """For a submodule that its package imported itself when it was loaded for this submodule."""
+    """Loads a submodule that its package imported itself when it was loaded for this submodule."""
 
     def __init__(self, module: ModuleType) -> None:
         self._module, self._spec = module, module.__spec__
@@ -145,13 +145,13 @@ class LazyFinder(MetaPathFinder):
 
 
 def install() -> None:
-    """To be called before torch is imported; what is imported already stays as it is."""
+    """Install the finder, before torch is imported; what is imported already stays as it is."""
     if not any(isinstance(finder, LazyFinder) for finder in sys.meta_path):
         sys.meta_path.insert(0, LazyFinder())
 
 
 def _device_mesh(module: str, name: str) -> Any:
-    """DTensor's package re-exports it."""
+    """Return `DeviceMesh` from where it is defined; DTensor's package re-exports it."""
     return getattr(importlib.import_module("torch.distributed.device_mesh"), name)
 
 
@@ -160,12 +160,12 @@ def _submodule(module: str, name: str) -> ModuleType:
 
 
 def _apply_optimizer(module: str, name: str) -> Any:
-    """The package's other optimizers are compiled by TorchScript as they are imported."""
+    """Import one submodule: TorchScript compiles the package's other optimizers as they are imported."""
     return getattr(_submodule(module, name.lstrip("_")), name)
 
 
 def _if_plain(answer: Callable[[Any], bool]) -> Callable[[str, str], Any]:
-    """`answer` for a plain bool or int; symbols are for the module itself."""
+    """Return a stand-in that gives `answer` for a plain bool or int; symbols are for the module itself."""
     def stand_in(module: str, name: str) -> Callable[..., Any]:
         def ask(value: Any, *args: Any, **named: Any) -> Any:
             if type(value) in (bool, int):
@@ -179,7 +179,7 @@ def _if_plain(answer: Callable[[Any], bool]) -> Callable[[str, str], Any]:
 
 
 def _disable(module: str, name: str) -> Callable[..., Any]:
-    """As `torch._disable_dynamo` calls it, which keeps the answer with the function; `load` takes it back."""
+    """Return a stand-in for `torch._disable_dynamo`, which keeps the answer with the function; `load` takes it back."""
     def disable(function: Any, recursive: bool, *, wrapping: bool) -> Any:
         _DISABLED.append(function)
         return function

@@ -17,7 +17,7 @@ TOP = 10  # The K of Hit@K and NDCG@K of a model of the next item.
 
 
 def sums_of(logits: Tensor, label: Tensor) -> Tensor:
-    """Log loss, predicted clicks and clicks of a batch."""
+    """Sum log loss, predicted clicks and clicks over a batch."""
     loss = binary_cross_entropy_with_logits(logits.float(), label, reduction="sum")
     return torch.stack([loss, logits.sigmoid().sum(), label.sum()])
 
@@ -33,14 +33,14 @@ class HeldOut:
 
     @torch.no_grad()
     def add(self, logits: Tensor, label: Tensor) -> None:
-        """A batch. Nothing comes back to the host."""
+        """Add a batch. Nothing comes back to the host."""
         self._sums += sums_of(logits, label)
         self._logits.append(logits.detach().float().nan_to_num(nan=0.0))  # the loss keeps its NaN
         self._clicks.append(label > 0.5)
 
     @torch.no_grad()
     def metrics(self) -> dict[str, float]:
-        """Over all ranks, which must all call it."""
+        """Return the metrics over all ranks, which must all call it."""
         logits, is_click = torch.cat(self._logits), torch.cat(self._clicks)
         others = logits[~is_click].sort().values
 
@@ -53,7 +53,7 @@ class HeldOut:
 
     @torch.no_grad()
     def score_counts(self) -> list[int]:
-        """How many predictions lie in each bin of `events.drift`, over all ranks, which must all call it."""
+        """Count the predictions in each bin of `events.drift`, over all ranks, which must all call it."""
         logits = torch.cat(self._logits)
         bins = torch.bucketize(logits, torch.from_numpy(LOGITS).to(logits), right=True)
         counts: list[int] = self._world.sum_over_ranks(torch.bincount(bins, minlength=NUM_SCORE_BINS)).tolist()
@@ -61,24 +61,27 @@ class HeldOut:
 
 
 class RankedHeldOut:
-    """Where the model ranks the item that was chosen among those that were not: candidate 0 of each sample."""
+    """Ranks of the item that was chosen, candidate 0 of each sample, among those that were not."""
 
     def __init__(self, world: World) -> None:
         self._world = world
-        self._loss = torch.zeros(2, dtype=torch.float64, device=world.device)  # And the number of samples.
+        self._loss = torch.zeros(2, dtype=torch.float64, device=world.device)  # Sum of losses, and number of samples.
         self._ranks: list[NDArray[np.int64]] = []
         self._num_candidates = 2
 
     @torch.no_grad()
     def add(self, scores: Tensor, _label: Tensor) -> None:
-        """A batch of [samples, candidates]."""
+        """Add a batch of [samples, candidates]."""
         self._loss[0] += cross_entropy(scores.float(), scores.new_zeros(len(scores), dtype=torch.long), reduction="sum")
         self._loss[1] += len(scores)
         self._ranks.append(ranks_of_first(scores.float().cpu().numpy()))
         self._num_candidates = scores.shape[1]
 
     def metrics(self) -> dict[str, float]:
-        """Over all ranks, which must all call it. The AUC is the mean share of the others that are ranked behind."""
+        """Return the metrics over all ranks, which must all call it.
+
+        The AUC is the mean share of the others that are ranked behind.
+        """
         loss, num_samples = self._world.sum_over_ranks(self._loss).tolist()
         ranks = np.concatenate(self._world.gathered(np.concatenate(self._ranks)))
         return {
@@ -88,12 +91,18 @@ class RankedHeldOut:
         }
 
 
+def logit_bins(logits: Tensor) -> Tensor:
+    """Return the bin of each logit in a histogram of `NUM_BINS`; NaN counts as 0, and the loss keeps it."""
+    within = logits.nan_to_num(nan=0.0).clamp(-LARGEST_LOGIT, LARGEST_LOGIT)
+    return ((within + LARGEST_LOGIT) * (NUM_BINS / (2 * LARGEST_LOGIT))).long().clamp_(max=NUM_BINS - 1)
+
+
 class MetricWindow:
-    """What was predicted and what happened since the last `take`."""
+    """Predictions and labels counted since the last `take`."""
 
     def __init__(self, device: torch.device) -> None:
-        self._counts = torch.zeros(2 * NUM_BINS, dtype=torch.float64, device=device)
-        self._sums = torch.zeros(3, dtype=torch.float64, device=device)
+        self._state = torch.zeros(STATE_SIZE - 1, dtype=torch.float64, device=device)
+        self._counts, self._sums = self._state.split([2 * NUM_BINS, 3])
         self._num_samples = 0
 
     def add(self, logits: Tensor, label: Tensor) -> None:
@@ -102,57 +111,50 @@ class MetricWindow:
         self.count(len(label))
 
     def count(self, num_samples: int) -> None:
-        """How many samples were accumulated: the part that the host knows."""
+        """Count samples that were accumulated, which only the host knows."""
         self._num_samples += num_samples
 
     @torch.no_grad()
     def accumulate(self, logits: Tensor, label: Tensor) -> None:
-        """The part that the device does, in tensors that stay where they are."""
-        within = logits.nan_to_num(nan=0.0).clamp(-LARGEST_LOGIT, LARGEST_LOGIT)  # the loss keeps its NaN
-        bins = ((within + LARGEST_LOGIT) * (NUM_BINS / (2 * LARGEST_LOGIT))).long().clamp_(max=NUM_BINS - 1)
-        bins += label.long() * NUM_BINS
+        """Count a batch on the device, in tensors that stay where they are."""
+        bins = logit_bins(logits) + label.long() * NUM_BINS
         # Not bincount: on a GPU that waits for the device to learn the largest bin.
         self._counts.index_add_(0, bins, torch.ones_like(bins, dtype=torch.float64))
         self._sums += sums_of(logits, label)
 
     @property
     def on_device(self) -> tuple[Tensor, Tensor]:
-        """What `accumulate` changes: counts, and the sums of `sums_of`."""
+        """Tensors that `accumulate` changes: counts, and the sums of `sums_of`."""
         return self._counts, self._sums
 
-    def clone_sums(self) -> tuple[Tensor, Tensor]:
-        """What was accumulated, to be put back with `set_sums`."""
-        return self._counts.clone(), self._sums.clone()
+    def clone_sums(self) -> Tensor:
+        """Copy what was accumulated, to be restored with `set_sums`."""
+        return self._state.clone()
 
-    def set_sums(self, saved: tuple[Tensor, Tensor]) -> None:
+    def set_sums(self, saved: Tensor) -> None:
         """Discard what was accumulated since `clone_sums`."""
-        self._counts.copy_(saved[0])
-        self._sums.copy_(saved[1])
+        self._state.copy_(saved)
 
     def state(self, world: World) -> Tensor:
-        """The window of all ranks together, for a checkpoint."""
-        mine = torch.cat([self._counts, self._sums, self._sums.new_tensor([self._num_samples])])
-        return world.sum_over_ranks(mine)
+        """Return the window of all ranks together, for a checkpoint."""
+        return world.sum_over_ranks(torch.cat([self._state, self._state.new_tensor([self._num_samples])]))
 
     def empty_state(self) -> Tensor:
-        """Where a checkpoint's window is read into."""
-        return torch.zeros(STATE_SIZE, dtype=torch.float64, device=self._counts.device)
+        """Return a tensor that a checkpoint's window is read into."""
+        return self._state.new_zeros(STATE_SIZE)
 
     def set_state(self, state: Tensor, world: World) -> None:
         """Resume from a checkpoint: rank 0 holds it for all, however many there were."""
         if world.is_first:
-            self._counts.copy_(state[: 2 * NUM_BINS])
-            self._sums.copy_(state[2 * NUM_BINS : -1])
+            self._state.copy_(state[:-1])
             self._num_samples = int(state[-1])
 
     def take(self, world: World) -> dict[str, float]:
-        """The metrics over all ranks; the window starts anew."""
+        """Return the metrics over all ranks and start the window anew."""
         state = self.state(world).cpu().numpy()
         self.clear()
         return metrics_of(state)
 
     def clear(self) -> None:
-        """Start anew."""
-        self._counts.zero_()
-        self._sums.zero_()
+        self._state.zero_()
         self._num_samples = 0

@@ -1,4 +1,4 @@
-"""The optimizers of tables and dense layers, and the schedule that moves the rates of both."""
+"""The optimizers of tables and dense layers, and the schedule of their rates."""
 
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
@@ -12,8 +12,8 @@ from torchrec.optim.keyed import CombinedOptimizer, KeyedOptimizer, KeyedOptimiz
 from torchrec.optim.optimizers import PartialRowWiseAdam, in_backward_optimizer_filter
 from torchrec.optim.rowwise_adagrad import RowWiseAdagrad
 
-from embark.model.learning_rate import dense_rate, rate_factor
 from embark.model.placement import optimizer_of, tables_by_name
+from embark.model.steps import dense_rate, rate_factor
 from embark.spec import RunSpec, TrainSpec
 from embark.trainers.torch.model import WithoutValues
 
@@ -50,7 +50,7 @@ def _table_of(parameter: str) -> str:
 
 
 def table_rates(spec: RunSpec) -> dict[str, float]:
-    """The full rate of each table."""
+    """Return the full rate of each table."""
     return {table.name: spec.train.learning_rate if table.learning_rate is None else table.learning_rate
             for table in spec.model.stored_tables()}
 
@@ -61,13 +61,13 @@ class Optimizers:
 
     both: CombinedOptimizer
     dense: KeyedOptimizerWrapper
-    _table_groups: list[tuple[dict[str, Any], float]]  # And the full rate of each.
+    _table_groups: list[tuple[dict[str, Any], float]]  # Groups, and the full rate of each.
     _dense_groups: list[dict[str, Any]]
     _train: TrainSpec
     _num_steps: int
 
     def set_rates(self, step: int) -> float:
-        """Set what `step` trains with; returns the rate of tables that have none of their own."""
+        """Set the rates of `step`; returns the rate of tables that have none of their own."""
         factor = self.factor(step)
         for group, full_rate in self._table_groups:
             group["lr"] = full_rate * factor
@@ -75,7 +75,7 @@ class Optimizers:
         return self._train.learning_rate * factor
 
     def factor(self, step: int) -> float:
-        """The share of their full rates that tables and dense layers train with in `step`."""
+        """Return the share of their full rates that tables and dense layers train with in `step`."""
         return rate_factor(self._train, step, self._num_steps)
 
     @property
@@ -89,9 +89,11 @@ class Optimizers:
         self.both.set_optimizer_step(step)
 
     def init_state(self, saved: Iterable[str] = ()) -> None:
-        """Make the dense optimizer's state exist. Adam makes it at a weight's first gradient, so that without this a
-        load would find nothing to fill and silently restore nothing. Given `saved` names, only of the weights that
-        have some among them: one that the network has not used yet has none."""
+        """Create the dense optimizer's state, or, given `saved` names, that of the weights among them.
+
+        Adam creates it at a weight's first gradient, so that without this a load would find nothing to fill and
+        silently restore nothing. A weight that the network has not used yet has none saved.
+        """
         rates = [group["lr"] for group in self._dense_groups]
         if self._train.weight_decay:
             _set_rate(self._dense_groups, 0.0)  # it is a step without gradients, which would shrink the weights
@@ -107,7 +109,7 @@ class Optimizers:
 def make_optimizers(
     sharded: DistributedModelParallel, spec: RunSpec, num_steps: int, device: torch.device
 ) -> Optimizers:
-    """The fused optimizer that sharding made, joined with one for the dense layers."""
+    """Join the fused optimizer that sharding made with one for the dense layers."""
     train, rates = spec.train, table_rates(spec)
     parameters = dict(in_backward_optimizer_filter(sharded.named_parameters()))
     copied = list(_data_parallel_optimizers(parameters, spec))
@@ -124,7 +126,7 @@ def make_optimizers(
 def _data_parallel_optimizers(
     parameters: dict[str, nn.Parameter], spec: RunSpec
 ) -> Iterator[tuple[str, KeyedOptimizerWrapper]]:
-    """One for each data-parallel table, with its gradient of all rows: those that no sample has do not move."""
+    """Make one for each data-parallel table, with its gradient of all rows: those that no sample has do not move."""
     rates = table_rates(spec)
     for table in spec.model.stored_tables():
         if table.is_data_parallel:
@@ -137,7 +139,7 @@ def _data_parallel_optimizers(
 
 
 def _parts(fused: KeyedOptimizer) -> Iterator[KeyedOptimizer]:
-    """One for each batch of FBGEMM's, whose tables have the same rate."""
+    """Make one for each of FBGEMM's batches, whose tables have the same rate."""
     if not isinstance(fused, CombinedOptimizer):
         yield fused
         return
@@ -168,7 +170,7 @@ def _clip_gradients(groups: list[dict[str, Any]], train: TrainSpec) -> None:
 
 @torch.no_grad()
 def _decay_weights(groups: list[dict[str, Any]], weight_decay: float) -> None:
-    """As AdamW does before its update, at each group's rate of this step; matrices that have a gradient."""
+    """Decay matrices that have a gradient, as AdamW does before its update, at each group's rate of this step."""
     for group in groups:
         matrices = [p for p in group["params"] if p.ndim > 1 and p.grad is not None]
         torch._foreach_mul_(matrices, 1 - group["lr"] * weight_decay)

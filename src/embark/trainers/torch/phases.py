@@ -1,4 +1,4 @@
-"""Where a step's time goes: a few steps under torch's profiler, split into phases by the names of what ran."""
+"""Splits a step's time into phases: a few steps under torch's profiler, by the names of what ran."""
 
 import os
 import re
@@ -28,8 +28,8 @@ BEHIND = ("all_to_all", "copy", "input")
 
 
 @dataclass(frozen=True, slots=True)
-class Ran:
-    """One operation or kernel."""
+class Operation:
+    """One operation or kernel that ran."""
 
     name: str
     start_ns: int
@@ -53,11 +53,11 @@ class Profiler:
 
     @property
     def is_at_last_step(self) -> bool:
-        """The step just done is the last of this profile."""
+        """Whether the step just done is the last of this profile."""
         return self._left == 1
 
     def wait_for_device(self) -> None:
-        """Before a profile and at its end, so that it covers complete steps. The wait counts as training."""
+        """Wait before a profile and at its end, so that it covers complete steps. The wait counts as training."""
         if self._device.type == "cuda":
             torch.cuda.synchronize(self._device)
 
@@ -80,11 +80,11 @@ class Profiler:
         self._input_s, self._began_s = input_s, time.perf_counter()
 
     def step(self) -> AbstractContextManager[Any]:
-        """Around each step."""
+        """Enclose a step."""
         return torch.autograd.profiler.record_function(STEP_NAME) if self._left else _NOTHING
 
     def stepped(self, input_s: float) -> None:
-        """After each step, outside of what is timed."""
+        """Finish a profile after its last step, outside of what is timed."""
         if not self._left:
             return
         self._left -= 1
@@ -101,12 +101,12 @@ class Profiler:
             self._give_up(error)
 
     def take(self) -> dict[str, float] | None:
-        """Seconds of each phase in a step, once a profile is done."""
+        """Return the seconds of each phase in a step, once a profile is done."""
         result, self._result = self._result, None
         return result
 
     def close(self) -> None:
-        """The run ended during a profile."""
+        """Drop a profile during which the run ended."""
         profile, self._profile, self._left = self._profile, None, 0
         if profile is not None:
             try:
@@ -129,8 +129,8 @@ class Profiler:
         self.problem = " ".join(f"{type(error).__name__}: {error}".split())[:200]
 
 
-def host_phases(ran: Iterable[Ran]) -> dict[str, float]:
-    """Seconds by phase of operations of one thread, which lie within one another; only what is inside of steps."""
+def host_phases(ran: Iterable[Operation]) -> dict[str, float]:
+    """Return seconds by phase of operations of one thread, which lie within one another, inside of steps."""
     seconds = dict.fromkeys(PHASES, 0.0)
     enclosing: list[tuple[int, str]] = []  # end and phase of each open operation; the first is the step
     at_ns = 0
@@ -157,8 +157,8 @@ def host_phases(ran: Iterable[Ran]) -> dict[str, float]:
     return seconds
 
 
-def device_phases(ran: Iterable[Ran], wall_s: float, input_s: float) -> dict[str, float]:
-    """Seconds by phase of kernels of all streams: where several run at once, one that computes counts."""
+def device_phases(ran: Iterable[Operation], wall_s: float, input_s: float) -> dict[str, float]:
+    """Return seconds by phase of kernels of all streams: where several run at once, one that computes counts."""
     seconds = dict.fromkeys(PHASES, 0.0)
     edges: list[tuple[int, int, str]] = []
     for one in ran:
@@ -183,9 +183,9 @@ def _phase(name: str, rules: Sequence[tuple[str, re.Pattern[str]]]) -> str:
     return next((phase for phase, pattern in rules if pattern.search(name)), "")
 
 
-def _ran(event: Any) -> Ran:
+def _ran(event: Any) -> Operation:
     start_ns = event.start_ns()
-    return Ran(event.name(), start_ns, start_ns + event.duration_ns())
+    return Operation(event.name(), start_ns, start_ns + event.duration_ns())
 
 
 LOOKED_AT_S = 50e-6  # A shorter wait of the host is none.
@@ -206,8 +206,8 @@ class InputWaits:
         self._gaps = _DeviceGaps(device) if device.type == "cuda" else None
 
     def timed(self, batches: Iterator[Any]) -> Iterator[Any]:
-        """This object is the iterator, one for the whole run: TorchRec's pipeline tells data by the iterator it comes
-        from."""
+        """Time an iterator. This object is the iterator, one for the whole run: TorchRec's pipeline tells data by its
+        iterator."""
         self._batches = batches
         return self
 
@@ -215,7 +215,7 @@ class InputWaits:
         return self
 
     def total_s(self) -> float:
-        """So far. On a GPU, of the steps that are done."""
+        """Seconds so far; on a GPU, those of the steps that are done."""
         if self._gaps is not None:
             self._total_s += self._gaps.take_done_s()
         return self._total_s
@@ -234,13 +234,13 @@ class InputWaits:
 
 
 def _named(batches: Iterator[Any]) -> Any:
-    """Under a name that a profile shows; without one that would cost more than all the rest here."""
+    """Run under a name that a profile shows; outside of a profile that would cost more than all the rest here."""
     with torch.autograd.profiler.record_function(INPUT_NAME):
         return next(batches)
 
 
 class _DeviceGaps:
-    """Two events side by side in the stream that trains: where it ran dry in between, they are as far apart."""
+    """Pairs of events in the stream that trains, which are as far apart as the stream ran dry in between."""
 
     def __init__(self, device: torch.device) -> None:
         self._stream = torch.cuda.current_stream(device)
@@ -262,7 +262,7 @@ class _DeviceGaps:
         self._begun = None
 
     def take_done_s(self) -> float:
-        """Never waits for the device."""
+        """Return the gaps that are known, without waiting for the device."""
         total_s = 0.0
         while self._pending and self._pending[0][1].query():
             begun, ended = self._pending.popleft()

@@ -41,14 +41,14 @@ def main() -> int:
 
 
 def reduce_here(num_gpus: int) -> dict[str, Any]:
-    """A real all-reduce: by NCCL over this machine's GPUs where there are two, else by gloo over two processes."""
+    """Do a real all-reduce: by NCCL over this machine's GPUs where there are two, else by gloo over two processes."""
     backend, num_ranks = ("nccl", num_gpus) if num_gpus > 1 else ("gloo", NUM_CPU_RANKS)
     error, measured = _spawn(backend, num_ranks)
     return {"backend": backend, "num_ranks": num_ranks, "error": error, "bytes_per_s": 0.0, **measured}
 
 
 def _spawn(backend: str, num_ranks: int) -> tuple[str, dict[str, Any]]:
-    """What went wrong, or nothing; and what rank 0 measured. One GPU alone shows that NCCL starts."""
+    """Return what went wrong, or nothing, and what rank 0 measured. One GPU alone shows that NCCL starts."""
     with tempfile.TemporaryDirectory(prefix="embark-doctor-") as folder:
         try:
             # Spawned for GPUs, whose state does not survive a fork; forked for the CPU, where torch is loaded already.
@@ -84,7 +84,7 @@ def _rank(rank: int, backend: str, num_ranks: int, folder: str) -> None:
 
 
 def _best_s(values: torch.Tensor) -> float:
-    """The best of some rounds."""
+    """Return the shortest of some rounds."""
     times = []
     for _ in range(NUM_ROUNDS):
         if values.is_cuda:

@@ -7,9 +7,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from embark.data.hashing import FIRST, SECOND, STEP
-from embark.data.synthetic import CURVATURE, HEAD, LATENT_MEAN
-from embark.data.zipf import LOW
+from embark.data.synthetic import CURVATURE, HEAD, LATENT_MEAN, LOW
+from embark.features.hashing import FIRST, SECOND, STEP
 
 SAMPLES_AT_A_TIME = 128
 LOGARITHM, POWER, NEITHER = range(3)

@@ -35,8 +35,8 @@ from embark.model.sharding import (
 from embark.run.host import host_bytes
 from embark.spec import RunSpec, StoredTable
 from embark.spec.sequence import EMBEDDING_SHARDINGS
+from embark.trainers.torch.model import table_collections
 from embark.trainers.torch.optimizers import fuse_into_backward
-from embark.trainers.torch.sequence_model import table_collections
 from embark.trainers.torch.world import World
 
 
@@ -49,7 +49,7 @@ class AnywhereSharder(EmbeddingBagCollectionSharder):
 
 
 def make_sharder(spec: RunSpec) -> AnywhereSharder:
-    """The sharder, with the precision of what goes over the wire."""
+    """Make the sharder, with the precision of transfers between ranks."""
     registry: Any = None
     if spec.train.comms_dtype != "fp32":
         # Here, since it imports Triton.
@@ -63,21 +63,21 @@ def make_sharder(spec: RunSpec) -> AnywhereSharder:
 
 
 class SequenceSharder(EmbeddingCollectionSharder):
-    """The same of tables whose rows are not pooled."""
+    """`AnywhereSharder` for tables whose rows are not pooled."""
 
     def sharding_types(self, compute_device_type: str) -> list[str]:
         return [kind for kind in EMBEDDING_SHARDINGS if kind != "auto"]
 
 
 def make_sharders(spec: RunSpec) -> list[Any]:
-    """For all tables of the model."""
+    """Make the sharders of all tables of the model."""
     pooled = make_sharder(spec)
     return [pooled, SequenceSharder(qcomm_codecs_registry=pooled.qcomm_codecs_registry)] if spec.model.has_sequences \
         else [pooled]
 
 
 def make_plan(model: nn.Module, sharders: list[Any], spec: RunSpec, world: World) -> ShardingPlan:
-    """TorchRec's planner over this machine's true topology; the same plan on every rank."""
+    """Plan with TorchRec over this machine's true topology; the plan is the same on every rank."""
     try:
         return first_plan(
             spec, true_topology(world), lambda p: p.collective_plan(model, sharders, dist.group.WORLD)
@@ -92,7 +92,7 @@ def make_plan(model: nn.Module, sharders: list[Any], spec: RunSpec, world: World
 def first_plan(
     spec: RunSpec, topology: Topology, ask: Callable[[EmbeddingShardingPlanner], ShardingPlan]
 ) -> ShardingPlan:
-    """Of the first search that finds one. Raises the last search's `PlannerError`."""
+    """Return the plan of the first search that finds one; raises the last search's `PlannerError`."""
     storage = topology.devices[0].storage
     cluster = Cluster(topology.world_size, topology.local_world_size, storage.hbm,
                       storage.ddr * topology.local_world_size, "cuda" if topology.compute_device == "cuda" else "cpu")
@@ -106,7 +106,7 @@ def first_plan(
 
 @contextmanager
 def _without_root_handler(spec: RunSpec) -> Iterator[None]:
-    """For each data-parallel table, TorchRec's planner warns that its parts are not described: there are none."""
+    """Silence TorchRec's planner, which warns for each data-parallel table that its parts are not described."""
     handler = logging.NullHandler()
     if any(table.is_data_parallel for table in spec.model.stored_tables()):
         logging.root.addHandler(handler)
@@ -117,7 +117,7 @@ def _without_root_handler(spec: RunSpec) -> Iterator[None]:
 
 
 def make_planner(spec: RunSpec, topology: Topology, search: SearchRound) -> EmbeddingShardingPlanner:
-    """The planner that decides, here and for machines that are only thought of."""
+    """Make the planner that decides, here and for machines that are only thought of."""
     batch_size = max(1, spec.train.batch_size // topology.world_size)
     allowed = constraints(spec, search)
     return EmbeddingShardingPlanner(
@@ -128,12 +128,15 @@ def make_planner(spec: RunSpec, topology: Topology, search: SearchRound) -> Embe
 
 
 def true_topology(world: World) -> Topology:
-    """Of the machines this process runs on."""
+    """Return the topology of the machines this process runs on."""
     return topology_of(world, world.device_bytes, host_bytes())
 
 
 def topology_of(world: World, device_bytes: int, host_bytes: int, **rates: float) -> Topology:
-    """TorchRec's default would take all ranks for one host with 32 GB each. `host_bytes` are a whole host's."""
+    """Return a topology; TorchRec's default would take all ranks for one host with 32 GB each.
+
+    `host_bytes` are a whole host's.
+    """
     return Topology(
         world_size=world.world_size, local_world_size=world.local_world_size, compute_device=world.device.type,
         hbm_cap=device_bytes, ddr_cap=host_bytes // world.local_world_size, **rates,
@@ -141,7 +144,7 @@ def topology_of(world: World, device_bytes: int, host_bytes: int, **rates: float
 
 
 def constraints(spec: RunSpec, search: SearchRound) -> dict[str, ParameterConstraints]:
-    """What the planner may choose from, and how many ids to expect."""
+    """Return what the planner may choose from, and how many ids to expect."""
     kernels = [EmbeddingComputeKernel.FUSED.value]
     if search.may_spill:
         kernels.append(EmbeddingComputeKernel.FUSED_UVM_CACHING.value)
@@ -159,28 +162,28 @@ def constraints(spec: RunSpec, search: SearchRound) -> dict[str, ParameterConstr
 
 
 def first_line(error: PlannerError) -> str:
-    """What the planner says, without the advice below it."""
+    """Return what the planner says, without the advice below it."""
     return str(error).strip().splitlines()[0].strip()
 
 
 def has_tables_on_the_host(plan: ShardingPlan) -> bool:
-    """The devices hold some tables only as a cache."""
+    """Whether the devices hold some tables only as a cache."""
     kernel = EmbeddingComputeKernel.FUSED_UVM_CACHING.value
     return any(p.compute_kernel == kernel for parameters in plan.plan.values() for p in parameters.values())
 
 
 def sharded_collections(model: nn.Module) -> list[nn.Module]:
-    """All tables inside a sharded model."""
+    """Return all tables inside a sharded model."""
     return [m for m in model.modules() if isinstance(m, ShardedEmbeddingBagCollection | ShardedEmbeddingCollection)]
 
 
 def sharded_tables(model: nn.Module) -> ShardedEmbeddingBagCollection:
-    """The tables inside a sharded model that are pooled."""
+    """Return the tables inside a sharded model that are pooled."""
     return next(m for m in model.modules() if isinstance(m, ShardedEmbeddingBagCollection))
 
 
 def describe(plan: ShardingPlan, spec: RunSpec) -> dict[str, Any]:
-    """The plan as plain values: what the `plan` event and `plan.txt` show."""
+    """Return the plan as plain values, which the `plan` event and `plan.txt` show."""
     sizes = {t.name: t for t in spec.model.stored_tables()}
     tables: list[dict[str, Any]] = []
     per_rank: dict[int, int] = {}
@@ -199,7 +202,7 @@ def describe(plan: ShardingPlan, spec: RunSpec) -> dict[str, Any]:
 
 
 def shards_of(table: StoredTable, sharding: ParameterSharding) -> Iterator[tuple[int, int, int]]:
-    """Rank, rows and columns of each."""
+    """Return rank, rows and columns of each shard."""
     if sharding.sharding_spec is None:  # data-parallel
         yield from ((rank, table.rows, table.dim) for rank in sharding.ranks or ())
         return
@@ -208,7 +211,7 @@ def shards_of(table: StoredTable, sharding: ParameterSharding) -> Iterator[tuple
 
 
 def offline_plan(spec: RunSpec, cluster: Cluster) -> Placement:
-    """What the trainer would plan on such machines: a `Planner`. TorchRec's own rates apply, as in a run."""
+    """Plan as the trainer would on such machines: a `Planner`. TorchRec's own rates apply, as in a run."""
     is_cpu = cluster.device == "cpu"
     local_size = min(cluster.ranks_per_host, cluster.num_ranks)
     world = World(0, cluster.num_ranks, 0, local_size, torch.device("cpu" if is_cpu else "cuda"))
@@ -238,7 +241,7 @@ def _placement(plan: ShardingPlan, spec: RunSpec, cluster: Cluster) -> Placement
 
 @contextmanager
 def _quiet_planner() -> Iterator[None]:
-    """It logs warnings that are meant for its authors' own clusters."""
+    """Silence warnings that are meant for the clusters of the planner's authors."""
     logger = logging.getLogger("torchrec.distributed.planner")
     level = logger.level
     logger.setLevel(logging.ERROR)
@@ -265,7 +268,7 @@ class OrderedEnumerator(EmbeddingEnumerator):
         return sorted(super().enumerate(module, sharders), key=self._place)
 
     def populate_estimates(self, sharding_options: list[ShardingOption]) -> None:
-        """Once for shards of one size: of a table over 512 ranks, 511 are alike."""
+        """Estimate shards of one size once: of a table over 512 ranks, 511 are alike."""
         all_shards = [option.shards for option in sharding_options]
         for option, shards in zip(sharding_options, all_shards, strict=True):
             option.shards = list({tuple(shard.size): shard for shard in shards}.values())
@@ -284,17 +287,17 @@ class OrderedEnumerator(EmbeddingEnumerator):
 
 
 def proposers(*, is_long: bool) -> list[Proposer]:
-    """TorchRec's own, but for the grid, which would take half a minute for eight tables on 128 ranks."""
+    """Return TorchRec's proposers without the grid, which would take half a minute for eight tables on 128 ranks."""
     if is_long:
         return [LongStrides("part"), LongStrides("sum")]
     return [GridSearchProposer(MAX_GRID), GreedyProposer(), GreedyProposer(use_depth=False), UniformProposer()]
 
 
 class LongStrides(Proposer):
-    """The way of TorchRec's greedy proposer, in strides.
+    """TorchRec's greedy proposer, in strides.
 
-    It begins with each table's fastest option and turns to the next option of the table that takes the most memory,
-    one step for each proposal. The first steps move the large tables and count the most: strides grow from one step.
+    It begins with each table's fastest option and turns to the next option of the table that takes the most memory, one
+    step for each proposal. The first steps move the large tables and count the most: strides grow from one step.
     """
 
     def __init__(self, judged_by: Literal["part", "sum"]) -> None:

@@ -9,13 +9,13 @@ from torch import Tensor, nn
 from torch.nn.functional import binary_cross_entropy_with_logits, cross_entropy
 
 from embark.errors import UserError
-from embark.run.evaluation import LARGEST_LOGIT, NUM_BINS
+from embark.run.evaluation import NUM_BINS
 from embark.run.task_metrics import combine, metrics_of_task, state_size
 from embark.spec import Task
-from embark.trainers.torch.metrics import HeldOut
+from embark.trainers.torch.metrics import HeldOut, logit_bins
 from embark.trainers.torch.world import World
 
-_NOT_THERE = -1e9  # Of a row without a label; −∞ would make the gradient of a list without any NaN.
+_NOT_THERE = -1e9  # Score of a row without a label; −∞ would make the gradient of a list without any NaN.
 
 
 class TaskLoss(nn.Module):
@@ -43,7 +43,8 @@ def weighted_loss(outputs: Tensor, labels: Tensor, tasks: list[Task]) -> Tensor:
 
 
 def _by_task(tasks: Sequence[Task], outputs: Tensor, labels: Tensor) -> Iterator[tuple[Task, Tensor, Tensor, Tensor]]:
-    """Of each task its outputs [B] or [B, classes], its labels [B], 0 where there is none, and where there is one."""
+    """Return, for each task, its outputs [B] or [B, classes], its labels [B], 0 where there is none, and where there is
+    one."""
     for task, output, label in zip(tasks, outputs.split([task.num_outputs for task in tasks], dim=1),
                                    labels.unbind(1), strict=True):
         is_there = ~label.isnan()
@@ -51,7 +52,7 @@ def _by_task(tasks: Sequence[Task], outputs: Tensor, labels: Tensor) -> Iterator
 
 
 def _losses(task: Task, output: Tensor, label: Tensor) -> Tensor:
-    """[B]"""
+    """Return the losses, [B]."""
     if task.loss == "binary":
         return binary_cross_entropy_with_logits(output, label, reduction="none")
     if task.loss == "softmax":
@@ -60,8 +61,10 @@ def _losses(task: Task, output: Tensor, label: Tensor) -> Tensor:
 
 
 def list_losses(task: Task, output: Tensor, label: Tensor, is_there: Tensor) -> Tensor:
-    """[lists]: cross-entropy of the relevances, as shares of their sum, against the softmax over the rows of a list; 0
-    where no row is relevant."""
+    """Return the losses of lists, [lists]: 0 where no row is relevant.
+
+    A loss is the cross-entropy of the relevances, as shares of their sum, against the softmax over the rows of a list.
+    """
     scores, relevance = _lists(task, output, label, is_there)
     total = relevance.sum(dim=1, keepdim=True)
     shares = relevance / total.clamp(min=torch.finfo(total.dtype).tiny)
@@ -69,7 +72,7 @@ def list_losses(task: Task, output: Tensor, label: Tensor, is_there: Tensor) -> 
 
 
 def _lists(task: Task, output: Tensor, label: Tensor, is_there: Tensor) -> tuple[Tensor, Tensor]:
-    """[lists, list_size]: scores, of rows without a label so small that they are never chosen, and relevances."""
+    """Return scores and relevances, [lists, list_size]; rows without a label have a score too small to be chosen."""
     if len(label) % task.list_size:
         raise UserError(f"task {task.name}: {len(label)} rows, a rank's part of the batch, are not whole lists of "
                         f"{task.list_size}", fix="train.batch_size must be a multiple of list_size times the ranks")
@@ -78,7 +81,7 @@ def _lists(task: Task, output: Tensor, label: Tensor, is_there: Tensor) -> tuple
 
 
 def _list_sums(task: Task, output: Tensor, label: Tensor, is_there: Tensor) -> Tensor:
-    """Losses, NDCG@k, hits among the first k, and lists, all of lists with a relevant row."""
+    """Sum losses, NDCG@k, hits among the first k, and lists, over the lists with a relevant row."""
     scores, relevance = _lists(task, output.float(), label, is_there)
     has_any, k = (relevance > 0).any(dim=1), min(task.k, task.list_size)
     ranked = relevance.gather(1, scores.argsort(dim=1, descending=True, stable=True))[:, :k].double()
@@ -91,7 +94,7 @@ def _list_sums(task: Task, output: Tensor, label: Tensor, is_there: Tensor) -> T
 
 
 class TaskWindow:
-    """What was predicted of each task and what happened since the last `take`: one row of sums for all tasks."""
+    """Predictions and labels of each task, counted since the last `take`: one row of sums for all tasks."""
 
     def __init__(self, tasks: Sequence[Task], device: torch.device) -> None:
         self._tasks = tuple(tasks)
@@ -103,18 +106,16 @@ class TaskWindow:
         parts = self._sums.split([state_size(task) for task in self._tasks])
         for part, (task, output, label, is_there) in zip(parts, _by_task(self._tasks, outputs, labels), strict=True):
             if task.loss == "binary":
-                within = output.nan_to_num(nan=0.0).clamp(-LARGEST_LOGIT, LARGEST_LOGIT)  # the loss keeps its NaN
-                bins = ((within + LARGEST_LOGIT) * (NUM_BINS / (2 * LARGEST_LOGIT))).long().clamp_(max=NUM_BINS - 1)
-                part.index_add_(0, bins + label.long() * NUM_BINS, is_there.double())
+                part.index_add_(0, logit_bins(output) + label.long() * NUM_BINS, is_there.double())
                 part = part[2 * NUM_BINS :]
             part += _task_sums(task, output, label, is_there)
 
     def state(self, world: World) -> Tensor:
-        """The window of all ranks together, for a checkpoint."""
+        """Return the window of all ranks together, for a checkpoint."""
         return world.sum_over_ranks(self._sums.clone())
 
     def empty_state(self) -> Tensor:
-        """Where a checkpoint's window is read into."""
+        """Return a tensor that a checkpoint's window is read into."""
         return torch.zeros_like(self._sums)
 
     def set_state(self, state: Tensor, world: World) -> None:
@@ -123,7 +124,7 @@ class TaskWindow:
             self._sums.copy_(state)
 
     def take(self, world: World) -> dict[str, Any]:
-        """The metrics over all ranks; the window starts anew."""
+        """Return the metrics over all ranks and start the window anew."""
         state = self.state(world).cpu().numpy()
         self._sums.zero_()
         found, start = {}, 0
@@ -153,7 +154,7 @@ class TaskHeldOut:
 
     @torch.no_grad()
     def metrics(self) -> dict[str, Any]:
-        """Over all ranks, which must all call it."""
+        """Return the metrics over all ranks, which must all call it."""
         found = {task.name: self._binary[task.name].metrics() if task.loss == "binary" else
                  metrics_of_task(task, self._world.sum_over_ranks(self._sums[task.name]).cpu().numpy())
                  for task in self._tasks}
@@ -161,7 +162,7 @@ class TaskHeldOut:
 
 
 def _task_sums(task: Task, output: Tensor, label: Tensor, is_there: Tensor) -> Tensor:
-    """Of the samples with a label, as `run.task_metrics.metrics_of_task` has them."""
+    """Sum over the samples with a label, as `run.task_metrics.metrics_of_task` expects."""
     if task.loss == "listwise":
         return _list_sums(task, output, label, is_there)
     values = [torch.where(is_there, _losses(task, output.float(), label), 0.0)]

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -15,12 +14,16 @@ from torch.nn.parallel import DistributedDataParallel
 from torchrec.distributed.model_parallel import DistributedModelParallel
 
 from embark.data import Batch, SampleSource
-from embark.data.prepared.source import PreparedSource
 from embark.data.synthetic import SyntheticSource
 from embark.errors import EmbarkError
-from embark.model.batch import EVAL_SAMPLES
-from embark.model.engine_selection import cuda_graph_obstacle, select_engine
-from embark.model.precision import choose_precision, cpu_has_matrix_bf16, gpu_has_matrix_bf16
+from embark.model.engine_selection import (
+    choose_precision,
+    cpu_has_matrix_bf16,
+    cuda_graph_obstacle,
+    gpu_has_matrix_bf16,
+    select_engine,
+)
+from embark.model.steps import EVAL_SAMPLES
 from embark.model.work import TRACED
 from embark.run.evaluation import Trouble
 from embark.run.host import peak_resident_bytes
@@ -32,18 +35,14 @@ from embark.trainers.torch.batch import DeviceBatch, ToDevice, pinned
 from embark.trainers.torch.checkpoint import TorchCheckpointer
 from embark.trainers.torch.cpu_lookup import use_fast_cpu_lookup, use_lookup_of_bf16
 from embark.trainers.torch.device_samples import DeviceDrawnSource
-from embark.trainers.torch.dropout import seed_dropout
 from embark.trainers.torch.dynamic.tables import DynamicTables
-from embark.trainers.torch.engines.cuda_graph.batch_layout import BatchLayout, DrawnLayout, PackedLayout, RawLayout
-from embark.trainers.torch.engines.cuda_graph.engine import CudaGraphEngine
-from embark.trainers.torch.engines.cuda_graph.lookup import local_shards, planned, why_not_by_kernels
-from embark.trainers.torch.engines.cuda_graph.own_network import why_not_captured
-from embark.trainers.torch.engines.pipeline import Engine, EngineInputs, Part, PipelineEngine
+from embark.trainers.torch.engines.pipeline import BatchRange, Engine, EngineInputs, PipelineEngine
 from embark.trainers.torch.metrics import HeldOut, MetricWindow, RankedHeldOut
-from embark.trainers.torch.model import Recommender, WithoutValues, fill_tables
+from embark.trainers.torch.model import Recommender, SequenceRecommender, WithoutValues, fill_tables
+from embark.trainers.torch.networks.layers import seed_dropout
+from embark.trainers.torch.networks.trace_network import trace_network
 from embark.trainers.torch.optimizers import fuse_into_backward, make_optimizers
 from embark.trainers.torch.phases import InputWaits, Profiler
-from embark.trainers.torch.sequence_model import SequenceRecommender
 from embark.trainers.torch.sharding import (
     describe,
     has_tables_on_the_host,
@@ -53,13 +52,12 @@ from embark.trainers.torch.sharding import (
     sharded_tables,
 )
 from embark.trainers.torch.task_metrics import TaskHeldOut, TaskWindow
-from embark.trainers.torch.trace_network import trace_network
 from embark.trainers.torch.two_tower import RetrievalEvaluator, SoftmaxWindow, TwoTowers, negatives_adder, read_catalog
 from embark.trainers.torch.world import World, explain, join
 
 
 class TorchTrainer:
-    """Put together in the order TorchRec needs: optimizer into backward, plan, shard, fill, pipeline."""
+    """Builds in the order TorchRec needs: optimizer into backward, plan, shard, fill, engine."""
 
     def __init__(self, spec: RunSpec, world: World, num_steps: int, source: SampleSource) -> None:
         self.spec, self.world = spec, world
@@ -114,7 +112,7 @@ class TorchTrainer:
         return Profiler(self.world.device)
 
     def feed(self, source: SampleSource, start_step: int, stop_step: int) -> AbstractContextManager[Iterator[Any]]:
-        part = Part(self.spec.train.batch_size, self.world.rank, self.world.world_size, start_step, stop_step)
+        part = BatchRange(self.spec.train.batch_size, self.world.rank, self.world.world_size, start_step, stop_step)
         return self.engine.feed(source, part)
 
     def step(self, batches: Iterator[Any], step: int) -> float:
@@ -134,7 +132,10 @@ class TorchTrainer:
 
     @contextmanager
     def evaluating(self, step: int) -> Iterator[Evaluator | RetrievalEvaluator]:
-        """The model in evaluation mode. Fused Adam counts its lookups as steps, hence `step`, to be set again."""
+        """Give the model in evaluation mode.
+
+        Fused Adam counts its lookups as steps, so `step` is set again afterwards.
+        """
         with self.engine.evaluating() as model:
             to_device = ToDevice([t.name for t in self.spec.model.table_list()], self.world.device,
                                  self.spec.model.table_list())
@@ -143,7 +144,7 @@ class TorchTrainer:
         self.optimizers.set_step(step)
 
     def _by_row(self, to_device: ToDevice) -> Callable[[Batch], DeviceBatch]:
-        """With rows in place of the ids of dynamic tables."""
+        """Return a function that also replaces the ids of dynamic tables by rows."""
         dynamic = self.dynamic
         return to_device if dynamic is None else lambda batch: to_device(dynamic.look_up(batch))
 
@@ -151,7 +152,7 @@ class TorchTrainer:
         return TorchCheckpointer(run_dir, self)
 
     def peak_bytes(self) -> int:
-        """What the run uses of the device, libraries included; on a CPU, this process's peak."""
+        """Return what the run uses of the device, libraries included; on a CPU, this process's peak."""
         if self.world.device.type != "cuda":
             return peak_resident_bytes()
         free, total = torch.cuda.mem_get_info(self.world.device)
@@ -176,7 +177,8 @@ class Evaluator:
         return DeviceDrawnSource(source, self._world.device)
 
     def batch_size(self, of_training: int) -> int:
-        """On a GPU as many as keep it busy and take little of its memory, whatever a step trains on."""
+        """Return, on a GPU, as many samples as keep it busy and take little of its memory, whatever a step trains on.
+        """
         return of_training if self._must_be_small else EVAL_SAMPLES * self._world.world_size
 
     def add(self, batch: Batch) -> None:
@@ -190,7 +192,7 @@ class Evaluator:
 
 
 def precision_on(train: TrainSpec, device: torch.device) -> str:
-    """`fp32`, `tf32` or `bf16`."""
+    """Return `fp32`, `tf32` or `bf16`."""
     if device.type == "cuda":
         return choose_precision(train, has_matrix_bf16=gpu_has_matrix_bf16(torch.cuda.get_device_capability(device)))
     return choose_precision(train, has_matrix_bf16=cpu_has_matrix_bf16())
@@ -202,8 +204,10 @@ def set_matmul_precision(precision: str) -> None:
 
 
 def use_deterministic_kernels() -> None:
-    """PyTorch's own gradients of gathered rows are summed by atomics otherwise, in an order that no run repeats. The
-    captured step and FBGEMM's tables need none of this."""
+    """Sum PyTorch's own gradients of gathered rows in the same order in every run, not by atomics.
+
+    The captured step and FBGEMM's tables need none of this.
+    """
     os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
     torch.use_deterministic_algorithms(True, warn_only=True)
     torch.utils.deterministic.fill_uninitialized_memory = False
@@ -229,45 +233,19 @@ class TorchBackend:
 
 
 def make_engine(inputs: EngineInputs, source: SampleSource) -> Engine:
-    """The engine that `train.engine` asks for, or the one that `auto` chooses."""
-    spec, world = inputs.spec, inputs.world
-    tables = spec.model.table_list()
-    mine = [] if spec.model.has_sequences else local_shards(sharded_tables(inputs.model), tables, world.rank)
-    device, on_host = world.device.type, has_tables_on_the_host(inputs.plan)
-    obstacle = cuda_graph_obstacle(spec, device, has_tables_on_host=on_host) or (
-        why_not_by_kernels(mine) if device == "cuda" else "")
-    obstacle = _of_any_rank(world, obstacle)
-    if spec.model.is_own and device == "cuda" and spec.train.engine != "pipeline" and not obstacle:
-        obstacle = _of_any_rank(world, why_not_captured(inputs))
+    """Return the engine that `train.engine` asks for, or the one that `auto` chooses."""
+    spec, device = inputs.spec, inputs.world.device.type
+    on_host = has_tables_on_the_host(inputs.plan)
+    obstacle = cuda_graph_obstacle(spec, device, has_tables_on_host=on_host)
+    if device == "cuda" and not obstacle:
+        from embark.trainers.torch.engines.cuda_graph.engine import capture_obstacle
+
+        obstacle = capture_obstacle(inputs)
     engine, reason = select_engine(spec, device, obstacle)
     if engine == "pipeline":
         if on_host:
             reason += ", and their rows are fetched one batch ahead"
         return PipelineEngine(inputs, f"TorchRec's pipeline; {reason}", must_prefetch=on_host)
-    layout = _batch_layout(spec, source, spec.train.batch_size // world.world_size, world)
-    if isinstance(layout, RawLayout):
-        reason += "; the device decodes the rows as they lie on disk"
-    elif isinstance(layout, DrawnLayout):
-        reason += "; the device draws the samples"
-    is_fixed = isinstance(layout, RawLayout) or (spec.data.kind == "synthetic" and not spec.data.ragged)
-    if not is_fixed and any(t.multi_hot > 1 for t in tables):
-        reason += "; a sample with fewer ids than multi_hot is padded"
-    return CudaGraphEngine(inputs, planned(inputs.plan, tables), mine, layout, reason)
+    from embark.trainers.torch.engines.cuda_graph.engine import make_cuda_graph_engine
 
-
-def _of_any_rank(world: World, obstacle: str) -> str:
-    return next((of_rank for of_rank in world.gathered(obstacle) if of_rank), "")
-
-
-def _batch_layout(spec: RunSpec, source: SampleSource, num_samples: int, world: World) -> BatchLayout:
-    """Raw bytes where the source has blocks of one shape, for the very tables of the model; synthetic samples by the
-    GPU; else packed."""
-    tables = spec.model.table_list()
-    if isinstance(source, PreparedSource) and source.layout.is_fixed:
-        stored = {f.name: f.multi_hot for f in source.layout.features}
-        if all(stored.get(t.name) == t.multi_hot for t in tables):
-            return RawLayout(source, [t.name for t in tables], num_samples, world.device)
-    packed = PackedLayout(num_samples, spec.model.num_dense, tuple(t.multi_hot for t in tables))
-    if type(source) is SyntheticSource and world.device.type == "cuda":  # not one that drifts
-        return DrawnLayout(source, packed, world.device)
-    return replace(packed, is_wide=spec.model.has_dynamic_tables)
+    return make_cuda_graph_engine(inputs, source, reason)

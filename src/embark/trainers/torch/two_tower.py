@@ -23,19 +23,19 @@ from embark.spec import RunSpec
 from embark.trainers.torch.batch import DeviceBatch, ToDevice
 from embark.trainers.torch.metrics import MetricWindow
 from embark.trainers.torch.model import ordered_values, tables_without_values
-from embark.trainers.torch.two_tower_network import TwoTowerNetwork
+from embark.trainers.torch.networks.two_tower import TwoTowerNetwork
 from embark.trainers.torch.world import World
 
-SCORES_AT_ONCE = 1 << 24  # Of users and items, in the exact search.
+SCORES_AT_ONCE = 1 << 24  # Scores of users and items that the exact search holds at once.
 
 
 def read_catalog(spec: RunSpec, source: SampleSource, world: World) -> ItemCatalog:
-    """Of the run's training data; every rank must call it."""
+    """Read the items of the run's training data; every rank must call it."""
     return read_item_catalog(source, spec.model, rank=world.rank, num_ranks=world.world_size, gathered=world.gathered)
 
 
 def negatives_adder(spec: RunSpec, catalog: ItemCatalog, world: World) -> Callable[[Batch, int], Batch] | None:
-    """Puts this rank's part of a step's sampled negatives behind its samples; None where there are none."""
+    """Return a function that puts this rank's part of a step's sampled negatives behind its samples, or None."""
     first, stop = _share(spec, world)
     if not spec.model.two_tower.num_sampled_negatives:
         return None
@@ -72,8 +72,10 @@ class TwoTowers(nn.Module):
 
 
 class CandidateSoftmax(nn.Module):
-    """Each positive against the items of all positives of the global batch and all sampled negatives. A module of its
-    own, which the train pipeline does not trace into."""
+    """Scores each positive against the items of all positives of the global batch and all sampled negatives.
+
+    A module of its own, which the train pipeline does not trace into.
+    """
 
     def __init__(
         self, network: TwoTowerNetwork, spec: RunSpec, world: World, catalog: ItemCatalog, *, is_bf16: bool
@@ -82,7 +84,7 @@ class CandidateSoftmax(nn.Module):
         two = spec.model.two_tower
         first, stop = _share(spec, world)
         self._names, self._item = [t.name for t in spec.model.table_list()], two.item
-        self._network = [network]  # In a list, since its weights are those of the model.
+        self._network = [network]  # A list hides its weights, which are those of the model.
         self._num_negatives, self._temperature = stop - first, two.temperature
         expected = catalog.expected_counts(spec.train.batch_size, two.num_sampled_negatives)
         # No buffer: it follows from the data, and no checkpoint holds it.
@@ -92,7 +94,8 @@ class CandidateSoftmax(nn.Module):
     def forward(
         self, dense: Tensor, looked_up: KeyedTensor, sparse: KeyedJaggedTensor, label: Tensor
     ) -> tuple[Tensor, tuple[Tensor, Tensor, Tensor]]:
-        """In training: what is minimized; the loss, the losses of this rank's samples, and which are positives."""
+        """Return, in training, what is minimized; the loss, the losses of this rank's samples, and which are positives.
+        """
         pooled = ordered_values(looked_up, self._names)
         with torch.autocast(self._device_type, torch.bfloat16, enabled=self._is_bf16):
             user = self._network[0].user_vectors(dense, pooled)
@@ -106,7 +109,7 @@ class CandidateSoftmax(nn.Module):
         return minimized, (loss.detach(), losses.detach(), is_positive)
 
     def _losses(self, user: Tensor, item: Tensor, ids: Tensor, label: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """The first is a loss whose mean over the ranks is that of the global batch."""
+        """Return first a loss whose mean over the ranks is that of the global batch."""
         num_samples = len(label) - self._num_negatives
         is_positive = label[:num_samples] > 0.5
         is_candidate = torch.cat([is_positive, torch.ones_like(label[num_samples:], dtype=torch.bool)])
@@ -124,7 +127,7 @@ class CandidateSoftmax(nn.Module):
 
 
 def _gather(values: Tensor) -> Tensor:
-    """Of all ranks, one behind the other; without gradient."""
+    """Concatenate the values of all ranks, without gradient."""
     if dist.get_world_size() == 1:
         return values
     sent = values.to(torch.uint8) if values.dtype == torch.bool else values
@@ -134,7 +137,7 @@ def _gather(values: Tensor) -> Tensor:
 
 
 def _from_all(values: Tensor) -> Tensor:
-    """The same with a gradient: what all ranks' losses say of this rank's rows, added up."""
+    """Concatenate the values of all ranks; the gradient sums what all ranks' losses say of this rank's rows."""
     if dist.get_world_size() == 1:
         return values
     gathered: Tensor = _AllGather.apply(values)
@@ -155,11 +158,11 @@ class _AllGather(torch.autograd.Function):
 
 
 class SoftmaxWindow(MetricWindow):
-    """The losses since the last `take`, in the state that every window has."""
+    """Losses since the last `take`, in the state that every window has."""
 
     @torch.no_grad()
     def accumulate(self, logits: Tensor, label: Tensor) -> None:
-        """`logits`: the losses of samples; `label`: which of them are positives."""
+        """Count samples: `logits` are their losses, and `label` says which of them are positives."""
         loss, positives = logits.double().sum(), label.double().sum()
         self._sums += torch.stack([loss, torch.zeros_like(loss), positives])
 
@@ -179,7 +182,7 @@ class RetrievalEvaluator:
         self._item, self._user = names.index(self._two.item), names.index(self._two.user) if self._two.user else None
         self._batch_size = spec.train.batch_size // world.world_size
         self._vectors: list[Tensor] = []
-        self._held_out: list[NDArray[np.int64]] = []  # Batch, user, item, place among this rank's vectors.
+        self._held_out: list[NDArray[np.int64]] = []  # Batch, user, item, index among this rank's vectors.
         self._num_batches = self._num_vectors = 0
 
     def eval_source(self, source: SampleSource) -> SampleSource:
@@ -206,7 +209,10 @@ class RetrievalEvaluator:
         self._num_vectors += num
 
     def metrics(self) -> dict[str, float]:
-        """Over all ranks, which must all call it. A user is searched for by the rank that has its first sample."""
+        """Return the metrics over all ranks, which must all call it.
+
+        A user is searched for by the rank that has its first sample.
+        """
         items, k = self._item_vectors(), self._two.eval_k
         held = np.concatenate([*self._held_out, np.empty((4, 0), np.int64)], axis=1)
         every = np.concatenate([np.concatenate([part, np.full((1, part.shape[1]), rank)])
@@ -238,7 +244,7 @@ class RetrievalEvaluator:
         return user, item
 
     def _item_vectors(self) -> Tensor:
-        """Of all items, on every rank; each computes its share, in as many batches as any other."""
+        """Return the vectors of all items on every rank; each computes its share, in as many batches as any other."""
         num, ranks = len(self._catalog), self._world.world_size
         found = []
         for start in range(0, num, self._batch_size * ranks):
@@ -250,8 +256,10 @@ class RetrievalEvaluator:
 
 @torch.no_grad()
 def exact_search(users: Tensor, items: Tensor, k: int, left_out: list[NDArray[np.int64]]) -> NDArray[np.int64]:
-    """`[users, k]`: positions of the items with the largest dot products, best first, without those left out; −1 where
-    there are fewer."""
+    """Return `[users, k]`: positions of the items with the largest dot products, best first, without those left out.
+
+    Rows are filled up with −1 where there are fewer.
+    """
     scores = users @ items.T
     rows = np.repeat(np.arange(len(users)), [len(one) for one in left_out])
     if len(rows):

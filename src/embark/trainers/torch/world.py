@@ -34,12 +34,12 @@ class World:
 
     @property
     def is_first(self) -> bool:
-        """Rank 0 logs and decides for all."""
+        """Whether this is rank 0, which logs and decides for all."""
         return self.rank == 0
 
     @property
     def is_host_leader(self) -> bool:
-        """The first rank of its host."""
+        """Whether this is the first rank of its host."""
         return self.local_rank == 0
 
     @property
@@ -48,7 +48,7 @@ class World:
 
     @property
     def num_devices(self) -> int:
-        """One for each rank."""
+        """Number of devices: one for each rank."""
         return self.world_size
 
     @property
@@ -57,7 +57,7 @@ class World:
 
     @property
     def device_name(self) -> str:
-        """Such as `NVIDIA H200`, or the number of threads on a CPU."""
+        """Name such as `NVIDIA H200`, or the number of threads on a CPU."""
         if self.device.type == "cuda":
             return torch.cuda.get_device_name(self.device)
         threads = torch.get_num_threads()
@@ -65,7 +65,7 @@ class World:
 
     @property
     def device_bytes(self) -> int:
-        """Memory of the GPU; 0 on a CPU."""
+        """Bytes of the GPU's memory; 0 on a CPU."""
         return torch.cuda.get_device_properties(self.device).total_memory if self.device.type == "cuda" else 0
 
     def sum_over_ranks(self, values: torch.Tensor) -> torch.Tensor:
@@ -81,13 +81,13 @@ class World:
         return self.sum_over_ranks(torch.tensor(numbers, dtype=torch.int32)).tolist()
 
     def stacked(self, values: torch.Tensor) -> torch.Tensor:
-        """Every rank's `values`, all of one shape, on every rank: [ranks, ...]."""
+        """Return every rank's `values`, all of one shape, on every rank: [ranks, ...]."""
         every = torch.empty(self.world_size, *values.shape, dtype=values.dtype, device=values.device)
         dist.all_gather_into_tensor(every.view(-1), values.reshape(-1))
         return every
 
     def gathered(self, value: Any, group: dist.ProcessGroup | None = None) -> list[Any]:
-        """Every rank's `value`, on every rank."""
+        """Return every rank's `value` on every rank."""
         if self.world_size == 1:
             return [value]
         values: list[Any] = [None] * self.world_size
@@ -125,12 +125,12 @@ def join(place: PlaceSpec) -> Iterator[World]:
 
 
 def backend_for(device: torch.device) -> str:
-    """NCCL, with gloo beside it: saving in the background and agreeing on a step go over the CPU."""
+    """Choose NCCL, with gloo beside it: saving in the background and agreeing on a step go over the CPU."""
     return "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo"
 
 
 def _meeting_store(rank: int, world_size: int, local_world_size: int, timeout: timedelta) -> dist.Store:
-    """Where the ranks find each other; in this process alone where nothing says that there are others."""
+    """Return the store in which the ranks find each other; it is in this process alone where there are no others."""
     if "MASTER_ADDR" not in os.environ:
         return dist.HashStore()
     store, _, _ = next(rendezvous("env://", rank, world_size, timeout=timeout))
@@ -171,7 +171,7 @@ LOST_PEER = ("connection closed by peer", "connection reset by peer", "gloo", "n
 
 
 def explain(error: Exception) -> EmbarkError | None:
-    """The error as one of ours; None if it is unknown."""
+    """Return the error as one of ours, or None if it is unknown."""
     if not isinstance(error, RuntimeError):
         return user_error(error)
     text = str(error)

@@ -63,7 +63,7 @@ def save(run_dir: RunDir, spec, step: int, fingerprint: str) -> None:
 
 
 @pytest.mark.parametrize("row_group_bytes", [1, 64 << 20])
-def test_the_vectors_are_the_checkpoint_s_bit_for_bit_with_the_values_of_their_ids(
+def test_vectors_are_those_of_the_checkpoint_bit_for_bit(
     run_dir, tmp_path, monkeypatch, row_group_bytes
 ):
     monkeypatch.setattr(module, "ROW_GROUP_BYTES", row_group_bytes)
@@ -87,12 +87,12 @@ def test_the_vectors_are_the_checkpoint_s_bit_for_bit_with_the_values_of_their_i
 
 
 def test_another_step_and_one_table_can_be_named(run_dir, tmp_path, capsys):
-    assert embark(["embeddings", run_dir.uri, "--to", str(tmp_path / "v"), "--step", "3", "--table", "user"]) == 0
+    assert embark(["export", run_dir.uri, "--embeddings", str(tmp_path / "v"), "--step", "3", "--only", "user"]) == 0
     assert "wrote 1 Parquet file" in capsys.readouterr().out
     assert [path.name for path in (tmp_path / "v").iterdir()] == ["user.parquet"]
     found = np.array(pq.read_table(tmp_path / "v/user.parquet")["vector"].to_pylist(), np.float32)
     assert found.tobytes() == weights(3)["user"].tobytes()
-    assert embark(["embeddings", run_dir.uri, "--to", str(tmp_path / "v")]) == 64
+    assert embark(["export", run_dir.uri, "--embeddings", str(tmp_path / "v")]) == 64
     assert "--force" in capsys.readouterr().err
 
 

@@ -115,14 +115,14 @@ def test_a_number_beyond_63_bits_is_pointed_out(tmp_path):
 
 def test_nothing_is_overwritten_without_force_and_no_part_is_left(tmp_path, raw, capsys):
     data = prepared(tmp_path, raw)
-    assert embark(["data", "ids", str(data), "--to", str(tmp_path / "ids"), "--table", "tags"]) == 0
+    assert embark(["export", str(data), "--ids", str(tmp_path / "ids"), "--only", "tags"]) == 0
     assert "wrote 1 Parquet file" in capsys.readouterr().out
     before = (tmp_path / "ids/tags.parquet").read_bytes()
-    assert embark(["data", "ids", str(data), "--to", str(tmp_path / "ids")]) == 64
+    assert embark(["export", str(data), "--ids", str(tmp_path / "ids")]) == 64
     assert "exists" in capsys.readouterr().err
     assert [path.name for path in (tmp_path / "ids").iterdir()] == ["tags.parquet"]
     assert (tmp_path / "ids/tags.parquet").read_bytes() == before
-    assert embark(["data", "ids", str(data), "--to", str(tmp_path / "ids"), "--force", "--json"]) == 0
+    assert embark(["export", str(data), "--ids", str(tmp_path / "ids"), "--force", "--json"]) == 0
     assert len(json.loads(capsys.readouterr().out)["tables"]) == 4
     with pytest.raises(UserError, match="no such table"):
         write_id_maps(str(data), tmp_path / "ids", tables=["tag"])

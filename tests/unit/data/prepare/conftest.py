@@ -12,8 +12,8 @@ import numpy as np
 import pytest
 
 from embark.data.prepare.inputs import Inputs
-from embark.data.prepare.schema import Schema, SparseColumn
 from embark.data.prepared import SPLITS, Manifest
+from embark.features.schema import Schema, SparseColumn
 from embark.spec.run import RunSpec
 
 DENSE = tuple(f"int_{i}" for i in range(13))

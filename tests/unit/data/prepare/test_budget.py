@@ -8,8 +8,8 @@ import pytest
 
 from embark.data.prepare.budget import MIN_CHUNK_BYTES, PARENT_BYTES, plan_budget
 from embark.data.prepare.prepare import segment_bytes_of
-from embark.data.prepare.schema import SparseColumn
 from embark.errors import UserError
+from embark.features.schema import SparseColumn
 
 
 @pytest.mark.parametrize("memory_gb", [0.5, 0.7, 1, 2, 8, 100])

@@ -15,13 +15,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from embark.data.prepare import text_stream
-from embark.data.prepare.arrow.cells import hash_bytes
-from embark.data.prepare.arrow.readers import CsvReader
 from embark.data.prepare.inputs import Inputs
-from embark.data.prepare.rows import RawRows
-from embark.data.prepare.schema import Schema, SparseColumn
-from embark.data.prepare.text_stream import RowBlock, Runaway, cut_rows, head
+from embark.data.prepare.readers import CsvReader
+from embark.data.prepare.text_stream import RowBlock, UnterminatedRow, head, split_rows
 from embark.errors import DataError
+from embark.features.arrow.cells import hash_bytes
+from embark.features.rows import RawRows
+from embark.features.schema import Schema, SparseColumn
 from embark.spec.data import PrepareSpec
 
 SPARSE = (
@@ -226,16 +226,16 @@ def test_what_pythons_csv_writes_is_read_back(tmp_path_factory, fields, newline,
 @settings(max_examples=120)
 @given(st.binary(max_size=60).map(lambda b: bytes(b'a,"\n\r x'[c % 7] for c in b)), st.integers(1, 60))
 def test_rubbish_is_cut_into_the_same_rows_whatever_the_pieces(text: bytes, size: int):
-    complete = list(cut_rows(iter([text]), b",", max_row_bytes=20))
+    complete = list(split_rows(iter([text]), b",", max_row_bytes=20))
     pieces = [text[i : i + size] for i in range(0, len(text), size)]
-    cut = list(cut_rows(iter(pieces), b",", max_row_bytes=20))
+    cut = list(split_rows(iter(pieces), b",", max_row_bytes=20))
     assert rows_of(cut) == rows_of(complete)
 
 
-def rows_of(cuts: list[RowBlock | Runaway]) -> list:
+def rows_of(cuts: list[RowBlock | UnterminatedRow]) -> list:
     rows: list = []
     for cut in cuts:
-        if isinstance(cut, Runaway):
+        if isinstance(cut, UnterminatedRow):
             rows.append(("runaway", cut.line))
             continue
         ends = [*(cut.starts[1:] - cut.starts[0]).tolist(), len(cut.text)]
@@ -256,8 +256,8 @@ def test_no_rubbish_breaks_the_reader_and_no_line_is_lost(tmp_path_factory, text
 
 
 def test_a_quote_that_is_never_closed_costs_one_row(tmp_path, monkeypatch):
-    defaults = {**text_stream.cut_rows.__kwdefaults__, "max_row_bytes": 1_000}
-    monkeypatch.setattr(text_stream.cut_rows, "__kwdefaults__", defaults)
+    defaults = {**text_stream.split_rows.__kwdefaults__, "max_row_bytes": 1_000}
+    monkeypatch.setattr(text_stream.split_rows, "__kwdefaults__", defaults)
     good = b"0,1,u,t,1,1\n"
     text = HEADER + good + b'1,1,"open,t,1,1\n' + good * 300
     for chunk_bytes in (100, 1 << 20):

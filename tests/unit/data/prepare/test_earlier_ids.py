@@ -12,8 +12,8 @@ import pytest
 
 from embark.data.check import check
 from embark.data.prepare import prepare as prepare_module
+from embark.data.prepare.earlier_ids import read_changed_rows
 from embark.data.prepare.prepare import prepare_from_spec, preview
-from embark.data.prepared.changed_rows import read_changed_rows
 from embark.errors import DataError, UserError
 from embark.spec import resolve
 
@@ -102,7 +102,7 @@ def test_hashed_columns_keep_their_rows_without_being_told_them(folder):
     assert {about["how"] for about in manifest.settings["id_maps"].values()} == {"hash"}
 
 
-def test_the_result_is_the_same_in_any_memory_and_a_second_call_finds_it_complete(folder, monkeypatch):
+def test_the_result_is_the_same_in_any_memory_and_found_complete(folder, monkeypatch):
     once, plan_budget = february(folder, "evict"), prepare_module.plan_budget
     monkeypatch.setattr(prepare_module, "plan_budget", lambda *a, **k: replace(
         plan_budget(*a, **k), max_entries=20, run_rows=50, chunk_bytes=1000))
@@ -116,7 +116,7 @@ def test_the_result_is_the_same_in_any_memory_and_a_second_call_finds_it_complet
         february(folder, "append")
 
 
-def test_the_manifest_names_the_data_whose_ids_it_continues_wherever_that_lies(folder):
+def test_the_manifest_identifies_the_data_whose_ids_it_continues(folder):
     fingerprint = prepared(folder, "january").fingerprint()
     assert february(folder).settings["id_map_from"] == {"data": fingerprint, "new_ids": "append"}
     assert "id_map_from" not in february(folder).settings["prepare"]
@@ -164,7 +164,7 @@ def test_maps_of_an_object_store_are_brought_here_and_checked(folder, monkeypatc
     (("model.tables=[{name='user', rows=50}, {name='item', rows=90}, {name='tags', rows=9, multi_hot=4}]",),
      r"user: 81 rows there, 50 in \[model\]"),
 ])
-def test_input_whose_ids_would_mean_other_rows_is_refused_with_the_difference(folder, sets, message):
+def test_input_whose_ids_would_mean_other_rows_is_refused(folder, sets, message):
     with pytest.raises(DataError, match=message):
         february(folder, "append", *sets)
 

@@ -15,12 +15,12 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from embark.data.prepare.arrow.cells import hash_words
-from embark.data.prepare.arrow.readers import CsvReader
 from embark.data.prepare.guess import guess_schema, table_name
 from embark.data.prepare.inputs import Inputs
-from embark.data.prepare.schema import Schema, SparseColumn
+from embark.data.prepare.readers import CsvReader
 from embark.errors import DataError, MissingPackage
+from embark.features.arrow.cells import hash_words
+from embark.features.schema import Schema, SparseColumn
 from embark.spec.data import DataSpec, PrepareSpec
 from embark.spec.model import ModelSpec, Table
 from embark.spec.run import RunSpec
@@ -322,13 +322,14 @@ def test_without_pyarrow_the_extra_is_named(tmp_path, monkeypatch):
     pq.write_table(pa.table({"label": [1], "user": ["a"]}), tmp_path / "b.parquet")
     inputs = Inputs(str(tmp_path))
     monkeypatch.setitem(sys.modules, "pyarrow", None)
-    for name in [name for name in sys.modules if name.startswith("embark.data.prepare.arrow")]:
+    arrow = ("embark.features.arrow", "embark.data.prepare.readers")
+    for name in [name for name in sys.modules if name.startswith(arrow)]:
         monkeypatch.delitem(sys.modules, name)
     with pytest.raises(MissingPackage) as caught:
         guess_schema(spec_of(), inputs, inputs.find("b.parquet"))
     assert "embark-rec[columns]" in caught.value.fix
     with pytest.raises(MissingPackage, match="pyarrow reads delimited text"):
-        importlib.import_module("embark.data.prepare.arrow.readers")
+        importlib.import_module("embark.data.prepare.readers")
 
 
 @pytest.mark.parametrize(("yes", "no"), [("yes", "no"), ("Yes", "No"), ("TRUE", "FALSE"), ("true", "false")])

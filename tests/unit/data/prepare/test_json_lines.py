@@ -12,12 +12,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from embark.__main__ import run
-from embark.data.prepare.arrow.cells import hash_words
-from embark.data.prepare.arrow.json_lines import JsonLinesReader
 from embark.data.prepare.guess import guess_schema
 from embark.data.prepare.inputs import Inputs
-from embark.data.prepare.json_sample import json_cell
+from embark.data.prepare.readers import JsonLinesReader
 from embark.errors import DataError
+from embark.features.arrow.cells import hash_words
+from embark.features.values import json_cell
 from embark.spec import resolve
 from embark.spec.data import PrepareSpec
 

@@ -12,12 +12,12 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from embark.data.prepare.arrow.cells import hash_bytes
-from embark.data.prepare.arrow.readers import ParquetReader
 from embark.data.prepare.inputs import InputFile, Inputs
-from embark.data.prepare.rows import RawRows
-from embark.data.prepare.schema import Schema, SparseColumn
+from embark.data.prepare.readers import ParquetReader
 from embark.errors import DataError
+from embark.features.arrow.cells import hash_bytes
+from embark.features.rows import RawRows
+from embark.features.schema import Schema, SparseColumn
 from embark.spec.data import PrepareSpec
 
 

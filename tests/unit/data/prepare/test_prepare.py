@@ -22,7 +22,7 @@ from embark.data.prepare import prepare as prepare_module
 from embark.data.prepare.guess import guess_schema
 from embark.data.prepare.prepare import prepare, prepare_from_spec
 from embark.data.prepared import MANIFEST, SPLITS, STATISTICS, Manifest
-from embark.data.workers import tree_bytes
+from embark.data.progress import tree_bytes
 from embark.errors import DataError, UserError
 from embark.spec import load_spec
 
@@ -106,7 +106,7 @@ def test_ids_by_frequency_are_those_of_a_counter_over_the_training_rows(
         assert dict(zip(keys.tolist(), numbers.tolist(), strict=True)) == ids
 
 
-def test_a_table_of_given_rows_keeps_them_under_frequency_and_auto_mixes_both(
+def test_a_table_keeps_its_rows_under_frequency_and_auto_mixes_both(
     criteo, make_spec, inputs, tmp_path, read_rows
 ):
     lines = criteo.lines(800, distinct=100)
@@ -174,7 +174,7 @@ def test_lists_and_words_of_a_csv_keep_their_rows(make_spec, inputs, tmp_path, r
     assert manifest.bad_rows["num_lists_cut"] == 100
 
 
-def test_bad_rows_are_reported_by_file_and_line_and_too_many_leave_no_manifest(
+def test_bad_rows_are_reported_by_line_and_too_many_leave_no_manifest(
     criteo, make_spec, inputs, tmp_path, many_segments
 ):
     lines = criteo.lines(1500)
@@ -215,7 +215,7 @@ def test_a_gzip_file_cut_short_leaves_no_manifest(criteo, make_spec, inputs, tmp
     assert not (tmp_path / "out" / MANIFEST).exists()
 
 
-def test_complete_data_is_left_alone_other_settings_are_refused_and_fresh_starts_over(
+def test_complete_data_is_left_alone_and_fresh_starts_over(
     criteo, make_spec, inputs, tmp_path
 ):
     (tmp_path / "day_0").write_bytes(b"\n".join(criteo.lines(300)))
@@ -290,7 +290,7 @@ KILLED = textwrap.dedent("""
     if __name__ == "__main__":
         from embark.data.prepare import prepare as prepare_module
         from embark.data.prepare.inputs import Inputs
-        from embark.data.prepare.schema import Schema, SparseColumn
+        from embark.features.schema import Schema, SparseColumn
         from embark.spec.run import RunSpec
 
         folder, out, rows, whom, after = sys.argv[1:]

@@ -8,8 +8,9 @@ import numpy as np
 import pytest
 
 from embark.data.prepare.inputs import InputFile
-from embark.data.prepare.rows import MAX_QUOTED, BadRow, BadRows, RawRows, SegmentCounts, reason_of, should_give_up
+from embark.data.prepare.rows import BadRows, SegmentCounts, reason_of, should_give_up
 from embark.errors import DataError
+from embark.features.rows import MAX_QUOTED, BadRow, RawRows
 
 
 def piece(num_rows: int, bad: list[BadRow], times: int = 1) -> RawRows:

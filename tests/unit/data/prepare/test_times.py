@@ -19,16 +19,14 @@ import pytest
 from embark.__main__ import run
 from embark.data.check import check
 from embark.data.export.id_values import read_values
-from embark.data.id_maps import PreparedWith
 from embark.data.prepare import prepare as prepare_module
-from embark.data.prepare import time_split
-from embark.data.prepare.arrow.cells import CellParser
-from embark.data.prepare.arrow.times import parse_times
+from embark.data.prepare import splits
 from embark.data.prepare.guess import guess_schema
 from embark.data.prepare.inputs import Inputs
-from embark.data.prepare.later_rows import write_later_rows
+from embark.data.prepare.later_rows import PreparedWith, write_later_rows
 from embark.data.prepare.prepare import prepare_from_spec
 from embark.errors import DataError, SpecError
+from embark.features.arrow.cells import CellParser, parse_times
 from embark.spec import resolve
 
 EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
@@ -197,7 +195,7 @@ def test_any_number_of_workers_and_an_interruption_give_the_same_split(tmp_path,
     spec["data"]["prepare"]["num_workers"] = 2
     with monkeypatch.context() as during:
         during.setattr(prepare_module, "SMALL_BYTES", 1 << 30)
-        during.setattr(time_split, "newest", lambda *_: 1 / 0)
+        during.setattr(splits, "newest", lambda *_: 1 / 0)
         with pytest.raises(ZeroDivisionError):
             prepare_from_spec(resolve(spec), tmp_path / "several")
     several = prepare_from_spec(resolve(spec), tmp_path / "several").manifest
@@ -207,14 +205,14 @@ def test_any_number_of_workers_and_an_interruption_give_the_same_split(tmp_path,
 
 @pytest.mark.parametrize("spread", [1, 7, 10**6, 10**17])
 def test_the_nth_newest_of_files_is_that_of_a_sorted_list(tmp_path, monkeypatch, spread):
-    monkeypatch.setattr(time_split, "_CHUNK_ROWS", 50)
+    monkeypatch.setattr(splits, "_CHUNK_ROWS", 50)
     values = np.random.default_rng(3).integers(-spread, spread, 333)
     files = []
     for i, some in enumerate(np.split(values, [100, 100, 250])):
         files.append(tmp_path / f"{i}")
         some.tofile(files[-1])
     wanted = sorted(values.tolist(), reverse=True)
-    assert [time_split.newest(files, rank) for rank in (1, 2, 100, 332, 333)] == [
+    assert [splits.newest(files, rank) for rank in (1, 2, 100, 332, 333)] == [
         wanted[rank - 1] for rank in (1, 2, 100, 332, 333)]
 
 
@@ -251,7 +249,7 @@ def test_the_boundary_is_part_of_the_data_and_is_shown(tmp_path, capsys):
     assert f"validation {first.num_rows('validation')} from 2024-02-20T00:00:00Z" in capsys.readouterr().out
 
 
-def test_rows_without_a_time_are_bad_rows_of_a_split_by_time_and_id_0_of_a_feature(tmp_path, read_rows):
+def test_rows_without_a_time_are_bad_in_a_split_and_id_0_in_a_feature(tmp_path, read_rows):
     rows = shop(200)
     rows[7]["at"] = None
     write_csv(tmp_path / "rows.csv", rows)
@@ -319,7 +317,7 @@ def test_columns_that_hold_no_such_times_are_refused(tmp_path, at, prepare, mess
         guess(tmp_path, [{**row, "at": at} for row in shop(20)], prepare)
 
 
-def test_numbers_that_could_be_anything_are_times_if_the_spec_says_the_unit(tmp_path):
+def test_ambiguous_numbers_are_times_if_the_spec_says_the_unit(tmp_path):
     rows = [{**row, "at": 12 + i} for i, row in enumerate(shop(20))]
     schema = guess(tmp_path, rows, {"time_columns": {"at": ["hour"]}, "time_unit": "s"})
     assert schema.times[0].format == "s"
@@ -354,7 +352,7 @@ def test_settings_that_contradict_each_other_are_mistakes_of_the_spec(tmp_path, 
         spec_of(tmp_path, "rows.csv", prepare, **data)
 
 
-def test_new_rows_with_the_ids_of_earlier_data_have_the_same_features_of_times(tmp_path):
+def test_rows_with_earlier_ids_have_the_same_features_of_times(tmp_path):
     write_formats(tmp_path, shop(300))
     old = made(tmp_path, "rows.csv", "old", SETTINGS, time_column="at")
     write_csv(tmp_path / "new.csv", shop(200, seed=2))
@@ -365,7 +363,7 @@ def test_new_rows_with_the_ids_of_earlier_data_have_the_same_features_of_times(t
     assert [feature.rows for feature in new.layout.features[1:]] == [25, 8]
 
 
-def test_later_rows_need_no_time_of_the_split_and_ids_of_times_are_readable(tmp_path, read_rows):
+def test_later_rows_need_no_time_of_the_split(tmp_path, read_rows):
     write_formats(tmp_path, shop(300))
     manifest = made(tmp_path, "rows.csv", prepare={"split": "time", "time_columns": {"at": ["hour", "weekday"]}},
                     time_column="at")

@@ -9,8 +9,11 @@ import numpy as np
 import pytest
 
 from embark.data.prepare.inputs import InputFile
-from embark.data.prepare.rows import RawRows, Segment, check_splits, dense_transform, split_rows, transform_dense
+from embark.data.prepare.rows import Segment
+from embark.data.prepare.splits import assign_splits, check_splits
 from embark.errors import DataError, UserError
+from embark.features.encoding import dense_transform, transform_dense
+from embark.features.rows import RawRows
 
 
 def rows_at(positions, split=None) -> RawRows:
@@ -22,20 +25,20 @@ def rows_at(positions, split=None) -> RawRows:
 FILES = [InputFile(f"data/day_{i}.gz", 10) for i in range(4)]
 
 
-def test_a_random_split_has_the_given_shares_and_does_not_depend_on_the_segment(make_spec):
+def test_a_random_split_does_not_depend_on_the_segment(make_spec):
     data = make_spec({"test_fraction": 0.05}, eval_fraction=0.2).data
     positions = np.arange(100_000) * 243
-    complete = split_rows(data, 1, Segment(FILES[1], 0, 0, 10**9), rows_at(positions))
+    complete = assign_splits(data, 1, Segment(FILES[1], 0, 0, 10**9), rows_at(positions))
     shares = np.bincount(complete, minlength=3) / len(complete)
     assert shares == pytest.approx([0.75, 0.2, 0.05], abs=0.01)
-    pieces = [split_rows(data, 1, Segment(FILES[1], i, i, 10**9), rows_at(some))
+    pieces = [assign_splits(data, 1, Segment(FILES[1], i, i, 10**9), rows_at(some))
               for i, some in enumerate(np.array_split(positions, 7))]
     assert np.concatenate(pieces).tolist() == complete.tolist()
 
 
 def test_another_seed_or_file_draws_otherwise(make_spec):
     rows, segment = rows_at(np.arange(5000)), Segment(FILES[0], 0, 0, 1)
-    draws = [split_rows(make_spec(seed=seed).data, index, segment, rows) for seed, index in [(1, 0), (2, 0), (1, 1)]]
+    draws = [assign_splits(make_spec(seed=seed).data, index, segment, rows) for seed, index in [(1, 0), (2, 0), (1, 1)]]
     assert (draws[0] != draws[1]).any()
     assert (draws[0] != draws[2]).any()
 
@@ -43,7 +46,8 @@ def test_another_seed_or_file_draws_otherwise(make_spec):
 def test_files_go_where_their_names_say(make_spec):
     data = make_spec({"split": "file", "validation_files": ["day_2"], "test_files": ["day_[3-9].gz"]}).data
     check_splits(data, FILES)
-    splits = [split_rows(data, i, Segment(file, 0, 0, 1), rows_at(range(3))).tolist() for i, file in enumerate(FILES)]
+    splits = [assign_splits(data, i, Segment(file, 0, 0, 1), rows_at(range(3))).tolist()
+              for i, file in enumerate(FILES)]
     assert splits == [[0] * 3, [0] * 3, [1] * 3, [2] * 3]
 
 
@@ -65,9 +69,9 @@ def test_fractions_that_leave_nothing_are_refused(make_spec):
 def test_a_column_says_it_itself(make_spec):
     data = make_spec({"split": "column", "split_column": "part"}).data
     result = np.array([0, 2, 1], np.uint8)
-    assert split_rows(data, 0, Segment(FILES[0], 0, 0, 1), rows_at(range(3), result)).tolist() == [0, 2, 1]
+    assert assign_splits(data, 0, Segment(FILES[0], 0, 0, 1), rows_at(range(3), result)).tolist() == [0, 2, 1]
     with pytest.raises(UserError, match="split_column"):
-        split_rows(data, 0, Segment(FILES[0], 0, 0, 1), rows_at(range(3)))
+        assign_splits(data, 0, Segment(FILES[0], 0, 0, 1), rows_at(range(3)))
 
 
 VALUES = [0.0, 1.0, -1.0, -2.0, -3.0, -1e6, 5.0, 12345678.0, 1e10, math.nan]

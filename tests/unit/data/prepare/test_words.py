@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from embark.data.prepare.arrow.cells import as_text, hash_bytes, hash_words, trim
+from embark.features.arrow.cells import as_text, hash_bytes, hash_words, trim
 
 MASK = (1 << 64) - 1
 

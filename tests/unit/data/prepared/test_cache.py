@@ -168,7 +168,7 @@ def test_a_part_in_use_is_never_removed(tmp_path: Path, monkeypatch: pytest.Monk
     assert [file.stem for file in directory.glob("*.bin")] == [first.sha256]
 
 
-def test_a_part_that_is_not_in_use_is_released_when_another_process_wants_the_space(tmp_path: Path):
+def test_unused_parts_are_released_when_another_process_needs_space(tmp_path: Path):
     made = make_prepared(tmp_path / "far", part_bytes=2_000)
     first, second = made.manifest.parts["train"][:2]
     store, size = FarStore(made.path), largest_bytes(made)
@@ -296,7 +296,7 @@ def test_a_store_that_fails_raises_where_its_part_is_read(tmp_path: Path):
         source.train_rows(0, 0, 10)
 
 
-def test_a_cache_too_small_for_one_part_is_refused_with_a_size_that_will_do(tmp_path: Path):
+def test_a_cache_too_small_for_a_part_is_refused_with_a_better_size(tmp_path: Path):
     made = make_prepared(tmp_path / "far", part_bytes=2_000)
     spec = raw_spec(made, tmp_path / "cache", 0.5)
     with pytest.raises(DataError, match=r"data\.cache_gb") as caught:
@@ -306,7 +306,7 @@ def test_a_cache_too_small_for_one_part_is_refused_with_a_size_that_will_do(tmp_
     open_far(spec, FarStore(made.path)).train_rows(0, 0, 1_000)
 
 
-def test_data_that_changed_under_its_uri_is_never_mixed_with_what_is_cached(tmp_path: Path):
+def test_data_that_changed_under_its_uri_is_not_mixed_with_the_cache(tmp_path: Path):
     before = make_prepared(tmp_path / "far", part_bytes=2_000)
     raw = raw_spec(before, tmp_path / "cache", 100)
 

@@ -26,7 +26,7 @@ def refusal(path: str | Path, **data: object) -> str:
     return str(caught.value)
 
 
-def test_a_folder_that_is_not_there_or_holds_no_manifest_says_how_to_make_one(tmp_path: Path):
+def test_a_folder_without_a_manifest_says_how_to_make_one(tmp_path: Path):
     assert "embark data prepare" in refusal(tmp_path / "nothing")
     (tmp_path / "empty").mkdir()
     text = refusal(tmp_path / "empty")
@@ -61,7 +61,7 @@ def test_parts_that_are_missing_or_cut_short_are_all_named_before_training(tmp_p
     assert parts["test"][0].file not in refusal(tmp_path)
 
 
-def test_a_manifest_that_is_none_or_of_another_version_or_of_other_blocks_is_refused(tmp_path: Path):
+def test_a_manifest_of_another_version_or_other_blocks_is_refused(tmp_path: Path):
     make_prepared(tmp_path)
     manifest = tmp_path / "manifest.json"
     value = json.loads(manifest.read_text())
@@ -142,7 +142,7 @@ def test_a_fault_of_the_machine_is_none_of_the_columns(tmp_path: Path, monkeypat
         raise OSError(errno.EIO, os.strerror(errno.EIO))
 
     for place in ("embark.data.prepare.inputs.open", "embark.data.columns.open",
-                  "embark.data.prepare.arrow.readers.ParquetFile"):
+                  "embark.data.prepare.readers.ParquetFile"):
         monkeypatch.setattr(place, failing, raising=False)
     with pytest.raises(Fault, match="input/output error"):
         open_source(spec)

@@ -86,7 +86,7 @@ def test_epochs_have_the_same_rows_in_another_order_unless_there_is_none(tmp_pat
 
 
 @pytest.mark.parametrize("features", [FIXED, RAGGED], ids=["fixed", "ragged"])
-def test_ranks_together_take_the_same_samples_in_the_same_order_at_any_world_size(tmp_path: Path, features):
+def test_ranks_take_the_same_samples_at_any_world_size(tmp_path: Path, features):
     made = make_prepared(tmp_path, features)
     source = made.open()
 
@@ -103,7 +103,7 @@ def test_ranks_together_take_the_same_samples_in_the_same_order_at_any_world_siz
     assert len(set(chain(*alone[:10]))) == 960
 
 
-def test_a_loader_that_begins_at_a_step_gives_the_batches_of_one_that_came_there(tmp_path: Path):
+def test_a_loader_that_begins_at_a_step_gives_the_same_batches(tmp_path: Path):
     made = make_prepared(tmp_path, RAGGED)
 
     def batches(start: int, stop: int) -> list[bytes]:
@@ -131,7 +131,7 @@ def test_held_out_rows_are_those_of_the_split_each_once(tmp_path: Path, split: s
     assert sorted(counted) == list(range(len(rows)))
 
 
-def test_a_model_with_some_of_the_features_in_an_order_of_its_own_gets_those(tmp_path: Path):
+def test_a_model_gets_its_features_in_its_own_order(tmp_path: Path):
     made = make_prepared(tmp_path)
     names = ["pair", "edge", "wide", "middle", "many"]
     rows_of = {f.name: f for f in FIXED}

@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from embark.data.stream.dropped import WINDOW
-from embark.data.stream.records import StreamStopped, event_time_s
-from embark.data.stream.source import StreamSource
+from embark.data.stream.records import StreamStopped
+from embark.data.stream.source import WINDOW, StreamSource
 from embark.errors import DataError
+from embark.features.values import event_time_s
 from embark.spec import RunSpec, resolve
 
 BATCH = 16
@@ -38,14 +38,14 @@ def write(folder: Path, records: list[object]) -> RunSpec:
     ({"t": 1.7e9, "label": 1, "price": 0.5, "usr": 7}, "column 'user' is empty"),
     ({**ROW, "label": "maybe"}, "column 'label'"),
 ])
-def test_a_stream_of_which_no_record_can_be_read_stops_the_run_with_the_reason(tmp_path, record, why):
+def test_a_stream_without_a_readable_record_stops_the_run(tmp_path, record, why):
     with closing(StreamSource(write(tmp_path / "in", [record] * (WINDOW + BATCH)))) as source, \
             pytest.raises(DataError, match=r"none of the first 1,0.. records") as caught:
         source.train_rows(0, 0, BATCH)
     assert why in caught.value.what
 
 
-def test_a_clock_that_jumped_ahead_is_named_where_all_later_records_are_late(tmp_path):
+def test_a_clock_that_jumped_ahead_is_named_if_later_records_are_late(tmp_path):
     spec = write(tmp_path / "in", [ROW] * BATCH + [{**ROW, "t": "2040-01-01"}] + [ROW] * (2 * WINDOW))
     warnings: list[str] = []
     with closing(StreamSource(spec)) as source:

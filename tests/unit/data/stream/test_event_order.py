@@ -7,7 +7,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from embark.data.stream.event_order import EventOrder, OrderSettings, OrderState
-from embark.data.stream.records import Message, event_time_s
+from embark.data.stream.records import Message
+from embark.features.values import event_time_s
 
 PLAIN = OrderSettings("label", "t", bound_s=5)
 JOINED = OrderSettings("label", "t", bound_s=2, key="k", label_window_s=10)
@@ -36,7 +37,7 @@ def _follow(settings: OrderSettings, parts: dict[str, list[Message]], state: Ord
 
 @given(st.lists(st.tuples(st.integers(0, 50), st.integers(0, 2)), min_size=1, max_size=80), st.randoms())
 @settings(max_examples=60, deadline=None)
-def test_rows_are_in_order_of_their_events_and_each_is_given_out_once_or_counted_late(
+def test_rows_are_in_order_of_events_and_given_out_once_or_counted_late(
     events: list[tuple[int, int]], chance: random.Random
 ) -> None:
     parts: dict[str, list[Message]] = {}
@@ -67,7 +68,7 @@ def test_records_without_a_time_are_trained_as_they_come() -> None:
     assert [row["n"] for row in rows] == [3, 1, 2]
 
 
-def test_labels_that_come_within_the_window_are_joined_and_the_rest_are_counted() -> None:
+def test_labels_within_the_window_are_joined_and_the_rest_counted() -> None:
     records = [
         {"t": 0, "k": 1}, {"t": 1, "k": 2}, {"t": 2, "k": 3}, {"t": 4, "k": 1, "label": 1},
         {"t": 10, "k": 5, "label": 1}, {"t": 11, "k": 5},  # a label before its row, by the sender's clock

@@ -65,7 +65,7 @@ def numbers(batches: list[Batch]) -> list[int]:
     return [int(value) for batch in batches for value in batch.dense[:, 0]]
 
 
-def test_partitions_are_merged_by_event_time_and_a_checkpoint_continues_at_its_offsets(
+def test_partitions_are_merged_by_event_time_and_resumed_at_offsets(
     cluster: Cluster, tmp_path: Path
 ) -> None:
     topic = f"events-{uuid4().hex[:8]}"

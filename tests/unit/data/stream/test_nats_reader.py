@@ -68,7 +68,7 @@ def spec(url):
     asyncio.run(remove())
 
 
-def test_two_runs_of_one_name_each_read_every_record_by_a_consumer_that_stays(spec, url):
+def test_two_runs_of_one_name_each_read_every_record(spec, url):
     publish(url, 1, 30)
     with closing(open_reader(spec, "/a/clicks")) as one, closing(open_reader(spec, "/b/clicks")) as other:
         for reader in (one, other):
@@ -82,7 +82,7 @@ def test_two_runs_of_one_name_each_read_every_record_by_a_consumer_that_stays(sp
         assert consumers(url) == before
 
 
-def test_a_run_that_was_killed_leaves_no_consumer_behind_and_one_that_lives_reads_on(spec, url):
+def test_a_killed_run_leaves_no_consumer_behind(spec, url):
     publish(url, 1, 30)
     with closing(open_reader(spec, "s3://b/clicks")) as killed, closing(open_reader(spec, "s3://b/clicks")) as again:
         killed.open({})

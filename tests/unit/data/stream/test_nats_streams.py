@@ -22,7 +22,7 @@ def spec_of(url: str, *topics: str, hours: float = 24.0):
                     "place": {"target": "follow"}, "model": {"num_tables": 1, "rows_per_table": 9}})
 
 
-def test_a_stream_is_made_once_with_its_retention_and_one_that_keeps_less_is_refused(tmp_path):
+def test_a_stream_is_made_once_and_one_that_keeps_less_is_refused(tmp_path):
     async def max_age_s(url: str, name: str) -> float:
         client = await nats.connect(url)
         found = await client.jetstream().stream_info(name)

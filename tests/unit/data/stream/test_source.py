@@ -69,7 +69,7 @@ def with_ids(some: list[dict]) -> list[dict]:
     return [{**row, "user": int(row["user"][1:]), "tags": [int(tag[1:]) for tag in row["tags"]]} for row in some]
 
 
-def test_a_row_of_the_stream_has_the_ids_and_values_that_the_prepared_data_gives_it(tmp_path: Path) -> None:
+def test_a_row_of_the_stream_has_the_ids_of_the_prepared_data(tmp_path: Path) -> None:
     some = rows(6 * BATCH)
     write_jsonl(tmp_path / "raw" / "all.jsonl", some)
     (tmp_path / "spec.toml").write_text(f"""
@@ -130,7 +130,7 @@ def test_a_source_continues_from_a_checkpoint_behind_any_step(tmp_path: Path) ->
             assert [again.status(one) for one in range(step + 1, 9)] == reads[step:]
 
 
-def test_csv_gzip_and_parquet_files_and_files_that_come_later_are_read_in_order(tmp_path: Path) -> None:
+def test_csv_gzip_and_parquet_files_are_read_in_order(tmp_path: Path) -> None:
     some, folder = with_ids(rows(4 * BATCH)), tmp_path / "in"
     write_jsonl(folder / "0.jsonl", some[:BATCH])
     (folder / "1.jsonl.gz").write_bytes(gzip.compress("\n".join(map(json.dumps, some[BATCH : 2 * BATCH])).encode()))
@@ -183,7 +183,7 @@ def test_a_stream_of_the_user_s_own_code_hears_what_is_committed(tmp_path: Path,
     assert "acknowledged 31" in capsys.readouterr().out
 
 
-def test_numpy_values_of_the_user_s_own_rows_are_saved_and_an_offset_that_json_does_not_have_is_refused(tmp_path):
+def test_numpy_values_are_saved_and_an_offset_that_is_not_json_is_refused(tmp_path):
     code = "import numpy as np\n" + OWN.replace('"label": i % 2', '"label": np.int64(i % 2)').replace(
         '"tags": [i % 20]', '"tags": np.arange(2)')
     with closing(StreamSource(plain(tmp_path, path="", source="own_stream:Source", code=code))) as source:
@@ -238,7 +238,7 @@ def test_labelled_files_are_read_as_the_records_of_the_stream_are(tmp_path: Path
         pass
 
 
-def test_a_checkpoint_without_a_stream_s_state_and_a_file_that_is_gone_are_refused(tmp_path: Path) -> None:
+def test_a_checkpoint_without_a_state_and_a_lost_file_are_refused(tmp_path: Path) -> None:
     write_jsonl(tmp_path / "in" / "0.jsonl", with_ids(rows(2 * BATCH)))
     with closing(StreamSource(plain(tmp_path / "in"))) as source:
         with pytest.raises(UserError, match="has no state of a stream"):

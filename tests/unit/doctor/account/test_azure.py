@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from embark.doctor import Check
 from embark.doctor.account import check_account, need_of
+from embark.doctor.host import Check
 from embark.errors import UserError
 from embark.launch.shell import Shell
 from embark.spec import load_spec
@@ -106,7 +106,7 @@ def test_budgets(cli, budgets: list[object], verdict: str):
     assert checks_of()["budgets"].verdict == verdict
 
 
-def test_another_subscription_than_the_spec_names_is_wrong_with_the_command(cli):
+def test_another_subscription_than_the_spec_names_is_wrong(cli):
     cli("az", answers())
     check = checks_of("place.account=another")["account"]
     assert (check.verdict, check.fix) == ("wrong", "az account set --subscription another")
@@ -121,7 +121,7 @@ def test_a_subscription_that_is_turned_off_is_wrong(cli):
     "ERROR: Please run 'az login' to setup account.\n",
     "ERROR: AADSTS700082: The refresh token has expired due to inactivity. The token was issued on 2026-01-01\n",
 ])
-def test_a_login_that_is_missing_or_has_expired_is_one_sentence_and_nothing_more_is_asked(cli, said: str):
+def test_after_a_missing_or_expired_login_nothing_more_is_asked(cli, said: str):
     cli("az", answers(), {"account show": said})
     found = checks_of()
     assert list(found) == ["account"]

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from embark.doctor import Check
 from embark.doctor.account import check_account, need_of
+from embark.doctor.host import Check
 from embark.launch.shell import Shell
 from embark.spec import load_spec
 
@@ -112,7 +112,7 @@ def test_a_zone_without_the_machine_is_wrong_with_those_that_have_it(cli):
     assert checks_of()["machine offered"].verdict == "wrong"
 
 
-def test_a_tpu_without_a_machine_type_is_looked_up_as_an_accelerator_of_its_zone(cli):
+def test_a_tpu_without_a_machine_type_is_looked_up_as_an_accelerator(cli):
     listed = "compute tpus accelerator-types list"
     cli("gcloud", answers(**{listed: [{"type": "v2-8"}], "compute machine-types list": []}))
     offered = checks_of("place.target=tpu-vm", machine="v2-8")["machine offered"]

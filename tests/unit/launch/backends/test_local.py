@@ -15,19 +15,19 @@ from types import SimpleNamespace
 import pytest
 from limits import HANG_S
 
-from embark.cli.cancel import cancel as cancel_command
 from embark.cli.console import Console
 from embark.cli.launch import launch_run
-from embark.cli.logs import logs as logs_command
+from embark.cli.status import cancel as cancel_command
+from embark.cli.status import logs as logs_command
 from embark.cli.status import status as status_command
-from embark.errors import Fault, UserError
+from embark.errors import Fault, Interrupted, UserError
 from embark.launch import supervisor
 from embark.launch.backend import LaunchRequest
 from embark.launch.backends.local import Local
 from embark.launch.launching import prepare_launch, submit_launch
-from embark.launch.run_registry import find_run, launch_lock
+from embark.launch.run_registry import find_run, launch_lock, list_runs
 from embark.launch.shell import CommandResult, Shell
-from embark.launch.supervised import PROGRAM
+from embark.launch.supervisor_client import PROGRAM
 from embark.spec import load_spec, to_toml
 
 ROOT = Path(__file__).parents[4]
@@ -95,7 +95,7 @@ def test_a_run_trains_to_its_end_and_is_followed_there(tmp_path, capsys):
 
 
 @pytest.mark.slow
-def test_it_outlives_its_launcher_and_cancelling_it_leaves_a_complete_checkpoint(tmp_path, capsys, warm_python):
+def test_a_run_outlives_its_launcher_and_saves_when_it_is_cancelled(tmp_path, capsys, warm_python):
     script = ("import sys; sys.executable = sys.argv.pop(1); from embark.cli.console import Console; "
               "from embark.cli.launch import launch_run; "
               "from embark.spec import load_spec; "
@@ -200,7 +200,7 @@ def test_processes_of_a_killed_supervisor_are_found_and_ended(tmp_path, monkeypa
     assert "stopped after" in local().status(handle).reason
 
 
-def test_a_cancel_that_has_to_kill_ends_every_process_and_is_reported_as_a_cancel(tmp_path, monkeypatch):
+def test_a_cancel_that_has_to_kill_ends_every_process(tmp_path, monkeypatch):
     monkeypatch.setattr(Local, "_command", lambda self, handle, folder: DEAF)
     handle = launched("deaf", "place.grace_s=0.3")
     until(lambda: Path("rank").exists() and Path("rank").read_text())
@@ -223,3 +223,30 @@ def test_of_two_launches_at_once_one_wins(tmp_path, monkeypatch):
     with launch_lock(run.handle), pytest.raises(UserError, match="is being launched by another command"):
         submit_launch(prepared[1])
     assert local().cancel(run.handle).removed
+
+
+@pytest.mark.parametrize("is_after", [False, True])
+def test_ctrl_c_during_a_launch_says_what_may_run_and_how_to_end_it(tmp_path, monkeypatch, is_after):
+    """There is one command: the supervisor that outlives this one."""
+    original = Shell.change
+
+    def cut(self, *words, **options):
+        if is_after:
+            original(self, *words, **options)
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patched:
+        patched.setattr(Shell, "change", cut)
+        with pytest.raises(Interrupted, match="the processes of clicks on this machine") as caught:
+            launched("clicks", "train.num_steps=1000000")
+    assert caught.value.fix == "embark cancel clicks"
+    folder = tmp_path / "data" / "embark" / "runs" / "local" / "clicks"
+    end_s = time.monotonic() + HANG_S
+    while is_after and not (folder / "started.json").exists():
+        assert time.monotonic() < end_s
+        time.sleep(0.05)
+    for _ in range(2):
+        if list_runs().runs:
+            assert cancel_command("clicks", yes=True, console=Console(quiet=True)) == 0
+    if list_runs().runs:
+        assert status_command("clicks", console=Console(quiet=True)) == 0

@@ -15,10 +15,10 @@ from exported_runs import COLUMNS, draw_rows, prepared_spec, save_run, write_csv
 from limits import HANG_S
 
 from embark import export_run
-from embark.cli.cancel import cancel as cancel_command
 from embark.cli.console import Console
 from embark.cli.launch import launch_run
-from embark.cli.logs import logs as logs_command
+from embark.cli.status import cancel as cancel_command
+from embark.cli.status import logs as logs_command
 from embark.cli.status import status as status_command
 from embark.errors import UserError
 from embark.launch.run_registry import find_run
@@ -65,9 +65,8 @@ def test_a_dry_run_says_the_command_and_one_without_an_artifact_is_refused(tmp_p
 
 @pytest.mark.slow
 def test_a_server_answers_comes_back_after_a_crash_and_ends(tmp_path, capsys, monkeypatch, warm_python):
-    for module in ("local", "local_server"):
-        monkeypatch.setattr(f"embark.launch.backends.{module}.sys", SimpleNamespace(executable=warm_python))
-    monkeypatch.setattr("embark.launch.supervised.WAIT_S", 0.1)
+    monkeypatch.setattr("embark.launch.backends.local.sys", SimpleNamespace(executable=warm_python))
+    monkeypatch.setattr("embark.launch.supervisor_client.WAIT_S", 0.1)
     assert launch_run(Console(), spec_of(tmp_path), yes=False, dry_run=False) == 0
     handle = find_run("clicks-serve").handle
     rows = [dict(zip(COLUMNS, row, strict=True)) for row in draw_rows(3, 2)]

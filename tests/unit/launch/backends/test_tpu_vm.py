@@ -20,21 +20,21 @@ from limits import HANG_S
 from recorded_commands import run_script
 
 from embark.catalog import load_catalog
-from embark.cli.cancel import cancel as cancel_command
 from embark.cli.console import Console
 from embark.cli.cost import cost
 from embark.cli.diagnose import diagnose
 from embark.cli.launch import launch_run
-from embark.cli.logs import logs as logs_command
+from embark.cli.status import cancel as cancel_command
+from embark.cli.status import logs as logs_command
 from embark.cli.status import status as status_command
 from embark.errors import Interrupted, UserError
 from embark.launch.backend import LaunchRequest
 from embark.launch.backends import tpu_vm as backend
 from embark.launch.backends.tpu_vm import TpuVm, startup_script
 from embark.launch.shell import DryRunShell
+from embark.render import wheel
 from embark.render.job import make_job
 from embark.render.render import render_infrastructure
-from embark.render.targets import node_wheel
 from embark.render.wheel import wheel_bytes, wheel_name
 from embark.spec import load_spec, to_toml
 
@@ -44,7 +44,7 @@ def _home(tmp_path, monkeypatch):
     monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path / "data"))
     monkeypatch.setenv("COLUMNS", "200")
     # The runs of these tests are in a folder, from which no TPU could fetch the wheel.
-    monkeypatch.setattr(node_wheel, "_object", lambda job: ("training", f"runs/dist/{wheel_name()}"))
+    monkeypatch.setattr(wheel, "_wheel_object", lambda job: ("training", f"runs/dist/{wheel_name()}"))
     for name in ("PROJECT", "RUNTIME_VERSION"):
         monkeypatch.delenv(name, raising=False)
 
@@ -66,7 +66,7 @@ def launched(tmp_path: Path, *sets: str, machine: str = "v5litepod-16"):
 def grant(clouds: Clouds, num_hosts: int = 4, node: str = "dlrm") -> None:
     clouds.made["request dlrm"]["state"]["state"] = "ACTIVE"
     for worker in range(num_hosts):
-        clouds.supervisors[f"{node} {worker}"] = {"is_alive": True, "ended": None}
+        clouds.supervisors[f"{node} {worker}"] = {"is_alive": True, "code": None}
 
 
 def test_a_request_waits_is_granted_and_trains(tmp_path):
@@ -122,11 +122,11 @@ def test_chips_that_were_taken_away_are_asked_for_again(tmp_path):
     assert place.status(handle).state == "pending"
 
 
-def test_commands_that_read_issue_no_command_that_changes_anything_and_change_no_file(tmp_path, monkeypatch):
+def test_commands_that_read_change_nothing(tmp_path, monkeypatch):
     clouds = Clouds()
     use_shell(monkeypatch, lambda: clouds)
     monkeypatch.setattr("embark.launch.costs.Shell", lambda: clouds)
-    monkeypatch.setattr("embark.diagnose.targets.Shell", lambda: clouds)
+    monkeypatch.setattr("embark.diagnose.report.Shell", lambda: clouds)
     launch_run(Console(quiet=True), spec_for(tmp_path, "place.spot=true"), yes=True, dry_run=False)
 
     def preempt() -> None:
@@ -183,7 +183,7 @@ def test_cancelling_tells_every_host_and_gives_the_chips_back(tmp_path):
     assert place.cancel(handle).removed == ()
 
 
-def test_ctrl_c_after_any_command_leaves_nothing_that_is_not_reported_with_what_removes_it(tmp_path, monkeypatch):
+def test_ctrl_c_after_any_command_reports_everything_that_is_left(tmp_path, monkeypatch):
     spec = spec_for(tmp_path)
     for moment in count():
         clouds = Clouds()
@@ -228,7 +228,7 @@ def test_without_a_project_or_a_shared_store_nothing_is_asked_for(tmp_path):
         place.check(LaunchRequest(spec, place.handle_of(spec)))
 
 
-def test_the_hosts_get_embark_s_wheel_through_the_bucket_and_without_one_are_refused(tmp_path, monkeypatch):
+def test_hosts_get_the_wheel_through_the_bucket_which_is_required(tmp_path, monkeypatch):
     clouds, _, _ = launched(tmp_path)
     (upload,) = [words for words in clouds.changes if words[1:3] == ["storage", "cp"]]
     assert Path(upload[3]).read_bytes() == wheel_bytes()

@@ -15,14 +15,14 @@ from recorded_commands import run_script
 from vm_launches import CLOUDS, launched, machines, spec_for
 
 from embark.catalog import load_catalog
-from embark.cli.cancel import cancel as cancel_command
 from embark.cli.console import Console
 from embark.cli.launch import launch_run
+from embark.cli.status import cancel as cancel_command
 from embark.errors import Interrupted, SpecError, UserError
 from embark.launch.backend import LaunchRequest
 from embark.launch.backends.clouds import command_error
 from embark.launch.backends.vm import Vm, machine_files
-from embark.launch.launching import estimate_launch
+from embark.launch.costs import estimate_launch
 from embark.launch.run_registry import find_run
 from embark.launch.shell import CommandResult, DryRunShell
 from embark.render.job import make_job
@@ -199,7 +199,7 @@ def test_what_a_machine_is_handed_readies_it_once_after_each_start(tmp_path):
     assert "/run/embark-ready" in files["start.sh"]
     assert "RANK=1\nMASTER=dlrm-0" in files["node.sh"]
     assert load_spec(_written(tmp_path, files["spec.toml"])).name == "dlrm"
-    assert json.loads(files["job.json"])["after"] == ["shutdown", "--poweroff", "now"]
+    assert json.loads(files["job.json"])["after"] == ["shutdown", "--poweroff", "+30"]
 
 
 def _written(tmp_path: Path, text: str) -> str:

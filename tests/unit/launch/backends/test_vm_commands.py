@@ -10,13 +10,13 @@ import pytest
 from botocore import xform_name
 from cloud_programs import Clouds
 
+from cloudsim.grammar import load_grammar
+from cloudsim.state import Refusal
 from embark.catalog import load_catalog
 from embark.launch.backend import LaunchRequest
 from embark.launch.backends.clouds import Aws, Machine
 from embark.launch.backends.tpu_vm import TpuVm
 from embark.launch.backends.vm import Vm
-from embark.rehearse.account.grammar import load_grammar
-from embark.rehearse.account.state import Refused
 from embark.render.job import make_job
 from embark.spec import load_spec
 
@@ -73,7 +73,7 @@ def test_gcloud_knows_every_command_and_flag(calls, num_commands):
     for words in commands_of(calls, "gcloud"):
         try:
             seen.add(grammar.parse([word for word in words[1:] if word not in HIDDEN]).name)
-        except Refused as refusal:
+        except Refusal as refusal:
             wrong.append((words, refusal.text))
     assert not wrong
     assert len(seen) > num_commands

@@ -15,14 +15,14 @@ from embark.cli.console import Console
 from embark.cli.launch import launch, launch_run
 from embark.errors import Interrupted
 from embark.launch.backends.vm import machine_files
-from embark.launch.launching import supervise
+from embark.launch.launching import recover_until_ended
 from embark.launch.run_registry import find_run
 from embark.render.job import make_job
 
 pytestmark = pytest.mark.usefixtures("vm_home")
 
 
-def test_a_spot_machine_that_google_stopped_is_reported_and_recover_starts_it_again(tmp_path):
+def test_recover_starts_a_spot_machine_that_google_stopped(tmp_path):
     clouds, place, handle = launched("gcp", tmp_path, "place.spot=true")
     clouds.made["machine dlrm-1"]["status"] = "TERMINATED"
     status = place.status(handle)
@@ -47,7 +47,7 @@ def test_recover_creates_a_spot_machine_that_azure_deleted(tmp_path):
     assert place.status(handle).state == "running"
 
 
-def test_when_the_first_machine_is_replaced_the_others_are_restarted_with_its_address(tmp_path):
+def test_the_others_restart_when_the_first_machine_is_replaced(tmp_path):
     clouds, place, handle = launched("aws", tmp_path, "place.spot=true")
     clouds._gone("machine i-0")
     before = len(clouds.changes)
@@ -116,15 +116,15 @@ def test_supervision_recreates_lost_spot_machines_until_the_run_ends(tmp_path, m
         if turn == "end":
             assert clouds.made["machine dlrm-1"]["status"] == "RUNNING", "it was started again"
             for one in clouds.supervisors.values():
-                one.update(is_alive=False, ended={"code": 0, "was_stopped": False, "time_s": 2.0})
+                one.update(is_alive=False, code=0, ended_s=2.0)
 
     monkeypatch.setattr("embark.launch.launching.time.sleep", sleep)
     messages: list[str] = []
-    assert supervise(find_run("dlrm"), clouds, messages.append).state == "succeeded"
+    assert recover_until_ended(find_run("dlrm"), clouds, messages.append).state == "succeeded"
     assert any("lost: machine 1 is gone (TERMINATED)" in line for line in messages)
 
 
-def test_ctrl_c_ends_the_supervision_and_not_the_run_and_the_name_resumes_it(tmp_path, monkeypatch):
+def test_ctrl_c_ends_the_supervision_and_not_the_run(tmp_path, monkeypatch):
     clouds = Clouds()
     use_shell(monkeypatch, lambda: clouds)
     launch_run(Console(quiet=True), spec_for("gcp", tmp_path, "place.spot=true"), yes=True, dry_run=False)

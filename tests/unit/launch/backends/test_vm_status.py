@@ -14,7 +14,7 @@ from embark.cli.console import Console
 from embark.cli.cost import cost
 from embark.cli.diagnose import diagnose
 from embark.cli.launch import launch_run
-from embark.cli.logs import logs as logs_command
+from embark.cli.status import logs as logs_command
 from embark.cli.status import status as status_command
 from embark.errors import Interrupted
 from embark.formatting import format_usd
@@ -25,7 +25,7 @@ pytestmark = pytest.mark.usefixtures("vm_home")
 def test_a_run_that_failed_says_so_and_what_its_machines_still_cost(tmp_path):
     clouds, place, handle = launched("gcp", tmp_path, "place.spot=true")
     for supervisor in clouds.supervisors.values():
-        supervisor.update(is_alive=False, ended={"code": 64, "was_stopped": False, "time_s": 2.0})
+        supervisor.update(is_alive=False, code=64, ended_s=2.0)
     status = place.status(handle)
     assert (status.state, "exit code 64" in status.reason) == ("failed", True)
     assert "2 machines still running at $" in status.reason
@@ -34,7 +34,7 @@ def test_a_run_that_failed_says_so_and_what_its_machines_still_cost(tmp_path):
 def test_of_machines_that_are_off_no_price_is_reported(tmp_path):
     clouds, place, handle = launched("gcp", tmp_path, "place.spot=true")
     for supervisor in clouds.supervisors.values():
-        supervisor.update(is_alive=False, ended={"code": 64, "was_stopped": False, "time_s": 2.0})
+        supervisor.update(is_alive=False, code=64, ended_s=2.0)
     assert f"2 machines still running at {format_usd(handle.usd_per_hour)} an hour" in place.status(handle).reason
     clouds.made["machine dlrm-1"]["status"] = "TERMINATED"
     assert f"1 machine still running at {format_usd(handle.usd_per_hour / 2)} an hour" in place.status(handle).reason
@@ -48,11 +48,11 @@ def test_a_machine_that_is_starting_is_waited_for_and_not_taken_for_lost(tmp_pat
 
 
 @pytest.mark.parametrize("cloud", CLOUDS)
-def test_commands_that_read_issue_no_command_that_changes_anything_and_change_no_file(cloud, tmp_path, monkeypatch):
+def test_commands_that_read_change_nothing(cloud, tmp_path, monkeypatch):
     clouds = Clouds()
     use_shell(monkeypatch, lambda: clouds)
     monkeypatch.setattr("embark.launch.costs.Shell", lambda: clouds)
-    monkeypatch.setattr("embark.diagnose.targets.Shell", lambda: clouds)
+    monkeypatch.setattr("embark.diagnose.report.Shell", lambda: clouds)
     launch_run(Console(quiet=True), spec_for(cloud, tmp_path, "place.spot=true"), yes=True, dry_run=False)
     lost = clouds.names("machine")[1]
 
@@ -115,7 +115,7 @@ def test_ctrl_c_while_the_ranks_save_says_that_the_machines_are_there_yet(cloud,
 
 
 @pytest.mark.parametrize("cloud", CLOUDS)
-def test_cancelling_tells_the_ranks_then_ends_the_machines_and_says_what_is_left(cloud, tmp_path):
+def test_cancel_stops_the_ranks_then_deletes_the_machines(cloud, tmp_path):
     clouds, place, handle = launched(cloud, tmp_path)
     done = place.cancel(handle)
     assert clouds.paid() == []

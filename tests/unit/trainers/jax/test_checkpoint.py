@@ -38,7 +38,7 @@ def world(world_of) -> World:
 
 
 @pytest.mark.parametrize("optimizer", ["rowwise_adagrad", "adagrad"])
-def test_a_checkpoint_of_torch_taken_up_and_saved_again_has_the_same_bits_and_the_same_auc(
+def test_a_torch_checkpoint_survives_a_round_trip_through_jax_bit_for_bit(
     tiny, train_in_torch, world, tmp_path, optimizer
 ):
     sets = (*SETS, f"train.optimizer={optimizer}", "name=of_torch")
@@ -68,7 +68,7 @@ def test_a_checkpoint_of_torch_taken_up_and_saved_again_has_the_same_bits_and_th
     saver.close()
 
 
-def test_a_warm_start_has_the_weights_of_torch_on_any_number_of_devices_and_initial_rows_beyond_its_tables(
+def test_a_warm_start_has_torch_weights_on_any_number_of_devices(
     tiny, train_in_torch, world
 ):
     results = train_in_torch(*SETS, "name=of_torch")
@@ -93,7 +93,7 @@ def test_a_warm_start_has_the_weights_of_torch_on_any_number_of_devices_and_init
     assert all(np.array_equal(warm[name], drawn[name]) for name in others)
 
 
-def test_torch_evaluates_what_jax_trained_to_the_same_auc_and_resumes_from_it(tiny, train_tiny, train_in_torch):
+def test_torch_evaluates_and_resumes_what_jax_trained(tiny, train_tiny, train_in_torch):
     sets = (*SETS, "train.eval_every=20")
     result = train_tiny(*sets, "name=handed_over", num_devices=4, fresh=False)
     onward = train_in_torch(*sets[1:], "name=handed_over", "train.num_steps=40", fresh=False)
@@ -105,7 +105,7 @@ def test_torch_evaluates_what_jax_trained_to_the_same_auc_and_resumes_from_it(ti
 
 
 @pytest.mark.slow
-def test_a_run_killed_on_eight_devices_continues_to_the_bit_and_on_four_to_the_same_losses(tiny, train_tiny):
+def test_a_killed_run_continues_bit_exactly_on_eight_devices_and_on_four(tiny, train_tiny):
     sets = ("train.num_steps=20", "watch.every=4", "store.checkpoint_every=5", "store.in_background=false",
             "data.num_train_samples=2560")
     killed = RunDir(tiny(*sets, "name=killed").store.root + "/killed")
@@ -179,7 +179,7 @@ def test_sizes_alone_find_a_part_cut_short_and_no_byte_flipped(tiny, train_tiny,
     assert "rank-00000-00.bin is missing or truncated" in result[0]
 
 
-def test_what_was_spoilt_never_counts_as_kept_and_stays_until_its_step_is_saved_again(tiny, train_tiny, world):
+def test_a_damaged_checkpoint_is_never_used_until_it_is_saved_again(tiny, train_tiny, world):
     spec = tiny(*SAVING_TWICE, "store.keep_checkpoints=1")
     run = RunDir(train_tiny(*SAVING_TWICE, num_devices=4).values["run_dir"])
     _cut(run.path / "checkpoints" / "step-000000008" / "rank-00000-00.bin")

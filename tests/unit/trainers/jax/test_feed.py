@@ -37,7 +37,7 @@ def test_every_row_has_one_place_and_the_devices_hold_as_many_each():
                 taken[device] |= set(at)
 
 
-def test_room_follows_what_a_device_asks_of_another_and_not_the_number_of_devices():
+def test_exchange_capacity_does_not_grow_with_the_number_of_devices():
     spec = resolve({}, ["model.num_tables=4", "model.rows_per_table=100000", "train.batch_size=8192"])
     source = open_source(spec)
     requests = {}

@@ -63,7 +63,7 @@ def embark_without(absent: tuple[str, ...], words: list[str], where: Path) -> su
 
 
 @pytest.mark.parametrize("device", ["jax", "tpu"])
-def test_without_jax_a_run_that_asks_for_it_is_refused_with_the_extra_that_brings_it(
+def test_without_jax_the_error_names_the_extra(
     tmp_path, monkeypatch, capsys, device
 ):
     monkeypatch.setattr(trainers, "find_spec", lambda name: None)

@@ -10,7 +10,7 @@ BF16 = ("train.table_dtype=bf16", "data.ragged=true", "store.checkpoint_every=4"
         "{name='b', rows=60, dtype='fp32'}, {name='c', rows=50}]")
 
 
-def test_a_resumed_run_has_the_losses_and_exports_the_rows_of_an_undisturbed_one(train_tiny, tmp_path):
+def test_a_resumed_run_has_the_losses_and_rows_of_an_undisturbed_one(train_tiny, tmp_path):
     whole = train_tiny(*BF16, "name=whole")
     assert whole.of("start")[0]["engine"] == "cuda_graph"
     train_tiny(*BF16, "name=parts", "train.num_steps=4", fresh=False)

@@ -72,7 +72,7 @@ def test_any_sharding_loads_into_any_other(tmp_path, source, target, monkeypatch
     assert state["model"]["count"] == 2.5
 
 
-def test_rows_in_bf16_are_saved_in_two_bytes_and_load_under_any_sharding_or_as_fp32(tmp_path):
+def test_bf16_rows_are_saved_in_two_bytes_and_load_under_any_sharding(tmp_path):
     full = torch.randn(100, 8).bfloat16()
     arrays = saved(tmp_path, {"t": MAKE["rows"](full)})
     assert (arrays.entry("t").dtype, arrays.entry("t").num_bytes) == ("bfloat16", 1600)

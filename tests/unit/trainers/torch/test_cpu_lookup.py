@@ -28,8 +28,7 @@ from torchrec.optim.apply_optimizer_in_backward import apply_optimizer_in_backwa
 from torchrec.optim.keyed import CombinedOptimizer, KeyedOptimizerWrapper
 
 from embark.errors import DataError
-from embark.trainers.torch.cpu_lookup import round_stochastically, use_fast_cpu_lookup
-from embark.trainers.torch.row_rounding import RowRounding
+from embark.trainers.torch.cpu_lookup import RowRounding, round_stochastically, use_fast_cpu_lookup
 
 BATCH_SIZE = 32
 OPTIMIZERS = [EmbOptimType.EXACT_SGD, EmbOptimType.EXACT_ADAGRAD, EmbOptimType.EXACT_ROWWISE_ADAGRAD]
@@ -138,7 +137,7 @@ def test_half_precision_bags_are_summed_in_full_precision():
     torch.testing.assert_close(fast(indices, offsets), stock(indices, offsets), rtol=0, atol=1e-6)
 
 
-def test_rows_in_bf16_are_updated_in_fp32_and_rounded_by_table_row_and_column():
+def test_bf16_rows_are_updated_in_fp32_and_rounded_by_position():
     """FBGEMM stores them, and looks nothing up in them."""
     narrow, full = (make_tbe(MIXED_TABLES, MIXED_FEATURES, weights_precision=precision)
                     for precision in (SparseType.BF16, SparseType.FP32))

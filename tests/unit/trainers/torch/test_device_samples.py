@@ -11,14 +11,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from mixed_tables import MIXED
 
-from embark.data.hashing import hash_counters, uniform
 from embark.data.loader import Batch, Share
 from embark.data.synthetic import EVAL, TRAIN, SyntheticSource
+from embark.features.hashing import hash_counters, uniform
 from embark.spec import DataSpec, ModelSpec, Table
 from embark.trainers.torch import device_samples
 from embark.trainers.torch.device_samples import DeviceDrawnSource
 from embark.trainers.torch.engines.cuda_graph.batch_layout import DrawnLayout, PackedLayout
-from embark.trainers.torch.engines.pipeline import Part
+from embark.trainers.torch.engines.pipeline import BatchRange
 
 CPU = torch.device("cpu")
 SPECS = {
@@ -67,7 +67,7 @@ def test_every_ranks_batches_are_those_of_the_host(name, batch_size, world_size)
     source = source_of(name)
     for rank in {0, world_size - 1}:
         per_epoch = source.num_train_samples // batch_size
-        part = Part(batch_size, rank, world_size, start_step=max(0, per_epoch - 2), stop_step=per_epoch + 1)
+        part = BatchRange(batch_size, rank, world_size, start_step=max(0, per_epoch - 2), stop_step=per_epoch + 1)
         packed = PackedLayout(batch_size // world_size, source.num_dense, tuple(source.multi_hot))
         share = Share(source.num_train_samples, **{f: getattr(part, f) for f in part.__slots__})
         steps = iter(range(len(share)))
@@ -118,7 +118,7 @@ def test_a_wrong_value_of_an_uncertain_sample_never_reaches_a_batch(monkeypatch)
 
     monkeypatch.setattr(layout.sampler, "draw", spoilt)
     slot = torch.zeros(layout.size_bytes, dtype=torch.uint8)
-    with layout.feed(source, Part(500, 0, 1, 0, 1), CPU) as fed:
+    with layout.feed(source, BatchRange(500, 0, 1, 0, 1), CPU) as fed:
         block = next(fed)
         block.write(slot)
         block.correct(slot)

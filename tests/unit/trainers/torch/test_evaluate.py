@@ -73,7 +73,7 @@ def metrics_of(result) -> dict[str, float]:
     return {name: getattr(result, name) for name in METRICS}
 
 
-def test_on_its_own_held_out_rows_a_run_gives_exactly_what_its_end_recorded_and_is_only_read(trained):
+def test_evaluate_repeats_the_recorded_metrics_and_only_reads(trained):
     folder, ended = trained
     before = files_of(folder / "bought")
     found = evaluate(str(folder / "bought"))
@@ -86,7 +86,7 @@ def test_on_its_own_held_out_rows_a_run_gives_exactly_what_its_end_recorded_and_
 
 
 @pytest.mark.parametrize("form", ["csv", "parquet", "jsonl"])
-def test_a_raw_file_gets_the_ids_and_the_normalisation_of_the_run_s_own_data(trained, splits, tmp_path, form):
+def test_a_raw_file_gets_the_ids_and_normalisation_of_the_run(trained, splits, tmp_path, form):
     """The raw file of the run itself is all splits together, so its loss is theirs weighted by their rows."""
     folder, _ = trained
     raw = folder / "rows.csv"
@@ -104,7 +104,7 @@ def test_a_raw_file_gets_the_ids_and_the_normalisation_of_the_run_s_own_data(tra
     assert str(raw) in whole.rows
 
 
-def test_an_unseen_value_of_a_raw_file_is_looked_up_as_id_0_as_a_missing_one_is(trained, tmp_path):
+def test_an_unseen_value_of_a_raw_file_has_id_0_as_a_missing_one(trained, tmp_path):
     folder, _ = trained
     losses = []
     for value in ("never seen", ""):
@@ -132,7 +132,7 @@ def test_rows_without_the_label_or_a_feature_are_refused_by_name(trained, tmp_pa
             evaluate(str(folder / "bought"), data=str(path))
 
 
-def test_data_with_other_id_maps_is_refused_and_with_those_of_the_run_taken(trained, tmp_path):
+def test_data_with_other_id_maps_is_refused(trained, tmp_path):
     folder, _ = trained
     raw = write_csv(tmp_path / "other.csv", 400, 9, likes=("perhaps", "yes"))
     spec = resolve({"data": {"kind": "prepared", "path": str(tmp_path / "other"), "label": "bought",
@@ -165,7 +165,7 @@ def test_an_id_map_that_was_changed_is_refused(trained, tmp_path):
         ids.write_bytes(saved)
 
 
-def test_the_feature_that_decides_the_label_comes_first_and_noise_includes_0(trained):
+def test_the_deciding_feature_comes_first_and_noise_includes_0(trained):
     folder, _ = trained
     found = feature_importance(str(folder / "bought"), repeats=8, seed=3)
     first, rest = found.features[0], found.features[1:]
@@ -180,7 +180,7 @@ def test_the_feature_that_decides_the_label_comes_first_and_noise_includes_0(tra
     assert by_name["noise"].auc_drop.includes_zero
 
 
-def test_importance_takes_no_more_rows_than_it_was_told_in_the_same_order_and_refuses_too_few(trained):
+def test_importance_takes_the_given_rows_and_refuses_too_few(trained):
     folder, _ = trained
     few = feature_importance(str(folder / "bought"), repeats=5, rows=300)
     assert few.num_samples == 300
@@ -191,7 +191,7 @@ def test_importance_takes_no_more_rows_than_it_was_told_in_the_same_order_and_re
         feature_importance(str(folder / "bought"), repeats=2)
 
 
-def test_slices_are_named_by_the_data_s_values_and_find_the_one_that_is_predicted_worse(trained):
+def test_slices_have_names_of_values_and_find_the_worst(trained):
     """What people like decides the label: `maybe` stands for chance, so within it nothing is left to predict."""
     folder, ended = trained
     found = evaluate_slices(str(folder / "bought"), "likes it", split="validation")
@@ -254,7 +254,7 @@ def test_the_command_says_which_rows_and_which_step_in_text_and_json(trained, ca
 
 
 @pytest.mark.parametrize("kind", ["synthetic", "columns"])
-def test_runs_without_prepared_data_are_evaluated_on_their_training_rows_too(tiny, tmp_path, kind):
+def test_unprepared_runs_are_evaluated_on_training_rows_too(tiny, tmp_path, kind):
     sets = ["train.num_steps=2", "store.checkpoint_at_end=true"]
     raw = tmp_path / "rows.csv"
     draw = random.Random(4)

@@ -48,7 +48,7 @@ def test_in_fp32_the_losses_are_those_of_the_pipeline(train_tiny, sets):
 
 @pytest.mark.parametrize("sets", [(), ("model.kind=dcnv2", "train.precision=bf16"), RAGGED,
                                   ("model.num_dense=0", "train.max_gradient_norm=0.02")], ids=str)
-def test_collectives_of_nccl_are_captured_and_give_the_losses_of_a_run_without_them(train_tiny, monkeypatch, sets):
+def test_captured_nccl_collectives_do_not_change_losses(train_tiny, monkeypatch, sets):
     """In a group of one: ids, pooled rows, their gradients and the dense gradients all go through NCCL."""
     alone = train_tiny(*GPU, *sets)
     num_calls = {"all_to_all_single": 0, "all_reduce": 0}
@@ -72,7 +72,7 @@ def test_collectives_of_nccl_are_captured_and_give_the_losses_of_a_run_without_t
     assert 0 < num_bodies < len(alone.losses())  # recorded, not called in every step
 
 
-def test_over_200_steps_the_engines_part_no_more_than_one_bit_would_make_the_pipeline_part(train_tiny, monkeypatch):
+def test_over_200_steps_engines_differ_by_less_than_one_bit_makes(train_tiny, monkeypatch):
     """Adagrad turns the last bit of a small gradient into a whole step, so losses part whatever computes them; by SGD,
     which does not, they stay the same."""
     from embark.trainers.torch import trainer
@@ -132,7 +132,7 @@ def test_a_resumed_run_gives_the_same_losses_bit_for_bit(train_tiny, precision, 
     ("train.table_dtype=fp16", *SHARED), ("train.table_dtype=fp16", *RATES), ("train.table_dtype=bf16", *SHARED),
     (*ALL, "train.table_dtype=bf16"),
 ], ids=str)
-def test_with_every_option_a_resumed_run_gives_the_same_losses_and_the_same_rows(train_tiny, sets):
+def test_with_every_option_a_resumed_run_is_bit_exact(train_tiny, sets):
     """And evaluates in between, which must leave no trace; by FBGEMM, a build of which may lack row-wise Adam; of rows
     in bf16 in plain torch."""
     sets = (*GPU, *sets, "train.precision=bf16", "store.checkpoint_every=8", "store.checkpoint_at_end=true")
@@ -147,7 +147,7 @@ def test_with_every_option_a_resumed_run_gives_the_same_losses_and_the_same_rows
 
 # FBGEMM 1.6's Adam refuses rows in fp16, so there is nothing to compare it with.
 @pytest.mark.parametrize("optimizer", ["sgd", "rowwise_adagrad", "adagrad"])
-def test_with_fp16_tables_the_losses_part_no_more_than_the_seed_of_the_rounding_makes_them_part(
+def test_fp16_losses_differ_by_less_than_the_rounding_seed_makes(
     train_tiny, monkeypatch, optimizer
 ):
     """Against FBGEMM's pipeline, whose rounding draws other bits: both are random roundings of the same run. How far

@@ -32,7 +32,7 @@ def test_in_fp32_the_losses_are_those_of_the_pipeline(train_tiny, code, sets):
 
 
 @pytest.mark.parametrize("code", [AUTOINT, STATEFUL], ids=["autoint", "stateful"])
-def test_in_bf16_a_resumed_run_gives_the_same_losses_bit_for_bit_and_those_of_the_pipeline_nearly(train_tiny, code):
+def test_in_bf16_a_resumed_run_is_bit_exact_and_near_the_pipeline(train_tiny, code):
     Path("my_model.py").write_text(code)
     sets = (*GPU, *ADAM, "train.precision=bf16", "store.checkpoint_every=8")
     reference = train_tiny(*sets, "name=whole", "train.eval_every=5")
@@ -47,7 +47,7 @@ def test_in_bf16_a_resumed_run_gives_the_same_losses_bit_for_bit_and_those_of_th
 @pytest.mark.parametrize("line", [
     "return x + torch.tensor([1.0]).to(x.device)", "torch.cuda.synchronize(); return nn.functional.dropout(x, 0.1)",
 ], ids=["waits for a copy", "waits for the device"])
-def test_what_cannot_be_captured_trains_in_the_pipeline_and_the_reason_names_the_line(train_tiny, line):
+def test_an_uncapturable_model_trains_in_the_pipeline(train_tiny, line):
     Path("my_model.py").write_text(SIMPLE.format(line=line))
     run = train_tiny(*GPU)
     start = run.of("start")[0]
@@ -56,7 +56,7 @@ def test_what_cannot_be_captured_trains_in_the_pipeline_and_the_reason_names_the
     assert run.losses()[-1] < run.losses()[0]
 
 
-def test_nan_that_the_file_makes_is_found_before_the_first_step_with_its_line(train_tiny):
+def test_nan_of_the_file_is_found_before_the_first_step(train_tiny):
     Path("my_model.py").write_text(SIMPLE.format(line="return torch.log(-x.square())"))
     with pytest.raises(UserError, match=r"my_model\.py:12: forward makes NaN or infinity of finite inputs .*\(log\)"):
         train_tiny(*GPU)

@@ -5,8 +5,8 @@ import math
 import pytest
 import torch
 
-from embark.trainers.torch.hstu_attention import hstu_attention, time_bucket
-from embark.trainers.torch.jagged import Padding
+from embark.trainers.torch.networks.hstu_attention import hstu_attention, time_bucket
+from embark.trainers.torch.networks.jagged import Padding
 
 LENGTHS = (5, 0, 1, 9, 2, 9)
 MAX_LENGTH = 12

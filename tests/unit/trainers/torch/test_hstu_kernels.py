@@ -5,15 +5,15 @@ from __future__ import annotations
 import pytest
 import torch
 
-from embark.trainers.torch.hstu_attention import eager_attention, uses_kernels
-from embark.trainers.torch.jagged import JaggedLayout
+from embark.trainers.torch.networks.hstu_attention import eager_attention, uses_kernels
+from embark.trainers.torch.networks.jagged import JaggedLayout
 
 NUM_BUCKETS = 8
 
 
 def both_ways(lengths, max_length, heads, widths, *, positions, times, dtype=torch.float32):
     """By the kernels, and by eager attention with more bits: the output and the gradients of all that has one."""
-    from embark.trainers.torch.hstu_triton import TritonAttention
+    from embark.trainers.torch.networks.hstu_kernels import TritonAttention
 
     device = "cuda" if torch.cuda.is_available() else "cpu"
     generator, total = torch.Generator().manual_seed(7), sum(lengths)

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from embark.trainers.torch.dense_network import PairwiseDots
+from embark.trainers.torch.networks.dlrm import PairwiseDots
 
 
 def textbook_dots(vectors: torch.Tensor) -> torch.Tensor:
@@ -42,7 +42,7 @@ def test_autocast_computes_in_bfloat16_and_returns_float32_gradients():
     torch.testing.assert_close(dots.float(), textbook_dots(vectors), rtol=0.05, atol=0.05)
 
 
-def test_meta_module_infers_shapes_and_regains_its_index_when_it_moves_to_a_device():
+def test_a_meta_module_infers_shapes_and_regains_its_index():
     with torch.device("meta"):
         dots = PairwiseDots(6)
     assert dots.pair_cells.is_meta

@@ -41,7 +41,7 @@ def test_auc_is_the_share_of_pairs_in_the_right_order(seed):
 
 @pytest.mark.parametrize(("centre", "spread", "is_shown"),
                          [(0, 1.5, False), (0, 0.01, True), (-13, 0.5, True), (0, 1e-4, True)])
-def test_the_exact_auc_lies_within_the_bound_which_is_shown_where_it_is_large(centre, spread, is_shown):
+def test_the_exact_auc_lies_within_the_bound_that_is_shown(centre, spread, is_shown):
     logits, label = samples(4)
     logits = ((logits + 1) / 1.5 * spread + centre).astype(np.float32)
     got = measured((logits, label))

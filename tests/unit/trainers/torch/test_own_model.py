@@ -17,8 +17,8 @@ from embark.model.work import layers_of
 from embark.plan.predict import predict_local
 from embark.spec import ModelSpec, resolve, to_toml
 from embark.trainers import evaluate, train
-from embark.trainers.torch.own_model import load_network, logits_of
-from embark.trainers.torch.trace_network import trace_network
+from embark.trainers.torch.networks.own_model import load_network, logits_of
+from embark.trainers.torch.networks.trace_network import trace_network
 
 
 @pytest.fixture
@@ -43,7 +43,7 @@ def start_of(values: dict) -> dict:
     return json.loads(Path(values["run_dir"], "events.jsonl").read_text().splitlines()[0])
 
 
-def test_dlrm_written_as_a_model_of_one_s_own_gives_the_losses_of_dlrm_bit_for_bit(own, train_tiny):
+def test_dlrm_as_an_own_model_gives_its_losses_bit_for_bit(own, train_tiny):
     values = train(own(DLRM))
     assert losses(values["run_dir"]) == train_tiny("train.num_steps=4", "train.engine=pipeline").losses()
 
@@ -77,14 +77,14 @@ def test_the_captured_step_trains_what_the_pipeline_trains(own, code, sets):
     ("return x * float(x.sum())", "my_model.py:12: RuntimeError in forward: Tensor.item() cannot be called on meta"),
     ("return x * x[x > 0].sum()", "my_model.py:12: "),
 ])
-def test_a_model_that_looks_at_values_falls_back_to_the_pipeline_with_its_line(own, line, reason):
+def test_a_model_that_looks_at_values_falls_back_to_the_pipeline(own, line, reason):
     start = start_of(train(own(SIMPLE.format(line=line), "train.engine=cuda_graph")))
     assert start["engine"] == "pipeline"
     assert f"my_model:MyModel does not run without values, as a captured step must: {reason}" in start["engine_reason"]
 
 
 @pytest.mark.parametrize("engines", [("pipeline",) * 3, ("cuda_graph",) * 3])
-def test_a_model_with_statistics_dropout_and_unused_weights_resumes_bit_for_bit(own, engines):
+def test_batchnorm_dropout_and_unused_weights_resume_bit_for_bit(own, engines):
     sets = ("store.checkpoint_every=2", "train.dense_optimizer=adam", "train.dense_learning_rate=0.01")
     whole = train(own(STATEFUL, *sets, "name=whole", f"train.engine={engines[0]}"))
     train(own(STATEFUL, *sets, "train.num_steps=2", f"train.engine={engines[1]}"))
@@ -141,7 +141,7 @@ def test_an_error_in_the_file_is_one_line_with_file_and_line(own, code, expected
     (("return x", "import sys; sys.exit(0)"), "my_model.py:12: SystemExit in forward: 0"),
     (("super().__init__()", "exit(0)"), "my_model.py:7: SystemExit in __init__: 0"),
 ])
-def test_a_class_that_breaks_the_contract_is_told_by_its_file_also_where_nothing_in_it_raised(change, expected):
+def test_a_class_that_breaks_the_contract_is_reported_with_its_file(change, expected):
     code = SIMPLE.format(line="return x").replace(*change)
     model = ModelSpec(kind="my_model:MyModel", code=code, num_dense=3)
     assert trace_network(model).note.startswith(f"its dense layers are not counted: {expected}")
@@ -152,7 +152,7 @@ def test_a_class_that_breaks_the_contract_is_told_by_its_file_also_where_nothing
 
 
 def test_bad_numbers_in_the_data_are_not_blamed_on_the_model(own, alone):
-    from embark.trainers.torch.own_model import OwnNetwork
+    from embark.trainers.torch.networks.own_model import OwnNetwork
 
     network = OwnNetwork(own(SIMPLE.format(line="return x")).model.model_copy(update={
         "code": SIMPLE.format(line="return x")}))
@@ -171,7 +171,7 @@ def test_the_trace_of_dlrm_counts_what_its_layers_say():
     assert layers.output_width < traced.output_width < 2 * layers.output_width
 
 
-def test_a_network_that_cannot_be_traced_is_planned_without_its_layers_and_that_is_said():
+def test_a_network_that_cannot_be_traced_is_planned_with_a_note():
     looks = SIMPLE.format(line="return x * float(x.sum())")
     model = ModelSpec(kind="my_model:MyModel", code=looks, num_dense=3)
     assert trace_network(model).note.startswith("its dense layers are not counted: my_model.py:12: RuntimeError")
@@ -181,7 +181,7 @@ def test_a_network_that_cannot_be_traced_is_planned_without_its_layers_and_that_
     assert predict_local(spec, here)["step_s"] > 0
 
 
-def test_auto_takes_the_captured_step_on_a_gpu_and_falls_back_with_a_reason_and_jax_refuses():
+def test_auto_captures_on_a_gpu_or_falls_back_with_a_reason():
     spec = resolve({"model": {"kind": "my_model:MyModel", "code": DLRM}})
     assert cuda_graph_obstacle(spec, "cuda", has_tables_on_host=False) == ""
     assert select_engine(spec, "cuda", "")[0] == "cuda_graph"

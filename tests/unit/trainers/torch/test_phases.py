@@ -10,17 +10,17 @@ import torch
 from embark.data import open_source
 from embark.run.clock import Clock
 from embark.trainers.torch import phases
-from embark.trainers.torch.engines.pipeline import Part
-from embark.trainers.torch.phases import PHASES, STEP_NAME, InputWaits, Profiler, Ran, device_phases, host_phases
+from embark.trainers.torch.engines.pipeline import BatchRange
+from embark.trainers.torch.phases import PHASES, STEP_NAME, InputWaits, Operation, Profiler, device_phases, host_phases
 from embark.trainers.torch.trainer import TorchTrainer
 from embark.trainers.torch.world import join
 
 
 def ran(*rows):
-    return [Ran(name, round(start_s * 1e9), round(end_s * 1e9)) for name, start_s, end_s in rows]
+    return [Operation(name, round(start_s * 1e9), round(end_s * 1e9)) for name, start_s, end_s in rows]
 
 
-def test_an_operation_belongs_to_what_called_it_and_every_second_counts_once():
+def test_an_operation_belongs_to_its_caller_and_counts_once():
     seconds = host_phases(ran(
         (STEP_NAME, 0, 100),
         ("## copy_batch_to_gpu 4 ##", 1, 10),
@@ -74,7 +74,7 @@ def looked(tiny, built):
     def look(*sets, wait_s=0.0):
         spec, ready, looks = tiny(*sets), built(*sets), Profiler(torch.device("cpu"))
         clock = Clock(spec.train.batch_size, InputWaits(torch.device("cpu")))
-        with ready.engine.feed(open_source(spec), Part(spec.train.batch_size, 0, 1, 0, 9)) as fed:
+        with ready.engine.feed(open_source(spec), BatchRange(spec.train.batch_size, 0, 1, 0, 9)) as fed:
             batches = clock.timed(slow(fed, wait_s))
             for step in range(6):
                 if step == 2:
@@ -156,13 +156,13 @@ def test_nothing_is_written_to_the_terminal_by_a_look():
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("engine", ["cuda_graph", "pipeline"])
-def test_on_a_gpu_the_kernels_are_reported_apart_and_all_of_a_step_is_reported(tiny, engine):
+def test_on_a_gpu_all_kernels_of_a_step_are_reported(tiny, engine):
     sets = ("place.device=cuda", f"train.engine={engine}", "train.batch_size=2048", "data.num_train_samples=65536")
     spec = tiny(*sets)
     with join(spec.place) as world:
         looks, source = Profiler(world.device), open_source(spec)
         ready, clock = TorchTrainer(spec, world, 100, source), Clock(spec.train.batch_size, InputWaits(world.device))
-        with ready.engine.feed(source, Part(spec.train.batch_size, 0, 1, 0, 12)) as fed:
+        with ready.engine.feed(source, BatchRange(spec.train.batch_size, 0, 1, 0, 12)) as fed:
             batches = clock.timed(fed)
             for step in range(9):
                 if step == 5:

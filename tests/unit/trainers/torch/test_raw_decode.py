@@ -11,7 +11,7 @@ from prepared_rows import FIXED, RAGGED, make_prepared
 
 from embark.data import Loader, open_source, resolve_from_data
 from embark.trainers.torch.batch import RawDecoder, ToDevice, pinned
-from embark.trainers.torch.row_order import RowOrder
+from embark.trainers.torch.engines.cuda_graph.batch_layout import RowOrder
 
 
 @pytest.mark.parametrize("shuffle", ["rows", "blocks", "none"])
@@ -116,7 +116,7 @@ def test_on_a_gpu_and_in_a_graph_it_decodes_the_same(tmp_path: Path):
 
 
 @pytest.mark.gpu
-def test_on_a_gpu_batches_are_made_in_pinned_memory_and_are_right_after_it_was_used_again(tmp_path: Path):
+def test_reused_pinned_memory_gives_the_right_batches(tmp_path: Path):
     made = make_prepared(tmp_path)
     device = torch.device("cuda", 0)
     spec = resolve_from_data(made.spec())

@@ -11,7 +11,7 @@ import torch
 from embark.data import open_source
 from embark.errors import SpecError
 from embark.spec import TrainSpec, resolve
-from embark.trainers.torch.dropout import ReLUWithDropout, drop, seed_dropout
+from embark.trainers.torch.networks.layers import ReLUWithDropout, drop, seed_dropout
 from embark.trainers.torch.optimizers import DENSE_OPTIMIZERS, _dense_factory
 
 ALL = ("model.dropout=0.3", "train.weight_decay=0.1", "train.embedding_l2=0.01")
@@ -30,7 +30,7 @@ def test_units_are_dropped_by_their_share_and_the_mean_stays():
         assert (dropped == 0).double().mean(dim=1).std().item() < 0.12
 
 
-def test_each_step_seed_and_layer_drops_other_units_and_every_rank_its_part_of_the_same():
+def test_each_step_seed_and_layer_drops_other_units_on_any_ranks():
     layers = torch.nn.Sequential(ReLUWithDropout(0.5), ReLUWithDropout(0.5))
     values, masks = torch.ones(64, 32), []
     for seed, step in ((1, 0), (1, 1), (2, 0)):
@@ -46,7 +46,7 @@ def test_each_step_seed_and_layer_drops_other_units_and_every_rank_its_part_of_t
 
 
 @pytest.mark.parametrize("name", DENSE_OPTIMIZERS)
-def test_weight_decay_shrinks_matrices_by_the_rate_of_the_step_as_adamw_does(name):
+def test_weight_decay_shrinks_matrices_as_adamw_does(name):
     weight, bias, beside = (torch.nn.Parameter(torch.full(shape, 2.0)) for shape in ((3, 3), (3,), (3, 3)))
     train = TrainSpec(dense_optimizer=name, weight_decay=0.5, learning_rate=0.1)
     decayed = _dense_factory(train, torch.device("cpu"))([weight, bias])
@@ -68,7 +68,7 @@ def test_weight_decay_shrinks_matrices_by_the_rate_of_the_step_as_adamw_does(nam
     assert bias.mean() > weight.mean()
 
 
-def test_the_penalty_pulls_looked_up_rows_to_zero_and_leaves_others_as_they_are(built):
+def test_the_penalty_pulls_only_looked_up_rows_to_zero(built):
     sets = ("train.num_steps=1", "train.optimizer=sgd", "train.learning_rate=1.0", "train.dense_learning_rate=0.0",
             "model.rows_per_table=2000", "train.batch_size=64")
     moves = []
@@ -99,7 +99,7 @@ def test_a_resumed_run_has_the_losses_of_an_undisturbed_one(train_tiny):
 @pytest.mark.parametrize(("table", "why"), [
     ({"multi_hot": 2}, "table a pools several rows of a sample: FBGEMM returns their sum or mean alone"),
     ({"pooling": "none", "max_length": 4}, "table a is a sequence")])
-def test_a_penalty_is_refused_where_a_sample_has_several_rows_of_a_table_and_says_why(table, why):
+def test_a_penalty_is_refused_where_samples_have_several_rows(table, why):
     with pytest.raises(SpecError) as refused:
         resolve({"model": {"kind": "m:M", "code": "x", "tables": [{"name": "a", "rows": 9, **table}]}},
                 ["train.embedding_l2=0.1"])

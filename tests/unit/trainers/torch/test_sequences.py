@@ -14,7 +14,7 @@ from embark.model.work import dense_work_of
 from embark.spec import ModelSpec
 from embark.store import RunDir
 from embark.store.checkpoint_arrays import CheckpointArrays
-from embark.trainers.torch.sequence_network import sequence_network
+from embark.trainers.torch.networks.sequences import sequence_network
 
 ITEM = '{ name = "item", rows = 40, pooling = "none", max_length = 8 }'
 NEXT = ("model.num_dense=0", f'model.tables=[{ITEM}, {{ name = "negatives", shares = "item", pooling = "none", '
@@ -58,7 +58,7 @@ COLUMNS = 'data.interactions.column_names=["user", "item"]'
 
 
 @pytest.mark.parametrize("kind", ["sasrec", "hstu"])
-def test_the_next_item_is_learned_and_its_rank_is_that_of_an_evaluation_later(train_tiny, log, kind):
+def test_the_next_item_is_learned_and_ranked_the_same_later(train_tiny, log, kind):
     from embark.trainers import evaluate
 
     result = train_tiny(*NEXT, log, COLUMNS, f"model.kind={kind}", "train.num_steps=60", "model.dropout=0.1",
@@ -83,7 +83,7 @@ def test_hit_rate_does_not_rise_with_rows_that_are_no_item(train_tiny, tmp_path)
     assert wide == pytest.approx(exact, abs=0.05)  # the items are random: about 10 of 101 candidates
 
 
-def test_ranks_give_the_metrics_of_lists_and_a_tie_or_nan_counts_against_the_chosen_item():
+def test_a_tie_or_nan_counts_against_the_chosen_item():
     from embark.run.retrieval_metrics import ranking_sums, ranks_of_first, sums_of_ranks
 
     assert ranks_of_first(np.array([[3.0, 1, 2], [1.0, 1, 0], [0.0, 5, 5], [np.nan, 0, 0]])).tolist() == [0, 1, 2, 2]
@@ -128,7 +128,7 @@ def test_a_plan_counts_the_weights_that_the_trainer_builds(tiny, kind):
 
 
 def test_dropout_of_a_row_depends_on_its_sample_and_place_alone():
-    from embark.trainers.torch.dropout import SequenceDropout
+    from embark.trainers.torch.networks.layers import SequenceDropout
 
     layer = SequenceDropout(0.5)
     layer.key = 12345

@@ -33,7 +33,7 @@ def test_the_captured_step_trains_the_same(train_tiny):
     assert pipeline.losses() != train_tiny(*sets, MIXED.replace("'sgd'", "'adagrad'")).losses()
 
 
-def test_a_data_parallel_table_trains_as_a_sharded_one_and_resumes_bit_for_bit(train_tiny):
+def test_a_data_parallel_table_trains_as_a_sharded_one_and_resumes(train_tiny):
     sets = ("train.num_steps=8", "store.checkpoint_every=4", "train.warmup_steps=3", "data.ragged=true")
     sharded = train_tiny(*sets, COPIED.replace(" sharding='data_parallel',", "").replace(", sharding='data_parallel'",
                                                                                          ""))

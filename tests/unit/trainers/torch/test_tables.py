@@ -57,7 +57,7 @@ def sgd_gradients(built, sets, shared) -> torch.Tensor:
     return before - weights(trainer)["item"]
 
 
-def test_a_resumed_run_has_the_losses_of_an_undisturbed_one_and_its_checkpoint_the_rows_once(train_tiny):
+def test_a_resumed_run_is_bit_exact_and_saves_rows_once(train_tiny):
     sets = (SHARED, "data.ragged=true", "train.num_steps=6", "store.checkpoint_every=3", "store.checkpoint_at_end=true",
             "store.keep_checkpoints=9")
     undisturbed = train_tiny(*sets)
@@ -81,7 +81,7 @@ def test_the_rows_are_planned_once_and_looked_up_by_each_feature(built):
 
 
 @pytest.mark.parametrize("optimizer", ["sgd", "rowwise_adagrad"])
-def test_a_table_is_trained_with_its_own_rate_and_the_schedule_applies_to_it(built, optimizer):
+def test_a_table_trains_with_its_own_rate_under_the_schedule(built, optimizer):
     sets = (f"train.optimizer={optimizer}", "train.learning_rate=0.25", "train.dense_learning_rate=0.0",
             "train.warmup_steps=2")
     moves = []
@@ -98,7 +98,7 @@ def test_a_table_is_trained_with_its_own_rate_and_the_schedule_applies_to_it(bui
     assert not own["c"].any()
 
 
-def test_a_table_begins_with_values_of_its_own_range_and_the_others_as_ever(built):
+def test_a_table_begins_with_values_of_its_own_range(built):
     plain, own = (weights(built(TABLES % more)) for more in (("", ""), (", init_range = 0.01", ", init_range = 0.0")))
     assert torch.equal(own["a"], plain["a"])
     assert plain["b"].abs().max() > 0.9 * math.sqrt(1 / 9)
@@ -106,7 +106,7 @@ def test_a_table_begins_with_values_of_its_own_range_and_the_others_as_ever(buil
     assert not own["c"].any()
 
 
-def test_a_resumed_run_with_settings_of_single_tables_has_the_losses_of_an_undisturbed_one(train_tiny):
+def test_a_resumed_run_with_table_settings_is_bit_exact(train_tiny):
     sets = (TABLES % (", learning_rate = 0.5", ", init_range = 0.2"), "train.num_steps=6", "store.checkpoint_every=3",
             "store.checkpoint_at_end=true", "store.keep_checkpoints=9", "train.decay=linear")
     undisturbed = train_tiny(*sets)

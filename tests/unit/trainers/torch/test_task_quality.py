@@ -13,7 +13,7 @@ SETS = ("model.kind=dcnv2", "model.num_cross_layers=1", "model.cross_rank=8", "m
         "train.dense_learning_rate=0.004", "train.engine=pipeline", "watch.every=100")
 
 
-def test_conflicting_tasks_learn_as_well_together_as_alone_and_mmoe_no_worse_than_a_shared_bottom(train_tiny):
+def test_conflicting_tasks_learn_as_well_together_as_alone(train_tiny):
     def held_out(tasks: Sequence[str], head: str) -> dict[str, dict[str, float]]:
         named = ", ".join(f"{{name='{task}'}}" for task in tasks)
         return train_tiny(*SETS, f"model.tasks=[{named}]", f"model.task_head={head}").values["tasks"]

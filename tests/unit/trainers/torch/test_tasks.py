@@ -25,10 +25,10 @@ from embark.report.report import report
 from embark.run.task_metrics import combine
 from embark.spec import resolve
 from embark.trainers import evaluate, train
-from embark.trainers.torch.dense_network import dense_network
-from embark.trainers.torch.task_heads import scores_of
+from embark.trainers.torch.networks import dense_network
+from embark.trainers.torch.networks.task_heads import scores_of
+from embark.trainers.torch.networks.trace_network import trace_network
 from embark.trainers.torch.task_metrics import TaskHeldOut, TaskLoss, TaskWindow
-from embark.trainers.torch.trace_network import trace_network
 
 TASKS = ("model.tasks=[{name='click', weight=0.5}, {name='stars', loss='regression', weight=0.25}, "
          "{name='kind', loss='softmax', num_classes=3}, {name='buy'}]")
@@ -49,7 +49,7 @@ def test_the_layers_that_plan_counts_are_those_that_are_trained(tiny, kind, head
         assert torch.allclose(scores_of(model.tasks, outputs)[:, 2:5].sum(dim=1), torch.ones(7))
 
 
-def test_a_sample_without_a_label_counts_in_no_loss_and_no_metric_of_the_task(tiny, alone):
+def test_a_sample_without_a_label_counts_in_no_loss_or_metric(tiny, alone):
     tasks = tiny(TASKS).model.tasks
     torch.manual_seed(1)
     outputs, labels = torch.randn(40, 6, requires_grad=True), torch.zeros(40, 4)

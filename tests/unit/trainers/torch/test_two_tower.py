@@ -16,7 +16,7 @@ from embark.model.work import dense_work_of
 from embark.plan.predict import predict_local
 from embark.spec import resolve
 from embark.trainers import evaluate, feature_importance, train
-from embark.trainers.torch.dense_network import dense_network
+from embark.trainers.torch.networks import dense_network
 from embark.trainers.torch.two_tower import exact_search
 
 NUM_USERS, NUM_ITEMS = 60, 40
@@ -81,7 +81,7 @@ def test_items_that_a_user_has_are_not_searched_for_again(spec):
     assert values["num_users"] < 50  # most held-out items are in the training data too
 
 
-def test_exact_search_gives_the_largest_dot_products_without_what_is_left_out():
+def test_exact_search_gives_the_largest_products_not_left_out():
     users, items = torch.eye(2), torch.tensor([[3.0, 0], [2, 1], [1, 5]])
     assert exact_search(users, items, 2, [np.array([0]), np.array([], np.int64)]).tolist() == [[1, 2], [2, 1]]
     assert exact_search(users, items, 4, [np.array([0, 1, 2]), np.array([2])]).tolist() == [[-1] * 4, [1, 0, -1, -1]]

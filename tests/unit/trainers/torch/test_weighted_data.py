@@ -26,8 +26,8 @@ from embark.export.artifact import open_artifact
 from embark.run.evaluate_run import loaded
 from embark.store.checkpoint_inspect import find_trained
 from embark.trainers import open_backend
-from embark.trainers.torch.dense_network import DotNetwork
-from embark.trainers.torch.exported_model import ExportedModel
+from embark.trainers.torch.networks.dlrm import DotNetwork
+from embark.trainers.torch.scoring.cpu_model import ExportedModel
 
 COLUMNS = ("click", "price", "seen", "seconds", "shop")
 TABLES = ("model.tables=[{{name='seen', rows=12, multi_hot=4, pooling='{pooling}', weights_column='seconds'}}, "
@@ -92,7 +92,7 @@ class Source:
 
 
 @pytest.mark.parametrize(("suffix", "ids", "pooling"), [(".csv", "frequency", "sum"), (".parquet", "hash", "mean")])
-def test_prepared_weights_train_as_a_source_of_ones_own_and_raw_rows_score_as_evaluated(
+def test_prepared_weights_train_and_score_as_an_own_source(
         train_tiny, tiny, tmp_path, monkeypatch, suffix, ids, pooling):
     spec = prepared(tiny, tmp_path, suffix, ids, pooling)
     sets = (*SETS, TABLES.format(pooling=pooling), "store.checkpoint_at_end=true")
@@ -151,7 +151,7 @@ def _evaluated(run: str) -> tuple[np.ndarray, np.ndarray]:
     return given[0], logits.numpy()
 
 
-def test_rows_whose_weights_are_not_those_of_their_ids_are_left_out_with_the_reason(tiny, tmp_path):
+def test_rows_with_mismatched_weights_are_left_out_with_the_reason(tiny, tmp_path):
     rows = draw(40, 3)
     rows[5], rows[6], rows[7] = ((1, 0.5, ["w1", "w2"], weights, "s1") for weights in ([1.0], [1.0, -2.0], [1.0, 2.0]))
     path = write(tmp_path / "train.csv", rows)
@@ -175,7 +175,7 @@ def test_rows_whose_weights_are_not_those_of_their_ids_are_left_out_with_the_rea
         resolve_from_data(tiny(*sets, TABLES.format(pooling="sum").replace("seconds", "clicks")))
 
 
-def test_synthetic_weights_are_made_into_prepared_data_and_scored_in_fewer_bits(train_tiny, tiny, tmp_path):
+def test_synthetic_weights_are_prepared_and_scored_in_fewer_bits(train_tiny, tiny, tmp_path):
     spec = tiny(*SETS[-3:], TABLES.format(pooling="mean"), "data.num_train_samples=256", "data.num_eval_samples=64")
     make(spec, tmp_path / "made")
     batch, made = open_source(spec).eval_rows(0, 64), open_source(resolve_from_data(

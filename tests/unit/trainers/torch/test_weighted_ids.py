@@ -8,8 +8,7 @@ import numpy as np
 import pytest
 
 from embark.data import Batch, open_source, resolve_from_data
-from embark.data.id_weights import pooling_weights
-from embark.data.loader import _filled_up
+from embark.data.loader import pooling_weights
 from embark.data.permuted_rows import RowsInMemory
 from embark.errors import DataError, SpecError, UserError
 from embark.spec import Table, resolve
@@ -81,7 +80,7 @@ def test_data_of_one_s_own_gives_weights_by_their_name(tiny, tmp_path, monkeypat
         open_source(resolve_from_data(spec)).eval_rows(0, 4)
 
 
-def test_synthetic_weights_belong_to_their_sample_and_the_captured_step_refuses_them(train_tiny, tiny):
+def test_synthetic_weights_belong_to_their_sample(train_tiny, tiny):
     source = open_source(tiny(WEIGHTED, "data.ragged=true"))
     all_rows, some = source.eval_rows(0, 50), source.eval_rows(10, 20)
     assert all_rows.weights is not None
@@ -91,7 +90,8 @@ def test_synthetic_weights_belong_to_their_sample_and_the_captured_step_refuses_
     assert taken.weights.tolist() == some.weights.tolist() == RowsInMemory(all_rows).eval_rows(10, 20).weights.tolist()
     turned = RowsInMemory(some).permuted(0, np.arange(10)[::-1]).permuted(0, np.arange(10)[::-1]).batch
     assert turned.weights.tolist() == some.weights.tolist()
-    assert len(_filled_up(some, 13).weights) == len(_filled_up(some, 13).ids)
+    filled_up = some.take(np.minimum(np.arange(13), len(some.label) - 1))
+    assert len(filled_up.weights) == len(filled_up.ids)
     with pytest.raises(UserError, match="the ids of seen have weights"):
         train_tiny(WEIGHTED, "train.engine=cuda_graph")
     with pytest.raises(SpecError, match="holds no weights"):

@@ -7,6 +7,7 @@ from pathlib import Path
 from embark.catalog import load_catalog
 from embark.errors import UserError
 from embark.formatting import pluralize, to_one_line
+from embark.kubernetes.names import COMPONENT, INSTANCE
 from embark.launch.backend import (
     CancelResult,
     LaunchBackend,
@@ -17,15 +18,13 @@ from embark.launch.backend import (
     RunHandle,
     Status,
 )
-from embark.launch.backends.kubernetes.failure import failed_condition
 from embark.launch.backends.kubernetes.kubectl import Cluster, Forbidden, Kubectl, classify_error
-from embark.launch.backends.kubernetes.pods import Pod, PodLogPosition
-from embark.launch.backends.kubernetes.status import INSTANCE, KINDS, RunKind, event_of, status_of
-from embark.launch.log_follower import LogSource, follow_logs, read_logs
+from embark.launch.backends.kubernetes.pods import PodLogPosition, PodStatus
+from embark.launch.backends.kubernetes.status import KINDS, RunKind, event_of, failed_condition, status_of
+from embark.launch.log_tail import LogSource, read_logs, tail_logs
 from embark.launch.shell import CommandResult, LineStream
 from embark.lint.rendered import render_spec
 from embark.render.job import Job, make_job
-from embark.render.location import location_of
 from embark.render.targets.kubernetes import MANIFESTS
 from embark.spec import RunSpec
 
@@ -43,16 +42,16 @@ class Kubernetes(LaunchBackend):
             **self._cluster_of(job), "object": job.name, "target": spec.place.target, "num_nodes": job.num_pods,
             "min_nodes": job.min_nodes * job.machine.num_hosts, "queue": spec.place.queue,
             "claim": job.claim_name if spec.place.volume else "", "config": job.config_name,
-            "pool": location_of(job).pool,
+            "pool": job.location.pool,
         }
         return RunHandle.of(job, self.name, where)
 
     def _cluster_of(self, job: Job) -> dict[str, str | int]:
-        """How the run's cluster and namespace are found again."""
+        """What is needed to find the run's cluster and namespace again."""
         kubeconfig = _absolute(os.environ.get("KUBECONFIG", ""))
         return {"context": self._context or Cluster(kubeconfig=kubeconfig).current_context(self._shell),
                 "kubeconfig": kubeconfig, "namespace": job.namespace, "cloud": job.cloud,
-                "service_account": job.spec.place.service_account}
+                "service_account": job.place.service_account}
 
     def check(self, request: LaunchRequest) -> None:
         place, handle = request.spec.place, request.handle
@@ -71,7 +70,7 @@ class Kubernetes(LaunchBackend):
                             fix="embark render writes storage.sh: run it once")
 
     def submit(self, request: LaunchRequest) -> None:
-        """The server validates everything first, so that a mistake is refused before anything is created."""
+        """Apply the manifest, after the server has validated all of it."""
         handle, kubectl = request.handle, self._kubectl(request.handle)
         path = self._manifest(request.spec)
         manifest = next(file for file in render_spec(request.spec) if file.path == path)
@@ -110,7 +109,7 @@ class Kubernetes(LaunchBackend):
         split = self._kind(handle).line
         yield from map(split, read_logs(sources))
         if follow:
-            yield from map(split, follow_logs(
+            yield from map(split, tail_logs(
                 lambda: (self._log_sources(handle, positions), self.status(handle).has_ended), self.poll_s))
 
     def events(self, handle: RunHandle) -> list[RunEvent]:
@@ -130,11 +129,11 @@ class Kubernetes(LaunchBackend):
         return CancelResult(tuple(removed), self._remains(handle))
 
     def _manifest(self, spec: RunSpec) -> str:
-        """The file that is applied."""
+        """The path of the manifest that is applied."""
         return MANIFESTS[spec.place.target][0]
 
     def _make_namespace(self, request: LaunchRequest, kubectl: Kubectl) -> bool:
-        """Where it is missing. False: it must exist already, since even reading namespaces is forbidden."""
+        """Make the namespace if it is missing. False if namespaces may not even be read, so that it must exist."""
         namespace = kubectl.cluster.namespace
         try:
             is_there = kubectl.get("namespaces", namespace, in_namespace=False) is not None
@@ -173,7 +172,7 @@ class Kubernetes(LaunchBackend):
         return tuple(found)
 
     def _small_objects(self, handle: RunHandle) -> list[str]:
-        """What was created beside the job for this run alone."""
+        """Objects that were created beside the job for this run alone."""
         name, target = self._object(handle), handle.where["target"]
         found = [f"configmap/{handle.where['config']}"]
         if target == "job" and int(handle.where["num_nodes"]) > 1:
@@ -186,7 +185,7 @@ class Kubernetes(LaunchBackend):
         return [self._log_source(handle, pod, positions.setdefault(pod.name, PodLogPosition()))
                 for pod in self._log_pods(handle) if pod.has_started]
 
-    def _log_source(self, handle: RunHandle, pod: Pod, position: PodLogPosition) -> LogSource:
+    def _log_source(self, handle: RunHandle, pod: PodStatus, position: PodLogPosition) -> LogSource:
         kubectl, kind = self._kubectl(handle), self._kind(handle)
         container = kind.log_container or kind.container
 
@@ -208,26 +207,25 @@ class Kubernetes(LaunchBackend):
                          parse=lambda text: position.parse(pod, text), on_failure=on_failure,
                          is_final=pod.phase != "Running")
 
-    def _pods(self, handle: RunHandle) -> list[Pod]:
-        """Of the machines that train."""
+    def _pods(self, handle: RunHandle) -> list[PodStatus]:
+        """The pods that train."""
         kind = self._kind(handle)
         found = self._kubectl(handle).items("pods", f"{INSTANCE}={self._object(handle)}")
         # The head of a Ray cluster trains nothing, nor do servers of the exported model.
-        return [Pod.of(one, kind.container) for one in found
-                if one["metadata"].get("labels", {}).get("app.kubernetes.io/component") not in ("head", "serve")]
+        return [PodStatus.of(one, kind.container) for one in found
+                if one["metadata"].get("labels", {}).get(COMPONENT) not in ("head", "serve")]
 
-    def _log_pods(self, handle: RunHandle) -> list[Pod]:
+    def _log_pods(self, handle: RunHandle) -> list[PodStatus]:
         kind = self._kind(handle)
         if not kind.log_label:
             return self._pods(handle)
         found = self._kubectl(handle).items("pods", f"{kind.log_label}={self._object(handle)}")
-        return [Pod.of(one, kind.log_container) for one in found]
+        return [PodStatus.of(one, kind.log_container) for one in found]
 
     def _kind(self, handle: RunHandle) -> RunKind:
         return KINDS[str(handle.where["target"])]
 
     def _object(self, handle: RunHandle) -> str:
-        """The object's name."""
         return str(handle.where["object"])
 
     def _cluster(self, handle: RunHandle) -> Cluster:
@@ -245,7 +243,7 @@ def require_image(spec: RunSpec) -> None:
 
 
 def _without_namespace(text: str) -> str:
-    """The same objects but for the namespace itself."""
+    """The text without its Namespace object."""
     import yaml
 
     documents = text.split("\n---\n")
@@ -253,5 +251,5 @@ def _without_namespace(text: str) -> str:
 
 
 def _absolute(kubeconfig: str) -> str:
-    """So that another terminal, in another folder, finds the same files."""
+    """Absolute paths, which another terminal in another folder finds too."""
     return os.pathsep.join(str(Path(path).expanduser().absolute()) for path in kubeconfig.split(os.pathsep) if path)

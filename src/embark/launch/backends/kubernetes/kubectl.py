@@ -11,9 +11,9 @@ from typing import Any, Literal
 
 from embark.errors import EmbarkError, Fault, UserError
 from embark.formatting import to_one_line
+from embark.kubernetes.objects import OPERATOR_VERSIONS
 from embark.launch.http import API_RETRY, Unavailable, retry_api
 from embark.launch.shell import CommandResult, Notify, Shell
-from embark.render.targets import operators
 from embark.store.errors import RetryPolicy
 
 ErrorKind = Literal["away", "token", "forbidden", "not found", "there already", "no such kind", "no cluster", "other"]
@@ -22,7 +22,7 @@ _TABLE: dict[str, Any] = tomllib.loads(Path(__file__).with_suffix(".toml").read_
 
 @dataclass(frozen=True, slots=True)
 class Cluster:
-    """Which one, as kubectl finds it."""
+    """A cluster as kubectl finds it."""
 
     context: str = ""  # Empty: the current one.
     kubeconfig: str = ""  # Files, as in KUBECONFIG; empty: ~/.kube/config.
@@ -43,7 +43,7 @@ class Cluster:
         return shlex.join([*self.words, *words])
 
     def current_context(self, shell: Shell) -> str:
-        """Empty on a dry run. Raises where kubectl has none."""
+        """The name of kubectl's current cluster; empty on a dry run. Raises if it has none."""
         done = shell.ask([*Cluster(kubeconfig=self.kubeconfig).words, "config", "current-context"])
         if not done.is_ok:
             raise UserError("kubectl has no current cluster", fix=self.fix("no cluster"))
@@ -63,11 +63,11 @@ class Cluster:
             kubectl=self.line(), namespace=self.namespace,
             login=login or "log in to the cloud again; " + "; ".join(logins.values()),
             credentials=login.rpartition("then ")[2] or "kubectl config get-contexts; kubectl config use-context NAME",
-            install=install.format_map(vars(operators)) or "install the operator that has this kind")
+            install=install.format_map(OPERATOR_VERSIONS) or "install the operator that has this kind")
 
 
 class Kubectl:
-    """Of one cluster."""
+    """kubectl on one cluster."""
 
     def __init__(self, shell: Shell, cluster: Cluster, *, notify: Notify, retry: RetryPolicy = API_RETRY) -> None:
         self.cluster = cluster
@@ -76,7 +76,7 @@ class Kubectl:
         self._retry = retry
 
     def get(self, kind: str, name: str, *, in_namespace: bool = True) -> dict[str, Any] | None:
-        """None where there is none of that name. Raises `NoSuchKind` where the cluster has no such kind at all."""
+        """An object, or None. Raises `NoSuchKind` if the cluster has no such kind at all."""
         done = self._call(lambda: self._shell.ask(self.words(
             "get", kind, name, "--output=json", "--ignore-not-found", in_namespace=in_namespace)))
         return _object(done.out)
@@ -88,7 +88,7 @@ class Kubectl:
         return [] if found is None else list(found.get("items", ()))
 
     def has(self, kind: str, name: str) -> bool:
-        """On a dry run, everything is taken to exist."""
+        """Whether there is such an object; on a dry run, everything is taken to exist."""
         return self._shell.is_dry or self.get(kind, name) is not None
 
     def make_namespace(self) -> None:
@@ -96,13 +96,14 @@ class Kubectl:
         self.apply(json.dumps(made), f"namespace {self.cluster.namespace}", is_check=False)
 
     def apply(self, text: str, name: str, *, is_check: bool) -> None:
-        """Server-side, so that it can be repeated; with `is_check` the server only validates."""
+        """Apply server-side, so that it can be repeated; with `is_check` the server only validates."""
         words = self.words("apply", "--server-side", "--field-manager=embark", "--validate=strict",
                            *(["--dry-run=server"] if is_check else []), "--filename=-")
         self._call(lambda: self._shell.change(words, stdin=text, stdin_name=name))
 
     def delete(self, kind: str, name: str) -> bool:
-        """Its pods first; they get SIGTERM and their own grace. Does not wait. Whether there was one."""
+        """Delete an object and first its pods, which get SIGTERM and their grace; does not wait. False if there was
+        none."""
         words = self.words("delete", kind, name, "--cascade=foreground", "--ignore-not-found", "--wait=false")
         done = self._call(lambda: self._shell.change(words), fine=("not found", "no such kind"))
         return self._shell.is_dry or (done.is_ok and bool(done.out.strip()))
@@ -113,7 +114,7 @@ class Kubectl:
         return [*self.cluster.words, command, *rest, *where, *limit]
 
     def _call(self, attempt: Callable[[], CommandResult], fine: Sequence[ErrorKind] = ()) -> CommandResult:
-        """Every command here can be repeated."""
+        """Run a command, and again while the API is away; every command here can be repeated."""
         def checked() -> CommandResult:
             done = attempt()
             kind = None if done.is_ok else classify_error(done)
@@ -138,7 +139,6 @@ _ERRORS: dict[str, type[EmbarkError]] = {"away": Fault, "no such kind": NoSuchKi
 
 
 def classify_error(done: CommandResult) -> ErrorKind:
-    """What kind of error kubectl met."""
     if done.has_timed_out:
         return "away"
     return next((kind for kind, row in _TABLE["errors"].items() if re.search(row["pattern"], done.err)), "other")

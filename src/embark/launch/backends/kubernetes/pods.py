@@ -7,19 +7,28 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from embark.launch.backend import LogLine, Reason, RunEvent, time_ns, time_s
-from embark.launch.explanations import explain_exit, explain_preemption, explain_unschedulable, explain_waiting
+from embark.kubernetes.names import INDEX_LABELS
+from embark.kubernetes.objects import condition_of
+from embark.launch.backend import (
+    LogLine,
+    Reason,
+    RunEvent,
+    explain_exit,
+    explain_preemption,
+    explain_unschedulable,
+    explain_waiting,
+    time_ns,
+    time_s,
+)
 
-INDEX_LABELS = ("batch.kubernetes.io/job-completion-index", "training.kubeflow.org/replica-index",
-                "torchx.pytorch.org/replica-id")
 _NODE_FIXES = {"FailedMount": "kubectl describe pvc", "FailedAttachVolume": "kubectl describe pvc",
                "FailedCreatePodSandBox": "kubectl describe node"}
 """Why a container is not created on its node, by the reason of the kubelet's event, with where to look."""
 
 
 @dataclass(frozen=True, slots=True)
-class Pod:
-    """What matters of one."""
+class PodStatus:
+    """One pod as the cluster describes it, explained."""
 
     name: str
     uid: str
@@ -27,18 +36,18 @@ class Pod:
     created: str
     phase: str
     is_leaving: bool
-    preempted: str  # Why it was preempted; empty where it was not.
+    preempted: str  # Why it was preempted; empty if it was not.
     why: Reason
     has_started: bool  # Its container has a log.
     num_container_starts: int
     since_s: float | None = None  # Unix time at which a node accepted it.
     node: str = ""  # The node it is assigned to.
-    exit_code: int | None = None  # Of its container, where that has ended; where it is started again, the last one.
-    exit_reason: str = ""  # The kubelet's word for that, such as OOMKilled.
+    exit_code: int | None = None  # That of its container's last end.
+    exit_reason: str = ""  # The kubelet's word for it, such as OOMKilled.
 
     @classmethod
-    def of(cls, found: Mapping[str, Any], container: str) -> Pod:
-        """`container`: the one that matters; empty: the first."""
+    def of(cls, found: Mapping[str, Any], container: str) -> PodStatus:
+        """Read a Pod object; `container` is the one whose state counts, and the first if it is empty."""
         metadata, status = found["metadata"], found.get("status", {})
         labels = metadata.get("labels", {})
         state: dict[str, Any] = next(
@@ -60,7 +69,7 @@ class Pod:
         return self.name if self.index is None else f"machine {self.index} ({self.name})"
 
     def waits_for(self, events: Sequence[RunEvent]) -> Reason:
-        """Of one that has not started. A pod that has its node waits for the node, not for the scheduler."""
+        """Why a pod has not started. One that has its node waits for the node, not for the scheduler."""
         if not self.node:
             return Reason(self.why.text or "not scheduled yet", self.why.fix)
         of_node = [e for e in events if e.is_warning and e.source == self.name and e.reason in _NODE_FIXES]
@@ -69,18 +78,12 @@ class Pod:
         return Reason(f"{self.why.text or 'its container is not created yet'}, on node {self.node}", self.why.fix)
 
 
-def newest(pods: Sequence[Pod]) -> list[Pod]:
-    """Of each index the pod that came last."""
-    found: dict[object, Pod] = {}
+def newest(pods: Sequence[PodStatus]) -> list[PodStatus]:
+    """The pod of each index that came last."""
+    found: dict[object, PodStatus] = {}
     for pod in sorted(pods, key=lambda p: (p.created, not p.is_leaving, p.name)):
         found[pod.name if pod.index is None else pod.index] = pod
     return sorted(found.values(), key=lambda p: (p.index is None, p.index or 0, p.name))
-
-
-def condition_of(status: Mapping[str, Any], name: str) -> dict[str, Any] | None:
-    """The one of that type, where it holds."""
-    conditions = status.get("conditions") or ()
-    return next((c for c in conditions if c.get("type") == name and c.get("status") == "True"), None)
 
 
 def _why(status: Mapping[str, Any], state: Mapping[str, Any]) -> Reason:
@@ -91,8 +94,7 @@ def _why(status: Mapping[str, Any], state: Mapping[str, Any]) -> Reason:
     waiting = _stuck_init_container(status) or state.get("waiting")
     if waiting:
         return explain_waiting(str(waiting.get("reason", "")), str(waiting.get("message", "")))
-    unscheduled = next((c for c in status.get("conditions") or ()
-                        if c.get("type") == "PodScheduled" and c.get("status") == "False"), None)
+    unscheduled = condition_of(status, "PodScheduled", "False")
     if unscheduled:
         if unscheduled.get("reason") == "SchedulingGated":
             return Reason("waiting for its queue to admit it")
@@ -103,7 +105,7 @@ def _why(status: Mapping[str, Any], state: Mapping[str, Any]) -> Reason:
 
 
 def _stuck_init_container(status: Mapping[str, Any]) -> dict[str, Any] | None:
-    """The waiting state of the init container that keeps the others from starting, where it is not just its turn."""
+    """The waiting state of an init container that cannot start; None if it only waits for its turn."""
     waiting = [s.get("state", {}).get("waiting") for s in status.get("initContainerStatuses") or ()]
     return next((w for w in waiting if w and w.get("reason") not in ("PodInitializing", "ContainerCreating")), None)
 
@@ -114,15 +116,15 @@ class PodLogPosition:
 
     last_ns: int = 0
     num_at_last: int = 0
-    to_skip: int = 0  # Lines of `last_ns` that opening it again repeats.
+    to_skip: int = 0  # How many lines of `last_ns` an opened log repeats.
 
     def begin(self) -> str:
-        """For `--since-time`, which has full seconds only, so that some lines are repeated."""
+        """The value of `--since-time`, which has full seconds only, so that some lines are repeated."""
         self.to_skip = self.num_at_last
         return time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(self.last_ns // 1_000_000_000)) if self.last_ns else ""
 
-    def parse(self, pod: Pod, text: str) -> LogLine | None:
-        """None: read before."""
+    def parse(self, pod: PodStatus, text: str) -> LogLine | None:
+        """A line of the log, or None if it was read before."""
         stamp, _, rest = text.partition(" ")
         at_ns = time_ns(stamp)
         if not self._is_new(at_ns):

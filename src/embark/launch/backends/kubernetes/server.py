@@ -5,15 +5,17 @@ from typing import Any
 
 from embark.catalog import load_catalog
 from embark.formatting import pluralize
+from embark.kubernetes.names import INSTANCE
+from embark.kubernetes.objects import condition_of
 from embark.launch.backend import CancelResult, LaunchRequest, Reason, Replica, Resource, RunEvent, RunHandle, Status
 from embark.launch.backend import time_s as to_time_s
 from embark.launch.backends.kubernetes.backend import Kubernetes, require_image
-from embark.launch.backends.kubernetes.pods import Pod, condition_of
-from embark.launch.backends.kubernetes.status import INSTANCE, RunKind
-from embark.launch.backends.local_server import artifact_remains
+from embark.launch.backends.kubernetes.pods import PodStatus
+from embark.launch.backends.kubernetes.status import RunKind
+from embark.launch.backends.local import artifact_remains
 from embark.render.job import make_job
 from embark.render.serving import artifact_of, server_name
-from embark.render.targets.serve import COMPONENT, CONTAINER, FILES, GRACE_S
+from embark.render.targets.serve import CONTAINER, FILES, GRACE_S, SERVER
 from embark.spec import RunSpec
 
 KINDS = {"serve": RunKind("deployment.apps", CONTAINER["serve"]),
@@ -22,7 +24,8 @@ SCALERS = {"hpa": "horizontalpodautoscaler.autoscaling", "keda": "scaledobject.k
 
 
 class KubernetesServer(Kubernetes):
-    """Launching again applies the file again: Kubernetes replaces the replicas one by one."""
+    """A server of an exported model. Launching it again applies the file, and Kubernetes replaces the replicas in
+    turn."""
 
     name = "kubernetes-server"
 
@@ -66,17 +69,19 @@ class KubernetesServer(Kubernetes):
                          cluster.line("delete", "namespace", namespace) + ", if nothing else is in it"),
                 artifact_remains(handle))
 
-    def _pods(self, handle: RunHandle) -> list[Pod]:
-        (label, value), = COMPONENT.items()
+    def _pods(self, handle: RunHandle) -> list[PodStatus]:
+        (label, value), = SERVER.items()
         found = self._kubectl(handle).items("pods", f"{INSTANCE}={handle.where['instance']},{label}={value}")
-        return [Pod.of(one, self._kind(handle).container) for one in found]
+        return [PodStatus.of(one, self._kind(handle).container) for one in found]
 
     def _kind(self, handle: RunHandle) -> RunKind:
         return KINDS[str(handle.where["target"])]
 
 
-def server_status(found: Mapping[str, Any], pods: Sequence[Pod], events: Sequence[RunEvent], *, least: int) -> Status:
-    """Of a Deployment or an InferenceService that is there."""
+def server_status(
+    found: Mapping[str, Any], pods: Sequence[PodStatus], events: Sequence[RunEvent], *, least: int
+) -> Status:
+    """The status of a Deployment or an InferenceService of at least `least` replicas."""
     status, metadata = found.get("status") or {}, found["metadata"]
     replicas = tuple(Replica(pod.name, None, "ending" if pod.is_leaving else pod.phase.lower(), pod.why.text,
                              pod.since_s) for pod in sorted(pods, key=lambda pod: pod.name))
@@ -106,8 +111,8 @@ def server_status(found: Mapping[str, Any], pods: Sequence[Pod], events: Sequenc
     return make("restarting" if num_restarts else "pending", ready)
 
 
-def _why(pods: Sequence[Pod], events: Sequence[RunEvent]) -> Reason:
-    """A replica is not ready."""
+def _why(pods: Sequence[PodStatus], events: Sequence[RunEvent]) -> Reason:
+    """Why a replica is not ready."""
     waiting = [pod for pod in pods if not pod.is_leaving and (pod.phase == "Pending" or pod.why.text)]
     if not waiting:
         return Reason("" if pods else "no pod created yet")

@@ -2,31 +2,50 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from embark.errors import ExitCode
 from embark.formatting import pluralize, to_one_line
-from embark.launch.backend import LogLine, Reason, Replica, RunEvent, State, Status, time_s
-from embark.launch.backends.kubernetes.failure import failed_condition, why_failed
-from embark.launch.backends.kubernetes.pods import Pod, condition_of, newest
-from embark.launch.backends.ray.status import line_of
-from embark.launch.explanations import explain_unschedulable
+from embark.kubernetes.names import JOB_NAME, JOBSET_NAME
+from embark.kubernetes.objects import condition_of
+from embark.launch.backend import (
+    LogLine,
+    Reason,
+    Replica,
+    RunEvent,
+    State,
+    Status,
+    explain,
+    explain_exit,
+    explain_unschedulable,
+    time_s,
+)
+from embark.launch.backends.kubernetes.pods import PodStatus, newest
+from embark.launch.backends.ray import line_of
 from embark.render.targets.kubernetes import CONTAINERS, MANIFESTS
 
+FAILED = ("Failed", "FailureTarget")
+MAX_MESSAGE = 400  # Ray's message has the end of its log in it.
+_NAMED_POD = re.compile(r"\b[Pp]od [^/\s]+/(?P<name>\S+) (?:failed with|has condition)")
+_EXIT_CODE = re.compile(r"\bexit code (?P<code>\d+)")
+"""The Job controller (pkg/controller/job/pod_failure_policy.go, Kubernetes 1.26 to 1.36) writes "Container %s for pod
+%s/%s failed with exit code %v matching %v rule at index %d", or "Pod %s/%s has condition %v matching …"; Ray writes
+"Job entrypoint command failed with exit code %d, last available logs …"."""
+_FIRST_FAILED_JOB = re.compile(r"\(first failed job: (?P<name>\S+?)\)")
+"""How a JobSet (pkg/controllers/failure_policy.go, 0.5 to 0.12) ends its message; Trainer 2 copies that message."""
 SUCCEEDED = ("Complete", "SuccessCriteriaMet", "Completed", "Succeeded")
-INSTANCE = "app.kubernetes.io/instance"  # The label of every pod of a run: it has the object's name.
-JOBSET = "jobset.sigs.k8s.io/jobset-name"  # The label of every Job of a JobSet: it has the JobSet's name.
 SUBMITTER = "ray-job-submitter"  # KubeRay's container that submits the script to the Ray cluster and follows its log.
 _VOLCANO_ENDS = {"Completed": "Complete", "Failed": "Failed", "Aborted": "Failed", "Terminated": "Failed"}
 
 
 def status_of(
-    job: Mapping[str, Any], pods: Sequence[Pod], events: Sequence[RunEvent], *, num_nodes: int, queue: str = "",
+    job: Mapping[str, Any], pods: Sequence[PodStatus], events: Sequence[RunEvent], *, num_nodes: int, queue: str = "",
     jobs: Sequence[Mapping[str, Any]] = (), min_nodes: int | None = None,
 ) -> Status:
-    """Of an object that is there. `jobs`: those that it made itself; `min_nodes`: with so many pods an elastic run
-    trains."""
+    """The status of an object. `jobs` are those that it made itself; with `min_nodes` pods an elastic run trains."""
     status = job.get("status", {})
     latest = newest(pods)
     replicas = tuple(Replica(p.name, p.index, _replica_state(p), p.preempted or p.why.text, p.since_s) for p in latest)
@@ -64,6 +83,61 @@ def status_of(
     return make("pending", waits)
 
 
+def failed_condition(status: Mapping[str, Any]) -> dict[str, Any] | None:
+    return next((c for name in FAILED if (c := condition_of(status, name))), None)
+
+
+def why_failed(
+    condition: Mapping[str, Any], pods: Sequence[PodStatus], latest: Sequence[PodStatus],
+    jobs: Sequence[Mapping[str, Any]] = (),
+) -> Reason:
+    """Why it failed. `jobs` are those that the object made, as a JobSet does; their conditions say more than its
+    own."""
+    message = str(condition.get("message") or "")
+    behind = _condition_of_first_failed(message, jobs)
+    said = "; ".join(_condition_text(one) for one in (condition, behind) if one)
+    known = [reason for one in (condition, behind) if one for reason in explain("failed", _condition_text(one))]
+    if known:  # a limit of the job, which ended all pods: none of them decided
+        return Reason(f"{known[0].text} ({said})", known[0].fix)
+    decisive = _condition_text(behind or condition)
+    named, code = _NAMED_POD.search(decisive), _EXIT_CODE.search(decisive)
+    pod = next((p for p in pods if named and p.name == named["name"]), None)
+    if named is None and code is None:
+        pod = _most_telling(latest)
+    if code is not None:
+        reason = explain_exit(int(code["code"]), pod.exit_reason if pod else "")
+    elif pod is not None:
+        reason = Reason(pod.preempted or pod.why.text, pod.why.fix)
+        if pod.exit_code and not pod.preempted:
+            reason = explain_exit(pod.exit_code, pod.exit_reason)
+    else:
+        return Reason(said, "embark logs says why")
+    who = pod.title if pod else named["name"] if named else ""
+    return Reason(f"{who}: {reason.text} ({said})" if who else f"{reason.text} ({said})", reason.fix)
+
+
+def _condition_of_first_failed(message: str, jobs: Sequence[Mapping[str, Any]]) -> dict[str, Any] | None:
+    named = _FIRST_FAILED_JOB.search(message)
+    failed = {str(job["metadata"]["name"]): c for job in jobs if (c := failed_condition(job.get("status", {})))}
+    if named is not None:
+        return failed.get(named["name"])
+    return min(failed.values(), key=lambda c: str(c.get("lastTransitionTime", "")), default=None)
+
+
+def _most_telling(pods: Sequence[PodStatus]) -> PodStatus | None:
+    """The pod that explains the most if the controller names none, as with a used-up backoff limit: one whose code says
+    what is wrong comes before one that was stopped because another had ended."""
+    ranks = {int(ExitCode.BAD_INPUT): 0, int(ExitCode.PREEMPTED): 2, None: 3}
+    ended = [p for p in pods if not p.preempted and ((p.phase == "Failed" and p.why.text) or p.exit_code)]
+    return min(ended, key=lambda p: ranks.get(p.exit_code, 1), default=None)
+
+
+def _condition_text(condition: Mapping[str, Any]) -> str:
+    said = ": ".join(str(condition[key]) for key in ("reason", "message") if condition.get(key))
+    line = to_one_line(said)
+    return line if len(line) <= MAX_MESSAGE else f"{line[:MAX_MESSAGE]}…"
+
+
 def event_of(found: Mapping[str, Any]) -> RunEvent:
     at = found.get("lastTimestamp") or found.get("eventTime") or found.get("metadata", {}).get("creationTimestamp", "")
     about = found.get("involvedObject", {})
@@ -71,7 +145,7 @@ def event_of(found: Mapping[str, Any]) -> RunEvent:
                     to_one_line(found.get("message", "")), found.get("type") == "Warning")
 
 
-def _replica_state(pod: Pod) -> str:
+def _replica_state(pod: PodStatus) -> str:
     if pod.preempted:
         return "preempted"
     if pod.is_leaving:
@@ -88,7 +162,7 @@ def _why_suspended(queue: str, events: Sequence[RunEvent]) -> Reason:
     return Reason(f"suspended, but not by a queue{behind}", "kubectl patch … -p '{\"spec\":{\"suspend\":false}}'")
 
 
-def _why_restarting(lost: Sequence[Pod], latest: Sequence[Pod], events: Sequence[RunEvent]) -> Reason:
+def _why_restarting(lost: Sequence[PodStatus], latest: Sequence[PodStatus], events: Sequence[RunEvent]) -> Reason:
     taken = "; ".join(dict.fromkeys(_went(p) for p in lost))
     waiting = [p for p in latest if p.phase == "Pending" and not p.preempted]
     if not waiting:
@@ -98,7 +172,7 @@ def _why_restarting(lost: Sequence[Pod], latest: Sequence[Pod], events: Sequence
     return Reason(f"{taken}; its replacement {first.name} waits: {why.text}", why.fix)
 
 
-def _why_pending(pods: Sequence[Pod], events: Sequence[RunEvent], num_nodes: int) -> Reason:
+def _why_pending(pods: Sequence[PodStatus], events: Sequence[RunEvent], num_nodes: int) -> Reason:
     warnings = [e for e in events if e.is_warning]
     if not pods:
         refused = next((e for e in reversed(warnings) if e.reason == "FailedCreate"), None)
@@ -113,8 +187,10 @@ def _why_pending(pods: Sequence[Pod], events: Sequence[RunEvent], num_nodes: int
     return Reason(f"{begins}{first.name} waits: {why.text}", why.fix)
 
 
-def _why_fewer(up: Sequence[Pod], latest: Sequence[Pod], events: Sequence[RunEvent], num_nodes: int) -> Reason:
-    """An elastic run that trains with some of its machines."""
+def _why_fewer(
+    up: Sequence[PodStatus], latest: Sequence[PodStatus], events: Sequence[RunEvent], num_nodes: int
+) -> Reason:
+    """Why an elastic run trains with only some of its machines."""
     missing = next((p for p in latest if p not in up), None)
     begins = f"trains on {len(up)} of {pluralize(num_nodes, 'machine')}"
     if missing is None:
@@ -125,14 +201,14 @@ def _why_fewer(up: Sequence[Pod], latest: Sequence[Pod], events: Sequence[RunEve
     return Reason(f"{begins}; {missing.name} waits: {why.text}", why.fix)
 
 
-def _restarted(num_restarts: int, lost: Sequence[Pod]) -> str:
+def _restarted(num_restarts: int, lost: Sequence[PodStatus]) -> str:
     if lost:
         reasons = "; ".join(dict.fromkeys(f"{p.title}: {p.preempted}" for p in lost))
         return f"{pluralize(len(lost), 'pod')} preempted and replaced so far ({reasons})"
     return f"restarted {pluralize(num_restarts, 'time')}" if num_restarts else ""
 
 
-def _went(pod: Pod) -> str:
+def _went(pod: PodStatus) -> str:
     if pod.preempted:
         return f"{pod.title} was preempted: {pod.preempted}"
     return f"{pod.title} ended: {pod.why.text}" if pod.phase == "Failed" else f"{pod.title} is ending"
@@ -140,13 +216,13 @@ def _went(pod: Pod) -> str:
 
 @dataclass(frozen=True, slots=True)
 class RunKind:
-    """How one kind of object is read."""
+    """How to read one kind of object."""
 
-    name: str  # What kubectl calls it.
-    container: str  # Where the ranks are; empty: the pod's first.
-    log_label: str = ""  # Of the pods that have the log, where those are others: it has the object's name.
+    name: str  # kubectl's name for it.
+    container: str  # The container with the ranks; the pod's first if it is empty.
+    log_label: str = ""  # The label of other pods that have the log; its value is the object's name.
     log_container: str = ""
-    job_label: str = ""  # Of the Jobs that it makes, where it does: it has the object's name.
+    job_label: str = ""  # The label of the Jobs that it makes; its value is the object's name.
     line: Callable[[LogLine], LogLine] = lambda line: line
     """Splits a line of a log that several machines share, so that its source is known."""
     read: Callable[[Mapping[str, Any]], Mapping[str, Any]] = lambda found: found
@@ -154,13 +230,13 @@ class RunKind:
 
 
 def _ray_line(line: LogLine) -> LogLine:
-    """KubeRay's submitter prints the job's log, which has the lines of all machines."""
+    """A line of a machine out of the job's log, which KubeRay's submitter prints for all machines."""
     parsed = line_of(line.text)
     return replace(parsed, time_ns=parsed.time_ns or line.time_ns)
 
 
 def _ray_job(found: Mapping[str, Any]) -> Mapping[str, Any]:
-    """KubeRay counts its attempts, and has its own words for the end."""
+    """A RayJob with its end as a condition; KubeRay counts its attempts, and has its own words for the end."""
     status = found.get("status") or {}
     ended = {"Complete": "Complete", "Failed": "Failed", "ValidationFailed": "Failed", "Suspended": "Suspended"}.get(
         str(status.get("jobDeploymentStatus", "")))
@@ -186,10 +262,10 @@ def _with_conditions(found: Mapping[str, Any], condition: str | None, reason: st
 
 KINDS = {
     **{target: RunKind(MANIFESTS[target][1], CONTAINERS[target]) for target in MANIFESTS},
-    **{target: RunKind(MANIFESTS[target][1], CONTAINERS[target], job_label=JOBSET)
+    **{target: RunKind(MANIFESTS[target][1], CONTAINERS[target], job_label=JOBSET_NAME)
        for target in ("jobset", "trainjob")},
-    "ray": RunKind(MANIFESTS["ray"][1], CONTAINERS["ray"], log_label="batch.kubernetes.io/job-name",
+    "ray": RunKind(MANIFESTS["ray"][1], CONTAINERS["ray"], log_label=JOB_NAME,
                    log_container=SUBMITTER, line=_ray_line, read=_ray_job),
     "torchx": RunKind("job.batch.volcano.sh", "", read=_volcano_job),
 }
-"""By `place.target`."""
+"""Kinds of objects by `place.target`."""

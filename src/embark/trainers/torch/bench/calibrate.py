@@ -1,4 +1,4 @@
-"""What this machine moves, computes and uses, measured in processes of their own and fitted for `embark plan`."""
+"""Measures what this machine moves, computes and uses, in processes of their own, and fits it for `embark plan`."""
 
 import datetime
 import statistics
@@ -20,11 +20,12 @@ from embark.plan.calibration import (
     at_pace,
     calibration_path,
     clear_cache,
+    probe_cpu,
+    probe_python_s,
     read_calibrations,
     to_toml,
     with_probed,
 )
-from embark.plan.cpu_probe import probe_cpu, probe_python_s
 from embark.plan.fit import Measurement, fit_calibration, one_rank_placement
 from embark.plan.memory import device_parts, host_parts
 from embark.plan.predict import match_gpu
@@ -40,7 +41,7 @@ CPU_BATCHES = {"small": (512, 4096), "narrow": (256, 1024, 4096), "wide": (256, 
 
 @dataclass(frozen=True, slots=True)
 class DeviceRates:
-    """What a device moves and computes."""
+    """Measured bandwidths and compute rates of a device."""
 
     device: str
     kind: str
@@ -64,7 +65,7 @@ class Comparison:
 
 @dataclass(frozen=True, slots=True)
 class CalibrationResult:
-    """Saved in `path`, where the plan finds it."""
+    """A fitted calibration, saved in `path`, where the plan finds it."""
 
     path: str
     device: str
@@ -72,7 +73,7 @@ class CalibrationResult:
 
 
 def calibrate(spec: RunSpec, *, seconds: float, progress: Callable[[str], None]) -> CalibrationResult:
-    """Measure models of different shapes at several batch sizes; fit; save."""
+    """Measure models of different shapes at several batch sizes, fit the calibration and save it."""
     found = in_new_process(measure_rates, spec)
     base = _base(found)
     progress(f"{found.device}: {_rates_text(base.rates)}")
@@ -91,13 +92,13 @@ def calibrate(spec: RunSpec, *, seconds: float, progress: Callable[[str], None])
 
 
 def in_new_process(call: Callable[..., T], *arguments: Any) -> T:
-    """In a process whose memory nothing else has touched."""
+    """Call a function in a process whose memory nothing else has touched."""
     with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as pool:
         return pool.submit(call, *arguments).result()
 
 
 def measure(spec: RunSpec, seconds: float) -> Measurement:
-    """Seconds of a step, fed from memory, and bytes at the peak."""
+    """Return the seconds of a step, fed from memory, and the bytes at the peak."""
     import torch
 
     from embark.data import open_source, resolve_from_data
@@ -123,7 +124,7 @@ def measure(spec: RunSpec, seconds: float) -> Measurement:
 
 
 def measure_rates(spec: RunSpec) -> DeviceRates:
-    """What this device moves and computes."""
+    """Measure what this device moves and computes."""
     import torch
 
     from embark.trainers.torch.bench.run import bandwidth, matrix_rate, upload_rate
@@ -144,7 +145,7 @@ def measure_rates(spec: RunSpec) -> DeviceRates:
 
 
 def compare(calibration: Calibration, measured: Measurement) -> Comparison:
-    """A measurement beside what the calibration says of it, at the pace of its host."""
+    """Put a measurement beside what the calibration predicts for it, at the pace of its host."""
     calibration = at_pace(calibration, measured.python_s)
     spec, placement = measured.spec, one_rank_placement(measured.spec)
     is_cpu = calibration.device == CPU
@@ -163,7 +164,8 @@ def compare(calibration: Calibration, measured: Measurement) -> Comparison:
 
 
 def calibration_models(*, is_gpu: bool) -> dict[str, ModelSpec]:
-    """Hardly anything, mostly lookups, mostly layers, and several ids a feature under cross layers."""
+    """Return a tiny model, one of mostly lookups, one of mostly layers, and one of several ids a feature under cross
+    layers."""
     scale = 1 if is_gpu else 10
     many = tuple(Table(name=f"cat_{i}", rows=400_000 // scale, multi_hot=6) for i in range(20))
     return {
@@ -213,7 +215,7 @@ def _rates_text(rates: Rates) -> str:
 
 
 def _drawing_rate(batch_size: int = 2048, num_batches: int = 200) -> float:
-    """Values of synthetic samples that a rank's loader draws a second."""
+    """Return how many values of synthetic samples a rank's loader draws a second."""
     from embark.data import Loader, open_source
     from embark.spec import load_spec
 

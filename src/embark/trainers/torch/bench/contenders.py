@@ -1,4 +1,4 @@
-"""What `embark bench` times: Embark's own step, and TorchRec as its own examples use it, at its best settings."""
+"""Contenders of `embark bench`: Embark's own step, and TorchRec as its own examples use it, at its best settings."""
 
 import gc
 from collections.abc import Iterator
@@ -34,7 +34,7 @@ TABLES = "model.sparse_arch.embedding_bag_collection"
 
 
 class TorchContender:
-    """On one device."""
+    """A contender on one device."""
 
     def __init__(self, name: str, device: torch.device) -> None:
         self.name, self.device = name, device
@@ -111,7 +111,7 @@ class Stock(TorchContender):
 
 
 def _detached(batch: Any, trainer: TorchTrainer) -> Any:
-    """A batch that outlives its loader, in host memory."""
+    """Copy a batch so that it outlives its loader, in host memory."""
     if not isinstance(trainer.engine, CudaGraphEngine):
         return batch
     slot = torch.empty(trainer.engine.layout.size_bytes, dtype=torch.uint8, device=trainer.world.device)

@@ -1,5 +1,5 @@
-"""The contenders one after the other, each alone on the device; where the time of Embark's own step goes; and the least
-that a step must take, by what it moves and computes and what this card moved and computed a moment ago."""
+"""Times the contenders one after the other, each alone on the device; profiles Embark's own step; and computes the
+least that a step must take, by what it moves and computes and what this card moved and computed a moment ago."""
 
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -24,11 +24,11 @@ SLOW_FLOPS = 5e9  # Below it, a large product would take most of a second.
 
 @dataclass(frozen=True, slots=True)
 class ProfileRow:
-    """An operation or kernel."""
+    """Device time of one operation or kernel."""
 
     what: str
-    us: float  # In a step.
-    calls: float  # In a step.
+    us: float  # Microseconds a step.
+    calls: float  # Calls a step.
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,7 +39,7 @@ class Profile:
 
 
 def bench(spec: RunSpec, *, seconds: float, peers: bool, progress: Callable[[str], None]) -> BenchResult:
-    """Samples a second of each, and how Embark's compare; `seconds` is for each contender."""
+    """Return samples a second of each contender, and how Embark's compare; `seconds` is for each contender."""
     if spec.model.has_sequences or spec.model.kind == "two_tower" or spec.model.tasks:
         what = "several tasks" if spec.model.tasks else "sequences" if spec.model.is_own else spec.model.kind
         raise UserError(f"embark bench measures DLRM, DLRM-DCNv2 and models of your own beside TorchRec, not {what}",
@@ -65,7 +65,7 @@ def bench(spec: RunSpec, *, seconds: float, peers: bool, progress: Callable[[str
 
 
 def profile(spec: RunSpec, num_steps: int = 20) -> Profile:
-    """Where the device's time goes in Embark's step."""
+    """Return where the device's time goes in Embark's step."""
     with join(spec.place) as world:
         set_matmul_precision("tf32")
         spec = resolve_from_data(spec)
@@ -86,7 +86,7 @@ def profile(spec: RunSpec, num_steps: int = 20) -> Profile:
 def _contenders(
     spec: RunSpec, world: World, source: SampleSource, batches: list[Batch], peers_precision: str
 ) -> Iterator[Callable[[], Contender]]:
-    """Without peers, `peers_precision` is empty."""
+    """Return the contenders; without peers, `peers_precision` is empty."""
     if spec.model.is_own:
         if peers_precision and not spec.has_bf16_tables:  # the pipeline has no such rows
             train = spec.train.model_copy(update={"engine": "pipeline"})
@@ -103,8 +103,11 @@ def _contenders(
 def roofline(
     spec: RunSpec, batches: Sequence[Batch], precision: str, device: torch.device, samples_per_s: float
 ) -> Ceiling:
-    """Count the step, measure the card. Nothing is counted twice that a perfect cache could keep, and no step can be
-    shorter, were moving and computing always at the same time. `samples_per_s` is what Embark reaches."""
+    """Count the bytes and operations of a step and measure the card.
+
+    Nothing is counted twice that a perfect cache could keep, and no step can be shorter, were moving and computing
+    always at the same time. `samples_per_s` is what Embark reaches.
+    """
     size, batch_size, layers = value_bytes(precision), spec.train.batch_size, layers_of(spec.model)
     pairs = layers.num_vectors * (layers.num_vectors - 1) / 2
     flops = 6.0 * batch_size * (sum(layer.num_weights for layer in layers.all) + pairs * layers.dim)
@@ -121,8 +124,8 @@ def roofline(
 
 
 def _table_bytes(spec: RunSpec, batches: Sequence[Batch], size: int) -> float:
-    """Touched rows read for the lookup, read and written for the update, with their state; pooled rows there and
-    back; ids."""
+    """Count touched rows read for the lookup, read and written for the update, with their state; pooled rows in both
+    directions; and ids."""
     total = 0.0
     state = {"sgd": 0.0, "rowwise_adagrad": 2 * 4.0}.get(spec.train.optimizer)
     for batch in batches:
@@ -138,14 +141,14 @@ def _table_bytes(spec: RunSpec, batches: Sequence[Batch], size: int) -> float:
 
 
 def bandwidth(device: torch.device) -> float:
-    """Bytes read and written a second by a copy within the device's memory."""
+    """Measure the bytes read and written a second by a copy within the device's memory."""
     values = torch.empty(1 << (28 if device.type == "cuda" else 24), device=device)
     other = torch.empty_like(values)
     return 2 * values.numel() * 4 / _best_s(lambda: other.copy_(values), device)
 
 
 def upload_rate(device: torch.device) -> float:
-    """Bytes a second from pinned host memory to the device."""
+    """Measure the bytes a second from pinned host memory to the device."""
     if device.type != "cuda":
         return bandwidth(device)
     values = torch.empty(1 << 26, pin_memory=True)
@@ -154,7 +157,7 @@ def upload_rate(device: torch.device) -> float:
 
 
 def matrix_rate(device: torch.device, precision: str) -> float:
-    """Operations a second of a large matrix product; of a small one where a CPU has no instructions for it."""
+    """Measure the operations a second of a matrix product, which is small where a CPU has no instructions for it."""
     dtype = torch.bfloat16 if precision == "bf16" else torch.float32
 
     def rate(size: int, rounds: int = 10) -> float:

@@ -8,9 +8,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-NO_SLOT, NO_ID = -1, -2  # In place of a slot: the id has none; there is no id.
+NO_SLOT, NO_ID = -1, -2  # Stand for a slot: the id has none; there is no id.
 LRU, LFU, AGE = range(3)
-LAST_HASH = 2**63 - 1  # In place of a candidate where there are fewer.
+LAST_HASH = 2**63 - 1  # Fills up candidates where there are fewer.
 NEVER = 2**62  # A score above all others: of rows that were touched in this step.
 LOOKUPS, HITS, DEFAULTS, ADMISSIONS, EVICTIONS = range(5)
 STATISTICS = ("lookups", "hits", "defaults", "admissions", "evictions")
@@ -31,8 +31,8 @@ class IdLayout:
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
-    """Ids of a batch, looked up."""
+class IdSlots:
+    """Slots of the ids of a batch."""
 
     hashes: Tensor
     slots: Tensor
@@ -46,16 +46,16 @@ class Candidates:
     hashes: Tensor
     nums: Tensor  # How many of each table.
     places: Tensor  # Where in the batch each is.
-    before: Tensor | None = None  # Of all ids, how many have none up to each, itself included; as kernels need it.
-    until: Tensor | None = None  # The same up to each table.
+    before: Tensor | None = None  # Number of ids without a slot up to each, itself included; as kernels need it.
+    until: Tensor | None = None  # Number of them up to each table.
 
 
 @dataclass(frozen=True, slots=True)
-class Ranked:
+class RankedIds:
     """Candidates, sorted, each of them once: [tables, most of any], flat."""
 
     is_admitted: Tensor
-    number: Tensor  # Its place among those of its bucket.
+    number: Tensor  # Index among those of its bucket.
     occurrences: Tensor
     counters: Tensor | None  # Which counter is its own; −1: none.
 
@@ -65,11 +65,11 @@ class NewRows:
     """Rows that ids got in a step: [tables, most of any], flat."""
 
     slots: Tensor  # Where in the map; −1 where there is none.
-    hashes: Tensor  # Of the ids.
+    hashes: Tensor  # Hashes of the ids.
     num_tables: int
 
     @property
     def tables(self) -> Tensor:
-        """Which table of the map's each is of."""
+        """Index of each row's table in the map."""
         numbers = torch.arange(self.num_tables, device=self.slots.device)
         return numbers.repeat_interleave(len(self.slots) // self.num_tables)

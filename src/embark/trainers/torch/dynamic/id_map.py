@@ -54,15 +54,16 @@ POLICIES = {"lru": LRU, "lfu": LFU, "age": AGE}
 
 @dataclass(frozen=True, slots=True)
 class MapPart:
-    """What this rank has of a tensor that describes a whole table."""
+    """This rank's part of a tensor that describes a whole table."""
 
     tensor: Tensor
     first: int
-    size: int  # Of the whole.
+    size: int  # Size of the whole tensor.
 
 
 class IdMap:
-    """This rank's part. A row of a table is a slot of the map; they are counted over this rank's of all tables."""
+    """This rank's part of the map. A row of a table is a slot; slots are counted over this rank's parts of all tables.
+    """
 
     def __init__(self, tables: Sequence[StoredTable], seed: int, world: World) -> None:
         self.tables, self.world, self.device = tables, world, world.device
@@ -73,7 +74,7 @@ class IdMap:
         own = [end - first for first, end in self._own]
         counters = [num * BUCKET_COUNTERS * (spec.admit == "count") for num, spec in zip(own, specs, strict=True)]
         self.first_slots = _starts([num * BUCKET_SLOTS for num in self._buckets])
-        """Of each table, counted over all ranks', as `NewRows` counts them."""
+        """First slot of each table, counted over all ranks, as `NewRows` counts them."""
         self._slot_starts, self._counter_starts = _starts([num * BUCKET_SLOTS for num in own]), _starts(counters)
 
         def on_device(values: Sequence[float], dtype: torch.dtype = torch.int64) -> Tensor:
@@ -113,7 +114,7 @@ class IdMap:
         self.counters = torch.zeros(max(1, self._counter_starts[-1]), dtype=torch.int32, device=device)
         """How often ids without a row were seen; those with the same hash share one."""
         self.statistics = torch.zeros(len(tables), len(STATISTICS), dtype=torch.int64, device=device)
-        """Of this rank's ids, since they were taken last."""
+        """Statistics of this rank's ids since they were taken last."""
         self.ops: Any = torch_ops
         if device.type == "cuda":
             from embark.trainers.torch.dynamic import map_kernels
@@ -123,8 +124,10 @@ class IdMap:
         self._most_slots, self._most_counters = max(own) * BUCKET_SLOTS, max(counters)
 
     def assign(self, ids: Tensor, layout: IdLayout, step: Tensor) -> tuple[Tensor, NewRows]:
-        """The rows of a step's ids, which are those of all ranks, −1 where another rank has it or there is no id; and
-        which rows are new, on any rank. `step` is [1]."""
+        """Return the rows of a step's ids, which are those of all ranks, and the rows that are new on any rank.
+
+        A row is −1 where another rank has it or there is no id. `step` is [1].
+        """
         self._halve(step)
         found = self.ops.find(self, ids, layout, step)
         candidates = self._first_of_all(self.ops.candidates(self, found, layout))
@@ -135,19 +138,20 @@ class IdMap:
         return self.ops.rows(self, found, layout, candidates), self._of_all(new)
 
     def look_up(self, ids: Tensor, layout: IdLayout) -> Tensor:
-        """The rows of ids; nothing changes."""
+        """Return the rows of ids without changing the map."""
         found: Tensor = self.ops.rows(self, self.ops.find(self, ids, layout, None), layout, None)
         return found
 
     def loaded(self) -> None:
-        """After `state` was filled: make what follows from it. Rank 0 has the statistics of all."""
+        """Compute what follows from `state` after it was filled. Rank 0 has the statistics of all."""
         if not self.world.is_first:
             self.statistics.zero_()
         if self.tags.numel():
             self.tags.copy_(self.hashes)  # keeps the lower bits
 
     def state(self, *, is_load: bool = False) -> dict[str, dict[str, MapPart | Tensor]]:
-        """By table, what a checkpoint holds: views, but for the statistics of all ranks, unless they are loaded."""
+        """Return what a checkpoint holds of each table: views, except for the statistics of all ranks, unless they are
+        loaded."""
         found: dict[str, dict[str, MapPart | Tensor]] = {}
         statistics = self.statistics if is_load else self.world.sum_over_ranks(self.statistics.clone())
         for at, table in enumerate(self.tables):
@@ -162,7 +166,8 @@ class IdMap:
         return found
 
     def take_statistics(self) -> dict[str, dict[str, float]]:
-        """By table, over all ranks: `STATISTICS` since the last call, and the share of rows that ids have."""
+        """Return `STATISTICS` of each table since the last call, over all ranks, and the share of rows that ids have.
+        """
         taken = torch.stack([(self.seen[slice(*self._slot_starts[at : at + 2])] != FREE).sum()
                              for at in range(len(self.tables))])
         values = self.world.sum_over_ranks(torch.cat([self.statistics, taken[:, None]], 1)).tolist()
@@ -171,7 +176,7 @@ class IdMap:
                 for table, (*of_table, num) in zip(self.tables, values, strict=True)}
 
     def _first_of_all(self, own: Candidates) -> Candidates:
-        """Of this rank's those that are among the first `max_new` of all ranks."""
+        """Select those of this rank's candidates that are among the first `max_new` of all ranks."""
         if self.world.world_size == 1:
             return own
         columns = torch.arange(own.places.shape[1], device=self.device)
@@ -182,7 +187,7 @@ class IdMap:
         return replace(own, hashes=torch.where(is_first, own.hashes, LAST_HASH), nums=is_first.sum(1))
 
     def _of_all(self, own: NewRows) -> NewRows:
-        """The new rows of all ranks."""
+        """Return the new rows of all ranks."""
         if self.world.world_size == 1:
             return own
         slots = own.slots.view(len(self.tables), -1)
@@ -192,7 +197,7 @@ class IdMap:
         return NewRows(slots, hashes, own.num_tables)
 
     def _halve(self, step: Tensor) -> None:
-        """Counts of tables whose time has come."""
+        """Halve the counts of tables whose half-life has passed."""
         for values, ends, half_lives, most in (
                 (self.counts, self._slot_ends, self._count_half_lives, self._most_slots * self.has_counts),
                 (self.counters, self._counter_ends, self._counter_half_lives, self._most_counters)):

@@ -11,13 +11,20 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from embark.data import dynamic_ids, hashing
+from embark.data import dynamic_ids
+from embark.features import hashing
 from embark.spec.model import BUCKET_COUNTERS, BUCKET_SLOTS
 from embark.trainers.torch.dynamic import batch_ids, torch_ops
-from embark.trainers.torch.dynamic.batch_ids import Candidates, Found, IdLayout, NewRows, Ranked
+from embark.trainers.torch.dynamic.batch_ids import Candidates, IdLayout, IdSlots, NewRows, RankedIds
 
 if TYPE_CHECKING:
     from embark.trainers.torch.dynamic.id_map import IdMap
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from embark.trainers.torch.dynamic.id_map import IdMap
+    from embark.trainers.torch.dynamic.tables import RowShard
 
 _STEP, _FIRST, _SECOND = tl.constexpr(hashing.STEP), tl.constexpr(hashing.FIRST), tl.constexpr(hashing.SECOND)
 _SLOTS, _COUNTERS, _HALF = tl.constexpr(BUCKET_SLOTS), tl.constexpr(BUCKET_COUNTERS), tl.constexpr(2**31)
@@ -32,13 +39,13 @@ MAX_WIDTH = 8192  # Candidates of a table that one program ranks.
 
 
 def halve(values: Tensor, ends: Tensor, half_lives: Tensor, step: Tensor, most: int) -> None:
-    """The values of those tables whose time has come; a table has at most `most`."""
+    """Halve the values of tables whose half-life has passed; a table has at most `most`."""
     block = block_size(values, most, 4096)
     _halve[(triton.cdiv(most, block), len(half_lives))](values, ends, half_lives, step, BLOCK=block)
 
 
-def find(ids: IdMap, raw: Tensor, layout: IdLayout, step: Tensor | None) -> Found:
-    """Which slot each id has; with a step, those are touched. Ids of 32 bits are none where they are −1."""
+def find(ids: IdMap, raw: Tensor, layout: IdLayout, step: Tensor | None) -> IdSlots:
+    """Return the slot of each id; with a step, the slots are touched. Ids of 32 bits are none where they are −1."""
     hashes = torch.empty(raw.shape, dtype=torch.int64, device=raw.device)
     slots, is_missing = torch.empty_like(hashes), torch.empty(raw.shape, dtype=torch.int32, device=raw.device)
     block = block_size(raw, layout.longest, IDS_AT_A_TIME)
@@ -47,11 +54,11 @@ def find(ids: IdMap, raw: Tensor, layout: IdLayout, step: Tensor | None) -> Foun
         ids.own_end, ids.tags, ids.hashes, ids.seen, ids.counts, ids.policies, ids.statistics, step,
         NONE=-1 if raw.dtype == torch.int32 else dynamic_ids.NO_ID, HAS_COUNTS=ids.has_counts, BLOCK=block,
         num_warps=FIND_WARPS)
-    return Found(hashes, slots, is_missing)
+    return IdSlots(hashes, slots, is_missing)
 
 
-def candidates(ids: IdMap, found: Found, layout: IdLayout) -> Candidates:
-    """Those that a step considers."""
+def candidates(ids: IdMap, found: IdSlots, layout: IdLayout) -> Candidates:
+    """Return the ids without a slot that a step considers."""
     before = found.is_missing.cumsum(0, dtype=torch.int32)
     until = torch.where(layout.starts > 0, before[(layout.starts - 1).clamp(min=0)], 0)
     missing = until.diff()
@@ -66,8 +73,8 @@ def candidates(ids: IdMap, found: Found, layout: IdLayout) -> Candidates:
     return Candidates(taken, torch.minimum(missing, ids.max_new), places, before, until)
 
 
-def rank(ids: IdMap, hashes: Tensor, nums: Tensor, step: Tensor) -> Ranked:
-    """Which candidates are admitted, in which order, and how often each occurs; `hashes` are sorted."""
+def rank(ids: IdMap, hashes: Tensor, nums: Tensor, step: Tensor) -> RankedIds:
+    """Return which candidates are admitted, in which order, and how often each occurs; `hashes` are sorted."""
     num_tables, width = hashes.shape
     if width > MAX_WIDTH:
         return torch_ops.rank(ids, hashes, nums, step)
@@ -81,11 +88,11 @@ def rank(ids: IdMap, hashes: Tensor, nums: Tensor, step: Tensor) -> Ranked:
     _rank[(num_tables,)](
         hashes, is_admitted, number, counters, ids.counters, ids.counts_needed, ids.num_buckets, width, BLOCK=block,
         num_warps=16)
-    return Ranked(is_admitted, number, occurrences, counters)
+    return RankedIds(is_admitted, number, occurrences, counters)
 
 
-def choose(ids: IdMap, hashes: Tensor, ranked: Ranked, step: Tensor) -> Tensor:
-    """The slot of each admitted one: the `number`-th that its bucket can spare; −1 where it has no more."""
+def choose(ids: IdMap, hashes: Tensor, ranked: RankedIds, step: Tensor) -> Tensor:
+    """Return the slot of each admitted id: the `number`-th that its bucket can spare, or −1 if there are no more."""
     found = torch.empty_like(hashes.view(-1))
     width = hashes.shape[1]
     block = block_size(found, width, ROWS_AT_A_TIME)
@@ -95,7 +102,7 @@ def choose(ids: IdMap, hashes: Tensor, ranked: Ranked, step: Tensor) -> Tensor:
     return found
 
 
-def place(ids: IdMap, new: NewRows, ranked: Ranked, step: Tensor) -> None:
+def place(ids: IdMap, new: NewRows, ranked: RankedIds, step: Tensor) -> None:
     """Give the slots to their new ids."""
     width = len(new.slots) // len(ids.tables)
     block = block_size(new.slots, width, 256)
@@ -104,9 +111,12 @@ def place(ids: IdMap, new: NewRows, ranked: Ranked, step: Tensor) -> None:
         ids.counters, ids.policies, ids.statistics, step, width, BLOCK=block)
 
 
-def rows(ids: IdMap, found: Found, layout: IdLayout, candidates: Candidates | None) -> Tensor:
-    """Of all ids: 0 where there is none, −1 where there is no id. After a step, which has candidates, those without a
-    slot are looked up again, and counted: the candidates by themselves, for they are few."""
+def rows(ids: IdMap, found: IdSlots, layout: IdLayout, candidates: Candidates | None) -> Tensor:
+    """Return the row of every id: 0 if it has none, −1 where there is no id.
+
+    After a step, which has candidates, ids without a slot are looked up again and counted: the candidates by
+    themselves, for they are few.
+    """
     out = torch.empty(found.slots.shape, dtype=torch.int32, device=found.slots.device)
     many = candidates or Candidates(out, out, out)
     block = block_size(out, layout.longest, 1024)
@@ -123,7 +133,7 @@ def rows(ids: IdMap, found: Found, layout: IdLayout, candidates: Candidates | No
 
 
 def block_size(like: Tensor, size: int, on_gpu: int) -> int:
-    """One program for all where they are interpreted, one after the other."""
+    """Return the ids of a program; the interpreter, which runs programs one after the other, takes all at once."""
     return on_gpu if like.is_cuda else triton.next_power_of_2(max(1, size))
 
 
@@ -195,7 +205,7 @@ def _distinct(
     hashes, nums, is_admitted, occurrences, own_counters, counters, chance_keys, chances, counter_keys, num_buckets,
     first_counter, counts_needed, step, width, BLOCK: tl.constexpr,
 ):
-    """The first of equal hashes, how many they are, and whether it has the luck that it needs."""
+    """Return the first of equal hashes, how many they are, and whether it has the luck that it needs."""
     table = tl.program_id(0)
     place = tl.arange(0, BLOCK)
     at = table.to(tl.int64) * width + place
@@ -223,7 +233,7 @@ def _distinct(
 def _rank(
     hashes, is_admitted, number, own_counters, counters, counts_needed, num_buckets, width, BLOCK: tl.constexpr
 ):
-    """The place of each admitted one among those of its bucket."""
+    """Return the index of each admitted id among those of its bucket."""
     table = tl.program_id(0)
     place = tl.arange(0, BLOCK)
     at = table.to(tl.int64) * width + place
@@ -376,8 +386,11 @@ def _most(one, other):
 
 @triton.jit
 def _probe(bits, is_wanted, num_buckets, first_bucket, tags, map_hashes, seen):
-    """The slot of each, and when it was seen last. 16 bits are compared first, then all of the one that has them; the
-    few of which another has them too are compared with all of their bucket."""
+    """Return the slot of each id, and when it was seen last.
+
+    16 bits are compared first, then all of the slot that has them; the few ids whose 16 bits another slot has too are
+    compared with all of their bucket.
+    """
     bucket = _bucket(bits, num_buckets) + first_bucket
     ways = tl.arange(0, _SLOTS)
     place = bucket[:, None] * _SLOTS + ways[None, :]
@@ -398,3 +411,62 @@ def _probe(bits, is_wanted, num_buckets, first_bucket, tags, map_hashes, seen):
         last = tl.where(is_unclear, tl.load(seen + slot, mask=is_other, other=_FREE), last)
         is_it = is_it | (is_other & (last != _FREE))
     return tl.where(is_it, slot, _NO_SLOT), last
+
+
+_DTYPES = {torch.float32: tl.float32, torch.float16: tl.float16, torch.bfloat16: tl.bfloat16}
+_FIELDS = tl.constexpr(10)  # Numbers that describe a shard of rows; see `about_shards`.
+
+
+def about_shards(ids: IdMap, shards: list[RowShard]) -> Tensor:
+    """Describe shards for `reset`: [shards, fields]."""
+    about = []
+    for shard in shards:
+        states = [*((one.data_ptr(), one.shape[1] if one.dim() > 1 else 1) for one in shard.states), (0, 0), (0, 0)]
+        about.append([shard.table, ids.first_slots[shard.table] - 1 + shard.first_row, len(shard.weights),
+                      shard.first_column, shard.weights.shape[1], shard.weights.data_ptr(), *states[0], *states[1]])
+    return torch.tensor(about, device=ids.device)
+
+
+def reset(ids: IdMap, new: NewRows, shards: list[RowShard], about: Tensor) -> None:
+    """Give new rows the first values of their ids, and clear their optimizer's state."""
+    width = len(new.slots) // len(ids.tables)
+    block = block_size(new.slots, width, ROWS_AT_A_TIME)
+    _reset[(triton.cdiv(width, block), len(shards))](
+        new.slots, new.hashes, about, ids.value_keys, ids.bounds, width, BLOCK=block,
+        DTYPE=_DTYPES[shards[0].weights.dtype], num_warps=1, enable_fp_fusion=False,
+        DIM=triton.next_power_of_2(max(shard.weights.shape[1] for shard in shards)))
+
+
+@triton.jit
+def _reset(
+    slots, new_hashes, about, value_keys, bounds, width, DTYPE: tl.constexpr, BLOCK: tl.constexpr, DIM: tl.constexpr
+):
+    about += tl.program_id(1) * _FIELDS
+    table = tl.load(about)
+    place = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    at = table * width + place
+    slot = tl.load(slots + at, mask=place < width, other=-1)
+    row = slot - tl.load(about + 1)
+    is_mine = (slot >= 0) & (row >= 0) & (row < tl.load(about + 2))
+    if tl.max(is_mine.to(tl.int32), axis=0) > 0:
+        columns, dim = tl.arange(0, DIM).to(tl.int64), tl.load(about + 4)
+        mask = is_mine[:, None] & (columns < dim)[None, :]
+        bits = tl.load(new_hashes + at, mask=is_mine, other=0).to(tl.uint64)
+        of_column = (columns + tl.load(about + 3)).to(tl.uint64) * _STEP
+        bits = mixed((bits[:, None] + of_column[None, :]).to(tl.int64), tl.load(value_keys + table))
+        value = (((bits >> 40) & 0xFFFFFF).to(tl.float32) * 1.1920928955078125e-07 - 1.0) * tl.load(bounds + table)
+        element = row[:, None] * dim + columns[None, :]
+        tl.store(tl.load(about + 5).to(tl.pointer_type(DTYPE)) + element, value.to(DTYPE), mask=mask)
+        _clear(about + 6, row, columns, is_mine)
+        _clear(about + 8, row, columns, is_mine)
+
+
+@triton.jit
+def _clear(about, row, columns, is_mine):
+    """Clear one state of the optimizer; its width is 0 where there is none."""
+    width = tl.load(about + 1)
+    if width > 0:
+        state = tl.load(about).to(tl.pointer_type(tl.float32))
+        mask = is_mine[:, None] & (columns < width)[None, :]
+        element = row[:, None] * width + columns[None, :]
+        tl.store(state + element, tl.zeros_like(element).to(tl.float32), mask=mask)

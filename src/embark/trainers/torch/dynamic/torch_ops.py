@@ -1,4 +1,4 @@
-"""What takes the time of a step of the map, on any device: shapes follow from the values."""
+"""The operations of a step of the map in plain torch, on any device: shapes follow from the values."""
 
 from __future__ import annotations
 
@@ -24,10 +24,10 @@ from embark.trainers.torch.dynamic.batch_ids import (
     NO_ID,
     NO_SLOT,
     Candidates,
-    Found,
     IdLayout,
+    IdSlots,
     NewRows,
-    Ranked,
+    RankedIds,
 )
 
 if TYPE_CHECKING:
@@ -35,14 +35,14 @@ if TYPE_CHECKING:
 
 
 def halve(values: Tensor, ends: Tensor, half_lives: Tensor, step: Tensor, most: int) -> None:
-    """The values of those tables whose time has come; a table has at most `most`."""
+    """Halve the values of tables whose half-life has passed; a table has at most `most`."""
     is_due = (step % half_lives == 0) & (step > 0)
     for at in is_due.nonzero()[:, 0].tolist():
         values[int(ends[at]) : int(ends[at + 1])] >>= 1
 
 
-def find(ids: IdMap, raw: Tensor, layout: IdLayout, step: Tensor | None) -> Found:
-    """Which slot each id has; with a step, those are touched. Ids of 32 bits are none where they are −1."""
+def find(ids: IdMap, raw: Tensor, layout: IdLayout, step: Tensor | None) -> IdSlots:
+    """Return the slot of each id; with a step, the slots are touched. Ids of 32 bits are none where they are −1."""
     if raw.dtype == torch.int32:
         raw = torch.where(raw == -1, dynamic_ids.NO_ID, raw.long())
     hashes, is_id = mixed(raw, ids.keys[layout.tables]), raw != dynamic_ids.NO_ID
@@ -58,11 +58,11 @@ def find(ids: IdMap, raw: Tensor, layout: IdLayout, step: Tensor | None) -> Foun
         ids.seen[touched] = step.int()
         if ids.has_counts:
             ids.counts.index_add_(0, touched, (ids.policies[layout.tables[is_hit]] == LFU).int())
-    return Found(hashes, torch.where(is_id, slots, NO_ID), is_id & ~is_hit)
+    return IdSlots(hashes, torch.where(is_id, slots, NO_ID), is_id & ~is_hit)
 
 
-def candidates(ids: IdMap, found: Found, layout: IdLayout) -> Candidates:
-    """Those that a step considers."""
+def candidates(ids: IdMap, found: IdSlots, layout: IdLayout) -> Candidates:
+    """Return the ids without a slot that a step considers."""
     number = found.is_missing.cumsum(0)
     until = torch.cat([number.new_zeros(1), number])[layout.starts]
     nums = torch.minimum(until.diff(), ids.max_new)
@@ -75,8 +75,8 @@ def candidates(ids: IdMap, found: Found, layout: IdLayout) -> Candidates:
     return Candidates(taken, nums, places)
 
 
-def rank(ids: IdMap, hashes: Tensor, nums: Tensor, step: Tensor) -> Ranked:
-    """Which candidates are admitted, in which order, and how often each occurs; `hashes` are sorted."""
+def rank(ids: IdMap, hashes: Tensor, nums: Tensor, step: Tensor) -> RankedIds:
+    """Return which candidates are admitted, in which order, and how often each occurs; `hashes` are sorted."""
     width = hashes.shape[1]
     columns = torch.arange(width, device=ids.device)
     is_candidate = columns < nums[:, None]
@@ -90,7 +90,7 @@ def rank(ids: IdMap, hashes: Tensor, nums: Tensor, step: Tensor) -> Ranked:
     before = is_admitted.cumsum(1) - is_admitted.int()
     is_other = torch.cat([torch.ones_like(is_first[:, :1]), buckets[:, 1:] != buckets[:, :-1]], 1)
     number = before - torch.where(is_other, before, 0).cummax(1).values
-    return Ranked(is_admitted.view(-1), number.view(-1), occurrences.view(-1), counters)
+    return RankedIds(is_admitted.view(-1), number.view(-1), occurrences.view(-1), counters)
 
 
 def _admitted(
@@ -111,8 +111,8 @@ def _admitted(
         is_counted, own, -1).reshape(-1)
 
 
-def choose(ids: IdMap, hashes: Tensor, ranked: Ranked, step: Tensor) -> Tensor:
-    """The slot of each admitted one: the `number`-th that its bucket can spare; −1 where it has no more."""
+def choose(ids: IdMap, hashes: Tensor, ranked: RankedIds, step: Tensor) -> Tensor:
+    """Return the slot of each admitted id: the `number`-th that its bucket can spare, or −1 if there are no more."""
     found = torch.full_like(hashes.view(-1), -1)
     places = ranked.is_admitted.nonzero()[:, 0]
     if not len(places):
@@ -131,7 +131,7 @@ def choose(ids: IdMap, hashes: Tensor, ranked: Ranked, step: Tensor) -> Tensor:
     return found
 
 
-def place(ids: IdMap, new: NewRows, ranked: Ranked, step: Tensor) -> None:
+def place(ids: IdMap, new: NewRows, ranked: RankedIds, step: Tensor) -> None:
     """Give the slots to their new ids."""
     is_placed = new.slots >= 0
     slots, tables = new.slots[is_placed], new.tables[is_placed]
@@ -147,9 +147,11 @@ def place(ids: IdMap, new: NewRows, ranked: Ranked, step: Tensor) -> None:
         ids.counters[of_placed[of_placed >= 0]] = 0
 
 
-def rows(ids: IdMap, found: Found, layout: IdLayout, candidates: Candidates | None) -> Tensor:
-    """Of all ids: 0 where there is none, −1 where there is no id. After a step, which has candidates, those without a
-    slot are looked up again, and counted."""
+def rows(ids: IdMap, found: IdSlots, layout: IdLayout, candidates: Candidates | None) -> Tensor:
+    """Return the row of every id: 0 if it has none, −1 where there is no id.
+
+    After a step, which has candidates, ids without a slot are looked up again and counted.
+    """
     slots = found.slots
     if candidates is not None:
         slots = torch.where(found.is_missing, _slots(ids, found.hashes, layout.tables, found.is_missing), slots)

@@ -1,4 +1,4 @@
-"""What turns batches into steps: TorchRec's own pipeline, and what it shares with the CUDA graph engine."""
+"""The interface of engines, which turn batches into steps, and the engine of TorchRec's own pipeline."""
 
 import os
 from abc import ABC, abstractmethod
@@ -26,8 +26,8 @@ from embark.trainers.torch.world import World
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
-    """Which steps, and which of their samples: a loader's arguments."""
+class BatchRange:
+    """The steps of a part of the run, and this rank's share of their samples: a loader's arguments."""
 
     batch_size: int
     rank: int
@@ -38,7 +38,7 @@ class Part:
 
 @dataclass(frozen=True, slots=True)
 class EngineInputs:
-    """What an engine is made of."""
+    """What an engine is built from."""
 
     spec: RunSpec
     world: World
@@ -62,23 +62,23 @@ class Engine(ABC):
         self.model, self.reason = inputs.model, reason
 
     @abstractmethod
-    def feed(self, source: SampleSource, part: Part) -> AbstractContextManager[Iterator[Any]]:
-        """The batches of a part of the run, on their way to `step`; closed when it ends."""
+    def feed(self, source: SampleSource, part: BatchRange) -> AbstractContextManager[Iterator[Any]]:
+        """Yield the batches of a part of the run, for `step`; closed when it ends."""
 
     @abstractmethod
     def step(self, batches: Iterator[Any], step: int) -> None:
         """Train on the next batch, step `step` of the run, and count it in the window."""
 
     def settle(self, step: int) -> None:  # noqa: B027
-        """Make all state what a checkpoint after `step` steps should contain."""
+        """Bring all state to what a checkpoint after `step` steps should contain."""
 
     def trouble(self) -> Trouble | None:
-        """What went wrong on the device, if anything is known to have."""
+        """Return what went wrong on the device, if anything is known to have."""
         return None
 
     @contextmanager
     def evaluating(self) -> Iterator[DistributedModelParallel]:
-        """TorchRec's own model in evaluation mode."""
+        """Give TorchRec's own model in evaluation mode."""
         self.model.eval()
         try:
             with torch.no_grad():
@@ -102,10 +102,10 @@ class OneByOne:
         return found
 
     def detach(self) -> None:
-        """There are no batches in it."""
+        """Do nothing: there are no batches in it."""
 
     def attach(self) -> None:
-        """There are no batches in it."""
+        """Do nothing: there are no batches in it."""
 
 
 class PipelineEngine(Engine):
@@ -129,7 +129,7 @@ class PipelineEngine(Engine):
         self._pipeline = kind(inputs.model, inputs.optimizers.both, device)
 
     @contextmanager
-    def feed(self, source: SampleSource, part: Part) -> Iterator[Iterator[Any]]:
+    def feed(self, source: SampleSource, part: BatchRange) -> Iterator[Iterator[Any]]:
         with Loader(source, **asdict(part)) as loader:
             extend = self._extend
             batches = loader if extend is None else (
@@ -144,7 +144,7 @@ class PipelineEngine(Engine):
 
     @contextmanager
     def evaluating(self) -> Iterator[DistributedModelParallel]:
-        """Batches already in the pipeline stay there."""
+        """Give the model in evaluation mode; batches already in the pipeline stay there."""
         self._pipeline.detach()
         try:
             with super().evaluating() as model:

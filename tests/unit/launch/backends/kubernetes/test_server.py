@@ -6,12 +6,12 @@ from typing import Any
 
 import pytest
 
-from embark.launch.backends.kubernetes.pods import Pod
+from embark.launch.backends.kubernetes.pods import PodStatus
 from embark.launch.backends.kubernetes.server import server_status
 
 
-def pod(name: str, phase: str = "Running", restarts: int = 0, **state: Any) -> Pod:
-    return Pod.of({"metadata": {"name": name}, "status": {"phase": phase, "containerStatuses": [
+def pod(name: str, phase: str = "Running", restarts: int = 0, **state: Any) -> PodStatus:
+    return PodStatus.of({"metadata": {"name": name}, "status": {"phase": phase, "containerStatuses": [
         {"name": "server", "restartCount": restarts, "state": state or {"running": {}}}]}}, "server")
 
 

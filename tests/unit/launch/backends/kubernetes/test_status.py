@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from embark.launch.backend import RunEvent
-from embark.launch.backends.kubernetes.pods import Pod, newest
+from embark.launch.backends.kubernetes.pods import PodStatus, newest
 from embark.launch.backends.kubernetes.status import event_of, status_of
 
 
@@ -24,7 +24,7 @@ def pod(name: str, index: int = 0, phase: str = "Running", *, created: str = "20
               "initContainerStatuses": init or [],
               "containerStatuses": [{"name": "sidecar", "state": {"running": {}}},
                                     {"name": "trainer", "state": shown, "lastState": last or {}}]}
-    return Pod.of({"metadata": metadata, "status": status, "spec": {"nodeName": node} if node else {}}, "trainer")
+    return PodStatus.of({"metadata": metadata, "status": status, "spec": {"nodeName": node} if node else {}}, "trainer")
 
 
 def status(pods, *, conditions=(), events=(), suspend=False, queue="", num_nodes=2, **metadata):
@@ -115,7 +115,7 @@ def test_a_volume_that_does_not_mount_is_reported_by_its_event():
     assert found.fix == "kubectl describe pvc"
 
 
-def test_a_pod_that_has_its_node_waits_for_the_node_and_not_for_the_scheduler():
+def test_a_scheduled_pod_waits_for_its_node_and_not_for_the_scheduler():
     scheduled = [{"type": "PodScheduled", "status": "True"}]
     new = pod("b", 1, "Pending", conditions=scheduled, node="gpu-7", created="2026-11-15T09:05:00Z")
     assert status([pod("a", 0), new]).reason == (
@@ -168,7 +168,7 @@ def ended(name: str, index: int, code: int, **more: Any):
 WRONG = "Container trainer for pod embark/dlrm-1-b failed with exit code 64 matching FailJob rule at index 1"
 
 
-def test_the_pod_that_the_job_s_condition_names_decided_and_not_one_that_was_preempted_before():
+def test_the_pod_that_the_job_s_condition_names_decided():
     pods = [ended("dlrm-0-a", 0, 75), ended("dlrm-1-b", 1, 64)]
     found = failed(pods, "PodFailurePolicy", WRONG)
     assert found.reason == ("machine 1 (dlrm-1-b): the spec or the data is wrong (exit code 64), or its budget is "
@@ -177,7 +177,7 @@ def test_the_pod_that_the_job_s_condition_names_decided_and_not_one_that_was_pre
     assert failed(pods[:1], "PodFailurePolicy", WRONG).reason.startswith("dlrm-1-b: the spec or the data is wrong")
 
 
-def test_a_replaced_pod_that_decided_is_named_though_a_newer_one_has_its_index():
+def test_a_replaced_pod_that_decided_is_named_and_not_its_successor():
     newer = ended("dlrm-1-c", 1, 75, created="2026-11-15T09:05:00Z")
     found = failed([ended("dlrm-0-a", 0, 75), ended("dlrm-1-b", 1, 64), newer], "PodFailurePolicy", WRONG)
     assert found.reason.startswith("machine 1 (dlrm-1-b): the spec or the data is wrong")

@@ -14,6 +14,6 @@ def kernels():
     if torch.cuda.is_available():
         pytest.skip("test_gpu.py has the compiled ones")
     assert os.environ["TRITON_INTERPRET"] == "1"
-    from embark.trainers.torch.engines.cuda_graph import dense_kernels, product_kernels, table_kernels
+    from embark.trainers.torch.engines.cuda_graph import dense_kernels, table_kernels
 
-    return table_kernels, dense_kernels, product_kernels
+    return table_kernels, dense_kernels

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from embark.model.work import padded
-from embark.trainers.torch.engines.cuda_graph.geometry import Head, Layer
+from embark.trainers.torch.engines.cuda_graph.flat_parameters import Head, Layer
 from embark.trainers.torch.engines.cuda_graph.ops import TorchOps
 
 PLAIN = TorchOps()
@@ -63,12 +63,12 @@ def test_relu_backward_and_its_sums(kernels, dtype, has_relu):
 @pytest.mark.parametrize("depth", [8, 96, 128])
 def test_the_gradient_of_an_input_behind_its_relu(kernels, depth, name, few, monkeypatch):
     """As a product, a ReLU's way back and sums, one after the other."""
-    monkeypatch.setattr(kernels[2], "FEW_SAMPLES", few)
+    monkeypatch.setattr(kernels[1], "FEW_SAMPLES", few)
     weight, grad, active = (normal(*shape, dtype=torch.float16) for shape in ((depth, 136), (300, depth), (300, 136)))
     plain, mine, plain_sums, my_sums = *(torch.zeros_like(active) for _ in range(2)), torch.zeros(1, 136), torch.zeros(
         PORTIONS, 136)
     PLAIN.grad_input_relu(grad, Layer(weight, None, weight, None), active, plain, plain_sums)
-    getattr(kernels[2], name)(grad, weight, active, mine, my_sums)
+    getattr(kernels[1], name)(grad, weight, active, mine, my_sums)
     torch.testing.assert_close(mine, plain, rtol=4e-3, atol=4e-3)
     torch.testing.assert_close(my_sums.sum(0), mine.float().sum(0), rtol=1e-4, atol=1e-3)
     assert torch.equal(mine == 0, active <= 0)

@@ -23,7 +23,7 @@ def test_layers_and_activations_are_counted_to_the_byte(built, tiny, sets):
     spec = tiny(*sets)
     counted = cuda_graph_bytes(spec, one_rank_placement(spec), 0, "fp32")
     flat, network = engine._flat, engine._network
-    of_dense = [flat.master, flat.places, flat.grads, flat.shadow, flat.sums, flat.state, flat.second_state]
+    of_dense = [flat.master, flat.indices, flat.grads, flat.shadow, flat.sums, flat.state, flat.second_state]
     of_dense += [] if flat.decays is None else [flat.decays]
     assert counted.dense == pytest.approx(_bytes(of_dense), rel=0.02)
     assert counted.inputs == pytest.approx(_bytes(engine._slots), rel=0.02)

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 import pytest
 import torch
 
-from embark.trainers.torch.row_rounding import RowRounding
+from embark.trainers.torch.cpu_lookup import RowRounding
 
 DIM = 12
 
@@ -119,7 +119,7 @@ def test_rows_are_summed_and_those_of_others_left_out(kernels, case):
 
 
 @pytest.mark.parametrize(("shard", "bad"), [(0, 2), (1, -2), (2, 65)])
-def test_an_id_of_no_row_is_noted_with_its_step_and_shard_and_looks_nothing_up(kernels, case, shard, bad):
+def test_an_id_of_no_row_is_recorded_and_looks_nothing_up(kernels, case, shard, bad):
     case.ids[shard][11, 0] = bad
     out, _, error = looked_up(kernels, case)
     assert (int(error) >> 20, int(error) & 0xFFFFF) == (7, 10 + shard)
@@ -213,7 +213,7 @@ def test_every_touched_row_moves_once_by_the_sum_of_its_gradients(kernels, case,
 
 @pytest.mark.parametrize(("dtype", "scale"), [(torch.float16, 1.0), (torch.float16, 2e-5), (torch.bfloat16, 1.0)],
                          ids=["normal", "subnormal", "bf16"])
-def test_rows_in_16_bits_are_rounded_up_or_down_by_how_near_they_are_and_differently_each_step(
+def test_rows_in_16_bits_are_rounded_stochastically_each_step(
     kernels, case, dtype, scale
 ):
     case.weights = (case.weights * scale).to(dtype)
@@ -270,7 +270,7 @@ def test_random_bits_are_those_of_the_table_the_row_and_the_column(kernels, case
     assert not torch.equal(is_down[0], is_down[302])
 
 
-def test_what_is_no_number_stays_none_and_what_is_too_large_becomes_infinite(kernels, case):
+def test_rounding_keeps_nan_and_overflows_to_infinity(kernels, case):
     case.weights = case.weights.half()
     grads = torch.zeros(case.num_samples, 3 * DIM)
     grads[:, 0] = torch.nan

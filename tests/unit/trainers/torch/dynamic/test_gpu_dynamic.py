@@ -24,7 +24,7 @@ METRICS = ("id_hit_rate", "id_default_rate", "ids_admitted", "ids_evicted", "tab
 
 
 @pytest.mark.parametrize("num_ranks", [1, 2, 3])
-def test_a_gpu_and_a_cpu_give_the_rows_admissions_and_evictions_of_the_reference(num_ranks):
+def test_the_map_on_a_gpu_and_a_cpu_is_the_reference(num_ranks):
     """On several ranks of one process."""
     for seed in range(12):
         for device in ("cpu", "cuda"):
@@ -63,7 +63,7 @@ def test_the_map_of_a_gpu_is_that_of_a_cpu(dtype):
 @pytest.mark.parametrize("sets", [(), ("data.ragged=true",), ("train.optimizer=adam", "train.learning_rate=0.005"),
                                   ("data.drift.samples_per_day=4000", "data.drift.num_ids=500"),
                                   ("train.optimizer=adagrad",), ("train.table_dtype=fp16",)], ids=str)
-def test_the_captured_step_has_the_losses_of_the_pipeline_and_the_map_of_a_cpu(train_tiny, sets):
+def test_the_captured_step_has_the_pipelines_losses_and_a_cpus_map(train_tiny, sets):
     captured = train_tiny(*GPU, TABLES, *sets)
     assert captured.of("start")[0]["engine"] == "cuda_graph"
     pipeline = train_tiny(*GPU, TABLES, *sets, "train.engine=pipeline")

@@ -37,7 +37,7 @@ def streams(draw: st.DrawFn) -> tuple[list[Table], list[list[list[int]]]]:
 
 @settings(max_examples=40, deadline=None)
 @given(streams(), st.sampled_from([1, 1, 2, 3]))
-def test_rows_admissions_and_evictions_are_those_of_the_reference_on_any_number_of_ranks(case, num_ranks) -> None:
+def test_the_map_is_the_reference_on_any_number_of_ranks(case, num_ranks) -> None:
     assert_like_reference(*case, num_ranks)
 
 
@@ -60,8 +60,8 @@ def test_a_rank_holds_the_map_of_its_own_ids_alone() -> None:
 
 
 def test_the_kernel_of_a_gpu_resets_the_rows_that_torch_resets(kernels) -> None:
-    from embark.trainers.torch.dynamic import reset_kernels
-    from embark.trainers.torch.dynamic.rows import RowShard, reset_rows
+    from embark.trainers.torch.dynamic import map_kernels
+    from embark.trainers.torch.dynamic.tables import RowShard, reset_rows
 
     tables = tuple(Table(name=name, ids="dynamic", rows=9, dim=12, capacity=64, init_range=0.3) for name in "ab")
     ids = IdMap(ModelSpec(tables=tables).stored_tables(), SEED, World(0, 1, 0, 1, torch.device("cpu")))
@@ -74,7 +74,7 @@ def test_the_kernel_of_a_gpu_resets_the_rows_that_torch_resets(kernels) -> None:
         shards = [RowShard(0, 0, 0, weights[0], (states[0],)), RowShard(0, 20, 0, weights[1], (states[1],)),
                   RowShard(1, 0, 0, weights[2], (states[2],)), RowShard(1, 0, 4, weights[3], (states[3],))]
         if is_kernel:
-            reset_kernels.reset(ids, new, shards, reset_kernels.about_shards(ids, shards))
+            map_kernels.reset(ids, new, shards, map_kernels.about_shards(ids, shards))
         else:
             reset_rows(ids, new, shards)
         found.append([*weights, *states])

@@ -7,7 +7,7 @@ from dynamic_reference import ReferenceTable
 
 from embark.data import Loader, eval_batches, open_source
 from embark.errors import SpecError
-from embark.trainers.torch.dynamic.rows import first_values
+from embark.trainers.torch.dynamic.tables import first_values
 
 TABLES = """model.tables=[
     { name = "user", ids = "dynamic", rows = 900, capacity = 64, evict = "lfu", half_life = 2 },
@@ -68,7 +68,7 @@ def test_an_evaluation_neither_admits_nor_evicts(built):
     assert trainer.dynamic.metrics()["table_fullness"] == {"user": 1.0, "item": 1.0}
 
 
-def test_a_resumed_run_gives_the_losses_and_metrics_of_one_that_was_not_interrupted(train_tiny):
+def test_a_resumed_run_has_the_metrics_of_an_uninterrupted_one(train_tiny):
     whole = train_tiny(TABLES, "train.num_steps=9", "name=whole", "watch.every=2")
     train_tiny(TABLES, "train.num_steps=4", "store.checkpoint_at_end=true", "watch.every=2")
     resumed = train_tiny(TABLES, "train.num_steps=9", "watch.every=2", fresh=False)

@@ -19,13 +19,16 @@ from torch import Tensor
 from embark.data import Batch, Loader, SampleSource
 from embark.data.dynamic_ids import NO_ID
 from embark.data.loader import RawLoader, Share, num_loader_threads
+from embark.data.prepared.order import TABLE_COLUMNS, num_in_table
 from embark.data.prepared.source import PreparedSource, RawBatches
-from embark.data.synthetic import EVAL, TRAIN, SyntheticSource
-from embark.model.batch import EVAL_SAMPLES, num_together
+from embark.data.synthetic import TRAIN, SyntheticSource
+from embark.features.hashing import FIRST, SECOND, STEP
+from embark.features.layout import Field
+from embark.model.steps import num_together
 from embark.trainers.torch.batch import RawDecoder, pinned
 from embark.trainers.torch.device_samples import DeviceSampler, Samples
-from embark.trainers.torch.engines.pipeline import Part
-from embark.trainers.torch.row_order import RowOrder
+from embark.trainers.torch.engines.pipeline import BatchRange
+from embark.trainers.torch.world import CAPTURED
 
 ALIGNMENT = 64
 MAX_IN_FLIGHT = 4  # Raw buffers on their way to the device at a time.
@@ -41,7 +44,7 @@ class HostBuffer:
     row_order: RowOrder | None = None  # What finds the order of their rows, where the host did not.
 
     def write(self, slot: Tensor) -> None:
-        """Bring them into device memory; does not wait."""
+        """Copy the batches into device memory; does not wait."""
         slot.copy_(self.buffer, non_blocking=True)
         if self.row_order is not None:
             self.row_order(slot)
@@ -52,7 +55,8 @@ class HostBuffer:
 
 @dataclass(frozen=True, slots=True)
 class PackedLayout:
-    """Label, dense features, ids feature by feature; a sample with fewer ids than its feature's most has −1 behind."""
+    """Label, dense features, then ids feature by feature; a sample with too few ids for its feature is filled up with
+    −1."""
 
     num_samples: int
     num_dense: int
@@ -66,17 +70,17 @@ class PackedLayout:
 
     @property
     def max_batches(self) -> int:
-        """In one buffer."""
+        """Number of batches in one buffer."""
         return 1
 
     @contextmanager
-    def feed(self, source: SampleSource, part: Part, device: torch.device) -> Iterator[Iterator[HostBuffer]]:
-        """Made by a loader, packed by one more thread."""
+    def feed(self, source: SampleSource, part: BatchRange, device: torch.device) -> Iterator[Iterator[HostBuffer]]:
+        """Yield batches that a loader makes and one more thread packs."""
         with Loader(source, **asdict(part)) as loader:
             yield iter(Packer(loader, self, is_pinned=device.type == "cuda"))
 
     def decode(self, buffer: Tensor, number: int = 0) -> tuple[Tensor, Tensor, Tensor]:
-        """Views."""
+        """Return dense features, ids and label as views."""
         label, dense, ids, _ = self.starts
         n = self.num_samples
         return (
@@ -87,7 +91,7 @@ class PackedLayout:
         )
 
     def pack(self, batch: Batch, into: NDArray[np.uint8]) -> None:
-        """Lay `batch` into `into`."""
+        """Write `batch` into the buffer `into`."""
         label, dense, ids, _ = self.starts
         n = self.num_samples
         into[label : label + 4 * n].view(np.float32)[:] = batch.label
@@ -108,7 +112,7 @@ class PackedLayout:
 
     @property
     def starts(self) -> tuple[int, int, int, int]:
-        """Of label, dense features and ids, and the size of all, in bytes."""
+        """First bytes of label, dense features and ids, and the size of all."""
         dense = _aligned(4 * self.num_samples)
         ids = dense + _aligned(4 * self.num_samples * self.num_dense)
         return 0, dense, ids, ids + _aligned(self._id_bytes * self.num_samples * sum(self.num_ids))
@@ -134,7 +138,7 @@ class RawLayout:
         return self._decoder.decode(buffer, number)
 
     @contextmanager
-    def feed(self, source: Any, part: Part, device: torch.device) -> Iterator[Iterator[HostBuffer]]:
+    def feed(self, source: Any, part: BatchRange, device: torch.device) -> Iterator[Iterator[HostBuffer]]:
         with RawLoader(source, **asdict(part), allocate=pinned(device), depth=4, num_threads=num_loader_threads(),
                        max_held=MAX_IN_FLIGHT, capacity=self.max_batches, spare_rows=self._spare_rows) as loader:
             yield _released_when_copied(loader, self._row_order)
@@ -149,12 +153,12 @@ class DrawnLayout:
         self._packed, self.sampler = packed, DeviceSampler(source, device)
 
     def decode(self, buffer: Tensor, number: int = 0) -> tuple[Tensor, Tensor, Tensor]:
-        """Views."""
+        """Return dense features, ids and label as views."""
         size = self._packed.size_bytes
         return self._packed.decode(buffer[number * size : (number + 1) * size])
 
     def samples(self, buffer: Tensor, num_batches: int) -> Samples:
-        """Views of the first batches, all together."""
+        """Return views of the first batches, all together."""
         packed = buffer.view(self.max_batches, self._packed.size_bytes)[:num_batches]
         label, dense, ids, _ = self._packed.starts
         n, num_dense = self._packed.num_samples, self._packed.num_dense
@@ -165,32 +169,22 @@ class DrawnLayout:
         )
 
     @contextmanager
-    def feed(self, source: SampleSource, part: Part, device: torch.device) -> Iterator[Iterator[DrawnBatches]]:
+    def feed(self, source: SampleSource, part: BatchRange, device: torch.device) -> Iterator[Iterator[DrawnBatches]]:
         share = Share(source.num_train_samples, **asdict(part))
         steps = range(len(share))
         yield (DrawnBatches(self, [share.of(step)[1:] for step in steps[first : first + self.max_batches]])
                for first in range(0, len(share), self.max_batches))
 
-    def call_kernels(self, slot: Tensor) -> None:
-        """As a step does, and as an evaluation does."""
-        size = self._packed.num_samples
-        DrawnBatches(self, [(0, size)] * self.max_batches).write(slot)
-        num_ids = sum(self._packed.num_ids)
-        self.sampler.draw(EVAL, [(0, EVAL_SAMPLES)], Samples(
-            torch.empty((1, EVAL_SAMPLES, self._packed.num_dense), device=slot.device),
-            torch.empty((1, EVAL_SAMPLES * num_ids), dtype=torch.int32, device=slot.device),
-            torch.empty((1, EVAL_SAMPLES), device=slot.device)))
-
 
 class DrawnBatches:
-    """Batches that are yet to be drawn."""
+    """Batches that the device has yet to draw."""
 
     def __init__(self, layout: DrawnLayout, spans: list[tuple[int, int]]) -> None:
         self._layout, self._spans, self.num_batches = layout, spans, len(spans)
         self._drawn: Any = None  # The event after which they are there.
 
     def write(self, slot: Tensor) -> None:
-        """Draw them into device memory; does not wait."""
+        """Draw the batches into device memory; does not wait."""
         samples = self._layout.samples(slot, self.num_batches)
         self._is_uncertain, _ = self._layout.sampler.draw(TRAIN, self._spans, samples)
         self._has_uncertain = torch.empty((), dtype=torch.bool, pin_memory=slot.is_cuda)
@@ -200,7 +194,7 @@ class DrawnBatches:
         self._drawn = event
 
     def correct(self, slot: Tensor) -> None:
-        """Let the host draw what the device could not decide; called when they are there or on their way."""
+        """Let the host draw what the device could not decide, once the batches are drawn."""
         if self._drawn is not None:
             self._drawn.synchronize()
         if self._has_uncertain:
@@ -257,3 +251,53 @@ class Packer:
 
 def _aligned(size: int) -> int:
     return -(-size // ALIGNMENT) * ALIGNMENT
+
+
+class RowOrder:
+    """Replaces a table of blocks, `order.block_table`, by the index of each row in the buffer; waits for nothing.
+
+    One graph for each buffer: some thirty launches, one by one, would take the host longer than a step.
+    """
+
+    def __init__(self, field: Field, block_rows: int, device: torch.device) -> None:
+        self._field, self._block_rows = field, block_rows
+        self._num_blocks = num_in_table(field.shape[0], block_rows)
+        self._numbers = torch.arange(block_rows, device=device)
+        self._samples = torch.arange(field.shape[0], device=device)
+        self._graphs: dict[int, torch.cuda.CUDAGraph | None] = {}  # Graphs by the buffer's address.
+
+    def __call__(self, buffer: Tensor) -> None:
+        address = buffer.data_ptr()
+        if not buffer.is_cuda or address not in self._graphs:  # the first call loads what a capture must not
+            self._graphs[address] = None
+            self._find(buffer)
+            return
+        graph = self._graphs[address]
+        if graph is None:
+            graph = self._graphs[address] = torch.cuda.CUDAGraph()
+            with torch.cuda.graph(graph, capture_error_mode="thread_local"):
+                self._find(buffer)
+            CAPTURED.add(graph)
+        graph.replay()
+
+    def _find(self, buffer: Tensor) -> None:
+        field, numbers = self._field, self._numbers
+        region = buffer[field.start : field.start + field.size_bytes]
+        table = region[: 8 * TABLE_COLUMNS * self._num_blocks].view(torch.int64).view(-1, TABLE_COLUMNS)
+        key, low, rows, at, first, stop = table.unbind(1)
+        bits = numbers * _signed(STEP) + key[:, None]
+        bits = (bits ^ (bits >> 30 & (1 << 34) - 1)) * _signed(FIRST)
+        bits = (bits ^ (bits >> 27 & (1 << 37) - 1)) * _signed(SECOND)
+        bits = bits ^ (bits >> 31 & (1 << 33) - 1)
+        bits = (bits & ~low[:, None] | numbers) ^ torch.iinfo(torch.int64).min  # sorted as if they had no sign
+        bits = torch.where(numbers < rows[:, None], bits, torch.iinfo(torch.int64).max)
+        order = bits.sort(1).values & low[:, None]
+        block = torch.searchsorted(stop.contiguous(), self._samples, right=True).clamp_(max=self._num_blocks - 1)
+        start = torch.nn.functional.pad(stop[:-1], (1, 0))
+        place = self._samples + (first - start)[block]
+        shuffled = order.view(-1)[(block * self._block_rows + place).clamp_(0, order.numel() - 1)]
+        region.view(torch.int32).copy_(torch.where(rows[block] > 0, shuffled, place) + at[block])
+
+
+def _signed(bits: int) -> int:
+    return bits - (1 << 64) if bits >> 63 else bits

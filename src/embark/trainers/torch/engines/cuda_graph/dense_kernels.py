@@ -4,14 +4,33 @@ Sums over the batch are kept for a fixed number of portions of it and added up a
 the bit.
 """
 
+import torch
 import triton
 import triton.language as tl
+import triton.language.extra.cuda
 from torch import Tensor
+from triton.tools.tensor_descriptor import TensorDescriptor
 
-from embark.trainers.torch.engines.cuda_graph.dependent_launch_kernels import EARLY, wait_for_inputs
+from embark.trainers.torch.engines.cuda_graph import FEW_SAMPLES
+
+CAN_WAIT = tl.constexpr(torch.cuda.is_available() and torch.cuda.get_device_capability() >= (9, 0))
+EARLY = {"launch_pdl": True} if CAN_WAIT.value else {}
+"""How a kernel that begins with `wait_for_inputs` is launched."""
+
+
+@triton.jit
+def wait_for_inputs():
+    """Wait until the kernels in front have ended; before it, nothing may be read or written.
+
+    Programmatic dependent launch, from compute capability 9.0 on: a kernel is on its way to the multiprocessors before
+    the one in front of it has ended, and waits there.
+    """
+    if CAN_WAIT:
+        tl.extra.cuda.gdc_wait()
+
 
 MAX_VECTORS = 64  # More would not fit the registers.
-HEAD_VALUES = 2048  # Of its input that a program reads at a time.
+HEAD_VALUES = 2048  # Values of the input that a program reads at a time.
 HEAD_WARPS = 1
 MAX_PORTIONS = 1024
 SGD = tl.constexpr(0)
@@ -20,14 +39,14 @@ ADAM = tl.constexpr(2)
 
 
 def num_portions(num_samples: int) -> int:
-    """Portions of the batch whose sums are kept apart: enough to keep a large card's multiprocessors busy."""
+    """Number of portions of the batch whose sums are kept apart: enough to keep a large card's multiprocessors busy."""
     return min(MAX_PORTIONS, max(128, num_samples // 64))
 
 
 def interact(
     bottom: Tensor | None, pooled: Tensor, out: Tensor, *, num_vectors: int, dim: int, input_precision: str = "ieee"
 ) -> None:
-    """The vectors that are passed on, then the dots of all pairs i < j, into the first columns of `out`."""
+    """Write the vectors that are passed on, then the dots of all pairs i < j, into the first columns of `out`."""
     grid = (pooled.shape[0],)
     _interact[grid](
         pooled if bottom is None else bottom, pooled, out, 0 if bottom is None else bottom.stride(0), pooled.stride(0),
@@ -41,7 +60,7 @@ def interact_backward(
     bottom: Tensor | None, pooled: Tensor, grad: Tensor, grad_bottom: Tensor | None, grad_pooled: Tensor,
     *, num_vectors: int, dim: int,
 ) -> None:
-    """From the gradient of `interact`'s output to those of its inputs."""
+    """Compute the gradients of `interact`'s inputs from that of its output."""
     grid = (pooled.shape[0],)
     _interact_backward[grid](
         pooled if bottom is None else bottom, pooled, grad, grad_pooled if grad_bottom is None else grad_bottom,
@@ -65,7 +84,7 @@ def relu_backward(grad: Tensor, active: Tensor | None, sums: Tensor) -> None:
 
 
 def add_up(sums: Tensor, out: Tensor) -> None:
-    """Of the portions."""
+    """Sum over the portions."""
     portions, width = sums.shape
     _add_up[(triton.cdiv(width, 16),)](sums, out, portions, width, sums.stride(0), ROWS=128, COLUMNS=16, num_warps=4,
                                        **EARLY)
@@ -75,7 +94,7 @@ def head(
     active: Tensor, weight: Tensor, bias: Tensor, label: Tensor, logits: Tensor, grad: Tensor, sums: Tensor,
     grad_sums: Tensor, *, width: int, num_global: int, has_relu: bool,
 ) -> None:
-    """The last layer, the loss's gradient and the way back to the layer before, in one pass over `active`.
+    """Compute the last layer, the loss's gradient and that of the layer before, in one pass over `active`.
 
     `sums` gets, by portions, the gradient of `weight` and behind it that of `bias`; `grad_sums` the column sums of
     `grad`, which is what the bias of the layer before wants.
@@ -91,7 +110,7 @@ def head(
 
 
 def cross(first: Tensor, up: Tensor, crossed: Tensor, out: Tensor) -> None:
-    """out = first * up + crossed"""
+    """Compute out = first * up + crossed."""
     _cross[(triton.cdiv(out.numel(), 1024),)](first, up, crossed, out, out.numel(), BLOCK=1024, num_warps=4, **EARLY)
 
 
@@ -99,7 +118,10 @@ def cross_backward(
     grad: Tensor, first: Tensor, up: Tensor, grad_up: Tensor, grad_first: Tensor, sums: Tensor,
     *, is_first_call: bool, is_last_call: bool,
 ) -> None:
-    """grad_up = grad * first; grad_first (+)= grad * up (+ grad); column sums of grad_up, by portions, in `sums`."""
+    """Compute grad_up = grad * first and grad_first (+)= grad * up (+ grad).
+
+    `sums` gets the column sums of grad_up, by portions.
+    """
     num_samples, width = grad.shape
     rows = triton.cdiv(num_samples, sums.shape[0])
     _cross_backward[(sums.shape[0], triton.cdiv(width, 128))](
@@ -110,14 +132,16 @@ def cross_backward(
 
 
 def optimizer_step(
-    master: Tensor, places: Tensor, grads: Tensor, shadow: Tensor, state: Tensor, second_state: Tensor, rates: Tensor,
+    master: Tensor, indices: Tensor, grads: Tensor, shadow: Tensor, state: Tensor, second_state: Tensor, rates: Tensor,
     step: Tensor, decays: Tensor | None, *, optimizer: str, eps: float,
 ) -> None:
-    """One step of the dense optimizer over all parameters, and their rounded copy that the next step computes with.
-    `decays`: the weight decay of each value."""
+    """Do one step of the dense optimizer over all parameters, and round the copy that the next step computes with.
+
+    `decays` is the weight decay of each value.
+    """
     kind = {"sgd": SGD, "adagrad": ADAGRAD, "adam": ADAM}[optimizer].value
     _optimizer_step[(triton.cdiv(master.numel(), 1024),)](
-        master, places, grads, shadow, state, second_state, rates, step, decays, master.numel(), eps, KIND=kind,
+        master, indices, grads, shadow, state, second_state, rates, step, decays, master.numel(), eps, KIND=kind,
         BLOCK=1024, num_warps=4, **EARLY,
     )
 
@@ -316,13 +340,13 @@ def _cross_backward(
 
 @triton.jit
 def _optimizer_step(
-    master, places, grads, shadow, state, second_state, rates, step, decays, num_values, eps, KIND: tl.constexpr,
+    master, indices, grads, shadow, state, second_state, rates, step, decays, num_values, eps, KIND: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
     wait_for_inputs()
     at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     is_value = at < num_values
-    place = tl.load(places + at, mask=is_value, other=0)
+    place = tl.load(indices + at, mask=is_value, other=0)
     grad = tl.load(grads + place, mask=is_value, other=0.0)
     value = tl.load(master + at, mask=is_value, other=0.0)
     rate = tl.load(rates)
@@ -347,3 +371,90 @@ def _optimizer_step(
     value = tl.where(rate == 0.0, value, kept - change)
     tl.store(master + at, value, mask=is_value)
     tl.store(shadow + place, value.to(shadow.dtype.element_ty), mask=is_value)
+
+
+ROWS = 64  # Rows of a program and of a portion; a small batch has more portions than that, and the others stay 0.
+MANY_ROWS = 128  # Rows of a program and of a portion for larger batches.
+MAX_SAMPLES = MAX_PORTIONS * MANY_ROWS
+HAS_TMA = CAN_WAIT.value  # Both begin with compute capability 9.0.
+
+
+def grad_input_relu(grad: Tensor, weight: Tensor, active: Tensor, out: Tensor, sums: Tensor) -> None:
+    """Compute grad @ weight where `active` is above zero, else zero; `sums` gets its column sums, by portions."""
+    (num_samples, width), depth = out.shape, grad.shape[1]
+    step = min(64, max(16, triton.next_power_of_2(depth)))
+    grid = (triton.cdiv(num_samples, ROWS) * triton.cdiv(width, 128),)
+    _grad_input_relu[grid](
+        grad, weight, active, out, sums, num_samples, width, depth, grad.stride(0), weight.stride(0), out.stride(0),
+        sums.stride(0), IS_EVEN=depth % step == 0, ROWS=ROWS, COLUMNS=128, DEPTH=step, num_warps=4,
+        num_stages=3, **EARLY,
+    )
+
+
+def grad_input_relu_tma(grad: Tensor, weight: Tensor, active: Tensor, out: Tensor, sums: Tensor) -> None:
+    """Do what `grad_input_relu` does for up to `MAX_SAMPLES`, in tiles that the hardware copies, if it `HAS_TMA`."""
+    num_samples, width = out.shape
+    rows = ROWS if num_samples <= FEW_SAMPLES else MANY_ROWS
+
+    def tiled(matrix: Tensor, *tile: int) -> TensorDescriptor:
+        return TensorDescriptor(matrix, list(matrix.shape), list(matrix.stride()), list(tile))
+
+    _grad_input_relu_tma[(triton.cdiv(num_samples, rows) * triton.cdiv(width, 128),)](
+        tiled(grad, rows, 64), tiled(weight, 64, 128), tiled(active, rows, 128), tiled(out, rows, 128), sums, width,
+        grad.shape[1], sums.stride(0), ROWS=rows, COLUMNS=128, DEPTH=64, num_warps=4, num_stages=3, **EARLY,
+    )
+
+
+@triton.jit
+def _grad_input_relu(
+    grad, weight, active, out, sums, num_samples, width, depth, grad_stride, weight_stride, stride, sums_stride,
+    IS_EVEN: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr, DEPTH: tl.constexpr,
+):
+    wait_for_inputs()
+    across = tl.cdiv(width, COLUMNS)
+    portion = tl.program_id(0) // across
+    rows = portion * ROWS + tl.arange(0, ROWS)
+    columns = tl.program_id(0) % across * COLUMNS + tl.arange(0, COLUMNS)
+    is_row, is_column = rows < num_samples, columns < width
+    steps = tl.arange(0, DEPTH)
+    from_grad = grad + rows.to(tl.int64)[:, None] * grad_stride + steps[None, :]
+    from_weight = weight + steps[:, None] * weight_stride + columns[None, :]
+    total = tl.zeros([ROWS, COLUMNS], tl.float32)
+    for start in range(0, depth, DEPTH):
+        if IS_EVEN:
+            left = tl.load(from_grad, mask=is_row[:, None], other=0.0)
+            right = tl.load(from_weight, mask=is_column[None, :], other=0.0)
+        else:
+            is_step = start + steps < depth
+            left = tl.load(from_grad, mask=is_row[:, None] & is_step[None, :], other=0.0)
+            right = tl.load(from_weight, mask=is_step[:, None] & is_column[None, :], other=0.0)
+        total = tl.dot(left, right, total, input_precision="ieee")
+        from_grad += DEPTH
+        from_weight += DEPTH * weight_stride
+    at = rows.to(tl.int64)[:, None] * stride + columns[None, :]
+    is_value = is_row[:, None] & is_column[None, :]
+    height = tl.load(active + at, mask=is_value, other=0.0)
+    value = tl.where(height > 0, total, 0.0).to(out.dtype.element_ty)
+    tl.store(out + at, value, mask=is_value)
+    tl.store(sums + portion.to(tl.int64) * sums_stride + columns, tl.sum(value.to(tl.float32), axis=0), mask=is_column)
+
+
+@triton.jit
+def _grad_input_relu_tma(
+    grad, weight, active, out, sums, width, depth, sums_stride, ROWS: tl.constexpr, COLUMNS: tl.constexpr,
+    DEPTH: tl.constexpr,
+):
+    """A tile's load reads zeros beyond the matrix, and its store writes nothing there."""
+    wait_for_inputs()
+    across = tl.cdiv(width, COLUMNS)
+    portion = tl.program_id(0) // across
+    row, column = portion * ROWS, tl.program_id(0) % across * COLUMNS
+    total = tl.zeros([ROWS, COLUMNS], tl.float32)
+    for start in range(0, depth, DEPTH):
+        total = tl.dot(grad.load([row, start]), weight.load([start, column]), total)
+    height = active.load([row, column])
+    value = tl.where(height > 0, total, 0.0).to(height.dtype)
+    out.store([row, column], value)
+    columns = column + tl.arange(0, COLUMNS)
+    tl.store(sums + portion.to(tl.int64) * sums_stride + columns, tl.sum(value.to(tl.float32), axis=0),
+             mask=columns < width)

@@ -1,11 +1,12 @@
-"""The whole step as one CUDA graph: lookups, dense layers there and back, optimizers, metrics; replayed, not launched.
+"""The complete step as one CUDA graph: lookups, dense layers forward and backward, optimizers, metrics.
 
-On a CPU, or over gloo, the same step runs operation by operation, so its numbers can be checked without a GPU.
+On a CPU, or over gloo, the step runs operation by operation, so its numbers can be checked without a GPU.
 """
 
 import zlib
-from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import replace
 from itertools import accumulate, cycle
 from typing import Any
 
@@ -15,15 +16,23 @@ from torch import Tensor
 
 from embark.data import SampleSource
 from embark.data.dynamic_ids import NO_ID
-from embark.model.learning_rate import dense_rate
+from embark.data.prepared.source import PreparedSource
+from embark.data.synthetic import SyntheticSource
+from embark.model.steps import dense_rate
 from embark.model.work import DENSE_STATES
 from embark.run.evaluation import Trouble
 from embark.spec import RunSpec
-from embark.trainers.torch.engines.cuda_graph.batch_layout import BatchBuffer, BatchLayout, DrawnLayout
-from embark.trainers.torch.engines.cuda_graph.compile_kernels import compile_in_parallel
-from embark.trainers.torch.engines.cuda_graph.dynamic_step import DynamicStep
+from embark.trainers.torch.dynamic.tables import DynamicTables, IdExchange
+from embark.trainers.torch.engines.cuda_graph import FEW_SAMPLES
+from embark.trainers.torch.engines.cuda_graph.batch_layout import (
+    BatchBuffer,
+    BatchLayout,
+    DrawnLayout,
+    PackedLayout,
+    RawLayout,
+)
 from embark.trainers.torch.engines.cuda_graph.exchange import Exchange, Sizes, wire_dtype
-from embark.trainers.torch.engines.cuda_graph.geometry import FlatDense, FlatParameters
+from embark.trainers.torch.engines.cuda_graph.flat_parameters import FlatDense, FlatParameters
 from embark.trainers.torch.engines.cuda_graph.lookup import (
     Device,
     FbgemmLookup,
@@ -32,23 +41,24 @@ from embark.trainers.torch.engines.cuda_graph.lookup import (
     LookupPlan,
     Shard,
     divides_itself,
+    local_shards,
+    planned,
+    why_not_by_kernels,
 )
-from embark.trainers.torch.engines.cuda_graph.network import Network
-from embark.trainers.torch.engines.cuda_graph.ops import FEW_SAMPLES, TorchOps, gpu_ops
-from embark.trainers.torch.engines.cuda_graph.own_network import OwnNetworkStep
-from embark.trainers.torch.engines.cuda_graph.rates import StepRates
-from embark.trainers.torch.engines.cuda_graph.streams import WEIGHTS, Streams
-from embark.trainers.torch.engines.pipeline import Engine, EngineInputs, Part
+from embark.trainers.torch.engines.cuda_graph.network import Network, OwnNetworkStep, why_not_captured
+from embark.trainers.torch.engines.cuda_graph.ops import TorchOps, gpu_ops
+from embark.trainers.torch.engines.pipeline import BatchRange, Engine, EngineInputs
 from embark.trainers.torch.metrics import MetricWindow
+from embark.trainers.torch.networks.own_model import OwnNetwork
 from embark.trainers.torch.optimizers import table_rates
-from embark.trainers.torch.own_model import OwnNetwork
+from embark.trainers.torch.sharding import sharded_tables
 from embark.trainers.torch.world import CAPTURED, World
 
 NO_STEP = torch.iinfo(torch.int64).max
 
 
 class CudaGraphEngine(Engine):
-    """Everything a step does, in memory that never moves."""
+    """Runs steps in memory that never moves."""
 
     name = "cuda_graph"
 
@@ -71,16 +81,19 @@ class CudaGraphEngine(Engine):
         self._slots = [torch.zeros(layout.size_bytes, dtype=torch.uint8, device=self._device) for _ in range(2)]
         self._is_small = inputs.spec.train.batch_size // inputs.world.world_size <= FEW_SAMPLES
         self._streams = Streams(self._device, is_main_first=self._is_small) if self._is_gpu else None
-        self._graphs: list[list[torch.cuda.CUDAGraph]] = []  # By slot, and by the batch's place in it.
+        self._graphs: list[list[torch.cuda.CUDAGraph]] = []  # Graphs by slot, and by the batch's number in it.
         self._filled: BatchBuffer | None = None  # What is in the slot in use.
         self._following: BatchBuffer | None = None  # What is on its way into the other.
         self._slot = self._number = 0
         self._measured: Tensor | None = None
         self._is_built = False
 
-    def feed(self, source: SampleSource, part: Part) -> AbstractContextManager[Iterator[BatchBuffer]]:
-        """In memory that the device copies from: raw bytes where the source has them, else packed batches. Synthetic
-        samples are drawn on the device."""
+    def feed(self, source: SampleSource, part: BatchRange) -> AbstractContextManager[Iterator[BatchBuffer]]:
+        """Yield batches in memory that the device copies from: raw bytes where the source has them, else packed
+        batches.
+
+        Synthetic samples are drawn on the device.
+        """
         return self.layout.feed(source, part, self._device)
 
     def step(self, batches: Iterator[BatchBuffer], step: int) -> None:
@@ -101,12 +114,12 @@ class CudaGraphEngine(Engine):
         self._window.count(self._num_samples)
 
     def settle(self, step: int) -> None:
-        """Make the optimizer's own state what it would be had it done the steps; before a checkpoint."""
+        """Bring the optimizer's own state to where it would be had it done the steps, before a checkpoint."""
         if self._is_built:
             self._flat.set_count(step)
 
     def trouble(self) -> Trouble | None:
-        """What went wrong on the device, the first step it did, and the table; waits for the device."""
+        """Return what went wrong on the device, the first step it did, and the table; waits for the device."""
         bad_id, bad_loss = int(self._bad_id), int(self._bad_loss)
         if bad_id != NO_STEP:
             table = self._tables[self._plans[bad_id & 0xFFFFF].local.shard.feature]
@@ -114,7 +127,7 @@ class CudaGraphEngine(Engine):
         return ("loss", bad_loss, "") if bad_loss != NO_STEP else None
 
     def _next_batch(self, batches: Iterator[BatchBuffer]) -> None:
-        """Make the next batch the one that `slot` and `number` say."""
+        """Advance `slot` and `number` to the next batch."""
         self._number += 1
         if self._filled is not None and self._number < self._filled.num_batches:
             return
@@ -130,13 +143,13 @@ class CudaGraphEngine(Engine):
         self._filled.correct(self._slots[self._slot])
 
     def _fetch_following(self, batches: Iterator[BatchBuffer]) -> None:
-        """Send what comes next on its way, while the step before runs."""
+        """Start to copy the batches that come next, while the step before runs."""
         self._following = next(batches, None)
         if self._following is not None:
             self._copy(self._following, 1 - self._slot)
 
     def _copy(self, filled: BatchBuffer, slot: int) -> None:
-        """Bring batches into a slot as soon as the step that read it last is done."""
+        """Copy batches into a slot as soon as the step that read it last is done."""
         if self._streams is None:
             filled.write(self._slots[slot])
             filled.release(None)
@@ -151,18 +164,18 @@ class CudaGraphEngine(Engine):
         filled.release(event)
 
     def _set_values(self, step: int) -> None:
-        """What a graph cannot know when it is captured: rates, and what is dropped."""
-        self._rates.bring(step)
+        """Set what a graph cannot know when it is captured: rates, and what is dropped."""
+        self._rates.upload_rates(step)
         self._network.set_keys()
         self._lookup.set_rates(self._rates_at(step))
 
     def _rates_at(self, step: int) -> list[float]:
-        """Of tables, then of the dense layers."""
+        """Return the rates of tables, then that of the dense layers."""
         factor = self._inputs.optimizers.factor(step)
         return [full * factor for full in (*self._full_rates, dense_rate(self._inputs.spec.train))]
 
     def _build(self, step: int) -> None:
-        """Lay everything out, and capture it; the parameters are as a checkpoint may have left them."""
+        """Make all buffers and capture the step; the parameters are as a checkpoint may have left them."""
         inputs, spec, world = self._inputs, self._inputs.spec, self._inputs.world
         self._num_samples = spec.train.batch_size // world.world_size
         dtype = torch.bfloat16 if inputs.precision == "bf16" else torch.float32
@@ -203,7 +216,7 @@ class CudaGraphEngine(Engine):
                                       self._ops.num_portions(self._num_samples), train)
         flat.adopt()
         self._network = Network(inputs.dense, flat, self._ops, self._num_samples, train.batch_size,
-                                self._beside(*WEIGHTS[: 1 + self._is_small]))
+                                self._fork(*WEIGHTS[: 1 + self._is_small]))
 
     def _check_first(self, network: OwnNetworkStep) -> None:
         """Look for NaN that the user's file makes, on the batch of the first step, before any weight has it."""
@@ -243,8 +256,11 @@ class CudaGraphEngine(Engine):
                             spec.train.eps, spec.train.embedding_l2 / spec.train.batch_size)
 
     def _must_divide(self, feature: int) -> bool:
-        """FBGEMM divides whole tables itself, on a CPU; but a rank without the table has nobody to ask, and those
-        with a part of its rows know a part of the ids only."""
+        """Whether the engine has to turn a feature's sums into means.
+
+        FBGEMM divides whole tables itself, on a CPU; but a rank without the table has nobody to ask, and those with a
+        part of its rows know a part of the ids only.
+        """
         if self._is_gpu:
             return True
         shards = [s for s in self._shards if s.feature == feature]
@@ -264,9 +280,6 @@ class CudaGraphEngine(Engine):
         with own.undone() if own else nullcontext():
             streams.main.wait_stream(torch.cuda.current_stream())
             with torch.cuda.stream(streams.main):
-                # Not where other code may read what no kernel wrote, nor where other ranks wait for this one's part.
-                if not (own or self._dynamic or self._exchange):
-                    compile_in_parallel(self._call_kernels)
                 for _ in range(2):
                     self._body(0, 0, has_ids=False)
             torch.cuda.current_stream().wait_stream(streams.main)
@@ -286,14 +299,8 @@ class CudaGraphEngine(Engine):
                 pool = graph.pool()
                 self._graphs[slot].append(graph)
 
-    def _call_kernels(self) -> None:
-        """Of the step, and of the drawing of samples."""
-        if isinstance(self.layout, DrawnLayout):
-            self.layout.call_kernels(self._slots[0])
-        self._body(0, 0, has_ids=False)
-
     def _body(self, slot: int, number: int, *, has_ids: bool = True) -> None:
-        """The step."""
+        """Run one step."""
         network, exchange, flat = self._network, self._exchange, self._flat
         train = self._inputs.spec.train
         if self._streams is not None:
@@ -306,20 +313,20 @@ class CudaGraphEngine(Engine):
         if exchange:
             ids = self._rows_of(ids, has_ids=has_ids)
             wanted, looked_up = exchange.ids(ids), exchange.looked_up
-        with self._beside("tables")():
+        with self._fork("tables")():
             if not exchange:
                 wanted = ids = self._rows_of(ids, has_ids=has_ids)
             self._lookup.forward(wanted, looked_up)
         network.forward_bottom()
         self._join("tables")
-        with self._beside("sort")():
+        with self._fork("sort")():
             self._lookup.sort(exchange.grads if exchange else network.grad_pooled)
         if exchange:
             exchange.pooled(network.pooled)
         self._divide(ids, network.pooled)
         network.forward_rest()
         network.backward_to_pooled(label)
-        with self._beside("metrics")():
+        with self._fork("metrics")():
             self._measure(network.logits, label)
         self._divide(ids, network.grad_pooled)
         if train.embedding_l2 and not self._is_gpu:  # there the update adds it, before anything is rounded
@@ -328,12 +335,12 @@ class CudaGraphEngine(Engine):
         if exchange:
             exchange.send_grads(grads)
             grads = exchange.grads
-            with self._beside("reduction")():  # while the tables are updated and the bottom layers go back
+            with self._fork("reduction")():  # while the tables are updated and the bottom layers go back
                 self._join(*WEIGHTS)
                 _sum_over_ranks(flat.early_grads)
-        with self._beside("tables")():
+        with self._fork("tables")():
             self._join("sort")
-            self._lookup.backward(grads, self._beside("long_runs"))
+            self._lookup.backward(grads, self._fork("long_runs"))
         network.backward_bottom()
         flat.add_up(self._ops.add_up)
         self._join(*WEIGHTS)
@@ -342,7 +349,7 @@ class CudaGraphEngine(Engine):
             _sum_over_ranks(flat.late_grads)
         flat.clip()
         self._join("tables", "long_runs", "metrics")  # before the last kernel: a graph that ends in several is slow
-        self._ops.optimizer_step(flat.master, flat.places, flat.grads, flat.shadow, flat.state, flat.second_state,
+        self._ops.optimizer_step(flat.master, flat.indices, flat.grads, flat.shadow, flat.state, flat.second_state,
                                  self._rates.now[-1:], self._step, flat.decays, optimizer=train.dense_optimizer,
                                  eps=train.eps)
 
@@ -350,27 +357,27 @@ class CudaGraphEngine(Engine):
         return ids if self._dynamic is None else self._dynamic(ids, self._step, has_ids=has_ids)
 
     def _divide(self, ids: Tensor, values: Tensor) -> None:
-        """From sums to means, of rows and of gradients alike."""
+        """Turn sums into means, of rows and of gradients alike."""
         for start, num_ids, column, width in self._mean_features:
             counts = (ids[start : start + self._num_samples * num_ids].view(-1, num_ids) >= 0).sum(1).clamp(min=1)
             values[:, column : column + width] /= counts[:, None]
 
     def _measure(self, logits: Tensor, label: Tensor) -> None:
-        """Count the batch in the window, and note a loss that is no number."""
+        """Count the batch in the window, and record a loss that is not finite."""
         if self._is_gpu:
-            from embark.trainers.torch.engines.cuda_graph import metric_kernels as kernels
+            from embark.trainers.torch.engines.cuda_graph import step_kernels
 
             if self._measured is None:
-                self._measured = torch.zeros(kernels.partial_shape(len(label)), device=self._device)
+                self._measured = torch.zeros(step_kernels.partial_shape(len(label)), device=self._device)
             counts, sums = self._window.on_device
-            kernels.measure(logits, label, counts, sums, self._measured, self._bad_loss, self._step)
+            step_kernels.measure(logits, label, counts, sums, self._measured, self._bad_loss, self._step)
             return
         self._window.accumulate(logits, label)
         is_bad = ~torch.isfinite(logits).all()
         torch.minimum(self._bad_loss, torch.where(is_bad, self._step, NO_STEP), out=self._bad_loss)
 
-    def _beside(self, *names: str) -> Callable[[], Any]:
-        """A branch for each call, in turns."""
+    def _fork(self, *names: str) -> Callable[[], Any]:
+        """Return a function that opens a branch at each call, on the named streams in turns."""
         streams, turns = self._streams, cycle(names)
         if streams is None:
             return nullcontext
@@ -383,7 +390,7 @@ class CudaGraphEngine(Engine):
 
 
 def needs_exchange(world: World) -> bool:
-    """Rows and gradients are exchanged among ranks. A test says so of a single one, to see NCCL captured."""
+    """Whether ranks exchange rows and gradients. A test makes it true for a single rank, to see NCCL captured."""
     return world.world_size > 1
 
 
@@ -392,6 +399,135 @@ def _sum_over_ranks(grads: Tensor) -> None:
         dist.all_reduce(grads)
 
 
+def capture_obstacle(inputs: EngineInputs) -> str:
+    """Return why the step of any rank cannot be captured, by a look at its tables and a trial; empty if it can."""
+    spec, world = inputs.spec, inputs.world
+    obstacle = _any_obstacle(world, why_not_by_kernels(_local_shards(inputs)))
+    if spec.model.is_own and spec.train.engine != "pipeline" and not obstacle:
+        obstacle = _any_obstacle(world, why_not_captured(inputs))
+    return obstacle
+
+
+def _any_obstacle(world: World, obstacle: str) -> str:
+    return next(filter(None, world.gathered(obstacle)), "")
+
+
+def _local_shards(inputs: EngineInputs) -> list[LocalShard]:
+    return local_shards(sharded_tables(inputs.model), inputs.spec.model.table_list(), inputs.world.rank)
+
+
+def make_cuda_graph_engine(inputs: EngineInputs, source: SampleSource, reason: str) -> CudaGraphEngine:
+    """Choose how batches reach the device; `reason` says why this engine, for a person."""
+    spec, tables = inputs.spec, inputs.spec.model.table_list()
+    layout = _batch_layout(spec, source, spec.train.batch_size // inputs.world.world_size, inputs.world)
+    if isinstance(layout, RawLayout):
+        reason += "; the device decodes the rows as they lie on disk"
+    elif isinstance(layout, DrawnLayout):
+        reason += "; the device draws the samples"
+    is_fixed = isinstance(layout, RawLayout) or (spec.data.kind == "synthetic" and not spec.data.ragged)
+    if not is_fixed and any(t.multi_hot > 1 for t in tables):
+        reason += "; a sample with fewer ids than multi_hot is padded"
+    return CudaGraphEngine(inputs, planned(inputs.plan, tables), _local_shards(inputs), layout, reason)
+
+
+def _batch_layout(spec: RunSpec, source: SampleSource, num_samples: int, world: World) -> BatchLayout:
+    """Choose raw bytes where the source has blocks of one shape for the tables of the model, synthetic samples drawn by
+    the GPU, or packed batches."""
+    tables = spec.model.table_list()
+    if isinstance(source, PreparedSource) and source.layout.is_fixed:
+        stored = {f.name: f.multi_hot for f in source.layout.features}
+        if all(stored.get(t.name) == t.multi_hot for t in tables):
+            return RawLayout(source, [t.name for t in tables], num_samples, world.device)
+    packed = PackedLayout(num_samples, spec.model.num_dense, tuple(t.multi_hot for t in tables))
+    if type(source) is SyntheticSource and world.device.type == "cuda":  # not one that drifts
+        return DrawnLayout(source, packed, world.device)
+    return replace(packed, is_wide=spec.model.has_dynamic_tables)
+
+
 def rounding_seed(spec: RunSpec) -> int:
-    """Of the bits that round rows in fp16 and bf16."""
+    """Seed of stochastic rounding."""
     return zlib.crc32(f"{spec.train.seed}/rounding".encode())
+
+
+NUM_ROWS = 256  # Steps whose rates are brought there together.
+
+
+class StepRates:
+    """Learning rates of the steps to come, on the device, so that nothing is launched between two steps to set them.
+
+    `now` has the rates of the step that runs.
+    """
+
+    def __init__(self, rates_at: Callable[[int], Sequence[float]], device: torch.device) -> None:
+        self._rates_at, self._is_gpu = rates_at, device.type == "cuda"
+        self.now = torch.zeros(len(rates_at(0)), device=device)
+        self._rows = torch.zeros(NUM_ROWS, len(self.now), device=device)  # Rates by step.
+        self._first: int | None = None  # The step of the first row.
+
+    def upload_rates(self, step: int) -> None:
+        """Make sure that the rates of `step` are on the device."""
+        first = step - step % NUM_ROWS
+        if first != self._first:
+            rows = torch.tensor([self._rates_at(one) for one in range(first, first + NUM_ROWS)])
+            self._rows.copy_(rows.pin_memory() if self._is_gpu else rows, non_blocking=True)
+            self._first = first
+
+    def start(self, dense: Tensor, inputs: Tensor, step: Tensor) -> None:
+        """Begin a step: count it, take its rates, and copy its dense features into the first columns of `inputs`."""
+        if self._is_gpu:
+            from embark.trainers.torch.engines.cuda_graph import step_kernels
+
+            step_kernels.start(dense, inputs, step, self._rows, self.now)
+            return
+        step += 1
+        self.now.copy_(self._rows[int(step) % NUM_ROWS])
+        inputs[:, : dense.shape[1]] = dense
+
+
+class DynamicStep:
+    """Replaces the ids of dynamic tables by rows inside the captured step, where nothing is decided on the host."""
+
+    def __init__(self, dynamic: DynamicTables, sizes: Sizes, world: World) -> None:
+        self._dynamic, device = dynamic, world.device
+        starts, num_ids = sizes.id_starts, [sizes.num_samples * num for num in sizes.num_ids]
+        positions = torch.cat([torch.arange(starts[f], starts[f] + num_ids[f])
+                            for of_table in dynamic.features for f in of_table])
+        is_all = len(positions) == starts[-1] and bool((positions == torch.arange(len(positions))).all())
+        self._positions = None if is_all else positions.to(device)
+        self._exchange = IdExchange([[num_ids[f] for f in of_table] for of_table in dynamic.features], world)
+        self._before_any = torch.zeros(1, dtype=torch.int64, device=device)
+
+    def __call__(self, ids: Tensor, step: Tensor, *, has_ids: bool = True) -> Tensor:
+        """Return rows; without `has_ids` there are none to replace, and the map stays as it is."""
+        own = ids if self._positions is None else ids.index_select(0, self._positions)
+        rows = self._dynamic.rows(own, self._exchange, step if has_ids else self._before_any)
+        if self._positions is None:
+            return rows
+        found = (torch.where(ids == NO_ID, -1, ids) if ids.dtype == torch.int64 else ids).to(torch.int32, copy=True)
+        return found.index_copy_(0, self._positions, rows)
+
+
+WEIGHTS = ("weights", "more_weights")  # Used in turns where a kernel's start takes as long as its work.
+BRANCHES = (*WEIGHTS, "tables", "long_runs", "sort", "metrics", "reduction")
+
+
+class Streams:
+    """CUDA streams of one engine: one for the step, one that copies batches, and one for each branch."""
+
+    def __init__(self, device: torch.device, *, is_main_first: bool) -> None:
+        """`is_main_first`: the step's own stream goes first where the device has room for one more kernel."""
+        self.main = torch.cuda.Stream(device, priority=-1 if is_main_first else 0)
+        self.copy = torch.cuda.Stream(device)
+        self.named = {name: torch.cuda.Stream(device) for name in BRANCHES}
+        self.opened: set[str] = set()  # Branches of this step: a capture may not wait for others.
+        self.copied = [torch.cuda.Event() for _ in range(2)]
+        self.done = [torch.cuda.Event() for _ in range(2)]
+
+    @contextmanager
+    def branch(self, name: str) -> Iterator[None]:
+        """Run work on a stream that waits for what came before, while nothing after waits for it."""
+        stream = self.named[name]
+        self.opened.add(name)
+        stream.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(stream):
+            yield

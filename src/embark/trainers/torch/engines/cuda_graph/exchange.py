@@ -1,4 +1,5 @@
-"""Ids to the ranks that hold their rows, pooled rows back, gradients there again: all of sizes known before the run.
+"""Sends ids to the ranks that hold their rows, pooled rows back, and gradients there again, in sizes known before the
+run.
 
 Every rank sends every other the ids of the features that one holds a shard of, for its own part of the batch; the
 lookup there is over the whole batch. So only values are exchanged, and a graph can capture all of it.
@@ -18,25 +19,25 @@ from embark.trainers.torch.engines.cuda_graph.lookup import Shard
 
 @dataclass(frozen=True, slots=True)
 class Sizes:
-    """Of one rank's part of the batch."""
+    """Sizes of one rank's part of the batch."""
 
     num_samples: int
     num_ids: tuple[int, ...]  # Ids a sample has in each feature.
-    widths: tuple[int, ...]  # Of each feature's rows.
+    widths: tuple[int, ...]  # Width of each feature's rows.
 
     @property
     def id_starts(self) -> list[int]:
-        """Where each feature's ids begin in a flat tensor of all."""
+        """Index of each feature's first id in a flat tensor of all."""
         return [0, *accumulate(self.num_samples * ids for ids in self.num_ids)]
 
     @property
     def columns(self) -> list[int]:
-        """Where each feature's vector begins."""
+        """First column of each feature's vector."""
         return [0, *accumulate(self.widths)]
 
 
 class Exchange:
-    """What one rank sends and gets."""
+    """Buffers and sizes of what one rank sends and gets."""
 
     def __init__(
         self, shards: Sequence[Shard], sizes: Sizes, rank: int, world_size: int, device: torch.device,
@@ -54,7 +55,7 @@ class Exchange:
         num_mine = self._send_sizes[rank]
         self._get_sizes = [num_mine] * world_size
         within = [0, *accumulate(n * sizes.num_ids[f] for f in features[rank])]
-        # From what came, rank by rank, to feature by feature.
+        # Turns what came, rank by rank, into feature by feature.
         self._sort_ids = torch.cat([
             torch.arange(source * num_mine + within[at], source * num_mine + within[at + 1])
             for at in range(len(features[rank])) for source in range(world_size)
@@ -67,17 +68,17 @@ class Exchange:
         self.num_global = world_size * n
         self.looked_up = torch.zeros(self.num_global, self.width, dtype=dtype, device=device)
         """[B of all ranks, own width]: what the lookup fills."""
-        self.grads = torch.zeros_like(self.looked_up)  # The same of gradients: what the update reads.
+        self.grads = torch.zeros_like(self.looked_up)  # Gradients, which the update reads.
         self._parts = torch.zeros(n * sum(self._widths), dtype=dtype, device=device)
         self._row_splits = sorted({s.feature for s in shards if s.num_rows < _rows_of(shards, s.feature)})
 
     def ids(self, ids: Tensor) -> Tensor:
-        """Of the features that this rank holds, over the whole batch, feature by feature."""
+        """Return the ids of the features that this rank holds, over the whole batch, feature by feature."""
         dist.all_to_all_single(self._got_ids, ids.index_select(0, self._send_ids), self._get_sizes, self._send_sizes)
         return self._got_ids.index_select(0, self._sort_ids)
 
     def pooled(self, out: Tensor) -> None:
-        """Send what was looked up to the ranks whose samples it is; put together what came into `out`."""
+        """Send what was looked up to the ranks that own the samples, and assemble what came in `out`."""
         n = self._sizes.num_samples
         dist.all_to_all_single(
             self._parts, self.looked_up.view(-1), [n * width for width in self._widths],
@@ -124,8 +125,11 @@ def _rows_of(shards: Sequence[Shard], feature: int) -> int:
 
 
 def wire_dtype(spec: RunSpec, shards: list[Shard], dtype: torch.dtype) -> torch.dtype:
-    """What pooled rows travel in. Rounding before the wire changes nothing where the dense layers round anyway, but
-    sums over shards of rows would be of rounded inputs."""
+    """Return the type that pooled rows are sent in.
+
+    Rounding before the wire changes nothing where the dense layers round anyway, but sums over shards of rows would be
+    of rounded inputs.
+    """
     if spec.train.comms_dtype != "fp32":
         return torch.float16 if spec.train.comms_dtype == "fp16" else torch.bfloat16
     rows = {f: t.stored_rows for f, t in enumerate(spec.model.table_list())}

@@ -1,5 +1,5 @@
-"""Which rank holds which rectangle of which table; rows out of this rank's own, and their update: by FBGEMM as it is,
-or by kernels that a graph can hold."""
+"""Which rank holds which rectangle of which table; lookups in this rank's own rows, and their update, by FBGEMM as it
+is or by kernels that a graph can hold."""
 
 import math
 from collections.abc import Sequence
@@ -18,9 +18,8 @@ from torchrec.distributed.types import ShardingPlan
 
 from embark.model.work import MAX_SORTED_AT_ONCE
 from embark.spec import Table
-from embark.trainers.torch.cpu_lookup import round_stochastically
-from embark.trainers.torch.engines.cuda_graph.streams import Beside
-from embark.trainers.torch.row_rounding import RowRounding
+from embark.trainers.torch.cpu_lookup import RowRounding, round_stochastically
+from embark.trainers.torch.engines.cuda_graph.ops import Fork
 
 OPTIMIZERS = {
     EmbOptimType.EXACT_ROWWISE_ADAGRAD: "rowwise_adagrad",
@@ -30,7 +29,7 @@ OPTIMIZERS = {
     EmbOptimType.PARTIAL_ROWWISE_ADAM: "rowwise_adam",
 }
 ROWWISE = {"rowwise_adagrad": "momentum1", "rowwise_adam": "momentum2"}
-"""Which of its states, by FBGEMM's names, has a number for each row."""
+"""Name, in FBGEMM, of the optimizer's state that has one number for each row."""
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -47,15 +46,15 @@ class Shard:
 
 @dataclass(frozen=True, slots=True)
 class LocalShard:
-    """One of this rank's own, inside a batch of tables of FBGEMM's."""
+    """A shard of this rank, inside one of FBGEMM's batches of tables."""
 
     shard: Shard
     batch: SplitTableBatchedEmbeddingBagsCodegen
-    position: int  # Of the feature, among those of the batch.
+    position: int  # Position of the feature among those of the batch.
 
 
 def planned(plan: ShardingPlan, features: tuple[Table, ...]) -> list[Shard]:
-    """Every shard of every table, once for each of its features, in the order in which all ranks count them."""
+    """List every shard of every table, once for each of its features, in the order in which all ranks count them."""
     found = []
     for parameters in plan.plan.values():
         for name, parameter in parameters.items():
@@ -70,7 +69,7 @@ def planned(plan: ShardingPlan, features: tuple[Table, ...]) -> list[Shard]:
 
 
 def local_shards(tables: ShardedEmbeddingBagCollection, features: tuple[Table, ...], rank: int) -> list[LocalShard]:
-    """This rank's shards, in the same order."""
+    """List this rank's shards in the order of `planned`."""
     names = [feature.name for feature in features]
     found = []
     for lookup in tables._lookups:
@@ -91,7 +90,7 @@ def local_shards(tables: ShardedEmbeddingBagCollection, features: tuple[Table, .
 
 @dataclass(frozen=True, slots=True)
 class LookupPlan:
-    """Which ids one shard serves, and where its vectors go."""
+    """The ids that one shard serves, and the columns that its vectors go to."""
 
     local: LocalShard
     id_start: int  # Where its feature's ids begin, [num_samples, num_ids].
@@ -100,14 +99,14 @@ class LookupPlan:
     column: int  # Where its vector begins in the output.
     number: int  # Among the plans of this rank.
     rate: int  # Which of the learning rates is its table's.
-    first_number: int  # Of its table's rows among those of all tables.
+    first_number: int  # Number of its table's first row among those of all tables.
 
 
 class FbgemmLookup:
-    """FBGEMM's own forward and fused backward, for the ids of all samples: any device, any optimizer, no graph."""
+    """FBGEMM's own forward and fused backward for the ids of all samples: any device, any optimizer, no graph."""
 
     def __init__(self, plans: Sequence[LookupPlan], num_samples: int, seed: int, step: Tensor) -> None:
-        """`seed`: of the stochastic rounding of rows in bf16."""
+        """`seed` is that of the stochastic rounding of rows in bf16."""
         self._num_samples = num_samples
         batches = {id(p.local.batch): p.local.batch for p in plans}
         self._batches = [
@@ -139,10 +138,12 @@ class FbgemmLookup:
                 start += width
 
     def sort(self, grads: Tensor) -> None:
-        """What an update needs of the ids alone, and of where gradients will be: it may run beside the dense layers.
-        Here FBGEMM sorts."""
+        """Prepare an update by the ids alone and by where gradients will be; it may run beside the dense layers.
 
-    def backward(self, grads: Tensor, beside: Beside = nullcontext) -> None:
+        Nothing to do here: FBGEMM sorts.
+        """
+
+    def backward(self, grads: Tensor, fork: Fork = nullcontext) -> None:
         incoming = [
             torch.cat([grads[:, p.column : p.column + p.local.shard.num_columns] for p in plans], dim=1).to(rows.dtype)
             for (_, plans), rows in zip(self._batches, self._outputs, strict=True)
@@ -151,7 +152,7 @@ class FbgemmLookup:
         self._outputs = []
 
     def _bags(self, ids: Tensor, batch: Any, plans: Sequence[LookupPlan]) -> tuple[Tensor, Tensor]:
-        """Indices and offsets of the ids that fall into each shard's rows."""
+        """Return indices and offsets of the ids that fall into each shard's rows."""
         indices, counts = [], []
         by_position = {p.local.position: p for p in plans}
         for position in range(len(batch.weights_offsets)):  # of each feature, whichever table it has
@@ -172,27 +173,27 @@ class FbgemmLookup:
 
 @dataclass(frozen=True, slots=True)
 class Device:
-    """What the kernels read where it stands, at every step."""
+    """Tensors that the kernels read on the device, at every step."""
 
     rates: Tensor
     step: Tensor
     trouble: Tensor
-    seed: Tensor  # Of stochastic rounding.
+    seed: Tensor  # Seed of stochastic rounding.
 
 
 class KernelLookup:
-    """Triton's kernels over FBGEMM's storage: ids in fixed places, nothing decided on the host."""
+    """Triton's kernels over FBGEMM's storage: buffers of fixed size, nothing decided on the host."""
 
     def __init__(
         self, plans: Sequence[LookupPlan], num_samples: int, device: Device, eps: float, l2: float
     ) -> None:
-        """`l2`: of the penalty on looked-up rows, divided by the batch size."""
+        """`l2` is the penalty on looked-up rows, divided by the batch size."""
         self._groups = [
             _Group(batch, of_batch, num_samples, device, eps, l2) for batch, of_batch in _by_width(plans)
         ]
 
     def set_rates(self, rates: Sequence[float]) -> None:
-        """The kernels read them on the device."""
+        """Do nothing: the kernels read the rates on the device."""
 
     def forward(self, ids: Tensor, out: Tensor) -> None:
         for group in self._groups:
@@ -202,8 +203,8 @@ class KernelLookup:
         for group in self._groups:
             group.sort(grads)
 
-    def backward(self, grads: Tensor, beside: Beside = nullcontext) -> None:
-        with beside():
+    def backward(self, grads: Tensor, fork: Fork = nullcontext) -> None:
+        with fork():
             for group in self._groups:
                 group.backward(grads, has_long_runs=True)
         for group in self._groups:
@@ -211,8 +212,10 @@ class KernelLookup:
 
 
 class _Group:
-    """Shards of one width in one batch of FBGEMM's: where their rows are one matrix, a row of it is a key. Tables of
-    other widths among them move rows by less than a row."""
+    """Shards of one width in one of FBGEMM's batches: where their rows are one matrix, a row of it is a key.
+
+    Tables of other widths among them shift rows by less than a row.
+    """
 
     def __init__(
         self, batch: Any, plans: Sequence[LookupPlan], num_samples: int, on_device: Device, eps: float, l2: float
@@ -280,15 +283,18 @@ class _Group:
 
 
 def _keys_sorted_together(first_keys: Sequence[int], num_samples: int, num_keys: int) -> int:
-    """The ids of one table, where each has one a sample and they are few enough for torch to sort them in one launch;
-    else all. The keys of a table must be below those of the next."""
+    """Return the ids of one table, if each sample has one and they are few enough for torch to sort in one launch; else
+    all.
+
+    The keys of a table must be below those of the next.
+    """
     is_ascending = all(one < other for one, other in pairwise(first_keys))
     is_one_hot = num_keys == len(first_keys) * num_samples
     return num_samples if is_ascending and is_one_hot and num_samples <= MAX_SORTED_AT_ONCE else num_keys
 
 
 def why_not_by_kernels(shards: Sequence[LocalShard]) -> str:
-    """Why FBGEMM must look these up itself; empty where nothing stands against it."""
+    """Return why FBGEMM must look these shards up itself; empty if the kernels can."""
     for one in shards:
         batch = one.batch
         if batch.optimizer not in OPTIMIZERS:
@@ -299,7 +305,7 @@ def why_not_by_kernels(shards: Sequence[LocalShard]) -> str:
 
 
 def divides_itself(one: LocalShard) -> bool:
-    """FBGEMM takes the mean here; else the caller has to."""
+    """Whether FBGEMM takes the mean of this shard; else the caller has to."""
     return bool(one.batch.pooling_mode == PoolingMode.MEAN)
 
 

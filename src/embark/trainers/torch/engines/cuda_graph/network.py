@@ -1,21 +1,32 @@
-"""The dense network's way there and back, written out over fixed buffers: nothing is made while it runs."""
+"""The dense network in the captured step: forward and backward over fixed buffers, which nothing allocates while it
+runs.
 
-from contextlib import nullcontext
+The layers, their order and the interaction are those of the module of `networks`, which the tests compare it with. A
+network of the user's own goes back by autograd.
+"""
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext, suppress
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.functional import binary_cross_entropy_with_logits
 
-from embark.model.work import padded
-from embark.trainers.torch.dense_network import CrossNetwork, DotNetwork
-from embark.trainers.torch.dropout import ReLUWithDropout, drop
-from embark.trainers.torch.engines.cuda_graph.geometry import FlatDense, Layer
-from embark.trainers.torch.engines.cuda_graph.ops import TorchOps
-from embark.trainers.torch.engines.cuda_graph.streams import Beside
+from embark.formatting import to_one_line
+from embark.model.work import DENSE_STATES, padded
+from embark.spec import RunSpec
+from embark.spec.user_code import user_error
+from embark.trainers.torch.engines.cuda_graph.flat_parameters import FlatDense, FlatParameters, Layer
+from embark.trainers.torch.engines.cuda_graph.ops import Fork, TorchOps
+from embark.trainers.torch.engines.pipeline import EngineInputs
+from embark.trainers.torch.networks.dlrm import CrossNetwork, DotNetwork
+from embark.trainers.torch.networks.layers import ReLUWithDropout, drop
+from embark.trainers.torch.networks.own_model import OwnNetwork
 
 
 class Dropout:
-    """Of a hidden layer's output, by a key that the host sets before each step."""
+    """Dropout of a hidden layer's output, by a key that the host sets before each step."""
 
     def __init__(self, module: ReLUWithDropout, num_units: int, device: torch.device) -> None:
         self._module, self._num_units = module, num_units
@@ -29,22 +40,22 @@ class Dropout:
         units.copy_(drop(units, self._module.dropout, self._key, self._module.first_sample))
 
     def backward(self, *grads: Tensor) -> None:
-        """What was dropped is zero, as what a ReLU holds back, and its way back is the ReLU's."""
+        """Scale gradients. What was dropped is zero, and the ReLU's backward pass holds it back."""
         for grad in grads:
             grad.div_(1 - self._module.dropout)
 
 
 class Network:
-    """From dense features and pooled rows to logits, and from the loss to the gradients of both."""
+    """Computes logits from dense features and pooled rows, and the gradients of both from the loss."""
 
     pooled: Tensor  # [B, sum of widths]: filled before `forward`.
-    grad_pooled: Tensor  # The same of gradients: there after `backward`.
+    grad_pooled: Tensor  # Gradients of `pooled`: there after `backward`.
 
     def __init__(
-        self, module: nn.Module, flat: FlatDense, ops: TorchOps, num_samples: int, num_global: int, beside: Beside
+        self, module: nn.Module, flat: FlatDense, ops: TorchOps, num_samples: int, num_global: int, fork: Fork
     ) -> None:
         assert isinstance(module, DotNetwork | CrossNetwork)
-        self._flat, self._ops, self._beside = flat, ops, beside
+        self._flat, self._ops, self._fork = flat, ops, fork
         self._num_samples, self._num_global = num_samples, num_global
         self._device, self._dtype = flat.master.device, flat.shadow.dtype
         bottom = [m for m in (module.bottom or ()) if isinstance(m, nn.Linear)]
@@ -63,22 +74,17 @@ class Network:
         self.pooled, self.grad_pooled = self._middle.pooled, self._middle.grad_pooled
         self._no_sums = torch.zeros(self._ops.num_portions(num_samples), self._middle.out.shape[1], device=self._device)
 
-    def forward(self) -> None:
-        """As far as the input of the last layer; `pooled` is first needed behind the bottom layers."""
-        self.forward_bottom()
-        self.forward_rest()
-
     def set_keys(self) -> None:
-        """Of what the next step drops."""
+        """Choose what the next step drops."""
         for dropout in (*self._bottom_dropouts.values(), *self._top_dropouts.values()):
             dropout.set_key()
 
     def forward_bottom(self) -> None:
-        """What needs no table."""
+        """Compute the layers that need no table."""
         self._forward(self.inputs, self._bottom, self._bottom_values, self._bottom_dropouts)
 
     def forward_rest(self) -> None:
-        """From the pooled rows on."""
+        """Compute the layers from the pooled rows on."""
         self._middle.forward()
         self._forward(self._middle.out, self._top, self._top_values, self._top_dropouts)
 
@@ -92,7 +98,7 @@ class Network:
             values = out
 
     def backward_to_pooled(self, label: Tensor) -> None:
-        """Logits, the loss's gradient, and back until the gradient of the pooled rows is there."""
+        """Compute logits, the loss's gradient, and all gradients down to that of the pooled rows."""
         values = [self._middle.out, *self._top_values]
         grads = [self._middle.grad_out, *self._top_grads]
         sums = _sums(self._top[-1]) if self._top else self._no_sums
@@ -102,7 +108,7 @@ class Network:
             self._top_dropouts[len(self._top) - 1].backward(grads[-1], sums)
         for at in range(len(self._top) - 1, -1, -1):
             layer = self._top[at]
-            with self._beside():
+            with self._fork():
                 self._ops.grad_weight(grads[at + 1], values[at], layer)
             if at and not self._top_dropouts:
                 self._ops.grad_input_relu(grads[at + 1], layer, values[at], grads[at], _sums(self._top[at - 1]))
@@ -114,7 +120,7 @@ class Network:
         self._middle.backward()
 
     def backward_bottom(self) -> None:
-        """The rest of the way, which the tables do not wait for."""
+        """Compute the gradients of the bottom layers, which the tables do not wait for."""
         values = [self.inputs, *self._bottom_values]
         last = len(self._bottom) - 1
         for at in range(last, -1, -1):
@@ -123,7 +129,7 @@ class Network:
                 self._bottom_dropouts[at].backward(grad)
             if at == last or self._bottom_dropouts:
                 self._ops.relu_backward(grad, values[at + 1], _sums(layer))
-            with self._beside():
+            with self._fork():
                 self._ops.grad_weight(grad, values[at], layer)
             if at and self._bottom_dropouts:
                 self._ops.grad_input(grad, layer, self._bottom_grads[at - 1])
@@ -143,7 +149,7 @@ class Network:
         return self._flat.layers[id(linear)]
 
     def _dropouts(self, mlp: nn.Module | None) -> dict[int, Dropout]:
-        """By the place of the layer whose output they thin out: every hidden one's, or none's."""
+        """Return the dropouts by the index of the layer before: after every hidden layer, or after none."""
         layers: list[Any] = [m for m in mlp.children() if isinstance(m, nn.Linear)] if mlp is not None else []
         found = [m for m in mlp.children() if isinstance(m, ReLUWithDropout)] if mlp is not None else []
         return {at: Dropout(one, layers[at].out_features, self._device) for at, one in enumerate(found)}
@@ -153,7 +159,7 @@ class Network:
 
 
 class _Dots:
-    """DLRM's middle: dots of all pairs of vectors."""
+    """DLRM's interaction: dots of all pairs of vectors."""
 
     def __init__(self, network: Network, module: DotNetwork) -> None:
         self._network, self._dim, self._num_vectors = network, module.dim, module.num_vectors
@@ -176,7 +182,7 @@ class _Dots:
 
 
 class _Crosses:
-    """DCNv2's middle: each cross layer multiplies the first vector by a low-rank view of the last."""
+    """DCNv2's interaction: each cross layer multiplies the first vector by a low-rank view of the last."""
 
     def __init__(self, network: Network, module: CrossNetwork) -> None:
         self._network = network
@@ -204,16 +210,16 @@ class _Crosses:
             ops.cross(first, self._raised[at], self._values[at], self._values[at + 1])
 
     def backward(self) -> None:
-        ops, beside, first = self._network._ops, self._network._beside, self._values[0]
+        ops, fork, first = self._network._ops, self._network._fork, self._values[0]
         for at in range(len(self._down) - 1, -1, -1):
             down, up, is_last = self._down[at], self._up[at], at == len(self._down) - 1
             grad_up = self._last_grad_up if is_last else self._grad_up
             ops.cross_backward(self.grad_out, first, self._raised[at], grad_up, self._grad_first, _sums(up),
                                is_first_call=is_last, is_last_call=at == 0)
-            with beside() if is_last else nullcontext():  # the others' is overwritten by the next layer's
+            with fork() if is_last else nullcontext():  # the others' is overwritten by the next layer's
                 ops.grad_weight(grad_up, self._narrow[at], up)
             ops.grad_input(grad_up, up, self._grad_narrow[at])
-            with beside():
+            with fork():
                 ops.grad_weight(self._grad_narrow[at], self._values[at], down)
             ops.add_grad_input(self._grad_narrow[at], down, self.grad_out if at else self._grad_first)
         if (to_bottom := self._network.bottom_grad) is not None:
@@ -223,3 +229,174 @@ class _Crosses:
 def _sums(layer: Layer) -> Tensor:
     assert layer.sums is not None
     return layer.sums
+
+
+class OwnNetworkStep:
+    """Replaces `Network` for a network of the user's own: autograd computes its gradients, over fixed buffers."""
+
+    def __init__(self, module: OwnNetwork, spec: RunSpec, num_samples: int, *, is_bf16: bool) -> None:
+        device = next(module.parameters()).device
+        self._module, self._device, self._is_bf16 = module, device, is_bf16
+        self._num_global = spec.train.batch_size
+        self.inputs = torch.zeros(num_samples, spec.model.num_dense, device=device)
+        width = sum(t.dim or 0 for t in spec.model.table_list())
+        self.pooled = torch.zeros(num_samples, width, device=device)  # fp32, as TorchRec gives them
+        self.grad_pooled = torch.zeros_like(self.pooled)
+        self.logits = torch.zeros(num_samples, device=device)
+        self._names: list[str] = []  # Names of the weights that are trained.
+        self._grads: list[Tensor] = []
+
+    @property
+    def buffers(self) -> list[Tensor]:
+        """Buffers of the module that a forward pass changes, such as BatchNorm's statistics."""
+        return list(self._module.buffers())
+
+    def flat(self, inputs: EngineInputs, dtype: torch.dtype) -> FlatParameters:
+        """Flatten the weights that the loss depends on; others keep their value, and have no optimizer state."""
+        with self.undone():
+            grads = self.gradients(torch.zeros_like(self.logits), trainable(self._module))
+        self._names = [name for name, grad in zip(trainable(self._module), grads, strict=True) if grad is not None]
+        by_name = dict(self._module.named_parameters())
+        used = [by_name[name] for name in self._names]
+        dense = inputs.optimizers.dense
+        if DENSE_STATES[inputs.optimizers.dense_kind] and not dense.state:
+            ids = {id(p) for p in used}
+            inputs.optimizers.init_state([f"{name}." for name, p in dense.params.items() if id(p) in ids])
+        num_values = sum(p.numel() for p in used)
+        flat = FlatParameters(used, torch.arange(num_values), num_values, inputs.optimizers, dtype, inputs.spec.train)
+        self._grads = [part.view(p.shape) for part, p in
+                       zip(flat.grads.split([p.numel() for p in used]), used, strict=True)]
+        return flat
+
+    def set_keys(self) -> None:
+        """Do nothing: dropout draws from torch's generator, which a graph advances by itself."""
+
+    def forward_bottom(self) -> None:
+        """Do nothing: which layers need no table is not known."""
+
+    def forward_rest(self) -> None:
+        """Do nothing: forward and backward are one."""
+
+    def backward_to_pooled(self, label: Tensor) -> None:
+        """Compute logits and all gradients."""
+        grads = self.gradients(label, self._names)
+        torch._foreach_copy_(self._grads, [grad for grad in grads if grad is not None])
+
+    def backward_bottom(self) -> None:
+        """Do nothing: all gradients are there."""
+
+    def check_values(self) -> None:
+        """Raise where the file makes NaN of the batch in the buffers; waits for the device."""
+        with self.undone(), torch.autocast(self._device.type, torch.bfloat16, enabled=self._is_bf16):
+            self._module.checks_values = True
+            self._module(self.inputs, self.pooled)
+
+    @contextmanager
+    def undone(self) -> Iterator[None]:
+        """Restore random numbers and the module's buffers at the end."""
+        kept, checks_values = [buffer.clone() for buffer in self.buffers], self._module.checks_values
+        self._module.checks_values = False
+        try:
+            with torch.random.fork_rng(devices=[self._device] if self._device.type == "cuda" else []):
+                yield
+        finally:
+            self._module.checks_values = checks_values
+            for buffer, before in zip(self.buffers, kept, strict=True):
+                buffer.copy_(before)
+
+    def gradients(self, label: Tensor, names: list[str]) -> list[Tensor | None]:
+        """Return the gradients of the weights of these names; those of the pooled rows go into their buffer.
+
+        Each call makes new leaves over the weights' memory: `DistributedDataParallel` keeps those of the parameters
+        themselves on the stream that it was made on, and a capture may not wait for another.
+        """
+        from torch.func import functional_call
+
+        parameters = dict(self._module.named_parameters())
+        with torch.enable_grad():
+            weights = {name: parameters[name].detach().requires_grad_() for name in names}
+            pooled = self.pooled.detach().requires_grad_()
+            with torch.autocast(self._device.type, torch.bfloat16, enabled=self._is_bf16):
+                logits = functional_call(self._module, weights, (self.inputs, pooled)).float()
+            loss = binary_cross_entropy_with_logits(logits, label, reduction="sum") / self._num_global
+            of_pooled, *grads = torch.autograd.grad(loss, [pooled, *weights.values()], allow_unused=True)
+        self.logits.copy_(logits.detach())
+        if of_pooled is not None:
+            self.grad_pooled.copy_(of_pooled)
+        return list(grads)
+
+
+def trainable(module: nn.Module) -> list[str]:
+    """Return the names of the weights that have gradients."""
+    return [name for name, parameter in module.named_parameters() if parameter.requires_grad]
+
+
+def why_not_captured(inputs: EngineInputs) -> str:
+    """Capture forward and backward once, on a GPU, and return why that fails, or nothing.
+
+    Weights and random numbers stay as they are.
+    """
+    spec, device = inputs.spec, inputs.world.device
+    assert isinstance(inputs.dense, OwnNetwork)
+    step = OwnNetworkStep(inputs.dense, spec, spec.train.batch_size // inputs.world.world_size,
+                          is_bf16=inputs.precision == "bf16")
+    names, label = trainable(inputs.dense), torch.zeros_like(step.logits)
+
+    def run() -> None:
+        step.gradients(label, names)
+
+    stream = torch.cuda.Stream(device)
+    stream.wait_stream(torch.cuda.current_stream(device))
+    try:
+        with step.undone():
+            with torch.cuda.stream(stream):
+                run()
+                _without_waiting(run)
+            stream.synchronize()
+            _try_capture(run, stream)
+    except Exception as error:
+        reason = user_error(error)
+        said = reason.what if reason else to_one_line(str(error).strip().partition("\n")[0])
+        return f"{spec.model.kind} cannot be captured: {said}"
+    finally:
+        torch.cuda.current_stream(device).wait_stream(stream)
+    return ""
+
+
+def _without_waiting(run: Callable[[], None]) -> None:
+    """Raise at an operation that would wait for the device: that ends a capture, and no line would be named."""
+    mode = torch.cuda.get_sync_debug_mode()
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        run()
+    finally:
+        torch.cuda.set_sync_debug_mode(mode)
+
+
+_failed: list[Any] = []  # Graphs whose capture failed: the allocator may still ask them.
+
+
+def _try_capture(run: Callable[[], None], stream: torch.cuda.Stream) -> None:
+    """Capture once, and clean up what torch leaves behind when CUDA ends a capture: generator, current stream, pool."""
+    device = stream.device_index
+    generator, before = torch.cuda.default_generators[device], torch.cuda.current_stream(device)
+    state = generator.graphsafe_get_state()
+    generator.graphsafe_set_state(generator.clone_state())
+    graph, pool = torch.cuda.CUDAGraph(), torch.cuda.graph_pool_handle()
+    first: Exception | None = None
+    try:
+        with torch.cuda.graph(graph, pool=pool, stream=stream, capture_error_mode="thread_local"):
+            try:
+                run()
+            except Exception as error:
+                first = error
+                raise
+    except Exception as error:
+        if error is not first:
+            _failed.append(graph)
+            with suppress(RuntimeError):  # nothing is left to end
+                torch._C._cuda_endAllocateToPool(device, pool)
+        raise first or error from None
+    finally:
+        torch.cuda.set_stream(before)
+        generator.graphsafe_set_state(state)

@@ -1,19 +1,27 @@
-"""What a step is made of, in two spellings: plain torch for any device, and Triton and cuBLAS for a GPU in bf16."""
+"""The operations of a step, in plain torch for any device, and in Triton and cuBLAS for a GPU in bf16."""
+
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from embark.trainers.torch.engines.cuda_graph.geometry import Head, Layer
+from embark.trainers.torch.engines.cuda_graph import FEW_SAMPLES
+from embark.trainers.torch.engines.cuda_graph.flat_parameters import Head, Layer
 
-FEW_SAMPLES = 4096  # Up to here a kernel's start takes as long as its work.
+Fork = Callable[[], AbstractContextManager[Any]]
+"""Opens a branch of work that the rest of the step does not wait for."""
 
 
 class TorchOps:
-    """Plain torch: the reference, and what runs on a CPU and in fp32. Every operation writes into existing buffers:
-    a graph replays addresses."""
+    """Operations in plain torch: the reference, and what runs on a CPU and in fp32.
+
+    Every operation writes into existing buffers, since a graph replays addresses.
+    """
 
     def num_portions(self, num_samples: int) -> int:
-        """Sums over the batch are split into so many portions."""
+        """Number of portions that sums over the batch are split into."""
         return 1
 
     def linear_relu(self, values: Tensor, layer: Layer, out: Tensor) -> None:
@@ -38,7 +46,7 @@ class TorchOps:
         torch.mm(grad, layer.weight, out=out)
 
     def grad_input_relu(self, grad: Tensor, layer: Layer, active: Tensor, out: Tensor, sums: Tensor) -> None:
-        """To the layer before, behind its ReLU."""
+        """Compute the gradient of the layer before, behind its ReLU."""
         self.grad_input(grad, layer, out)
         self.relu_backward(out, active, sums)
 
@@ -51,7 +59,7 @@ class TorchOps:
         torch.sum(grad, 0, dtype=torch.float32, out=sums[0])
 
     def add_up(self, sums: Tensor, out: Tensor) -> None:
-        """Over the portions."""
+        """Sum over the portions."""
         torch.sum(sums, 0, out=out)
 
     def interact(self, bottom: Tensor | None, pooled: Tensor, out: Tensor, *, num_vectors: int, dim: int) -> None:
@@ -111,11 +119,11 @@ class TorchOps:
             grad_first.add_(grad)
 
     def optimizer_step(
-        self, master: Tensor, places: Tensor, grads: Tensor, shadow: Tensor, state: Tensor, second_state: Tensor,
+        self, master: Tensor, indices: Tensor, grads: Tensor, shadow: Tensor, state: Tensor, second_state: Tensor,
         rates: Tensor, step: Tensor, decays: Tensor | None, *, optimizer: str, eps: float,
     ) -> None:
-        """`decays`: the weight decay of each value."""
-        grad, rate = grads[places], rates[0]
+        """Update all parameters; `decays` is the weight decay of each value."""
+        grad, rate = grads[indices], rates[0]
         kept = master if decays is None else master * (1 - rate * decays)
         if optimizer == "adagrad":
             state.addcmul_(grad, grad)
@@ -129,13 +137,12 @@ class TorchOps:
         else:
             change = rate * grad
         master.copy_(torch.where(rate == 0, master, kept - change))
-        shadow[places] = master.to(shadow.dtype)
+        shadow[indices] = master.to(shadow.dtype)
 
 
 def gpu_ops() -> TorchOps:
-    """Triton's kernels, with cuBLAS for the matrices."""
+    """Return the operations of Triton's kernels, with cuBLAS for the matrix products."""
     from embark.trainers.torch.engines.cuda_graph import dense_kernels as kernels
-    from embark.trainers.torch.engines.cuda_graph import product_kernels as products
 
     class GpuOps(TorchOps):
         num_portions = staticmethod(kernels.num_portions)
@@ -150,10 +157,10 @@ def gpu_ops() -> TorchOps:
             torch.ops.aten._addmm_activation.out(layer.bias, values, layer.weight.t(), out=out)
 
         def grad_input_relu(self, grad: Tensor, layer: Layer, active: Tensor, out: Tensor, sums: Tensor) -> None:
-            if products.HAS_TMA and len(out) <= products.MAX_SAMPLES:
-                products.grad_input_relu_tma(grad, layer.weight, active, out, sums)
+            if kernels.HAS_TMA and len(out) <= kernels.MAX_SAMPLES:
+                kernels.grad_input_relu_tma(grad, layer.weight, active, out, sums)
             elif len(out) <= FEW_SAMPLES:
-                products.grad_input_relu(grad, layer.weight, active, out, sums)
+                kernels.grad_input_relu(grad, layer.weight, active, out, sums)
             else:
                 super().grad_input_relu(grad, layer, active, out, sums)
 

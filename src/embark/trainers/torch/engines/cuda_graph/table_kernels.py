@@ -17,20 +17,18 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from embark.trainers.torch.engines.cuda_graph.rounding_kernels import mixed, rounded, rounded_to_bf16
-
 PLACE_BITS = tl.constexpr(40)  # Above them an id's place has its shard, and above that what its neighbours are.
 PLACE = tl.constexpr((1 << 40) - 1)
 SHARD = tl.constexpr((1 << 20) - 1)
 IS_NEXT_EQUAL = tl.constexpr(1 << 61)  # The key behind is the same.
-IS_FIRST = tl.constexpr(1 << 62)  # Of a run of equal keys that fills no tile.
+IS_FIRST = tl.constexpr(1 << 62)  # First of a run of equal keys that fills no tile.
 NO_KEY = tl.constexpr(2147483647)  # Sorts last: an id that is not there, or is another rank's.
 FIELDS = tl.constexpr(10)  # Numbers that describe a shard; see `lookup._Group`.
 ROWWISE_ADAGRAD, ADAGRAD, SGD, ADAM, ROWWISE_ADAM = (tl.constexpr(kind) for kind in range(5))
 KINDS = {"rowwise_adagrad": ROWWISE_ADAGRAD, "adagrad": ADAGRAD, "sgd": SGD, "adam": ADAM, "rowwise_adam": ROWWISE_ADAM}
 # The quickest of those tried on an H200 (bench/LOG.md), for rows of 64 and of 128.
 MANY_KEYS = 2**20
-VALUES_AT_A_TIME = 512  # Of the rows that one warp updates.
+VALUES_AT_A_TIME = 512  # Values of the rows that one warp updates.
 SAMPLES_AT_A_TIME = 8
 
 
@@ -53,18 +51,18 @@ def look_up(
 
 @dataclass(frozen=True, slots=True)
 class Rows:
-    """What an update changes: rows and their optimizer's state, in FBGEMM's storage."""
+    """Rows and their optimizer's state, in FBGEMM's storage, which an update changes."""
 
     weights: Tensor
     state: Tensor | None  # The optimizer's first, by its name for it; None: it has none.
     second_state: Tensor | None
-    state_shifts: Tensor  # From a key to the place of its row-wise state: one number, or one for each shard.
-    offsets: Tensor | None  # From a key times `dim` to where its row begins, for each shard; None: nowhere else.
+    state_shifts: Tensor  # Added to a key, gives the index of its row-wise state: one number, or one for each shard.
+    offsets: Tensor | None  # Added to a key times `dim`, gives its row's start, for each shard; None: nothing.
     offset_multiple: int  # What they are multiples of; 0: there are none.
     dim: int
     optimizer: str
     eps: float
-    l2: float = 0.0  # Of the penalty on looked-up rows, divided by the batch size.
+    l2: float = 0.0  # Penalty on looked-up rows, divided by the batch size.
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,7 +70,7 @@ class SortedIds:
     """Ids as keys in ascending order, and how each leads to its gradient."""
 
     keys: Tensor
-    places: Tensor  # Of the gradient of each, and above `PLACE_BITS` its shard and its place in its run of equal keys.
+    places: Tensor  # Position of each gradient; above `PLACE_BITS` its shard and its index in its run of equal keys.
     # Before `locate`: where the id was within its segment: the ids of all samples in one shard, then in the next.
     segment: int  # So many keys were sorted together.
     slots: Tensor  # [ids a sample has in all shards, 4]: shard, first position, ids a sample, column of its shard.
@@ -82,15 +80,15 @@ class SortedIds:
 
 @dataclass(frozen=True, slots=True)
 class Rounding:
-    """Where rows in fp16 and bf16 take their random bits from."""
+    """Source of the random bits that round rows in fp16 and bf16."""
 
     seed: Tensor
     origins: Tensor  # [num_shards, 2]: from a key to the number of its row among those of all tables; first column.
 
 
 def locate(ids: SortedIds, grad_stride: int) -> None:
-    """From where sorted ids were to where their gradients are, and which have the same row; needs no gradient, so
-    nothing waits for it."""
+    """Find where the gradients of sorted ids are, and which have the same row; needs no gradient, so nothing waits for
+    it."""
     num_keys = ids.keys.numel()
     _locate[(triton.cdiv(num_keys, 512),)](ids.keys, ids.places, ids.slots, num_keys, ids.segment, ids.num_samples,
                                            grad_stride, TILE=tiles(num_keys)[0], BLOCK=512, num_warps=4)
@@ -100,8 +98,10 @@ def update(
     ids: SortedIds, grads: Tensor, partial: Tensor, rates: Tensor, step: Tensor, rows: Rows, rounding: Rounding | None,
     *, has_long_runs: bool,
 ) -> None:
-    """Move every row that has a key by the sum of its gradients, rows of `grads`, [samples, columns]: those whose run
-    of equal keys fills a tile, or the others. Neither touches what the other does."""
+    """Move every row that has a key by the sum of its gradients, rows of `grads`, [samples, columns].
+
+    One call moves rows whose run of equal keys fills a tile, another the rest. Neither touches what the other does.
+    """
     num_keys, dim = ids.keys.numel(), triton.next_power_of_2(rows.dim)
     tile, many = tiles(num_keys)
     num_tiles = num_keys // tile  # those that are complete
@@ -127,12 +127,13 @@ def update(
 
 
 def tiles(num_keys: int) -> tuple[int, int]:
-    """Sorted ids in a tile: a run of equal ones that fills one is added up by tiles. And tiles of a program."""
+    """Return the sorted ids in a tile, and the tiles of a program; a run of equal ids that fills a tile is added up by
+    tiles."""
     return (64, 2) if num_keys >= MANY_KEYS else (32, 1)
 
 
 def partial_shape(num_keys: int, dim: int) -> tuple[int, int]:
-    """Of the sums that the kernels of an update hand each other."""
+    """Shape of the sums that the kernels of an update hand each other."""
     return max(1, num_keys // tiles(num_keys)[0]), triton.next_power_of_2(dim)
 
 
@@ -197,7 +198,7 @@ def _locate(
 
 @triton.jit
 def _gradients(packed, is_wanted, grads, dim, DIM: tl.constexpr, MULTIPLE: tl.constexpr):
-    """At these places."""
+    """Read the gradients that packed indices point to."""
     place = packed & PLACE
     columns = tl.arange(0, DIM)
     from_ = grads + tl.multiple_of(place, MULTIPLE)[:, None] + columns[None, :]
@@ -211,7 +212,7 @@ def _update_short(
     eps, l2, KIND: tl.constexpr, DIM: tl.constexpr, MULTIPLE: tl.constexpr, HAS_SHIFTS: tl.constexpr,
     OFFSETS: tl.constexpr, BLOCK: tl.constexpr,
 ):
-    """Rows whose run of equal keys fills no tile: the first of a run adds the others up, one after the other."""
+    """Update rows whose run of equal keys fills no tile: the first of a run adds the others up, one after the other."""
     at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     behind = at + 1
     key = tl.load(keys + at, mask=at < num_keys, other=NO_KEY)
@@ -249,7 +250,7 @@ def _sum_tiles(
     keys, places, grads, num_keys, partial, dim, num_tiles, MANY: tl.constexpr, DIM: tl.constexpr, TILE: tl.constexpr,
     MULTIPLE: tl.constexpr,
 ):
-    """Gradients of tiles that are filled by one key."""
+    """Sum the gradients of tiles that are filled by one key."""
     for which in range(MANY):
         tile = tl.program_id(0) * MANY + which
         at = tile * TILE + tl.arange(0, TILE)
@@ -267,7 +268,8 @@ def _update_long(
     origins, dim, eps, l2, num_tiles, KIND: tl.constexpr, DIM: tl.constexpr, TILE: tl.constexpr, MULTIPLE: tl.constexpr,
     HAS_SHIFTS: tl.constexpr, OFFSETS: tl.constexpr, MANY: tl.constexpr, SUMS: tl.constexpr,
 ):
-    """Rows whose run of equal keys fills tiles: what stands before them, their sums, and what is left behind."""
+    """Update rows whose run of equal keys fills tiles, by what stands before them, their sums, and what is left behind.
+    """
     tiles = tl.program_id(0) * MANY + tl.arange(0, MANY)
     is_tile = tiles < num_tiles
     first = tl.load(keys + tiles * TILE, mask=is_tile, other=NO_KEY)
@@ -312,7 +314,7 @@ def _update_long(
 
 @triton.jit
 def _elements(key, shard, is_row, offsets, dim, DIM: tl.constexpr, OFFSETS: tl.constexpr):
-    """Where the values of rows stand."""
+    """Return the indices of the values of rows."""
     element = key.to(tl.int64)[:, None] * dim + tl.arange(0, DIM)[None, :]
     if OFFSETS > 0:
         element += tl.multiple_of(tl.load(offsets + shard, mask=is_row, other=0), OFFSETS)[:, None]
@@ -324,7 +326,7 @@ def _read_rows(
     key, shard, is_row, weights, state, second_state, state_shifts, offsets, dim, KIND: tl.constexpr, DIM: tl.constexpr,
     HAS_SHIFTS: tl.constexpr, OFFSETS: tl.constexpr,
 ):
-    """Rows, what the optimizer holds of each, and where that stands; zeros for what it does not hold."""
+    """Return rows, their optimizer's state, and where that stands; zeros for state that the optimizer does not have."""
     columns = tl.arange(0, DIM)
     is_element = is_row[:, None] & (columns < dim)[None, :]
     element = _elements(key, shard, is_row, offsets, dim, DIM, OFFSETS)
@@ -396,3 +398,35 @@ def _write_rows(
         else:
             value = rounded(value, random)
     tl.store(weights + element, value, mask=is_element)
+
+
+@triton.jit
+def mixed(bits):
+    """Hash 32-bit numbers: https://nullprogram.com/blog/2018/07/31/."""
+    bits = (bits ^ (bits >> 16)) * 0x7FEB352D
+    bits = (bits ^ (bits >> 15)) * 0x846CA68B
+    return bits ^ (bits >> 16)
+
+
+@triton.jit
+def rounded_to_bf16(value, random):
+    """Round like `rounded`, to bf16, which has the exponents of fp32."""
+    bits = (value.to(tl.uint32, bitcast=True) + (random & 0xFFFF)) & 0xFFFF0000
+    return tl.where(value == value, bits.to(tl.float32, bitcast=True), value).to(tl.bfloat16)
+
+
+@triton.jit
+def rounded(value, random):
+    """Round stochastically to one of the two neighbours in fp16: the nearer, the likelier.
+
+    What fp16 represents exactly stays as it is, infinities and NaN too.
+    """
+    bits = value.to(tl.uint32, bitcast=True)
+    magnitude = bits & 0x7FFFFFFF
+    normal = (magnitude + (random & 0x1FFF)) & 0xFFFFE000
+    # Below 2^-14 fp16 has steps of 2^-24.
+    steps = tl.abs(value) * 16777216.0 + (random & 0x1FFF).to(tl.float32) * 0.0001220703125
+    small = (tl.floor(steps) * 5.9604644775390625e-08).to(tl.uint32, bitcast=True)
+    magnitude = tl.where(magnitude < 0x38800000, small, normal)
+    nearby = (magnitude | (bits & 0x80000000)).to(tl.float32, bitcast=True)
+    return tl.where(value == value, nearby, value).to(tl.float16)

@@ -1,0 +1,153 @@
+"""An account of one cloud: its programs, its resources, its clusters, its images, and a record of every command."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Literal, Protocol
+
+from cloudsim.kubernetes.cluster import Cluster
+from cloudsim.state import Clock, Refusal, Resources
+from embark.launch.shell import CommandResult
+from embark.rehearse.workload import INSTALL_RAY, NO_RAY
+
+AnsweredBy = Literal["real", "stand-in"]
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """One start of a program, with its arguments and its environment."""
+
+    program: str
+    words: tuple[str, ...]  # The arguments, without the name of the program.
+    folder: Path
+    env: Mapping[str, str] = field(default_factory=dict)
+    stdin: str = ""
+
+    def read(self, name: str) -> str:
+        """Return the text of a file that an argument names; `-` is stdin."""
+        if name == "-":
+            return self.stdin
+        path = self.folder / name
+        try:
+            return path.read_text(encoding="utf-8")
+        except OSError as error:
+            raise Refusal(f"error: the path {name!r} cannot be read: {error.strerror}") from error
+
+
+class Program(Protocol):
+    """A command-line program: it reads a call, changes the account and returns what it prints, or raises `Refusal`."""
+
+    name: str
+    answered_by: AnsweredBy
+
+    def run(self, call: Call) -> str: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Record:
+    """A command and how it ended."""
+
+    program: str
+    words: tuple[str, ...]
+    answered_by: AnsweredBy
+    code: int
+    error: str  # The first line of the error message; empty if the command succeeded.
+    at: float  # Seconds on the account's clock.
+
+
+@dataclass(frozen=True, slots=True)
+class AccountReport:
+    """The commands that an account has answered, and what is left in it."""
+
+    cloud: str
+    records: tuple[Record, ...]
+    paid: tuple[str, ...]  # Resources that still cost money.
+    not_modelled: tuple[str, ...]
+    elapsed_s: float  # Seconds on the account's clock.
+
+
+class Registry(Protocol):
+    """The container registries of a cloud. Each method returns the error that docker prints, or an empty text."""
+
+    def login_error(self, host: str, user: str, password: str) -> str: ...
+
+    def push_error(self, image: str, logins: set[str]) -> str:
+        """Return why an image cannot be pushed; `logins` are the hosts that this machine is logged in to."""
+        ...
+
+
+@dataclass(slots=True)
+class Images:
+    """Container images that were built on this machine or pushed from it."""
+
+    local: set[str] = field(default_factory=set)
+    pushed: dict[str, str] = field(default_factory=dict)  # Maps a name with its tag to its digest.
+    logins: set[str] = field(default_factory=set)
+
+    def is_pushed(self, image: str) -> bool:
+        name, _, digest = image.partition("@")
+        if digest:
+            repository = name.rpartition(":")[0] if ":" in name.rpartition("/")[2] else name
+            return any(found == digest and one.startswith(f"{repository}:") for one, found in self.pushed.items())
+        return name in self.pushed
+
+
+class Account:
+    """The state that all programs of a cloud answer from."""
+
+    def __init__(self, cloud: str, folder: Path) -> None:
+        self.cloud = cloud
+        self.folder = folder  # Volumes, buckets and logs are files below it.
+        self.clock = Clock()
+        self.resources = Resources(self.clock)
+        self.clusters: dict[str, Cluster] = {}
+        self.images = Images()
+        self.registry: Registry | None = None  # Set by the cloud that opens the account.
+        self.context = ""  # The key in `clusters` of the cluster that kubectl and helm use.
+        self.programs: dict[str, Program] = {}
+        self.environment: dict[str, str] = {}  # Variables of the user's shell, such as the object store's address.
+        self.on_close: list[Callable[[], None]] = []  # Functions that stop servers and remove their files.
+        self.records: list[Record] = []
+        self.not_modelled: list[str] = []  # Shown to the user at the end.
+        if find_spec("ray") is None:
+            self.not_modelled.append(f"the drivers of RayJobs: {NO_RAY}, so their pods start and nothing trains in "
+                                     f"them ({INSTALL_RAY})")
+
+    def add_programs(self, programs: Sequence[Program]) -> None:
+        self.programs |= {one.name: one for one in programs}
+
+    def cluster(self) -> Cluster:
+        """Return the cluster of kubectl's current context."""
+        found = self.clusters.get(self.context)
+        if found is None:
+            raise Refusal("The connection to the server localhost:8080 was refused - did you specify the right host "
+                          "or port?")
+        return found
+
+    def run(self, call: Call) -> CommandResult:
+        """Answer one command, then let every cluster react to what it changed."""
+        program = self.programs.get(call.program)
+        if program is None:
+            return CommandResult(127, err=f"{call.program}: command not found\n")
+        try:
+            done = CommandResult(0, out=program.run(call))
+        except Refusal as refusal:
+            done = CommandResult(refusal.code, err=f"{refusal.text}\n")
+        for cluster in self.clusters.values():
+            cluster.reconcile()
+        error = next((line for line in done.err.splitlines() if line.strip()), "")
+        self.records.append(Record(call.program, call.words, program.answered_by, done.code, error, self.clock.now))
+        return done
+
+    def close(self) -> None:
+        while self.on_close:
+            self.on_close.pop()()
+
+    def report(self) -> "AccountReport":
+        return AccountReport(self.cloud, tuple(self.records), tuple(self.paid()), tuple(self.not_modelled),
+                             self.clock.now)
+
+    def paid(self) -> list[str]:
+        """List the resources that cost money by the hour, as kind and name."""
+        return [f"{one.kind} {one.name}" for one in self.resources.paid()]

@@ -1,0 +1,54 @@
+"""Operations of AWS's API that moto lacks or does not check enough; they are answered here before moto sees them."""
+
+from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any
+
+from cloudsim.aws.account import AwsAccount
+
+Parameters = dict[str, Any]
+Operation = Callable[[AwsAccount, str, Parameters], dict[str, Any] | None]
+OPERATIONS: dict[str, Operation] = {}
+"""Functions by `service.Operation`; they get the region and the parameters, and None leaves the answer to moto."""
+
+
+class ApiError(Exception):
+    """An error with AWS's own code and message, which the CLI prints."""
+
+    def __init__(self, code: str, message: str) -> None:
+        super().__init__(message)
+        self.code, self.message = code, message
+
+
+def operation(name: str) -> Callable[[Operation], Operation]:
+    def register(function: Operation) -> Operation:
+        OPERATIONS[name] = function
+        return function
+    return register
+
+
+def hook(account: AwsAccount, session: Any, denial: Callable[[str], str]) -> None:
+    """Let a botocore session ask `OPERATIONS` before it sends a request; `denial` returns why an action is not allowed,
+    or an empty text."""
+
+    def keep(params: Parameters, context: dict[str, Any], **_: Any) -> None:
+        context["embark_parameters"] = params
+
+    def answer(model: Any, context: dict[str, Any], **_: Any) -> tuple[Any, dict[str, Any]] | None:
+        service = model.service_model.service_name
+        found = OPERATIONS.get(f"{service}.{model.name}")
+        try:
+            if why := denial(f"{service}:{model.name}"):
+                raise ApiError("AccessDeniedException", why)
+            if found is None:
+                return None
+            body = found(account, str(context.get("client_region")), context.get("embark_parameters") or {})
+        except ApiError as error:
+            about = {"Error": {"Code": error.code, "Message": error.message}}
+            return SimpleNamespace(status_code=400, headers={}), {**about, "ResponseMetadata": {"HTTPStatusCode": 400}}
+        if body is None:
+            return None
+        return SimpleNamespace(status_code=200, headers={}), {**body, "ResponseMetadata": {"HTTPStatusCode": 200}}
+
+    session.register("before-parameter-build.*.*", keep)
+    session.register("before-call.*.*", answer)

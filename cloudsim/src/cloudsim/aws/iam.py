@@ -1,0 +1,64 @@
+"""Evaluates the policies of roles, including Amazon's own."""
+
+import json
+from functools import cache
+from typing import Any
+
+from cloudsim.aws.account import NUMBER, AwsAccount
+from cloudsim.aws.api import ApiError, Parameters, operation
+
+
+@operation("iam.AttachRolePolicy")
+def attach_role_policy(account: AwsAccount, region: str, given: Parameters) -> None:
+    """Give moto the one policy of Amazon's that is named: to load all of them takes seconds."""
+    arn = given["PolicyArn"]
+    if arn.startswith("arn:aws:iam::aws:policy/"):
+        add_amazon_policy(account, arn)
+
+
+def add_amazon_policy(account: AwsAccount, arn: str) -> None:
+    from moto.iam.models import AWSManagedPolicy
+
+    known = account.backends("iam")["aws"].managed_policies
+    if arn in known:
+        return
+    name = arn.rpartition("/")[2]
+    data = _amazon_policies().get(name)
+    found = None if data is None else AWSManagedPolicy.from_data(name, NUMBER, "us-east-1", data)
+    if found is None or found.arn != arn:
+        raise ApiError("NoSuchEntity", f"Policy {arn} does not exist or is not attachable.")
+    known[arn] = found
+
+
+def role_documents(account: AwsAccount, role: str) -> list[str]:
+    """Return the policies of a role as JSON texts."""
+    found = next((one for one in account.backends("iam")["aws"].roles.values() if one.name == role), None)
+    if found is None:
+        return []
+    inline = [one if isinstance(one, str) else json.dumps(one) for one in found.policies.values()]
+    managed = [version.document for policy in found.managed_policies.values() for version in policy.versions
+               if version.is_default]
+    return [*inline, *managed]
+
+
+def denial(documents: list[str], who: str, action: str, resource: str) -> str:
+    """Return the sentence of S3 or ECR if no policy allows an action, else an empty text."""
+    from moto.iam.access_control import IAMPolicy, PermissionResult
+
+    results = [IAMPolicy(document).is_action_permitted(action, resource) for document in documents]
+    if PermissionResult.DENIED in results or PermissionResult.PERMITTED not in results:
+        return (f"User: {who} is not authorized to perform: {action} on resource: {resource} because no "
+                f"identity-based policy allows the {action} action")
+    return ""
+
+
+def role_arn(role: str, session: str) -> str:
+    return f"arn:aws:sts::{NUMBER}:assumed-role/{role}/{session}"
+
+
+@cache
+def _amazon_policies() -> dict[str, dict[str, Any]]:
+    from moto.iam.aws_managed_policies import aws_managed_policies_data
+
+    loaded: dict[str, dict[str, Any]] = json.loads(aws_managed_policies_data)
+    return loaded

@@ -1,0 +1,229 @@
+"""Login, configuration, services, IAM, billing, quotas and monitoring."""
+
+import re
+from collections.abc import Mapping
+from typing import Any
+
+import yaml
+
+from cloudsim.gcp.project import Invocation, Project, facts, quota_key
+from embark.catalog import load_catalog
+
+TOKEN = "ya29.stand-in"
+BILLING = "billingAccounts/000000-AAAAAA-BBBBBB"
+
+
+def _quiet(_: Project, __: Invocation) -> str:
+    return ""
+
+
+def _token(_: Project, __: Invocation) -> str:
+    return f"{TOKEN}\n"
+
+
+def _install(project: Project, command: Invocation) -> str:
+    known = {"alpha", "beta", "gke-gcloud-auth-plugin", "kubectl", "docker-credential-gcr"}
+    for name in command.names("COMPONENT-IDS"):
+        if name not in known:
+            command.fail(f"The following components are unknown [{name}].")
+        project.components.add(name)
+    return ""
+
+
+def _set(project: Project, command: Invocation) -> str:
+    key, value = command.name("SECTION/PROPERTY"), command.name("VALUE")
+    if key in ("project", "core/project") and value != project.id:
+        return "WARNING: You do not appear to have access to project [" + value + "] or it does not exist.\n"
+    project.config[key.removeprefix("core/")] = value
+    return ""
+
+
+def _get_value(project: Project, command: Invocation) -> str:
+    return project.config.get(command.name("SECTION/PROPERTY").removeprefix("core/"), "(unset)") + "\n"
+
+
+def _enable(project: Project, command: Invocation) -> str:
+    known = facts()["services"]["known"]
+    for service in command.names("SERVICE"):
+        name = service.removesuffix(".googleapis.com")
+        if name not in known or not service.endswith(".googleapis.com"):
+            command.fail(f"PERMISSION_DENIED: Not found or permission denied for service(s): {service}.")
+        project.enable(name)
+    return ""
+
+
+def _services(project: Project, _: Invocation) -> list[dict[str, Any]]:
+    return [{"config": {"name": f"{name}.googleapis.com"}, "state": "ENABLED"} for name in sorted(project.services)]
+
+
+def _project(project: Project, command: Invocation) -> dict[str, Any]:
+    if command.name("PROJECT_ID_OR_NUMBER") not in (project.id, project.number):
+        command.fail("The caller does not have permission")
+    return {"projectId": project.id, "projectNumber": project.number, "lifecycleState": "ACTIVE", "name": project.id}
+
+
+def _bind_project(project: Project, command: Invocation) -> str:
+    if command.name("PROJECT_ID") != project.id:
+        command.fail(f"PERMISSION_DENIED: The caller does not have permission on {command.name('PROJECT_ID')}")
+    project.bind(command, project.path, kind="project")
+    return ""
+
+
+# service accounts
+
+
+def _create_account(project: Project, command: Invocation) -> str:
+    email = f"{command.name()}@{project.id}.iam.gserviceaccount.com"
+    if project.account.resources.find("service account", email):
+        command.fail(f"Resource in projects [{project.id}] is the subject of a conflict: Service account "
+                     f"{command.name()} already exists within project {project.path}.")
+    project.account.resources.add("service account", email)
+    return ""
+
+
+def _account(project: Project, command: Invocation) -> dict[str, Any]:
+    email = command.name("SERVICE_ACCOUNT")
+    if project.account.resources.find("service account", email) is None and email != project.compute_account:
+        command.fail(f"NOT_FOUND: Unknown service account: {email}")
+    return {"email": email, "name": f"{project.path}/serviceAccounts/{email}", "projectId": project.id}
+
+
+def _bind_account(project: Project, command: Invocation) -> str:
+    email = str(_account(project, command)["email"])
+    project.bind(command, f"serviceAccounts/{email}", kind="service account")
+    return ""
+
+
+# billing
+
+
+def _billing(project: Project, command: Invocation) -> dict[str, Any]:
+    if command.name("PROJECT_ID") != project.id:
+        command.fail("PERMISSION_DENIED: The caller does not have permission")
+    return {"billingAccountName": BILLING, "billingEnabled": True, "projectId": project.id}
+
+
+def _check_billing(command: Invocation) -> None:
+    if command.text("--billing-account").removeprefix("billingAccounts/") != BILLING.partition("/")[2]:
+        command.fail("PERMISSION_DENIED: The caller does not have permission")
+
+
+def _create_budget(project: Project, command: Invocation) -> str:
+    _check_billing(command)
+    amount = command.text("--budget-amount")
+    if not re.fullmatch(r"\d+(\.\d+)?([A-Z]{3})?", amount):
+        command.fail(f"argument --budget-amount: Bad value [{amount}]", 2)
+    for rule in command.pairs("--threshold-rule"):
+        if not 0 < float(rule.get("percent", "0")) <= 10:
+            command.fail("INVALID_ARGUMENT: Request contains an invalid argument.")
+    name = command.text("--display-name")
+    number = len(project.account.resources.of_kind("budget"))
+    project.account.resources.add("budget", f"{name}-{number}", display_name=name)
+    return ""
+
+
+def _budgets(project: Project, command: Invocation) -> list[dict[str, Any]]:
+    _check_billing(command)
+    return [{"name": f"{BILLING}/budgets/{one.name}", "displayName": one.attributes["display_name"]}
+            for one in project.account.resources.of_kind("budget")]
+
+
+def _delete_budget(project: Project, command: Invocation) -> str:
+    name = command.name("BUDGET").rpartition("/")[2]
+    if project.account.resources.find("budget", name) is None:
+        command.fail("NOT_FOUND: Requested entity was not found.")
+    project.account.resources.remove("budget", name)
+    return ""
+
+
+# quotas
+
+
+def _quota_infos(project: Project, command: Invocation) -> list[dict[str, Any]]:
+    service = command.text("--service")
+    if service.removesuffix(".googleapis.com") not in facts()["services"]["known"]:
+        command.fail(f"PERMISSION_DENIED: Not found or permission denied for service(s): {service}.")
+    locations = [*facts()["zones"], *(f"{region}-{letter}" for region, letters in facts()["zones"].items()
+                                   for letter in letters)]
+    rows: dict[str, dict[str, Any]] = {}
+    for quota in load_catalog().quotas.values():
+        for name, code in ((quota.on_demand, quota.on_demand_code), (quota.spot, quota.spot_code)):
+            if quota.cloud != "gcp" or not name or (quota.service or name.partition("/")[0]) != service:
+                continue
+            dimension, _, value = quota.dimension.partition("=")
+            info = {"applicableLocations": locations, "dimensions": {dimension: value} if dimension else {},
+                    "details": {"value": str(int(project.quota(quota_key(quota, name))))}}
+            for one in dict.fromkeys((code or name, code.replace("PerZone", "PerRegion") or name)):
+                row = rows.setdefault(one, {"quotaId": one, "metric": name, "service": service, "dimensionsInfos": []})
+                row["dimensionsInfos"].append(info)
+    return list(rows.values())
+
+
+# monitoring
+
+
+def _create_channel(project: Project, command: Invocation) -> str:
+    labels = command.pairs("--channel-labels")
+    if command.text("--type") == "email" and not (labels and "@" in labels[0].get("email_address", "")):
+        command.fail('INVALID_ARGUMENT: Field "notification_channel.labels[\'email_address\']" is not valid.')
+    name = str(7000 + len(project.account.resources.of_kind("channel")))
+    project.account.resources.add("channel", name, display_name=command.text("--display-name"))
+    return f"Created notification channel [{project.path}/notificationChannels/{name}].\n"
+
+
+def _channels(project: Project, _: Invocation) -> list[dict[str, Any]]:
+    return [{"name": f"{project.path}/notificationChannels/{one.name}", "displayName": one.attributes["display_name"]}
+            for one in project.account.resources.of_kind("channel")]
+
+
+def _create_policy(project: Project, command: Invocation) -> str:
+    text = command.call.read(command.text("--policy-from-file")) if command.text("--policy-from-file") else ""
+    policy = yaml.safe_load(text or command.text("--policy") or "{}")
+    if not (policy.get("displayName") and policy.get("conditions") and policy.get("combiner")):
+        command.fail("INVALID_ARGUMENT: Field alert_policy.conditions must have between 1 and 6 entries.")
+    uses = set()
+    for channel in command.words("--notification-channels"):
+        number = channel.rpartition("/")[2]
+        if project.account.resources.find("channel", number) is None:
+            command.fail(f"NOT_FOUND: Cannot find notification channel with resource name: {channel}.")
+        uses.add(("channel", number))
+    name = str(9000 + len(project.account.resources.of_kind("policy")))
+    project.account.resources.add("policy", name, uses=uses, display_name=policy["displayName"])
+    return ""
+
+
+def _policies(project: Project, _: Invocation) -> list[dict[str, Any]]:
+    return [{"name": f"{project.path}/alertPolicies/{one.name}", "displayName": one.attributes["display_name"]}
+            for one in project.account.resources.of_kind("policy")]
+
+
+def _delete_named(kind: str, key: str) -> Any:
+    def delete(project: Project, command: Invocation) -> str:
+        name = command.name(key).rpartition("/")[2]
+        if project.account.resources.find(kind, name) is None:
+            command.fail("NOT_FOUND: Requested entity was not found.")
+        users = project.account.resources.users_of((kind, name))
+        if users:
+            command.fail(f"FAILED_PRECONDITION: {kind} {name} is used by {users[0].name}")
+        project.account.resources.remove(kind, name)
+        return ""
+
+    return delete
+
+
+HANDLERS: Mapping[str, Any] = {
+    "auth login": _quiet, "auth application-default login": _quiet, "auth print-access-token": _token,
+    "auth list": lambda project, command: [{"account": "owner@example.com", "status": "ACTIVE"}],
+    "components install": _install, "config set": _set,
+    "config get-value": _get_value, "services enable": _enable, "services list": _services,
+    "projects describe": _project, "projects add-iam-policy-binding": _bind_project,
+    "projects list": lambda project, command: [{"projectId": project.id, "projectNumber": project.number}],
+    "iam service-accounts create": _create_account, "iam service-accounts describe": _account,
+    "iam service-accounts add-iam-policy-binding": _bind_account,
+    "billing projects describe": _billing, "billing budgets create": _create_budget, "billing budgets list": _budgets,
+    "billing budgets delete": _delete_budget, "beta quotas info list": _quota_infos,
+    "beta monitoring channels create": _create_channel, "beta monitoring channels list": _channels,
+    "beta monitoring channels delete": _delete_named("channel", "CHANNEL"),
+    "alpha monitoring policies create": _create_policy, "alpha monitoring policies list": _policies,
+    "alpha monitoring policies delete": _delete_named("policy", "POLICY"),
+}

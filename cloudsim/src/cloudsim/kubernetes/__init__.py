@@ -1,0 +1,1 @@
+"""A Kubernetes cluster inside an account: objects, nodes, a scheduler, kubelets and controllers."""

@@ -1,0 +1,157 @@
+"""Rules of the API server: known kinds, namespaces, strict schemas, webhooks and immutable fields."""
+
+import json
+from collections.abc import Mapping
+from copy import deepcopy
+
+import kubernetes_validate
+
+from cloudsim.kubernetes.cluster import Cluster, Object
+from cloudsim.kubernetes.kinds import ObjectKind, Release, releases
+from cloudsim.state import Refusal
+from embark.kubernetes.objects import Objects, at, name_of
+from embark.rehearse.workload import make_workload
+
+REHEARSED = ("Job", "JobSet", "TrainJob", "PyTorchJob")
+IMMUTABLE = {
+    "Job": ("template", "completions", "completionMode", "selector", "podFailurePolicy"),
+    "PersistentVolumeClaim": ("accessModes", "storageClassName", "volumeName", "selector"),
+    "PersistentVolume": ("csi", "nfs"),
+    "StorageClass": ("parameters", "provisioner"),
+}
+
+
+def apply(cluster: Cluster, thing: Object, origin: str, namespace: str = "", *, create: bool = False) -> str:
+    """Create or change an object and return the line that kubectl prints, such as `job.batch/dlrm created`."""
+    kind = cluster.kind_of(thing, origin)
+    thing = deepcopy(thing)
+    meta = thing.setdefault("metadata", {})
+    if not meta.get("name"):
+        raise Refusal(f"error: error when retrieving current configuration of:\nResource: {kind.plural!r}: "
+                      f"resource name may not be empty")
+    if kind.is_namespaced:
+        given = meta.get("namespace")
+        if namespace and given and given != namespace:
+            raise Refusal(f'error: the namespace from the provided object "{given}" does not match the namespace '
+                          f'"{namespace}". You must pass \'--namespace={given}\' to perform this operation.')
+        space = meta.setdefault("namespace", given or namespace or "default")
+        if cluster.find("Namespace", space) is None:
+            raise Refusal(f'Error from server (NotFound): error when creating "{origin}": namespaces "{space}" not '
+                          "found")
+    else:
+        meta.pop("namespace", None)
+        space = ""
+    check_schema(cluster, thing, kind, origin)
+    check_webhooks(cluster, thing, kind, origin)
+    old = cluster.find(kind.key, meta["name"], space)
+    label = f"{kind.resource}/{meta['name']}"
+    if old is None:
+        cluster.put(thing)
+        effects(cluster, thing, kind)
+        return f"{label} created"
+    if create:
+        raise Refusal(f'Error from server (AlreadyExists): {kind.plural} "{meta["name"]}" already exists')
+    for name in IMMUTABLE.get(kind.key, ()):
+        if at(old, f"spec.{name}") != at(thing, f"spec.{name}"):
+            raise Refusal(f'The {kind.kind} "{meta["name"]}" is invalid: spec.{name}: Invalid value: field is '
+                          "immutable")
+    merged = {**old, **{key: value for key, value in thing.items() if key != "metadata"}}
+    merged["metadata"] = {**old["metadata"], **{key: {**(old["metadata"].get(key) or {}), **value}
+                          if isinstance(value, Mapping) else value for key, value in meta.items()}}
+    is_same = {**merged, "status": None} == {**old, "status": None}
+    cluster.objects[(kind.key, space, meta["name"])] = merged
+    effects(cluster, merged, kind)
+    return f"{label} {'unchanged' if is_same else 'configured'}"
+
+
+def check_schema(cluster: Cluster, thing: Object, kind: ObjectKind, origin: str) -> None:
+    """Check built-in kinds against Kubernetes' own schemas, and jobs against the rules of their controllers."""
+    if not any(kind in release.kinds for release in cluster.releases.values()):
+        try:
+            kubernetes_validate.validate(thing, cluster.version, strict=True)
+        except kubernetes_validate.ValidationError as error:
+            path = ".".join(str(one) for one in error.path)
+            raise Refusal(f'Error from server (BadRequest): error when creating "{origin}": {kind.kind} in version '
+                          f'"{thing["apiVersion"]}" cannot be handled as a {kind.kind}: strict decoding error: '
+                          f'{path}: {error.message}') from error
+    if kind.key in REHEARSED:
+        workload, _ = make_workload(thing, Objects((*cluster.objects.values(), thing)))
+        if workload.refusal is not None:
+            raise Refusal(f'Error from server (Invalid): error when creating "{origin}": {kind.kind} '
+                          f'"{name_of(thing)}" is invalid: {workload.refusal.what}')
+
+
+def check_webhooks(cluster: Cluster, thing: Object, kind: ObjectKind, origin: str) -> None:
+    """Refuse an object whose webhook does not answer yet. A release's webhook answers once its Deployment is available;
+    Kueue's is called for every job."""
+    for release in cluster.releases.values():
+        is_asked = kind in release.kinds or (release.name == "kueue" and kind.key in REHEARSED)
+        if release.webhook and is_asked and not cluster.is_available("Deployment", release.webhook):
+            raise Refusal(f'Error from server (InternalError): error when creating "{origin}": Internal error '
+                          f'occurred: failed calling webhook: Post "https://{release.name}-webhook-service.'
+                          f'{release.namespace}.svc:443": dial tcp: connect: connection refused')
+
+
+def effects(cluster: Cluster, thing: Object, kind: ObjectKind) -> None:
+    """Add what an operator creates for an object of one of its kinds."""
+    for release in cluster.releases.values():
+        made = release.made_by.get(kind.key)
+        if made is not None and "status" not in thing:
+            for name, section in made.get("device_plugins", {}).items():
+                cluster.add_controller("DaemonSet", name, release.namespace or "kube-system", made["takes_s"],
+                                       devices=_configured_devices(at(thing, f"spec.{section}.config")))
+            stored = cluster.objects[(kind.key, str(thing["metadata"].get("namespace") or ""),
+                                      thing["metadata"]["name"])]
+            stored["status"] = dict(made.get("status", {}))
+
+
+def _configured_devices(config: object) -> list[str]:
+    """Return the devices that the configuration of a network device plugin names."""
+    try:
+        raw = json.loads(str(config or "{}"))
+    except ValueError:
+        return []
+    listed = [*raw.get("resourceList", []), *raw.get("configList", [])]
+    return [f"{one.get('resourcePrefix', 'rdma')}/{one.get('resourceName')}" for one in listed]
+
+
+def install(cluster: Cluster, release: Release, namespace: str, *, owner: Mapping[str, str] | None = None,
+            tolerates: bool = True) -> list[str]:
+    """Install a release and return the lines that `kubectl apply` prints."""
+    if release.needs_kind and not any(kind.key == release.needs_kind for kind in cluster.kinds()):
+        raise Refusal(f'error: resource mapping not found: no matches for kind "{release.needs_kind}"\nensure CRDs '
+                      "are installed first")
+    cluster.releases[release.name] = release
+    lines = [f"customresourcedefinition.apiextensions.k8s.io/{kind.plural}.{kind.group} serverside-applied"
+             for kind in release.kinds]
+    for kind in release.kinds:
+        cluster.put({"apiVersion": "apiextensions.k8s.io/v1", "kind": "CustomResourceDefinition",
+                     "metadata": {"name": f"{kind.plural}.{kind.group}"}})
+    space = release.namespace or namespace
+    if space and cluster.find("Namespace", space) is None:
+        cluster.put({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": space}})
+    for kind_name, names in (("Deployment", release.deployments), ("DaemonSet", release.daemon_sets)):
+        for name in names:
+            if cluster.find(kind_name, name, space) is None:
+                cluster.add_controller(kind_name, name, space, release.takes_s, owner, tolerates=tolerates)
+            lines.append(f"{kind_name.lower()}.apps/{name} serverside-applied")
+    return lines or [f"{release.needs_kind.lower()}/{release.name} serverside-applied"]
+
+
+def release_at(address: str, *, kustomize: bool) -> Release:
+    """Find the release at a URL, as kubectl would fetch it."""
+    for release in releases():
+        if release.is_at(address, kustomize=kustomize):
+            return release
+    if kustomize:
+        raise Refusal(f"error: evalsymlink failure on '{address}': the path or the ref does not exist there")
+    raise Refusal(f'error: unable to read URL "{address}", server reported 404 Not Found, status code=404')
+
+
+def refuse_client_side(release: Release) -> None:
+    """Refuse CRDs that are too large for the annotation of a client-side apply."""
+    if release.needs_server_side:
+        name = release.kinds[0] if release.kinds else None
+        called = f"{name.plural}.{name.group}" if name else release.name
+        raise Refusal(f'The CustomResourceDefinition "{called}" is invalid: metadata.annotations: Too long: may not be '
+                      "more than 262144 bytes")

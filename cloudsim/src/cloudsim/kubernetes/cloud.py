@@ -1,0 +1,57 @@
+"""The interface between a cluster and its cloud: identities of pods, access, images and volumes."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Protocol
+
+Manifest = Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class VolumeFacts:
+    """A file system behind a PersistentVolume, as a node would mount it."""
+
+    folder: Path  # The folder of this machine with the volume's content.
+    uid: int = 0  # Owner of the volume's root.
+    gid: int = 0
+    mode: int = 0o755
+    takes_fs_group: bool = False  # Whether the kubelet changes the root's group to the pod's fsGroup.
+
+
+@dataclass(frozen=True, slots=True)
+class NodePool:
+    """The machines of one kind in a cluster."""
+
+    name: str
+    machine_type: str
+    zone: str
+    num_nodes: int
+    allocatable: Mapping[str, str]  # What a node leaves to pods, such as `{"cpu": "1930m", "memory": "7Gi"}`.
+    labels: Mapping[str, str] = field(default_factory=dict)
+    taints: tuple[Mapping[str, str], ...] = ()  # Each has `key`, `value` and `effect`.
+    max_nodes: int = 0  # Limit of the cluster autoscaler; 0 without one.
+    devices_after: Mapping[str, str] = field(default_factory=dict)
+    """Maps a resource to its device plugin, such as `{"nvidia.com/gpu": "nvidia-device-plugin-daemonset"}`; nodes do
+    not offer the resource before a DaemonSet of that name exists."""
+
+
+class ClusterCloud(Protocol):
+    """The cloud of a cluster. Texts that it returns are errors in the words of the real event or log."""
+
+    def pull_error(self, image: str, pool: NodePool, namespace: str) -> str:
+        """Return why a node of this pool cannot pull an image, or an empty text."""
+        ...
+
+    def access_error(self, uri: str, *, write: bool, namespace: str, service_account: Manifest, pod: Manifest) -> str:
+        """Return why a pod of this service account cannot use an object store's address, or an empty text."""
+        ...
+
+    def volume(self, volume: Manifest, pool: NodePool) -> VolumeFacts | str:
+        """Return the file system of a PersistentVolume on a node of this pool, or why it cannot be mounted there."""
+        ...
+
+    def on_pool_change(self, pool: NodePool, num_nodes: int) -> str:
+        """Take note that the autoscaler wants this many machines; return an error such as missing quota, or an empty
+        text."""
+        ...

@@ -1,0 +1,218 @@
+"""The objects, nodes and events of a cluster, which change as its clock advances."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from cloudsim.kubernetes.cloud import ClusterCloud, NodePool
+from cloudsim.kubernetes.kinds import ObjectKind, Release, builtin_kinds
+from cloudsim.state import Clock, Refusal
+from embark.kubernetes.objects import at, quantity
+from embark.kubernetes.pods import Pod
+
+Object = dict[str, Any]
+ObjectKey = tuple[str, str, str]  # Kind, namespace (empty for kinds without one) and name.
+NODE_S = 90.0  # Time from the request for a machine to a node that is ready.
+NAMESPACES = ("default", "kube-system", "kube-public", "kube-node-lease")
+
+
+@dataclass(slots=True)
+class Node:
+    """A machine that has joined or is about to join."""
+
+    name: str
+    pool: str
+    ready_at: float
+
+
+@dataclass(frozen=True, slots=True)
+class Event:
+    """An event that `kubectl get events` and `describe` show."""
+
+    at: float
+    type: str
+    reason: str
+    kind: str
+    name: str
+    namespace: str
+    message: str
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """How a job's programs ended."""
+
+    is_ok: bool
+    sentence: str
+    reason: str = "BackoffLimitExceeded"
+    logs: dict[str, str] = field(default_factory=dict)
+    codes: dict[str, int] = field(default_factory=dict)
+
+
+@dataclass(slots=True)
+class JobRun:
+    """The pods of a job and how far they have come."""
+
+    pods: tuple[Pod, ...] = ()
+    outcome: Outcome | None = None
+    ends_at: float = 0.0
+    logs: dict[str, str] = field(default_factory=dict)  # Maps a pod to its log.
+
+
+@dataclass(slots=True)
+class Cluster:
+    """A cluster that a cloud's program creates and that kubectl and helm change."""
+
+    name: str
+    cloud: ClusterCloud
+    clock: Clock
+    folder: Path  # Volumes and files of pods are below it.
+    version: str = "1.34"
+    pools: dict[str, NodePool] = field(default_factory=dict)
+    nodes: list[Node] = field(default_factory=list)
+    objects: dict[ObjectKey, Object] = field(default_factory=dict)
+    ready_at: dict[ObjectKey, float] = field(default_factory=dict)  # When Deployments and DaemonSets are available.
+    releases: dict[str, Release] = field(default_factory=dict)
+    events: list[Event] = field(default_factory=list)
+    tolerates_extended_resources: bool = False
+    """The admission plugin ExtendedResourceToleration: a pod that asks for a device tolerates the taint of its name."""
+    runs: dict[ObjectKey, JobRun] = field(default_factory=dict)
+    num_processes: int = 1  # Processes of each pod in the rehearsal that trains.
+    num_steps: int = 4
+    num_made: dict[str, int] = field(default_factory=dict)  # Nodes that a pool ever had; names are not reused.
+
+    def __post_init__(self) -> None:
+        for name in NAMESPACES:
+            self.put({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": name}})
+
+    # nodes
+
+    def add_pool(self, pool: NodePool) -> None:
+        self.pools[pool.name] = pool
+        self.resize_pool(pool.name, pool.num_nodes)
+
+    def resize_pool(self, name: str, num_nodes: int) -> None:
+        own = [node for node in self.nodes if node.pool == name]
+        for node in own[num_nodes:]:
+            self.nodes.remove(node)
+        for _ in range(len(own), num_nodes):
+            number = self.num_made.get(name, 0)
+            self.num_made[name] = number + 1
+            self.nodes.append(Node(f"{name}-{number}", name, self.clock.now + NODE_S))
+
+    def remove_pool(self, name: str) -> None:
+        self.resize_pool(name, 0)
+        self.pools.pop(name)
+
+    def ready_nodes(self) -> list[Node]:
+        return [node for node in self.nodes if node.ready_at <= self.clock.now]
+
+    def allocatable(self, node: Node) -> dict[str, float]:
+        """Return what a node offers, without devices whose plugin does not run."""
+        pool = self.pools[node.pool]
+        found = {}
+        for name, amount in pool.allocatable.items():
+            plugin = pool.devices_after.get(name)
+            if plugin is None or self._advertises(plugin, name, pool):
+                found[name] = quantity(str(amount)) or 0.0
+        return found
+
+    def labels(self, node: Node) -> dict[str, str]:
+        pool = self.pools[node.pool]
+        return {"kubernetes.io/hostname": node.name, "kubernetes.io/os": "linux", "kubernetes.io/arch": "amd64",
+                "node.kubernetes.io/instance-type": pool.machine_type, "topology.kubernetes.io/zone": pool.zone,
+                **pool.labels}
+
+    # objects
+
+    def kinds(self) -> list[ObjectKind]:
+        return [*builtin_kinds(), *(kind for release in self.releases.values() for kind in release.kinds)]
+
+    def kind_of(self, thing: Mapping[str, Any], origin: str = "manifest") -> ObjectKind:
+        version, kind = str(thing.get("apiVersion") or ""), str(thing.get("kind") or "")
+        group, _, number = version.rpartition("/")
+        for known in self.kinds():
+            if known.kind == kind and known.group == group and number in known.versions:
+                return known
+        raise Refusal(f'error: resource mapping not found for name: "{_name(thing)}" namespace: '
+                      f'"{_namespace(thing)}" from "{origin}": no matches for kind "{kind}" in version "{version}"\n'
+                      "ensure CRDs are installed first")
+
+    def put(self, thing: Object) -> ObjectKey:
+        """Store an object without any check."""
+        kind = self.kind_of(thing)
+        space = (_namespace(thing) or "default") if kind.is_namespaced else ""
+        if kind.is_namespaced:
+            thing["metadata"]["namespace"] = space
+        key = (kind.key, space, _name(thing))
+        self.objects[key] = thing
+        return key
+
+    def find(self, kind: str, name: str, namespace: str = "") -> Object | None:
+        return self.objects.get((kind, namespace, name))
+
+    def of_kind(self, kind: str, namespace: str | None = None) -> list[Object]:
+        return [one for (own, space, _), one in self.objects.items()
+                if own == kind and namespace in (None, space)]
+
+    def add_daemon_set(self, name: str, *, namespace: str = "kube-system", takes_s: float = 30.0,
+                       labels: Mapping[str, str] | None = None, tolerates: bool = True) -> None:
+        """Add a DaemonSet that the cloud itself installs; with `tolerates` it runs on tainted nodes too."""
+        self.add_controller("DaemonSet", name, namespace, takes_s, labels, tolerates=tolerates)
+
+    def add_controller(self, kind: str, name: str, namespace: str, takes_s: float,
+                       labels: Mapping[str, str] | None = None, *, tolerates: bool = True,
+                       devices: list[str] | None = None) -> None:
+        """Add a Deployment or DaemonSet that is available after a while; `devices` are all that a device plugin
+        offers."""
+        spec = {"template": {"spec": {"tolerations": [{"operator": "Exists"}] if tolerates else []}}}
+        key = self.put({"apiVersion": "apps/v1", "kind": kind, "spec": spec,
+                        "metadata": {"name": name, "namespace": namespace, "labels": dict(labels or {})}})
+        if devices is not None:
+            self.objects[key]["metadata"]["devices"] = devices
+        self.ready_at[key] = self.clock.now + takes_s
+
+    def add_csi_driver(self, name: str) -> None:
+        self.put({"apiVersion": "storage.k8s.io/v1", "kind": "CSIDriver", "metadata": {"name": name}})
+
+    def _advertises(self, plugin: str, device: str, pool: NodePool) -> bool:
+        """Whether a device plugin has a pod on the pool's nodes and its configuration names the device."""
+        tolerant = [one for one in self.of_kind("DaemonSet") if _name(one) == plugin
+                    and (not pool.taints or at(one, "spec.template.spec.tolerations"))
+                    and device in one["metadata"].get("devices", [device])]
+        return bool(tolerant) and self.is_available("DaemonSet", plugin)
+
+    def is_available(self, kind: str, name: str) -> bool:
+        """Whether a Deployment or DaemonSet of this name is available in any namespace."""
+        return any(own == kind and called == name and self.ready_at.get((own, space, called), 0.0) <= self.clock.now
+                   for own, space, called in self.objects)
+
+    def emit(self, thing: Mapping[str, Any], reason: str, message: str, *, kind: str = "", warning: bool = True
+             ) -> None:
+        """Record an event, unless it repeats the last one of its reason for this object."""
+        called, space = _name(thing), _namespace(thing) or "default"
+        kind = kind or str(thing.get("kind"))
+        last = next((one for one in reversed(self.events) if (one.kind, one.name, one.namespace, one.reason) ==
+                     (kind, called, space, reason)), None)
+        if last is None or last.message != message:
+            self.events.append(Event(self.clock.now, "Warning" if warning else "Normal", reason, kind, called, space,
+                                     message))
+
+    def reconcile(self) -> None:
+        """Let controllers, scheduler and kubelets catch up with the clock."""
+        from cloudsim.kubernetes.controllers import reconcile
+
+        reconcile(self)
+
+    def advance(self, seconds: float) -> None:
+        self.clock.advance(seconds)
+        self.reconcile()
+
+
+def _name(thing: Mapping[str, Any]) -> str:
+    return str((thing.get("metadata") or {}).get("name") or "")
+
+
+def _namespace(thing: Mapping[str, Any]) -> str:
+    return str((thing.get("metadata") or {}).get("namespace") or "")

@@ -1,0 +1,128 @@
+"""The scheduler: taints, selectors, anti-affinity, resources and claims, with the real one's messages."""
+
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from cloudsim.kubernetes.cloud import NodePool
+from cloudsim.kubernetes.cluster import Cluster, Node, Object
+from embark.kubernetes.objects import at, quantity, rows
+
+ANTI_AFFINITY = "affinity.podAntiAffinity.requiredDuringSchedulingIgnoredDuringExecution"
+NODE_AFFINITY = "affinity.nodeAffinity.requiredDuringSchedulingIgnoredDuringExecution.nodeSelectorTerms"
+
+
+def choose_node(cluster: Cluster, pod: Object) -> tuple[Node | None, str]:
+    """Return a node for a pod, or the message of the event FailedScheduling."""
+    if error := claim_error(cluster, pod):
+        return None, f"0/{len(cluster.ready_nodes())} nodes are available: {error}."
+    reasons: Counter[str] = Counter()
+    for node in cluster.ready_nodes():
+        found = _misfits(cluster, pod, node)
+        if not found:
+            return node, ""
+        reasons.update(found)
+    text = ", ".join(f"{count} {reason}" for reason, count in sorted(reasons.items()))
+    return None, f"0/{len(cluster.ready_nodes())} nodes are available: {text or 'no nodes'}."
+
+
+def pool_that_fits(cluster: Cluster, pod: Object) -> tuple[NodePool | None, str]:
+    """Return an autoscaled pool whose next node could run the pod, or why there is none."""
+    reasons: Counter[str] = Counter()
+    for pool in cluster.pools.values():
+        count = sum(node.pool == pool.name for node in cluster.nodes)
+        if count >= pool.max_nodes or claim_error(cluster, pod):
+            continue
+        space = {name: quantity(str(amount)) or 0.0 for name, amount in pool.allocatable.items()}
+        labels = cluster.labels(Node("new", pool.name, 0.0))
+        misfits = [*_taints(pool, pod), *_labels(labels, pod), *_lacks(space, requests(pod))]
+        if not misfits:
+            return pool, ""
+        reasons.update(misfits)
+    why = ", ".join(f"{count} {reason}" for reason, count in sorted(reasons.items()))
+    return None, f"pod didn't trigger scale-up: {why}" if why else ""
+
+
+def requests(pod: Mapping[str, Any]) -> dict[str, float]:
+    """Add up the requests of all containers and sidecars; other init containers run before them."""
+    spec = pod.get("spec") or {}
+    total: dict[str, float] = {}
+    sidecars = [one for one in rows(spec, "initContainers") if one.get("restartPolicy") == "Always"]
+    for container in [*rows(spec, "containers"), *sidecars]:
+        amounts = {**(at(container, "resources.limits") or {}), **(at(container, "resources.requests") or {})}
+        for name, amount in amounts.items():
+            total[str(name)] = total.get(str(name), 0.0) + (quantity(str(amount)) or 0.0)
+    return total
+
+
+def claim_error(cluster: Cluster, pod: Object) -> str:
+    for volume in rows(pod, "spec.volumes"):
+        name = at(volume, "persistentVolumeClaim.claimName")
+        if name is None:
+            continue
+        claim = cluster.find("PersistentVolumeClaim", str(name), pod["metadata"]["namespace"])
+        if claim is None:
+            return f'persistentvolumeclaim "{name}" not found'
+        if at(claim, "status.phase") != "Bound":
+            return "pod has unbound immediate PersistentVolumeClaims"
+    return ""
+
+
+def _misfits(cluster: Cluster, pod: Object, node: Node) -> list[str]:
+    labels = cluster.labels(node)
+    if found := [*_taints(cluster.pools[node.pool], pod), *_labels(labels, pod)]:
+        return found
+    placed = [one for one in cluster.of_kind("Pod") if at(one, "spec.nodeName") == node.name
+              and at(one, "status.phase") not in ("Succeeded", "Failed")]
+    for term in rows(pod, f"spec.{ANTI_AFFINITY}"):
+        wanted = at(term, "labelSelector.matchLabels") or {}
+        if any(_has(at(one, "metadata.labels") or {}, wanted) for one in placed):
+            return ["node(s) didn't match pod anti-affinity rules"]
+    space = cluster.allocatable(node)
+    for one in placed:
+        for name, amount in requests(one).items():
+            space[name] = space.get(name, 0.0) - amount
+    return _lacks(space, requests(pod))
+
+
+def _taints(pool: NodePool, pod: Mapping[str, Any]) -> list[str]:
+    tolerations = rows(pod, "spec.tolerations")
+    for taint in pool.taints:
+        if taint.get("effect") not in ("NoSchedule", "NoExecute"):
+            continue
+        if not any(_tolerates(one, taint) for one in tolerations):
+            return [f"node(s) had untolerated taint {{{taint['key']}: {taint.get('value', '')}}}"]
+    return []
+
+
+def _tolerates(toleration: Mapping[str, Any], taint: Mapping[str, str]) -> bool:
+    if toleration.get("effect") not in (None, "", taint.get("effect")):
+        return False
+    key, operator = toleration.get("key"), toleration.get("operator", "Equal")
+    if operator == "Exists":
+        return key in (None, "", taint["key"])
+    return key == taint["key"] and str(toleration.get("value", "")) == taint.get("value", "")
+
+
+def _labels(labels: Mapping[str, str], pod: Mapping[str, Any]) -> list[str]:
+    wrong = ["node(s) didn't match Pod's node affinity/selector"]
+    if not _has(labels, at(pod, "spec.nodeSelector") or {}):
+        return wrong
+    terms = rows(pod, f"spec.{NODE_AFFINITY}")
+    if terms and not any(all(_matches(labels, one) for one in rows(term, "matchExpressions")) for term in terms):
+        return wrong
+    return []
+
+
+def _matches(labels: Mapping[str, str], expression: Mapping[str, Any]) -> bool:
+    value, values = labels.get(str(expression.get("key"))), expression.get("values") or []
+    return {"In": value in values, "NotIn": value not in values, "Exists": value is not None,
+            "DoesNotExist": value is None}.get(str(expression.get("operator")), False)
+
+
+def _lacks(space: Mapping[str, float], wanted: Mapping[str, float]) -> list[str]:
+    return [f"Insufficient {name}" for name, amount in wanted.items() if amount > space.get(name, 0.0) + 1e-9]
+
+
+def _has(labels: Mapping[str, Any], wanted: Mapping[str, Any] | Iterable[tuple[str, Any]]) -> bool:
+    return all(str(labels.get(name)) == str(value) for name, value in dict(wanted).items())

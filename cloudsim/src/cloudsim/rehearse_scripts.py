@@ -1,0 +1,110 @@
+"""Runs the scripts that Embark renders for a spec, from an empty account to a trained model and back to nothing."""
+
+import re
+import shutil
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from tempfile import mkdtemp
+
+from cloudsim.account import Record
+from cloudsim.session import AccountSession
+from cloudsim.state import load_facts
+from embark.catalog import load_catalog
+from embark.errors import UserError
+from embark.lint.rendered import render_folder
+from embark.rehearse.account import AccountRehearsal, StepResult
+from embark.render.job import POD_TARGETS, Job, make_job
+from embark.render.targets.kubernetes import PLACEHOLDER_REGISTRY
+from embark.spec import load_spec
+
+PLAIN = {"vm": "./vm.sh", "tpu-vm": "./tpu_vm.sh"}  # The scripts of targets without a cluster.
+ENVIRONMENT = {"PROJECT": "your-project", "EMAIL": "you@example.com"}
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """Commands that belong together."""
+
+    title: str
+    commands: tuple[str, ...]
+
+
+def rehearse_scripts(spec: str, settings: Sequence[str], on_step: Callable[[StepResult], None]) -> AccountRehearsal:
+    """Render a spec and run its scripts in a simulated account; the first step that fails ends the rehearsal."""
+    job, assumed = _job(spec, settings)
+    steps = make_steps(job)
+    root = Path(mkdtemp(prefix="embark-account-"))
+    try:
+        folder = root / "folder"
+        copied = root / "spec.toml"  # Rendering would change the user's file.
+        if Path(spec).is_file():
+            shutil.copy(spec, copied)
+        render_folder(str(copied) if copied.exists() else spec, [*settings, f"place.image={job.image}"], out=folder)
+        (root / "state").mkdir()
+        with AccountSession(job.cloud, root / "state") as session:
+            session.bash("".join(f"export {name}={value}\n" for name, value in ENVIRONMENT.items()), folder)
+            results: list[StepResult] = []
+            for step in steps:
+                results.append(_run(session, step, folder))
+                on_step(results[-1])
+                if not results[-1].is_ok:
+                    break
+            report = session.report()
+    finally:
+        shutil.rmtree(root, ignore_errors=True)
+    return AccountRehearsal(job.cloud, job.spec.place.target, tuple(results), report.paid, tuple(assumed),
+                            report.not_modelled, report.elapsed_s)
+
+
+def make_steps(job: Job) -> list[Step]:
+    raw = load_facts("steps.toml")[job.cloud]
+    found = re.match(raw["registry"], job.image)
+    store = next((path for path in job.object_store_paths if path.is_written), None)
+    source = job.data_source if job.spec.data.path else ""
+    values = {
+        "region": job.location.region, "image": job.image, "source": source,
+        "bucket": "" if store is None else store.name, "account": job.spec.place.storage_account,
+        "path": source.partition("://")[2].partition("/")[2], **(found.groupdict() if found else {}),
+    }
+    steps = [Step("tools and project", tuple(raw["before"]))] if "before" in raw else []
+    if found:
+        steps.append(Step("image", tuple(line.format(**values) for line in raw["image"])))
+    if "://" in source:
+        steps.append(Step("data", ("./storage.sh buckets", *(line.format(**values) for line in raw["data"]))))
+    script = raw["script"] if job.spec.place.target in POD_TARGETS else PLAIN.get(job.spec.place.target, "")
+    if not script:
+        raise UserError(f'place.target = "{job.spec.place.target}" has no script that creates machines',
+                        fix=f"set it to {', '.join([*POD_TARGETS, *PLAIN])}")
+    if script == raw["script"]:
+        steps += [Step("train", (f"{script} --yes",)), Step("train again: what exists stays", (f"{script} --yes",)),
+                  Step("clean", (f"{script} clean --yes",)), Step("destroy", (f"{script} destroy --yes",))]
+    else:
+        steps += [Step(word, (f"{script} {word}",)) for word in ("up", "status", "down")]
+    ends = [line for line in raw["end"] if ("{bucket}" not in line or store) and ("{repository}" not in line or found)]
+    return [*steps, Step("delete bucket and registry", tuple(line.format(**values) for line in ends))]
+
+
+def _run(session: AccountSession, step: Step, folder: Path) -> StepResult:
+    before = len(session.report().records)
+    done = session.bash("\n".join(step.commands), folder)
+    records = session.report().records[before:]
+    if done.returncode == 0:
+        return StepResult(step.title, True, len(records), done.stdout)
+    refused = [one for one in records if one.code != 0]
+    last: Record | None = refused[-1] if refused else None
+    said = next((line for line in reversed(done.stdout.splitlines()) if line.strip()), "")
+    if last is None:
+        return StepResult(step.title, False, len(records), done.stdout, error=said)
+    return StepResult(step.title, False, len(records), done.stdout, " ".join((last.program, *last.words)), last.error)
+
+
+def _job(spec: str, settings: Sequence[str]) -> tuple[Job, list[str]]:
+    """Return the job, with an image that the account's registry can hold, and what was assumed for it."""
+    catalog = load_catalog()
+    job = make_job(load_spec(spec, settings), catalog)
+    if job.image.startswith(PLACEHOLDER_REGISTRY) or "/" not in job.image:
+        image = load_facts("steps.toml")[job.cloud]["example"].format(region=job.location.region)
+        job = make_job(load_spec(spec, [*settings, f"place.image={image}"]), catalog)
+        return job, [f"place.image is {image}: the spec names no registry"]
+    return job, []

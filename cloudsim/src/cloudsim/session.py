@@ -1,0 +1,84 @@
+"""An account in a process of its own, and shell commands that run in it as they would in a user's shell."""
+
+import json
+import marshal
+import os
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+from cloudsim.account import AccountReport, Record
+from cloudsim.server import REPORT
+from embark.errors import Fault
+
+START_S = 120.0
+STATE = "shell_state"
+
+
+class AccountSession:
+    """`with AccountSession("aws", folder) as session: session.bash("./storage.sh", folder)`."""
+
+    server: Sequence[str] = ("-m", "cloudsim.server")  # What Python runs; the cloud and a folder follow.
+
+    def __init__(self, cloud: str, folder: Path) -> None:
+        self._folder = folder
+        self._log = (folder / "server.log").open("w+")
+        # In a session of its own, so that Ctrl-C ends the shell's commands first.
+        self._process = subprocess.Popen(
+            [sys.executable, *self.server, cloud, str(folder)], stdout=self._log, stderr=subprocess.STDOUT,
+            start_new_session=True)
+
+    def __enter__(self) -> Self:
+        until = time.monotonic() + START_S
+        while not (self._folder / "ready").exists():
+            if self._process.poll() is not None or time.monotonic() > until:
+                self._process.kill()
+                raise Fault(f"the account did not start: {(self._folder / 'server.log').read_text()[-2000:]}")
+            time.sleep(0.05)
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+                 ) -> None:
+        self._process.terminate()
+        with suppress(subprocess.TimeoutExpired):
+            self._process.wait(20)
+        self._process.kill()
+        self._log.close()
+
+    @property
+    def environment(self) -> dict[str, str]:
+        """The environment variables of a shell whose programs are the account's."""
+        given: Mapping[str, str] = json.loads((self._folder / "environment.json").read_text())
+        path = os.pathsep.join([str(self._folder / "programs"), str(Path(sys.executable).parent),
+                                os.environ.get("PATH", "/usr/bin:/bin")])
+        kept = {name: value for name, value in os.environ.items()
+                if not name.startswith(("AWS_", "AZURE_", "GOOGLE_", "CLOUDSDK_", "KUBECONFIG"))}
+        return {**kept, "HOME": str(self._folder), **given, "PATH": path}
+
+    def bash(self, text: str, folder: Path, *, output: int | None = subprocess.PIPE, timeout_s: float = 3600.0
+             ) -> subprocess.CompletedProcess[str]:
+        """Run lines as if typed one after the other, up to the first that fails. Exported variables and the current
+        folder last until the next call."""
+        state = self._folder / STATE
+        script = "\n".join([
+            "set -eo pipefail", f'if [ -f "{state}" ]; then . "{state}"; fi', text,
+            f'{{ export -p; printf "cd %q\\n" "$PWD"; }} >"{state}.new" && mv "{state}.new" "{state}"'])
+        return subprocess.run(["bash", "-c", script], cwd=folder, env=self.environment, stdin=subprocess.DEVNULL,
+                              stdout=output, stderr=subprocess.STDOUT if output else None, text=True,
+                              timeout=timeout_s, check=False)
+
+    def report(self) -> AccountReport:
+        port, token = json.loads((self._folder / "server.json").read_text())
+        with socket.create_connection(("127.0.0.1", port)) as link:
+            link.sendall("".join(f"{field}\0" for field in ("5", token, REPORT, "", "", "0")).encode())
+            raw = marshal.loads(link.makefile("rb").read())
+        records: Sequence[Mapping[str, object]] = raw["records"]
+        return AccountReport(raw["cloud"], tuple(Record(**{**one, "words": tuple(one["words"])})  # type: ignore[arg-type]
+                                                 for one in records),
+                             tuple(raw["paid"]), tuple(raw["not_modelled"]), raw["elapsed_s"])

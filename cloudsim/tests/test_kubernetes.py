@@ -1,0 +1,275 @@
+"""The cluster of an account refuses what a real one refuses, and runs what a real one runs."""
+
+from __future__ import annotations
+
+import os
+import re
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+import yaml
+from render_jobs import job_of
+
+from cloudsim.account import Account, Call
+from cloudsim.kubernetes import programs
+from cloudsim.kubernetes.cloud import NodePool, VolumeFacts
+from cloudsim.kubernetes.cluster import Cluster
+from cloudsim.kubernetes.controllers import pods_of
+from cloudsim.programs import add_common_programs
+from embark.kubernetes.objects import OPERATOR_VERSIONS
+from embark.rehearse import engines as processes
+from embark.render.render import render
+
+GPU = NodePool("gpu", "p4d.24xlarge", "us-west-2b", 2, {
+    "cpu": "95690m", "memory": "1120Gi", "nvidia.com/gpu": "8", "vpc.amazonaws.com/efa": "4",
+    "hugepages-2Mi": "5120Mi"}, taints=({"key": "nvidia.com/gpu", "value": "present", "effect": "NoSchedule"},))
+SYSTEM = NodePool("system", "m7i.large", "us-west-2b", 2, {"cpu": "1930m", "memory": "6900Mi"})
+
+
+class Cloud:
+    """A cloud in which every image and bucket exists, and a volume that root owns."""
+
+    def __init__(self, folder: Path) -> None:
+        self.volume_facts = VolumeFacts(folder, mode=0o755)
+        self.refused_images: tuple[str, ...] = ()
+
+    def pull_error(self, image, pool, namespace):
+        return "no basic auth credentials" if image in self.refused_images else ""
+
+    def access_error(self, uri, *, write, namespace, service_account, pod):
+        return ""
+
+    def volume(self, volume, pool):
+        return self.volume_facts
+
+    def on_pool_change(self, pool, num_nodes):
+        return ""
+
+
+@pytest.fixture
+def account(tmp_path: Path) -> Account:
+    made = Account("aws", tmp_path)
+    add_common_programs(made)
+    cluster = Cluster("embark", Cloud(tmp_path), made.clock, tmp_path)
+    cluster.add_pool(SYSTEM)
+    cluster.add_pool(GPU)
+    made.clusters["embark"] = cluster
+    made.context = "embark"
+    made.clock.advance(120)
+    return made
+
+
+def run(account: Account, *words: str, folder: Path | None = None, stdin: str = ""):
+    return account.run(Call(words[0], words[1:], folder or account.folder, stdin=stdin))
+
+
+def apply(account: Account, *objects: dict) -> str:
+    done = run(account, "kubectl", "apply", "-f", "-", stdin=yaml.safe_dump_all(objects))
+    return done.out + done.err
+
+
+def job(**spec: object) -> dict:
+    pod = {"restartPolicy": "Never", "containers": [{"name": "main", "image": "app:1", "command": ["true"]}], **spec}
+    return {"apiVersion": "batch/v1", "kind": "Job", "metadata": {"name": "one", "namespace": "default"},
+            "spec": {"template": {"spec": pod}}}
+
+
+def events(account: Account) -> str:
+    return run(account, "kubectl", "get", "events").out
+
+
+def test_an_unknown_flag_a_misspelt_kind_and_a_missing_cluster_are_refused(account: Account):
+    assert "unknown flag: --name-space" in run(account, "kubectl", "get", "pods", "--name-space", "x").err
+    assert "doesn't have a resource type" in run(account, "kubectl", "get", "jobsets").err
+    account.context = ""
+    assert "connection to the server" in run(account, "kubectl", "get", "pods").err
+
+
+def test_an_object_needs_its_namespace(account: Account):
+    claim = {"apiVersion": "v1", "kind": "PersistentVolumeClaim", "metadata": {"name": "data", "namespace": "embark"},
+             "spec": {"accessModes": ["ReadWriteMany"], "resources": {"requests": {"storage": "1Gi"}}}}
+    assert 'namespaces "embark" not found' in apply(account, claim)
+    assert "created" in run(account, "kubectl", "create", "namespace", "embark").out
+    assert "created" in apply(account, claim)
+
+
+def test_a_field_that_kubernetes_does_not_know_is_refused(account: Account):
+    assert "strict decoding error" in apply(account, job(nodeSelectr={"a": "b"}))
+
+
+def test_a_kind_comes_with_its_operator_and_answers_when_that_runs(account: Account):
+    url = "https://github.com/kubernetes-sigs/jobset/releases/download/v0.12.0/manifests.yaml"
+    jobset = {"apiVersion": "jobset.x-k8s.io/v1alpha2", "kind": "JobSet", "metadata": {"name": "a"},
+              "spec": {"replicatedJobs": []}}
+    assert "ensure CRDs are installed first" in apply(account, jobset)
+    assert "Too long" in run(account, "kubectl", "apply", "-f", url).err
+    assert "404" in run(account, "kubectl", "apply", "--server-side", "-f", url.replace("0.12", "0.99")).err
+    assert run(account, "kubectl", "apply", "--server-side", "-f", url).code == 0
+    assert "failed calling webhook" in apply(account, jobset)
+    assert run(account, "kubectl", "wait", "deployment", "--all", "--namespace", "jobset-system",
+               "--for=condition=Available", "--timeout=300s").code == 0
+    assert "created" in apply(account, jobset)
+
+
+def test_pods_need_their_service_account(account: Account):
+    apply(account, job(serviceAccountName="embark"))
+    assert 'serviceaccount "embark" not found' in events(account)
+    run(account, "kubectl", "create", "serviceaccount", "embark")
+    run(account, "sleep", "30")
+    assert run(account, "kubectl", "get", "pods", "-o", "name").out.startswith("pod/one-")
+
+
+@pytest.mark.parametrize(("spec", "message"), [
+    ({"nodeSelector": {"node.kubernetes.io/instance-type": "p4d.24xlarge"}}, "untolerated taint {nvidia.com/gpu"),
+    ({"nodeSelector": {"topology.kubernetes.io/zone": "us-west-2a"}}, "node affinity/selector"),
+    ({"containers": [{"name": "main", "image": "app:1", "resources": {"requests": {"cpu": "2"}}}]}, "Insufficient cpu"),
+    ({"containers": [{"name": "main", "image": "app:1", "resources": {"limits": {"nvidia.com/gpu": 1}}}]},
+     "Insufficient nvidia.com/gpu"),
+    ({"volumes": [{"name": "data", "persistentVolumeClaim": {"claimName": "data"}}]},
+     'persistentvolumeclaim "data" not found'),
+])
+def test_a_pod_that_fits_no_node_says_why(account: Account, spec: dict, message: str):
+    apply(account, job(**spec))
+    assert message in events(account)
+    assert "timed out" in run(account, "kubectl", "wait", "job/one", "--for=condition=Complete", "--timeout=1h").err
+    assert account.clock.now > 3600, "the clock advanced, and nobody waited"
+
+
+def test_an_image_that_cannot_be_pulled_keeps_the_pod_waiting(account: Account):
+    account.cluster().cloud.refused_images = ("app:1",)
+    apply(account, job())
+    assert "no basic auth credentials" in events(account)
+    assert "ImagePullBackOff" in run(account, "kubectl", "get", "pods").out
+
+
+def test_a_device_is_there_when_its_plugin_tolerates_the_nodes(account: Account):
+    cluster = account.cluster()
+    cluster.remove_pool("gpu")
+    cluster.add_pool(NodePool(**{**{name: getattr(GPU, name) for name in GPU.__slots__},
+                                 "devices_after": {"vpc.amazonaws.com/efa": "aws-efa-k8s-device-plugin"}}))
+    run(account, "sleep", "120")
+    assert "vpc.amazonaws.com/efa" not in cluster.allocatable(cluster.nodes[-1])
+    repository = ("helm", "repo", "add", "eks", "https://aws.github.io/eks-charts")
+    chart = ("helm", "upgrade", "--install", "aws-efa-k8s-device-plugin", "eks/aws-efa-k8s-device-plugin", "-n",
+             "kube-system")
+    assert "repo eks not found" in run(account, *chart).err
+    assert run(account, *repository).code == 0
+    assert run(account, *chart).code == 0
+    run(account, "sleep", "60")
+    assert "vpc.amazonaws.com/efa" not in cluster.allocatable(cluster.nodes[-1]), "its pods do not tolerate the taint"
+    run(account, "helm", "uninstall", "aws-efa-k8s-device-plugin", "-n", "kube-system")
+    assert run(account, *chart, "--set-json", 'tolerations=[{"operator":"Exists"}]').code == 0
+    run(account, "sleep", "60")
+    assert cluster.allocatable(cluster.nodes[-1])["vpc.amazonaws.com/efa"] == 4
+
+
+def test_helm_does_not_take_over_what_others_made(account: Account):
+    account.cluster().add_daemon_set("aws-efa-k8s-device-plugin")
+    run(account, "helm", "repo", "add", "eks", "https://aws.github.io/eks-charts")
+    done = run(account, "helm", "upgrade", "--install", "aws-efa-k8s-device-plugin",
+               "eks/aws-efa-k8s-device-plugin", "-n", "kube-system")
+    assert "invalid ownership metadata" in done.err
+
+
+@pytest.fixture
+def untrained(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let pods that have started succeed at once; the tests of the guides train."""
+
+    def end(cluster, job):
+        pods = [pod.name for pod in pods_of(cluster, job, job["kind"])]
+        return programs.Outcome(True, "", logs=dict.fromkeys(pods, "trained\n"))
+
+    monkeypatch.setattr(programs, "_train", end)
+
+
+@pytest.fixture
+def forked(monkeypatch: pytest.MonkeyPatch, warm_ray_python: str) -> None:
+    """Fork the pods' programs from a process that has imported torch and Ray."""
+    monkeypatch.setattr(processes, "sys", SimpleNamespace(executable=warm_ray_python))
+
+
+def test_the_rendered_job_is_placed_and_started(account: Account, tmp_path: Path, untrained: None):
+    """A plain Job passes the queue, the claim, the nodes and the image."""
+    rendered = {file.path: file.text for file in render(job_of(
+        "p4d.24xlarge", image="app:1", queue="ml", zone="us-west-2b"))}
+    for name in ("kubernetes_job.yaml", "kueue.yaml"):
+        (tmp_path / name).write_text(rendered[name])
+    kueue = "https://github.com/kubernetes-sigs/kueue/releases/download/v0.19.2/manifests.yaml"
+    assert run(account, "kubectl", "apply", "--server-side", "--force-conflicts", "-f", kueue).code == 0
+    run(account, "sleep", "60")
+    done = run(account, "kubectl", "apply", "-f", "kubernetes_job.yaml")
+    assert done.code == 0, done.err
+    name = yaml.safe_load_all(rendered["kubernetes_job.yaml"])
+    job_name = next(one["metadata"]["name"] for one in name if one["kind"] == "Job")
+    held = run(account, "kubectl", "get", "job", job_name, "-n", "embark", "-o", "json").out
+    assert "LocalQueue ml doesn't exist" in held
+    assert run(account, "kubectl", "apply", "-f", "kueue.yaml").code == 0
+    done = run(account, "kubectl", "wait", f"job/{job_name}", "-n", "embark", "--for=condition=Complete",
+               "--timeout=2h")
+    assert done.code == 0, done.err + events(account) + run(account, "kubectl", "describe", "job", job_name,
+                                                       "-n", "embark").out
+    logs = run(account, "kubectl", "logs", "-n", "embark", "-l", f"batch.kubernetes.io/job-name={job_name}", "--prefix",
+               "--max-log-requests", "10").out
+    assert "[pod/" in logs
+    nodes = run(account, "kubectl", "get", "pods", "-o", "jsonpath={.items[*].spec.nodeName}", "-n", "embark").out
+    assert set(nodes.split()) == {"gpu-0", "gpu-1"}
+
+
+@pytest.mark.slow
+def test_a_rayjob_fails_with_the_exit_code_of_its_driver(
+    account: Account, tmp_path: Path, forked: None
+):
+    """A real Ray cluster of a head and two workers runs the driver; KubeRay's status follows from its end."""
+    rendered = {file.path: file.text for file in render(job_of(
+        "p4d.24xlarge", target="ray", image="app:1", zone="us-west-2b"))}
+    text, count = re.subn(r'(name: EMBARK_GRACE_S\n +value: )"120"', r'\1"soon"', rendered["rayjob.yaml"])
+    assert count == 1
+    (tmp_path / "rayjob.yaml").write_text(text.replace("backoffLimit: 1", "backoffLimit: 0"))
+    run(account, "helm", "repo", "add", "kuberay", "https://ray-project.github.io/kuberay-helm/")
+    run(account, "helm", "upgrade", "kuberay-operator", "kuberay/kuberay-operator", "--install", "--version",
+        OPERATOR_VERSIONS["kuberay"], "--namespace", "kuberay-system", "--create-namespace")
+    run(account, "sleep", "120")
+    done = run(account, "kubectl", "apply", "-f", "rayjob.yaml")
+    assert done.code == 0, done.err
+    get = ("kubectl", "get", "rayjob", "dlrm", "-n", "embark", "-o", "yaml")
+    assert yaml.safe_load(run(account, *get).out)["status"]["jobStatus"] == "RUNNING"
+    run(account, "sleep", "300")
+    status = yaml.safe_load(run(account, *get).out)["status"]
+    assert (status["jobDeploymentStatus"], status["jobStatus"], status["reason"]) == ("Failed", "FAILED", "AppFailed")
+    log = run(account, "kubectl", "logs", "-n", "embark", "-l", "batch.kubernetes.io/job-name=dlrm").out
+    assert "failed with exit code 64" in status["message"], log[-6000:]
+    assert "EMBARK_GRACE_S is 'soon', not a number of seconds" in log
+    pods = ("kubectl", "get", "pods", "-n", "embark", "-o", "name")
+    assert len(run(account, *pods).out.split()) == 4, "a head, two workers and the submitter"
+    run(account, "sleep", "600")
+    assert run(account, *pods).out.split() == ["pod/dlrm-submitter-0"], "the cluster is deleted after its time to live"
+
+
+@pytest.mark.slow
+def test_torchx_submits_a_job_that_volcano_runs(account: Account, tmp_path: Path, untrained: None):
+    """The real TorchX makes the request; its pods have the service account, the tolerations and the spec."""
+    rendered = {file.path: file.text for file in render(job_of(
+        "p4d.24xlarge", target="torchx", image="app:1", zone="us-west-2b"))}
+    (tmp_path / "cloud_component.py").write_text(rendered["cloud_component.py"])
+    words = ("torchx", "run", "--workspace", "", "-s", "kubernetes", "-cfg", "queue=default,namespace=embark",
+             "cloud_component.py:train")
+    environment = {"PATH": os.environ["PATH"], "HOME": str(tmp_path)}
+
+    def submit():
+        return account.run(Call(words[0], words[1:], tmp_path, environment))
+
+    assert "Volcano is not installed" in submit().err
+    url = "https://raw.githubusercontent.com/volcano-sh/volcano/v1.13.0/installer/volcano-development.yaml"
+    assert run(account, "kubectl", "apply", "-f", url).code == 0
+    run(account, "sleep", "120")
+    assert 'namespaces "embark" not found' in submit().err
+    run(account, "kubectl", "create", "namespace", "embark")
+    done = submit()
+    assert done.code == 0, done.err
+    assert 'serviceaccount "embark" not found' in run(account, "kubectl", "get", "events", "-n", "embark").out
+    run(account, "kubectl", "create", "serviceaccount", "embark", "-n", "embark")
+    done = run(account, "kubectl", "wait", "vcjob", "--all", "-n", "embark",
+               "--for=jsonpath={.status.state.phase}=Completed", "--timeout=2h")
+    assert done.code == 0, done.err + run(account, "kubectl", "get", "events", "-n", "embark").out + run(
+        account, "kubectl", "get", "vcjob", "-n", "embark", "-o", "yaml").out[-3000:]

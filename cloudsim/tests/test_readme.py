@@ -1,0 +1,22 @@
+"""README.md says what is modelled and what is not."""
+
+from pathlib import Path
+
+from cloudsim import aws, azure, gcp
+from cloudsim.azure.program import ANSWERS
+from cloudsim.gcp.gcloud import HANDLERS
+from cloudsim.kubernetes.kinds import builtin_kinds
+
+TEXT = (Path(__file__).parents[1] / "README.md").read_text()
+
+
+def test_the_readme_lists_what_no_account_models():
+    lines = [*aws.account.NOT_MODELLED, *azure.NOT_MODELLED, *gcp.NOT_MODELLED]
+    rows = [f"| {cloud} | {text} |" for cloud, _, text in (line.partition(": ") for line in lines)]
+    assert not [row for row in rows if row not in TEXT]
+
+
+def test_the_readme_counts_the_commands_and_kinds():
+    assert f"| `az` | {len(ANSWERS)} commands" in TEXT
+    assert f"| `gcloud`, `gsutil` | {len(HANDLERS)} commands" in TEXT
+    assert f"{len(builtin_kinds())} built-in kinds" in TEXT

@@ -1,0 +1,421 @@
+"""Any delimited text: rows cut where quotes allow it, fields parsed by pyarrow, wrong ones counted."""
+
+import embark.features.arrow  # noqa: F401 - says so if pyarrow is missing
+
+# isort: split
+import io
+import re
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import replace
+from functools import partial
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.csv as arrow_csv
+import pyarrow.types as types
+from pyarrow.parquet import ParquetFile
+
+from embark.data.prepare.inputs import InputFile, Inputs
+from embark.data.prepare.rows import Segment
+from embark.data.prepare.sampling import Column, refuse_twins
+from embark.data.prepare.text_stream import (
+    BOM,
+    RowBlock,
+    TextStream,
+    UnterminatedRow,
+    drop_malformed_rows,
+    fields_of,
+    head,
+    header_names,
+    is_gzip,
+    split_rows,
+)
+from embark.errors import DataError, EmbarkError, nearest
+from embark.features.arrow.cells import is_list, is_text, normalize_array
+from embark.features.arrow.row_parser import Location, RowParser, json_column
+from embark.features.rows import BadRow, RawRows
+from embark.features.schema import Schema
+from embark.features.values import json_object
+from embark.spec.data import PrepareSpec
+from embark.store.errors import explain_data
+
+_SCAN_BYTES = 8 << 20
+_HEADER_BYTES = 1 << 20
+_STAND_INS = (b"\x1f", b"\x1e", b"\x1d", b"\x1c", b"\x02", b"\x01")
+"""Characters that text does not have: one of them takes the place of a delimiter of several."""
+_MAX_CHUNK_BYTES = 1 << 30
+_MIN_BATCH_ROWS, _MAX_BATCH_ROWS = 1_024, 1 << 20
+_READ_BYTES = 1 << 20  # What is read of a column at a time.
+_JSON_DELIMITER = "\0\0"  # A line of JSON has none, and several characters know no quotes.
+
+
+class CsvReader:
+    """Reads delimited text, plain or gzip."""
+
+    def __init__(
+        self, schema: Schema, prepare: PrepareSpec, inputs: Inputs, parser: RowParser | None = None
+    ) -> None:
+        self._schema, self._inputs = schema, inputs
+        self._parser = parser or RowParser(schema, prepare)
+        self._delimiter = schema.delimiter.encode()
+        self._has_quotes = len(self._delimiter) == 1  # A delimiter of several characters knows no quotes.
+
+    def segments(self, file: InputFile, segment_bytes: int) -> list[Segment]:
+        """Cut a file between rows into pieces of about that size. Gzip cannot be entered in the middle, and to look
+        for quotes in a remote file would be to fetch it twice: these are one segment each."""
+        one = [Segment(file, 0, 0, file.size_bytes)]
+        is_remote = self._inputs.local_path(file.uri) is None
+        if file.size_bytes <= segment_bytes or is_remote or is_gzip(self._inputs, file):
+            return one
+        cuts = self._cuts_by_quotes(file, segment_bytes) if self._finds_quote(file) else self._cuts(file, segment_bytes)
+        bounds = [0, *cuts, file.size_bytes]
+        return [Segment(file, i, start, stop) for i, (start, stop) in enumerate(pairwise(bounds))]
+
+    def read(self, segment: Segment, chunk_bytes: int) -> Iterator[RawRows]:
+        """Yield the segment's rows in order."""
+        file, has_header = segment.file, False
+        columns: Sequence[str] = self._schema.columns
+        if self._schema.has_header:
+            columns, has_header = self._columns_of(file)
+        stream = TextStream(self._inputs, file, segment.start, segment.stop, min(chunk_bytes, _MAX_CHUNK_BYTES))
+        pieces, first_byte = _without_bom(stream.pieces) if segment.start == 0 else (stream.pieces, segment.start)
+        is_header_next = has_header and segment.start == 0
+        for cut, num_lines, new_bytes in self._blocks(stream, pieces, first_byte):
+            if isinstance(cut, UnterminatedRow):
+                if is_header_next:
+                    raise DataError(f"{file.uri}: the header cannot be read: {cut.why}",
+                                    fix="repair its first line, or set data.prepare.header = false")
+                yield self._unterminated(cut, num_lines, new_bytes, file)
+                continue
+            text, rows = cut.text, np.flatnonzero(~cut.is_blank)
+            if is_header_next and len(rows):
+                behind = int(cut.starts[rows[0] + 1] - cut.starts[0]) if rows[0] + 1 < len(cut.starts) else len(text)
+                text, rows, is_header_next = text[behind:], rows[1:], False
+            table, wrong = self._parse(text, columns, file)
+            bad = [BadRow(int(cut.lines[rows[number]]), f"its fields are {fields} instead of {len(columns)}")
+                   for number, fields in wrong.items()]
+            rows = np.delete(rows, list(wrong))
+            if table.num_rows != len(rows):
+                raise DataError(f"{file.uri}: {len(rows)} rows were counted from byte {cut.starts[0]:,} on, "
+                                f"and {table.num_rows} read", fix="say so to the authors of Embark, with the lines")
+            location = Location(cut.lines[rows], cut.starts[rows], num_lines, new_bytes, bad)
+            yield self._parser.parse(table.column, location, file.uri)
+
+    def _blocks(
+        self, stream: TextStream, pieces: Iterator[bytes], first_byte: int
+    ) -> Iterator[tuple[RowBlock | UnterminatedRow, int, int]]:
+        """Yield complete rows, how many lines they take, and how many bytes of the file."""
+        line = read_bytes = 0
+        for block in split_rows(pieces, self._delimiter, has_quotes=self._has_quotes, first_byte=first_byte):
+            now_bytes = stream.tell()
+            yield block, block.stop_line - line, now_bytes - read_bytes
+            line, read_bytes = block.stop_line, now_bytes
+
+    def _unterminated(self, row: UnterminatedRow, num_lines: int, read_bytes: int, file: InputFile) -> RawRows:
+        none = np.zeros(0, np.int64)
+        location = Location(none, none, num_lines, read_bytes, [BadRow(row.line, row.why)])
+        return self._parser.parse(partial(json_column, []), location, file.uri)
+
+    def _parse(self, text: bytes, columns: Sequence[str], file: InputFile) -> tuple[Any, dict[int, int]]:
+        """Return the wanted columns as bytes. Rows with a wrong number of fields are left out; that number is returned
+        by their position among the rows that are not empty lines."""
+        delimiter = self._delimiter
+        if len(delimiter) > 1:
+            _refuse_quotes(text, delimiter, file)
+            stand_in = next((c for c in _STAND_INS if c not in text), None)
+            if stand_in is None:
+                raise DataError(f"{file.uri}: is not text: it has control characters of every kind",
+                                fix="data.prepare.input names text files only")
+            text, delimiter = text.replace(delimiter, stand_in), stand_in
+        try:
+            return self._table(text, delimiter, columns), {}
+        except pa.ArrowInvalid:
+            # pyarrow could leave them out itself, except those that are not UTF-8.
+            text, wrong = drop_malformed_rows(text, delimiter, len(columns), has_quotes=self._has_quotes)
+        try:
+            return self._table(text, delimiter, columns), wrong
+        except pa.ArrowInvalid as error:
+            raise DataError(f"{file.uri}: is not delimited text that can be read: {error}",
+                            fix="check data.prepare.delimiter, and that the file is UTF-8 text") from error
+
+    def _table(self, text: bytes, delimiter: bytes, columns: Sequence[str]) -> Any:
+        if not text:
+            return _empty(columns)
+        has_quotes, wanted = self._has_quotes and b'"' in text, self._parser.columns
+        return arrow_csv.read_csv(
+            pa.py_buffer(text),
+            read_options=arrow_csv.ReadOptions(column_names=list(columns), use_threads=False, block_size=len(text) + 1),
+            parse_options=arrow_csv.ParseOptions(
+                delimiter=delimiter.decode("latin-1"), quote_char='"' if has_quotes else False,
+                newlines_in_values=has_quotes, ignore_empty_lines=True),
+            convert_options=arrow_csv.ConvertOptions(
+                check_utf8=False, column_types={name: pa.binary() for name in wanted}, include_columns=wanted,
+                strings_can_be_null=False),
+        )
+
+    def _columns_of(self, file: InputFile) -> tuple[Sequence[str], bool]:
+        """Return the columns in this file's own order, and whether it has a header: pieces that `split` made have
+        none."""
+        text = head(self._inputs, file, _HEADER_BYTES).removeprefix(BOM)
+        first = next((row for row in fields_of(text, self._schema.delimiter) if row), [])
+        names = header_names(first)
+        known = self._schema.columns
+        if twice := [name for name in self._parser.columns if names.count(name) > 1]:
+            raise DataError(f"{file.uri}: has two columns named {twice[0]!r}", fix="rename one of them")
+        lacking = [name for name in self._parser.columns if name not in names]
+        if not lacking:
+            return names, True
+        if len(names) == len(known) and not set(names) & set(known):
+            return known, False
+        raise DataError(f"{file.uri}: its header has no column " + ", ".join(map(repr, lacking)),
+                        fix=nearest(lacking[0], names) + " Every file has the columns of the first one")
+
+    def _finds_quote(self, file: InputFile) -> bool:
+        if not self._has_quotes:
+            return False
+        return any(b'"' in self._inputs.read(file.uri, start, _SCAN_BYTES)
+                   for start in range(0, file.size_bytes, _SCAN_BYTES))
+
+    def _cuts(self, file: InputFile, segment_bytes: int) -> list[int]:
+        """Cut behind the first line end from each multiple of `segment_bytes` on."""
+        cuts: list[int] = []
+        for target in range(segment_bytes, file.size_bytes, segment_bytes):
+            at = max(target, cuts[-1] if cuts else 0)
+            while at < file.size_bytes:
+                some = self._inputs.read(file.uri, at, 1 << 16)
+                end = some.find(b"\n")
+                at += len(some) if end < 0 else end + 1
+                if end >= 0 or not some:
+                    break
+            if at < file.size_bytes and at > (cuts[-1] if cuts else 0):
+                cuts.append(at)
+        return cuts
+
+    def _cuts_by_quotes(self, file: InputFile, segment_bytes: int) -> list[int]:
+        """Cut where a line end may be within quotes, which takes reading from the start."""
+        cuts: list[int] = []
+        target = segment_bytes
+        pieces, first_byte = _without_bom(TextStream(self._inputs, file, 0, file.size_bytes, _SCAN_BYTES).pieces)
+        for cut in split_rows(pieces, self._delimiter, first_byte=first_byte):
+            if not isinstance(cut, RowBlock):
+                continue
+            while (position := int(np.searchsorted(cut.starts, target))) < len(cut.starts):
+                cuts.append(int(cut.starts[position]))
+                target = cuts[-1] - cuts[-1] % segment_bytes + segment_bytes
+        return cuts
+
+
+def _empty(columns: Sequence[str]) -> Any:
+    return pa.table({name: pa.array([], pa.binary()) for name in columns})
+
+
+def _without_bom(pieces: Iterator[bytes]) -> tuple[Iterator[bytes], int]:
+    first = next(pieces, b"")
+    while 0 < len(first) < len(BOM) and (more := next(pieces, b"")):
+        first += more
+    has_bom = first.startswith(BOM)
+
+    def rest() -> Iterator[bytes]:
+        yield first[len(BOM) :] if has_bom else first
+        yield from pieces
+
+    return rest(), len(BOM) if has_bom else 0
+
+
+def _refuse_quotes(text: bytes, delimiter: bytes, file: InputFile) -> None:
+    if b'"' not in text:
+        return
+    mark = re.escape(delimiter)
+    if re.search(rb'(?:\A|\n|' + mark + rb')"[^"\n]*"(?:' + mark + rb'|\r?\n|\Z)', text):
+        raise DataError(f"{file.uri}: has fields in quotes between delimiters of {len(delimiter)} characters",
+                        fix="write the file with a delimiter of one character, or without the quotes")
+
+
+class ParquetReader:
+    """Reads Parquet files, NVTabular's and Spark's among them."""
+
+    def __init__(
+        self, schema: Schema, prepare: PrepareSpec, inputs: Inputs, parser: RowParser | None = None
+    ) -> None:
+        self._schema, self._inputs = schema, inputs
+        self._parser = parser or RowParser(schema, prepare)
+
+    def segments(self, file: InputFile, segment_bytes: int) -> list[Segment]:
+        """Cut a file between row groups into pieces of about that size."""
+        with open_parquet(self._inputs, file) as parquet:
+            metadata = parquet.metadata
+            sizes = [_stored_bytes(metadata.row_group(i)) for i in range(metadata.num_row_groups)]
+        found: list[Segment] = []
+        start = size_bytes = 0
+        for group, size in enumerate(sizes):
+            size_bytes += size
+            if size_bytes >= segment_bytes or group == len(sizes) - 1:
+                found.append(Segment(file, len(found), start, group + 1))
+                start, size_bytes = group + 1, 0
+        return found
+
+    def read(self, segment: Segment, chunk_bytes: int) -> Iterator[RawRows]:
+        """Yield the segment's rows in order."""
+        file, line = segment.file, 0
+        with open_parquet(self._inputs, file) as parquet:
+            names = parquet.schema_arrow.names
+            if lacking := [name for name in self._parser.columns if name not in names]:
+                raise DataError(f"{file.uri}: has no column " + ", ".join(map(repr, lacking)),
+                                fix=nearest(lacking[0], names) + " Every file has the columns of the first one")
+            groups = range(segment.start, segment.stop)
+            metadata = parquet.metadata
+            position = sum(metadata.row_group(i).num_rows for i in range(segment.start))
+            try:
+                batch_rows = self._batch_rows(metadata, groups, chunk_bytes)
+            except UnicodeDecodeError as error:  # of the name of a column
+                raise _broken(file, error) from error
+            stored = sum(_stored_bytes(metadata.row_group(i)) for i in groups)
+            bytes_per_row = stored / max(1, sum(metadata.row_group(i).num_rows for i in groups))
+            try:
+                for batch in parquet.iter_batches(batch_rows, list(groups), self._parser.columns, use_threads=False):
+                    num_rows = batch.num_rows
+                    lines = np.arange(line, line + num_rows)
+                    location = Location(lines, lines + position, num_rows, int(bytes_per_row * num_rows))
+                    yield self._parser.parse(batch.column, location, file.uri)
+                    line += num_rows
+            except (pa.ArrowException, OSError) as error:
+                raise _broken(file, error) from error
+
+    def _batch_rows(self, metadata: Any, groups: range, chunk_bytes: int) -> int:
+        """Return how many rows come to `chunk_bytes` when they are unpacked."""
+        num_rows = max(1, sum(metadata.row_group(i).num_rows for i in groups))
+        wanted, size = set(self._parser.columns), 0
+        for group in groups:
+            columns = metadata.row_group(group)
+            for i in range(columns.num_columns):
+                column = columns.column(i)
+                if column.path_in_schema.split(".")[0] in wanted:
+                    # Repeated words are stored once, and unpacked each time.
+                    size += max(column.total_uncompressed_size, 8 * column.num_values)
+        return min(max(int(chunk_bytes * num_rows / max(size, 1)), _MIN_BATCH_ROWS), _MAX_BATCH_ROWS)
+
+
+def sample_parquet(
+    inputs: Inputs, file: InputFile, max_rows: int, missing: Collection[str]
+) -> tuple[tuple[Column, ...], int]:
+    """Return the columns of the first rows, and how many rows these are."""
+    with open_parquet(inputs, file) as parquet:
+        names = parquet.schema_arrow.names
+        refuse_twins(file, names)
+        try:
+            batch = next(parquet.iter_batches(max_rows, use_threads=False), None)
+        except (pa.ArrowException, OSError) as error:
+            raise _broken(file, error) from error
+    if batch is None or not batch.num_rows:
+        raise DataError(f"{file.uri}: has columns, but no rows", fix="add at least one row below its header")
+    columns = (_sampled(name, normalize_array(batch.column(i)), missing) for i, name in enumerate(names))
+    return tuple(columns), batch.num_rows
+
+
+def _sampled(name: str, array: Any, missing: Collection[str]) -> Column:
+    kind, values = array.type, normalize_array(pc.list_flatten(array)) if is_list(array.type) else array
+    if types.is_nested(values.type):
+        return Column(name, (), len(array), type="nested")
+    if types.is_timestamp(kind):  # Python has neither nanoseconds nor every zone
+        utc = values.cast(pa.timestamp("s", kind.tz), safe=False).cast(pa.int64()).cast(pa.timestamp("s"))
+        values = pc.binary_join_element_wise(utc.cast(pa.string()), "Z" if kind.tz else "", "")
+    cells = [_text(value) for value in values.to_pylist()]
+    if is_list(kind):
+        return Column(name, tuple(cell for cell in cells if cell not in missing), len(array), "list")
+    return Column.of(name, cells, missing, (
+        "text" if is_text(kind) or types.is_null(kind) else "boolean" if types.is_boolean(kind)
+        else "integer" if types.is_integer(kind) else "time" if types.is_temporal(kind) else "float"
+    ))
+
+
+def _text(value: Any) -> str:
+    if isinstance(value, bytes):
+        return value.decode(errors="replace")
+    return "" if value is None else str(int(value)) if isinstance(value, bool) else str(value)
+
+
+def open_parquet(inputs: Inputs, file: InputFile) -> Any:
+    """Open a `pyarrow.parquet.ParquetFile`; an error names the file."""
+    path = inputs.local_path(file.uri)
+    source = path if path is not None else pa.PythonFile(_Ranges(inputs, file), mode="r")
+    try:
+        return ParquetFile(source, memory_map=path is not None, buffer_size=_READ_BYTES, pre_buffer=False)
+    except (pa.ArrowException, OSError) as error:
+        raise _broken(file, error) from error
+
+
+def _broken(file: InputFile, error: Exception) -> EmbarkError:
+    """Explain an error: the file is cut short, damaged or something else, or the machine could not read it."""
+    if isinstance(error, OSError) and error.errno:
+        return explain_data(error, file.uri)
+    return DataError(f"{file.uri}: is not a Parquet file that can be read: {str(error).splitlines()[0]}",
+                     fix="copy or write it again; a Parquet file ends with its index, so one cut short is lost")
+
+
+def _stored_bytes(group: Any) -> int:
+    return sum(group.column(i).total_compressed_size for i in range(group.num_columns))
+
+
+class _Ranges(io.RawIOBase):
+    """A remote file that fetches only the bytes that are read."""
+
+    def __init__(self, inputs: Inputs, file: InputFile) -> None:
+        super().__init__()
+        self._inputs, self._file = inputs, file
+        self._at = 0
+
+    def readable(self) -> bool:
+        return True
+
+    def seekable(self) -> bool:
+        return True
+
+    def tell(self) -> int:
+        return self._at
+
+    def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
+        base = {io.SEEK_SET: 0, io.SEEK_CUR: self._at, io.SEEK_END: self._file.size_bytes}[whence]
+        self._at = max(0, base + offset)
+        return self._at
+
+    def read(self, size: int = -1) -> bytes:
+        left = max(0, self._file.size_bytes - self._at)
+        data = self._inputs.read(self._file.uri, self._at, left if size < 0 else min(size, left))
+        self._at += len(data)
+        return data
+
+
+class JsonLinesReader(CsvReader):
+    """Reads JSON Lines, plain or gzip; cut into segments as other text is. Numbers are read as the text they stand
+    for."""
+
+    def __init__(
+        self, schema: Schema, prepare: PrepareSpec, inputs: Inputs, parser: RowParser | None = None
+    ) -> None:
+        super().__init__(replace(schema, delimiter=_JSON_DELIMITER, has_header=False), prepare, inputs, parser)
+
+    def read(self, segment: Segment, chunk_bytes: int) -> Iterator[RawRows]:
+        """Yield the segment's rows in order. A key that a line lacks is a missing value."""
+        stream = TextStream(self._inputs, segment.file, segment.start, segment.stop, chunk_bytes)
+        for block, num_lines, new_bytes in self._blocks(stream, stream.pieces, segment.start):
+            if isinstance(block, UnterminatedRow):
+                yield self._unterminated(block, num_lines, new_bytes, segment.file)
+                continue
+            found: list[Mapping[str, Any]] = []
+            kept: list[int] = []
+            bad = []
+            ends = [*(block.starts[1:] - block.starts[0]), len(block.text)]
+            for row in np.flatnonzero(~block.is_blank):
+                text = block.text[block.starts[row] - block.starts[0] : ends[row]].removeprefix(BOM)
+                value = json_object(text)
+                if value is None:
+                    bad.append(BadRow(int(block.lines[row]), "is not a JSON object"))
+                else:
+                    found.append(value)
+                    kept.append(int(row))
+            location = Location(block.lines[kept], block.starts[kept], num_lines, new_bytes, bad)
+            cells = partial(json_column, found, split=self._parser.split_cell)
+            yield self._parser.parse(cells, location, segment.file.uri)

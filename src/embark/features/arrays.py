@@ -1,0 +1,22 @@
+"""Types of numpy's arrays, and arithmetic on ragged ones."""
+
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+Array = NDArray[Any]
+Mask = NDArray[np.bool_]
+Bytes = NDArray[np.uint8]
+Int32s = NDArray[np.int32]
+Int64s = NDArray[np.int64]
+Hashes = NDArray[np.uint64]
+Floats = NDArray[np.float32]
+Doubles = NDArray[np.float64]
+
+
+def ragged_positions(starts: NDArray[Any], lengths: NDArray[Any]) -> NDArray[np.int64]:
+    """Return the positions of all values of some runs, one run behind the other: `lengths` values from `starts` on."""
+    lengths = lengths.reshape(-1)
+    ends = np.cumsum(lengths, dtype=np.int64)
+    return np.repeat(starts.reshape(-1) - (ends - lengths), lengths) + np.arange(lengths.sum())

@@ -1,0 +1,490 @@
+"""Cells of an Arrow column as numbers and as keys; those that cannot be read are marked, never raised."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Self
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.types as types
+
+from embark.errors import DataError
+from embark.features.arrays import Array, Bytes, Doubles, Hashes, Int32s, Int64s, Mask
+from embark.features.hashing import hash_counters
+from embark.features.schema import SparseColumn
+from embark.features.values import (
+    INTEGER,
+    ISO_PATTERNS,
+    MAX_MICROS,
+    MEANINGS,
+    MICROS_PER_DAY,
+    MICROS_PER_HOUR,
+    MICROS_PER_UNIT,
+    NUMBER,
+    TimeFormat,
+)
+
+Numbers = tuple[Array, Mask | None]
+"""[n] values, NaN where missing or bad; [n] where there is a value that is not a finite 32-bit number."""
+
+_LIST_BYTES = 1 << 20
+_MICROS = pa.timestamp("us")
+_UNIT_S = {"s": 1.0, "ms": 1e-3, "us": 1e-6, "ns": 1e-9}
+_TRUE, _FALSE = ["true", "yes"], ["false", "no"]
+_HEX_DIGITS = np.full(256, 255, np.uint8)
+_HEX_DIGITS[list(b"0123456789abcdef")] = range(16)
+_HEX_DIGITS[list(b"ABCDEF")] = range(10, 16)
+LARGEST = float(np.finfo(np.float32).max)
+_KEY = 0x656D6261726B2D77
+_TRIAL_ROWS = 4_096
+_WORTH_SHARE = 0.5
+
+
+@dataclass(frozen=True, slots=True)
+class SparseCells:
+    """The keys of a sparse column."""
+
+    keys: Hashes  # [n], or of a list all one after the other.
+    lengths: Int32s | None = None  # [n] of a list.
+    is_missing: Mask | None = None  # [n] of no list.
+    is_bad: Mask | None = None  # [n]: the cell, or one value of the list, is not what the column holds.
+    num_cut: int = 0
+
+    def cut(self, max_ids: int) -> Self:
+        """Shorten lists to at most `max_ids`."""
+        if self.lengths is None or not (num_cut := int((self.lengths > max_ids).sum())):
+            return self
+        index = np.arange(len(self.keys)) - np.repeat(np.cumsum(self.lengths) - self.lengths, self.lengths)
+        return replace(self, keys=self.keys[index < max_ids], lengths=self.lengths.clip(max=max_ids), num_cut=num_cut)
+
+
+@dataclass(frozen=True, slots=True)
+class CellParser:
+    """Reads the cells of an input."""
+
+    missing: tuple[str, ...]  # Text that stands for no value.
+    list_delimiter: str = "|"  # Between the values of a cell of text; empty: `|` or `;`.
+
+    def numbers(self, array: Any, *, may_be_text: bool = False) -> Numbers:
+        """Read a dense column, or a label, which `may_be_text`: true, false, yes or no."""
+        if isinstance(array, np.ndarray):
+            return _finite(array, array)
+        kind = (array := normalize_array(array)).type
+        if types.is_null(kind):
+            return np.full(len(array), np.nan), None
+        if is_text(kind):
+            return _numbers_of_text(self.without_missing(array), may_be_text)
+        if types.is_timestamp(kind):
+            return _finite(_floats(array.cast("int64")) * _UNIT_S[kind.unit], array)
+        if types.is_date(kind):
+            number, unit_s = ("int32", 86_400.0) if types.is_date32(kind) else ("int64", 1e-3)
+            return _finite(_floats(array.cast(number)) * unit_s, array)
+        if types.is_boolean(kind) or types.is_integer(kind) or types.is_floating(kind) or types.is_decimal(kind):
+            return _finite(_floats(array), array)
+        raise DataError(f"holds {kind}, which is not a number")
+
+    def keys(self, array: Any, column: SparseColumn) -> SparseCells:
+        """Read a sparse column: one key a row, or a list of them."""
+        if isinstance(array, np.ndarray):
+            kind = np.uint64 if array.dtype == np.uint64 else np.int64
+            return SparseCells(array.astype(kind, copy=False).view(np.uint64))
+        array = normalize_array(array)
+        if not column.is_list:
+            return self._one_key(array, column.kind)
+        # Short values in long cells come to many times their text while they are hashed, so not all at once.
+        step = max(1, -(-len(array) // max(1, -(-array.nbytes // _LIST_BYTES))))
+        slices = [self._lists(array[i : i + step], column) for i in range(0, max(1, len(array)), step)]
+        return _joined(slices) if len(slices) > 1 else slices[0]
+
+    def _lists(self, array: Any, column: SparseColumn) -> SparseCells:
+        values, lengths = self._values_of_lists(array)
+        found = self._one_key(values, column.kind)
+        owner = np.repeat(np.arange(len(lengths)), lengths)
+        is_bad = None
+        if found.is_bad is not None:
+            is_bad = np.bincount(owner[found.is_bad], minlength=len(lengths)) > 0
+        keys = found.keys
+        if found.is_missing is not None:
+            is_there = ~found.is_missing
+            keys, owner = keys[is_there], owner[is_there]
+            lengths = np.bincount(owner, minlength=len(lengths))
+        return SparseCells(keys, lengths.astype(np.int32), None, is_bad).cut(column.max_ids)
+
+    def without_missing(self, array: Any) -> Any:
+        """Replace text that stands for no value by null."""
+        if not self.missing:
+            return array
+        # Most columns have none of them, and only short cells can be one.
+        _, lengths, _ = buffers_of(array)
+        longest = max(len(text.encode()) for text in self.missing)
+        if not len(lengths) or lengths.min() > longest:
+            return array
+        kind = pa.binary() if array.type in (pa.binary(), pa.string()) else pa.large_binary()
+        spellings = pa.array([text.encode() for text in self.missing], kind)
+        is_missing = pc.is_in(as_bytes(array), value_set=spellings)
+        return pc.if_else(is_missing, pa.scalar(None, array.type), array)
+
+    def _one_key(self, array: Any, kind: str) -> SparseCells:
+        if types.is_null(array.type):
+            array = array.cast(pa.string())
+        if kind == "number":  # of weights: the bits of a float64
+            values, is_bad = self.numbers(array)
+            return SparseCells(np.asarray(values, np.float64).view(np.uint64), is_bad=is_bad)
+        if kind == "text":
+            array = self.text(array)
+            return SparseCells(hash_words(array), is_missing=_nulls(array))
+        if is_text(array.type):
+            array = self.without_missing(trim(array))
+            keys, is_bad = _hexadecimal(array) if kind == "hex" else _integers_of_text(array)
+        else:
+            keys, is_bad = _integers(array)
+        is_missing = _nulls(array)
+        if types.is_floating(array.type):
+            is_nan = np.isnan(_floats(array))
+            is_missing = is_nan if is_nan.any() else None
+        return SparseCells(keys, is_missing=is_missing, is_bad=is_bad)
+
+    def words(self, array: Any, column: SparseColumn) -> Any:
+        """Return the distinct values of a column of text, whose `hash_bytes` are its keys."""
+        array = normalize_array(array)
+        if column.is_list:
+            array, _ = self._values_of_lists(array)
+        return self.text(array).drop_null().unique()
+
+    def text(self, array: Any) -> Any:
+        """Return the values of a column as text without spaces around them, null where one is missing."""
+        if types.is_nested(array.type):
+            raise DataError(f"holds {array.type} where one value must be")
+        if not is_text(array.type):
+            array = array.cast(pa.string())
+        return self.without_missing(trim(array))
+
+    def _values_of_lists(self, array: Any) -> tuple[Any, Int64s]:
+        """Return all values one after the other, and how many each row has."""
+        if is_text(array.type):
+            array = self.without_missing(trim(array))
+            text = as_text(array)
+            array = pc.split_pattern(text, self.list_delimiter) if self.list_delimiter else \
+                pc.split_pattern_regex(text, "[|;]")
+        elif not is_list(array.type):
+            # One value is a list of one, no value an empty one.
+            is_there = array.is_valid().to_numpy(zero_copy_only=False)
+            return array.drop_null(), is_there.astype(np.int64)
+        counted = pc.list_value_length(array).fill_null(0)
+        lengths = counted.to_numpy(zero_copy_only=False).astype(np.int64)
+        values = normalize_array(pc.list_flatten(array))
+        if is_list(values.type) or types.is_nested(values.type):
+            raise DataError(f"holds {array.type}: lists of lists are not read")
+        return values, lengths
+
+
+def _joined(slices: list[SparseCells]) -> SparseCells:
+    lengths = [s.lengths for s in slices if s.lengths is not None]
+    bad = [np.zeros(len(n), np.bool_) if s.is_bad is None else s.is_bad for s, n in zip(slices, lengths, strict=True)]
+    return SparseCells(
+        np.concatenate([s.keys for s in slices]), np.concatenate(lengths),
+        is_bad=np.concatenate(bad) if any(s.is_bad is not None for s in slices) else None,
+        num_cut=sum(s.num_cut for s in slices),
+    )
+
+
+def normalize_array(array: Any) -> Any:
+    """Return one chunk with dictionaries decoded, views and fixed sizes as plain binary; numpy's arrays as Arrow's."""
+    if isinstance(array, np.ndarray):
+        return pa.array(array)
+    if isinstance(array, pa.ChunkedArray):
+        array = array.combine_chunks()
+    if types.is_dictionary(array.type):
+        array = array.dictionary_decode()
+    if types.is_string_view(array.type):
+        array = array.cast(pa.string())
+    elif types.is_binary_view(array.type) or types.is_fixed_size_binary(array.type):
+        array = array.cast(pa.binary())
+    return array
+
+
+def join_arrays(arrays: Sequence[Any]) -> Any:
+    """Join the arrays of one column."""
+    return pa.concat_arrays(arrays)
+
+
+def is_text(kind: Any) -> bool:
+    """Whether a type is strings or bytes."""
+    return kind in (pa.string(), pa.large_string(), pa.binary(), pa.large_binary())
+
+
+def is_list(kind: Any) -> bool:
+    """Whether a type has several values a cell."""
+    return bool(types.is_list(kind) or types.is_large_list(kind) or types.is_fixed_size_list(kind))
+
+
+def _numbers_of_text(array: Any, may_be_text: bool) -> Numbers:
+    text = as_text(array)
+    try:
+        return _finite(_floats(text.cast(pa.float64())), array)
+    except pa.ArrowInvalid:
+        pass
+    text = pc.ascii_trim_whitespace(text)
+    if may_be_text:
+        word = pc.ascii_lower(text)
+        text = pc.if_else(pc.is_in(word, value_set=pa.array(_TRUE)), "1",
+                          pc.if_else(pc.is_in(word, value_set=pa.array(_FALSE)), "0", text))
+    is_number = pc.match_substring_regex(text, f"^{NUMBER}$")
+    numbers = pc.if_else(is_number, text, pa.scalar(None, text.type))
+    return _finite(_floats(pc.replace_substring_regex(numbers, r"^\+", "").cast(pa.float64())), array)
+
+
+def _finite(values: Array, array: Any) -> Numbers:
+    """Mark values that are not finite 32-bit numbers as bad; NaN means missing."""
+    is_odd = ~(np.abs(values) <= LARGEST)
+    if not is_odd.any():
+        return values, None
+    is_bad = is_odd & ~np.isnan(values)
+    if not isinstance(array, np.ndarray) and is_text(array.type):
+        is_nan = pc.equal(pc.ascii_lower(pc.ascii_trim_whitespace(as_text(array))), "nan").fill_null(True)
+        is_bad |= is_odd & ~is_nan.to_numpy(zero_copy_only=False)
+    if not is_bad.any():
+        return values, None
+    return np.where(is_bad, np.nan, values), is_bad
+
+
+def _floats(array: Any) -> Doubles:
+    """Convert to float64; nulls become NaN."""
+    if array.type != pa.float64():
+        array = array.cast(pa.float64(), safe=False)
+    result: Doubles = array.to_numpy(zero_copy_only=False)
+    return result
+
+
+def _integers(array: Any) -> tuple[Hashes, Mask | None]:
+    if types.is_floating(array.type) or types.is_decimal(array.type):
+        values = _floats(array)
+        is_odd = ~((np.floor(values) == values) & (np.abs(values) < 2.0**63))
+        is_bad = is_odd & ~np.isnan(values)
+        keys = np.where(is_odd, 0, values).astype(np.int64).view(np.uint64)
+        return keys, is_bad if is_bad.any() else None
+    if types.is_temporal(array.type):
+        array = array.cast(pa.int32() if types.is_date32(array.type) or types.is_time32(array.type) else pa.int64())
+    if not (types.is_integer(array.type) or types.is_boolean(array.type)):
+        raise DataError(f"holds {array.type}, which is not an integer")
+    array = array.cast(pa.uint64() if types.is_uint64(array.type) else pa.int64())
+    values_64: Array = array.fill_null(0).to_numpy(zero_copy_only=False)
+    return values_64.view(np.uint64), None
+
+
+def _integers_of_text(array: Any) -> tuple[Hashes, Mask | None]:
+    text = as_text(array)
+    try:
+        return _integers(text.cast(pa.int64()))
+    except pa.ArrowInvalid:
+        pass
+    # One by one, since there are few distinct ones among the cells that a cast to 64 bits with sign refuses.
+    is_integer = pc.match_substring_regex(text, f"^{INTEGER}$").fill_null(True).to_numpy(zero_copy_only=False)
+    keys, is_bad = np.zeros(len(text), np.uint64), ~is_integer
+    is_short = pc.less(pc.binary_length(text), 19).fill_null(True).to_numpy(zero_copy_only=False)
+    easy = pc.if_else(pa.array(is_integer & is_short), text, pa.scalar(None, text.type))
+    keys[:] = _integers(pc.replace_substring_regex(easy, r"^\+", "").cast(pa.int64()))[0]
+    for row in np.flatnonzero(is_integer & ~is_short):
+        value = int(text[int(row)].as_py())
+        if -(1 << 63) <= value < 1 << 64:
+            keys[row] = value & ((1 << 64) - 1)
+        else:
+            is_bad[row] = True
+    return keys, is_bad if is_bad.any() else None
+
+
+def _hexadecimal(array: Any) -> tuple[Hashes, Mask | None]:
+    """Read up to 16 digits, with `0x` before them or not."""
+    starts, lengths, text = buffers_of(array)
+    keys = np.zeros(len(array), np.uint64)
+    last = len(text) - 1
+    if last < 0:
+        text, last = np.zeros(1, np.uint8), 0
+    has_prefix = (lengths > 2) & (text[np.minimum(starts, last)] == ord("0"))
+    has_prefix &= (text[np.minimum(starts + 1, last)] | 32) == ord("x")
+    starts, lengths = starts + 2 * has_prefix, lengths - 2 * has_prefix
+    is_bad = lengths > 16
+    for index in range(int(min(lengths.max(initial=0), 16))):
+        is_here = lengths > index
+        digit = _HEX_DIGITS[text[np.minimum(starts + index, last)]]
+        is_bad |= is_here & (digit == 255)
+        keys = np.where(is_here, (keys << np.uint64(4)) | (digit & np.uint8(15)), keys)
+    is_null = _nulls(array)
+    is_bad |= lengths == 0 if is_null is None else (lengths == 0) & ~is_null
+    return keys, is_bad if is_bad.any() else None
+
+
+def _nulls(array: Any) -> Mask | None:
+    if not array.null_count:
+        return None
+    result: Mask = array.is_null().to_numpy(zero_copy_only=False)
+    return result
+
+
+def hash_words(array: Any) -> Hashes:
+    """Return [n]: the hash of each text of a String, Binary, LargeString or LargeBinary array, without the spaces
+    around it; for a null, anything.
+
+    Id maps outlive the program, so this hash never changes: its definition is the plain one in the tests.
+    """
+    if isinstance(array, pa.DictionaryArray):
+        encoded = array
+    elif _repeats(array):
+        encoded = array.dictionary_encode()
+    else:
+        return hash_bytes(trim(array))
+    words = trim(encoded.dictionary)
+    if not len(words):
+        return np.zeros(len(array), np.uint64)
+    hashes: Hashes = hash_bytes(words)[encoded.indices.fill_null(0).to_numpy(zero_copy_only=False)]
+    return hashes
+
+
+def hash_bytes(array: Any) -> Hashes:
+    """Hash each value, eight of its bytes at a time; for a null, anything."""
+    starts, lengths, text = buffers_of(array)
+    # Eight more bytes, so that the last word of the last value can be read.
+    padded = np.concatenate([text, np.zeros(8, np.uint8)])
+    words = np.ndarray((len(text) + 1,), "<u8", padded.data, strides=(1,))
+    hashes = hash_counters(_KEY, lengths)
+    rows = np.flatnonzero(lengths > 0)
+    at, left = starts[rows], lengths[rows]
+    while len(rows):
+        word = words[at]
+        is_last = left < 8
+        if is_last.any():
+            word[is_last] &= (np.uint64(1) << (left[is_last] * 8).astype(np.uint64)) - np.uint64(1)
+        hashes[rows] = hash_counters(hashes[rows], word)
+        is_longer = left > 8
+        rows, at, left = rows[is_longer], at[is_longer] + 8, left[is_longer] - 8
+    return hashes
+
+
+def trim(array: Any) -> Any:
+    """Remove ASCII white space at the ends; return the same array if there is none."""
+    starts, lengths, text = buffers_of(array)
+    filled = np.flatnonzero(lengths)
+    if not len(filled):
+        return array
+    first, last = text[starts[filled]], text[starts[filled] + lengths[filled] - 1]
+    if first.min() > 32 and last.min() > 32:
+        return array
+    return pc.ascii_trim_whitespace(as_text(array))
+
+
+def as_text(array: Any) -> Any:
+    """View Binary as String, without validation."""
+    return array.view({pa.binary(): pa.string(), pa.large_binary(): pa.large_string()}.get(array.type, array.type))
+
+
+def as_bytes(array: Any) -> Any:
+    """View String as Binary."""
+    return array.view({pa.string(): pa.binary(), pa.large_string(): pa.large_binary()}.get(array.type, array.type))
+
+
+def as_utf8(array: Any) -> Any:
+    """Return text for people to read: a byte that is no UTF-8 becomes U+FFFD."""
+    words = array.cast(pa.large_binary())
+    try:
+        return words.cast(pa.large_string())
+    except pa.ArrowInvalid:
+        return pa.array([word and word.decode(errors="replace") for word in words.to_pylist()], pa.large_string())
+
+
+def buffers_of(array: Any) -> tuple[Int64s, Int64s, Bytes]:
+    """Return where each value starts, how long it is (0 for a null), and the bytes they lie in."""
+    is_large = types.is_large_string(array.type) or types.is_large_binary(array.type)
+    _, offsets_buffer, data = array.buffers()
+    if not len(array) or offsets_buffer is None:
+        return np.zeros(len(array), np.int64), np.zeros(len(array), np.int64), np.zeros(0, np.uint8)
+    offsets = np.frombuffer(offsets_buffer, "<i8" if is_large else "<i4")
+    offsets = offsets[array.offset : array.offset + len(array) + 1].astype(np.int64)
+    text = np.frombuffer(data, np.uint8) if data is not None else np.zeros(0, np.uint8)
+    # Only the bytes in use: a slice of a long array would drag all of it along.
+    text = text[offsets[0] : offsets[-1]]
+    offsets -= offsets[0]
+    lengths = np.diff(offsets)
+    if array.null_count:
+        lengths[array.is_null().to_numpy(zero_copy_only=False)] = 0
+    return offsets[:-1], lengths, text
+
+
+def _repeats(array: Any) -> bool:
+    """Whether to hash each distinct word once instead of each value, judged by the first few thousand."""
+    some = array.slice(0, _TRIAL_ROWS)
+    return len(some) > 0 and len(some.unique()) < _WORTH_SHARE * len(some)
+
+
+@dataclass(frozen=True, slots=True)
+class Times:
+    """A column of dates or times."""
+
+    micros: Int64s  # [n]: 0 where there is none.
+    is_missing: Mask
+    is_bad: Mask
+
+    def keys(self, feature: str) -> SparseCells:
+        """Return the hour from 1 to 24 or the weekday from 1 (Monday) to 7: the id itself, since 0 is for a missing
+        time."""
+        whole = self.micros // MICROS_PER_HOUR % 24 if feature == "hour" else (self.micros // MICROS_PER_DAY + 3) % 7
+        return SparseCells((whole + 1).astype(np.uint64), is_missing=self.is_missing)
+
+    def days_until(self, other: "Times") -> Doubles:
+        """Return the days between two times, NaN where either is missing."""
+        days = (other.micros - self.micros) / MICROS_PER_DAY
+        return np.where(self.is_missing | other.is_missing, np.nan, days)
+
+
+def parse_times(array: Any, format: TimeFormat, cells: CellParser) -> Times:
+    """Read times. Each cell has the one format of its column; another is bad, since a guess for each cell could mix
+    time zones."""
+    array = trim(array) if is_text(array.type) else array
+    if is_text(array.type) and format in ISO_PATTERNS:
+        return _of_text(as_text(cells.without_missing(array)), format)
+    if format not in (found := _formats_of_type(array.type)) and found:
+        raise DataError(f"holds {array.type}, and the first file's holds {MEANINGS[format]}",
+                        fix="write the column alike in every file")
+    if types.is_timestamp(array.type) or types.is_date(array.type):
+        array = array.cast(pa.timestamp("us", getattr(array.type, "tz", None)), safe=False)
+        micros = array.cast(pa.int64()).fill_null(0).to_numpy(zero_copy_only=False)
+        return Times(micros, array.is_null().to_numpy(zero_copy_only=False), np.zeros(len(array), np.bool_))
+    values, is_bad = cells.numbers(array)
+    is_bad = np.zeros(len(values), np.bool_) if is_bad is None else is_bad
+    micros = np.rint(values * MICROS_PER_UNIT.get(format, 1))
+    is_bad = is_bad | (np.abs(micros) >= MAX_MICROS)
+    is_missing = np.isnan(values) & ~is_bad
+    return Times(np.where(is_bad | is_missing, 0, micros).astype(np.int64), is_missing, is_bad)
+
+
+def _formats_of_type(kind: Any) -> tuple[TimeFormat, ...]:
+    """Return which formats a column of this type can have; empty: any."""
+    if types.is_date(kind):
+        return ("date",)
+    if types.is_timestamp(kind):
+        return ("local",) if kind.tz is None else ("zoned",)
+    return () if is_text(kind) or types.is_null(kind) else ("s", "ms")
+
+
+def _of_text(text: Any, format: TimeFormat) -> Times:
+    is_there = text.is_valid().to_numpy(zero_copy_only=False)
+    fits = pc.match_substring_regex(text, ISO_PATTERNS[format])
+    text = pc.if_else(fits, text, pa.scalar(None, text.type))
+    text = pc.replace_substring_regex(text, "([.][0-9]{6})[0-9]+", r"\1")  # microseconds are kept
+    kind = _MICROS
+    if format == "zoned":
+        text, kind = pc.replace_substring_regex(text, " ?UTC$", "Z"), pa.timestamp("us", "UTC")
+    try:
+        parsed = text.cast(kind)
+    except pa.ArrowInvalid:  # A day or an hour that no calendar has, so each on its own.
+        parsed = pa.chunked_array([_cast_one(text[i : i + 1], kind) for i in range(len(text))]).combine_chunks()
+    has_time = parsed.is_valid().to_numpy(zero_copy_only=False)
+    micros = parsed.cast(pa.int64()).fill_null(0).to_numpy(zero_copy_only=False)
+    return Times(micros, ~is_there, is_there & ~has_time)
+
+
+def _cast_one(text: Any, kind: Any) -> Any:
+    try:
+        return text.cast(kind)
+    except pa.ArrowInvalid:
+        return pa.array([None], kind)

@@ -1,0 +1,281 @@
+"""Rows of Arrow columns: the label, the dense values and the keys, without the rows that cannot be read."""
+
+import re
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from typing import Any, Literal
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from embark.errors import DataError
+from embark.features.arrays import Bytes, Floats, Int64s, Mask
+from embark.features.arrow.cells import (
+    LARGEST,
+    CellParser,
+    SparseCells,
+    Times,
+    as_text,
+    is_text,
+    normalize_array,
+    parse_times,
+)
+from embark.features.rows import MAX_QUOTED, BadRow, RawRows
+from embark.features.schema import TIME_ROWS, Schema
+from embark.features.values import MEANINGS, json_cell
+from embark.spec.data import PrepareSpec
+
+SplitCell = Callable[[str], list[str]]
+SPLIT_WORDS = {"train": 0, "training": 0, "validation": 1, "valid": 1, "val": 1, "eval": 1, "test": 2}
+"""What a split column may say, and the position in SPLITS that it means."""
+_MAX_CELL_CHARS = 40
+_UNCUT = 1 << 31
+
+
+@dataclass(frozen=True, slots=True)
+class Location:
+    """The position of some rows in the input."""
+
+    lines: Int64s  # [n]: within the segment, counted from 0; of Parquet, the row.
+    positions: Int64s  # See `RawRows`.
+    num_lines: int
+    read_bytes: int = 0
+    bad: Sequence[BadRow] = ()  # Rows with another number of fields, which are not in the columns.
+
+
+@dataclass(slots=True)
+class _Bad:
+    """The rows that cannot be read, each with the first reason that was found."""
+
+    mask: Mask
+    whys: dict[int, str] = field(default_factory=dict)
+    reasons: Counter[str] = field(default_factory=Counter)
+
+    def add(self, is_bad: Mask | None, name: str, array: Any, what: str) -> None:
+        """Mark cells of column `name` as bad, because of `what`."""
+        if is_bad is None:
+            return
+        new = np.flatnonzero(is_bad & ~self.mask)
+        self.mask[new] = True
+        if len(new):
+            self.reasons[f"column {name!r}: a cell {what}"] += len(new)
+        self.whys.update((int(row), _why(name, array[int(row)], what)) for row in new[:MAX_QUOTED])
+
+
+class RowParser:
+    """Makes rows of columns, by the schema."""
+
+    def __init__(self, schema: Schema, prepare: PrepareSpec) -> None:
+        self._schema = schema
+        self._label_above = prepare.label_above
+        self._cells = CellParser(prepare.missing, prepare.list_delimiter or schema.list_delimiter)
+        self.number_columns = number_columns(schema)
+        weighted = {column.weights_of for column in schema.sparse if column.weights_of}
+        # Lists of weighted ids are cut once it is known that they are as long as their weights.
+        self._sparse = tuple(replace(column, max_ids=_UNCUT) if column.weights_of or column.name in weighted else column
+                             for column in schema.sparse)
+        wanted = [schema.label, *(label.name for label in schema.labels), *schema.dense,
+                  *(s.source for s in schema.sparse), *(time.name for time in schema.times), schema.split_column]
+        self._columns = [name for name in dict.fromkeys(wanted) if name]
+
+    @property
+    def columns(self) -> list[str]:
+        """The columns of the input that are needed."""
+        return self._columns
+
+    @property
+    def id_columns(self) -> set[str]:
+        """Columns of the input that hold ids, or weights of ids."""
+        return {column.source for column in self._schema.sparse}
+
+    def parse(self, column: Callable[[str], Any], location: Location, where: str) -> RawRows:
+        """Make rows of the cells that `column` returns by name; those of `number_columns` may be numpy's arrays too."""
+        schema, num_rows = self._schema, len(location.lines)
+        cells = {name: self._cells_of(name, column(name)) for name in self.columns}
+        bad = _Bad(np.zeros(num_rows, np.bool_))
+        if schema.labels:
+            label = self._labels(cells, bad, where)
+        else:
+            label = self._label(cells[schema.label], bad, where) if schema.label else np.zeros(num_rows, np.float32)
+        times = self._times(cells, bad, where)
+        dense = np.empty((num_rows, len(schema.dense_names)), np.float32)
+        is_read = _fill(dense, [cells[name] for name in schema.dense])
+        for position, name in enumerate(() if is_read else schema.dense):
+            array = cells[name]
+            with _in_column(where, name):
+                dense[:, position], is_bad = self._cells.numbers(array)
+            bad.add(is_bad, name, array, "is not a number")
+        for position, name in enumerate(schema.ages, len(schema.dense)):
+            dense[:, position] = times[name].days_until(times[schema.time_column])
+        keys: list[SparseCells] = []
+        for sparse in self._sparse:
+            if sparse.kind in TIME_ROWS:
+                keys.append(times[sparse.source].keys(sparse.kind))
+                continue
+            array = cells[sparse.source]
+            if isinstance(array, np.ndarray):
+                keys.append(self._cells.keys(array, sparse))
+                continue
+            with _in_column(where, sparse.source):
+                found = self._cells.keys(array, sparse)
+            what = {"hex": "is not a hexadecimal number", "number": "is not a number"}.get(sparse.kind,
+                                                                                           "is not an integer")
+            bad.add(found.is_bad, sparse.source, array, what)
+            keys.append(found)
+        self._pair_weights(keys, cells, bad)
+        split = self._split(cells[schema.split_column], bad) if schema.split_column else None
+        examples = [*location.bad, *(BadRow(int(location.lines[row]), why) for row, why in bad.whys.items())]
+        examples.sort(key=lambda row: row.line)
+        rows = RawRows(
+            location.positions, label, dense, tuple(k.keys for k in keys), tuple(k.lengths for k in keys),
+            tuple(k.is_missing for k in keys), split, tuple(examples[:MAX_QUOTED]),
+            reasons=bad.reasons + Counter(row.why for row in location.bad), num_cut=sum(k.num_cut for k in keys),
+            num_lines=location.num_lines, read_bytes=location.read_bytes,
+            time=times[schema.time_column].micros if schema.is_split_by_time else None,
+        )
+        return rows.select(~bad.mask) if bad.mask.any() else rows
+
+    def split_cell(self, text: str) -> list[str]:
+        """Split a text in a list column as it would be split where all cells are text."""
+        if text.strip() in self._cells.missing:
+            return []
+        return text.split(delimiter) if (delimiter := self._cells.list_delimiter) else re.split("[|;]", text)
+
+    def _pair_weights(self, keys: list[SparseCells], cells: Mapping[str, Any], bad: _Bad) -> None:
+        """Check weights against their ids, and cut both."""
+        indexes = {column.name: index for index, column in enumerate(self._schema.sparse)}
+        for index, column in enumerate(self._schema.sparse):
+            if not column.weights_of:
+                continue
+            of, array = indexes[column.weights_of], cells[column.source]
+            ids, weights = keys[of].lengths, keys[index].lengths
+            assert ids is not None
+            assert weights is not None
+            bad.add(ids != weights, column.source, array, f"has another number of weights than {column.weights_of} has "
+                    "ids")
+            owner = np.repeat(np.arange(len(weights)), weights)
+            is_none = owner[~(keys[index].keys.view(np.float64) >= 0)]
+            bad.add(np.bincount(is_none, minlength=len(weights)) > 0, column.source, array,
+                    "has a weight that is negative or empty")
+            most = self._schema.sparse[of].max_ids
+            keys[of], keys[index] = keys[of].cut(most), replace(keys[index].cut(most), num_cut=0)
+
+    def _cells_of(self, name: str, array: Any) -> Any:
+        if isinstance(array, np.ndarray) and name in self.number_columns and (
+                self.number_columns[name] == "number" or array.dtype.kind in "iu"):
+            return array
+        return normalize_array(array)
+
+    def _label(self, array: Any, bad: _Bad, where: str) -> Floats:
+        name, above = self._schema.label, self._label_above
+        with _in_column(where, name):
+            values, _ = self._cells.numbers(array, may_be_text=above is None)
+        if above is not None:
+            bad.add(np.isnan(values), name, array, "is not a number; the label must be a number")
+            with np.errstate(invalid="ignore"):
+                return (values > above).astype(np.float32)
+        bad.add((values != 0) & (values != 1), name, array, "is neither 0 nor 1; the label must be 0 or 1")
+        return values.astype(np.float32)
+
+    def _labels(self, cells: Mapping[str, Any], bad: _Bad, where: str) -> Floats:
+        """Return [n, 1 + labels]: the first binary task's, and all of them; NaN where a cell is empty."""
+        main = np.zeros(len(bad.mask), np.float32)
+        columns = [main]
+        for label in self._schema.labels:
+            array = cells[label.name]
+            with _in_column(where, label.name):
+                values, is_bad = self._cells.numbers(array, may_be_text=label.is_binary)
+            bad.add(is_bad, label.name, array, "is not a number; the label must be a number")
+            with np.errstate(invalid="ignore"):
+                if label.is_binary:
+                    bad.add((values != 0) & (values != 1) & ~np.isnan(values), label.name, array,
+                            "is neither 0 nor 1; the label must be 0 or 1")
+                if label.num_classes:
+                    bad.add((values < 0) | (values >= label.num_classes) | (values % 1 > 0), label.name, array,
+                            f"is no class from 0 to {label.num_classes - 1}")
+                if label.main_above is not None:
+                    main[:] = values > label.main_above
+            columns.append(values.astype(np.float32))
+        return np.column_stack(columns)
+
+    def _times(self, cells: Mapping[str, Any], bad: _Bad, where: str) -> dict[str, Times]:
+        schema, found = self._schema, {}
+        for column in schema.times:
+            array = cells[column.name]
+            with _in_column(where, column.name):
+                found[column.name] = times = parse_times(array, column.format, self._cells)
+            bad.add(times.is_bad, column.name, array, f"does not fit the column, which holds {MEANINGS[column.format]}")
+            if schema.is_split_by_time and column.name == schema.time_column:
+                bad.add(times.is_missing, column.name, array, "is empty; a split by time needs one in every row")
+        return found
+
+    def _split(self, array: Any, bad: _Bad) -> Bytes:
+        text = as_text(array) if is_text(array.type) else array.cast(pa.string())
+        words = pc.ascii_lower(pc.ascii_trim_whitespace(text))
+        position = pc.index_in(words, value_set=pa.array(list(SPLIT_WORDS))).fill_null(-1)
+        found = position.to_numpy(zero_copy_only=False)
+        bad.add(found < 0, self._schema.split_column, array, "is neither train, validation nor test")
+        split: Bytes = np.array([*SPLIT_WORDS.values(), 0], np.uint8)[found]
+        return split
+
+
+def number_columns(schema: Schema) -> dict[str, Literal["number", "integer"]]:
+    """Return the columns that are nothing but dense, or nothing but integers of one value."""
+    found: dict[str, Literal["number", "integer"]] = dict.fromkeys(schema.dense, "number")
+    other = {schema.label, schema.split_column, *(time.name for time in schema.times)}
+    for column in schema.sparse:
+        if column.kind == "integer" and not column.is_list and column.source not in schema.dense:
+            found[column.source] = "integer"
+        else:
+            other.add(column.source)
+    return {name: kind for name, kind in found.items() if name not in other}
+
+
+def _fill(dense: Floats, arrays: Sequence[Any]) -> bool:
+    """Put columns that are numpy's into the matrix, all at once, unless a value is too large."""
+    if not arrays or not all(isinstance(array, np.ndarray) for array in arrays):
+        return False
+    values = np.stack(arrays, axis=1)
+    if (np.abs(values) > LARGEST).any():
+        return False
+    dense[:, : len(arrays)] = values
+    return True
+
+
+@contextmanager
+def _in_column(where: str, name: str) -> Iterator[None]:
+    """Add the column's name and the file to an error."""
+    try:
+        yield
+    except DataError as error:
+        raise DataError(f"{where}: column {name!r} {error.what}",
+                        fix="leave it out, or give it another role in [data.prepare]") from None
+
+
+def _why(name: str, cell: Any, what: str) -> str:
+    """Say what is wrong with a cell, which is quoted, or that it is empty."""
+    if hasattr(cell, "as_buffer"):
+        value = bytes(cell.as_buffer() or b"").decode(errors="replace")
+    else:
+        value = cell.item() if isinstance(cell, np.generic) else cell.as_py()
+    if value is None or value == "":
+        return f"column {name!r} is empty" + "".join(what.partition(";")[1:])
+    text = repr(value)
+    return f"column {name!r}: {text if len(text) <= _MAX_CELL_CHARS else text[:_MAX_CELL_CHARS] + '…'} {what}"
+
+
+def json_column(rows: Sequence[Mapping[str, Any]], name: str, split: SplitCell | None = None) -> Any:
+    """Return the cells of a column as text, or as lists of text."""
+    return json_array([row.get(name) for row in rows], split)
+
+
+def json_array(values: Sequence[Any], split: SplitCell | None = None) -> Any:
+    """Return JSON values as text, or as lists of text; beside arrays, `split` returns the values of a text."""
+    if not any(isinstance(value, list) for value in values):
+        return pa.array([json_cell(value) for value in values], pa.string())
+    lists = [value if isinstance(value, list) else [] if value is None else
+             split(value) if split and isinstance(value, str) else [value] for value in values]
+    return pa.array([[json_cell(one) for one in value] for value in lists], pa.list_(pa.string()))

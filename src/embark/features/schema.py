@@ -1,0 +1,188 @@
+"""What each column of the input is; the same for a person, and as the lines of a spec."""
+
+from __future__ import annotations
+
+import json
+import textwrap
+from dataclasses import dataclass, field, replace
+from typing import Any, Literal
+
+from embark.features.values import TimeFormat
+from embark.spec.data import PrepareSpec, TimeFeature
+from embark.spec.model import Table
+from embark.spec.tasks import Task, label_columns, main_task
+
+_MAX_LINE = 100
+TIME_ROWS = {"hour": 25, "weekday": 8}
+"""Rows of the tables made of times: 0 for a missing one, then the hours from midnight, the days from Monday."""
+
+KINDS = {"hex": "hexadecimal ids", "integer": "integer ids", "text": "words", "hour": "hours", "weekday": "weekdays",
+         "number": "weights of ids"}
+
+
+@dataclass(frozen=True, slots=True)
+class SparseColumn:
+    """A column that becomes a table."""
+
+    name: str
+    kind: Literal["hex", "integer", "text", "hour", "weekday", "number"]
+    is_list: bool = False
+    max_ids: int = 1  # Longer lists are cut.
+    rows: int | None = None  # Rows of its table, if the spec gives them.
+    column: str = ""  # The name in the input, if a table cannot have that name.
+    weights_of: str = ""  # The column whose ids these are the weights of; empty: these are ids.
+
+    @staticmethod
+    def of_weights(table: Table) -> SparseColumn:
+        """Describe the weights of a table's ids."""
+        return SparseColumn(table.weights_feature, "number", is_list=True, max_ids=table.multi_hot, rows=1,
+                            column=table.weights_column, weights_of=table.name)
+
+    @property
+    def source(self) -> str:
+        """The column of the input it comes from."""
+        return self.column or self.name
+
+
+@dataclass(frozen=True, slots=True)
+class TimeColumn:
+    """A column of dates or times."""
+
+    name: str
+    format: TimeFormat
+    features: tuple[TimeFeature, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class LabelColumn:
+    """A column of labels of one or more tasks."""
+
+    name: str
+    is_binary: bool = False  # It holds 0 and 1, true and false, yes and no.
+    num_classes: int = 0  # It holds classes from 0 to `num_classes` − 1; 0: any numbers.
+    main_above: float | None = None  # The first binary task's label is 1 above this; None for other columns.
+
+    @staticmethod
+    def of(tasks: tuple[Task, ...]) -> tuple[LabelColumn, ...]:
+        """Return the columns that tasks name."""
+        main = tasks[main_task(tasks)] if main_task(tasks) >= 0 else None
+        found = []
+        for name in label_columns(tasks):
+            of_column = [task for task in tasks if task.column == name]
+            is_binary = any(task.loss == "binary" and task.above is None for task in of_column)
+            num_classes = min((task.num_classes for task in of_column if task.num_classes), default=0)
+            above = None if main is None or main not in of_column else 0.5 if main.above is None else main.above
+            found.append(LabelColumn(name, is_binary, num_classes, above))
+        return tuple(found)
+
+
+@dataclass(frozen=True, slots=True)
+class Schema:
+    """The roles of the columns of the input."""
+
+    format: Literal["criteo", "csv", "jsonl", "parquet"]
+    label: str
+    dense: tuple[str, ...]
+    sparse: tuple[SparseColumn, ...]  # Weights of ids behind all others.
+    columns: tuple[str, ...]  # All columns of the input, in its order.
+    ignored: tuple[str, ...] = ()
+    delimiter: str = "\t"
+    has_header: bool = False
+    split_column: str = ""
+    why: dict[str, str] = field(default_factory=dict)  # The reason for each column's role, for people to read.
+    examples: dict[str, str] = field(default_factory=dict)  # Some values of each column, for people to read.
+    list_delimiter: str = ""  # Between the values of a cell of text; empty: `|` or `;`.
+    times: tuple[TimeColumn, ...] = ()
+    time_column: str = ""  # The one of `times` that is the row's own.
+    is_split_by_time: bool = False
+    labels: tuple[LabelColumn, ...] = ()  # The labels of several tasks; `label` is then the first of them.
+
+    @property
+    def ages(self) -> tuple[str, ...]:
+        """The columns of `times` whose age is a dense value; they follow `dense`."""
+        return tuple(column.name for column in self.times if "age" in column.features)
+
+    @property
+    def dense_names(self) -> tuple[str, ...]:
+        """The names of all dense values."""
+        return (*self.dense, *(f"{name}_age" for name in self.ages))
+
+    def only_time(self) -> Schema:
+        """Keep the label and the row's own time."""
+        times = tuple(replace(time, features=()) for time in self.times if time.name == self.time_column)
+        return replace(self, dense=(), sparse=(), times=times)
+
+    def without_split(self) -> Schema:
+        """Keep the features and what they need."""
+        times = tuple(time for time in self.times if time.features or (self.ages and time.name == self.time_column))
+        return replace(self, times=times, split_column="", is_split_by_time=False)
+
+    def unlabelled(self) -> Schema:
+        """Keep what a row to score has, and nothing for people to read."""
+        return replace(self.without_split(), label="", labels=(), why={}, examples={}, ignored=())
+
+    def describe(self) -> list[dict[str, object]]:
+        """Return a row for each column of the input: its role, the reason, and some of its values."""
+        sparse = {column.source: column for column in self.sparse if column.kind not in TIME_ROWS}
+        return [{"column": name, "taken_for": self._role(name, sparse.get(name)), "why": self.why.get(name, ""),
+                 "examples": self.examples.get(name, "")} for name in self.columns]
+
+    def to_toml(self, given: PrepareSpec) -> str:
+        """Return the lines of a spec that leave nothing to guess, with what is `given`."""
+        data: dict[str, Any] = {} if self.labels else {"label": self.label}
+        prepare = given.model_dump(mode="json", exclude_defaults=True) | {"format": self.format}
+        if self.format != "criteo":
+            data["dense_columns"] = list(self.dense)
+            if self.format == "csv":
+                prepare |= {"delimiter": self.delimiter, "header": self.has_header}
+                if not self.has_header:
+                    prepare["column_names"] = list(self.columns)
+            prepare["sparse_columns"] = [column.source for column in self.sparse
+                                         if not column.is_list and column.kind not in TIME_ROWS]
+            if self.time_column:
+                data["time_column"] = self.time_column
+            units = {column.format for column in self.times} & {"s", "ms"}
+            optional = {
+                "list_columns": [column.source for column in self.sparse if column.is_list and not column.weights_of],
+                "hex_columns": [column.source for column in self.sparse if column.kind == "hex"],
+                "list_delimiter": self.list_delimiter if any(column.is_list for column in self.sparse) else "",
+                "ignored_columns": list(self.ignored),
+                "split": "column" if self.split_column else "",
+                "split_column": self.split_column,
+                "time_unit": units.pop() if len(units) == 1 else "",
+            }
+            prepare |= {key: value for key, value in optional.items() if value}
+        sections = {"data": data, "data.prepare": prepare}
+        return "\n".join(f"[{name}]\n" + "".join(f"{key} = {_toml(value)}\n" for key, value in section.items())
+                         for name, section in sections.items())
+
+    def _role(self, name: str, column: SparseColumn | None) -> str:
+        if name in (self.label, *(label.name for label in self.labels)):
+            return "label"
+        if name in self.dense:
+            return "dense"
+        if name == self.split_column:
+            return "split"
+        if column is None and (time := next((time for time in self.times if time.name == name), None)):
+            return "time" + (f": {', '.join(time.features)}" if time.features else "")
+        if column is None:
+            return "ignored"
+        if column.weights_of:
+            others = [one.weights_of for one in self.sparse if one.weights_of and one.source == name]
+            return f"weights of the ids of {', '.join(others)}"
+        of = KINDS[column.kind]
+        table = f", table {column.name}" if column.column else ""
+        return (f"list of {of}, at most {column.max_ids}" if column.is_list else of) + table
+
+
+def _toml(value: str | float | list[str] | dict[str, list[str]]) -> str:
+    if isinstance(value, dict):
+        return "{ " + ", ".join(f"{_toml(key)} = {_toml(inner)}" for key, inner in value.items()) + " }"
+    if not isinstance(value, list):
+        return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007F")
+    cells = ", ".join(_toml(cell).replace(" ", "\0") for cell in value)
+    if len(cells) < _MAX_LINE:
+        return f"[{cells}]".replace("\0", " ")
+    # A name may hold a space or a hyphen, so a line may end only behind a comma.
+    lines = textwrap.wrap(cells, _MAX_LINE, break_long_words=False, break_on_hyphens=False)
+    return "[\n    " + "\n    ".join(lines).replace("\0", " ") + ",\n]"

@@ -1,0 +1,99 @@
+"""How values are written: numbers, dates and times, values of JSON."""
+
+import json
+import math
+import re
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from datetime import UTC, datetime, timedelta
+from typing import Any, Literal
+
+from embark.spec.data import moment
+
+INTEGER = "[+-]?[0-9]+"  # Patterns mean the same to Python and to pyarrow.
+NUMBER = r"[+-]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][+-]?[0-9]+)?"
+TimeFormat = Literal["date", "local", "zoned", "s", "ms"]
+_DATE, _CLOCK = "[0-9]{4}-[0-9]{2}-[0-9]{2}", r"[T ][0-9]{2}:[0-9]{2}(:[0-9]{2}([.][0-9]+)?)?"
+ISO_PATTERNS: dict[TimeFormat, str] = {
+    "date": f"^{_DATE}$", "local": f"^{_DATE}{_CLOCK}$",
+    "zoned": f"^{_DATE}{_CLOCK}(Z| ?UTC|[+-][0-9]{{2}}(:?[0-9]{{2}})?)$",
+}
+MEANINGS: dict[TimeFormat, str] = {
+    "date": "dates (2024-05-31)", "local": "times without a zone (2024-05-31T18:00:00), taken as UTC",
+    "zoned": "times with a zone (2024-05-31T18:00:00Z)", "s": "seconds since 1970", "ms": "milliseconds since 1970",
+}
+MICROS_PER_UNIT = {"s": 1_000_000, "ms": 1_000}
+MICROS_PER_HOUR, MICROS_PER_DAY = 3_600_000_000, 86_400_000_000
+MAX_MICROS = 253_402_300_800_000_000  # The year 10,000.
+_COMMON = {"s": (900_000_000, 2_200_000_000), "ms": (900_000_000_000, 2_200_000_000_000)}
+_YEAR_10000_S = MAX_MICROS / 1e6  # Neither seconds nor milliseconds are as large: microseconds perhaps.
+_LAST_SECONDS = 1e11  # Larger numbers are milliseconds since 1970.
+_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+
+
+def time_formats(cells: Sequence[str], unit: Literal["auto", "s", "ms"] = "auto") -> Counter[TimeFormat | None]:
+    """Count how many of the cells have each format; None for what is no time."""
+    return Counter(_format_of(cell, unit) for cell in cells)
+
+
+def _format_of(cell: str, unit: Literal["auto", "s", "ms"]) -> TimeFormat | None:
+    if found := next((name for name, pattern in ISO_PATTERNS.items() if re.fullmatch(pattern, cell)), None):
+        return found
+    if not re.fullmatch(NUMBER, cell):
+        return None
+    return next((name for name in ("s", "ms") if unit == name or (unit == "auto" and _is_common(cell, name))), None)
+
+
+def _is_common(cell: str, unit: Literal["s", "ms"]) -> bool:
+    low, high = _COMMON[unit]
+    return low <= float(cell) < high
+
+
+def micros_of(moment: datetime) -> int:
+    """Return the microseconds since 1970."""
+    return (moment - _EPOCH) // timedelta(microseconds=1)
+
+
+def moment_text(micros: int) -> str:
+    """Return ISO 8601, in UTC."""
+    return (_EPOCH + timedelta(microseconds=micros)).isoformat().replace("+00:00", "Z")
+
+
+def json_object(value: bytes | str | Mapping[str, Any]) -> Mapping[str, Any] | None:
+    """Read a JSON object, or return one that is read already; None if it is anything else."""
+    if not isinstance(value, bytes | str):
+        return value
+    try:
+        found = json.loads(value)
+    except (ValueError, RecursionError):
+        return None
+    return found if isinstance(found, dict) else None
+
+
+def json_cell(value: Any) -> str:
+    """Return a value as text; empty if there is none."""
+    kind = type(value)
+    if kind is str:
+        return str(value)
+    if kind is int or (kind is float and math.isfinite(value)):
+        return repr(value)  # as json.dumps, in a fifth of the time
+    if value is None:
+        return ""
+    return str(int(value)) if kind is bool else json.dumps(value)
+
+
+def event_time_s(value: Any) -> float | None:
+    """Return seconds since 1970 from a number of seconds or milliseconds or from ISO 8601; None for anything else."""
+    if isinstance(value, str):
+        try:
+            return moment(value).timestamp()
+        except ValueError:
+            pass
+    try:
+        seconds = float(value)
+    except (TypeError, ValueError):
+        return None
+    if not math.isfinite(seconds) or isinstance(value, bool):
+        return None
+    seconds = seconds / 1000 if abs(seconds) > _LAST_SECONDS else seconds
+    return seconds if abs(seconds) < _YEAR_10000_S else None

@@ -1,0 +1,1 @@
+"""Kubernetes objects as values: pods, quantities, names and labels, failure policies."""

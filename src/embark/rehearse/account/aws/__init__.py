@@ -1,3 +1,0 @@
-"""An AWS account: the real AWS CLI over moto, a stand-in of eksctl, and what EKS, FSx and EC2 refuse."""
-
-from embark.rehearse.account.aws.account import open_account as open_account

@@ -1,0 +1,280 @@
+"""The dense layers of DIN, SASRec and HSTU, over sequences of looked-up rows. torch alone."""
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.nn.functional import embedding, scaled_dot_product_attention, silu
+
+from embark.errors import DataError
+from embark.model.work import DIN_UNITS, NUM_TIME_BUCKETS
+from embark.spec.model import ModelSpec
+from embark.trainers.torch.networks.hstu_attention import hstu_attention, time_bucket
+from embark.trainers.torch.networks.jagged import JaggedLayout, JaggedSequence, Padding, sample_of_each, take
+from embark.trainers.torch.networks.layers import SequenceDropout, bottom_mlp, mlp
+
+Sequences = Mapping[str, JaggedSequence]
+MAX_PLAIN_LENGTH = 512
+"""Longest sequence whose attention scores are held in memory on a GPU."""
+
+
+def sequence_network(model: ModelSpec) -> nn.Module:
+    """Make the dense network of a built-in kind that reads sequences."""
+    if model.kind == "din":
+        return TargetAttention(model)
+    return NextItem(model) if model.sequence.is_next_item else SequenceRanker(model)
+
+
+class TargetAttention(nn.Module):
+    """DIN: the history's rows, each weighted by a small network that sees it beside the candidate, and summed."""
+
+    def __init__(self, model: ModelSpec) -> None:
+        super().__init__()
+        self.roles = model.sequence
+        dim = model.feature(self.roles.history).dim or 0
+        self.weigh = mlp(4 * dim, (*DIN_UNITS, 1), 0.0, ends_linear=True)
+        self.head = Head(model, 3 * dim)
+
+    def forward(self, dense: Tensor, pooled: dict[str, Tensor], sequences: Sequences) -> Tensor:
+        history, offsets, _ = sequences[self.roles.history]
+        candidate = pooled.pop(self.roles.candidate)
+        beside = take(candidate, sample_of_each(offsets, len(history)))
+        weights = self.weigh(torch.cat([history, beside, history - beside, history * beside], dim=1))
+        weighed = (history * weights).float()
+        interest = torch.segment_reduce(weighed, "sum", offsets=offsets, initial=0.0)
+        return self.head(dense, pooled, [candidate, interest, candidate * interest])
+
+
+class SequenceRanker(nn.Module):
+    """HSTU as a ranker: the candidate follows the history, and its encoding is scored."""
+
+    def __init__(self, model: ModelSpec) -> None:
+        super().__init__()
+        self.roles = model.sequence
+        history = model.feature(self.roles.history)
+        self.encoder = Encoder(model, history.multi_hot + 1)
+        self.head = Head(model, history.dim or 0)
+
+    def forward(self, dense: Tensor, pooled: dict[str, Tensor], sequences: Sequences) -> Tensor:
+        history, offsets, _ = sequences[self.roles.history]
+        candidate = pooled.pop(self.roles.candidate)
+        num_samples, total = len(candidate), len(history)
+        samples = torch.arange(num_samples, device=history.device)
+        # Row i of the longer sequences: of the history, or, at the end of a sample, its candidate.
+        longer = offsets + torch.arange(num_samples + 1, device=offsets.device)
+        order = torch.empty(total + num_samples, dtype=torch.long, device=history.device)
+        order[torch.arange(total, device=history.device) + sample_of_each(offsets, total)] = torch.arange(
+            total, device=history.device)
+        order[longer[1:].long() - 1] = total + samples
+        times = None
+        if self.roles.times:
+            stamps = sequences[self.roles.times].ids
+            last = torch.where(offsets.diff() > 0, stamps[(offsets[1:].long() - 1).clamp(min=0)], 0)
+            times = torch.cat([stamps, last])[order]
+        encoded = self.encoder(take(torch.cat([history, candidate.to(history.dtype)]), order), longer, times)
+        return self.head(dense, pooled, [take(encoded, longer[1:].long() - 1)])
+
+
+class NextItem(nn.Module):
+    """SASRec or HSTU that predicts each item of a sequence from those before it.
+
+    Training gives, for each position, the log-odds of the item that follows against the sample's negatives: its log
+    loss is the cross-entropy of a softmax over them. Evaluation gives the scores of the last item and of the negatives.
+    """
+
+    def __init__(self, model: ModelSpec) -> None:
+        super().__init__()
+        self.roles = model.sequence
+        self.encoder = Encoder(model, model.feature(self.roles.history).multi_hot - 1)
+
+    def forward(self, dense: Tensor, pooled: dict[str, Tensor], sequences: Sequences) -> Tensor:
+        history, negatives = sequences[self.roles.history], sequences[self.roles.negatives]
+        inputs = _Inputs.of(history.offsets, len(history.values))
+        times = sequences[self.roles.times].ids[inputs.rows] if self.roles.times else None
+        encoded = self.encoder(take(history.values, inputs.rows), inputs.offsets, times)
+        with torch.autocast(encoded.device.type, enabled=False):  # scores that are rounded to bf16 tie
+            return self._scores(encoded.float(), inputs, history, negatives)
+
+    def rank(self, sequences: Sequences, candidates: Tensor, users: Tensor, others: Tensor) -> Tensor:
+        """Return the log-odds of each of the `candidates` [n, dim] against all of the `others` [m, dim], as in
+        training.
+
+        `users` [n] says which history is a candidate's. Where that is empty, all items are alike.
+        """
+        offsets = sequences[self.roles.history].offsets
+        last = others.new_zeros(len(offsets) - 1, others.shape[1])
+        if offsets[-1] > 0:
+            history, times = sequences[self.roles.history].values, sequences.get(self.roles.times)
+            encoded = self.encoder(history, offsets, None if times is None else times.ids)
+            is_known = offsets.diff() > 0
+            last[is_known] = take(encoded, offsets[1:][is_known] - 1)
+        against = (last @ others.T).logsumexp(dim=1)
+        return (last[users] * candidates).sum(dim=1) - against[users]
+
+    def _scores(
+        self, encoded: Tensor, inputs: "_Inputs", history: JaggedSequence, negatives: JaggedSequence
+    ) -> Tensor:
+        others, other_ids = self._others(negatives, len(history.offsets) - 1)
+        if not self.training:
+            last = take(encoded, inputs.offsets[1:].long() - 1)
+            target = take(history.values, history.offsets[1:].long() - 1)
+            return torch.einsum("bd,bnd->bn", last, torch.cat([target[:, None], others], dim=1))
+        scored = encoded * take(history.values, inputs.rows + 1)
+        padding = Padding(inputs.offsets)
+        against = padding.unpad([torch.bmm(one, take(others, samples).transpose(1, 2))
+                                 for one, (samples, _) in zip(padding.pad(encoded), padding.groups, strict=True)])
+        is_target = other_ids[sample_of_each(inputs.offsets, len(against))] == history.ids[inputs.rows + 1][:, None]
+        against = against.masked_fill(is_target, -math.inf)
+        return scored.sum(dim=1) - against.logsumexp(dim=1)
+
+    def _others(self, negatives: JaggedSequence, num_samples: int) -> tuple[Tensor, Tensor]:
+        num_each, rest = divmod(len(negatives.ids), num_samples)
+        if rest or not bool((negatives.offsets.diff() == num_each).all()):
+            raise DataError(f"{self.roles.negatives}: samples of a batch have different numbers of negatives",
+                            fix="give each sample as many")
+        return negatives.values.view(num_samples, num_each, -1), negatives.ids.view(num_samples, num_each)
+
+
+@dataclass(frozen=True, slots=True)
+class _Inputs:
+    """All rows of each sample but its last."""
+
+    rows: Tensor
+    offsets: Tensor
+
+    @staticmethod
+    def of(offsets: Tensor, total: int) -> "_Inputs":
+        is_last = torch.zeros(total, dtype=torch.bool, device=offsets.device)
+        is_last[offsets[1:].long() - 1] = True
+        lengths = (offsets.diff() - 1).clamp(min=0)
+        return _Inputs((~is_last).nonzero()[:, 0], torch.cat([offsets[:1], lengths.cumsum(0)]))
+
+
+class Head(nn.Module):
+    """An MLP over the encoded sequence, the other features and the dense ones."""
+
+    def __init__(self, model: ModelSpec, width: int) -> None:
+        super().__init__()
+        roles = (model.sequence.history, model.sequence.candidate, model.sequence.times)
+        self.bottom = bottom_mlp(model)
+        self.others = [t.name for t in model.table_list() if t.name not in roles]
+        width += sum(t.dim or 0 for t in model.table_list() if t.name in self.others)
+        width += model.embedding_dim if self.bottom is not None else 0
+        self.top = mlp(width, (*model.top_mlp, 1), model.dropout, ends_linear=True)
+
+    def forward(self, dense: Tensor, pooled: Mapping[str, Tensor], parts: list[Tensor]) -> Tensor:
+        if self.bottom is not None:
+            parts = [*parts, self.bottom(dense)]
+        logits: Tensor = self.top(torch.cat([*parts, *(pooled[name] for name in self.others)], dim=1))
+        return logits.squeeze(1)
+
+
+class Encoder(nn.Module):
+    """Blocks of causal self-attention over sequences; positions count from the newest."""
+
+    def __init__(self, model: ModelSpec, max_length: int) -> None:
+        super().__init__()
+        self.dim, self.max_length = model.feature(model.sequence.history).dim or 0, max_length
+        block = HSTUBlock if model.kind == "hstu" else SASRecBlock
+        self.positions = nn.Parameter(torch.empty(max_length, self.dim).normal_(std=0.02))
+        has_gaps = bool(model.sequence.times) and model.kind == "sasrec"
+        self.gaps = nn.Parameter(torch.zeros(NUM_TIME_BUCKETS, self.dim)) if has_gaps else None
+        self.dropout = SequenceDropout(model.dropout)
+        self.blocks = nn.ModuleList(block(model, self.dim, max_length) for _ in range(model.sequence.num_blocks))
+        self.norm = nn.LayerNorm(self.dim)
+
+    def forward(self, rows: Tensor, offsets: Tensor, times: Tensor | None) -> Tensor:
+        samples = sample_of_each(offsets, len(rows))
+        from_newest = offsets[1:].long()[samples] - 1 - torch.arange(len(rows), device=rows.device)
+        numbers = samples * self.max_length + from_newest
+        batch = Rows(offsets, times, JaggedLayout(offsets, len(rows)), (numbers, self.max_length))
+        values = rows * math.sqrt(self.dim) + embedding(from_newest, self.positions)
+        if self.gaps is not None and times is not None:
+            before = torch.cat([times[:1], times[:-1]])
+            is_first = from_newest == offsets.diff().long()[samples] - 1
+            values = values + embedding(time_bucket(torch.where(is_first, 0, times - before), NUM_TIME_BUCKETS),
+                                        self.gaps)
+        values = self.dropout(values, *batch.numbers)
+        for block in self.blocks:
+            values = block(values, batch)
+        normed: Tensor = self.norm(values)
+        return normed
+
+
+@dataclass(frozen=True, slots=True)
+class Rows:
+    """What all blocks know of a batch's rows."""
+
+    offsets: Tensor
+    times: Tensor | None
+    layout: JaggedLayout
+    numbers: tuple[Tensor, int]
+    """[total]: of each row in the batch, whatever the lengths of others, and how many a sample has; for dropout."""
+
+
+def causal_attention(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    """Compute softmax attention over the past with gradients that repeat from run to run.
+
+    On a GPU those of PyTorch's fused kernels do not; plain products do, but hold all scores in memory, so only shorter
+    sequences take them.
+    """
+    if not q.is_cuda or q.shape[2] > MAX_PLAIN_LENGTH:
+        return scaled_dot_product_attention(q, k, v, is_causal=True)
+    with sdpa_kernel(SDPBackend.MATH):
+        return scaled_dot_product_attention(q, k, v, is_causal=True)
+
+
+class SASRecBlock(nn.Module):
+    """Softmax attention over the past, then a layer for each row."""
+
+    def __init__(self, model: ModelSpec, dim: int, max_length: int) -> None:
+        super().__init__()
+        self.num_heads = model.sequence.num_heads
+        self.attention_norm, self.layer_norm = nn.LayerNorm(dim), nn.LayerNorm(dim)
+        self.qkv, self.out = linear(dim, 3 * dim), linear(dim, dim)
+        self.wide, self.narrow = linear(dim, dim), linear(dim, dim)
+        self.drop_attention, self.drop_wide, self.drop_narrow = (SequenceDropout(model.dropout) for _ in range(3))
+
+    def forward(self, values: Tensor, batch: Rows) -> Tensor:
+        found = []
+        for group in batch.layout.padding.pad(self.qkv(self.attention_norm(values))):
+            q, k, v = (one.unflatten(2, (self.num_heads, -1)).transpose(1, 2) for one in group.chunk(3, dim=2))
+            # Padding lies behind a sample's last row, where the causal mask hides it.
+            found.append(causal_attention(q, k, v).transpose(1, 2).flatten(2))
+        values = values + self.drop_attention(self.out(batch.layout.padding.unpad(found)), *batch.numbers)
+        wide = self.drop_wide(self.wide(self.layer_norm(values)).relu(), *batch.numbers)
+        return values + self.drop_narrow(self.narrow(wide), *batch.numbers)
+
+
+class HSTUBlock(nn.Module):
+    """HSTU: attention by SiLU with relative biases of position and time, gated by each row itself."""
+
+    def __init__(self, model: ModelSpec, dim: int, max_length: int) -> None:
+        super().__init__()
+        self.num_heads, self.max_length = model.sequence.num_heads, max_length
+        # A short sequence's sums over max_length are small: torch's default of 1e-5 would be most of their variance.
+        self.norm, self.attended_norm = nn.LayerNorm(dim, eps=1e-6), nn.LayerNorm(dim, eps=1e-6)
+        self.uvqk, self.out = linear(dim, 4 * dim), linear(dim, dim)
+        self.position_bias = nn.Parameter(torch.empty(2 * max_length - 1).normal_(std=0.02))
+        self.time_bias = nn.Parameter(torch.zeros(NUM_TIME_BUCKETS)) if model.sequence.times else None
+        self.dropout = SequenceDropout(model.dropout)
+
+    def forward(self, values: Tensor, batch: Rows) -> Tensor:
+        u, v, q, k = silu(self.uvqk(self.norm(values))).chunk(4, dim=1)
+        v, q, k = (one.unflatten(1, (self.num_heads, -1)) for one in (v, q, k))
+        attended = hstu_attention(
+            q, k, v, batch.offsets, self.max_length, position_bias=self.position_bias, times=batch.times,
+            time_bias=self.time_bias, layout=batch.layout)
+        gated = u * self.attended_norm(attended.flatten(1))
+        return values + self.dropout(self.out(gated), *batch.numbers)
+
+
+def linear(num_in: int, num_out: int) -> nn.Linear:
+    """Make a linear layer with Glorot's initial weights."""
+    layer = nn.Linear(num_in, num_out)
+    nn.init.xavier_uniform_(layer.weight)
+    nn.init.zeros_(layer.bias)
+    return layer

@@ -1,0 +1,1 @@
+"""Scores of an exported model, on a CPU or a GPU. Imports torch and Triton, no TorchRec."""

@@ -1,0 +1,55 @@
+"""`embark rehearse --account` goes from an empty account to a trained model and back to nothing."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from embark.__main__ import run
+
+PLACES = {
+    "aws": ("place.machine=p4d.24xlarge", "place.region=us-west-2", "place.zone=us-west-2b", "store.root=s3://own-7/runs"),
+    "azure": ("place.machine=Standard_ND96asr_v4", "place.region=eastus", "place.zone=1", "store.root=az://own-7/runs",
+              "place.storage_account=own7"),
+    "gcp": ("place.machine=a2-highgpu-8g", "place.region=us-central1", "place.zone=us-central1-a",
+            "store.root=gs://own-7/runs"),
+}
+POD_STEPS = ["train", "train again: what exists stays", "clean", "destroy"]
+MACHINE_STEPS = ["up", "status", "down"]
+# Pods of one cloud train; plain machines of the others start and run nothing. The guides cover all of them.
+WALKS = {
+    "aws": (("place.target=vm", "data.path=s3://own-7/rows"), MACHINE_STEPS),
+    "azure": (("place.target=vm", "data.path=az://own-7/rows"), MACHINE_STEPS),
+    "gcp": (("place.target=job", "place.volume=filestore-zonal", "data.path=/mnt/data/rows"), POD_STEPS),
+}
+
+
+def rehearse(cloud: str, *more: str) -> int:
+    settings = (*PLACES[cloud], "data.kind=prepared", "place.nodes=2", *more)
+    words = [word for one in settings for word in ("--set", one)]
+    return run(["rehearse", "--account", "quickstart", *words, "--json"])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("cloud", WALKS)
+def test_a_spec_is_walked_there_and_back(cloud: str, capsys: pytest.CaptureFixture[str], monkeypatch, tmp_path: Path):
+    monkeypatch.chdir(tmp_path)
+    settings, own = WALKS[cloud]
+    code = rehearse(cloud, *settings)
+    report = json.loads(capsys.readouterr().out)
+    failed = [step for step in report["steps"] if not step["is_ok"]]
+    assert not failed, failed[0]["output"][-3000:] + failed[0]["error"]
+    assert [step["title"] for step in report["steps"] if step["title"] != "tools and project"] == [
+        "image", "data", *own, "delete bucket and registry"]
+    assert report["paid"] == []
+    assert report["not_modelled"]
+    assert code == 0
+    assert not list(tmp_path.iterdir()), "it writes nothing where it is called"
+
+
+def test_a_target_without_machines_of_its_own_is_refused(capsys: pytest.CaptureFixture[str]):
+    code = rehearse("gcp", "place.target=compose", "place.nodes=1", "data.path=/mnt/data/rows")
+    assert code == 64
+    assert "place.target" in capsys.readouterr().err
