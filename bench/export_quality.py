@@ -17,8 +17,8 @@ from embark.data.evaluation_rows import open_rows
 from embark.data.prepared import Rows
 from embark.export.artifact import open_artifact
 from embark.export.quantize import TABLE_DTYPES
-from embark.run.auc import exact_auc, halves_counter
-from embark.store.trained_run import find_trained
+from embark.run.evaluation import exact_auc, halves_counter
+from embark.store.checkpoint_inspect import find_trained
 from embark.trainers.torch.scoring.cpu_model import ExportedModel
 
 

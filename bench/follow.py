@@ -19,7 +19,7 @@ from embark.data.drifting import DriftingSource
 from embark.events import read_events
 from embark.run.evaluate_run import evaluate_run
 from embark.spec import RunSpec, resolve, to_toml
-from embark.store.trained_run import find_trained
+from embark.store.checkpoint_inspect import find_trained
 from embark.trainers import open_backend, train
 
 STREAM = """

@@ -29,7 +29,7 @@ from embark.features.schema import SparseColumn
 from embark.publish.gate import EarlierGate, GateVerdict, ScoredRows, earlier_gate, judge, to_record
 from embark.publish.gate_rows import GateRows
 from embark.spec import resolve
-from embark.spec.publish import PublishSpec
+from embark.spec.serve import PublishSpec
 
 SIZES = (3, 8, 20, 60, 200, 1_000, 5_000)
 NUM_DENSE = 3
@@ -156,6 +156,7 @@ def fault(kind: str, rng: np.random.Generator, seen: Hour, sizes: Sequence[int] 
         return "all", lambda hour: replace(hour, label=~hour.label)
     if kind == "column shifted":
         column = int(rng.integers(NUM_DENSE + len(sizes)))
+
         def shifted(hour: Hour) -> Hour:
             if column < NUM_DENSE:
                 dense = hour.dense.copy()

@@ -128,7 +128,7 @@ class Round:
         self.ended(ranks, {0, 70, 75})
 
     def slow_store(self) -> None:
-        ranks = self.start("slow", method="embark.store.local_store:LocalStore.write", word="step-", seconds=0.05,
+        ranks = self.start("slow", method="embark.store.object_store:LocalStore.write", word="step-", seconds=0.05,
                            mark=str(self.run.directory / "mark"))
         self.some_steps(ranks)
         ranks.kill(self.rng.choice([signal.SIGTERM, signal.SIGKILL]))

@@ -28,7 +28,7 @@ def disturb(rank: int, plant: str = "", fault: str = "", options: dict[str, Any]
 
 def full_disk(rank: int, first_write: int, num_writes: int) -> None:
     """The disk is full from a checkpoint file on, half of which was written, until so many have failed."""
-    from embark.store.local_store import LocalStore
+    from embark.store.object_store import LocalStore
 
     write, count = LocalStore.write, 0
 

@@ -7,8 +7,8 @@ from __future__ import annotations
 
 import sys
 
-from embark.events.alerts import alerts
 from embark.events.metrics import GROUPS, METRICS, Metric
+from embark.events.monitoring import alerts
 from embark.events.sinks.prometheus import prometheus_name
 
 PLACES = (
@@ -80,7 +80,7 @@ scrape_configs:
 Generate the rules and the dashboard from the same list:
 
 ```bash
-python -m embark.events.sinks.export monitoring      # monitoring/embark_rules.yaml, monitoring/embark_dashboard.json
+python -m embark.events.monitoring monitoring      # monitoring/embark_rules.yaml, monitoring/embark_dashboard.json
 ```
 
 `promtool check rules embark_rules.yaml` passes. In Grafana: Dashboards, New, Import, the JSON file; then choose

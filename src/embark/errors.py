@@ -73,6 +73,11 @@ class Mistake:
         return f"{place}{written}\n    {self.what}{fix}"
 
 
+def conflict(field: str, value: object, what: str, fix: str) -> Mistake:
+    """Describe a field of a spec that conflicts with the others; `load_spec` adds its file and line."""
+    return Mistake("", field, str(value), what, fix)
+
+
 class MistakesError(UserError):
     """All the mistakes of one input, at once."""
 

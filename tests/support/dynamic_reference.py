@@ -4,8 +4,7 @@ from dataclasses import dataclass, field
 
 from embark.data.dynamic_ids import CHANCE, COUNTER, MAP, NO_ID, SIGNED_STEP, signed, table_key
 from embark.features.hashing import FIRST, SECOND
-from embark.spec.dynamic import BUCKET_COUNTERS, BUCKET_SLOTS, num_buckets
-from embark.spec.model import Table
+from embark.spec.model import BUCKET_COUNTERS, BUCKET_SLOTS, Table, num_buckets
 
 MASK = (1 << 64) - 1
 

@@ -16,7 +16,7 @@ from embark.data.prepared import Rows
 from embark.data.prepared.cache import read_manifest
 from embark.data.prepared.parts import iter_blocks
 from embark.spec import RunSpec, resolve, to_toml
-from embark.spec.identity import DATA, KEY
+from embark.spec.run import DATA, KEY
 from embark.store import ChecksumWriter, RunDir, checkpoint_name
 from embark.store.checkpoint_arrays import INDEX, Index, merge_entries, table_weight, unsharded, write_pieces
 from embark.trainers.torch.networks import dense_network

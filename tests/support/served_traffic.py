@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from embark.events.drift import NUM_SCORE_BINS
 from embark.events.events import Event
-from embark.events.score_bins import NUM_SCORE_BINS
 
 COLUMNS = [{"name": "age", "kind": "dense", "labels": ["missing or 0", "up to 30", "above 30"],
             "counts": [100, 5_000, 4_900]},

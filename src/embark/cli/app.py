@@ -72,7 +72,7 @@ def name_spec(fix: str, words: Sequence[str]) -> str:
     """Put the spec of the command line in place of `SPEC` in a fix, so that it can be pasted."""
     if "SPEC" not in fix:
         return fix
-    from embark.spec.presets import PRESETS
+    from embark.spec.toml import PRESETS
 
     _, bound, _ = app.parse_args(list(words), exit_on_error=False, print_error=False)
     spec = bound.arguments.get("spec", "")

@@ -8,13 +8,12 @@ from cyclopts import Parameter
 
 from embark.cli.console import Console, Flag
 from embark.errors import UserError
-from embark.events.task_rows import task_rows
+from embark.events.metrics import task_rows
 from embark.formatting import format_float
 
 if TYPE_CHECKING:
     from embark.run.evaluate_run import EvaluationResult
-    from embark.run.importance import Estimate, ImportanceResult
-    from embark.run.slices import SliceResult
+    from embark.run.feature_metrics import Estimate, ImportanceResult, SliceResult
 
 Optional = Parameter(show_default=False)
 

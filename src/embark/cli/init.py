@@ -41,7 +41,7 @@ def init(
         Overwrite files that exist.
     """
     from embark.spec import PRESETS
-    from embark.spec.edit import set_in_text
+    from embark.spec.load import set_in_text
     from embark.spec.toml import starter
     from embark.store import write_atomic
 

@@ -66,11 +66,11 @@ def train_here(run: "RunSpec", console: Console, *, fresh: bool) -> int:
 
     with StopSignals(is_loading=True) as signals:  # a preemption can come while torch or jax is loaded
         from embark.cli.train import ReportAtEnd
-        from embark.trainers import finished_run, open_backend, wants_jax
+        from embark.trainers import finished_result, open_backend, wants_jax
 
         view = console.view()
         sinks = [ReportAtEnd(), view]
-        if not fresh and finished_run(run, sinks) is not None:
+        if not fresh and finished_result(run, sinks) is not None:
             return ExitCode.DONE
         with console.waiting(f"loading {'JAX' if wants_jax(run) else 'PyTorch'}"):
             from embark.run.loop import train as train_with

@@ -45,7 +45,7 @@ def tune(
         Search only these fields: train.learning_rate=0.001..0.1 or train.batch_size=256,512. Repeatable.
     """
     from embark.spec import load_spec
-    from embark.spec.held_out_metrics import measured_metrics
+    from embark.spec.train import measured_metrics
     from embark.tuning.tune import TuneRequest
     from embark.tuning.tune import tune as search_settings
 

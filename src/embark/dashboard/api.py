@@ -12,12 +12,11 @@ import numpy as np
 
 from embark.dashboard.runs import Runs, WatchedRun
 from embark.errors import EmbarkError
-from embark.events.changes import changes_of, warm_start_text
-from embark.events.events import Event, parse_event
+from embark.events.events import Event, changes_of, parse_event, warm_start_text
+from embark.events.metrics import task_rows
 from embark.events.sinks.prometheus import exposition
 from embark.events.spending import losses_sentence
 from embark.events.summary import HELD_OUT, best_checkpoint
-from embark.events.task_rows import task_rows
 from embark.events.traffic import TrafficRecord, TrafficView
 from embark.export.rollback import list_versions
 from embark.formatting import (

@@ -18,7 +18,7 @@ from embark.report.context import Liveness, status_of
 from embark.report.record import Record
 from embark.report.run_files import Finder, RunFiles, Tail, sample
 from embark.spec import parse_spec
-from embark.spec.held_out_metrics import HeldOutMetric
+from embark.spec.train import HeldOutMetric
 from embark.store.lease import current_holder
 from embark.store.run_dir import EVENTS, SPEC, TUNE, RunDir
 

@@ -10,8 +10,7 @@ from typing import Any
 import numpy as np
 
 from embark.dashboard.runs import WatchedRun
-from embark.events.drift import LARGE, MODERATE
-from embark.events.score_bins import LOGITS, NUM_SCORE_BINS
+from embark.events.drift import LARGE, LOGITS, MODERATE, NUM_SCORE_BINS
 from embark.events.traffic import (
     LATENCIES_S,
     WINDOW_S,

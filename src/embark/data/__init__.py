@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING
 
 from embark.data.loader import Batch, Loader, SampleSource, eval_batches
 from embark.spec.paths import with_absolute_paths, without_local_input
-from embark.spec.train_defaults import with_train_defaults
+from embark.spec.train import with_train_defaults
 from embark.spec.user_code import with_code
-from embark.store.retry_policy import RetryPolicy
+from embark.store.errors import RetryPolicy
 
 if TYPE_CHECKING:
     from embark.data.prepared.source import Allocate

@@ -14,7 +14,7 @@ from embark.data.prepared import MANIFEST, STATISTICS, Manifest
 from embark.errors import DataError, UserError
 from embark.formatting import shortlist
 from embark.store import Entry, ObjectStore, open_store
-from embark.store.local_store import LocalStore
+from embark.store.object_store import LocalStore
 from embark.store.transfer import COPY_STATE, CopyItem, CopyPlan, Transfer
 
 ShowProgress = Callable[[int, int], None]

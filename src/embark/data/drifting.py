@@ -22,8 +22,7 @@ from embark.data.synthetic import (
 )
 from embark.features.arrays import Doubles, Floats, Hashes, Int32s, Int64s
 from embark.features.hashing import STEP, hash_counters, quarter, stream_keys, uniform
-from embark.spec.data import DataSpec
-from embark.spec.drift import DriftSpec
+from embark.spec.data import DataSpec, DriftSpec
 from embark.spec.model import ModelSpec, Table
 
 _STREAM = 0xD21F

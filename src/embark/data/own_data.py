@@ -17,7 +17,7 @@ from embark.errors import DataError, UserError
 from embark.features.arrays import Array, Floats, Int32s, Int64s, Mask
 from embark.spec import DataSpec, ModelSpec, Table
 from embark.spec.tasks import label_columns, list_size_of
-from embark.spec.user_code import file_of, load_user_class, place_of, user_call, user_errors
+from embark.spec.user_code import file_of, load_user_class, location_of, user_call, user_errors
 
 FINGERPRINT_ROWS = 1024  # Samples of each split: all of them would take as long as an epoch.
 
@@ -37,7 +37,7 @@ class OwnSource:
             if not callable(getattr(kind, "rows", None)):
                 raise UserError(f"{file_of(data.kind)}: {kind.__name__} has no method rows(split, positions)",
                                 fix="docs/own-data.md shows one")
-            self._where = place_of(kind.rows)
+            self._where = location_of(kind.rows)
             with user_call(f"{file_of(data.kind)}: class {kind.__name__}", "__init__(self, data, model)"):
                 self._own = kind(data, model)
             self.num_train_samples = self._count("num_train_samples")

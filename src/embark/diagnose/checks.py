@@ -14,8 +14,8 @@ from embark.catalog import Machine, find_machine, load_catalog
 from embark.diagnose.scan import Evidence, Listener, RuleMatch, rule_named
 from embark.diagnose.source import DiagnosedFile
 from embark.errors import UserError
-from embark.events.alerts import FULL, HOT_C, INPUT_SHARE, SLOW_RANK, SLOW_STEP
 from embark.events.events import parse_event
+from embark.events.monitoring import FULL, HOT_C, INPUT_SHARE, SLOW_RANK, SLOW_STEP
 from embark.events.quality import Quality
 from embark.formatting import format_step_time, to_finite, to_one_line
 from embark.spec import RunSpec

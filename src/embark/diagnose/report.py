@@ -23,7 +23,7 @@ from embark.launch.shell import Shell
 from embark.plan.predict import predict
 from embark.plan.prediction import Setup
 from embark.spec import RunSpec, load_spec
-from embark.spec.batch import divides
+from embark.spec.train import divides
 from embark.store.run_dir import SPEC
 
 MemoryKind = Literal["device", "host"]

@@ -25,7 +25,7 @@ from embark.render.job import Job, Location
 from embark.render.monitoring import CloudQuota, cloud_quotas, needed_units, quota_name, quota_of
 from embark.spec import RunSpec
 from embark.store import open_store
-from embark.store.retry_policy import BRIEF_RETRY
+from embark.store.errors import BRIEF_RETRY
 
 CLOUDS: dict[str, Any] = tomllib.loads(Path(__file__).with_name("account_clouds.toml").read_text(encoding="utf-8"))
 """The command line of each cloud, and what its errors mean."""

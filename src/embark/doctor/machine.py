@@ -21,8 +21,7 @@ from embark.doctor.network import Facts, Probe, check_network, check_ranks
 from embark.errors import EmbarkError
 from embark.model.engine_selection import cpu_has_matrix_bf16
 from embark.plan.here import LocalGpu, LocalPlan, ThisMachine, plan_here
-from embark.run.host_cores import cpu_quota
-from embark.run.host_memory import cgroup_limit_bytes
+from embark.run.host import cgroup_limit_bytes, cpu_quota
 from embark.spec import RunSpec
 from embark.stack import versions as stack
 

@@ -1,5 +1,5 @@
 """How far counts have moved from reference counts of the same bins: the population stability index (PSI), without the
-part that chance alone gives a small sample."""
+part that chance alone gives a small sample; and the bins that scores are counted in."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 MODERATE, LARGE = 0.1, 0.25
 """The usual thresholds; where they come from: Yurdakul and Naranjo, https://doi.org/10.1080/00949655.2019.1663434"""
-_SURE = 4.0  # Standard deviations: of 30,000 samples without drift, one is further off.
+_SURE = 4.0  # Standard deviations; one of 30,000 samples without drift is further off.
 
 Level = Literal["", "moderate", "large"]
 Counts = Sequence[float] | NDArray[Any]
@@ -21,9 +21,9 @@ Counts = Sequence[float] | NDArray[Any]
 
 @dataclass(frozen=True, slots=True)
 class Drift:
-    """Of one column."""
+    """How far one column has moved."""
 
-    psi: float  # Without what chance gives.
+    psi: float  # The index, without the part that chance gives.
     level: Level  # Empty: below the thresholds, or too few rows to say.
     shares: tuple[float, ...]  # By bin.
     reference: tuple[float, ...]
@@ -36,9 +36,9 @@ class Drift:
 
 
 def drift(reference: Counts, counts: Counts, *, without: int = 0) -> Drift:
-    """PSI has the expectation (bins − 1)(1/n + 1/m) where nothing moved: this is subtracted. A level needs a
-    likelihood-ratio test, too, that chance does not pass. `without` leaves so many of the bins that moved most out of
-    the PSI, but never the first, which is that of missing values."""
+    """Compare counts with reference counts. PSI has the expectation (bins − 1)(1/n + 1/m) if nothing moved: this is
+    subtracted. A level needs a likelihood-ratio test, too, that chance does not pass. `without` leaves so many of the
+    bins that moved most out of the PSI, but never the first, which is that of missing values."""
     before, now = np.asarray(reference, np.float64), np.asarray(counts, np.float64)
     is_used = (before > 0) | (now > 0)
     num_bins, n, m = int(is_used.sum()), float(now.sum()), float(before.sum())
@@ -56,8 +56,8 @@ def drift(reference: Counts, counts: Counts, *, without: int = 0) -> Drift:
 
 
 def _is_sure(before: NDArray[np.float64], now: NDArray[np.float64]) -> bool:
-    """The likelihood ratio that both are samples of the same shares, which also holds where a bin expects no row; the
-    quantile of its chi-squared distribution as by Wilson and Hilferty."""
+    """Test by the likelihood ratio that both are samples of the same shares, which also holds if a bin expects no row;
+    the quantile of its chi-squared distribution is that of Wilson and Hilferty."""
     statistic, total = 0.0, before.sum() + now.sum()
     for sample in (before, now):
         expected = (before + now) * (sample.sum() / total)
@@ -65,3 +65,22 @@ def _is_sure(before: NDArray[np.float64], now: NDArray[np.float64]) -> bool:
         statistic += 2 * float((sample[is_there] * np.log(sample[is_there] / expected[is_there])).sum())
     free = int(((before + now) > 0).sum()) - 1
     return statistic > free * (1 - 2 / (9 * free) + _SURE * math.sqrt(2 / (9 * free))) ** 3
+
+
+# Bins of scores, in evaluation and in serving, are half a unit of the logit wide, so that scores near 0 and 1 differ.
+_WIDTH = 0.5
+_LARGEST = 8.0
+LOGITS = np.arange(-_LARGEST, _LARGEST + _WIDTH / 2, _WIDTH)  # Edges; below the first and above the last is a bin too.
+NUM_SCORE_BINS = len(LOGITS) + 1
+SCORES = 1 / (1 + np.exp(-LOGITS))  # These edges as probabilities.
+
+
+def logit_counts(logits: NDArray[Any]) -> list[int]:
+    """Count the logits in each bin."""
+    found: list[int] = np.bincount(np.searchsorted(LOGITS, logits, side="right"), minlength=NUM_SCORE_BINS).tolist()
+    return found
+
+
+def score_bins(scores: NDArray[Any]) -> NDArray[np.intp]:
+    """Return the bin of each probability."""
+    return np.searchsorted(SCORES, scores, side="right")

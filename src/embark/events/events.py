@@ -1,13 +1,15 @@
 """Events: everything that is shown anywhere is made of them; one JSON object a line, in a file that survives a full
-disk."""
+disk. Their time is what the wall clock said when the process began, and the seconds counted since: a step of the wall
+clock changes no duration and spends no budget."""
 
 import dataclasses
 import json
 import math
 import os
 import shlex
+import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from enum import Enum
@@ -15,12 +17,35 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from embark.errors import Fault
-from embark.events.clock import now_s
-from embark.formatting import redact, to_finite, to_one_line
+from embark.formatting import format_count, redact, to_finite, to_one_line
+
+_BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
+
+
+def uptime_s() -> float:
+    """Return the seconds since this machine booted, or since some fixed moment if a system does not count these."""
+    return time.clock_gettime(time.CLOCK_BOOTTIME) if hasattr(time, "CLOCK_BOOTTIME") else time.monotonic()
+
+
+def boot_id() -> str:
+    """Return what all processes share that count the same uptime; empty if the system has none."""
+    try:
+        return _BOOT_ID.read_text().strip()
+    except OSError:
+        return ""
+
+
+_began_s = time.time() - uptime_s()
+
+
+def now_s() -> float:
+    """Return the seconds since 1970."""
+    return _began_s + uptime_s()
 
 
 def to_jsonable(value: Any) -> Any:
-    """The value in JSON's own types. NaN and infinity become null; dataclass fields with `repr=False` are left out."""
+    """Convert a value to JSON's own types. NaN and infinity become null; dataclass fields with `repr=False` are left
+    out."""
     if value is None or isinstance(value, (bool, int, str)):
         return value.value if isinstance(value, Enum) else value
     if isinstance(value, float):
@@ -42,7 +67,7 @@ def to_jsonable(value: Any) -> Any:
 
 
 class ResilientFile:
-    """A failed write raises only at `close`, if it still fails then: training matters more than its log."""
+    """A file whose failed writes raise only at `close`, if they still fail then: training matters more than its log."""
 
     def __init__(self, path: Path, mode: str) -> None:
         self.path = path
@@ -55,7 +80,7 @@ class ResilientFile:
         return self._file.closed
 
     def is_gone(self) -> bool:
-        """Its name is no longer that of the open file: deleted, moved or replaced."""
+        """Tell whether the open file lost its name: it was deleted, moved or replaced."""
         try:
             return not os.path.samestat(os.fstat(self._file.fileno()), os.stat(self.path))
         except FileNotFoundError:
@@ -88,8 +113,8 @@ class ResilientFile:
 
 @dataclass(frozen=True, slots=True)
 class Event:
-    """One thing that happened: `start plan predict note step ranks phases eval save resume change
-    interrupt end error`."""
+    """One thing that happened: `start plan predict note step ranks phases eval save resume change interrupt end
+    error`."""
 
     kind: str
     values: Mapping[str, Any] = field(default_factory=dict)
@@ -97,12 +122,13 @@ class Event:
     rank: int = 0
 
     def __post_init__(self) -> None:
-        """What others wrote goes to files, terminals and services: without secrets, also in events stored before."""
+        """Remove secrets from what others wrote, also in events stored before: it goes to files, terminals and
+        services."""
         if self.kind in ("note", "error") and "text" in self.values:
             object.__setattr__(self, "values", {**self.values, "text": redact(str(self.values["text"]))})
 
     def to_json(self) -> str:
-        """One line; NaN and infinity become null, which JSON has."""
+        """Write one line; NaN and infinity become null, which JSON has."""
         fields = {"event": self.kind, "time_s": round(self.time_s, 6), "rank": self.rank, **self.values}
         return json.dumps(to_jsonable(fields), allow_nan=False)
 
@@ -124,7 +150,7 @@ class NewestEvents(ABC):
     @property
     @abstractmethod
     def steps_done(self) -> int:
-        """Of the run, those before its last resume included."""
+        """Steps of the run, those before its last resume included."""
 
     @property
     def num_steps(self) -> int:
@@ -192,14 +218,14 @@ class Fanout:
             sink.emit(event)
 
     def close(self) -> None:
-        """All of them, whatever one raises."""
+        """Close all of them, whatever one raises."""
         with ExitStack() as closing:
             for sink in reversed(self._sinks):
                 closing.callback(sink.close)
 
 
 def parse_event(line: str | bytes) -> Event | None:
-    """The event of a line; None for a line that holds none: cut short, no JSON, or written by something else."""
+    """Parse a line; None for a line without an event: cut short, no JSON, or written by something else."""
     try:
         values: Any = json.loads(line)
         kind, time_s = values.pop("event"), float(values.pop("time_s"))
@@ -212,15 +238,97 @@ def parse_event(line: str | bytes) -> Event | None:
 
 
 def read_events(path: Path) -> Iterator[Event]:
-    """The events of a file; a line cut short by a kill is skipped."""
+    """Yield the events of a file; a line cut short by a kill is skipped."""
     with path.open("rb") as lines:
         yield from filter(None, map(parse_event, lines))
 
 
 def resume_command(start: Mapping[str, Any]) -> str:
-    """`the same command`; --fresh would start another run, and has perhaps given this one another name."""
+    """Return `the same command`, changed if `--fresh` would start another run, and has perhaps given this one another
+    name."""
     if not start.get("is_fresh"):
         return "the same command"
     name = to_one_line(start.get("run_dir", "")).rpartition("/")[2]
     return "the same command " + ("without --fresh" if name == start.get("name") else
                                   f"with --set name={shlex.quote(name)} in place of --fresh")
+
+
+MAX_SHOWN = 80
+_DIGEST = 64  # Characters of a SHA-256, of which a person sees the first few.
+
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    """A field that a run learns from, and its value before and after a resume from `step`."""
+
+    field: str
+    old: Any
+    new: Any
+    step: int
+
+    def __str__(self) -> str:
+        old, new = shown_value(self.old), shown_value(self.new)
+        return f"{self.field}: {old} up to step {format_count(self.step)}, {new} from there on"
+
+
+def changes_of(events: Iterable[Event]) -> list[Change]:
+    """Return the changes in force, oldest first: a later start from an earlier step undoes what came after that
+    step."""
+    found: list[Change] = []
+    for event in events:
+        if event.kind == "start":
+            first_step = to_finite(event.values.get("first_step")) or 0
+            found = [change for change in found if change.step <= first_step]
+        elif event.kind == "change" and (step := to_finite(event.values.get("step"))) is not None:
+            values = event.values
+            found.append(Change(to_one_line(values.get("field", "")), values.get("old"), values.get("new"), int(step)))
+    return found
+
+
+def warm_start_text(values: Mapping[str, Any]) -> str:
+    """Say whose weights a run began with, from a `warm_start` event."""
+    step, fresh, rows = (format_count(values.get(name)) for name in ("from_step", "num_fresh_rows", "num_rows"))
+    return f"of {to_one_line(values.get('run', ''))} at step {step}; {fresh} of {rows} table rows are new"
+
+
+def shown_value(value: Any) -> str:
+    """Return a field's value for a sentence."""
+    if isinstance(value, str) and len(value) == _DIGEST:
+        return f"sha256 {to_one_line(value)[:12]}…"
+    text = "none" if value in (None, "") else to_one_line(value) if isinstance(value, str) else to_one_line(repr(value))
+    return text if len(text) <= MAX_SHOWN else f"{text[: MAX_SHOWN - 1]}…"
+
+
+MAX_BYTES = 64 << 20
+NUM_OLDER = 3
+
+
+class RotatingEventLog:
+    """`events.jsonl` of a process without an end. A full file becomes `events.1.jsonl`, the one before it
+    `events.2.jsonl`, and the oldest is deleted."""
+
+    def __init__(self, path: Path, max_bytes: int = MAX_BYTES, num_older: int = NUM_OLDER) -> None:
+        self._path, self._max_bytes, self._num_older = path, max_bytes, num_older
+        self._log = EventLog(path)
+        self._num_bytes = path.stat().st_size
+
+    def emit(self, event: Event, opening: Event) -> None:
+        """Append an event; `opening` is the first event of every file, without which the others could not be read."""
+        num_bytes = len(event.to_json()) + 1
+        if self._num_bytes and self._num_bytes + num_bytes > self._max_bytes:
+            self._rotate()
+            if opening is not event:
+                self._log.emit(opening)
+        self._log.emit(event)
+        self._num_bytes = self._path.stat().st_size
+
+    def _rotate(self) -> None:
+        self._log.close()
+        files = [self._path, *(self._path.with_suffix(f".{number}.jsonl") for number in range(1, self._num_older + 1))]
+        for older, newer in zip(files[:0:-1], files[-2::-1], strict=True):
+            if newer.exists():
+                newer.replace(older)
+        self._log = EventLog(self._path)
+
+    def close(self) -> None:
+        self._log.close()

@@ -1,4 +1,5 @@
-"""What is measured: the metrics of `metrics.toml`, and their readings in events."""
+"""What is measured: the metrics of `metrics.toml`, their readings in events, and those of several tasks as rows of
+text."""
 
 import math
 import re
@@ -9,7 +10,7 @@ from importlib.resources import files
 from typing import Any, Literal
 
 from embark.events.events import Event
-from embark.formatting import to_float
+from embark.formatting import MISSING, format_float, to_finite, to_float, to_one_line
 
 Kind = Literal["gauge", "counter"]
 Labels = tuple[tuple[str, str], ...]  # Names and values, in the order of the metric's `labels`.
@@ -39,7 +40,7 @@ class Metric:
 
     @property
     def labels(self) -> tuple[str, ...]:
-        """What distinguishes its several values in one run; `split` is `train` or `eval`."""
+        """Labels that distinguish its several values in one run; `split` is `train` or `eval`."""
         inner = tuple(part.partition("]")[0] for part in self.paths[0].split("[")[1:])
         return ("split", *inner) if self.has_splits else inner
 
@@ -53,7 +54,7 @@ LEARNING, TASKS, DYNAMIC, STREAM, PACE, STEP, MACHINE, GPU, SAFETY, RUN, SERVED 
     "Checkpoints and interruptions", "The run", "Served traffic",
 )
 TRAINING_GROUPS = (LEARNING, TASKS, DYNAMIC, STREAM, PACE, STEP, MACHINE, GPU, SAFETY)
-"""What a dashboard of training shows over time."""
+"""Groups that a dashboard of training shows over time."""
 GROUPS = (*TRAINING_GROUPS, RUN, SERVED)
 
 _TABLE = tomllib.loads(files("embark.events").joinpath("metrics.toml").read_text(encoding="utf-8"))
@@ -64,12 +65,12 @@ _BY_NAME = {metric.name: metric for metric in METRICS}
 
 
 def find(name: str) -> Metric | None:
-    """The metric of this name; `None` for a value that is not one, such as `step` or `path`."""
+    """Return the metric of this name; None for a value that is not one, such as `step` or `path`."""
     return _BY_NAME.get(name)
 
 
 def metric(name: str) -> Metric:
-    """The metric of this name, which must exist."""
+    """Return the metric of this name, which must exist."""
     return _BY_NAME[name]
 
 
@@ -85,7 +86,7 @@ class Reading:
 
 
 def readings(event: Event, *, null_is_nan: bool = False) -> Iterator[Reading]:
-    """Every metric of an event. In events from a file, a null among the learning metrics was a NaN."""
+    """Yield every metric of an event. In events from a file, a null among the learning metrics was a NaN."""
     step = to_float(event.values.get("step"))
     whole = int(step) if step is not None and math.isfinite(step) else None
     for metric, parts, first in _PATHS.get(event.kind, ()):
@@ -119,7 +120,7 @@ class Latest:
         self._time_s = event.time_s if self._time_s is None else max(self._time_s, event.time_s)
 
     def readings(self) -> Iterator[Reading]:
-        """In the order of the list."""
+        """Yield the newest readings in the order of the list of metrics."""
         if self._time_s is None:
             return
         by_name: dict[str, list[Reading]] = {}
@@ -137,7 +138,7 @@ class Latest:
                 yield from by_name.get(metric.name, ())
 
     def _drop_machines(self) -> None:
-        """A new attempt may have fewer ranks and other machines."""
+        """Forget ranks and machines: a new attempt may have fewer of them, and others."""
         self._newest = {key: one for key, one in self._newest.items() if not {"rank", "host"} & set(one.metric.labels)}
 
 
@@ -155,14 +156,14 @@ def _values(held: Any, parts: Parts, labels: Labels) -> Iterator[tuple[Labels, A
         for key, value in inner.items():
             yield from _values(value, rest, (*labels, (label, str(key))))
     elif isinstance(inner, list | tuple):
-        for place, value in enumerate(inner):
-            named = value.get(_NAMED_BY.get(label, label), place) if isinstance(value, Mapping) else place
+        for index, value in enumerate(inner):
+            named = value.get(_NAMED_BY.get(label, label), index) if isinstance(value, Mapping) else index
             if not (value is None and not rest):  # a rank without a value
                 yield from _values(value, rest, (*labels, (label, str(named))))
 
 
 def _read_paths() -> dict[str, list[tuple[Metric, Parts, Labels]]]:
-    """By kind of event, the metrics it has and the way to each."""
+    """Return the metrics of each kind of event and the way to each."""
     found: dict[str, list[tuple[Metric, Parts, Labels]]] = {}
     for metric in METRICS:
         for path in metric.paths:
@@ -177,3 +178,48 @@ def _read_paths() -> dict[str, list[tuple[Metric, Parts, Labels]]]:
 
 _PATHS = _read_paths()
 _COUNTED = tuple(metric.paths[0][1:] for metric in METRICS if metric.paths[0].startswith("#"))
+
+
+TASK_PREFIX = "task_"
+_MAX_NAME = 40
+_SHOWN = {metric.name.removeprefix(TASK_PREFIX): metric for metric in METRICS
+          if metric.name.startswith(TASK_PREFIX) and not metric.name.startswith(f"{TASK_PREFIX}best_")}
+
+
+@dataclass(frozen=True, slots=True)
+class TaskRow:
+    """One metric of one task."""
+
+    task: str
+    metric: str
+    held_out: str
+    ceiling: str  # What the true probabilities of synthetic data reach.
+    train: str
+
+
+def task_rows(held: Mapping[str, Any], step: Mapping[str, Any]) -> list[TaskRow]:
+    """Return rows from the newest evaluation and the newest training window, task by task."""
+    trained = dict(_tasks(step))
+    rows = []
+    for name, of_task in _tasks(held) if "tasks" in held else trained.items():
+        of_step = trained.get(name, {})
+        for key, metric in _SHOWN.items():
+            if key in of_task:
+                ceiling = to_finite(of_task.get(f"best_{key}"))
+                rows.append(TaskRow(name, metric.label, format_float(of_task[key]) if "tasks" in held else MISSING,
+                                    MISSING if ceiling is None else format_float(ceiling),
+                                    format_float(of_step.get(key))))
+    return rows
+
+
+def task_lines(values: Mapping[str, Any]) -> Iterator[tuple[str, list[str]]]:
+    """Yield each task of one event, and its metrics in short."""
+    for name, of_task in _tasks(values):
+        yield name, [f"{metric.label} {format_float(of_task[key])}" for key, metric in _SHOWN.items() if key in of_task]
+
+
+def _tasks(values: Mapping[str, Any]) -> Iterator[tuple[str, Mapping[str, Any]]]:
+    found = values.get("tasks")
+    for name, of_task in found.items() if isinstance(found, Mapping) else ():
+        if isinstance(of_task, Mapping):
+            yield to_one_line(name)[:_MAX_NAME], of_task

@@ -22,7 +22,7 @@ LEAK_AUC = 0.995  # Clicks are never predicted that well.
 CHANCE = 0.02  # An AUC this near to 0.5 is chance, once there are enough samples.
 MIN_SAMPLES = 1000
 MIN_STEPS = 20
-RISE = 1.01  # Of the held-out loss over its lowest.
+RISE = 1.01  # Ratio of the held-out loss to its lowest.
 GAP_AUC, GAP_LOSS = 0.05, 1.15  # Between training and held-out figures of one moment.
 OFF = 0.1
 STILL = 1e-5  # A step of Adagrad or Adam moves a weight by its rate at most, one of SGD by less; weights are near 0.1.
@@ -41,18 +41,18 @@ class Finding:
 
 
 def start_command(command: str, *, has_stream: bool) -> str:
-    """A command with `embark train` in it, as a run on a stream needs it: with `embark follow`."""
+    """Replace `embark train` in a command by `embark follow` for a run on a stream."""
     return command.replace("embark train", "embark follow") if has_stream else command
 
 
 @cache
 def quality_rules() -> Mapping[str, Mapping[str, str]]:
-    """By name."""
+    """Return the rules by name."""
     return {row["name"]: row for row in tomllib.loads(RULES.read_text(encoding="utf-8"))["rule"]}
 
 
 class Quality:
-    """Collects a run's events."""
+    """Collects a run's events and finds what they say about the model."""
 
     def __init__(self) -> None:
         self._train: dict[int, Mapping[str, Any]] = {}
@@ -60,7 +60,7 @@ class Quality:
         self._notes: dict[str, str] = {}  # By the rule's name.
         self._has_stopped_early = False
         self._has_stream = False
-        self.traffic = TrafficRecord()  # Of a server.
+        self.traffic = TrafficRecord()  # The events of a server.
 
     def add(self, event: Event) -> None:
         values = event.values
@@ -89,7 +89,7 @@ class Quality:
                     self._notes.setdefault(name, text)
 
     def findings(self) -> tuple[Finding, ...]:
-        """In the order of their codes."""
+        """Return the findings in the order of their codes."""
         found = dict(self._found())
         return tuple(Finding(rule["code"], name, rule["cause"].format_map(found[name]), rule["fix"],
                              start_command(rule["command"], has_stream=self._has_stream))
@@ -121,7 +121,7 @@ class Quality:
             yield "miscalibrated", {"ratio": f"{calibration:.2f}"}
 
     def _overfitting(self, last: int, held: Mapping[str, Any]) -> str:
-        """The held-out loss rises while the training loss falls; or, with one evaluation, lies far above it."""
+        """Say how the held-out loss rises while the training loss falls or, with one evaluation, lies far above it."""
         known = ((step, to_finite(one.get("log_loss"))) for step, one in self._evals.items())
         losses = {step: loss for step, loss in known if loss is not None}
         train_last = self._train_at(last)
@@ -142,7 +142,8 @@ class Quality:
         return ""
 
     def _unchanged(self, last: int, held: Mapping[str, Any]) -> str:
-        """The same samples scored the same after more training, or a rate at which no step moves a weight."""
+        """Say that the same samples are scored the same after more training, or that no step moves a weight at this
+        rate."""
         first, before = min(self._evals.items(), default=(0, {}))
         a, b = to_finite(before.get("log_loss")), to_finite(held.get("log_loss"))
         if last - first >= MIN_STEPS and a is not None and b is not None and abs(a - b) <= 1e-6 * abs(a):
@@ -167,13 +168,14 @@ class Quality:
         return {"kind": kind, "auc": format_float(auc), "steps": format_count(steps)}
 
     def _train_at(self, step: int) -> Mapping[str, Any]:
-        """The training window that ends nearest to a step."""
+        """Return the training window that ends nearest to a step."""
         at = min(self._train, key=lambda one: abs(one - step), default=None)
         return {} if at is None else self._train[at]
 
 
 def _num_clicks(held: Mapping[str, Any]) -> float:
-    """Clicks, or the others where these are fewer: normalized entropy is log loss over the entropy of their share."""
+    """Return the number of clicks, or of the others if these are fewer: normalized entropy is log loss over the entropy
+    of their share."""
     if isinstance(tasks := held.get("tasks"), Mapping):  # the run's calibration is the first binary task's
         held = next((one for one in tasks.values() if isinstance(one, Mapping) and "calibration" in one), {})
     loss, ne = to_finite(held.get("log_loss")), to_finite(held.get("normalized_entropy"))

@@ -15,7 +15,8 @@ Row = tuple[str, str, str, str]  # Which tables, how large they are, how and whe
 
 
 def plan_rows(tables: Sequence[Table]) -> list[Row]:
-    """As fine as fits into a few lines; with very unlike tables, the largest and how many more there are."""
+    """Group similar tables, as finely as fits into a few lines; with very unlike tables, show the largest and how many
+    more there are."""
     for alike in (SHAPE + PLACE, SHAPE, SHAPE[:2]):
         groups: dict[str, list[Table]] = {}
         for table in tables:
@@ -29,7 +30,7 @@ def plan_rows(tables: Sequence[Table]) -> list[Row]:
 
 
 def rank_line(per_rank: Sequence[Mapping[str, Any]]) -> str:
-    """`83.2 MB to 91.0 MB on each of 8 ranks`; empty for one rank."""
+    """Say how full the ranks are, such as `83.2 MB to 91.0 MB on each of 8 ranks`; empty for one rank."""
     held = [read for read in (to_finite(rank.get("bytes")) for rank in per_rank) if read is not None]
     if len(held) < 2:
         return ""
@@ -38,7 +39,7 @@ def rank_line(per_rank: Sequence[Mapping[str, Any]]) -> str:
 
 
 def ranks_text(ranks: Sequence[int]) -> str:
-    """`rank 0`, `ranks 0–7`, `ranks 0, 2, 5`, `12 ranks`"""
+    """Name ranks: `rank 0`, `ranks 0–7`, `ranks 0, 2, 5`, `12 ranks`."""
     there = sorted(set(ranks))
     if not there:
         return "no rank"
@@ -77,7 +78,7 @@ def _bytes(group: Sequence[Table]) -> float:
 
 
 def plan_text(layout: Mapping[str, Any]) -> str:
-    """Every table on a line of its own, then how full each rank is."""
+    """Write every table on a line of its own, then how full each rank is."""
     rows = [COLUMNS, *(_text_row(table) for table in layout["tables"])]
     widths = [max(len(row[i]) for row in rows) for i in range(len(COLUMNS))]
     lines = ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]

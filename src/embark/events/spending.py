@@ -6,8 +6,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
-from embark.events.clock import boot_id, uptime_s
-from embark.events.events import Event
+from embark.events.events import Event, boot_id, uptime_s
 from embark.formatting import format_duration, format_usd, pluralize, to_finite
 
 Reason = Literal["preempted", "interrupted", "died", "error"]
@@ -18,7 +17,7 @@ _TIMES = {1: "once", 2: "twice"}
 
 @dataclass(slots=True)
 class Attempt:
-    """From one start to whatever ended it."""
+    """One attempt of a run, from its start to whatever ended it."""
 
     start_s: float  # Unix time of its `start` event.
     began_s: float  # When its process started, before it loaded anything.
@@ -41,17 +40,17 @@ class Attempt:
 
     @property
     def is_over(self) -> bool:
-        """It finished, or its budget was spent."""
+        """Whether it finished, or its budget was spent."""
         return self.outcome in ("done", BUDGET)
 
     @property
     def has_stopped(self) -> bool:
-        """It logged that it stopped, or another followed it."""
+        """Whether it logged that it stopped, or another attempt followed it."""
         return bool(self.outcome) or self.reason is not None or not self.is_last
 
     @property
     def pace_s(self) -> float:
-        """A step's usual time; the first window holds compilation, and counts only where it is the only one."""
+        """A step's usual time; the first window holds compilation, and counts only if it is the only one."""
         times = self.step_times[1:] or self.step_times
         return statistics.median(times) if times else 0.0
 
@@ -64,7 +63,8 @@ class Attempt:
         return 0.0 if self.first_step_s is None else max(0.0, self.last_s - self.first_step_s)
 
     def by_its_clock(self, now_s: float) -> float:
-        """Now; from the uptime where it runs on this very machine, whose wall clock may have been set since."""
+        """Return now by the clock of the attempt: from the uptime if it runs on this very machine, whose wall clock may
+        have been set since."""
         return self.booted_s + uptime_s() if self.boot_id and self.boot_id == boot_id() else now_s
 
     def add(self, event: Event, time_s: float) -> None:
@@ -100,8 +100,8 @@ class Attempt:
 
 
 def attempts(events: Iterable[Event]) -> list[Attempt]:
-    """In their order. Invalid values are skipped. Attempts between which a machine did not boot are set apart by its
-    uptime, in which no step of the wall clock counts."""
+    """Return the attempts in their order. Invalid values are skipped. Attempts between which a machine did not boot are
+    placed by its uptime, in which no step of the wall clock counts."""
     found: list[Attempt] = []
     booted_s: dict[str, float] = {}  # By the wall clock of the first attempt of that boot.
     ahead_s = 0.0
@@ -122,7 +122,7 @@ def attempts(events: Iterable[Event]) -> list[Attempt]:
 
 
 def _ahead_s(start: Event, time_s: float, booted_s: dict[str, float]) -> float:
-    """How far the wall clock was set forward since the first attempt of this boot."""
+    """Return how far the wall clock was set forward since the first attempt of this boot."""
     boot, up_s = start.values.get("boot_id"), to_finite(start.values.get("uptime_s"))
     if not boot or not isinstance(boot, str) or up_s is None:
         return 0.0
@@ -173,21 +173,19 @@ class Losses:
     lost_steps: int
     redone_s: float
     down_s: float
-    usd: float | None  # None where no price is known.
+    usd: float | None  # None if no price is known.
     is_open: bool = False  # The run has not resumed after the last one: its steps are still to be repeated.
 
 
 def interruptions(events: Iterable[Event]) -> tuple[Interruption, ...]:
-    """In the order they happened. An attempt without a step is part of the interruption before it.
-
-    Events do not tell a run that just died from one that is working: the last attempt counts only once it has logged
-    that it stops, or another followed it.
-    """
-    return between(attempts(events))
+    """Return the interruptions in the order they happened. An attempt without a step is part of the interruption before
+    it. Events do not tell a run that just died from one that is working: the last attempt counts only once it has
+    logged that it stops, or another followed it."""
+    return interruptions_between(attempts(events))
 
 
-def between(attempts: Sequence[Attempt]) -> tuple[Interruption, ...]:
-    """The same from attempts."""
+def interruptions_between(attempts: Sequence[Attempt]) -> tuple[Interruption, ...]:
+    """Return the interruptions between attempts."""
     found: list[Interruption] = []
     stopped: Attempt | None = None
     for attempt in attempts:
@@ -206,10 +204,8 @@ def between(attempts: Sequence[Attempt]) -> tuple[Interruption, ...]:
 def losses(
     found: Sequence[Interruption], usd_per_hour: float | None = None, *, num_machines: int = 1, is_spot: bool = False
 ) -> Losses:
-    """Their sum. While a preempted spot machine is waited for, the others are paid and it is not.
-
-    A run stopped by Ctrl-C holds no machines until it is started again.
-    """
+    """Add up interruptions. While a preempted spot machine is waited for, the others are paid and it is not. A run
+    stopped by Ctrl-C holds no machines until it is started again."""
     usd = None
     if usd_per_hour is not None:
         paid_s = sum(one.redone_s + one.down_s - one.away_s * (1 - held_share(one, num_machines, is_spot=is_spot))
@@ -222,14 +218,15 @@ def losses(
 
 
 def held_share(one: Interruption, num_machines: int, *, is_spot: bool) -> float:
-    """The share of the machines that are paid while there is no process."""
+    """Return the share of the machines that are paid while there is no process."""
     if one.reason == "interrupted":
         return 0.0
     return (num_machines - 1) / max(1, num_machines) if is_spot else 1.0
 
 
 def losses_sentence(lost: Losses) -> str:
-    """`preempted twice; 41 steps (12.0 s) repeated, 1 min 35 s down: $0.87`; empty where nothing happened."""
+    """Say what interruptions cost, such as `preempted twice; 41 steps (12.0 s) repeated, 1 min 35 s down: $0.87`; empty
+    if nothing happened."""
     if not lost.num:
         return ""
     verb = "preempted" if lost.num_preempted == lost.num else "interrupted"
@@ -254,7 +251,7 @@ def _resumed(stopped: Attempt, attempt: Attempt) -> Interruption:
 
 
 def _not_resumed(stopped: Attempt, last: Attempt) -> Interruption:
-    """`last` may be a new attempt that is still loading."""
+    """Describe an interruption that lasts; `last` may be a new attempt that is still loading."""
     has_restarted = last is not stopped
     lost = max(0, stopped.last_step - (last.first_step if has_restarted else stopped.saved_step))
     down_s = max(0.0, last.last_s - stopped.last_s) if has_restarted else 0.0
@@ -264,20 +261,20 @@ def _not_resumed(stopped: Attempt, last: Attempt) -> Interruption:
 
 @dataclass(frozen=True, slots=True)
 class Spending:
-    """Seconds are the run's own time while machines are held, not a sum over machines."""
+    """What a run has spent. Seconds are the run's own time while machines are held, not a sum over machines."""
 
     useful_s: float  # Steps, each counted once, with the saves and evaluations between them.
     redone_s: float  # Steps repeated after an interruption.
     waiting_s: float  # Loading and compiling, and machines that wait for a preempted one.
-    usd_per_hour: float | None  # Of all machines, at the price of the last attempt; None: unknown.
+    usd_per_hour: float | None  # Price of all machines in the last attempt; None if unknown.
     usd: float | None
     step: int
     num_steps: int
     wall_step_s: float  # A step, with its share of saves and evaluations.
-    outcome: str  # Of the last `end` event; empty: running, or killed.
+    outcome: str  # Outcome in the last `end` event; empty if running or killed.
     lost: Losses
     num_starts: int
-    budget_usd: float | None  # Of the last attempt.
+    budget_usd: float | None  # The budget of the last attempt.
     last_s: float  # The last sign of life.
 
     @property
@@ -286,39 +283,39 @@ class Spending:
 
     @property
     def left_s(self) -> float | None:
-        """To the last step, at the measured pace; None where nothing was measured yet."""
+        """Seconds to the last step, at the measured pace; None if nothing was measured yet."""
         if self.outcome == "done":
             return 0.0
         return max(0, self.num_steps - self.step) * self.wall_step_s if self.wall_step_s and self.num_steps else None
 
     def usd_for(self, seconds: float | None) -> float | None:
-        """Of so many more seconds."""
+        """Return the price of so many more seconds."""
         return usd_for(self.usd_per_hour, seconds)
 
     @property
     def total_usd(self) -> float | None:
-        """When it is finished."""
+        """The price of the finished run."""
         left = self.usd_for(self.left_s)
         return None if self.usd is None or left is None else self.usd + left
 
 
 def usd_for(usd_per_hour: float | None, seconds: float | None) -> float | None:
-    """None where either is unknown."""
+    """Return the price of so many seconds; None if either is unknown."""
     return None if seconds is None or usd_per_hour is None else usd_per_hour * seconds / 3600
 
 
 def spending(
     events: Iterable[Event], *, usd_per_hour: float | None = None, now_s: float | None = None
 ) -> Spending | None:
-    """None where the run has not started. `usd_per_hour` is for attempts without a price of their own; `now_s`, for a
-    running run, counts the time since its last event."""
+    """Add up what a run has spent; None if it has not started. `usd_per_hour` is for attempts without a price of their
+    own; `now_s`, for a running run, counts the time since its last event."""
     tried = attempts(events)
     if not tried:
         return None
     last = tried[-1]
     if now_s is not None and not last.has_stopped:
         last.last_s = max(last.last_s, last.by_its_clock(now_s))
-    found = between(tried)
+    found = interruptions_between(tried)
     gaps = [_gap(tried, one) for one in found]
     working_s = sum(one.working_s for one in tried)
     redone_s = min(sum(one.redone_s for one in found if one.resumed_s is not None), working_s)
@@ -334,7 +331,7 @@ def spending(
 
 
 def _usd(tried: Sequence[Attempt], gaps: Sequence[float], default: float | None) -> float | None:
-    """Each attempt at its own price; None where one is unknown."""
+    """Return the dollars of all attempts, each at its own price; None if one is unknown."""
     prices = [one.usd_per_hour if one.usd_per_hour is not None else default for one in tried]
     known = [price for price in prices if price is not None]
     if len(known) < len(prices):
@@ -344,7 +341,7 @@ def _usd(tried: Sequence[Attempt], gaps: Sequence[float], default: float | None)
 
 
 def _gap(tried: Sequence[Attempt], one: Interruption) -> float:
-    """Time without a process in which machines were held, and that no attempt in between counts already."""
+    """Return the time without a process in which machines were held, and that no attempt in between counts already."""
     share = held_share(one, tried[-1].num_machines, is_spot=tried[-1].is_spot)
     between_s = sum(t.held_s for t in tried
                     if one.restarted_s is not None and one.stopped_s <= t.began_s < one.restarted_s)
@@ -352,7 +349,7 @@ def _gap(tried: Sequence[Attempt], one: Interruption) -> float:
 
 
 def _wall_step_s(tried: Sequence[Attempt]) -> float:
-    """Of the newest attempt that did some steps."""
+    """Return the time of a step of the newest attempt that did some steps, with its share of saves and evaluations."""
     for attempt in reversed(tried):
         num_done = attempt.last_step - attempt.first_step
         if num_done > 0 and attempt.working_s > 0:

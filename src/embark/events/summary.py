@@ -13,10 +13,9 @@ from rich.table import Table
 from rich.text import Text
 
 from embark.events.events import Event, NewestEvents, resume_command
-from embark.events.metrics import find, metric
+from embark.events.metrics import find, metric, task_rows
 from embark.events.plotting import MARK, Chart, Point, Series, draw
 from embark.events.quality import Quality
-from embark.events.task_rows import task_rows
 from embark.formatting import (
     format_auc,
     format_bytes,
@@ -35,7 +34,7 @@ from embark.formatting import (
 PACE_S = 30.0  # The time left is estimated from the steps of the last so many seconds.
 MAX_WIDTH = 100
 HELD_OUT = ("auc", "normalized_entropy", "log_loss", "calibration")
-RANKING = ("recall_at_k", "ndcg_at_k", "hit_at_k")  # Of two towers, in their place.
+RANKING = ("recall_at_k", "ndcg_at_k", "hit_at_k")  # The metrics of two towers instead.
 CEILING = {"auc": "best_auc", "log_loss": "best_log_loss"}  # What the true probabilities of synthetic data would score.
 _SIDE_BY_SIDE = 56
 _WITH_MEANING = 92
@@ -47,7 +46,7 @@ Encode = Callable[[str], str]  # Puts text into characters that the stream can c
 
 
 class History(NewestEvents):
-    """With the points of the curves, and the pace."""
+    """The newest events of a run, with the points of the curves, and the pace."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -100,7 +99,7 @@ class History(NewestEvents):
 
 
 def outcome_sentence(run: NewestEvents) -> str:
-    """How a run that ended went."""
+    """Say how a run that ended went."""
     outcome = run.end.get("outcome")
     if outcome == "done":
         return _result(run)
@@ -113,14 +112,15 @@ def outcome_sentence(run: NewestEvents) -> str:
 
 
 def resume_hint(run: NewestEvents, how: str = "") -> str:
-    """What starting the run again would do."""
+    """Say what starting the run again would do."""
     if (saved_step := run.save.get("step")) is None:
         return "No checkpoint yet: the same command starts over."
     return f"{how or f'Run {resume_command(run.start)} to resume'} from step {format_count(saved_step)}."
 
 
 def work(history: History) -> str:
-    """`20,000 steps · 164 M samples in 5 min 12 s · 52.5 k samples/s`; empty where this process did no step."""
+    """Say what was done, such as `20,000 steps · 164 M samples in 5 min 12 s · 52.5 k samples/s`; empty if this process
+    did no step."""
     end = history.end
     steps = history.steps_done - int(to_finite(history.start.get("first_step")) or 0)
     if steps <= 0 or not history.start:
@@ -130,21 +130,22 @@ def work(history: History) -> str:
 
 
 def predicted_and_actual(history: History) -> str:
-    """`predicted 0.171 ms a step and 2.12 GB, actual 0.165 ms and 2.11 GB`; empty where nothing was predicted."""
+    """Compare the prediction, such as `predicted 0.171 ms a step and 2.12 GB, actual 0.165 ms and 2.11 GB`; empty if
+    nothing was predicted."""
     predicted, actual = (_step_and_memory(values) for values in (history.predict, history.end))
     how = "predicted" if history.predict.get("is_calibrated") else "estimated"
     return f"{how} {predicted}, actual {actual}" if predicted and actual else ""
 
 
 def costs(history: History) -> str:
-    """What interruptions cost, and what was spent in all; empty where neither is known."""
+    """Say what interruptions cost, and what was spent in all; empty if neither is known."""
     spent = to_finite(history.end.get("spent_usd"))
     lost = to_one_line(history.end.get("lost") or "")
     return " · ".join(part for part in (lost, f"{format_usd(spent)} in all" if spent is not None else "") if part)
 
 
 def curves(history: History, width: int, encode: Encode, *, ascii_only: bool) -> RenderableType | None:
-    """Loss and AUC over steps, side by side where they fit."""
+    """Draw loss and AUC over steps, side by side if they fit."""
     width = min(width, MAX_WIDTH)
     is_beside = width >= _SIDE_BY_SIDE
     across = ((width - _GAP) // 2 if is_beside else width) - _LABEL - 2
@@ -169,7 +170,7 @@ def curves(history: History, width: int, encode: Encode, *, ascii_only: bool) ->
 
 
 def chart_rows(chart: Chart, label_width: int) -> list[Text]:
-    """A drawn curve, with its highest and lowest value beside it."""
+    """Return a drawn curve, with its highest and lowest value beside it."""
     labels = [format_float(chart.high), *[""] * (len(chart.rows) - 2), format_float(chart.low)]
     rows = []
     for label, row in zip(labels, chart.rows, strict=False):
@@ -181,15 +182,12 @@ def chart_rows(chart: Chart, label_width: int) -> list[Text]:
 
 
 def metrics(history: History, width: int, encode: Encode) -> RenderableType | None:
-    """The held-out metrics beside their ceiling and the last training window."""
+    """Show the held-out metrics beside their ceiling and the last training window."""
     if not history.eval:
         return None
     has_ceiling = any(to_finite(history.eval.get(name)) is not None for name in CEILING.values())
     has_meaning = width >= _WITH_MEANING
-    table = Table(box=None, padding=(0, 2, 0, 0), header_style="dim", pad_edge=False)
-    headings = ["", "held out", *(["ceiling"] if has_ceiling else []), "train", *([""] if has_meaning else [])]
-    for heading in headings:
-        table.add_column(heading, justify="right" if heading else "left", no_wrap=bool(heading))
+    table = _table(["", "held out", *(["ceiling"] if has_ceiling else []), "train", *([""] if has_meaning else [])])
     for name in RANKING if RANKING[0] in history.eval else HELD_OUT:
         cells = [Text(metric_label(name, history.eval)), Text(encode(format_float(history.eval.get(name))), "bold")]
         if has_ceiling:
@@ -200,27 +198,34 @@ def metrics(history: History, width: int, encode: Encode) -> RenderableType | No
     return Padding(table, (0, 0, 0, 2))
 
 
+def _table(headings: list[str]) -> Table:
+    table = Table(box=None, padding=(0, 2, 0, 0), header_style="dim", pad_edge=False)
+    for heading in headings:
+        table.add_column(heading, justify="left" if heading in ("", "task", "metric") else "right",
+                         no_wrap=bool(heading))
+    return table
+
+
 def metric_label(name: str, evaluated: Mapping[str, Any]) -> str:
-    """With the K of the evaluation: `Recall@20`."""
+    """Return the label with the K of the evaluation, such as `Recall@20`."""
     k = to_finite(evaluated.get("k"))
     return metric(name).label.replace("@K", f"@{k:.0f}" if k else "@K")
 
 
 def ranking_text(evaluated: Mapping[str, Any]) -> str:
-    """`Recall@20 0.2513 · NDCG@20 0.1034 · Hit@20 0.2513`; empty of an evaluation without them."""
+    """Return the ranking metrics, such as `Recall@20 0.2513 · NDCG@20 0.1034 · Hit@20 0.2513`; empty if there are
+    none."""
     if RANKING[0] not in evaluated:
         return ""
     return " · ".join(f"{metric_label(name, evaluated)} {format_float(evaluated.get(name))}" for name in RANKING)
 
 
 def tasks(history: History, encode: Encode) -> RenderableType | None:
-    """The metrics of each task, where there are several."""
+    """Show the metrics of each task, if there are several."""
     rows = task_rows(history.eval, history.step)
     if not rows:
         return None
-    table = Table(box=None, padding=(0, 2, 0, 0), header_style="dim", pad_edge=False)
-    for heading in ("task", "metric", "held out", "ceiling", "train"):
-        table.add_column(heading, justify="left" if heading in ("task", "metric") else "right", no_wrap=True)
+    table = _table(["task", "metric", "held out", "ceiling", "train"])
     for before, row in zip(("", *(row.task for row in rows)), rows, strict=False):
         table.add_row(*map(encode, ("" if row.task == before else row.task, row.metric, row.held_out, row.ceiling,
                                     row.train)))
@@ -228,7 +233,7 @@ def tasks(history: History, encode: Encode) -> RenderableType | None:
 
 
 def paths(history: History) -> Iterator[tuple[str, str]]:
-    """Where its files are."""
+    """Yield labels and paths of the run's files."""
     run_dir = history.end.get("run_dir") or history.start.get("run_dir")
     if not run_dir:
         return
@@ -243,7 +248,8 @@ def paths(history: History) -> Iterator[tuple[str, str]]:
 
 
 def best_checkpoint(end: Mapping[str, Any]) -> str:
-    """`AUC 0.7812 at step 1,500: runs/a/checkpoints/step-000001500, as runs/a@best`; empty without early stopping."""
+    """Name the best checkpoint, such as `AUC 0.7812 at step 1,500: runs/a/checkpoints/step-000001500, as runs/a@best`;
+    empty without early stopping."""
     state = end.get("early_stopping")
     if not isinstance(state, Mapping) or to_finite(state.get("best")) is None:
         return ""

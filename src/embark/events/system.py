@@ -17,15 +17,13 @@ INTERNAL = ("lo", "br-", "cali", "cni", "docker", "flannel", "ifb", "tunl", "vet
 """Interfaces inside the machine: what goes over them and then out would count twice."""
 NOT_A_DISK = ("dm-", "loop", "md", "ram", "sr", "zram")
 RDMA = (("counters/port_rcv_data", "counters/port_xmit_data", 4), ("hw_counters/rx_bytes", "hw_counters/tx_bytes", 1))
-"""Of InfiniBand and RoCE, which count in words of four bytes, and of EFA: psutil knows neither."""
+"""Counters of InfiniBand and RoCE, which count in words of four bytes, and of EFA: psutil knows neither."""
 SYS = Path("/sys")
 
 
 class SystemSampler:
-    """A thread that samples this machine every so many seconds; one per machine is enough.
-
-    What cannot be read is left out: metrics never stop a run.
-    """
+    """A thread that samples this machine every so many seconds; one per machine is enough. What cannot be read is left
+    out: metrics never stop a run."""
 
     def __init__(self, every_s: float, rank: int = 0) -> None:
         self._every_s, self._rank = every_s, rank
@@ -48,7 +46,7 @@ class SystemSampler:
             self._thread.join(timeout=2.0)
 
     def take(self) -> dict[str, Any] | None:
-        """The newest sample, once."""
+        """Return the newest sample, once."""
         newest, self._newest = self._newest, None
         return newest
 
@@ -85,7 +83,8 @@ class Counters:
 
     @staticmethod
     def now() -> Counters:
-        """Steal time is another machine's, not work; partitions would count twice, and so would internal interfaces."""
+        """Read the counters. Steal time is another machine's, not work; partitions would count twice, and so would
+        internal interfaces."""
         cpu = psutil.cpu_times()
         busy_s = cpu.user + cpu.nice + cpu.system + cpu.irq + cpu.softirq
         nics = [counted for name, counted in (psutil.net_io_counters(pernic=True, nowrap=False) or {}).items()
@@ -100,7 +99,7 @@ class Counters:
 
 
 def rates(before: Counters, now: Counters) -> dict[str, float]:
-    """Between two samples. A counter that decreased, as of a re-created interface, is left out."""
+    """Return the rates between two samples. A counter that decreased, as of a re-created interface, is left out."""
     seconds, busy_s, cpu_s, *counted = (b - a for a, b in zip(astuple(before), astuple(now), strict=True))
     names = ("net_in_bytes_per_s", "net_out_bytes_per_s", "disk_read_bytes_per_s", "disk_write_bytes_per_s")
     found = {name: round(grown / max(seconds, 1e-9), 1) for name, grown in zip(names, counted, strict=True)
@@ -115,7 +114,7 @@ def memory() -> dict[str, int]:
 
 
 def gpu_row(index: int, handle: Any) -> dict[str, float]:
-    """What a GPU does not report is left out."""
+    """Sample a GPU; what it does not report is left out."""
     import pynvml
 
     row: dict[str, float] = {"index": index}
@@ -133,7 +132,8 @@ def gpu_row(index: int, handle: Any) -> dict[str, float]:
 
 
 def _open_gpus() -> list[tuple[int, Any]]:
-    """Index and handle of the GPUs that the run may use; none without a driver. NVML ignores CUDA_VISIBLE_DEVICES."""
+    """Return index and handle of the GPUs that the run may use; none without a driver. NVML ignores
+    CUDA_VISIBLE_DEVICES."""
     try:
         import pynvml
     except ImportError:
@@ -153,7 +153,7 @@ def _open_gpus() -> list[tuple[int, Any]]:
 
 
 def _rdma_bytes() -> tuple[int, int]:
-    """Received and sent over all ports."""
+    """Return the bytes received and sent over all ports."""
     total = [0, 0]
     for port in (SYS / "class/infiniband").glob("*/ports/*"):
         for *names, word_bytes in RDMA:

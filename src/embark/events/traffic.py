@@ -12,14 +12,13 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from embark.events.drift import Drift, drift
+from embark.events.drift import NUM_SCORE_BINS, Drift, drift
 from embark.events.events import Event
-from embark.events.score_bins import NUM_SCORE_BINS
 from embark.formatting import format_si, format_step_time, to_finite, to_one_line
 
 TRAFFIC_KINDS = frozenset({"serve", "traffic", "version_refused", "serve_end"})
-WINDOW_S = 10.0  # Of one `traffic` event.
-RECENT_S = 900.0  # What columns, scores and latencies are judged by.
+WINDOW_S = 10.0  # Duration of one `traffic` event.
+RECENT_S = 900.0  # Columns, scores and latencies are judged by these last seconds.
 LATENCIES_S = 1e-4 * 10 ** (np.arange(101) / 20)  # Edges, an eighth apart, from 0.1 ms to 10 s.
 MAX_WINDOWS = 8_640  # A day.
 MAX_COLUMN_COUNTS = 720
@@ -33,7 +32,7 @@ Floats = NDArray[np.float64]
 
 @dataclass(frozen=True, slots=True)
 class ColumnReference:
-    """The bins of a column and what they held where the model was evaluated."""
+    """The bins of a column, and their counts when the model was evaluated."""
 
     name: str
     kind: str
@@ -47,18 +46,18 @@ class ColumnReference:
 
 @dataclass(slots=True)
 class VersionTraffic:
-    """What one version answered."""
+    """The requests that one version answered."""
 
     version: int
     since_s: float
-    rows: str = ""  # `held-out` or `training`: what the reference is of.
+    rows: str = ""  # `held-out` or `training`: the rows of the reference.
     num_reference_rows: int = 0
     label_rate: float | None = None
     why_no_columns: str = ""
     columns: tuple[ColumnReference, ...] = ()
     reference_scores: Ints | None = None
     counts: deque[tuple[float, list[Ints], Ints]] = field(default_factory=lambda: deque(maxlen=MAX_COLUMN_COUNTS))
-    """When, the rows by column and bin, and by column those without a value."""
+    """Time, rows by column and bin, and by column those without a value."""
     num_labels: Ints = field(default_factory=lambda: np.zeros(NUM_SCORE_BINS, np.int64))  # By bin of the score.
     predicted: Floats = field(default_factory=lambda: np.zeros(NUM_SCORE_BINS))
     clicks: Floats = field(default_factory=lambda: np.zeros(NUM_SCORE_BINS))
@@ -87,10 +86,10 @@ class ColumnDrift:
 
     column: ColumnReference
     drift: Drift
-    missing_share: float  # Of the rows now.
+    missing_share: float  # Share of the rows now.
 
     def sentence(self) -> str:
-        """`age: PSI 0.41; missing or 0: 23 % now, 1 % in the reference`"""
+        """Say how the column moved, such as `age: PSI 0.41; missing or 0: 23 % now, 1 % in the reference`."""
         moved = self.drift.moved[:2]
         parts = [f"{self.column.labels[i]}: {_percent(self.drift.shares[i])} now, "
                  f"{_percent(self.drift.reference[i])} in the reference" for i in moved]
@@ -100,7 +99,7 @@ class ColumnDrift:
 
 @dataclass(frozen=True, slots=True)
 class Calibration:
-    """Predicted against observed, where labels came back."""
+    """Predicted against observed clicks, if labels came back."""
 
     num: int
     predicted: float
@@ -112,7 +111,7 @@ class Calibration:
 
     @property
     def is_off(self) -> bool:
-        """By more than 10 %, and more than so few clicks may be."""
+        """Whether it is off by more than 10 %, and by more than so few clicks may be."""
         return self.ratio is not None and abs(self.ratio - 1) > max(0.1, 3 / math.sqrt(self.clicks))
 
 
@@ -123,7 +122,7 @@ class TrafficRecord:
         self.model = ""
         self.url = ""
         self.uri = ""
-        self.version: int | None = None  # That answers.
+        self.version: int | None = None  # The version that answers.
         self.versions: dict[int, VersionTraffic] = {}
         self.windows: deque[Window] = deque(maxlen=MAX_WINDOWS)
         self.changes: deque[tuple[float, str, bool]] = deque(maxlen=200)  # When, what, and whether it is bad.
@@ -134,7 +133,7 @@ class TrafficRecord:
         return self.version is not None
 
     def add(self, event: Event) -> None:
-        """The next event; others than those of a server are skipped."""
+        """Add the next event; those that are not of a server are skipped."""
         values = event.values
         if event.kind == "serve":
             self._add_version(event, _whole(values.get("version")))
@@ -172,8 +171,8 @@ class TrafficRecord:
 
     def _add_window(self, event: Event, number: int) -> None:
         values, latency = event.values, np.zeros(len(LATENCIES_S) + 1, np.int64)
-        for place, num in _map(values.get("latency")).items():
-            latency[min(int(place), len(LATENCIES_S))] += _whole(num)
+        for index, num in _map(values.get("latency")).items():
+            latency[min(int(index), len(LATENCIES_S))] += _whole(num)
         statuses = {to_one_line(status)[:20]: _whole(num) for status, num in _map(values.get("statuses")).items()}
         scores = _ints(values.get("scores") or [0] * NUM_SCORE_BINS, NUM_SCORE_BINS)
         self.windows.append(Window(event.time_s, to_finite(values.get("seconds")) or 0.0, number, statuses,
@@ -192,14 +191,14 @@ class TrafficRecord:
             version.clicks += _floats(labels.get("clicks"))
 
     def sentence(self) -> str:
-        """`version 2 · 123 requests/s · p99 8.10 ms`"""
+        """Summarize the traffic, such as `version 2 · 123 requests/s · p99 8.10 ms`."""
         last = self.windows[-1] if self.windows else None
         p99 = quantiles_s(last.latency)[-1] if last else None
         rate = [f"{format_si(last.num_requests / last.seconds)} requests/s"] if last and last.seconds else []
         return " · ".join([f"version {self.version}", *rate, *([f"p99 {format_step_time(p99)}"] if p99 else [])])
 
     def metrics(self) -> dict[str, Any]:
-        """Of the last window and of the recent ones, as a `traffic` event has them."""
+        """Return the metrics of the last window and of the recent ones, as a `traffic` event has them."""
         seen = TrafficView([self])
         last = self.windows[-1] if self.windows else None
         latency = last.latency if last is not None else np.zeros(0, np.int64)
@@ -237,7 +236,7 @@ class TrafficView:
         return any(drifted.drift.num for drifted in self.columns)
 
     def _columns(self) -> list[ColumnDrift]:
-        """The worst first."""
+        """Compare the columns with their references, the worst first."""
         reference, found = self.reference, []
         recent = [(counts, missing) for one in self._of_version for time_s, counts, missing in one.counts
                   if time_s > self.since_s and len(counts) == len(reference.columns)]
@@ -249,12 +248,13 @@ class TrafficView:
         return sorted(found, key=lambda one: (not one.drift.level, -one.drift.psi))
 
     def score_counts(self) -> Ints:
-        """Recent ones of the version, by bin."""
+        """Count the recent scores of the version by bin."""
         return sum((window.scores for window in self.recent if window.version == self.version),
                    np.zeros(NUM_SCORE_BINS, np.int64))
 
     def _scores(self) -> Drift | None:
-        """One request's scores are not independent of each other: its rows count as so many requests."""
+        """Compare the scores with their reference. One request's scores are not independent of each other: its rows
+        count as so many requests."""
         before, now = self.reference.reference_scores, self.score_counts()
         if before is None or not now.sum():
             return None
@@ -262,19 +262,19 @@ class TrafficView:
         return drift(before, now * (min(1.0, max(1, num_requests) / now.sum())))
 
     def latency_s(self) -> tuple[float | None, ...]:
-        """Quantiles of recent requests."""
+        """Return quantiles of the latency of recent requests."""
         return quantiles_s(sum((window.latency for window in self.recent), np.zeros(len(LATENCIES_S) + 1, np.int64)))
 
 
 def calibration_of(versions: Sequence[VersionTraffic]) -> Calibration | None:
-    """Of one version on all replicas; None without labels."""
+    """Return the calibration of one version on all replicas; None without labels."""
     num = sum(int(one.num_labels.sum()) for one in versions)
     return Calibration(num, float(sum(one.predicted.sum() for one in versions)),
                        float(sum(one.clicks.sum() for one in versions))) if num else None
 
 
 def quantiles_s(latency: Ints) -> tuple[float | None, ...]:
-    """Interpolated within their bins."""
+    """Return quantiles, interpolated within their bins."""
     total = int(latency.sum())
     if not total:
         return (None,) * len(QUANTILES)
@@ -284,7 +284,7 @@ def quantiles_s(latency: Ints) -> tuple[float | None, ...]:
 
 
 def findings(record: TrafficRecord) -> Iterator[tuple[str, dict[str, str]]]:
-    """What is wrong, by the name of its row in `quality.toml`."""
+    """Yield what is wrong, by the name of its row in `quality.toml`."""
     if not record:
         return
     seen = TrafficView([record])

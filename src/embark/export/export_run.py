@@ -36,7 +36,7 @@ from embark.spec import RunSpec, user_code
 from embark.spec.model import StoredTable
 from embark.store import open_store
 from embark.store.checkpoint_arrays import CheckpointArrays, table_weight
-from embark.store.trained_run import TrainedRun, find_trained
+from embark.store.checkpoint_inspect import TrainedRun, find_trained
 
 READ_BYTES = 32 << 20
 _MODEL = "model."

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from embark.data import LOOK
 from embark.data.prepared.cache import find_manifest
 from embark.errors import DataError
-from embark.store.trained_run import TrainedRun
+from embark.store.checkpoint_inspect import TrainedRun
 
 Array = NDArray[Any]
 NUMBERS, TEXT, OFFSETS = "value_numbers", "value_text", "value_offsets"

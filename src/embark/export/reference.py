@@ -16,7 +16,7 @@ from embark.data import open_source
 from embark.data.loader import Batch, SampleSource
 from embark.data.prepared import Rows
 from embark.errors import EmbarkError
-from embark.events.score_bins import NUM_SCORE_BINS
+from embark.events.drift import NUM_SCORE_BINS
 from embark.features.encoding import DenseTransform, RowEncoder, transform_dense
 from embark.formatting import pluralize
 from embark.spec.run import RunSpec

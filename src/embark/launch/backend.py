@@ -25,7 +25,7 @@ from embark.render.serving import SERVE_TARGETS, artifact_of
 from embark.render.settings import grace_s
 from embark.spec import RunSpec
 from embark.store import run_uri
-from embark.store.retry_policy import RetryPolicy
+from embark.store.errors import RetryPolicy
 
 State = Literal["pending", "running", "restarting", "lost", "succeeded", "failed", "gone"]
 """`restarting`: its platform brings it back. `lost`: only `embark launch --supervise` does. `gone`: it is not there."""

@@ -31,7 +31,7 @@ from embark.launch.shell import Notify, Shell
 from embark.render.serving import SERVE_TARGETS
 from embark.spec import RunSpec, to_toml
 from embark.store import CheckpointStore, open_store
-from embark.store.retry_policy import BRIEF_RETRY
+from embark.store.errors import BRIEF_RETRY
 
 RECOVER_POLL_S = 15.0
 

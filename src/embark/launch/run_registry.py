@@ -18,7 +18,7 @@ from embark.launch.backend import Replica, RunEvent, RunHandle, Status, backend_
 from embark.launch.shell import Notify, Shell
 from embark.spec import RunSpec, parse_spec
 from embark.store import ObjectStore, open_store, write_atomic
-from embark.store.retry_policy import BRIEF_RETRY
+from embark.store.errors import BRIEF_RETRY
 from embark.store.run_dir import EVENTS
 
 FORMAT = 2

@@ -4,7 +4,7 @@ import math
 
 from embark.errors import DataError, SpecError
 from embark.spec import TrainSpec
-from embark.spec.batch import batch_mistakes
+from embark.spec.train import batch_mistakes
 
 
 def steps_per_epoch(num_train_samples: int, batch_size: int) -> int:

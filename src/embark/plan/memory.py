@@ -20,7 +20,7 @@ from embark.plan.autograd import passes_of
 from embark.plan.calibration import Calibration, MemoryFit
 from embark.plan.prediction import ASSUMPTIONS
 from embark.spec import RunSpec
-from embark.spec.dynamic import id_map_bytes
+from embark.spec.model import id_map_bytes
 
 MEMORY = ASSUMPTIONS["memory"]
 UPDATE_TILE = 32

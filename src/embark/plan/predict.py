@@ -16,8 +16,8 @@ from embark.plan.step_time import step_time
 from embark.plan.tpu import chip_memory, predict_on_tpu, tpu_step_time
 from embark.plan.workload import dense_notes
 from embark.spec import RunSpec
-from embark.spec.batch import batch_mistakes
 from embark.spec.section import remembered
+from embark.spec.train import batch_mistakes
 
 
 def predict(setup: Setup, *, planner: Planner | None = None, calibration: Calibration | None = None) -> Prediction:

@@ -13,7 +13,7 @@ from embark.plan.prediction import Prediction, Setup
 from embark.plan.storage import StorageNeed, StorageOffer, best_offer, storage_need, storage_offers
 from embark.plan.workload import Workload
 from embark.spec import RunSpec
-from embark.spec.batch import divides
+from embark.spec.train import divides
 
 Predict = Callable[[Setup], Prediction]
 Order = Literal["dollars", "hours"]

@@ -22,7 +22,7 @@ from embark.plan.survey import (
     survey_catalog,
 )
 from embark.spec import RunSpec
-from embark.spec.batch import divides
+from embark.spec.train import divides
 
 MOST_RANKS = 1024  # More of the same machine are tried up to so many ranks.
 

@@ -13,7 +13,7 @@ from embark.errors import UserError
 from embark.model.steps import num_steps_of, steps_per_epoch
 from embark.model.work import TRACED, DenseWork, dense_work_of
 from embark.spec import RunSpec, to_toml
-from embark.spec.train_defaults import with_train_defaults
+from embark.spec.train import with_train_defaults
 
 
 @dataclass(frozen=True, slots=True)

@@ -26,7 +26,7 @@ from embark.publish.statistics import (
     loss_increase,
     miscalibration,
 )
-from embark.spec.publish import PublishSpec
+from embark.spec.serve import PublishSpec
 
 ALL_ROWS = "all rows"
 _NUM_SCORE_BINS = 10

@@ -21,11 +21,10 @@ from embark.export.reference import ColumnBins, Reference
 from embark.features.encoding import RowEncoder
 from embark.publish.gate import ColumnDrift, EarlierGate, GateSlice, ScoredRows
 from embark.publish.statistics import F64
-from embark.run.importance import feature_names
-from embark.run.slices import slices_of
-from embark.spec.publish import PublishSpec
+from embark.run.feature_metrics import feature_names, slices_of
+from embark.spec.serve import PublishSpec
 from embark.spec.tasks import main_task
-from embark.store.trained_run import TrainedRun
+from embark.store.checkpoint_inspect import TrainedRun
 
 _CHUNK_ROWS = 8_192
 _NEWS = 4  # Bins of two popular ids that others replace: that happens, and a fault moves most bins.

@@ -29,10 +29,10 @@ from embark.export.export_run import export_uri, read_contents
 from embark.export.write_version import write_version
 from embark.publish.gate import GateVerdict, earlier_gate, judge, to_record
 from embark.publish.gate_rows import GateRows, open_gate_rows
-from embark.spec.publish import PublishSpec
+from embark.spec.serve import PublishSpec
 from embark.spec.user_code import file_of
 from embark.store import Checkpoint, CheckpointStore
-from embark.store.trained_run import TrainedRun, find_trained
+from embark.store.checkpoint_inspect import TrainedRun, find_trained
 from embark.trainers import build_index
 
 POLL_S = 1.0

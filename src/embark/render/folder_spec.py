@@ -10,8 +10,7 @@ from embark.kubernetes.names import dns_label
 from embark.render.folder import SPEC, File, FolderSpec, Record, checksum, read_record
 from embark.render.yaml_text import comment
 from embark.spec import RunSpec, load_spec, to_toml
-from embark.spec.edit import set_in_text
-from embark.spec.load import parse_settings
+from embark.spec.load import parse_settings, set_in_text
 from embark.spec.paths import paths_from
 from embark.spec.toml import flatten, inline
 

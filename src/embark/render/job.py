@@ -28,8 +28,8 @@ from embark.render.serving import (
     with_cloud,
 )
 from embark.spec import RunSpec, to_toml
-from embark.spec.batch import batch_mistakes
 from embark.spec.place import PlaceSpec, PodTarget
+from embark.spec.train import batch_mistakes
 
 CLUSTER = "embark"  # One cluster for all runs: a run adds a node pool to it if it needs another machine.
 SCHEMES = {"aws": "s3", "azure": "az", "gcp": "gs"}

@@ -5,9 +5,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from embark.catalog import Quota, load_catalog
-from embark.events.alerts import IDLE_MINUTES, IDLE_PERCENT, alert_rules, alerts
-from embark.events.grafana import dashboard_text
 from embark.events.metrics import METRICS, TRAINING_GROUPS
+from embark.events.monitoring import IDLE_MINUTES, IDLE_PERCENT, alert_rules, alerts, dashboard_text
 from embark.kubernetes.names import COMPLETION_INDEX, REPLICA_INDEX
 from embark.render.folder import File
 from embark.render.job import POD_TARGETS, Job

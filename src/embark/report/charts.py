@@ -9,8 +9,8 @@ from datetime import UTC, datetime
 import numpy as np
 from markupsafe import Markup
 
-from embark.events.alerts import SLOW_RANK
 from embark.events.metrics import metric
+from embark.events.monitoring import SLOW_RANK
 from embark.events.plotting import Axis, Floats, Point, draw, format_time_tick, frame_rows, means, thin
 from embark.events.sharding import plan_rows, ranks_text
 from embark.events.spending import losses_sentence

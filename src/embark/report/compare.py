@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from embark.errors import UserError
-from embark.events.changes import Change, shown_value
+from embark.events.events import Change, shown_value
 from embark.formatting import (
     MISSING,
     format_bytes,
@@ -24,7 +24,7 @@ from embark.report.context import RunContext, State
 from embark.report.document import Code, Document, Table, Tile, Tone, Words, sections_with_something
 from embark.report.report import TONES, slice_blocks
 from embark.report.spec_rows import differences, field_of
-from embark.run.slices import SliceResult
+from embark.run.feature_metrics import SliceResult
 
 SAME_QUALITY = 0.0005  # Less than that is chance: two runs that differ in their seed differ by more.
 SAME_SHARE = 0.03

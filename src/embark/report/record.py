@@ -10,10 +10,9 @@ from typing import Any
 
 import numpy as np
 
-from embark.events.alerts import SLOW_RANK
-from embark.events.changes import Change, changes_of
-from embark.events.events import Event, NewestEvents, parse_event
+from embark.events.events import Change, Event, NewestEvents, changes_of, parse_event
 from embark.events.metrics import DYNAMIC_METRICS
+from embark.events.monitoring import SLOW_RANK
 from embark.events.quality import Quality
 from embark.events.spending import Attempt, Interruption, Spending, attempts, interruptions, spending
 from embark.events.traffic import TrafficRecord

@@ -8,10 +8,9 @@ from typing import Any
 import numpy as np
 
 from embark.errors import UserError
-from embark.events.changes import shown_value
-from embark.events.metrics import find, metric
+from embark.events.events import shown_value
+from embark.events.metrics import find, metric, task_rows
 from embark.events.summary import CEILING, HELD_OUT, best_checkpoint
-from embark.events.task_rows import task_rows
 from embark.formatting import (
     MISSING,
     format_auc,
@@ -56,8 +55,7 @@ from embark.report.document import (
 )
 from embark.report.record import Record
 from embark.report.spec_rows import set_fields
-from embark.run.importance import Estimate
-from embark.run.slices import Slice, SliceResult
+from embark.run.feature_metrics import Estimate, Slice, SliceResult
 from embark.store import open_store, write_atomic
 
 TONES: dict[State, Tone] = {

@@ -1,7 +1,4 @@
-"""How ranks save together: copy, write, commit, remove old checkpoints; and load the newest complete one.
-
-What the arrays are is the trainer's to say.
-"""
+"""How ranks save together: when, copy, write, commit, remove old checkpoints; and load the newest complete one."""
 
 import time
 from abc import ABC, abstractmethod
@@ -14,9 +11,9 @@ from typing import Any
 
 from embark.errors import EmbarkError, Fault, RunInUse, UserError
 from embark.events import plan_text
-from embark.run.checkpoint_schedule import CheckpointSchedule
 from embark.run.logger import RunLogger
 from embark.run.trainer import Ranks
+from embark.run.training_data import TrainingData
 from embark.run.warm_start import ChangedRows, WarmStart, WarmStarted, refuse_other_weights
 from embark.spec import RunSpec, to_toml
 from embark.store import (
@@ -38,16 +35,56 @@ from embark.store.checkpoint_arrays import (
     table_weight,
     write_pieces,
 )
+from embark.store.checkpoint_interval import Choice, steps_between_saves
 from embark.store.errors import NotFound
 from embark.store.run_dir import SPEC
 
+FIRST_SAVE_S = 20.0  # With `auto`, the first save comes early: it measures what one costs.
+
+
+class CheckpointSchedule:
+    """Saves every so many steps, or as often as measured costs say. Rank 0 decides; the others save when it does."""
+
+    def __init__(self, spec: RunSpec, step: int, grace_s: float) -> None:
+        self._every = spec.store.checkpoint_every
+        self._mtbf_s = spec.store.hours_between_failures * 3600
+        self._grace_s = grace_s
+        self._began_s = time.monotonic()
+        self._next_step = 0 if self._every == "auto" else step
+
+    def is_due(self, step: int) -> bool:
+        if isinstance(self._every, int):
+            return bool(self._every) and step % self._every == 0
+        if not self._next_step:
+            return time.monotonic() - self._began_s > FIRST_SAVE_S
+        return step >= self._next_step
+
+    def begun(self, step: int, step_s: float) -> None:
+        """Learn that a save is under way. The next waits until its cost is known or, if it fails, for as long as the
+        first."""
+        if self._every == "auto":
+            self._next_step = step + max(1, int(FIRST_SAVE_S / step_s))
+
+    def saved(self, step: int, *, pause_s: float, cost_s: float, step_s: float) -> Choice | None:
+        """Learn what a save costs; with `auto`, choose when the next one comes."""
+        if self._every != "auto":
+            return None
+        choice = steps_between_saves(pause_s, cost_s, step_s, self._mtbf_s, self._grace_s)
+        self._next_step = step + choice.every_steps
+        return choice
+
+    def is_grace_too_short(self, cost_s: float) -> bool:
+        """Tell whether a save begun at the preemption notice would not finish in time."""
+        return cost_s > self._grace_s
+
+
 Gather = Callable[[Any], list[Any]]
-"""Every rank's value, on every rank, over a channel that training does not use: a thread calls it."""
+"""Returns every rank's value, on every rank, over a channel that training does not use: a thread calls it."""
 
 
 @dataclass(frozen=True, slots=True)
 class Saved:
-    """How a save went. The same on every rank but for the times."""
+    """How a save went; the same on every rank, except the times."""
 
     step: int
     pause_s: float  # How long training stood still.
@@ -56,11 +93,11 @@ class Saved:
     uri: str
     error: EmbarkError | None = None  # Why it could not be saved.
     cleanup_error: EmbarkError | None = None
-    """The checkpoint is committed, but removing old ones or copying the run's small files failed."""
+    """Why removing old checkpoints or copying the run's small files failed after the commit."""
 
 
 class Checkpointer(ABC):
-    """One save at a time, in a thread of its own."""
+    """Saves and loads the arrays that a trainer names, one save at a time in a thread of its own."""
 
     def __init__(
         self, spec: RunSpec, run_dir: RunDir, ranks: Ranks, gather: Gather, layout: dict[str, Any], num_ranks: int
@@ -75,8 +112,8 @@ class Checkpointer(ABC):
         self._damaged: set[int] = set()  # Retention ignores these too; each stays until its step is saved again.
 
     def begin(self, step: int, values: dict[str, Any], files: Mapping[str, bytes] | None = None) -> list[Saved]:
-        """Copy the state and begin to write it, with these `files` beside it; returns what was still being written and
-        is done now."""
+        """Copy the state and begin to write it, with these `files` beside it; returns the save before it, if that was
+        still being written."""
         before = self.wait()
         started = time.perf_counter()
         pieces = self._copied(step)
@@ -85,18 +122,18 @@ class Checkpointer(ABC):
         return before
 
     def done(self) -> list[Saved]:
-        """The save that has ended since the last look, if one has."""
+        """Return the save that has ended since the last call, if one has."""
         return self.wait() if self._running and self._running.done() else []
 
     def wait(self) -> list[Saved]:
-        """The save under way, when it has ended."""
+        """Wait for the save under way, and return it."""
         running, self._running = self._running, None
         return [running.result()] if running else []
 
     def add_values(self, step: int, values: dict[str, Any]) -> EmbarkError | None:
         """Add to the commit record of a step, and apply retention again; returns why it could not be done."""
         try:
-            self._on_all_ranks(lambda: self._add_values(step, values) if self._ranks.is_first else None)
+            self._from_first(lambda: self._add_values(step, values))
         except EmbarkError as error:
             return error
         return None
@@ -156,7 +193,7 @@ class Checkpointer(ABC):
                         fix="put the named files back, or name another run or step")
 
     def load(self, checkpoint: Checkpoint) -> None:
-        """Load this one; a damaged one is refused."""
+        """Load one checkpoint; a damaged one is refused."""
         if damage := self._damage(checkpoint):
             raise UserError(f"{self._checkpoints.where(checkpoint.step)} is damaged: {damage}",
                             fix="put the file back, or name another step; `embark checkpoints RUN --verify` reads all")
@@ -174,11 +211,11 @@ class Checkpointer(ABC):
         return other.started(run, checkpoint, arrays, changed)
 
     def _start(self) -> None:  # noqa: B027
-        """There is no checkpoint: give the model its initial weights, where building it did not."""
+        """Give the model its initial weights, if building it did not: there is no checkpoint."""
 
     @abstractmethod
     def _copied(self, step: int) -> list[TensorChunk]:
-        """A copy of this rank's part of the state, which training no longer touches."""
+        """Copy this rank's part of the state, so that training may change it."""
 
     @abstractmethod
     def _load(self, arrays: CheckpointArrays, step: int) -> None:
@@ -186,11 +223,12 @@ class Checkpointer(ABC):
 
     @abstractmethod
     def _weight_sizes(self) -> dict[str, tuple[int, ...]]:
-        """The complete sizes of tables and dense weights, by their names in a checkpoint."""
+        """Return the complete sizes of tables and dense weights, by their names in a checkpoint."""
 
     @abstractmethod
     def _load_weights(self, arrays: CheckpointArrays, kept: ChangedRows) -> None:
-        """Give a model with initial weights those of another run, but for the rows in `kept` and beyond its tables."""
+        """Give a model with initial weights those of another run, except the rows in `kept` and those beyond its
+        tables."""
 
     def _damage(self, checkpoint: Checkpoint, checkpoints: CheckpointStore | None = None) -> str:
         checkpoints = checkpoints or self._checkpoints
@@ -207,19 +245,19 @@ class Checkpointer(ABC):
         self, step: int, pieces: list[TensorChunk], values: dict[str, Any], files: Mapping[str, bytes],
         times_s: tuple[float, float],
     ) -> Saved:
-        """In the thread. A failure on one rank is known to all before anything is committed."""
+        """Write a checkpoint, in the thread. A failure on one rank is known to all before anything is committed."""
         started, pause_s = times_s
         folder, store = checkpoint_name(step), ChecksumWriter(self._checkpoints.store)
         error: EmbarkError | None = None
         cleanup_error: EmbarkError | None = None
         num_bytes = 0
         try:
-            self._on_all_ranks(lambda: self._checkpoints.begin(step) if self._ranks.is_first else None)
+            self._from_first(lambda: self._checkpoints.begin(step))
             entries = self._on_all_ranks(
                 lambda: write_pieces(store, folder, self._ranks.rank, pieces, self._run_dir.attempt))
             marks = self._on_all_ranks(lambda: self._marks(folder, entries, store, files))
             num_bytes = sum(mark.size_bytes for of_rank in marks for mark in of_rank.values())
-            self._on_all_ranks(lambda: self._commit(step, marks, values) if self._ranks.is_first else None)
+            self._from_first(lambda: self._commit(step, marks, values))
         except EmbarkError as raised:
             error = raised
             self._unfinished.add(step)
@@ -228,7 +266,7 @@ class Checkpointer(ABC):
                     self._checkpoints.remove(step)
         else:
             try:
-                self._on_all_ranks(lambda: self._clean_up() if self._ranks.is_first else None)
+                self._from_first(self._clean_up)
             except EmbarkError as raised:  # it is committed, whatever else goes wrong
                 cleanup_error = raised
         cost_s = time.perf_counter() - started
@@ -237,7 +275,7 @@ class Checkpointer(ABC):
     def _marks(
         self, folder: str, entries: list[dict[str, TensorEntry]], store: ChecksumWriter, files: Mapping[str, bytes]
     ) -> dict[str, FileChecksum]:
-        """What this rank wrote; the first rank writes the index and the small files besides."""
+        """Return what this rank wrote; the first rank writes the index and the small files besides."""
         if self._ranks.is_first:
             self._run_dir.check_lease()
             for name, data in ((INDEX, Index(merge_entries(entries)).to_json()),
@@ -290,7 +328,7 @@ class Checkpointer(ABC):
         return [returned for returned, _ in everywhere]
 
     def _from_first(self, call: Callable[[], Any]) -> Any:
-        """What the first rank found, on every rank."""
+        """Call it on the first rank; every rank gets what it returned."""
         return self._on_all_ranks(lambda: call() if self._ranks.is_first else None)[0]
 
 
@@ -299,19 +337,17 @@ class CheckpointManager:
 
     def __init__(
         self, checkpointer: Checkpointer, schedule: CheckpointSchedule, logger: RunLogger, step: int,
-        values: Callable[[], dict[str, Any]],
+        data: TrainingData, values: Callable[[], dict[str, Any]],
     ) -> None:
-        """`values`: what each commit record says besides its evaluation, as of the save."""
+        """`values`: what each commit record says besides its evaluation, at the time of the save."""
         self._checkpointer, self._schedule, self._logger, self._saved_step = checkpointer, schedule, logger, step
-        self._values = values
-        self.files: Callable[[int], Mapping[str, bytes]] = lambda _: {}  # Of a step: what its checkpoint has besides.
-        self.on_commit: list[Callable[[int], None]] = []  # Called with the step of each committed checkpoint.
+        self._data, self._values = data, values
         self._step_s = 0.0
         self._reason = ""
         self._longest_s = 0.0
 
     def longest_s(self) -> float:
-        """The longest save so far, from its beginning to the commit."""
+        """Return the duration of the longest save so far, from its beginning to the commit."""
         return self._longest_s
 
     def is_due(self, step: int) -> bool:
@@ -320,7 +356,8 @@ class CheckpointManager:
     def begin(self, step: int, evaluated: dict[str, Any], step_s: float) -> None:
         """Copy the state; writing continues in the background."""
         self._step_s = max(step_s, 1e-6)
-        self._log(self._checkpointer.begin(step, {"eval": evaluated, **self._values()}, self.files(step)))
+        self._log(self._checkpointer.begin(step, {"eval": evaluated, **self._values()},
+                                           self._data.checkpoint_files(step)))
         self._saved_step = step
         self._schedule.begun(step, self._step_s)
 
@@ -332,7 +369,7 @@ class CheckpointManager:
         self._log(self._checkpointer.wait())
 
     def finish(self, step: int, evaluated: dict[str, Any], *, wants_last: bool) -> None:
-        """The last save, waited for. A failure here fails the run: no later save could make up for it."""
+        """Save for the last time, and wait. A failure fails the run: no later save could make up for it."""
         if wants_last and step > self._saved_step:
             self.begin(step, evaluated, self._step_s)
         failed = self._log(self._checkpointer.wait(), is_last=True)
@@ -340,7 +377,7 @@ class CheckpointManager:
             raise failed.error
 
     def add_evaluation(self, step: int, evaluated: dict[str, Any]) -> None:
-        """Into the commit record of the last save, which came before the evaluation."""
+        """Add an evaluation to the commit record of the last save, which came before it."""
         if step == self._saved_step and (problem := self._checkpointer.add_values(
                 step, {"eval": evaluated, **self._values()})):
             text = f"step {step} is saved, but without its evaluation: {problem.what}. {problem.fix}"
@@ -360,8 +397,7 @@ class CheckpointManager:
             self._longest_s = max(self._longest_s, saved.cost_s)
             self._logger.log("save", {"step": saved.step, "path": saved.uri, "bytes": saved.num_bytes,
                                       "save_s": saved.cost_s, "pause_s": saved.pause_s})
-            for call in self.on_commit:
-                call(saved.step)
+            self._data.committed(saved.step)
             if problem := saved.cleanup_error:
                 self._logger.warn(f"step {saved.step} is saved, but {problem.what}. {problem.fix}".strip())
             choice = self._schedule.saved(saved.step, pause_s=saved.pause_s, cost_s=saved.cost_s,

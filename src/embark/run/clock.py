@@ -16,7 +16,7 @@ MAX_WINDOWS = 1000
 
 @dataclass(frozen=True, slots=True)
 class StepCounters:
-    """One rank's, since it began."""
+    """What one rank has counted since it began."""
 
     num_steps: int
     train_s: float
@@ -28,14 +28,14 @@ class Waits(Protocol):
     """Counts the time spent waiting for batches."""
 
     def timed(self, batches: Iterator[Any]) -> Iterator[Any]:
-        """The same batches, with the time waited for them counted."""
+        """Yield the same batches, and count the time waited for them."""
 
     def total_s(self) -> float:
-        """So far."""
+        """Return the seconds waited so far."""
 
 
 class HostWaits:
-    """The time spent in `next`."""
+    """Counts the time spent in `next`."""
 
     def __init__(self) -> None:
         self._total_s = 0.0
@@ -55,7 +55,7 @@ class HostWaits:
 
 
 class Clock:
-    """Counts steps and seconds: since the last window, and in all."""
+    """Counts steps and seconds, since the last window and in all."""
 
     def __init__(self, batch_size: int, waits: Waits | None = None) -> None:
         self._batch_size = batch_size
@@ -67,7 +67,7 @@ class Clock:
         self._agreeing = _Agreeing()
 
     def timed(self, batches: Iterator[Any]) -> Iterator[Any]:
-        """The same batches, with the time waited for them counted."""
+        """Yield the same batches, and count the time waited for them."""
         return self._input.timed(batches)
 
     def step(self) -> None:
@@ -75,7 +75,7 @@ class Clock:
         self._window_steps += 1
 
     def ticks(self) -> bool:
-        """True a few times a second: often enough for a progress bar, too seldom to cost anything."""
+        """Return True a few times a second: often enough for a progress bar, too seldom to cost anything."""
         now = time.perf_counter()
         if now - self._last_tick < TICK_S:
             return False
@@ -83,7 +83,7 @@ class Clock:
         return True
 
     def window(self) -> dict[str, float]:
-        """The rate since the last call."""
+        """Return the rates since the last call."""
         now = time.perf_counter()
         seconds = max(now - self._window_started, 1e-9)
         num_steps = max(self._window_steps, 1)
@@ -98,31 +98,31 @@ class Clock:
         return values
 
     def counters(self) -> StepCounters:
-        """So far, to be compared with the other ranks'."""
+        """Return what was counted so far, to be compared with the other ranks."""
         train_s = time.perf_counter() - self._started
         return StepCounters(self._steps, train_s, self._input.total_s(), self._agreeing.total_s)
 
     def step_s(self) -> float:
-        """A step's mean time."""
+        """Return the mean time of a step."""
         return (time.perf_counter() - self._started) / max(self._steps, 1)
 
     def median_step_s(self) -> float | None:
-        """The median of the windows; the first includes compilation, and counts only if there is no other. None before
-        the first step."""
+        """Return the median of the windows; the first includes compilation, and counts only if there is no other. None
+        before the first step."""
         if not self._steps:
             return None
         times = list(self._window_times)
         return statistics.median(times[1:] or times) if times else self.step_s()
 
     def totals(self) -> dict[str, float]:
-        """The rate over everything so far."""
+        """Return the rate over everything so far."""
         seconds = max(time.perf_counter() - self._started, 1e-9)
         samples = self._steps * self._batch_size
         return {"train_s": seconds, "num_samples": samples, "samples_per_s": samples / seconds}
 
     @contextmanager
     def paused(self) -> Iterator[None]:
-        """Time in here is not training."""
+        """Do not count the time in here as training."""
         began = time.perf_counter()
         try:
             yield
@@ -132,12 +132,12 @@ class Clock:
             self._window_started += lost
 
     def agreeing(self) -> _Agreeing:
-        """Time in here is training, but spent on waiting for the other ranks."""
+        """Count the time in here as training that waits for the other ranks."""
         return self._agreeing
 
 
 class _Agreeing:
-    """Entered at every step, so one object for all of them."""
+    """Counts the time of a block; entered at every step, so one object serves all of them."""
 
     def __init__(self) -> None:
         self.total_s = 0.0

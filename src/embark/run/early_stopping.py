@@ -20,22 +20,22 @@ from embark.store.checkpoint_store import EARLY_STOPPING
 
 @dataclass(frozen=True, slots=True)
 class BestSoFar:
-    """What the evaluations up to `step` have shown, as a commit record and the end event have it."""
+    """What the evaluations up to `step` have shown, as commit records and the end event hold it."""
 
     metric: str
-    step: int = 0  # Of the last evaluation that was counted.
-    best_step: int = 0  # 0: none was finite yet.
+    step: int = 0  # The last evaluation that was counted.
+    best_step: int = 0  # 0 if none was finite yet.
     best: float | None = None
     num_without_improvement: int = 0  # Evaluations since the best.
 
 
 Prune = Callable[[Mapping[str, Any]], str]
-"""Sees every evaluation; a reason to stop the run there, or an empty string."""
+"""Sees every evaluation; returns a reason to stop the run there, or an empty string."""
 
 
 class EarlyStopping:
-    """`train.early_stopping_*`; without `early_stopping_patience` it never stops a run and keeps no state. `prune`,
-    of a run that is one of many, stops it too."""
+    """`train.early_stopping_*`: without `early_stopping_patience` it never stops a run and keeps no state. `prune` may
+    stop a run that is one of many."""
 
     def __init__(
         self, train: TrainSpec, source: SampleSource, world: Ranks, checkpoint: Checkpoint | None,
@@ -53,17 +53,17 @@ class EarlyStopping:
 
     @property
     def is_over(self) -> bool:
-        """The run stops here."""
+        """Whether the run stops here."""
         is_enough = self.is_on and self._so_far.num_without_improvement >= self._train.early_stopping_patience
         return is_enough or bool(self._pruned)
 
     def is_best(self, step: int) -> bool:
-        """The evaluation after `step` is the best so far: its checkpoint is to be kept."""
+        """Tell whether the evaluation after `step` is the best so far: its checkpoint is to be kept."""
         return self.is_on and 0 < step == self._so_far.best_step
 
     def has_missed(self, step: int) -> bool:
-        """The run was stopped after `step`, before the evaluation due there was complete, or perhaps was; where only
-        `prune` keeps count, it sees that one again."""
+        """Tell whether the run was stopped after `step`, before the evaluation due there was complete; if only `prune`
+        keeps count, it sees that one again."""
         is_due = self._train.eval_every > 0 and step > 0 and step % self._train.eval_every == 0
         return is_due and (step > self._so_far.step if self.is_on else self._prune is not None)
 
@@ -81,11 +81,11 @@ class EarlyStopping:
             so_far.metric, step, so_far.best_step, so_far.best, so_far.num_without_improvement + 1)
 
     def values(self) -> dict[str, Any]:
-        """For a commit record, and for the end event of a run that was interrupted."""
+        """Return the state for a commit record, and for the end event of an interrupted run."""
         return {EARLY_STOPPING: asdict(self._so_far)} if self.is_on else {}
 
     def end_values(self, run_dir: RunDir) -> dict[str, Any]:
-        """The same of a run that is done, whether this ended it, and where the best checkpoint is."""
+        """Return the state of a run that is done, whether early stopping ended it, and where the best checkpoint is."""
         if not self.is_on:
             return {}
         step = self._so_far.best_step
@@ -94,7 +94,7 @@ class EarlyStopping:
                                  "path": run_dir.checkpoints.where(step) if is_saved else ""}}
 
     def reason(self) -> str:
-        """Why the run stops, for a person."""
+        """Say why the run stops."""
         if self._pruned:
             return self._pruned
         so_far, label = self._so_far, metric(self._so_far.metric).label

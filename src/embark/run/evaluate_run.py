@@ -10,15 +10,14 @@ from tempfile import TemporaryDirectory
 
 from embark.data import open_source
 from embark.data.evaluation_rows import EvaluationRows, open_rows
-from embark.errors import EmbarkError, UserError
+from embark.errors import EmbarkError
 from embark.run.evaluation import Evaluation
-from embark.run.loop import check_against
+from embark.run.resolve import resolve_evaluation
 from embark.run.trainer import Trainer, TrainerBackend, World
 from embark.spec import RunSpec
-from embark.spec.held_out_metrics import RANKING_METRICS
-from embark.spec.tasks import list_size_of
+from embark.spec.train import RANKING_METRICS
 from embark.store import RunDir
-from embark.store.trained_run import TrainedRun
+from embark.store.checkpoint_inspect import TrainedRun
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,17 +26,17 @@ class EvaluationResult:
 
     run: str
     step: int
-    data: str  # Where the rows are from; empty of synthetic data.
-    split: str  # Empty of a raw file.
-    rows: str  # The same for a person.
+    data: str  # Path of the rows; empty for synthetic data.
+    split: str  # Empty for a raw file.
+    rows: str  # Data and split in words.
     device: str
     num_samples: int
     auc: float
     normalized_entropy: float
     log_loss: float
     calibration: float
-    ranking: Mapping[str, float] | None = None  # Of two towers, which have no other metrics.
-    tasks: Mapping[str, Mapping[str, float]] = field(default_factory=dict)  # Of `model.tasks`, by name.
+    ranking: Mapping[str, float] | None = None  # The metrics of two towers, which have no others.
+    tasks: Mapping[str, Mapping[str, float]] = field(default_factory=dict)  # Metrics of `model.tasks`, by name.
     notes: tuple[str, ...] = ()
 
 
@@ -50,24 +49,12 @@ class LoadedRun:
     step: int
 
 
-def refuse_two_towers(trained: TrainedRun, option: str) -> None:
-    """Of what is measured by predicted probabilities."""
-    if trained.spec.model.kind == "two_tower":
-        raise UserError(f"{option}: needs predicted probabilities, and {trained.run_dir.uri} is a retrieval model",
-                        fix="leave it out: Recall@K, NDCG@K and Hit@K are measured without it")
-    if list_size_of(trained.spec.model.tasks) > 1:
-        raise UserError(f"{option}: takes rows one by one, and {trained.run_dir.uri} has a task over lists of rows",
-                        fix="leave it out: NDCG@K and Hit@K are measured without it")
-
-
 @contextmanager
 def loaded(trained: TrainedRun, backend: TrainerBackend, rows: EvaluationRows) -> Iterator[LoadedRun]:
-    """The model on this machine. What libraries cache goes into a folder of its own, and none of it into the run's."""
-    spec = rows.spec
-    with backend.join(spec.place) as world, TemporaryDirectory(prefix="embark-cache-") as cache:
-        if world.device_type == "cpu":  # where there is one engine, whichever trained it
-            spec = spec.model_copy(update={"train": spec.train.model_copy(update={"engine": "auto"})})
-        check_against(spec, world)
+    """Load the model on this machine. What libraries cache goes into a folder of its own, and nothing into the
+    run's."""
+    with backend.join(rows.spec.place) as world, TemporaryDirectory(prefix="embark-cache-") as cache:
+        spec = resolve_evaluation(rows.spec, world)
         step = trained.checkpoint.step
         try:
             source = rows.source
@@ -86,7 +73,7 @@ def loaded(trained: TrainedRun, backend: TrainerBackend, rows: EvaluationRows) -
 def evaluate_run(
     trained: TrainedRun, open_backend: Callable[[RunSpec], TrainerBackend], *, data: str = "", split: str = ""
 ) -> EvaluationResult:
-    """The metrics on `split` of the run's data, or of the prepared data or the raw files at `data`."""
+    """Measure the metrics on `split` of the run's data, or of the prepared data or the raw files at `data`."""
     with (
         open_rows(trained.spec, trained.fingerprint, data, split) as rows,
         loaded(trained, open_backend(trained.spec), rows) as model,

@@ -1,4 +1,4 @@
-"""How good the model is on samples it never trains on."""
+"""How good the model is on samples it never trains on; and the exact AUC over all ranks."""
 
 import math
 import time
@@ -10,7 +10,6 @@ from numpy.typing import NDArray
 
 from embark.data import Batch, SampleSource, eval_batches
 from embark.errors import DataError, Diverged
-from embark.run.auc import exact_auc, halves_counter
 from embark.run.trainer import Ranks, Trainer
 from embark.spec import RunSpec, Task
 
@@ -25,7 +24,7 @@ class Evaluation:
         self._best: dict[str, Any] | None = None
 
     def run(self, trainer: Trainer, step: int, is_stopping: Callable[[], bool]) -> dict[str, Any]:
-        """Metrics over all ranks; every rank must call it. Empty where the run was asked to stop meanwhile."""
+        """Measure the metrics over all ranks; every rank must call it. Empty if the run was asked to stop meanwhile."""
         started, world = time.perf_counter(), self._world
         best: list[tuple[F64, NDArray[np.float32]]] = []  # The true probabilities, and the labels.
         with trainer.evaluating(step) as evaluator:
@@ -63,7 +62,7 @@ class Evaluation:
 
 
 def leak_warning(source: SampleSource, spec: RunSpec, held: Mapping[str, float]) -> str:
-    """Which columns give the label away, where the model predicts it so well that one may; empty else."""
+    """Name the columns that give the label away, if the model predicts it so well that one may; empty otherwise."""
     from embark.data.leaks import LEAK_AUC, column_scores, leak_note
 
     if "best_auc" in held or not held.get("auc", math.nan) >= LEAK_AUC:
@@ -74,12 +73,13 @@ def leak_warning(source: SampleSource, spec: RunSpec, held: Mapping[str, float])
 NUM_BINS = 16_384
 LARGEST_LOGIT = 12.0
 STATE_SIZE = 2 * NUM_BINS + 4
-"""Samples without a click and with one, by bin; then summed log loss, predicted clicks, clicks, number of samples."""
+"""Size of a window's state: samples without a click and with one, by bin; then summed log loss, predicted clicks,
+clicks, number of samples."""
 
 
 def metrics_of(state: F64) -> dict[str, float]:
-    """The metrics of a training window's state; undefined ones are NaN. `auc_error`: pairs within a bin count as ties,
-    so the exact AUC lies at most half their share away."""
+    """Return the metrics of a training window's state; undefined ones are NaN. `auc_error`: pairs within a bin count as
+    ties, so the exact AUC lies at most half their share away."""
     loss, predicted, clicks, samples = state[2 * NUM_BINS :].tolist()
     negatives, positives = state[:NUM_BINS], state[NUM_BINS : 2 * NUM_BINS]
     error = ratio(float((negatives * positives).sum()) / 2, float(negatives.sum() * positives.sum()))
@@ -87,7 +87,7 @@ def metrics_of(state: F64) -> dict[str, float]:
 
 
 def metrics_from(sums: Sequence[float], auc: float | None, samples: float) -> dict[str, float]:
-    """`sums`: log loss, predicted clicks and clicks of all samples."""
+    """Return the metrics; `sums` are log loss, predicted clicks and clicks of all samples."""
     loss, predicted, clicks = sums
     log_loss = ratio(loss, samples)
     return {
@@ -98,7 +98,7 @@ def metrics_from(sums: Sequence[float], auc: float | None, samples: float) -> di
 
 
 def of_probabilities(world: Ranks, found: Sequence[tuple[F64, NDArray[np.bool_]]]) -> dict[str, float]:
-    """The metrics of the true probabilities over all ranks."""
+    """Return the metrics of the true probabilities over all ranks."""
     p = np.concatenate([p for p, _ in found] or [np.empty(0)])
     is_click = np.concatenate([is_click for _, is_click in found] or [np.empty(0, bool)])
     auc, samples = exact_auc(world, p[is_click], int((~is_click).sum()), halves_counter(p[~is_click]))
@@ -108,7 +108,7 @@ def of_probabilities(world: Ranks, found: Sequence[tuple[F64, NDArray[np.bool_]]
 
 
 def _auc(negatives: F64, positives: F64) -> float:
-    """Share of (click, no click) pairs in the right order; a tie is half right."""
+    """Return the share of (click, no click) pairs in the right order; a tie is half right."""
     below = negatives.cumsum() - negatives
     right = float((positives * (below + negatives / 2)).sum())
     return ratio(right, float(positives.sum() * negatives.sum()))
@@ -121,7 +121,7 @@ def _entropy(rate: float) -> float:
 
 
 def ratio(numerator: float, denominator: float) -> float:
-    """NaN where there is nothing to divide by."""
+    """Divide; NaN if there is nothing to divide by."""
     return numerator / denominator if denominator else math.nan
 
 
@@ -131,15 +131,15 @@ Trouble = tuple[str, int, str]  # `id` or `loss`, the step it first happened in,
 def refuse_trouble(
     loss: float, trouble: Trouble | None, source: SampleSource, spec: RunSpec, step: int, per_epoch: int
 ) -> None:
-    """A NaN loss never recovers, and an id outside its table trains nothing: name the batch and the value. Called
-    after `step` steps."""
+    """Raise if the loss is NaN, which never recovers, or if an id lies outside its table, which trains nothing, and
+    name the batch and the value. Called after `step` steps."""
     if trouble is None and math.isfinite(loss):
         return
     kind, first, table = trouble or ("loss", step - 1, "")
-    epoch, place = divmod(first, per_epoch)
-    size = spec.train.batch_size
-    batch = source.train_rows(epoch, place * size, (place + 1) * size)
-    where = f"in step {first + 1} (samples {place * size} to {(place + 1) * size - 1} of epoch {epoch})"
+    epoch, index = divmod(first, per_epoch)
+    start, stop = index * spec.train.batch_size, (index + 1) * spec.train.batch_size
+    batch = source.train_rows(epoch, start, stop)
+    where = f"in step {first + 1} (samples {start} to {stop - 1} of epoch {epoch})"
     if kind == "id":
         raise DataError(f"table {table}: {_bad_id(batch, spec, table)} {where}",
                         fix="`embark data check` finds all of them; fix the data and run the same command to resume "
@@ -149,7 +149,7 @@ def refuse_trouble(
         sample, column = (int(at) for at in np.argwhere(is_bad)[0])
         names = spec.data.dense_columns
         name = names[column] if column < len(names) else f"{column} (counted from 0)"
-        raise DataError(f"dense column {name}: {batch.dense[sample, column]} in sample {place * size + sample}, "
+        raise DataError(f"dense column {name}: {batch.dense[sample, column]} in sample {start + sample}, "
                         f"{where}, made the loss NaN", fix="drop such rows, or fill in the values")
     shown = f"at step {step}" if trouble is None else where
     raise Diverged(f"the loss became NaN {shown}; all inputs were finite, so the weights diverged",
@@ -169,3 +169,30 @@ def _bad_id(batch: Batch, spec: RunSpec, name: str) -> str:
             sample = int(np.searchsorted(np.cumsum(lengths), at, side="right"))
             return f"id {ids[at]} of sample {sample} of the batch is not in 0 to {table.rows - 1},"
     return "an id outside the table"
+
+
+PIECE = 1 << 18  # Predictions of a rank that are sent at once.
+Floats = NDArray[Any]
+
+
+def exact_auc(
+    world: Ranks, clicks: Floats, num_others: int, count_halves: Callable[[Floats], int]
+) -> tuple[float | None, int]:
+    """Return the share of (click, no click) pairs in the right order, a tie being half right, and the number of
+    samples. `clicks` are the predictions for this rank's clicks; `count_halves` says how many of this rank's other
+    samples lie below each of some clicks, summed up, where one below counts 2 and an equal one 1. Pairs are counted in
+    whole numbers, so the result depends neither on how the samples are split nor on how close their predictions are.
+    Every rank must call it."""
+    num_rounds = max(world.gathered(-(-len(clicks) // PIECE)))
+    halves = sum(count_halves(piece) for round_ in range(num_rounds)
+                 for piece in world.gathered(clicks[round_ * PIECE : (round_ + 1) * PIECE]))
+    counts = world.gathered((halves, len(clicks), num_others))
+    halves, num_clicks, num_rest = (sum(column) for column in zip(*counts, strict=True))
+    num_pairs = num_clicks * num_rest
+    return (halves / (2 * num_pairs) if num_pairs else None), num_clicks + num_rest
+
+
+def halves_counter(others: Floats) -> Callable[[Floats], int]:
+    """Make a `count_halves` for the host."""
+    ordered = np.sort(others)
+    return lambda some: sum(int(np.searchsorted(ordered, some, side).sum()) for side in ("left", "right"))

@@ -9,21 +9,23 @@ from pydantic import BaseModel
 
 from embark.data import SampleSource
 from embark.errors import DataError, UserError
-from embark.events.changes import Change, shown_value
+from embark.events.events import Change, shown_value
 from embark.formatting import format_count, pluralize
 from embark.model.steps import decay_length
 from embark.run.trainer import Ranks
 from embark.spec import RunSpec, load_spec
-from embark.spec.identity import DATA, KEY, KIND_OF_FIELD, LEARNING_FIELDS, UNRECORDED
+from embark.spec.run import DATA, KEY, KIND_OF_FIELD, LEARNING_FIELDS, UNRECORDED
 from embark.store import Checkpoint, RunDir
 
 Identity = Mapping[str, Any]
-"""Fields and their values, as JSON has them; `data` is the checksum of the samples."""
+"""Fields and their values in JSON's types; `data` is the checksum of the samples."""
 
 
-def identity_of(spec: RunSpec, source: SampleSource, num_steps: int, world: Ranks) -> Identity:
-    """The same on all ranks; ranks that read different data are refused."""
-    fingerprints = world.gathered(source.fingerprint())
+def identity_of(spec: RunSpec, source: SampleSource, num_steps: int, world: Ranks | None = None) -> Identity:
+    """Return the identity, which is the same on all ranks; ranks that read different data are refused."""
+    fingerprints = [source.fingerprint()]
+    if world:
+        fingerprints = world.gathered(fingerprints[0])
     other = next((rank for rank, found in enumerate(fingerprints) if found != fingerprints[0]), None)
     if other is not None:
         raise DataError(f"{spec.data.path}: rank {other} reads other data than rank 0",
@@ -36,7 +38,7 @@ def _learning_fields(spec: RunSpec, num_steps: int) -> dict[str, Any]:
 
     def value_of(field: str) -> Any:
         section, _, name = field.partition(".")
-        # Some that are not used are not written.
+        # Fields that are not used may not be stored.
         default = type(getattr(spec, section)).model_fields[name].default
         if isinstance(default, BaseModel):
             default = default.model_dump(mode="json")
@@ -59,8 +61,8 @@ def _learning_fields(spec: RunSpec, num_steps: int) -> dict[str, Any]:
 def refuse_changes(
     run_dir: RunDir, identity: Identity, recorded: Sequence[Change], accepted: Sequence[str], finished_step: int
 ) -> None:
-    """Unless accepted: every checkpoint is one that this run can resume from, should those after it be damaged. Of a
-    run that finished and kept none, the spec beside it says what was trained."""
+    """Refuse changes that are not accepted. Every checkpoint counts, since the run may resume from it, should those
+    after it be damaged; if a finished run kept none, the spec beside it says what was trained."""
     changes: dict[str, Change] = {}
     records = run_dir.checkpoints.committed()
     if finished_step and not records and run_dir.spec.is_file():
@@ -77,13 +79,8 @@ def refuse_changes(
                                                 f"a record of the change: {accept}")
 
 
-def without_acceptance(spec: RunSpec) -> RunSpec:
-    """The spec as it is saved with the run: what was accepted at one start is not at the next."""
-    return spec.model_copy(update={"store": spec.store.model_copy(update={"accept_changes": ()})})
-
-
 def changes_since(checkpoint: Checkpoint, identity: Identity, recorded: Sequence[Change]) -> list[Change]:
-    """In which fields a run that resumes from `checkpoint` differs from it, after the changes on record."""
+    """Return the fields in which a run that resumes from `checkpoint` differs from it, after the changes on record."""
     saved = checkpoint.values.get(KEY)
     saved = saved if isinstance(saved, Mapping) else {UNRECORDED: 0}
     found = []

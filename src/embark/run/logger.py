@@ -8,15 +8,14 @@ from contextlib import contextmanager
 from typing import Any
 
 from embark import __version__
-from embark.data import SampleSource
 from embark.errors import EmbarkError, Interrupted, MissingPackage, OverBudget, Preempted, UserError
 from embark.events import Event, EventLog, Fanout, Sink, TensorBoardSink, plan_text
-from embark.events.changes import Change
-from embark.events.clock import boot_id, uptime_s
+from embark.events.events import Change, boot_id, uptime_s
 from embark.events.sinks.services import SendingSink, cloudwatch_sink, otlp_sink
 from embark.plan.predict import predict_local
-from embark.run.host_memory import host_bytes
-from embark.run.stop import Billing, usd_per_hour
+from embark.run.budget import PROCESS, usd_per_hour
+from embark.run.host import host_bytes
+from embark.run.resolve import ResolvedRun
 from embark.run.trainer import Ranks, Trainer, World
 from embark.spec import RunSpec, to_toml
 from embark.stack.versions import installed
@@ -38,31 +37,31 @@ class RunLogger:
         self._senders = [sink for sink in files if isinstance(sink, SendingSink)]
 
     def log(self, kind: str, values: dict[str, Any]) -> None:
-        """To all sinks."""
+        """Emit an event to all sinks."""
         if self._is_lost():
             return
         self._all.emit(Event(kind, values))
         self._log_problems()
 
     def note(self, text: str, level: str = "info") -> None:
-        """A sentence for a person."""
+        """Emit a sentence for a person."""
         self.log("note", {"level": level, "text": text})
 
     def warn(self, text: str) -> None:
         self.note(text, "warning")
 
     def record(self, kind: str, values: dict[str, Any]) -> None:
-        """Into the run's files only."""
+        """Emit an event into the run's files only."""
         if self._is_lost():
             return
         self._files.emit(Event(kind, values))
 
     def tick(self, values: dict[str, Any]) -> None:
-        """To the live view only."""
+        """Emit progress to the live view only."""
         self._view.emit(Event("progress", values))
 
     def close(self) -> None:
-        """The senders first: problems with their last batch are still logged."""
+        """Close the senders first: problems with their last batch are still logged."""
         for sink in self._senders:
             sink.hurry()  # all of them in parallel
         Fanout(self._senders).close()
@@ -98,11 +97,11 @@ def open_run_logger(spec: RunSpec, world: Ranks, run_dir: RunDir, view: Sequence
         logger.close()
         if world.is_first:
             run_dir.publish()
-        Billing.run_ended()
+        PROCESS.run_ended()
 
 
 def _configured_sinks(spec: RunSpec, run_dir: RunDir) -> Iterator[tuple[str, Callable[[], Sink]]]:
-    """The sinks that the spec asks for besides the event log. None of them can stop a run."""
+    """Open the sinks that the spec asks for besides the event log. None of them can stop a run."""
     watch = spec.watch
     if watch.tensorboard:
         yield "TensorBoard curves", lambda: TensorBoardSink(run_dir.tensorboard)
@@ -127,7 +126,7 @@ def _configured_sinks(spec: RunSpec, run_dir: RunDir) -> Iterator[tuple[str, Cal
 
 @contextmanager
 def recorded_errors(logger: RunLogger, explain: Callable[[Exception], EmbarkError | None]) -> Iterator[None]:
-    """Record the error that ends the run, and raise it as one of ours where `explain` knows it."""
+    """Record the error that ends the run, and raise it as one of Embark's if `explain` knows it."""
     try:
         yield
     except Exception as raised:
@@ -144,11 +143,10 @@ def recorded_errors(logger: RunLogger, explain: Callable[[Exception], EmbarkErro
 
 
 def log_start(
-    logger: RunLogger, spec: RunSpec, world: World, run_dir: RunDir, source: SampleSource, trainer: Trainer,
-    steps: dict[str, int],
+    logger: RunLogger, run: ResolvedRun, world: World, run_dir: RunDir, trainer: Trainer, step: int
 ) -> None:
-    """What is about to run, and how it is laid out. `steps` are the start event's own: first, last, per epoch."""
-    layout = trainer.layout
+    """Log what is about to run, from `step` on, and how it is laid out."""
+    spec, source, layout = run.spec, run.source, trainer.layout
     if world.is_first:
         run_dir.check_lease()
         write_atomic(run_dir.spec, to_toml(spec))
@@ -157,12 +155,11 @@ def log_start(
         "name": spec.name, "run_dir": run_dir.uri, "is_fresh": run_dir.is_fresh, "device": world.device_type,
         "device_name": world.device_name,
         "world_size": world.num_devices, "engine": trainer.engine.name, "engine_reason": trainer.engine.reason,
-        "precision": trainer.precision, **steps, "batch_size": spec.train.batch_size,
+        "precision": trainer.precision, "num_steps": 0 if run.data.is_endless else run.num_steps, "first_step": step,
+        "steps_per_epoch": run.steps_per_epoch, "batch_size": spec.train.batch_size,
         "num_parameters": trainer.num_parameters, "table_bytes": sum(t["bytes"] for t in layout["tables"]),
-        **({"stream": spec.stream.description} if spec.stream.is_on else {}),
-        "num_train_samples": 0 if spec.stream.is_on else source.num_train_samples,
-        "num_eval_samples": source.num_eval_samples,
-        "age_s": Billing.waiting_s(), "uptime_s": uptime_s(), "boot_id": boot_id(),
+        **run.data.start_values(), "num_eval_samples": source.num_eval_samples,
+        "age_s": PROCESS.uncounted_s(), "uptime_s": uptime_s(), "boot_id": boot_id(),
         "usd_per_hour": usd_per_hour(), "budget_usd": spec.place.budget_usd,
         "num_machines": max(1, world.num_devices // world.devices_per_host), "is_spot": spec.place.spot,
         "versions": {"embark": __version__, **{name: found for name, found in installed().items() if found}},
@@ -170,18 +167,18 @@ def log_start(
     logger.log("plan", layout)
     for note in source.notes:
         logger.warn(note)
-    if step := steps["first_step"]:
+    if step:
         logger.log("resume", {"step": step, "path": run_dir.checkpoints.where(step)})
 
 
 def log_changes(logger: RunLogger, changes: Sequence[Change]) -> None:
-    """What the run learns from is no longer what it was at its checkpoint, and someone accepted it."""
+    """Log accepted changes: what the run learns from is no longer what it was at its checkpoint."""
     for change in changes:
         logger.log("change", {"step": change.step, "field": change.field, "old": change.old, "new": change.new})
 
 
 def log_prediction(logger: RunLogger, spec: RunSpec, world: World, trainer: Trainer) -> None:
-    """What the run should take on this machine, logged before it has taken anything."""
+    """Log what the run should take on this machine, before it has taken anything."""
     if not world.is_first:
         return
     prediction = predict_local(spec, {
@@ -199,7 +196,7 @@ JOIN_S = 20.0
 
 
 class EventUploader:
-    """Uploads in a thread while it is entered. For a run on a local disk it does nothing."""
+    """Uploads a remote run's events in a thread while it is entered."""
 
     def __init__(self, run_dir: RunDir, *, is_on: bool = True, every_s: float = EVERY_S) -> None:
         self._run_dir, self._every_s = run_dir, every_s

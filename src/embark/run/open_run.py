@@ -1,66 +1,142 @@
-"""Which directory a run goes into, and whether it is finished already."""
+"""Which directory a run goes into, its lease, and whether the run is finished already."""
 
+import os
+import time
 from collections.abc import Sequence
+from contextlib import ExitStack, suppress
+from dataclasses import dataclass, replace
 from typing import Any
 
-from embark.errors import EmbarkError, UserError
+from embark.errors import EmbarkError, RunInUse, UserError
 from embark.events import Event, Sink, read_events
-from embark.events.changes import Change, changes_of
+from embark.events.events import Change, changes_of
 from embark.formatting import to_finite
-from embark.run.hold_run import Opening, hold_run
-from embark.run.identity import Identity, refuse_changes
-from embark.run.stop import refuse_over_budget
+from embark.run.budget import refuse_over_budget
+from embark.run.identity import refuse_changes
+from embark.run.resolve import ResolvedRun, resolve_run
+from embark.run.signals import StopSignals, stopped_by
 from embark.run.trainer import Ranks
 from embark.spec import RunSpec, TrainSpec
-from embark.store import RunDir
+from embark.store import RunDir, first_free_run, run_uri
+from embark.store.atomic_file import make_directory
 from embark.store.checkpoint_store import EARLY_STOPPING
+from embark.store.lease import MAX_TTL_S, TTL_S, acquire, current_holder
+
+TTL = "EMBARK_LEASE_S"  # How long a process on another machine that gives no sign of life is waited for.
 
 
-def open_run(
-    spec: RunSpec, world: Ranks, opening: Opening, identity: Identity, num_steps: int, *, fresh: bool
-) -> tuple[RunDir, int, list[Change]]:
-    """A run's directory, which this run alone may write, the last step of a run in it that has nothing left to train,
-    and the changes on its record. Rank 0 decides, and all ranks see it."""
-    run_dir, finished_step = RunDir(""), 0
+@dataclass(frozen=True, slots=True)
+class RunOpener:
+    """Opens runs for a process: whom to notify, what may interrupt it, and what to do at its end."""
+
+    signals: StopSignals
+    view: Sequence[Sink]
+    at_end: ExitStack
+
+    def notify(self, text: str) -> None:
+        for sink in self.view:
+            sink.emit(Event("note", {"level": "info", "text": text}))
+
+    def pause(self, seconds: float) -> None:
+        """Sleep; raises if the process was asked to stop meanwhile."""
+        time.sleep(seconds)
+        if name := self.signals.look():
+            raise stopped_by(name, f"stopped by {name} while it waited for another process")
+
+    def acquire_run(self, spec: RunSpec, *, fresh: bool) -> RunDir:
+        """Return the run's directory with its lease, acquired before anything in it is read and released at the end;
+        with `fresh`, the first directory that no start has ever held."""
+        root, ttl_s = spec.store.root, lease_ttl_s(spec)
+        while True:
+            run_dir = first_free_run(root, spec.name) if fresh else RunDir(run_uri(root, spec.name))
+            try:
+                make_directory(run_dir.path)
+            except OSError as error:
+                raise UserError(f"{run_dir.path}: {error.strerror}",
+                                fix="set store.root to a writable directory") from error
+            with suppress(*([RunInUse] if fresh else [])):  # another start has made the same directory just now
+                lease = acquire(run_dir.store, ttl_s, self.notify, pause=self.pause)
+                if not fresh or lease.token == 1:
+                    self.at_end.callback(lease.release)
+                    return replace(run_dir, lease=lease, attempt=lease.token, is_fresh=fresh)
+                lease.release()
+
+
+def lease_ttl_s(spec: RunSpec) -> float:
+    """Return how long a lease is valid: at most half of what the other ranks wait for the first one, which may have to
+    wait for the lease to expire."""
+    text = os.environ.get(TTL, "")
+    try:
+        seconds = float(text) if text else TTL_S
+    except ValueError:
+        seconds = 0.0
+    if not 0 < seconds <= MAX_TTL_S:
+        raise UserError(f"the environment's {TTL} is {text!r}", fix=f"a number of seconds up to {MAX_TTL_S:.0f}")
+    return min(seconds, spec.place.timeout_s / 2)
+
+
+def open_run(run: ResolvedRun, world: Ranks, opener: RunOpener, *, fresh: bool) -> tuple[RunDir, int, list[Change]]:
+    """Return a run's directory, which this run alone may write, the last step if nothing is left to train, and the
+    changes on its record. Rank 0 decides, and all ranks see it."""
+    run_dir, last_step = RunDir(""), 0
     changes: list[Change] = []
     refused: EmbarkError | None = None
     if world.is_first:
         try:
-            run_dir = hold_run(spec, opening, fresh=fresh)
-            finished_step, changes = _inspect(run_dir, spec, identity, num_steps)
+            run_dir = opener.acquire_run(run.spec, fresh=fresh)
+            last_step, changes = _inspect(run_dir, run)
         except EmbarkError as error:
             refused = error
-    decided = (run_dir.uri, run_dir.attempt, finished_step, changes, refused)
-    uri, attempt, finished_step, changes, refused = world.gathered(decided)[0]
+    decided = (run_dir.uri, run_dir.attempt, last_step, changes, refused)
+    uri, attempt, last_step, changes, refused = world.gathered(decided)[0]
     if refused:
         raise refused
-    return run_dir if world.is_first else RunDir(uri, attempt=attempt, is_fresh=fresh), finished_step, changes
+    return run_dir if world.is_first else RunDir(uri, attempt=attempt, is_fresh=fresh), last_step, changes
 
 
-def _inspect(run_dir: RunDir, spec: RunSpec, identity: Identity, num_steps: int) -> tuple[int, list[Change]]:
+def _inspect(run_dir: RunDir, run: ResolvedRun) -> tuple[int, list[Change]]:
     for file in (run_dir.spec, run_dir.plan, run_dir.events):
         if file.is_dir():
             raise UserError(f"{file} is a directory", fix="move it away; the run writes a file of this name")
     run_dir.fetch()
     events = life_events(run_dir)
     changes = changes_of(events)
-    step = finished_step(events)
-    refuse_changes(run_dir, identity, changes, spec.store.accept_changes, step)
+    step = last_finished_step(events)
+    refuse_changes(run_dir, run.identity, changes, run.accepted, step)
     run_dir.store.check()
     if not step:
-        refuse_over_budget(spec, run_dir)
-    return step if is_complete(events, spec.train, num_steps) else 0, changes
+        refuse_over_budget(run.spec, run_dir)
+    return step if is_complete(events, run.spec.train, run.num_steps) else 0, changes
+
+
+def finished_result(spec: RunSpec, view: Sequence[Sink]) -> dict[str, Any] | None:
+    """Return what a run in a local directory returned when it finished, before torch or jax is loaded.
+
+    None if there is something to train, or to wait for, and under torchrun, whose ranks decide together. Raises, as the
+    run itself would, if another model was trained there.
+    """
+    run_dir = RunDir(run_uri(spec.store.root, spec.name))
+    if run_dir.is_remote or os.environ.get("WORLD_SIZE", "1") != "1" or not run_dir.events.is_file():
+        return None
+    events = life_events(run_dir)
+    step = last_finished_step(events)
+    if not step or current_holder(run_dir.store) is not None:
+        return None
+    run = resolve_run(spec)
+    refuse_changes(run_dir, run.identity, changes_of(events), run.accepted, step)
+    complete = is_complete(events, run.spec.train, run.num_steps)
+    return replay_finished(run_dir, step, run.spec, view) if complete else None
 
 
 def life_events(run_dir: RunDir) -> list[Event]:
-    """When it started and ended, and what changed."""
+    """Read when the run started and ended, and what changed."""
     if not run_dir.events.is_file():
         return []
     return [event for event in read_events(run_dir.events) if event.kind in ("start", "end", "change")]
 
 
-def finished_step(events: Sequence[Event]) -> int:
-    """The last step of a run that has finished; 0 of any other."""
+def last_finished_step(events: Sequence[Event]) -> int:
+    """Return the last step of a run that has finished; 0 for any other."""
     ends = [event for event in events if event.kind in ("end", "start")]
     if not ends or ends[-1].kind != "end" or ends[-1].values.get("outcome") != "done":
         return 0
@@ -68,8 +144,8 @@ def finished_step(events: Sequence[Event]) -> int:
 
 
 def is_complete(events: Sequence[Event], train: TrainSpec, num_steps: int) -> bool:
-    """A run that has finished has nothing left to train: no step is left, or early stopping ended it."""
-    step = finished_step(events)
+    """Tell whether a finished run has nothing left to train: no step is left, or early stopping ended it."""
+    step = last_finished_step(events)
     state = next((e.values.get(EARLY_STOPPING) for e in reversed(events) if e.kind == "end"), None)
     if not step or not train.early_stopping_patience or not isinstance(state, dict):
         return bool(step) and step >= num_steps
@@ -78,23 +154,23 @@ def is_complete(events: Sequence[Event], train: TrainSpec, num_steps: int) -> bo
                                  and num_without >= train.early_stopping_patience)
 
 
-def finished_before(run_dir: RunDir, step: int, spec: RunSpec, view: Sequence[Sink]) -> dict[str, Any]:
-    """The end of a run that had finished already: what it returned then, from its events."""
+def replay_finished(run_dir: RunDir, step: int, spec: RunSpec, view: Sequence[Sink]) -> dict[str, Any]:
+    """Show the end of a run that had finished, and return what it returned then, from its events."""
     events = read_events(run_dir.events) if run_dir.events.is_file() else ()  # a remote run's are on rank 0's host only
     newest = {event.kind: event for event in events if event.kind in ("eval", "end")}
     newest["end"] = Event("end", {**newest["end"].values, "run_dir": run_dir.uri} if newest else
                           {"outcome": "done", "step": step, "run_dir": run_dir.uri})
     has_stopped_early = bool((newest["end"].values.get(EARLY_STOPPING) or {}).get("has_stopped"))
     for sink in view:
-        ways_on = _ways_on(run_dir, spec.train, step, has_stopped_early=has_stopped_early)
-        text = f"{run_dir.uri} is finished: {step} steps. {ways_on}"
+        options = _how_to_continue(run_dir, spec.train, step, has_stopped_early=has_stopped_early)
+        text = f"{run_dir.uri} is finished: {step} steps. {options}"
         for event in (Event("note", {"level": "info", "text": text}), *newest.values()):
             sink.emit(event)
         sink.close()
     return {name: value for event in newest.values() for name, value in event.values.items()}
 
 
-def _ways_on(run_dir: RunDir, train: TrainSpec, step: int, *, has_stopped_early: bool) -> str:
+def _how_to_continue(run_dir: RunDir, train: TrainSpec, step: int, *, has_stopped_early: bool) -> str:
     again = "The same command with --fresh trains it again in a new directory"
     if not run_dir.checkpoints.committed():
         return f"{again}; it kept no checkpoint to continue from"

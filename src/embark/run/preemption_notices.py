@@ -32,7 +32,7 @@ MAX_BYTES = 1 << 20
 
 
 class NoticeWatch:
-    """Polls while it is entered; a failure in here never stops training. One per machine is enough."""
+    """Polls for notices while it is entered; a failure in here never stops training. One per machine is enough."""
 
     def __init__(self, *, is_polling: bool = True, poll_s: float = 3.0, timeout_s: float = 2.0) -> None:
         self.cloud = detect_cloud() if is_polling else None
@@ -50,11 +50,11 @@ class NoticeWatch:
         self._left.set()  # not joined: a request under way may hang
 
     def notice(self) -> str:
-        """What the cloud announced, if it takes this machine away; does not block."""
+        """Return what the cloud announced, if it takes this machine away; does not block."""
         return self._notice
 
     def hint(self) -> str:
-        """The first sign that a notice may come: a reason to save, not to stop."""
+        """Return the first sign that a notice may come: a reason to save, not to stop."""
         return self._source.hint if self._source else ""
 
     def _watch(self, source: _Source) -> None:
@@ -74,7 +74,7 @@ class NoticeWatch:
 
 
 def detect_cloud(environ: Mapping[str, str] = os.environ, dmi: Path = DMI) -> str | None:
-    """`aws`, `azure`, `gce` or None, from the environment and the firmware's strings: no network."""
+    """Return `aws`, `azure`, `gce` or None, from the environment and the firmware's strings, without the network."""
     for cloud, source in _SOURCES.items():
         if environ.get(source.variable):
             return cloud
@@ -87,7 +87,8 @@ def detect_cloud(environ: Mapping[str, str] = os.environ, dmi: Path = DMI) -> st
 
 
 def grace_seconds(environment: str | None, environ: Mapping[str, str] = os.environ) -> float:
-    """Seconds between notice and end: a cloud's, in a pod at most the pod's; EMBARK_GRACE_S wins over both."""
+    """Return the seconds between notice and end: the cloud's, in a pod at most the pod's; EMBARK_GRACE_S wins over
+    both."""
     if text := environ.get("EMBARK_GRACE_S", ""):
         with suppress(ValueError):
             if 0 <= (seconds := float(text)) < math.inf:
@@ -101,7 +102,7 @@ def grace_seconds(environment: str | None, environ: Mapping[str, str] = os.envir
 
 
 class _Source(ABC):
-    """One cloud's metadata service."""
+    """The metadata service of one cloud."""
 
     cloud = variable = remedy = prefix = ""
 
@@ -114,7 +115,7 @@ class _Source(ABC):
 
     @abstractmethod
     def look(self) -> Iterator[str]:
-        """Poll once."""
+        """Poll once; yields a notice if there is one."""
 
     def get(self, path: str, *, wait_s: float = 0.0) -> tuple[str, Message]:
         return _request(self.endpoint + self.prefix + path, self.headers, self.timeout_s + wait_s)

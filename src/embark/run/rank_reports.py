@@ -38,24 +38,24 @@ class StepProfiler(Protocol):
     def stepped(self, input_s: float) -> None: ...
 
     def take(self) -> dict[str, float] | None:
-        """Seconds of each phase in a step, once a profile is done."""
+        """Return the seconds of each phase in a step, once a profile is done."""
 
     def close(self) -> None: ...
 
 
 @dataclass(frozen=True, slots=True)
 class RankReport:
-    """One rank's."""
+    """What one rank knows at a logged step."""
 
     trouble: Trouble | None
     counted: StepCounters
-    system: dict[str, Any] | None  # The host's load; from one rank of each host, and where it is new.
-    phases: dict[str, float] | None  # Where a profile ended since the last report.
+    system: dict[str, Any] | None  # The host's load, from one rank of each host, if it is new.
+    phases: dict[str, float] | None  # Seconds by phase, if a profile ended since the last report.
     wants_profile: bool  # Rank 0 says when to profile; all then profile the same steps.
 
 
 class RankReports:
-    """Gathers on every rank, logs on rank 0."""
+    """Gathers reports on every rank, and logs them on rank 0."""
 
     def __init__(
         self, spec: RunSpec, world: World, logger: RunLogger, clock: Clock, profiler: StepProfiler | None
@@ -81,7 +81,7 @@ class RankReports:
         self._sampler.__exit__(*error)
 
     def profiling(self) -> AbstractContextManager[Any]:
-        """Around each step. A profile begins here and not where it is decided: an evaluation may come in between."""
+        """Surround each step. A profile begins here and not where it is decided: an evaluation may come in between."""
         if self._profiler is None:
             return _NOTHING
         if self._must_profile:
@@ -92,7 +92,7 @@ class RankReports:
         return self._profiler.step()
 
     def stepped(self) -> None:
-        """After each step."""
+        """Count a step that is done."""
         if self._profiler and self._profiler.is_active:
             if self._profiler.is_at_last_step:
                 self._profiler.wait_for_device()
@@ -100,13 +100,13 @@ class RankReports:
                 self._profiler.stepped(self._clock.counters().input_s)
 
     def gather(self, trouble: Trouble | None) -> list[RankReport]:
-        """Every rank's report, on every rank."""
+        """Return every rank's report, on every rank."""
         phases = self._profiler.take() if self._profiler else None
         mine = RankReport(trouble, self._clock.counters(), self._sampler.take(), phases, self._wants_profile())
         return self._world.gathered(mine)
 
     def log(self, step: int, reports: Sequence[RankReport], *, is_last: bool) -> None:
-        """Log them on rank 0. Where rank 0 wants a profile, all profile the next steps."""
+        """Log the reports on rank 0. If rank 0 wants a profile, all profile the next steps."""
         if self._world.is_first:
             self._log_times(step, reports, is_last=is_last)
             self._log_phases(step, reports)
@@ -150,12 +150,12 @@ class RankReports:
 
 
 def first_trouble(reports: Sequence[RankReport]) -> Trouble | None:
-    """Of the lowest rank that has any."""
+    """Return the trouble of the lowest rank that has any."""
     return next((report.trouble for report in reports if report.trouble), None)
 
 
 def _own_step_s(before: StepCounters, now: StepCounters) -> float:
-    """A step, less the wait for others: so a slow rank differs from those that wait for it."""
+    """Return a step's time without the wait for others: so a slow rank differs from those that wait for it."""
     own_s = (now.train_s - before.train_s) - (now.agree_s - before.agree_s)
     return max(0.0, own_s) / max(now.num_steps - before.num_steps, 1)
 

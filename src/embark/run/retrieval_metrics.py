@@ -14,7 +14,7 @@ SUMS = ("recall_at_k", "ndcg_at_k", "hit_at_k", "num_users")
 
 
 def ranking_sums(top: NDArray[np.integer], relevant: Sequence[NDArray[np.integer]]) -> NDArray[np.float64]:
-    """The sums of `SUMS`. `top`: `[users, K]`, the best first and without repeats; −1 where there are fewer."""
+    """Return the sums of `SUMS`. `top` is `[users, K]`, the best first and without repeats; −1 if there are fewer."""
     num_users, k = top.shape
     sums = np.zeros(len(SUMS))
     gains = 1 / np.log2(np.arange(k) + 2)
@@ -30,20 +30,21 @@ def ranking_sums(top: NDArray[np.integer], relevant: Sequence[NDArray[np.integer
 
 
 def sums_of_ranks(ranks: NDArray[np.integer], k: int) -> NDArray[np.float64]:
-    """The same where each user has one relevant item, and `ranks` [users] other candidates stand before it."""
+    """Return the sums of `SUMS` if each user has one relevant item, before which `ranks` [users] other candidates
+    stand."""
     top = ranks[ranks < k]
     return np.array([len(top), (1 / np.log2(top + 2.0)).sum(), len(top), len(ranks)])
 
 
 def ranks_of_first(scores: NDArray[np.floating]) -> NDArray[np.int64]:
-    """Of candidate 0 of each sample among all, [samples, candidates]. A tie counts against it, and so does NaN: a model
-    that scores everything alike has found nothing."""
+    """Return the rank of candidate 0 of each sample among all, [samples, candidates]. A tie counts against it, and so
+    does NaN: a model that scores everything alike has found nothing."""
     ranks: NDArray[np.int64] = (~(scores[:, 1:] < scores[:, :1])).sum(axis=1)
     return ranks
 
 
 def ranking_metrics(sums: NDArray[np.float64], k: int) -> dict[str, float]:
-    """Of the sums over all users; NaN without users."""
+    """Turn the sums over all users into means; NaN without users."""
     num_users = float(sums[-1])
     means = sums[:-1] / num_users if num_users else np.full(len(SUMS) - 1, np.nan)
     return {**dict(zip(SUMS[:-1], means.tolist(), strict=True)), "num_users": num_users, "k": float(k)}

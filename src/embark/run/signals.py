@@ -16,12 +16,12 @@ HANDLED = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGHUP)
 
 
 class StopSignals:
-    """Remembers the first signal while it is entered. A second Ctrl-C leaves at once, and so does one `is_loading`:
-    then there is nothing to save."""
+    """Remembers the first signal while it is entered. A second Ctrl-C leaves at once, and so does the first while
+    `is_loading`: then there is nothing to save."""
 
     def __init__(self, *, is_loading: bool = False) -> None:
         self.caught = ""
-        self.deadline_s = math.inf  # Of the monotonic clock: until then the time of this run is paid for.
+        self.deadline_s = math.inf  # By the monotonic clock: until then the time of this run is paid for.
         # torchrun's, which ends its ranks; one that is killed cannot. A shell, on the other hand, may end.
         self._agent = os.getppid() if "TORCHELASTIC_RUN_ID" in os.environ else 0
         self.is_loading = is_loading
@@ -38,7 +38,7 @@ class StopSignals:
             signal.signal(number, handler)  # type: ignore[arg-type]
 
     def look(self) -> str:
-        """The signal caught; a rank whose torchrun is gone stops as if that had stopped it."""
+        """Return the signal that was caught; a rank whose torchrun is gone stops as if that had stopped it."""
         if not self.caught and self._agent and os.getppid() != self._agent:
             self.caught = "SIGTERM"
         return self.caught or ("budget" if time.monotonic() >= self.deadline_s else "")
@@ -50,7 +50,7 @@ class StopSignals:
 
 
 def stopped_by(name: str, what: str, again: str = "the same command", *, has_checkpoint: bool = True) -> EmbarkError:
-    """The error that ends a stopped run."""
+    """Make the error that ends a stopped run."""
     if name == "budget":
         return OverBudget(what, fix=f"a larger place.budget_usd {'resumes from' if has_checkpoint else 'starts'} there")
     fix = f"run {again} to resume" if has_checkpoint else \

@@ -1,4 +1,4 @@
-"""Metrics of several tasks: of each by its loss, and those of the run. No torch, no jax."""
+"""Metrics of several tasks: those of each by its loss, and those of the run. No torch, no jax."""
 
 from __future__ import annotations
 
@@ -15,20 +15,21 @@ from embark.spec.tasks import Task, main_task
 
 F64 = NDArray[np.float64]
 LOSSES = {"binary": "log_loss", "regression": "mse", "softmax": "cross_entropy", "listwise": "cross_entropy"}
-"""What the metric is called that a task's loss is."""
+"""Name of the metric that is a task's loss."""
 OF_MAIN = ("auc", "normalized_entropy", "calibration", "auc_error", "best_auc")
 TASKS = "tasks"
 
 
 def state_size(task: Task) -> int:
-    """Numbers that a training window holds of a task."""
+    """Return how many numbers a training window holds for a task."""
     return {"binary": STATE_SIZE, "regression": 5, "softmax": 3, "listwise": 4}[task.loss]
 
 
 def metrics_of_task(task: Task, state: F64) -> dict[str, float]:
-    """Of its sums over samples that have a label; undefined ones are NaN. Of a regression: the squared and the absolute
-    errors, the labels, their squares and the number of samples. Of classes: the losses, how many are right, and the
-    number. Of lists: the losses, NDCG, hits, and the number of lists with a relevant row."""
+    """Return the metrics from sums over samples that have a label; undefined ones are NaN. Sums of a regression: the
+    squared and the absolute errors, the labels, their squares and the number of samples. Sums of classes: the losses,
+    how many are right, and the number. Sums of lists: the losses, NDCG, hits, and the number of lists with a relevant
+    row."""
     if task.loss == "binary":
         return metrics_of(state)
     if task.loss == "listwise":
@@ -45,8 +46,8 @@ def metrics_of_task(task: Task, state: F64) -> dict[str, float]:
 
 
 def combine(tasks: Sequence[Task], found: Mapping[str, Mapping[str, float]]) -> dict[str, Any]:
-    """The metrics of a run: `log_loss` is the weighted sum of the losses of the tasks that have samples; AUC,
-    normalized entropy and calibration are those of the first binary task. `tasks` has those of each."""
+    """Return the metrics of a run: `log_loss` is the weighted sum of the losses of the tasks that have samples; AUC,
+    normalized entropy and calibration are those of the first binary task; `tasks` has those of each."""
     position = main_task(tuple(tasks))
     main = found[tasks[position].name] if position >= 0 else {}
     names = [name for name in OF_MAIN if name in main or name in ("auc", "normalized_entropy", "calibration")]
@@ -58,14 +59,14 @@ def combine(tasks: Sequence[Task], found: Mapping[str, Mapping[str, float]]) -> 
 def with_best(
     tasks: Sequence[Task], metrics: dict[str, Any], best: Mapping[str, Mapping[str, float]]
 ) -> dict[str, Any]:
-    """`metrics` of a run with what the best possible model would reach."""
+    """Add to the metrics of a run what the best possible model would reach."""
     found = {name: {**of_task, **best.get(name, {})} for name, of_task in metrics[TASKS].items()}
     loss = _weighted(tasks, found, "best_")
     return {**metrics, **combine(tasks, found), **({} if math.isnan(loss) or not best else {"best_log_loss": loss})}
 
 
 def best_of(world: Ranks, tasks: Sequence[Task], outputs: F64, labels: F64) -> dict[str, dict[str, float]]:
-    """What the best outputs [n, outputs] reach, by task, over all ranks."""
+    """Return what the best outputs [n, outputs] reach, by task, over all ranks."""
     found: dict[str, dict[str, float]] = {}
     ends = np.cumsum([task.num_outputs for task in tasks])
     for task, output, label in zip(tasks, np.split(outputs, ends[:-1], axis=1), labels.T, strict=True):

@@ -42,7 +42,7 @@ class World(Ranks, Protocol):
 
     @property
     def is_host_leader(self) -> bool:
-        """One process of each host samples the host's load and polls for preemption notices."""
+        """Whether this process samples the host's load and polls for preemption notices: one of each host does."""
 
     @property
     def device_type(self) -> str:
@@ -76,17 +76,17 @@ class Evaluator(Protocol):
     """Counts predictions on held-out batches."""
 
     def eval_source(self, source: SampleSource) -> SampleSource:
-        """`source`, or one with the same held-out samples that makes them where the model is."""
+        """Return `source`, or one with the same held-out samples that makes them where the model is."""
 
     def batch_size(self, of_training: int) -> int:
-        """Samples to add at a time, over all ranks."""
+        """Return how many samples to add at a time, over all ranks."""
 
     def add(self, batch: Batch) -> None: ...
 
     def metrics(self) -> dict[str, Any]:
-        """Over all ranks, as `run.evaluation.metrics_from` makes them, with the exact AUC, and `score_counts`: how many
-        samples have a prediction in each bin of `events.score_bins`; of several tasks as `run.task_metrics.combine`
-        does."""
+        """Return the metrics over all ranks, as `run.evaluation.metrics_from` makes them, with the exact AUC and
+        `score_counts`: how many samples have a prediction in each bin of `events.drift`; for several tasks, as
+        `run.task_metrics.combine` makes them."""
 
 
 class Trainer(Protocol):
@@ -110,16 +110,16 @@ class Trainer(Protocol):
     def profiler(self) -> StepProfiler | None: ...
 
     def feed(self, source: SampleSource, start_step: int, stop_step: int) -> AbstractContextManager[Iterator[Any]]:
-        """Batches on their way to the device."""
+        """Give batches on their way to the device."""
 
     def step(self, batches: Iterator[Any], step: int) -> float:
         """Train on the next batch; returns the learning rate."""
 
     def window_metrics(self) -> dict[str, Any]:
-        """Metrics over all ranks since the last call."""
+        """Return the metrics over all ranks since the last call."""
 
     def trouble(self) -> Trouble | None:
-        """What went wrong on this rank's devices since the last call."""
+        """Return what went wrong on this rank's devices since the last call."""
 
     def evaluating(self, step: int) -> AbstractContextManager[Evaluator]: ...
 
@@ -135,9 +135,9 @@ class TrainerBackend(Protocol):
         """Join the other ranks; gives this process's `World`."""
 
     def allocator(self, world: Any) -> Callable[[int], NDArray[np.uint8]] | None:
-        """How to allocate host memory for batches; None for ordinary memory."""
+        """Return how to allocate host memory for batches; None for ordinary memory."""
 
     def build(self, spec: RunSpec, world: Any, num_steps: int, source: SampleSource, run_dir: RunDir) -> Trainer: ...
 
     def explain(self, error: Exception) -> EmbarkError | None:
-        """The library's error as one of ours; None if it is unknown."""
+        """Return the library's error as one of Embark's; None if it is unknown."""

@@ -18,11 +18,10 @@ from embark.data.prepared.cache import read_manifest
 from embark.data.prepared.manifest import EARLIER
 from embark.errors import UserError
 from embark.spec import RunSpec
-from embark.spec.identity import DATA, KEY
+from embark.spec.run import DATA, KEY
 from embark.store import Checkpoint, RunDir, find_run, run_uri
 from embark.store.checkpoint_arrays import CheckpointArrays, table_weight
-from embark.store.checkpoint_inspect import list_checkpoints
-from embark.store.trained_run import split_run
+from embark.store.checkpoint_inspect import list_checkpoints, split_run
 
 ChangedRows = Mapping[str, NDArray[np.int32]]  # By the name of the table's weights.
 MAX_SHOWN = 8
@@ -36,18 +35,18 @@ class WarmStarted:
     run: str
     from_step: int
     path: str
-    num_rows: int  # Of all tables.
-    num_fresh_rows: int  # Those with initial values.
+    num_rows: int  # Rows of all tables.
+    num_fresh_rows: int  # Rows with initial values.
 
 
 @dataclass(frozen=True, slots=True)
 class WarmStart:
-    """The run that `train.warm_start` names, looked for where it is needed."""
+    """The run that `train.warm_start` names."""
 
     spec: RunSpec
 
     def checkpoints(self) -> tuple[str, list[Checkpoint]]:
-        """The run's uri and its checkpoints to take, the best first."""
+        """Return the run's uri and its checkpoints to take, the best first."""
         word, which = split_run(self.spec.train.warm_start)
         root = self.spec.store.root
         run = find_run(run_uri(root, word) if "://" in root and "/" not in word else word, root)
@@ -63,7 +62,7 @@ class WarmStart:
         return run.uri, found
 
     def changed_rows(self, run: RunDir, checkpoint: Checkpoint) -> ChangedRows:
-        """Rows that are no longer those of `checkpoint`; refused where its ids do not mean these rows."""
+        """Return the rows that are no longer those of `checkpoint`; raises if its ids do not mean these rows."""
         spec, old = self.spec, checkpoint.values.get(KEY)
         where = f"train.warm_start: {run.checkpoints.where(checkpoint.step)}"
         if not isinstance(old, Mapping):
@@ -90,7 +89,7 @@ class WarmStart:
     def started(
         self, run: RunDir, checkpoint: Checkpoint, arrays: CheckpointArrays, changed: ChangedRows
     ) -> WarmStarted:
-        """What was loaded."""
+        """Describe what was loaded."""
         rows = {table_weight(table.name, is_sequence=table.is_sequence): table.rows
                 for table in self.spec.model.stored_tables()}
         num_fresh = sum(num - arrays.entries[name].size[0] + len(changed.get(name, ())) for name, num in rows.items())
@@ -113,7 +112,7 @@ def _differences(spec: RunSpec, old: Mapping[str, Any]) -> Iterator[str]:
 
 
 def refuse_other_weights(arrays: CheckpointArrays, sizes: Mapping[str, Size], tables: set[str]) -> None:
-    """Of weights that the model has under other names or in other sizes; a table may have more rows than it had."""
+    """Refuse weights that the model has under other names or in other sizes; a table may have more rows than it had."""
     saved = {name: entry.size for name, entry in arrays.entries.items() if name.startswith("model.")}
     wrong = []
     for name in sorted({*saved, *sizes}):

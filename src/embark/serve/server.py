@@ -14,7 +14,7 @@ from functools import partial
 from pathlib import Path
 
 from embark.errors import MissingPackage, UserError
-from embark.run.host_cores import usable_cores
+from embark.run.host import usable_cores
 from embark.serve.endpoint import Endpoint, Listening, bearer_token, listen, shared_grpc_address
 from embark.spec.serve import ScoringDevice
 

@@ -21,9 +21,8 @@ import numpy as np
 from numpy.typing import NDArray
 from prometheus_client.core import GaugeMetricFamily, Metric
 
-from embark.events.events import Event
-from embark.events.rotating_log import RotatingEventLog
-from embark.events.score_bins import NUM_SCORE_BINS, score_bins
+from embark.events.drift import NUM_SCORE_BINS, score_bins
+from embark.events.events import Event, RotatingEventLog
 from embark.events.traffic import LATENCIES_S, WINDOW_S, TrafficRecord
 from embark.export.artifact import Artifact
 from embark.features.rows import RawRows

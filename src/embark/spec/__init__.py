@@ -5,12 +5,10 @@ from embark.spec.data import DataSpec
 from embark.spec.load import load_spec, parse_spec, resolve
 from embark.spec.model import ModelSpec, StoredTable, Table
 from embark.spec.place import PlaceSpec
-from embark.spec.presets import PRESETS
-from embark.spec.run import RunSpec, StoreSpec
+from embark.spec.run import RunSpec, StoreSpec, WatchSpec
 from embark.spec.tasks import Task
-from embark.spec.toml import to_toml
+from embark.spec.toml import PRESETS, to_toml
 from embark.spec.train import TrainSpec
-from embark.spec.watch import WatchSpec
 
 __all__ = [
     "PRESETS", "DataSpec", "ModelSpec", "PlaceSpec", "RunSpec", "StoreSpec", "StoredTable", "Table", "Task",

@@ -1,7 +1,10 @@
-"""`[data]`: the training samples; `[data.prepare]`: how raw files become prepared data."""
+"""`[data]`: the training samples, with `[data.prepare]`, `[data.interactions]` and `[data.drift]`."""
 
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator
 from datetime import UTC, date, datetime
-from typing import Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 from pydantic import (
     AfterValidator,
@@ -11,28 +14,93 @@ from pydantic import (
     NonNegativeInt,
     PositiveFloat,
     PositiveInt,
-    SerializerFunctionWrapHandler,
-    model_serializer,
 )
 
-from embark.spec.drift import DriftSpec
-from embark.spec.interactions import InteractionsSpec, Names
-from embark.spec.section import Section
+from embark.errors import Mistake, conflict
+from embark.spec.section import Names, Section
 from embark.spec.user_code import OWN_KIND, is_own
+
+if TYPE_CHECKING:
+    from embark.spec.run import RunSpec
+
+
+class InteractionsSpec(Section):
+    """`[data.interactions]`: a text, Parquet or NPZ file with a row for each item that a user chose."""
+
+    user: str = "user"
+    """The column with the user: whole numbers or text."""
+    item: str = "item"
+    """The column with the item: its row in the history's table, a whole number."""
+    column_names: Names = ()
+    """The columns of a text file without a header, such as `["user", "item"]`."""
+    delimiter: str = Field(default="", max_length=1)
+    """Field delimiter of text files; empty: detected: tab, comma, semicolon or space."""
+    num_eval_negatives: PositiveInt = Field(default=100, le=100_000)
+    """Items that the user did not choose, among which an evaluation ranks the chosen one; drawn by `data.seed`."""
+
+
+def interactions_mistakes(spec: RunSpec) -> Iterator[Mistake]:
+    """Find conflicts of `data.kind = "interactions"` with the model."""
+    data, model = spec.data, spec.model
+    if data.kind != "interactions":
+        if data.interactions != InteractionsSpec():
+            yield conflict("data.interactions", "", f'has no effect while data.kind is "{data.kind}"', "leave it out")
+        return
+    if not model.sequence.is_next_item and not model.is_own:
+        yield conflict("data.kind", data.kind, f'gives sequences of items, and model.kind = "{model.kind}" does not '
+                       "predict the next one", 'model.kind = "sasrec" or "hstu" with model.sequence.negatives')
+    if model.sequence.times and not data.time_column:
+        yield conflict("model.sequence.times", model.sequence.times, "the rows have no time",
+                       "name their column in data.time_column")
+
+
+class DriftSpec(Section):
+    """`[data.drift]`: `synthetic` samples in order of time, whose ids come and go and whose teacher model changes; the
+    held-out samples follow the training samples in time (docs/follow.md)."""
+
+    samples_per_day: NonNegativeInt = 0
+    """Samples in a day of the stream; 0: nothing drifts. Sample `i` has the time `i / samples_per_day`."""
+    num_ids: NonNegativeInt = Field(default=0, le=1 << 31)
+    """Ids of a feature that are in use at one moment; 0: as many as the table has rows. An id is a random 63-bit
+    number; a table takes it modulo its rows."""
+    id_churn: NonNegativeFloat = Field(default=0.1, le=100)
+    """Share of the ids in use that new ids replace each day."""
+    preference_drift: NonNegativeFloat = Field(default=0.2, le=100)
+    """How often in a day the effect of an id, and of a dense column, becomes another, gradually."""
+    head_ids: PositiveInt = 50
+    """Rank by popularity at which an id's effect is half of the most popular one's."""
+
+    @property
+    def is_on(self) -> bool:
+        return self.samples_per_day > 0
+
+
+def drift_mistakes(spec: RunSpec) -> Iterator[Mistake]:
+    """Find conflicts of `[data.drift]` with the data and the model."""
+    data, model = spec.data, spec.model
+    if not data.drift.is_on:
+        if data.drift != DriftSpec():
+            yield conflict("data.drift.samples_per_day", 0, "the rest of [data.drift] has no effect without it",
+                           "set it, or leave [data.drift] out")
+    elif data.kind != "synthetic":
+        yield conflict("data.drift", "", f'has no effect while data.kind is "{data.kind}"', "leave it out")
+    elif model.tasks:
+        yield conflict("data.drift", "", "draws one label, and the model has [[model.tasks]]", "leave one of them out")
+
 
 NewIds = Literal["append", "evict", "hash", "unknown"]
 TimeFeature = Literal["hour", "weekday", "age"]
 
 
 class TimeColumns(dict[str, tuple[TimeFeature, ...]]):
-    """By column. It is never changed, so that a spec can be hashed."""
+    """Time features by column; never changed, so that a spec can be hashed."""
 
     def __hash__(self) -> int:  # type: ignore[override]
         return hash(tuple(self.items()))
 
 
 def moment(text: str) -> datetime:
-    """A date or time of ISO 8601; without a zone it is in UTC."""
+    """Parse a date or time of ISO 8601; without a zone it is in UTC."""
     try:
         found = datetime.fromisoformat(text)
     except ValueError:
@@ -186,12 +254,8 @@ class DataSpec(Section):
     interactions: InteractionsSpec = InteractionsSpec()
     drift: DriftSpec = DriftSpec()
 
-    @model_serializer(mode="wrap")
-    def _without_unused(self, dump: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        """Without a later field that is not used: what is stored of a run stays what it was."""
-        values: dict[str, Any] = dump(self)
-        return {key: value for key, value in values.items()
-                if (key != "task_conflict" or value) and (key != "drift" or self.drift != DriftSpec())}
+    def left_out(self) -> Collection[str]:
+        return [name for name in ("task_conflict", "drift") if self.has_default(name)]
 
     @property
     def is_own(self) -> bool:

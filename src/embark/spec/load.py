@@ -1,4 +1,5 @@
-"""Loads a `RunSpec` from a TOML file, a preset or a Python function, and explains every mistake in it."""
+"""Loads a `RunSpec` from a TOML file, a preset or a Python function, explains every mistake in it, and edits the text
+of a spec."""
 
 import difflib
 import importlib
@@ -7,7 +8,7 @@ import os
 import sys
 import tomllib
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -16,9 +17,8 @@ from pydantic import BaseModel, ValidationError
 from embark.errors import Mistake, SpecError, UserError, nearest
 from embark.spec.model import ModelSpec, Table
 from embark.spec.paths import join_paths
-from embark.spec.presets import PRESETS
 from embark.spec.run import RunSpec
-from embark.spec.toml import line_of, section_in, starter
+from embark.spec.toml import PRESETS, inline, line_of, section_in, starter
 from embark.spec.user_code import with_code
 
 Raw = dict[str, Any]
@@ -34,7 +34,7 @@ def load_spec(source: str, sets: Sequence[str] = ()) -> RunSpec:
 
 
 def parse_spec(text: str | None) -> RunSpec | None:
-    """Of a run's `spec.toml`; None where there is none, or where this version cannot read it."""
+    """Parse a run's `spec.toml`; None if there is none, or if this version cannot read it."""
     try:
         return None if text is None else resolve(tomllib.loads(text))
     except (UserError, ValueError):
@@ -44,8 +44,8 @@ def parse_spec(text: str | None) -> RunSpec | None:
 def resolve(
     raw: Mapping[str, Any], sets: Sequence[str] = (), *, where: str = "", text: str = "", folder: Path | None = None,
 ) -> RunSpec:
-    """Turn nested dicts into a `RunSpec`, or raise one `SpecError` that names all mistakes. `folder`: where the files
-    of code lie that it names, to be read into it."""
+    """Turn nested dicts into a `RunSpec`, or raise one `SpecError` that names all mistakes. `folder` has the files of
+    code that the spec names, which are read into it."""
     settings, mistakes = parse_settings(sets)
     merged = _deep_copy(raw)
     for key, value in settings.items():
@@ -76,7 +76,7 @@ def resolve(
 
 
 def parse_settings(sets: Sequence[str]) -> tuple[Raw, list[Mistake]]:
-    """`key=value` arguments as dotted names and values."""
+    """Split `key=value` arguments into dotted names and values."""
     settings: Raw = {}
     mistakes: list[Mistake] = []
     for argument in sets:
@@ -91,7 +91,7 @@ def parse_settings(sets: Sequence[str]) -> tuple[Raw, list[Mistake]]:
 
 
 def put(raw: Raw, key: str, value: Any) -> list[Mistake]:
-    """Set the dotted `key` in nested dicts."""
+    """Set the dotted `key` in nested dicts; returns why it cannot be set."""
     *parents, last = key.split(".")
     at: Any = raw
     for name in parents:
@@ -108,7 +108,7 @@ def put(raw: Raw, key: str, value: Any) -> list[Mistake]:
 
 
 def _read(source: str) -> tuple[str, Raw, str]:
-    """The text (for line numbers), the nested dicts, and a name for the source."""
+    """Return the text, for line numbers, the nested dicts, and a name for the source."""
     path = Path(source)
     if os.path.isfile(source):
         return _read_toml(path)
@@ -125,7 +125,7 @@ def _read(source: str) -> tuple[str, Raw, str]:
 
 
 def _refuse_edited(preset: str) -> None:
-    """Of `laptop` and an edited `laptop.toml` here, the file may be meant."""
+    """Refuse the preset `laptop` beside an edited `laptop.toml`: the file may be meant."""
     path = Path(f"{preset}.toml")
     with suppress(OSError, UnicodeDecodeError):
         if path.is_file() and path.read_text(encoding="utf-8") != starter(preset):
@@ -208,7 +208,7 @@ def _too_large(raw: Any, field: str = "") -> Iterator[Mistake]:
 
 
 def _explain(error: ValidationError) -> list[Mistake]:
-    """Pydantic's errors reworded, one per field (a union gives several)."""
+    """Reword pydantic's errors, one for each field: a union gives several."""
     mistakes: dict[str, Mistake] = {}
     items = error.errors()
     for item in items:
@@ -237,7 +237,7 @@ def _as_list(value: object, field: str) -> str:
 
 
 def _nearest_field(name: str, section: type[BaseModel]) -> str:
-    """The field that is meant; outside of all sections, a section's own: `batch_size` is `train.batch_size`."""
+    """Suggest the field that is meant; outside of all sections, a section's: `batch_size` is `train.batch_size`."""
     if section is RunSpec:
         fields = {f"{key}.{field}": field for key, info in RunSpec.model_fields.items()
                   if (inner := section_in(info.annotation)) for field in inner.model_fields}
@@ -248,12 +248,12 @@ def _nearest_field(name: str, section: type[BaseModel]) -> str:
 
 
 def _is_inside(loc: tuple[int | str, ...], outer: tuple[int | str, ...]) -> bool:
-    """`loc` is of another branch of the union whose last name in `outer` is the tag of one branch."""
+    """Tell whether `loc` lies in another branch of the union whose last name in `outer` is the tag of one branch."""
     return len(loc) > len(outer) and loc[: len(outer) - 1] == outer[:-1] and loc != outer
 
 
 def _field_of(loc: tuple[int | str, ...], *, is_unknown: bool) -> tuple[str, type[BaseModel]]:
-    """The dotted field at pydantic's location, and the section that contains it."""
+    """Return the dotted field at pydantic's location, and the section that contains it."""
     names: list[str] = []
     section: type[BaseModel] = RunSpec
     holder = section
@@ -284,3 +284,40 @@ def _meaning(section: type[BaseModel], field: str) -> str:
 def _shown(value: object) -> str:
     text = repr(value)
     return text if len(text) <= 80 else text[:77] + "…"
+
+
+def set_in_text(text: str, sets: Sequence[str], *, where: str) -> tuple[str, tuple[str, ...]]:
+    """Write `key=value` settings into the text; returns it with a line of TOML for each that changed something. Raises
+    what `load_spec` raises for them."""
+    import tomlkit
+
+    before = tomllib.loads(text)
+    resolve(before, sets, where=where, text=text)
+    settings, _ = parse_settings(sets)
+    changed = {key: value for key, value in settings.items() if _at(before, key) != value}
+    document = tomlkit.parse(text)
+    for key, value in changed.items():
+        with _before_trailing_comments(document, key):
+            put(document, key, value)
+    return tomlkit.dumps(document), tuple(f"{key} = {inline(value)}" for key, value in changed.items())
+
+
+@contextmanager
+def _before_trailing_comments(document: Any, key: str) -> Iterator[None]:
+    """Add to the section of `key` right below its fields: comments after them belong to the next section."""
+    from tomlkit.items import Table
+
+    section = _at(document, key.split(".")[0])
+    body = section.value.body if "." in key and isinstance(section, Table) else []
+    num_fields = max((index + 1 for index, (name, _) in enumerate(body) if name is not None), default=len(body))
+    tail = body[num_fields:]
+    del body[num_fields:]
+    yield
+    body += tail
+
+
+def _at(raw: Any, key: str) -> Any:
+    """Return the value of the dotted `key`; None if there is none."""
+    for name in key.split("."):
+        raw = raw.get(name) if isinstance(raw, dict) else raw[int(name)] if isinstance(raw, list) else None
+    return raw

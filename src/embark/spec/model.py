@@ -1,26 +1,29 @@
-"""`[model]`: the network and its tables."""
+"""`[model]`: the network and its tables, and the tables whose rows are given to ids as they come."""
 
-from collections.abc import Mapping
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
-from pydantic import (
-    Field,
-    NonNegativeInt,
-    PositiveInt,
-    SerializerFunctionWrapHandler,
-    field_validator,
-    model_serializer,
-    model_validator,
-)
+from pydantic import Field, NonNegativeInt, PositiveInt, field_validator, model_validator
 
-from embark.spec.dynamic import BUCKET_SLOTS, DYNAMIC_FIELDS, num_buckets
+from embark.errors import Mistake, conflict
 from embark.spec.section import Section, remembered
 from embark.spec.sequence import SequenceSpec
 from embark.spec.tasks import HEAD_FIELDS, TaskHead, Tasks
 from embark.spec.two_tower import TwoTowerSpec
 from embark.spec.user_code import OWN_KIND, is_own
 
+if TYPE_CHECKING:
+    from embark.spec.run import RunSpec
+
+BUCKET_SLOTS = 32
+"""Rows of a bucket. An id's hash decides its bucket, and it competes for a row with the ids of that bucket only."""
+BUCKET_COUNTERS = 128
+"""Counters of a bucket with `admit = "count"`, which the ids without a row share by their hash."""
+DYNAMIC_FIELDS = ("ids", "capacity", "admit", "admit_count", "admit_probability", "evict", "half_life", "max_new")
+DYNAMIC_KINDS = ("dlrm", "dcnv2")
 Rows = Annotated[int, Field(gt=0, le=2**31 - 1)]  # ids are 32 bits wide
 Width = Annotated[int, Field(gt=0, le=2**20)]
 Capacity = Annotated[int, Field(gt=0, le=2**31 - 64)]
@@ -69,8 +72,8 @@ class Table(Section):
     dtype: TableDtype | None = None
     """Type of this table's rows, instead of `train.table_dtype`."""
     sharding: TableSharding | Literal["data_parallel"] | None = None
-    """Of this table, instead of `train.sharding`. `data_parallel`: every rank holds a copy, and gradients are summed
-    over the ranks at each step; for small tables."""
+    """Sharding of this table, instead of `train.sharding`. `data_parallel`: every rank holds a copy, and gradients are
+    summed over the ranks at each step; for small tables."""
 
     ids: Literal["rows", "dynamic"] = "rows"
     """`rows`: an id is the number of its row. `dynamic`: ids are any 64-bit integers or words, and get rows as they
@@ -83,7 +86,7 @@ class Table(Section):
     admit_count: PositiveInt = Field(default=2, le=2**30)
     """`admit = "count"` only: how often an id is seen before it gets a row, this time included."""
     admit_probability: float = Field(default=0.1, gt=0, le=1)
-    """`admit = "probability"` only."""
+    """`admit = "probability"` only: the probability with which an id gets a row in a step."""
     evict: Literal["lru", "lfu", "age"] = "lru"
     """`dynamic` only: which id loses its row where a new one finds none free. `lru`: the one that was not seen for
     longest. `lfu`: the one seen least often. `age`: the one that has its row for longest."""
@@ -99,7 +102,7 @@ class Table(Section):
 
     @property
     def stored_rows(self) -> int:
-        """Rows that are stored: of a dynamic table, one that ids without a row share, and one for each that has one."""
+        """Rows that are stored; a dynamic table has one more, which the ids without a row share."""
         return 1 + num_buckets(self.capacity or 1) * BUCKET_SLOTS if self.is_dynamic else self.rows
 
     @property
@@ -109,33 +112,33 @@ class Table(Section):
 
     @property
     def weights_feature(self) -> str:
-        """Of weighted ids: the name by which prepared data and rows to score hold the weights."""
+        """Name of the weights in prepared data and in rows to score; empty if the ids have none."""
         return f"{self.name}.{self.weights_column}" if self.weights_column else ""
 
     @property
     def is_sequence(self) -> bool:
-        """Whether the model gets the rows one by one."""
+        """Whether the model gets the rows one by one, not pooled."""
         return self.pooling == "none"
 
     @property
     def mean_ids(self) -> float:
-        """Ids per sample, in the mean."""
+        """Mean number of ids per sample."""
         return self.mean_length or float(self.multi_hot)
 
     @property
     def mean_width(self) -> float:
-        """Of all vectors that a sample gets, in the mean."""
+        """Mean width of all vectors that a sample gets."""
         return (self.dim or 0) * (self.mean_ids if self.is_sequence else 1) if self.lookup else 0
 
     @property
     def max_width(self) -> int:
-        """Of all vectors that a sample gets, at most."""
+        """Largest width of all vectors that a sample gets."""
         return (self.dim or 0) * (self.multi_hot if self.is_sequence else 1) if self.lookup else 0
 
     @model_validator(mode="before")
     @classmethod
     def _with_length(cls, values: Any) -> Any:
-        """All that counts ids reads `multi_hot`."""
+        """Copy the length of a sequence to `multi_hot`, which everything that counts ids reads."""
         if not isinstance(values, Mapping):
             return values
         length = values.get("max_length")
@@ -143,19 +146,13 @@ class Table(Section):
         return {**({"rows": 2**31 - 1} if is_any_number else {}),
                 **({"multi_hot": length} if length is not None else {}), **values}
 
-    @model_serializer(mode="wrap")
-    def _without_unused(self, dump: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        """Without later fields that are not used: what is stored of a run, such as its identity, stays what it was."""
-        values: dict[str, Any] = dump(self)
-        return {key: value for key, value in values.items() if key not in _LATER or value != _LATER[key]}
+    def left_out(self) -> Collection[str]:
+        return [name for name in (*SHARED[3:], "shares", "max_length", "mean_length", "lookup", "weights_column")
+                if self.has_default(name)]
 
 
-_LATER: dict[str, Any] = {"shares": "", "learning_rate": None, "init_range": None, "max_length": None,
-                          "mean_length": None, "lookup": True, "optimizer": None, "dtype": None, "sharding": None,
-                          "weights_column": "",
-                          **DYNAMIC_FIELDS}
 CANDIDATE = "candidate"
-"""Of rows that a model of the next item scores: the column with the item."""
+"""The column with the item to score, in rows for a model of the next item."""
 SHARED = ("rows", "dim", "pooling", "learning_rate", "init_range", "optimizer", "dtype", "sharding", *DYNAMIC_FIELDS)
 """Fields of a table that all features share."""
 
@@ -201,7 +198,7 @@ class StoredTable:
 
     @property
     def vectors_per_sample(self) -> float:
-        """That leave the table: one for each feature, or one for each id where they are not pooled."""
+        """Vectors that leave the table: one for each feature, or one for each id that is not pooled."""
         return self.mean_ids if self.is_sequence else float(len(self.features))
 
 
@@ -252,17 +249,13 @@ class ModelSpec(Section):
     tower_mlp: LayerSizes = (64,)
     """Hidden layers of each task's own, over the head; an output layer is appended."""
 
-    @model_serializer(mode="wrap")
-    def _without_unused(self, dump: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        """Without the fields of tasks where there are none: what is stored of a run stays what it was."""
-        values: dict[str, Any] = dump(self)
-        return values if self.tasks else {key: value for key, value in values.items()
-                                          if key not in ("tasks", *HEAD_FIELDS)}
+    def left_out(self) -> Collection[str]:
+        return () if self.tasks else ("tasks", *HEAD_FIELDS)
 
     @field_validator("tables", mode="before")
     @classmethod
     def _with_shared(cls, tables: Any) -> Any:
-        """Features that share a table get what is that table's where they give none."""
+        """Fill in the fields of features that share a table from that table."""
         given = [table for table in tables if isinstance(table, Mapping)] if isinstance(tables, list | tuple) else []
         by_name = {str(table.get("name")): table for table in given}
         if not any(table.get("shares") for table in given):
@@ -295,8 +288,8 @@ class ModelSpec(Section):
                                  sharding=of[0].sharding) for name, of in features.items())
 
     def scored_features(self) -> tuple[Table, ...]:
-        """What a row to score has: the features; of the next item a history without it, and one candidate in the place
-        of the negatives."""
+        """Return the features of a row to score. A model of the next item gets a history without it, and one candidate
+        in place of the negatives."""
         if not self.is_next_item:
             return self.table_list()
         return tuple(
@@ -307,7 +300,7 @@ class ModelSpec(Section):
 
     @property
     def features_of_any_number(self) -> frozenset[str]:
-        """Those whose ids are not rows of a table: of dynamic tables, and numbers that are not looked up."""
+        """Features whose ids are not rows of a table: those of dynamic tables, and numbers that are not looked up."""
         return frozenset(table.name for table in self.tables if table.is_dynamic or not table.lookup)
 
     @property
@@ -331,7 +324,6 @@ class ModelSpec(Section):
         return self.sequence.is_next_item and not self.is_own
 
     def feature(self, name: str) -> Table:
-        """By its name."""
         return next(table for table in self.table_list() if table.name == name)
 
     @property
@@ -348,3 +340,58 @@ class ModelSpec(Section):
         if isinstance(self.rows_per_table, int):
             return (self.rows_per_table,) * self.num_tables
         return self.rows_per_table
+
+
+def num_buckets(capacity: int) -> int:
+    """Return the number of buckets of a dynamic table."""
+    return -(-capacity // BUCKET_SLOTS)
+
+
+def own_buckets(num: int, rank: int, num_ranks: int) -> tuple[int, int]:
+    """Return the first bucket of a rank and the one behind its last: a range of hashes, alike on all ranks."""
+    return num * rank // num_ranks, num * (rank + 1) // num_ranks
+
+
+def id_map_bytes(table: Table, num_ranks: int) -> int:
+    """Return the bytes of a dynamic table's id map on the rank with its largest part: for each row its id, a tag, when
+    and how often it was seen; and the counters."""
+    buckets = -(-num_buckets(table.capacity or 1) // num_ranks)
+    return buckets * (BUCKET_SLOTS * (8 + 2 + 4 + 4) + (4 * BUCKET_COUNTERS if table.admit == "count" else 0))
+
+
+def dynamic_mistakes(spec: RunSpec) -> Iterator[Mistake]:
+    """Find conflicts of dynamic tables, and fields of theirs in other tables."""
+    for index, table in enumerate(spec.model.tables):
+        where = f"model.tables.{index}"
+        if table.shares:  # it has the fields of that table
+            continue
+        if not table.is_dynamic:
+            yield from table.unused(where, DYNAMIC_FIELDS, "on a table whose ids are its rows",
+                                    'set ids = "dynamic", or leave it out')
+            continue
+        if table.capacity is None:
+            yield conflict(f"{where}.capacity", "", "is needed where ids are dynamic", "say how many ids have a row")
+        if table.is_sequence or not table.lookup:
+            yield conflict(f"{where}.ids", table.ids, "the rows of a dynamic table are pooled",
+                           'set pooling = "sum" or "mean", or ids = "rows"')
+        if table.sharding == "data_parallel":
+            yield conflict(f"{where}.sharding", table.sharding,
+                           "the rows of a dynamic table are not copied to every rank", "leave it out")
+        for admit in ("count", "probability"):
+            if table.admit != admit:
+                yield from table.unused(where, [f"admit_{admit}"], f'while admit is "{table.admit}"',
+                                        f'set admit = "{admit}", or leave it out')
+        if table.evict != "lfu" and table.admit != "count":
+            yield from table.unused(where, ["half_life"], "without counts to halve",
+                                    'set evict = "lfu" or admit = "count", or leave it out')
+    if not spec.model.has_dynamic_tables:
+        return
+    if spec.model.kind not in DYNAMIC_KINDS and not spec.model.is_own:
+        yield conflict("model.kind", spec.model.kind, "takes no dynamic tables",
+                       f'use one of {", ".join(DYNAMIC_KINDS)}, a model of your own, or ids = "rows"')
+    if spec.place.device in ("jax", "tpu"):
+        yield conflict("place.device", spec.place.device, "the JAX trainer has no dynamic tables",
+                       'use "cpu" or "cuda", or ids = "rows"')
+    if spec.train.warm_start:
+        yield conflict("train.warm_start", spec.train.warm_start, "the rows of a dynamic table are its own ids'",
+                       "resume the run itself, or leave train.warm_start out")

@@ -36,7 +36,7 @@ class NodeRange(Section):
 
 
 class PlaceSpec(Section):
-    """Where the run executes."""
+    """`[place]`: where the run executes."""
 
     device: Literal["auto", "cpu", "cuda", "jax", "tpu"] = "auto"
     """`auto`: a GPU if there is one, else the CPU; a TPU if `machine` is one. `tpu`: the JAX trainer on TPUs. `jax`:
@@ -102,12 +102,12 @@ class PlaceSpec(Section):
 
     @property
     def max_nodes(self) -> int:
-        """How many machines are created, planned and priced; of a fixed number, that number."""
+        """Machines that are created, planned and priced."""
         return self.nodes.max if isinstance(self.nodes, NodeRange) else self.nodes
 
     @property
     def min_nodes(self) -> int:
-        """How many machines the run needs, and whose memory it must fit; of a fixed number, that number."""
+        """Machines that the run needs, and whose memory it must fit."""
         return self.nodes.min if isinstance(self.nodes, NodeRange) else self.nodes
 
     @property

@@ -1,29 +1,91 @@
 """`RunSpec`: all sections together, and the constraints between them."""
 
 from collections.abc import Iterator, Sequence
-from typing import Literal
+from typing import Annotated, Literal
 
-from pydantic import Field, NonNegativeInt, PositiveFloat, PositiveInt
+from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt
 
-from embark.errors import Mistake, SpecError, nearest
-from embark.spec.batch import batch_mistakes
-from embark.spec.data import DataSpec, moment
-from embark.spec.drift import drift_mistakes
-from embark.spec.dynamic import dynamic_mistakes
-from embark.spec.held_out_metrics import HeldOutMetric, metric_mistakes
-from embark.spec.identity import ACCEPTABLE
-from embark.spec.interactions import Names, interactions_mistakes
-from embark.spec.model import SHARED, ModelSpec
+from embark.errors import Mistake, SpecError, conflict, nearest
+from embark.spec.data import DataSpec, drift_mistakes, interactions_mistakes, moment
+from embark.spec.model import SHARED, ModelSpec, dynamic_mistakes
 from embark.spec.place import ELASTIC_TARGETS, PlaceSpec
-from embark.spec.publish import PublishSpec
-from embark.spec.section import Section
+from embark.spec.section import Names, Section
 from embark.spec.sequence import EMBEDDING_SHARDINGS, sequence_mistakes
-from embark.spec.serve import ServeSpec
+from embark.spec.serve import PublishSpec, ServeSpec
 from embark.spec.stream import StreamSpec, stream_mistakes
 from embark.spec.tasks import task_mistakes
-from embark.spec.train import TrainSpec
+from embark.spec.train import HeldOutMetric, TrainSpec, batch_mistakes, metric_mistakes
 from embark.spec.two_tower import two_tower_mistakes
-from embark.spec.watch import WatchSpec
+
+# Every field of [model], [data] and [train] stands in exactly one of the two sets; the other sections say where and how
+# a run is trained, not what it learns.
+LEARNING_FIELDS = frozenset({
+    "model.kind", "model.code", "model.num_dense", "model.embedding_dim", "model.bottom_mlp", "model.top_mlp",
+    "model.dropout", "model.num_cross_layers", "model.cross_rank", "model.tables", "model.two_tower",
+    "model.tasks", "model.task_head", "model.num_experts", "model.num_task_experts", "model.num_extraction_layers",
+    "model.tower_mlp", "model.sequence",
+    "data.kind", "data.code", "data.label", "data.dense_columns", "data.time_column", "data.eval_fraction",
+    "data.eval_split", "data.shuffle", "data.on_bad_id", "data.num_train_samples", "data.num_eval_samples",
+    "data.zipf_exponent", "data.signal", "data.task_conflict", "data.ragged", "data.seed", "data.interactions",
+    "data.drift",
+    "train.batch_size", "train.learning_rate", "train.dense_learning_rate", "train.optimizer", "train.dense_optimizer",
+    "train.eps", "train.weight_decay", "train.embedding_l2", "train.max_gradient_norm", "train.warmup_steps",
+    "train.decay", "train.decay_start_step", "train.decay_steps", "train.final_rate",
+    "train.precision", "train.table_dtype", "train.comms_dtype", "train.seed", "train.warm_start",
+})
+OTHER_FIELDS = frozenset({
+    "model.num_tables", "model.rows_per_table",  # they are in model.tables, as the run has them
+    "data.path", "data.prepare", "data.cache_gb", "data.cache_dir",  # the data's content counts, not where it lies
+    "train.num_epochs", "train.num_steps", "train.eval_every", "train.early_stopping_patience",
+    "train.early_stopping_metric", "train.early_stopping_min_delta", "train.sharding", "train.memory_reserve",
+    "train.engine",
+})
+OTHER_SECTIONS = frozenset({"name", "place", "store", "watch", "publish", "serve", "stream"})
+
+KIND_OF_FIELD = {
+    **dict.fromkeys(("data.label", "data.dense_columns", "data.time_column", "data.eval_fraction", "data.on_bad_id"),
+                    "columns"),
+    **dict.fromkeys(("data.eval_split", "data.shuffle"), "prepared"),
+    **dict.fromkeys(("data.num_train_samples", "data.num_eval_samples", "data.zipf_exponent", "data.signal",
+                     "data.task_conflict", "data.ragged", "data.drift"), "synthetic"),
+    "data.interactions": "interactions",
+}
+"""Fields that have an effect with one `data.kind` only."""
+
+KEY = "identity"  # In a checkpoint's commit record.
+DATA = "data"  # The content of the data, beside the fields.
+UNRECORDED = "identity"  # A checkpoint that does not say what it was trained with.
+ACCEPTABLE = LEARNING_FIELDS | {DATA, UNRECORDED}
+"""What `--accept-change` takes."""
+
+
+Sinks = Annotated[tuple[Literal["cloudwatch", "otlp", "wandb", "mlflow"], ...], Field(strict=False)]
+
+
+class WatchSpec(Section):
+    """`[watch]`: which metrics are recorded, and where they are sent."""
+
+    every: PositiveInt = 50
+    """Steps between `step` events, the points of the curves."""
+    tensorboard: bool = True
+    """Write TensorBoard curves into the run directory."""
+    system_every_s: NonNegativeFloat = 5.0
+    """Seconds between samples of the machines (CPU, memory, network, disk, GPU) and of every rank's times; 0: none."""
+    phases_every_s: NonNegativeFloat | Literal["auto"] = "auto"
+    """Seconds between profiles of three steps by torch's profiler; 0: none. `auto`: 60 on a CPU, none on a GPU."""
+    prometheus_port: int = Field(default=0, ge=0, le=65_535)
+    """Rank 0 serves Prometheus metrics on this port, at `/metrics`; 0: off."""
+    prometheus_host: str = Field(default="0.0.0.0", min_length=1)
+    """Address to listen on; `127.0.0.1` for this machine only."""
+    sinks: Sinks = ()
+    """Where else metrics are sent: `cloudwatch`; `otlp`, for Azure Monitor, Cloud Monitoring and other collectors;
+    `wandb`; `mlflow`. Endpoints and credentials come from the standard environment variables."""
+    send_every_s: PositiveFloat = 30.0
+    """Seconds between uploads to them."""
+    project: str = Field(default="", pattern=r"^[^\\#?%:]*$", max_length=128)
+    """W&B project and MLflow experiment; empty: that of `WANDB_PROJECT` or `MLFLOW_EXPERIMENT_NAME`, else `embark`."""
+    cloudwatch_namespace: str = Field(default="Embark", pattern=r"^[A-Za-z0-9 ._/#:-]+$", max_length=255)
+    """CloudWatch namespace of the metrics."""
 
 
 class StoreSpec(Section):
@@ -55,7 +117,7 @@ class StoreSpec(Section):
 
 
 class RunSpec(Section):
-    """One run."""
+    """A run: all sections of its spec."""
 
     name: str = Field(default="run", pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$", max_length=100)
     """Names the run directory: letters, digits, dots, dashes, underscores."""
@@ -71,11 +133,11 @@ class RunSpec(Section):
 
     @property
     def has_bf16_tables(self) -> bool:
-        """FBGEMM's training kernels have no such rows: only the CUDA-graph engine trains them."""
+        """Whether some table is in bf16, which only the CUDA-graph engine trains."""
         return any((table.dtype or self.train.table_dtype) == "bf16" for table in self.model.stored_tables())
 
     def mistakes(self) -> Iterator[Mistake]:
-        """Conflicts between fields that are each valid alone."""
+        """Find conflicts between fields that are each valid alone."""
         yield from _model_mistakes(self.model)
         yield from two_tower_mistakes(self)
         yield from sequence_mistakes(self)
@@ -89,13 +151,13 @@ class RunSpec(Section):
         yield from _train_mistakes(self)
         yield from _elastic_mistakes(self)
         if self.serve.min_replicas > self.serve.max_replicas:
-            yield _mistake("serve.min_replicas", self.serve.min_replicas,
+            yield conflict("serve.min_replicas", self.serve.min_replicas,
                            f"is more than serve.max_replicas = {self.serve.max_replicas}", "swap them")
         yield from _acceptance_mistakes(self)
 
 
 def accepting(spec: RunSpec, fields: Sequence[str]) -> RunSpec:
-    """The spec with more of `store.accept_changes`."""
+    """Add fields to `store.accept_changes`."""
     if not fields:
         return spec
     accepted = tuple(dict.fromkeys((*spec.store.accept_changes, *fields)))
@@ -108,31 +170,31 @@ def accepting(spec: RunSpec, fields: Sequence[str]) -> RunSpec:
 def _acceptance_mistakes(spec: RunSpec) -> Iterator[Mistake]:
     for name in spec.store.accept_changes:
         if name not in ACCEPTABLE:
-            yield _mistake("store.accept_changes", name, "is not a field that decides what a run learns",
+            yield conflict("store.accept_changes", name, "is not a field that decides what a run learns",
                            nearest(name, ACCEPTABLE))
 
 
 def _model_mistakes(model: ModelSpec) -> Iterator[Mistake]:
     rows = model.rows_per_table
     if not model.tables and isinstance(rows, tuple) and len(rows) != model.num_tables:
-        yield _mistake("model.rows_per_table", rows,
+        yield conflict("model.rows_per_table", rows,
                        f"lists {len(rows)} tables, but model.num_tables is {model.num_tables}",
                        f"set model.num_tables = {len(rows)}, or give one number for all tables")
     if model.is_own and model.dropout:
-        yield _mistake("model.dropout", model.dropout, f"has no effect on {model.kind}", "leave it out")
+        yield conflict("model.dropout", model.dropout, f"has no effect on {model.kind}", "leave it out")
     names = [t.name for t in model.tables]
     for name in sorted({n for n in names if names.count(n) > 1}):
-        yield _mistake("model.tables", name, "two tables have this name", "give each table a unique name")
+        yield conflict("model.tables", name, "two tables have this name", "give each table a unique name")
     yield from _sharing_mistakes(model)
     for index, table in enumerate(model.tables if model.kind == "dlrm" else ()):
         if table.dim not in (None, model.embedding_dim):
-            yield _mistake(f"model.tables.{index}.dim", table.dim, "DLRM takes dot products between rows, so every "
+            yield conflict(f"model.tables.{index}.dim", table.dim, "DLRM takes dot products between rows, so every "
                            f"table is model.embedding_dim = {model.embedding_dim} wide",
                            f"leave dim out, set it to {model.embedding_dim}, or set model.kind = \"dcnv2\"")
     for index, table in enumerate(model.table_list()):
         if table.dim and table.dim % 4:
             is_own = index < len(model.tables) and model.tables[index].dim
-            yield _mistake(f"model.tables.{index}.dim" if is_own else "model.embedding_dim", table.dim,
+            yield conflict(f"model.tables.{index}.dim" if is_own else "model.embedding_dim", table.dim,
                            "FBGEMM's kernels require a multiple of 4", f"use {(table.dim + 3) // 4 * 4}")
             break
 
@@ -146,13 +208,13 @@ def _sharing_mistakes(model: ModelSpec) -> Iterator[Mistake]:
         if shared is None or shared.shares:
             owners = [one.name for one in model.tables if not one.shares]
             what = "is no table" if shared is None else f"has no rows of its own: it shares those of {shared.shares}"
-            yield _mistake(f"model.tables.{index}.shares", table.shares, what,
+            yield conflict(f"model.tables.{index}.shares", table.shares, what,
                            nearest(table.shares, owners) if shared is None else f'use "{shared.shares}"')
             continue
         for field in SHARED:
             value, there = getattr(table, field), getattr(shared, field)
             if value != there and not (field == "pooling" and "none" in (value, there)):
-                yield _mistake(f"model.tables.{index}.{field}", value, f"is not that of table {shared.name}, which is "
+                yield conflict(f"model.tables.{index}.{field}", value, f"is not that of table {shared.name}, which is "
                                f"{'not given' if there is None else there}", "leave it out, or set it there")
 
 
@@ -160,19 +222,19 @@ def _data_mistakes(spec: RunSpec) -> Iterator[Mistake]:
     data, model = spec.data, spec.model
     if data.kind in ("columns", "interactions", "prepared") and not data.path:
         what = "folder" if data.kind == "prepared" else "file"
-        yield _mistake("data.path", "", f'data.kind is "{data.kind}" and no {what} is named', "set data.path")
+        yield conflict("data.path", "", f'data.kind is "{data.kind}" and no {what} is named', "set data.path")
     if data.kind == "columns" and len(data.dense_columns) != model.num_dense:
-        yield _mistake("data.dense_columns", list(data.dense_columns),
+        yield conflict("data.dense_columns", list(data.dense_columns),
                        f"names {len(data.dense_columns)} columns, but model.num_dense is {model.num_dense}",
                        f"set model.num_dense = {len(data.dense_columns)}")
     if data.kind == "prepared":
         yield from _prepare_mistakes(data)
     if data.kind == "synthetic" and data.path:
-        yield _mistake("data.path", data.path, 'is not read while data.kind is "synthetic"',
+        yield conflict("data.path", data.path, 'is not read while data.kind is "synthetic"',
                        'set data.kind = "prepared" or "columns"')
     elif data.kind == "synthetic" and "batch_size" in spec.train.model_fields_set \
             and data.num_train_samples < spec.train.batch_size:
-        yield _mistake("train.batch_size", spec.train.batch_size,
+        yield conflict("train.batch_size", spec.train.batch_size,
                        f"is more than the {data.num_train_samples} samples of data.num_train_samples",
                        "make it smaller")
 
@@ -182,24 +244,24 @@ def _prepare_mistakes(data: DataSpec) -> Iterator[Mistake]:
     needs = {"file": ("validation_files", prepare.validation_files), "column": ("split_column", prepare.split_column)}
     for split, (field, value) in needs.items():
         if split == prepare.split and not value:
-            yield _mistake(f"data.prepare.{field}", value, f'is needed where data.prepare.split is "{split}"',
+            yield conflict(f"data.prepare.{field}", value, f'is needed where data.prepare.split is "{split}"',
                            "name it")
         elif split != prepare.split and value:
-            yield _mistake(f"data.prepare.{field}", value,
+            yield conflict(f"data.prepare.{field}", value,
                            f'has no effect while data.prepare.split is "{prepare.split}"',
                            f'set data.prepare.split = "{split}"')
     if data.eval_fraction + prepare.test_fraction >= 1:
-        yield _mistake("data.prepare.test_fraction", prepare.test_fraction,
+        yield conflict("data.prepare.test_fraction", prepare.test_fraction,
                        f"leaves no training rows next to data.eval_fraction = {data.eval_fraction}",
                        "make one of them smaller")
     if prepare.new_ids != "append" and not prepare.id_map_from:
-        yield _mistake("data.prepare.new_ids", prepare.new_ids, "has no effect without data.prepare.id_map_from",
+        yield conflict("data.prepare.new_ids", prepare.new_ids, "has no effect without data.prepare.id_map_from",
                        "name the earlier prepared data there")
     yield from _time_mistakes(data)
     roles = [data.label, *data.dense_columns, *prepare.sparse_columns, *prepare.list_columns, *prepare.ignored_columns,
              *prepare.time_columns]
     for name in sorted({n for n in roles if roles.count(n) > 1}):
-        yield _mistake("data.prepare", name, "the column has two roles", "name it once")
+        yield conflict("data.prepare", name, "the column has two roles", "name it once")
 
 
 def _time_mistakes(data: DataSpec) -> Iterator[Mistake]:
@@ -207,19 +269,19 @@ def _time_mistakes(data: DataSpec) -> Iterator[Mistake]:
     first, last = prepare.validation_from, prepare.test_from
     with_age = [name for name, features in prepare.time_columns.items() if "age" in features]
     if prepare.split == "time" and not column:
-        yield _mistake("data.time_column", column, 'is needed where data.prepare.split is "time"', "name it")
+        yield conflict("data.time_column", column, 'is needed where data.prepare.split is "time"', "name it")
     elif with_age and column in ("", *with_age):
-        yield _mistake("data.prepare.time_columns", with_age[0], "the age of a column is the time from it to another, "
+        yield conflict("data.prepare.time_columns", with_age[0], "the age of a column is the time from it to another, "
                        "data.time_column", "name the column that holds the row's own time in data.time_column")
     if prepare.split != "time" and (first or last):
-        yield _mistake(f"data.prepare.{'validation_from' if first else 'test_from'}", first or last,
+        yield conflict(f"data.prepare.{'validation_from' if first else 'test_from'}", first or last,
                        f'has no effect while data.prepare.split is "{prepare.split}"',
                        'set data.prepare.split = "time"')
     elif last and (not first or moment(last) <= moment(first)):
-        yield _mistake("data.prepare.test_from", last, f"does not follow data.prepare.validation_from = {first!r}",
+        yield conflict("data.prepare.test_from", last, f"does not follow data.prepare.validation_from = {first!r}",
                        "test rows are newer than validation rows")
     elif first and prepare.test_fraction:
-        yield _mistake("data.prepare.test_fraction", prepare.test_fraction,
+        yield conflict("data.prepare.test_fraction", prepare.test_fraction,
                        "has no effect next to data.prepare.validation_from", "set data.prepare.test_from instead")
 
 
@@ -229,53 +291,50 @@ def _train_mistakes(spec: RunSpec) -> Iterator[Mistake]:
                                                       for index, table in enumerate(spec.model.tables))]
     for field, optimizer in chosen:
         if "adam" in optimizer and device == "cpu":
-            yield _mistake(field, optimizer, "FBGEMM has no fused Adam on the CPU",
+            yield conflict(field, optimizer, "FBGEMM has no fused Adam on the CPU",
                            'use "rowwise_adagrad", "adagrad" or "sgd", or a GPU')
     yield from _table_mistakes(spec)
     yield from _weight_mistakes(spec)
     if train.engine == "pipeline" and spec.has_bf16_tables:
-        yield _mistake("train.engine", train.engine, "has no tables in bf16: FBGEMM's training kernels do not",
+        yield conflict("train.engine", train.engine, "has no tables in bf16: FBGEMM's training kernels do not",
                        'leave it out, or use "fp16" or "fp32" for the tables')
     yield from penalty_mistakes(spec)
     if train.early_stopping_patience and not train.eval_every:
-        yield _mistake("train.early_stopping_patience", train.early_stopping_patience,
+        yield conflict("train.early_stopping_patience", train.early_stopping_patience,
                        "counts evaluations, and there is none before the end", "set train.eval_every")
-    for field in ("early_stopping_metric", "early_stopping_min_delta"):
-        if not train.early_stopping_patience and getattr(train, field) != TrainSpec.model_fields[field].default:
-            yield _mistake(f"train.{field}", getattr(train, field),
-                           "has no effect while train.early_stopping_patience is 0",
-                           "set train.early_stopping_patience")
-    for field in ("decay_steps", "decay_start_step"):
-        if train.decay == "none" and getattr(train, field):
-            yield _mistake(f"train.{field}", getattr(train, field), 'has no effect while train.decay is "none"',
-                           'set train.decay = "linear", "polynomial" or "cosine"')
+    if not train.early_stopping_patience:
+        yield from train.unused("train", ("early_stopping_metric", "early_stopping_min_delta"),
+                                "while train.early_stopping_patience is 0", "set train.early_stopping_patience")
+    if train.decay == "none":
+        yield from train.unused("train", ("decay_steps", "decay_start_step"), 'while train.decay is "none"',
+                                'set train.decay = "linear", "polynomial" or "cosine"')
 
 
 def _table_mistakes(spec: RunSpec) -> Iterator[Mistake]:
-    """Of what a table has instead of `[train]`'s."""
+    """Find conflicts of the fields by which a table differs from `[train]`."""
     for index, table in enumerate(spec.model.tables):
         where = f"model.tables.{index}"
         of_sequence = [other.name for other in spec.model.tables
                        if other.is_sequence and other.weights == table.weights]
         if table.sharding and of_sequence and table.sharding not in EMBEDDING_SHARDINGS:
-            yield _mistake(f"{where}.sharding", table.sharding, "TorchRec does not shard tables of sequences by it",
+            yield conflict(f"{where}.sharding", table.sharding, "TorchRec does not shard tables of sequences by it",
                            f"one of: {', '.join(EMBEDDING_SHARDINGS[1:])}")
         if table.sharding != "data_parallel" or table.shares:
             continue
         optimizer, dtype = table.optimizer or spec.train.optimizer, table.dtype or spec.train.table_dtype
         if "adam" in optimizer:
-            yield _mistake(f"{where}.sharding", table.sharding, f"{optimizer} of a data-parallel table would move the "
+            yield conflict(f"{where}.sharding", table.sharding, f"{optimizer} of a data-parallel table would move the "
                            "rows that no sample has, too", 'another optimizer for it, such as "rowwise_adagrad"')
         if spec.model.has_dynamic_tables:
-            yield _mistake(f"{where}.sharding", table.sharding, "a model with dynamic tables has no data-parallel ones",
+            yield conflict(f"{where}.sharding", table.sharding, "a model with dynamic tables has no data-parallel ones",
                            "leave it out")
         if dtype != "fp32":
-            yield _mistake(f"{where}.sharding", table.sharding, "the sum of gradients over the ranks needs fp32",
+            yield conflict(f"{where}.sharding", table.sharding, "the sum of gradients over the ranks needs fp32",
                            'dtype = "fp32" for it')
 
 
 def _weight_mistakes(spec: RunSpec) -> Iterator[Mistake]:
-    """Of weighted ids."""
+    """Find conflicts of weighted ids."""
     for index, table in enumerate(spec.model.tables):
         why = fix = ""
         if not table.weights_column:
@@ -285,17 +344,17 @@ def _weight_mistakes(spec: RunSpec) -> Iterator[Mistake]:
         elif spec.model.kind == "two_tower" or spec.model.has_sequences or spec.model.has_dynamic_tables:
             why, fix = "weights are not for two towers, sequences or dynamic tables", "leave it out"
         if why:
-            yield _mistake(f"model.tables.{index}.weights_column", table.weights_column, why, fix)
+            yield conflict(f"model.tables.{index}.weights_column", table.weights_column, why, fix)
 
 
 def penalty_mistakes(spec: RunSpec) -> Iterator[Mistake]:
-    """Of `train.embedding_l2`, whatever trains; asked again by a run, whose data may say what the tables are."""
+    """Find tables that `train.embedding_l2` cannot penalize; a run asks again, once its data has named the tables."""
     several = [table for table in spec.model.tables if table.multi_hot > 1]
     if spec.train.embedding_l2 and several:
         why = "is a sequence, whose rows are not penalized" if several[0].is_sequence else (
             "pools several rows of a sample: FBGEMM returns their sum or mean alone, so a penalty on each one "
             "has no gradient")
-        yield _mistake("train.embedding_l2", spec.train.embedding_l2, f"table {several[0].name} {why}",
+        yield conflict("train.embedding_l2", spec.train.embedding_l2, f"table {several[0].name} {why}",
                        "leave it out, or set multi_hot = 1; train.weight_decay and model.dropout regularize too")
 
 
@@ -303,22 +362,18 @@ def _elastic_mistakes(spec: RunSpec) -> Iterator[Mistake]:
     place = spec.place
     said = f"min {place.min_nodes}, max {place.max_nodes}"
     if place.min_nodes > place.max_nodes:
-        yield _mistake("place.nodes", said, "min is more than max", "swap them")
+        yield conflict("place.nodes", said, "min is more than max", "swap them")
     if not place.is_elastic:
         return
     if place.target not in ELASTIC_TARGETS:
-        yield _mistake("place.nodes", said,
+        yield conflict("place.nodes", said,
                        f'place.target = "{place.target}" needs a fixed number of machines',
                        f"set it to {place.max_nodes}, or place.target to one of {', '.join(ELASTIC_TARGETS)}")
     if others := [target for target in place.render_targets if target not in ELASTIC_TARGETS]:
-        yield _mistake("place.render_targets", ", ".join(others), "need a fixed number of machines, and place.nodes is "
+        yield conflict("place.render_targets", ", ".join(others), "need a fixed number of machines, and place.nodes is "
                        "a range", f"leave them out, or set place.nodes = {place.max_nodes}")
     if place.device in ("jax", "tpu"):
-        yield _mistake("place.nodes", said,
+        yield conflict("place.nodes", said,
                        "the JAX trainer needs a fixed number of machines", f"set it to {place.max_nodes}")
     # Whatever the number of ranks on each machine, the machines share the batch first.
     yield from batch_mistakes(spec.train.batch_size, place.node_counts, "machines")
-
-
-def _mistake(field: str, value: object, what: str, fix: str) -> Mistake:
-    return Mistake(where="", field=field, value=str(value), what=what, fix=fix)

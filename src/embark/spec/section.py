@@ -1,14 +1,17 @@
 """Base class of every section of a spec: frozen, strict, no unknown keys."""
 
-from collections.abc import Callable
-from functools import wraps
-from typing import TypeVar
+from collections.abc import Callable, Collection, Iterable, Iterator
+from functools import cache, wraps
+from typing import Annotated, Any, TypeVar
 
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel, ConfigDict, Field, SerializerFunctionWrapHandler, model_serializer
+
+from embark.errors import Mistake, conflict
 
 NUM_REMEMBERED = 8
 S = TypeVar("S", bound="Section")
 R = TypeVar("R")
+Names = Annotated[tuple[str, ...], Field(strict=False)]
 
 
 class Section(BaseModel):
@@ -18,10 +21,35 @@ class Section(BaseModel):
         frozen=True, extra="forbid", strict=True, use_attribute_docstrings=True, allow_inf_nan=False,
     )
 
+    def has_default(self, field: str) -> bool:
+        """Tell whether a field has its default, given or not."""
+        return bool(getattr(self, field) == _defaults(type(self))[field])
+
+    def unused(self, section: str, fields: Iterable[str], why: str, fix: str) -> Iterator[Mistake]:
+        """Report those of `fields` that were changed although nothing reads them."""
+        for name in fields:
+            if not self.has_default(name):
+                yield conflict(f"{section}.{name}", getattr(self, name), f"has no effect {why}", fix)
+
+    def left_out(self) -> Collection[str]:
+        """Name the fields that are not stored, so that the record of a run that does not use them stays the same."""
+        return ()
+
+    @model_serializer(mode="wrap")
+    def _without_left_out(self, dump: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        values: dict[str, Any] = dump(self)
+        left_out = self.left_out()
+        return {name: value for name, value in values.items() if name not in left_out}
+
+
+@cache
+def _defaults(section: type[Section]) -> dict[str, Any]:
+    return {name: info.default for name, info in section.model_fields.items()}
+
 
 def remembered(function: Callable[[S], R]) -> Callable[[S], R]:
-    """A function of a section whose last results are kept, by identity: to hash a section takes as long as to compute
-    most of them, and a copy of it has its own. What it returns is not to be changed."""
+    """Keep the last results of a function of a section, by identity: hashing a section takes as long as computing most
+    of them. A result must not be changed."""
     known: list[tuple[S, R]] = []
 
     @wraps(function)

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from pydantic import Field, PositiveInt
 
-from embark.errors import Mistake, nearest
+from embark.errors import Mistake, conflict, nearest
 from embark.spec.section import Section
 
 if TYPE_CHECKING:
@@ -19,7 +19,7 @@ EMBEDDING_SHARDINGS = ("auto", "table_wise", "row_wise", "column_wise")
 
 
 class SequenceSpec(Section):
-    """`[model.sequence]`: of `din`, `sasrec` and `hstu`."""
+    """`[model.sequence]`: the features and blocks of `din`, `sasrec` and `hstu`."""
 
     history: str = Field(default="", max_length=128)
     """Name of the feature that holds the sequence, oldest first; it has `pooling = "none"`."""
@@ -44,38 +44,38 @@ class SequenceSpec(Section):
 
 
 def sequence_mistakes(spec: RunSpec) -> Iterator[Mistake]:
-    """Of sequence features and of the models that read them."""
+    """Find conflicts of sequence features and of the models that read them."""
     model, tables = spec.model, {table.name: table for table in spec.model.tables}
     for index, table in enumerate(model.tables):
         where = f"model.tables.{index}"
         if table.is_sequence and "multi_hot" not in table.model_fields_set:
-            yield _mistake(f"{where}.max_length", "", "a sequence needs its maximum length", "set max_length")
+            yield conflict(f"{where}.max_length", "", "a sequence needs its maximum length", "set max_length")
         if table.max_length not in (None, table.multi_hot):
-            yield _mistake(f"{where}.multi_hot", table.multi_hot, f"is not max_length = {table.max_length}",
+            yield conflict(f"{where}.multi_hot", table.multi_hot, f"is not max_length = {table.max_length}",
                            "leave multi_hot out")
         for field in ("max_length", "mean_length"):
             if not table.is_sequence and getattr(table, field) is not None:
-                yield _mistake(f"{where}.{field}", getattr(table, field), f'has no effect while pooling is '
+                yield conflict(f"{where}.{field}", getattr(table, field), f'has no effect while pooling is '
                                f'"{table.pooling}"', 'set pooling = "none", or leave it out')
         if not table.lookup and not table.is_sequence:
-            yield _mistake(f"{where}.lookup", "false", "numbers are not pooled", 'set pooling = "none"')
+            yield conflict(f"{where}.lookup", "false", "numbers are not pooled", 'set pooling = "none"')
         if not table.is_sequence and table.multi_hot > 1 and any(
                 other.is_sequence and other.weights == table.weights for other in model.tables):
-            yield _mistake(f"{where}.multi_hot", table.multi_hot, f"rows of table {table.weights} are looked up one by "
+            yield conflict(f"{where}.multi_hot", table.multi_hot, f"rows of table {table.weights} are looked up one by "
                            "one, for a sequence", 'pooling = "none", or a table of its own')
     if model.kind in SEQUENCE_KINDS:
         yield from _role_mistakes(spec)
     elif model.sequence != SequenceSpec() and not model.is_own:
-        yield _mistake("model.sequence", "", f'has no effect on model.kind = "{model.kind}"', "leave it out")
+        yield conflict("model.sequence", "", f'has no effect on model.kind = "{model.kind}"', "leave it out")
     if model.has_sequences and model.kind in ("dlrm", "dcnv2"):
         name = next(name for name, table in tables.items() if table.is_sequence)
-        yield _mistake("model.tables", name, f'model.kind = "{model.kind}" takes pooled features, not sequences',
+        yield conflict("model.tables", name, f'model.kind = "{model.kind}" takes pooled features, not sequences',
                        'pooling = "sum" or "mean", or model.kind = "din", "sasrec", "hstu" or your own')
     if model.has_sequences and spec.train.sharding not in EMBEDDING_SHARDINGS:
-        yield _mistake("train.sharding", spec.train.sharding, "TorchRec does not shard tables of sequences by it",
+        yield conflict("train.sharding", spec.train.sharding, "TorchRec does not shard tables of sequences by it",
                        f"one of: {', '.join(EMBEDDING_SHARDINGS)}")
     if model.has_sequences and model.tasks:
-        yield _mistake("model.tasks", len(model.tasks), "models of sequences have one task", "leave it out")
+        yield conflict("model.tasks", len(model.tasks), "models of sequences have one task", "leave it out")
 
 
 def _role_mistakes(spec: RunSpec) -> Iterator[Mistake]:
@@ -87,37 +87,33 @@ def _role_mistakes(spec: RunSpec) -> Iterator[Mistake]:
         name = getattr(roles, role)
         field = f"model.sequence.{role}"
         if name and role not in allowed:
-            yield _mistake(field, name, f'has no effect on model.kind = "{model.kind}"', "leave it out")
+            yield conflict(field, name, f'has no effect on model.kind = "{model.kind}"', "leave it out")
         elif name and name not in tables:
-            yield _mistake(field, name, "is no feature of model.tables", nearest(name, list(tables)))
+            yield conflict(field, name, "is no feature of model.tables", nearest(name, list(tables)))
         elif name and tables[name].is_sequence == (role == "candidate"):
-            yield _mistake(field, name, "is a sequence" if role == "candidate" else "is pooled",
+            yield conflict(field, name, "is a sequence" if role == "candidate" else "is pooled",
                            'leave out pooling = "none"' if role == "candidate" else 'set pooling = "none" there')
         elif name and tables[name].lookup == (role == "times"):
-            yield _mistake(field, name, "is looked up in a table" if role == "times" else "has no rows",
+            yield conflict(field, name, "is looked up in a table" if role == "times" else "has no rows",
                            f"set lookup = {'false' if role == 'times' else 'true'} there")
     if not roles.history:
-        yield _mistake("model.sequence.history", "", f'model.kind = "{model.kind}" reads a sequence',
+        yield conflict("model.sequence.history", "", f'model.kind = "{model.kind}" reads a sequence',
                        "name the feature that holds it")
     needed = [role for role in ("candidate", "negatives") if role in allowed]
     given = [role for role in needed if getattr(roles, role)]
     if len(given) != 1:
-        yield _mistake("model.sequence", "", f"needs {' or '.join(needed)}" + (", not both" if given else ""),
+        yield conflict("model.sequence", "", f"needs {' or '.join(needed)}" + (", not both" if given else ""),
                        "candidate: the label is predicted; negatives: the next item")
     history = tables.get(roles.history)
     for role in given:
         other = tables.get(getattr(roles, role))
         if history and other and history.weights != other.weights:
-            yield _mistake(f"model.sequence.{role}", other.name, f"is of table {other.weights}, and the history of "
+            yield conflict(f"model.sequence.{role}", other.name, f"is of table {other.weights}, and the history of "
                            f"{history.weights}", f'set shares = "{history.weights}" there')
     if model.kind != "din" and history and (history.dim or 0) % roles.num_heads:
-        yield _mistake("model.sequence.num_heads", roles.num_heads, f"does not divide the width {history.dim}",
+        yield conflict("model.sequence.num_heads", roles.num_heads, f"does not divide the width {history.dim}",
                        "use a divisor")
     if roles.is_next_item and (others := [t.name for t in tables.values() if t.name not in (
             roles.history, roles.negatives, roles.times)] or (["num_dense"] if model.num_dense else [])):
-        yield _mistake("model.sequence.negatives", roles.negatives, "a model of the next item reads its sequence only, "
+        yield conflict("model.sequence.negatives", roles.negatives, "a model of the next item reads its sequence only, "
                        f"not {others[0]}", "leave it out" if others[0] != "num_dense" else "set model.num_dense = 0")
-
-
-def _mistake(field: str, value: object, what: str, fix: str) -> Mistake:
-    return Mistake(where="", field=field, value=str(value), what=what, fix=fix)

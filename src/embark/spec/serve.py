@@ -1,12 +1,12 @@
-"""`[serve]`: how an exported model is deployed."""
+"""`[serve]` and `[publish]`: how an exported model is deployed, and where versions go while it trains."""
 
 from dataclasses import dataclass
 from typing import Literal, get_args
 
-from pydantic import Field, PositiveFloat, PositiveInt
+from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt
 
 from embark.errors import UserError
-from embark.spec.section import Section
+from embark.spec.section import Names, Section
 
 DRAIN_S = 30  # Seconds after SIGTERM within which a server answers every request that it has accepted.
 
@@ -33,6 +33,49 @@ class ServeSpec(Section):
     machine: str = Field(default="", max_length=100, pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$|^$")
     """A machine without accelerators, such as `m7i.2xlarge`, on which alone replicas run; empty: on Kubernetes any node
     with room, of a managed endpoint the cheapest with room."""
+
+
+class PublishSpec(Section):
+    """`[publish]`: where versions of the model go while it trains, and the gate that a version must pass."""
+
+    to: str = Field(default="", max_length=400)
+    """A folder, or an `s3://`, `gs://` or `az://` URI; empty: `export` in the run's directory."""
+    tables: Literal["fp32", "fp16", "int8", "int4"] = "fp32"
+    """Type of the exported tables."""
+    every_minutes: PositiveFloat = 10.0
+    """Least time between versions; each is of the newest checkpoint then."""
+    keep_versions: NonNegativeInt = 100
+    """How many of the newest published versions to keep, with what they are deltas of; 0: all. What `embark export`
+    wrote stays."""
+    gate: bool = True
+    """Measure each version on labelled rows, and publish it only where all bounds below hold."""
+    data: str = ""
+    """The rows: prepared data, or raw CSV, JSON Lines or Parquet files, such as those of the last hour, which are read
+    for each version; empty: the run's held-out rows. A relative path goes by the spec's own folder; given with `--set`,
+    by the current directory."""
+    rows: PositiveInt = 200_000
+    """How many of them, spread evenly."""
+    slices: Names = ()
+    """Features by whose values the bounds are tested; empty: all sparse features."""
+    slice_values: PositiveInt = 50
+    """Of each feature: the most frequent values, or as many ranges."""
+    min_slice_rows: PositiveInt = 200
+    """Slices with fewer rows are not tested."""
+    false_alarm_rate: float = Field(default=0.005, gt=0, le=0.5)
+    """Probability that chance alone refuses a good version, all tests together."""
+    max_auc_drop: NonNegativeFloat = 0.005
+    """How much lower than the published version's the AUC may be on the same rows."""
+    max_loss_increase: NonNegativeFloat = 0.01
+    """How much higher than the published version's the log loss may be on the same rows, as a share of it."""
+    max_calibration_error: NonNegativeFloat = 0.1
+    """How far the mean prediction may be from the mean label, as a share."""
+    max_auc_shift: NonNegativeFloat = 0.05
+    """How much lower the AUC may be than the published version's was when it was published, on the rows of then."""
+    slice_factor: PositiveFloat = 5.0
+    """How many times wider the first three bounds are for a slice."""
+    max_psi: float = Field(default=0.25, ge=0.1)
+    """How far the rows' columns, and the published version's scores by slice, may have moved since its publication
+    (population stability index)."""
 
 
 DeviceKind = Literal["auto", "cpu", "cuda"]

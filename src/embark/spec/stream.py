@@ -2,21 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from collections.abc import Collection, Iterator
+from typing import TYPE_CHECKING, Annotated, Literal
 
 from pydantic import (
     Field,
     NonNegativeFloat,
     PositiveFloat,
     PositiveInt,
-    SerializerFunctionWrapHandler,
-    model_serializer,
 )
 
-from embark.errors import Mistake
-from embark.spec.interactions import Names
-from embark.spec.section import Section
+from embark.errors import Mistake, conflict
+from embark.spec.section import Names, Section
 from embark.spec.user_code import OWN_KIND, is_own
 
 if TYPE_CHECKING:
@@ -73,24 +70,22 @@ class StreamSpec(Section):
 
     @property
     def description(self) -> str:
-        """Such as `nats: events.shown at nats://broker:4222`."""
+        """The source with its topics or its path, such as `nats: events.shown at nats://broker:4222`."""
         if self.is_own:
             return self.source
         place = self.path or f"{', '.join(self.topics)} at {', '.join(self.servers)}"
         return f"{self.source}: {place}"
 
-    @model_serializer(mode="wrap")
-    def _empty_if_unused(self, dump: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        """What is stored of a run that follows no stream stays what it was."""
-        return {} if self == StreamSpec() else dump(self)
+    def left_out(self) -> Collection[str]:
+        return StreamSpec.model_fields if self == StreamSpec() else ()
 
 
 def stream_mistakes(spec: RunSpec) -> Iterator[Mistake]:
-    """Of `[stream]`."""
+    """Find conflicts of `[stream]` with itself and with the model."""
     stream, train = spec.stream, spec.train
     if not stream.is_on:
         if stream != StreamSpec():
-            yield _mistake("stream.source", "", "the rest of [stream] has no effect without it", "set it")
+            yield conflict("stream.source", "", "the rest of [stream] has no effect without it", "set it")
         return
     needs = {"files": ("path",), "kafka": ("servers", "topics"), "nats": ("servers", "topics")}.get(stream.source, ())
     for field in ("path", "servers", "topics"):
@@ -98,25 +93,21 @@ def stream_mistakes(spec: RunSpec) -> Iterator[Mistake]:
         if field == "servers" and not value and stream.source == "nats" and spec.place.target == "follow":
             continue
         if field in needs and not value:
-            yield _mistake(f"stream.{field}", "", f'is needed where stream.source is "{stream.source}"', "set it")
+            yield conflict(f"stream.{field}", "", f'is needed where stream.source is "{stream.source}"', "set it")
         elif value and field not in needs and not (field == "path" and stream.is_own):
-            yield _mistake(f"stream.{field}", value, f'has no effect while stream.source is "{stream.source}"',
+            yield conflict(f"stream.{field}", value, f'has no effect while stream.source is "{stream.source}"',
                            "leave it out")
     if bool(stream.key) != bool(stream.label_window_s):
         missing = "stream.label_window_s" if stream.key else "stream.key"
-        yield _mistake(missing, "", "labels are joined by stream.key within stream.label_window_s", "set both or none")
+        yield conflict(missing, "", "labels are joined by stream.key within stream.label_window_s", "set both or none")
     if stream.key and not stream.time_column and stream.source not in ("kafka", "nats"):
-        yield _mistake("stream.time_column", "", "labels are joined within a time, and the records have none", "set it")
+        yield conflict("stream.time_column", "", "labels are joined within a time, and the records have none", "set it")
     if stream.key and spec.model.tasks:
-        yield _mistake("stream.key", stream.key, "joins one label, and the model has [[model.tasks]]",
+        yield conflict("stream.key", stream.key, "joins one label, and the model has [[model.tasks]]",
                        "send rows with their labels")
     if spec.model.kind == "two_tower" or spec.model.has_sequences:
-        yield _mistake("stream.source", stream.source, f'model.kind = "{spec.model.kind}" cannot follow a stream',
+        yield conflict("stream.source", stream.source, f'model.kind = "{spec.model.kind}" cannot follow a stream',
                        "a model of pooled tables and one score")
     if train.decay != "none" and not train.decay_steps:
-        yield _mistake("train.decay", train.decay, "ends with the run, and a stream has no end",
+        yield conflict("train.decay", train.decay, "ends with the run, and a stream has no end",
                        "set train.decay_steps, or leave it out")
-
-
-def _mistake(field: str, value: object, what: str, fix: str) -> Mistake:
-    return Mistake(where="", field=field, value=str(value), what=what, fix=fix)

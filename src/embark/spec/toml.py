@@ -1,10 +1,12 @@
-"""A spec as TOML text: written, as a commented starter, as a reference page, and which line a field stands on."""
+"""A spec as TOML text: written, as a commented starter, as a reference page, and which line a field stands on; the
+presets."""
 
 import re
 import shlex
-from collections.abc import Iterator, Mapping
+import tomllib
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
-from functools import lru_cache
+from functools import lru_cache, partial
 from pathlib import Path
 from typing import Any, get_args
 
@@ -12,9 +14,21 @@ import tomli_w
 from pydantic import BaseModel, ValidationError
 
 from embark.spec.model import ModelSpec, Table
-from embark.spec.presets import ABOUT, PRESETS
 from embark.spec.run import RunSpec
 from embark.spec.tasks import Task
+
+_TABLES: dict[str, dict[str, Any]] = tomllib.loads(
+    Path(__file__).with_name("presets.toml").read_text(encoding="utf-8"))
+ABOUT: dict[str, str] = {name: table.pop("about") for name, table in _TABLES.items()}
+"""A sentence on each preset."""
+
+
+def _preset(name: str) -> RunSpec:
+    return RunSpec.model_validate({"name": name, **_TABLES[name]})
+
+
+PRESETS: dict[str, Callable[[], RunSpec]] = {name: partial(_preset, name) for name in _TABLES}
+
 
 _ARRAY = re.compile(r"^(\S+ = )\[\n((?:    .*,\n)+)\]$", re.MULTILINE)
 _HEADER = re.compile(r"^\s*(\[{1,2})\s*([^\[\]]+?)\s*\]{1,2}\s*(#.*)?$")
@@ -22,10 +36,8 @@ _KEY = re.compile(r"^\s*([A-Za-z0-9_.\"'-]+?)\s*=")
 
 
 def to_toml(spec: RunSpec, *, only_set: bool = False) -> str:
-    """The resolved spec; fields without a value are left out, TOML having no null.
-
-    With `only_set`, only the fields that the user set, so that the reader still sees which ones those are.
-    """
+    """Write the spec as TOML; fields without a value are left out, TOML having no null. With `only_set`, only the
+    fields that the user set."""
     values = spec.model_dump(mode="json", exclude_none=True, exclude_unset=only_set)
     values = {"name": spec.name, **{key: value for key, value in values.items() if value != {}}}
     # tomli_w writes each element on its own line, and escapes line breaks in strings.
@@ -37,10 +49,8 @@ def to_toml(spec: RunSpec, *, only_set: bool = False) -> str:
 
 
 def line_of(text: str, field: str) -> int:
-    """The line of `field` (`model.tables.2.rows`), of the nearest section that contains it, or 1.
-
-    tomllib keeps no positions, so the text is scanned.
-    """
+    """Return the line of `field` (`model.tables.2.rows`), of the nearest section that contains it, or 1. tomllib keeps
+    no positions, so the text is scanned."""
     lines = _field_lines(text)
     parts = field.split(".")
     names = (".".join(parts[:length]) for length in range(len(parts), 0, -1))
@@ -48,7 +58,7 @@ def line_of(text: str, field: str) -> int:
 
 
 def flatten(values: Mapping[str, Any], above: str = "") -> dict[str, Any]:
-    """Dotted names and their values; lists stay whole."""
+    """Return dotted names and their values; lists stay whole."""
     flat: dict[str, Any] = {}
     for name, value in values.items():
         flat |= flatten(value, f"{above}{name}.") if isinstance(value, Mapping) else {f"{above}{name}": value}
@@ -56,7 +66,7 @@ def flatten(values: Mapping[str, Any], above: str = "") -> dict[str, Any]:
 
 
 def inline(value: object) -> str:
-    """A TOML value on one line."""
+    """Write a TOML value on one line."""
     if isinstance(value, Mapping):
         return "{" + ", ".join(f"{name} = {inline(v)}" for name, v in value.items()) + "}"
     if isinstance(value, list):
@@ -65,8 +75,8 @@ def inline(value: object) -> str:
 
 
 def starter(preset: str, path: Path | None = None) -> str:
-    """The preset as TOML, to be written to `path`: what it sets, each field under a comment. The run has the file's
-    name, where that can be one."""
+    """Write the preset as TOML for `path`: what it sets, each field under a comment. The run gets the file's name if
+    that can be one."""
     spec, path = PRESETS[preset](), path or Path(f"{preset}.toml")
     name = spec.name
     with suppress(ValidationError):
@@ -80,7 +90,7 @@ def starter(preset: str, path: Path | None = None) -> str:
 
 
 def reference() -> str:
-    """Every field of a spec as a page of Markdown."""
+    """Write every field of a spec as a page of Markdown."""
     lines = ["# The spec, field by field", "",
              "TOML in. Unknown keys are errors; `--set section.field=value` overrides any of them.", ""]
     for name, info in RunSpec.model_fields.items():
@@ -105,7 +115,7 @@ def _inner_sections(section: type[BaseModel]) -> Iterator[tuple[str, type[BaseMo
 
 
 def section_in(annotation: Any) -> type[BaseModel] | None:
-    """The section that a field is, or may be beside a plain value."""
+    """Return the section that a field is, or may be beside a plain value."""
     return next((one for one in (annotation, *get_args(annotation))
                  if isinstance(one, type) and issubclass(one, BaseModel)), None)
 

@@ -1,16 +1,59 @@
-"""`[train]`: how the model is trained."""
+"""`[train]`: how the model is trained, by which held-out metrics, and with which defaults that the data decides."""
 
-from typing import Literal
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING, Any, Literal
 
 from pydantic import Field, NonNegativeInt, PositiveInt
 
-from embark.spec.held_out_metrics import HeldOutMetric
+from embark.errors import Mistake
 from embark.spec.model import TableDtype, TableOptimizer, TableSharding
 from embark.spec.section import Section
+from embark.spec.tasks import main_task
+
+if TYPE_CHECKING:
+    from embark.spec.model import ModelSpec
+    from embark.spec.run import RunSpec
+
+HeldOutMetric = Literal["auc", "log_loss", "normalized_entropy", "recall_at_k", "ndcg_at_k", "hit_at_k"]
+RANKING_METRICS: tuple[HeldOutMetric, ...] = ("recall_at_k", "ndcg_at_k", "hit_at_k")
+
+
+def measured_metrics(model: ModelSpec) -> tuple[HeldOutMetric, ...]:
+    """Return the metrics of an evaluation of this model, the default one first."""
+    if model.kind == "two_tower":
+        return RANKING_METRICS
+    if model.is_next_item:
+        return ("auc", "log_loss", *RANKING_METRICS)
+    if model.tasks and main_task(model.tasks) < 0:  # no task is binary
+        return ("log_loss",)
+    return ("auc", "log_loss", "normalized_entropy")
+
+
+def metric_mistake(model: ModelSpec, field: str, metric: HeldOutMetric) -> Mistake | None:
+    """Find out whether a field names a metric that the model does not have."""
+    measured = measured_metrics(model)
+    if metric in measured:
+        return None
+    of_what = "tasks of which none is binary" if measured == ("log_loss",) else f'model.kind = "{model.kind}"'
+    return Mistake("", field, metric, f"is not measured of {of_what}", f"use {', '.join(measured)}")
+
+
+def metric_mistakes(spec: RunSpec) -> Iterator[Mistake]:
+    """Find fields that name such a metric; one that is not used may have its default."""
+    train, store = spec.train, spec.store
+    for field, metric, is_used in (("train.early_stopping_metric", train.early_stopping_metric,
+                                    train.early_stopping_patience > 0),
+                                   ("store.best_by", store.best_by, store.keep_best > 0)):
+        mistake = metric_mistake(spec.model, field, metric)
+        if mistake is not None and (is_used or metric in RANKING_METRICS):
+            yield mistake
 
 
 class TrainSpec(Section):
-    """Batch size, schedule, optimizers, precision, sharding."""
+    """`[train]`: batch size, schedule, optimizers, precision, sharding."""
 
     batch_size: PositiveInt = 2048
     """Global batch size: samples per step over all ranks. If left out, less on little data: 400 steps an epoch."""
@@ -78,3 +121,58 @@ class TrainSpec(Section):
     """A run (its directory, its name under `store.root` or its URI; `@STEP` or `@best` for a checkpoint of it) whose
     newest complete checkpoint gives a new run its tables and dense weights; optimizer state and steps begin anew. A run
     that resumes does not read it."""
+
+
+def divides(batch_size: int, num_ranks: int) -> bool:
+    """Tell whether every rank gets the same number of samples."""
+    return batch_size % num_ranks == 0
+
+
+def batch_mistakes(batch_size: int, num_ranks: int | Sequence[int], ranks: str = "ranks") -> list[Mistake]:
+    """Find out whether `train.batch_size` divides over so many ranks, or over each of several numbers of them, as an
+    elastic run may have. `ranks`: what they are called there."""
+    counts = [num_ranks] if isinstance(num_ranks, int) else list(num_ranks)
+    wrong = [count for count in counts if not divides(batch_size, count)]
+    if not wrong:
+        return []
+    each = math.lcm(*counts)
+    lower = batch_size // each * each
+    sizes = " or ".join(str(size) for size in (lower, lower + each) if size)
+    also = f", and the run may have {counts[0]} to {counts[-1]}" if len(counts) > 1 else ""
+    return [Mistake("", "train.batch_size", str(batch_size), f"does not divide over {wrong[0]} {ranks}{also}",
+                    f"use {sizes}")]
+
+
+# Trials behind these numbers: bench/LOG.md, by bench/defaults.py.
+LARGEST_BATCH, SMALLEST_BATCH = 2048, 64
+STEPS_PER_EPOCH = 400  # At least so many, where that leaves a batch of SMALLEST_BATCH.
+ADAM_RATE = 0.001
+MAX_WARMUP_STEPS, WARMUP_SHARE = 100, 4
+"""Adagrad's first steps move every weight by the full rate. In a bottom MLP that reads few columns they kill the ReLUs:
+the model then ignores its dense columns for good. A quarter of an epoch, at most 100 steps, of warm-up prevents it."""
+
+
+def suited_batch(num_train_samples: int) -> int:
+    """Return a batch size for so many samples: a power of two, unless there are fewer samples than that."""
+    wanted = max(1, num_train_samples // STEPS_PER_EPOCH)
+    suited = min(LARGEST_BATCH, max(SMALLEST_BATCH, 1 << (wanted.bit_length() - 1)))
+    return max(1, min(suited, num_train_samples))
+
+
+def with_train_defaults(spec: RunSpec, num_train_samples: int) -> RunSpec:
+    """Fill in the fields of `[train]` that the spec leaves out and the data decides; a second call changes nothing. The
+    batch stays as it is for retrieval and for the next item, where the samples of a batch are each other's negatives,
+    and for a stream, whose samples nobody has counted."""
+    train, named, changes = spec.train, spec.train.model_fields_set, dict[str, Any]()
+    has_own_batch = spec.stream.is_on or spec.model.kind == "two_tower" or spec.model.is_next_item
+    if "batch_size" not in named and not has_own_batch:
+        changes["batch_size"] = suited_batch(num_train_samples)
+    has_own_rate = not named.isdisjoint({"learning_rate", "dense_learning_rate"})
+    if train.dense_optimizer == "adam" and not has_own_rate:
+        changes["dense_learning_rate"] = ADAM_RATE
+    is_abrupt = train.dense_optimizer == "adagrad" and spec.model.num_dense > 0
+    if is_abrupt and not (has_own_rate or has_own_batch or "warmup_steps" in named):
+        # Not by the number of steps to train: a run that is continued for longer must have the same.
+        num_steps = num_train_samples // changes.get("batch_size", train.batch_size)
+        changes["warmup_steps"] = min(MAX_WARMUP_STEPS, num_steps // WARMUP_SHARE)
+    return spec.model_copy(update={"train": train.model_copy(update=changes)}) if changes else spec

@@ -5,13 +5,14 @@ from typing import TYPE_CHECKING, Annotated
 
 from pydantic import Field, NonNegativeInt, PositiveInt
 
-from embark.errors import Mistake, nearest
+from embark.errors import Mistake, conflict, nearest
 from embark.spec.section import Section
 
 if TYPE_CHECKING:
     from embark.spec.model import ModelSpec
     from embark.spec.run import RunSpec
 
+SECTION = "model.two_tower"
 TowerLayers = Annotated[tuple[Annotated[int, Field(gt=0, le=2**20)], ...], Field(strict=False, max_length=100)]
 TableNames = Annotated[tuple[str, ...], Field(strict=False, max_length=10_000)]
 
@@ -47,34 +48,33 @@ class TwoTowerSpec(Section):
 
 
 def is_item_table(model: "ModelSpec", name: str) -> bool:
-    """Whether the item tower has this table."""
+    """Tell whether the item tower has this table."""
     return name == model.two_tower.item or name in model.two_tower.item_tables
 
 
 def two_tower_mistakes(spec: "RunSpec") -> Iterator[Mistake]:
-    """What is wrong with `[model.two_tower]`, and with what two towers do not have."""
+    """Find conflicts of `[model.two_tower]`, and fields that two towers do not have."""
     model, two = spec.model, spec.model.two_tower
     if not spec.data.label and (model.kind != "two_tower" or spec.data.kind == "prepared"):
-        yield Mistake("", "data.label", "", "only two towers on data.kind = \"columns\" do without a label",
-                      "name the column that holds 0 or 1")
+        yield conflict("data.label", "", 'only two towers on data.kind = "columns" do without a label',
+                       "name the column that holds 0 or 1")
     if model.kind != "two_tower":
-        for field in sorted(two.model_fields_set):
-            if getattr(two, field) != TwoTowerSpec.model_fields[field].default:
-                yield _mistake(field, getattr(two, field), f'has no effect while model.kind is "{model.kind}"',
-                               'set model.kind = "two_tower"')
+        yield from two.unused(SECTION, sorted(two.model_fields_set), f'while model.kind is "{model.kind}"',
+                              'set model.kind = "two_tower"')
         return
     if not two.item:
-        yield _mistake("item", "", "two towers need to know the items", "name the table whose ids are the items")
+        yield conflict(f"{SECTION}.item", "", "two towers need to know the items",
+                       "name the table whose ids are the items")
     if two.num_item_dense > model.num_dense:
-        yield _mistake("num_item_dense", two.num_item_dense, f"is more than model.num_dense = {model.num_dense}",
-                       "make it smaller")
+        yield conflict(f"{SECTION}.num_item_dense", two.num_item_dense,
+                       f"is more than model.num_dense = {model.num_dense}", "make it smaller")
     if model.gives_tables:
         yield from _table_mistakes(model)
     if model.dropout:
-        yield Mistake("", "model.dropout", str(model.dropout), "has no effect on two towers", "leave it out")
+        yield conflict("model.dropout", model.dropout, "has no effect on two towers", "leave it out")
     if spec.train.engine == "cuda_graph":
-        yield Mistake("", "train.engine", spec.train.engine, "the CUDA-graph engine does not train two towers",
-                      'use "pipeline" or "auto"')
+        yield conflict("train.engine", spec.train.engine, "the CUDA-graph engine does not train two towers",
+                       'use "pipeline" or "auto"')
 
 
 def _table_mistakes(model: "ModelSpec") -> Iterator[Mistake]:
@@ -82,14 +82,15 @@ def _table_mistakes(model: "ModelSpec") -> Iterator[Mistake]:
     for field, names in (("item", (two.item,)), ("user", (two.user,)), ("item_tables", two.item_tables)):
         for name in names:
             if name and name not in tables:
-                yield _mistake(field, name, "is no table", nearest(name, list(tables)))
+                yield conflict(f"{SECTION}.{field}", name, "is no table", nearest(name, list(tables)))
     for field, name in (("item", two.item), ("user", two.user)):
         if name in tables and tables[name].multi_hot > 1:
-            yield _mistake(field, name, "has several ids per sample", "name a table with one id per sample")
+            yield conflict(f"{SECTION}.{field}", name, "has several ids per sample",
+                           "name a table with one id per sample")
     if two.user and is_item_table(model, two.user):
-        yield _mistake("user", two.user, "belongs to the item tower", "name a table of the user tower")
+        yield conflict(f"{SECTION}.user", two.user, "belongs to the item tower", "name a table of the user tower")
     if all(is_item_table(model, name) for name in tables) and model.num_dense == two.num_item_dense:
-        yield _mistake("item_tables", list(two.item_tables), "leaves the user tower without a feature",
+        yield conflict(f"{SECTION}.item_tables", list(two.item_tables), "leaves the user tower without a feature",
                        "leave the user's tables out")
     widths = {}
     for tower, layers, num_dense in (("user", two.user_layers, model.num_dense - two.num_item_dense),
@@ -97,14 +98,11 @@ def _table_mistakes(model: "ModelSpec") -> Iterator[Mistake]:
         own = {table.dim or 0 for table in tables.values() if is_item_table(model, table.name) == (tower == "item")}
         if not layers and (num_dense > 0 or len(own) > 1):
             what = f"the {tower} tower has " + ("dense features" if num_dense > 0 else "rows of several widths")
-            yield _mistake(f"{tower}_layers", list(layers), f"{what}, which need a layer",
+            yield conflict(f"{SECTION}.{tower}_layers", list(layers), f"{what}, which need a layer",
                            f"such as [{model.embedding_dim}]")
         elif layers or own:
             widths[tower] = layers[-1] if layers else own.pop()
     if len(set(widths.values())) > 1:
-        yield _mistake("item_layers", list(two.item_layers), f"the item tower's vectors are {widths['item']} wide, the "
-                       f"user tower's {widths['user']}", "end both with the same width")
-
-
-def _mistake(field: str, value: object, what: str, fix: str) -> Mistake:
-    return Mistake(where="", field=f"model.two_tower.{field}", value=str(value), what=what, fix=fix)
+        yield conflict(f"{SECTION}.item_layers", list(two.item_layers),
+                       f"the item tower's vectors are {widths['item']} wide, the user tower's {widths['user']}",
+                       "end both with the same width")

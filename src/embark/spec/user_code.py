@@ -34,7 +34,7 @@ def file_of(kind: str) -> str:
 
 
 def with_code(spec: "RunSpec", folder: Path) -> "RunSpec":
-    """The spec with the text of the files that its kinds name, in `folder`; from then on it needs no file."""
+    """Read the files that the kinds of the spec name into it; from then on it needs no file."""
     found: dict[str, Any] = {}
     mistakes: list[Mistake] = []
     for name, field, guide in _OWN_FIELDS:
@@ -58,7 +58,7 @@ def with_code(spec: "RunSpec", folder: Path) -> "RunSpec":
 
 
 def _code_mistakes(section: str, field: str, kind: str, code: str) -> Iterator[Mistake]:
-    """What can be checked without running it."""
+    """Find what can be wrong with the code without running it."""
     if not is_own(kind):
         if code:
             what = f'has no effect while {section}.{field} is "{kind}"'
@@ -109,8 +109,8 @@ def load_user_class(kind: str, code: str) -> type[Any]:
     return found
 
 
-def place_of(function: Callable[..., Any]) -> str:
-    """The file and line where it is written."""
+def location_of(function: Callable[..., Any]) -> str:
+    """Return the file and line where a function is written."""
     function = inspect.unwrap(function)
     if code := getattr(function, "__code__", None):
         return f"{code.co_filename}:{code.co_firstlineno}"
@@ -120,7 +120,7 @@ def place_of(function: Callable[..., Any]) -> str:
 
 @contextmanager
 def user_errors() -> Iterator[None]:
-    """Raise what a user's file raises as one of ours."""
+    """Raise what a user's file raises as one of Embark's errors."""
     try:
         yield
     except EmbarkError:
@@ -133,7 +133,8 @@ def user_errors() -> Iterator[None]:
 
 @contextmanager
 def user_call(where: str, signature: str) -> Iterator[None]:
-    """One call into a user's file: an exit in it, and arguments that it does not take, are errors of the file."""
+    """Explain one call into a user's file: an exit in it, and arguments that it does not take, are errors of the
+    file."""
     try:
         yield
     except (SystemExit, TypeError) as error:
@@ -146,7 +147,8 @@ def user_call(where: str, signature: str) -> Iterator[None]:
 
 
 def user_error(error: BaseException) -> UserError | None:
-    """An error that was raised in a user's file, or in what it called, by its file and line; None for any other."""
+    """Describe an error that was raised in a user's file, or in what it called, by its file and line; None for any
+    other."""
     frames = [frame for frame in traceback.extract_tb(error.__traceback__) if frame.filename in _loaded]
     if isinstance(error, SyntaxError) and error.filename in _loaded:
         return UserError(f"{error.filename}:{error.lineno}: {error.msg}", fix=f"correct {error.filename}")

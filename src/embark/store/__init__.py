@@ -1,6 +1,6 @@
 """Object stores behind one interface, the run directory, checkpoints, retention, retries. May import spec and below."""
 
-from embark.store.atomic_file import write_atomic
+from embark.store.atomic_file import set_in_file, write_atomic
 from embark.store.checkpoint_store import (
     Checkpoint,
     CheckpointStore,
@@ -10,10 +10,8 @@ from embark.store.checkpoint_store import (
     metric_of,
     reasons_by_spec,
 )
-from embark.store.object_store import Entry, ObjectStore
-from embark.store.opening import open_store
+from embark.store.object_store import Entry, ObjectStore, open_store
 from embark.store.run_dir import RunDir, find_run, first_free_run, run_uri
-from embark.store.spec_file import set_in_file
 
 __all__ = [
     "Checkpoint", "CheckpointStore", "ChecksumWriter", "Entry", "FileChecksum", "ObjectStore", "RunDir",

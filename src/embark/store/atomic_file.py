@@ -1,15 +1,19 @@
-"""Files that appear complete or not at all."""
+"""Files that appear complete or not at all, and a spec's file that is edited in place."""
 
 import errno
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import BinaryIO
 from uuid import uuid4
 
+from embark.errors import UserError
+from embark.spec import load_spec
+from embark.spec.load import set_in_text
+
 SCRATCH_SUFFIX = ".embark-part"
-NO_LINKS = (errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK)  # As buckets that are mounted answer.
+NO_LINKS = (errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK)  # Mounted buckets have none.
 
 
 def write_atomic(path: Path, text: str) -> None:
@@ -20,7 +24,7 @@ def write_atomic(path: Path, text: str) -> None:
 
 @contextmanager
 def scratch_for(path: Path) -> Iterator[Path]:
-    """A file beside `path` that is renamed to it, durably, when the block succeeds; otherwise it is deleted."""
+    """Give a file beside `path` that is renamed to it, durably, when the block succeeds, and is deleted otherwise."""
     scratch = _scratch(path)
     try:
         yield scratch
@@ -32,7 +36,7 @@ def scratch_for(path: Path) -> Iterator[Path]:
 
 
 def make_directory(path: Path) -> None:
-    """Create it and those above it that are missing, durably."""
+    """Create a directory and those above it that are missing, durably."""
     if path.is_dir():
         return
     make_directory(path.parent)
@@ -41,7 +45,8 @@ def make_directory(path: Path) -> None:
 
 
 def create_atomic(path: Path, data: bytes) -> bool:
-    """Create the file, durably; False where it exists. Of processes that try at once one succeeds, over NFS too."""
+    """Create the file, durably; returns False if it exists. If several processes try at once, one succeeds, over NFS
+    too."""
     scratch = _scratch(path)
     try:
         scratch.write_bytes(data)
@@ -84,3 +89,20 @@ def _sync(path: Path) -> None:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
+
+
+def set_in_file(path: Path, sets: Sequence[str]) -> tuple[str, ...]:
+    """Write `key=value` settings into a TOML spec, whose comments and order stay; returns the lines that are new.
+
+    A setting that `load_spec` refuses raises before anything is written.
+    """
+    if not path.is_file():
+        raise UserError(f"{path}: no such file", fix="`embark init` writes a starter spec")
+    load_spec(str(path), sets)
+    text, lines = set_in_text(path.read_text(encoding="utf-8"), sets, where=str(path))
+    if lines:
+        try:
+            write_atomic(path, text)
+        except OSError as error:
+            raise UserError(f"{path}: {error.strerror}", fix="make the file writable, or copy it") from error
+    return lines

@@ -24,7 +24,7 @@ from embark.store.object_store import ObjectStore, for_each_parallel
 INDEX = "index.json"
 NUM_FILES = 4  # Files that a rank writes in parallel.
 WRITE_BYTES = 4 << 20
-"""Of an array at a time: what was just hashed is still in the processor's cache when it is written."""
+"""How much of an array is hashed and written at a time: what was just hashed is still in the processor's cache."""
 DTYPES = {f"{kind}{bits}" for kind, all_bits in (("int", (8, 16, 32, 64)), ("uint", (8, 16, 32, 64)),
                                                  ("float", (16, 32, 64))) for bits in all_bits} | {"bool", "bfloat16"}
 Array = NDArray[Any]
@@ -33,7 +33,7 @@ Size = Annotated[int, Field(strict=True, ge=0)]
 
 @dataclass(frozen=True, slots=True)
 class ChunkEntry:
-    """A box of a tensor, and where it lies."""
+    """A box of a tensor, and its bytes in a file."""
 
     offsets: tuple[Size, ...]
     sizes: tuple[Size, ...]
@@ -67,12 +67,12 @@ class TensorEntry:
 
     @property
     def stored(self) -> np.dtype[Any]:
-        """Of the numbers in the file. NumPy has no bfloat16, whose bits are the upper half of a float32's."""
+        """Type of the numbers in the file. NumPy has no bfloat16, whose bits are the upper half of a float32's."""
         return np.dtype("uint16" if self.dtype == "bfloat16" else self.dtype).newbyteorder("<")
 
     @property
     def array_dtype(self) -> np.dtype[Any]:
-        """Of the arrays that are read: bfloat16 is read as float32, which holds all its values."""
+        """Type of the arrays that are read: bfloat16 is read as float32, which holds all its values."""
         return np.dtype("float32" if self.dtype == "bfloat16" else self.dtype)
 
 
@@ -93,7 +93,7 @@ class Index:
                 raise ValueError(f"{name}: {num_saved:,} bytes in its chunks instead of {entry.num_bytes:,}")
 
     def to_json(self) -> bytes:
-        """What `read_index` reads back."""
+        """Serialize the index for `read_index`."""
         return _INDEX.dump_json(self) + b"\n"
 
 
@@ -101,7 +101,7 @@ _INDEX = TypeAdapter(Index)
 
 
 def read_index(text: bytes, where: str) -> Index:
-    """The index in `text`; one that Embark did not write, or that was changed since, is refused."""
+    """Parse an index; one that Embark did not write, or that was changed since, is refused."""
     try:
         return _INDEX.validate_json(text)
     except ValidationError as error:
@@ -123,7 +123,7 @@ class TensorChunk:
 
 
 def unsharded(name: str, values: Array) -> TensorChunk:
-    """A complete tensor."""
+    """Make a chunk of a complete tensor."""
     return TensorChunk(name, values.shape, (0,) * values.ndim, values)
 
 
@@ -152,7 +152,7 @@ def write_pieces(
 
 
 def merge_entries(parts: Iterable[Mapping[str, TensorEntry]]) -> dict[str, TensorEntry]:
-    """All chunks of every tensor."""
+    """Collect all chunks of every tensor."""
     chunks: dict[str, list[ChunkEntry]] = {}
     forms: dict[str, tuple[str, tuple[int, ...]]] = {}
     for part in parts:
@@ -170,7 +170,7 @@ def _bytes_of(pieces: Sequence[TensorChunk]) -> Iterator[memoryview]:
 
 
 class CheckpointArrays:
-    """The arrays of one checkpoint, to be read in any cut."""
+    """The arrays of one checkpoint, which can be read in any partition."""
 
     def __init__(self, store: ObjectStore, folder: str) -> None:
         self._store, self._folder = store, folder
@@ -178,7 +178,7 @@ class CheckpointArrays:
         self.entries = read_index(store.read(path), store.where(path)).tensors
 
     def refuse_beyond_files(self) -> None:
-        """Before arrays are allocated by the index alone: it may be damaged or forged."""
+        """Refuse an index that may be damaged or forged, before arrays are allocated by it."""
         sizes = {entry.path: entry.size_bytes for entry in self._store.list(self._folder)}
         for name, entry in self.entries.items():
             for chunk in entry.chunks:
@@ -187,7 +187,7 @@ class CheckpointArrays:
                                 fix="it was damaged, or another program wrote it: use another checkpoint")
 
     def entry(self, name: str, size: tuple[int, ...] | None = None) -> TensorEntry:
-        """A tensor that the model has, and of the size that it has there."""
+        """Return the entry of a tensor; one that is missing, or of another size than the model's, is refused."""
         if name not in self.entries:
             raise of_another_model(f"it has no {name}")
         entry = self.entries[name]
@@ -196,11 +196,11 @@ class CheckpointArrays:
         return entry
 
     def tensor(self, name: str, size: tuple[int, ...]) -> Array:
-        """A complete tensor."""
+        """Read a complete tensor."""
         return self.read_into(name, (0,) * len(size), np.zeros(size, self.entry(name, size).array_dtype))
 
     def rows(self, name: str, first: int, stop: int) -> Array:
-        """Rows `first` to `stop`; a scalar is one row."""
+        """Read rows `first` to `stop`; a scalar is one row."""
         entry = self.entry(name)
         into = np.zeros((stop - first, *entry.size[1:]), entry.array_dtype)
         return self.read_into(name, (first, *(0 for _ in entry.size[1:])), into)
@@ -232,7 +232,8 @@ class CheckpointArrays:
         return into
 
     def read_over(self, name: str, offsets: Sequence[int], into: Array, kept: Array | None = None) -> Array:
-        """The same, but for the rows of the tensor in `kept`, rising, and those that it does not have."""
+        """Fill `into` like `read_into`, but leave the rows in `kept`, in ascending order, and those that the tensor
+        does not have."""
         mine = np.empty(0, np.int64)
         if kept is not None:
             first, stop = np.searchsorted(kept, (offsets[0], offsets[0] + len(into)))
@@ -243,8 +244,9 @@ class CheckpointArrays:
         return into
 
     def rowwise_state(self, name: str, table: str, first: int, stop: int) -> Array:
-        """Row-wise Adagrad's one number a row, of rows `first` to `stop`. A table in column shards has one for each
-        row and shard, shard after shard; weighted by the shards' widths, their mean is that of the complete row."""
+        """Read row-wise Adagrad's one number for each of rows `first` to `stop`. A table in column shards has one
+        for each row and shard, shard after shard; weighted by the shards' widths, their mean is that of the complete
+        row."""
         saved = self.entry(table)
         widths_by_offset = {chunk.offsets[1]: chunk.sizes[1] for chunk in saved.chunks}
         widths = [widths_by_offset[offset] for offset in sorted(widths_by_offset)]
@@ -259,11 +261,12 @@ class CheckpointArrays:
 
 
 def table_weight(table: str, *, is_sequence: bool = False) -> str:
-    """The name of a table's weights, whichever library trained it. `is_sequence`: it is looked up row by row."""
+    """Return the name of a table's weights in a checkpoint, whichever library trained it. `is_sequence`: it is looked
+    up row by row."""
     return f"model.{'sequences.embeddings' if is_sequence else 'tables.embedding_bags'}.{table}.weight"
 
 
 def of_another_model(what: str) -> UserError:
-    """Of a checkpoint that does not fit the run."""
+    """Make the error for a checkpoint that does not fit the run."""
     return UserError(f"the checkpoint is of another model: {what}",
                      fix="take the spec that was saved with it, or start a run of another name")

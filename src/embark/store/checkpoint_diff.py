@@ -14,12 +14,12 @@ from embark.store.checkpoint_store import Checkpoint, CheckpointStore
 from embark.store.object_store import Progress
 from embark.store.run_dir import SPEC
 
-BLOCK_BYTES = 8 << 20  # Of each tensor at a time; about ten times as much is needed to compare them.
+BLOCK_BYTES = 8 << 20  # Compared at a time; that needs about ten times as much memory.
 
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """Something that has another value in each."""
+    """Something that has another value in each checkpoint."""
 
     what: str
     a: Any
@@ -35,13 +35,13 @@ class TensorChange:
     shape: tuple[int, ...]
     num_differing: int  # Elements whose bits differ.
     max_abs: float  # The largest difference of two finite elements.
-    max_relative: float  # The same over the larger of the two.
+    max_relative: float  # That difference over the larger of the two.
     num_not_finite: int  # Differing elements of which one or both are NaN or infinite.
 
 
 @dataclass(frozen=True, slots=True)
 class CheckpointDiff:
-    """From checkpoint `a` to `b`."""
+    """The differences of two checkpoints, from `a` to `b`."""
 
     a: int
     b: int
@@ -58,7 +58,7 @@ class CheckpointDiff:
 def diff_checkpoints(
     checkpoints: CheckpointStore, a: Checkpoint, b: Checkpoint, progress: Progress | None = None
 ) -> CheckpointDiff:
-    """Read both, a block at a time."""
+    """Compare two checkpoints, a block at a time."""
     arrays = [CheckpointArrays(checkpoints.store, one.name) for one in (a, b)]
     for of_one in arrays:
         of_one.refuse_beyond_files()
@@ -130,7 +130,7 @@ def _spec(checkpoints: CheckpointStore, checkpoint: Checkpoint) -> dict[str, Any
 
 
 def _plan(checkpoints: CheckpointStore, checkpoint: Checkpoint) -> dict[str, Any]:
-    """A line for each table and each rank, by its first word or by `rank N`."""
+    """Return a line for each table and each rank, by its first word or by `rank N`."""
     plan: dict[str, Any] = {}
     for line in _text(checkpoints, checkpoint, "plan.txt").splitlines():
         name, _, rest = " ".join(line.split()).partition(": " if line.startswith("rank ") else " ")

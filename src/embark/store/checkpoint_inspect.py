@@ -1,6 +1,8 @@
-"""A run's checkpoints: which are complete, damaged or unfinished, why each is kept, and which to prune."""
+"""A run's checkpoints: which are complete, damaged or unfinished, why each is kept, which to prune, and which one a
+person names."""
 
 import math
+import re
 import tomllib
 from collections import defaultdict
 from collections.abc import Callable, Sequence
@@ -8,7 +10,8 @@ from dataclasses import dataclass, field, replace
 from typing import Literal
 
 from embark.errors import UserError
-from embark.spec import StoreSpec, resolve
+from embark.spec import RunSpec, StoreSpec, resolve
+from embark.spec.run import DATA, KEY
 from embark.store.checkpoint_store import (
     CHECKPOINT_NAME,
     COMMIT_FILE,
@@ -41,8 +44,8 @@ class CheckpointInfo:
     metric: float | None = None
     metric_step: int | None = None  # The step at which the metric was measured: at or before the save.
     kept: tuple[Reason, ...] = ()
-    damage: tuple[str, ...] = ()  # Of what is loaded: the run does not resume from it.
-    changed_texts: tuple[str, ...] = ()  # Of `spec.toml` and `plan.txt`: it resumes all the same.
+    damage: tuple[str, ...] = ()  # Arrays that are damaged: the run does not resume from it.
+    changed_texts: tuple[str, ...] = ()  # `spec.toml` or `plan.txt` if they changed: the run resumes all the same.
     uri: str = ""
     committed: Checkpoint | None = field(default=None, repr=False)
 
@@ -55,20 +58,20 @@ class CheckpointList:
     best_by: str | None  # The metric by which the best are kept.
     checkpoints: tuple[CheckpointInfo, ...]
     rules: StoreSpec | None = field(repr=False)
-    """The run's own `[store]`; without it nothing is known about what to keep."""
+    """The run's `[store]`; without it nothing is known about what to keep."""
     rules_error: str = ""  # Why there are no rules.
     held_by: str = ""  # The process that trains the run.
 
     @property
     def size_bytes(self) -> int:
-        """What `verify` reads."""
+        """Bytes that `verify` reads."""
         return sum(one.committed.num_bytes for one in self.checkpoints if one.committed)
 
     def num(self, state: State) -> int:
         return sum(one.state == state for one in self.checkpoints)
 
     def committed(self, step: int) -> Checkpoint:
-        """The committed checkpoint of `step`, or a UserError."""
+        """Return the committed checkpoint of `step`, or raise a UserError."""
         for one in self.checkpoints:
             if one.step == step and one.committed:
                 return one.committed
@@ -76,7 +79,8 @@ class CheckpointList:
         raise UserError(f"step {step}: no committed checkpoint", fix=f"committed steps: {steps}")
 
     def best(self) -> Checkpoint:
-        """The best of early stopping; of a run without it, by `store.best_by` of those evaluated when saved."""
+        """Return the best checkpoint by early stopping; without it, by `store.best_by` of those evaluated when
+        saved."""
         committed = [one for one in self.checkpoints if one.committed]
         if committed and (step := best_step_of(committed[-1].committed)):  # type: ignore[arg-type]
             return self.committed(step)
@@ -117,7 +121,7 @@ class PruneResult:
 
 
 def list_checkpoints(run: RunDir | str) -> CheckpointList:
-    """A run's checkpoints, by names, sizes and commit files; no tensor is read."""
+    """List a run's checkpoints by names, sizes and commit files; no tensor is read."""
     run = find_run(run) if isinstance(run, str) else run
     files: dict[str, list[Entry]] = defaultdict(list)
     for entry in [*run.checkpoints.store.list(), *run.checkpoints.store.unfinished()]:
@@ -143,11 +147,8 @@ def verify(run: RunDir, listed: CheckpointList, progress: Progress | None = None
 
 
 def decide_pruning(listed: CheckpointList, now_s: float) -> PruneResult:
-    """What pruning would remove under the run's own rules.
-
-    A damaged checkpoint does not count as kept, so that no complete one is removed for its sake; and it is left in
-    place, so that it can be examined.
-    """
+    """Decide what pruning would remove under the run's own rules. A damaged checkpoint does not count as kept, so that
+    no complete one is removed for its sake; it is left in place, so that it can be examined."""
     if not listed.rules:
         raise UserError(f"what to keep is not known: {listed.rules_error}",
                         fix="restore the run's spec.toml, whose [store] says it, or remove checkpoints by hand")
@@ -156,10 +157,11 @@ def decide_pruning(listed: CheckpointList, now_s: float) -> PruneResult:
     return PruneResult(listed.run, dry_run=True, checkpoints=decisions)
 
 
-def prune(run: RunDir, planned: PruneResult, tell: Callable[[str], None] = lambda _: None) -> PruneResult:
-    """Remove what was decided; raises `RunInUse` while a process trains the run. `tell` hears what is waited for."""
+def prune(run: RunDir, planned: PruneResult, notify: Callable[[str], None] = lambda _: None) -> PruneResult:
+    """Remove what was decided; raises `RunInUse` while a process trains the run. `notify` is called with what is waited
+    for."""
     if planned.removed:
-        lease = acquire(run.store, TTL_S, tell)
+        lease = acquire(run.store, TTL_S, notify)
         try:
             held = replace(run, lease=lease)
             for one in planned.removed:
@@ -219,7 +221,7 @@ def _rules_of(run: RunDir) -> tuple[StoreSpec | None, str]:
 def _verified(run: RunDir, one: CheckpointInfo, count: Callable[[int], None]) -> CheckpointInfo:
     if not one.committed:
         return one
-    damage, changed = (tuple(run.checkpoints.damages(one.committed, names, tell=count))
+    damage, changed = (tuple(run.checkpoints.damages(one.committed, names, on_bytes=count))
                        for names in (one.committed.array_files, one.committed.text_files))
     return replace(one, state="damaged" if damage else "committed", damage=damage, changed_texts=changed)
 
@@ -235,3 +237,56 @@ def _decide(one: CheckpointInfo, now_s: float, newest_commit_s: float) -> PruneD
         return PruneDecision(one.step, one.size_bytes, False,
                              f"unfinished, but modified {age_s / 60:.0f} min ago: its save may be in progress")
     return PruneDecision(one.step, one.size_bytes, True, "its save never finished")
+
+
+_AT = re.compile(r"(.+)@(\d+|best)")
+
+
+@dataclass(frozen=True, slots=True)
+class TrainedRun:
+    """A checkpoint, and the spec that was saved with it."""
+
+    run_dir: RunDir
+    checkpoint: Checkpoint
+    spec: RunSpec
+    best_step: int | None = None  # The best by early stopping, if that checkpoint exists.
+
+    @property
+    def fingerprint(self) -> str:
+        """Checksum of the data that the run was trained on."""
+        return str((self.checkpoint.values.get(KEY) or {}).get(DATA, ""))
+
+
+def find_trained(run: str, step: int | None = None, sets: Sequence[str] = ()) -> TrainedRun:
+    """Find the newest checkpoint of a run, or that of `step`; `RUN@best` and `RUN@STEP` name one too. `sets` are
+    `key=value` settings over its spec."""
+    run, which = split_run(run)
+    if which and step is not None:
+        raise UserError(f"{run}@{which} and step {step} name two checkpoints", fix="name one")
+    run_dir = find_run(run)
+    listed = list_checkpoints(run_dir)
+    committed = [one.committed for one in listed.checkpoints if one.committed]
+    if not committed:
+        raise UserError(f"{run_dir.uri}: has no checkpoint", fix="train it with store.checkpoint_at_end = true")
+    if which == "best":
+        checkpoint = listed.best()
+    else:
+        step = int(which) if which else step
+        checkpoint = committed[-1] if step is None else listed.committed(step)
+    store = run_dir.checkpoints.store
+    path = f"{checkpoint.name}/{SPEC}"
+    text = store.read(path).decode("utf-8", "replace")
+    try:
+        raw = tomllib.loads(text)
+    except tomllib.TOMLDecodeError as error:
+        raise UserError(f"{store.where(path)}: cannot be read: {error}",
+                        fix="name another checkpoint with --step; `embark checkpoints RUN` lists them") from None
+    best = best_step_of(committed[-1])
+    return TrainedRun(run_dir, checkpoint, resolve(raw, sets, where=store.where(path), text=text),
+                      best if best in {one.step for one in committed} else None)
+
+
+def split_run(word: str) -> tuple[str, str]:
+    """Split `RUN@best` and `RUN@12` into the run and its checkpoint; the second is empty for any other word."""
+    match = _AT.fullmatch(word)
+    return (match[1], match[2]) if match else (word, "")

@@ -20,7 +20,7 @@ def steps_between_saves(
     save_pause_s: float, save_cost_s: float, step_s: float, mtbf_s: float, grace_s: float, *,
     max_lost_s: float = MAX_LOST_S,
 ) -> Choice:
-    """The answer to `store.checkpoint_every = "auto"`.
+    """Choose the interval of `store.checkpoint_every = "auto"`.
 
     `save_pause_s` is how long training stands still in a save, `save_cost_s` how long it takes until the checkpoint
     is committed; they are the same unless it is written in the background. The pause is what saving costs, so it

@@ -22,7 +22,6 @@ from embark.store.errors import NotFound
 from embark.store.object_store import Entries, ObjectStore, Piece, for_each_parallel, normalize_path
 
 COMMIT_FILE = "commit.json"
-PIECE_BYTES = 16 * 2**20
 NUM_READERS = 4  # Files that are looked at side by side.
 EARLY_STOPPING = "early_stopping"  # In a commit record, where the run has it: its state, with the best step so far.
 Reason = Literal["newest", "every", "best"]
@@ -30,7 +29,7 @@ Reason = Literal["newest", "every", "best"]
 
 @dataclass(frozen=True, slots=True)
 class FileChecksum:
-    """What a file must be."""
+    """Size and checksum that a file must have."""
 
     size_bytes: int
     sha256: str
@@ -38,7 +37,7 @@ class FileChecksum:
 
 @dataclass(frozen=True, slots=True)
 class Checkpoint:
-    """One that was committed."""
+    """A committed checkpoint."""
 
     step: int
     files: Mapping[str, FileChecksum]
@@ -51,7 +50,7 @@ class Checkpoint:
 
     @property
     def array_files(self) -> list[str]:
-        """All but the texts, which loading does not need."""
+        """Files that loading needs: all but the texts."""
         return [name for name in self.files if name not in self.text_files]
 
     @property
@@ -64,23 +63,23 @@ class Checkpoint:
 
 
 class CheckpointStore:
-    """Where a run's checkpoints stand; with another `kind` than `step`, numbered folders of that name that are
-    committed in the same way, such as the versions of an exported model."""
+    """The checkpoints of a run or, with another `kind` than `step`, numbered folders of that name that are committed in
+    the same way, such as the versions of an exported model."""
 
     def __init__(self, store: ObjectStore, fence: Callable[[], None] = lambda: None, kind: str = "step") -> None:
         """`fence` raises where another process has taken the run over: then nothing is committed or removed."""
         self.store, self._fence, self._kind = store, fence, kind
 
     def committed(self) -> list[Checkpoint]:
-        """Those with a mark that can be read, oldest first."""
+        """List the checkpoints whose mark can be read, oldest first."""
         return sorted((c for c in map(self._read, self._marked()) if c), key=lambda c: c.step)
 
     def unreadable(self) -> list[int]:
-        """Steps that were committed, but whose mark cannot be read, or whose folder is a link to nothing."""
+        """List the steps that were committed, but whose mark cannot be read, or whose folder is a link to nothing."""
         return sorted(_step_of(name) for name in self._marked() if not self._read(name))
 
     def find(self, step: int) -> Checkpoint | None:
-        """That of a step, if it was committed and its mark can be read."""
+        """Return the checkpoint of a step, if it was committed and its mark can be read."""
         return self._read(self._name(step))
 
     def begin(self, step: int) -> None:
@@ -105,19 +104,19 @@ class CheckpointStore:
             self.store.write(mark, text.encode())
 
     def damage(self, checkpoint: Checkpoint, part: int = 0, num_parts: int = 1) -> str:
-        """What is wrong with its arrays, in a sentence; empty if nothing. Ranks share the work, some files each."""
+        """Describe the first damage of its arrays; empty if there is none. Ranks share the work, some files each."""
         return next(iter(self.damages(checkpoint, checkpoint.array_files[part::num_parts])), "")
 
     def damages(
-        self, checkpoint: Checkpoint, names: Sequence[str] | None = None, tell: Callable[[int], None] | None = None
+        self, checkpoint: Checkpoint, names: Sequence[str] | None = None, on_bytes: Callable[[int], None] | None = None
     ) -> list[str]:
-        """Each file that is not what the mark says, in a sentence. `tell` hears of the bytes as they are looked at; it
-        is called from several threads."""
+        """Describe each file that is not what the mark says. `on_bytes` gets the bytes as they are read, from several
+        threads."""
         looked_at = list(checkpoint.files) if names is None else names
         found: dict[str, str] = {}
 
         def look(name: str) -> None:
-            found[name] = self._damage_of(f"{checkpoint.name}/{name}", checkpoint.files[name], tell)
+            found[name] = self._damage_of(f"{checkpoint.name}/{name}", checkpoint.files[name], on_bytes)
 
         for_each_parallel(look, looked_at, NUM_READERS)
         return [found[name] for name in looked_at if found[name]]
@@ -129,7 +128,7 @@ class CheckpointStore:
         self.store.delete_prefix(self._name(step))
 
     def unfinished(self) -> list[int]:
-        """Steps whose save never ended: they have no mark."""
+        """List the steps whose save never ended: they have no mark."""
         names = {e.path.split("/")[0] for e in [*self.store.list(), *self.store.unfinished()]}
         return sorted(_step_of(name) for name in names - self._marked() if self._matches(name))
 
@@ -147,7 +146,8 @@ class CheckpointStore:
         return self.store.list(self._name(step))
 
     def _marked(self) -> set[str]:
-        """Names of steps with a mark. One that is no folder is a link to nothing: what it stands for is not known."""
+        """Return the names of steps with a mark. One that is no folder is a link to nothing: what it stands for is not
+        known."""
         places = (e.path.split("/") for e in self.store.list())
         return {name for name, *rest in places if rest in ([], [COMMIT_FILE]) and self._matches(name)}
 
@@ -161,23 +161,14 @@ class CheckpointStore:
         except (UserError, ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError):
             return None  # `UserError`: there is no mark, or it names a path outside of the folder
 
-    def _damage_of(self, path: str, mark: FileChecksum, tell: Callable[[int], None] | None) -> str:
-        digest = hashlib.sha256()
+    def _damage_of(self, path: str, mark: FileChecksum, on_bytes: Callable[[int], None] | None) -> str:
         try:
             actual = self.store.size(path)
             if actual != mark.size_bytes:
                 return f"{path}: {actual:,} bytes instead of {mark.size_bytes:,}"
-            # One buffer for all pieces: fresh memory costs more than the hashing.
-            buffer = memoryview(bytearray(min(PIECE_BYTES, actual)))
-            for start in range(0, actual, PIECE_BYTES):
-                piece = buffer[: actual - start]
-                self.store.read_into(path, start, piece)
-                digest.update(piece)
-                if tell:
-                    tell(len(piece))
+            return "" if self.store.sha256(path, actual, on_bytes) == mark.sha256 else f"{path}: its bytes changed"
         except NotFound as error:  # an outage is none: it must not cost a checkpoint
             return f"{path}: {error.what}"
-        return "" if digest.hexdigest() == mark.sha256 else f"{path}: its bytes changed"
 
 
 class ChecksumWriter:
@@ -202,7 +193,7 @@ class ChecksumWriter:
 
 
 def checkpoint_name(step: int, kind: str = "step") -> str:
-    """The folder of a step."""
+    """Return the name of the folder of a step."""
     return f"{kind}-{step:09d}"
 
 
@@ -220,7 +211,7 @@ def _step_of(name: str) -> int:
 
 
 def reasons_by_spec(store: StoreSpec, checkpoints: Sequence[Checkpoint]) -> dict[int, tuple[Reason, ...]]:
-    """Why `[store]` and early stopping keep each; one without a reason goes."""
+    """Return why `[store]` and early stopping keep each checkpoint; one without a reason is removed."""
     reasons = reasons_to_keep(
         {c.step: metric_of(store, c) for c in checkpoints}, keep_last=store.keep_checkpoints,
         keep_every=store.keep_every, keep_best=store.keep_best,
@@ -232,14 +223,14 @@ def reasons_by_spec(store: StoreSpec, checkpoints: Sequence[Checkpoint]) -> dict
 
 
 def best_step_of(checkpoint: Checkpoint) -> int | None:
-    """The best step when it was saved, of a run with early stopping."""
+    """Return the best step when the checkpoint was saved, if the run had early stopping."""
     state = checkpoint.values.get(EARLY_STOPPING)
     step = state.get("best_step") if isinstance(state, Mapping) else None
     return step if isinstance(step, int) and step > 0 else None
 
 
 def metric_of(store: StoreSpec, checkpoint: Checkpoint) -> float | None:
-    """What `best_by` was at the last evaluation before the save."""
+    """Return the value of `best_by` at the last evaluation before the save."""
     evaluated = checkpoint.values.get("eval")
     value = evaluated.get(store.best_by) if isinstance(evaluated, dict) else None
     return float(value) if isinstance(value, int | float) else None
@@ -249,12 +240,10 @@ def reasons_to_keep(
     metrics: Mapping[int, float | None], *, keep_last: int, keep_every: int = 0, keep_best: int = 0,
     better: Literal["up", "down"] = "up",
 ) -> dict[int, tuple[Reason, ...]]:
-    """Which rules keep each step. `metrics`: of each step the evaluation's, where there was one.
-
-    The newest stays whatever the rules say: a run resumes from it. `keep_last` counts it. `keep_every` keeps the
-    multiples of so many steps, and `keep_best` so many with the best metric; of equal ones the newer, and one that
-    is not a finite number is never among the best. 0 switches a rule off.
-    """
+    """Return which rules keep each step; `metrics` has the evaluation of each step that was evaluated. The newest is
+    kept whatever the rules say: a run resumes from it, and `keep_last` counts it. `keep_every` keeps the multiples of
+    so many steps, and `keep_best` so many with the best metric; of equal ones the newer, and never one that is not a
+    finite number. 0 switches a rule off."""
     steps = sorted(metrics, reverse=True)
     kept: dict[Reason, set[int]] = {"newest": set(steps[:max(keep_last, 1)])}
     if keep_every > 0:

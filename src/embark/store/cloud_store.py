@@ -16,7 +16,16 @@ from obstore.exceptions import AlreadyExistsError, BaseError
 from obstore.store import AzureStore, GCSStore, S3Store
 
 from embark.errors import Fault, MissingPackage, UserError
-from embark.store.errors import DAMAGED, NotFound, explain, is_unanswered, is_upload_gone
+from embark.store.errors import (
+    DAMAGED,
+    NotFound,
+    RetriesExhausted,
+    RetryPolicy,
+    call_with_retries,
+    explain,
+    is_unanswered,
+    is_upload_gone,
+)
 from embark.store.object_store import (
     MIB,
     PIECE_BYTES,
@@ -27,14 +36,13 @@ from embark.store.object_store import (
     normalize_path,
     translate_errors,
 )
-from embark.store.retry_policy import RetriesExhausted, RetryPolicy, call_with_retries
 
 if TYPE_CHECKING:
     from obstore.store import ClientConfig, RetryConfig
     from obstore.store import ObjectStore as Client
 
 MAX_PARTS = 9_000  # S3 takes 10,000 parts of an upload.
-NUM_PARTS_AT_ONCE = 4  # Of one file; `upload_many` sends several files besides.
+NUM_PARTS_AT_ONCE = 4  # Parts of one file; `upload_many` sends several files at a time besides.
 NEEDED = {
     "s3": "the bucket's name, AWS_REGION and AWS_ENDPOINT_URL",
     "gs": "the bucket's name, GOOGLE_APPLICATION_CREDENTIALS and GOOGLE_BASE_URL",
@@ -136,18 +144,18 @@ class CloudStore(ObjectStore):
         call_with_retries(lambda: obstore.delete(self._store, paths), self._retry, is_unanswered)
 
     def _version(self, path: str) -> tuple[str, int] | None:
-        """What tells a file from another under the same name; None where there is none."""
+        """Return what tells a file from another under the same name; None if there is no file."""
         with suppress(FileNotFoundError):
             found = obstore.head(self._store, normalize_path(path))
             return str(found["e_tag"]), found["size"]
         return None
 
     def _short(self, path: str, num_bytes: int) -> Fault:
-        return Fault(f"{self.where(path)} came {num_bytes} bytes short", fix=DAMAGED)
+        return Fault(f"{self.where(path)} ended {num_bytes} bytes early", fix=DAMAGED)
 
 
 def open_cloud_store(uri: str, retry: RetryPolicy) -> CloudStore:
-    """`s3://`, `gs://` or `az://`, with the credentials and endpoints that the environment gives."""
+    """Open `s3://`, `gs://` or `az://` with the credentials and endpoints of the environment."""
     scheme, _, rest = uri.partition("://")
     bucket, _, prefix = rest.partition("/")
     if not bucket:
@@ -196,7 +204,8 @@ def _retries(retry: RetryPolicy) -> RetryConfig:
 
 
 def _azureml_token() -> Any:
-    """Of an Azure ML endpoint's own identity, whose address and header obstore does not know; else None."""
+    """Return a provider of tokens for an Azure ML endpoint's own identity, whose address and header obstore does not
+    know; None elsewhere."""
     endpoint, secret = os.environ.get("MSI_ENDPOINT"), os.environ.get("MSI_SECRET")
     if not endpoint or not secret or os.environ.get("IDENTITY_ENDPOINT"):
         return None
@@ -213,7 +222,8 @@ def _azureml_token() -> Any:
 
 
 def _profile() -> Any:
-    """AWS profiles and SSO by boto3. obstore itself knows keys in the environment, web identity, ECS, EKS and EC2."""
+    """Return a provider of AWS profiles and SSO by boto3. obstore itself knows keys in the environment, web identity,
+    ECS, EKS and EC2."""
     own = ("AWS_ACCESS_KEY_ID", "AWS_WEB_IDENTITY_TOKEN_FILE", "AWS_CONTAINER_CREDENTIALS_RELATIVE_URI",
            "AWS_CONTAINER_CREDENTIALS_FULL_URI", "AWS_SKIP_SIGNATURE")
     files = (os.environ.get("AWS_SHARED_CREDENTIALS_FILE", "~/.aws/credentials"),

@@ -1,14 +1,66 @@
-"""What went wrong with a store, in one sentence with its fix, and without the secrets a library's error may quote."""
+"""What went wrong with a store, in one sentence with its fix and without the secrets that a library's error may quote;
+and how often a store is asked again."""
 
 import errno
 import os
+import random
 import re
+import time
 import tomllib
+from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
+from typing import TypeVar
 
 from embark.errors import DataError, EmbarkError, Fault, UserError
 from embark.formatting import redact
-from embark.store.retry_policy import RetriesExhausted
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class RetryPolicy:
+    """A request that fails in a way that may pass is sent again, after waits that double and are drawn at random."""
+
+    max_retries: int = 8
+    first_wait_s: float = 0.2
+    longest_wait_s: float = 15.0
+    connect_s: float = 10.0  # Limit for reaching the server.
+    silence_s: float = 60.0  # Limit without one byte from it; also for a piece of an upload.
+    request_s: float = 300.0  # Limit for one request.
+    give_up_s: float = 180.0  # After this no further retry begins. Signed requests are valid for five minutes.
+
+
+BRIEF_RETRY = RetryPolicy(max_retries=1, connect_s=5.0, silence_s=10.0, request_s=20.0, give_up_s=20.0)
+"""For reads that a command can do without: a store that does not answer is not waited for."""
+
+
+class RetriesExhausted(Exception):
+    """The last failure, and the number of attempts."""
+
+    def __init__(self, attempts: int, last: Exception) -> None:
+        super().__init__(str(last))
+        self.attempts = attempts
+        self.last = last
+
+
+def call_with_retries(call: Callable[[], T], retry: RetryPolicy, may_pass: Callable[[Exception], bool]) -> T:
+    """Call again while `may_pass` accepts what was raised, for libraries without retries of their own."""
+    began = time.monotonic()
+    attempt = 0
+    while True:
+        attempt += 1
+        try:
+            return call()
+        except Exception as error:
+            if not may_pass(error):
+                raise
+            is_late = time.monotonic() - began > retry.give_up_s
+            if attempt > retry.max_retries or is_late:
+                raise RetriesExhausted(attempt, error) from None
+        longest = min(retry.longest_wait_s, retry.first_wait_s * 2 ** (attempt - 1))
+        time.sleep(random.uniform(longest / 2, longest))
+
 
 MAX_CAUSE = 240
 CODE = re.compile(r"<Code>([\w.]+)</Code>")
@@ -25,7 +77,7 @@ class NotFound(UserError):
 
 
 def explain(error: Exception, operation: str, where: str) -> EmbarkError:
-    """The error of the tree for what a library raised while it did `operation` to `where`."""
+    """Make the error of the tree for what a library raised while it did `operation` to `where`."""
     if isinstance(error, RetriesExhausted):
         return _said(Fault, operation, where, _cause(error.last), error.attempts)
     if isinstance(error, OSError) and error.errno is not None:
@@ -46,13 +98,15 @@ def explain(error: Exception, operation: str, where: str) -> EmbarkError:
 
 
 def explain_data(error: OSError, path: object, fix: str = "") -> EmbarkError:
-    """Of data that cannot be read: the input is wrong where the file is not there or may not be read; else a fault."""
+    """Explain why data cannot be read: the input is wrong if the file is missing or may not be read; anything else is a
+    fault."""
     found = explain(error, "read", str(path))
     return found if isinstance(found, Fault) else DataError(f"{path}: {error.strerror or error}", fix=fix)
 
 
 def is_unanswered(error: Exception) -> bool:
-    """Did obstore's last request get no answer, with retries left? It sends a POST again after a bad answer only."""
+    """Tell whether obstore's last request got no answer, with retries left. obstore sends a POST again only after a bad
+    answer."""
     text = str(error)
     counts = re.search(r"\bretries: (\d+),\s+max_retries: (\d+)", text)
     has_retries_left = counts is None or int(counts[1]) < int(counts[2])
@@ -60,7 +114,8 @@ def is_unanswered(error: Exception) -> bool:
 
 
 def is_upload_gone(error: Exception) -> bool:
-    """Does the store not know the upload that was to be completed? It is so, too, where an earlier try completed it."""
+    """Tell whether the store does not know the upload that was to be completed, as after an earlier try that completed
+    it."""
     return "NoSuchUpload" in CODE.findall(str(error))
 
 
@@ -72,7 +127,7 @@ def _said(kind: type[EmbarkError], operation: str, where: str, cause: str, attem
 
 
 def _cause(error: Exception) -> str:
-    """The store's own code and message where it sent them, else the first line of what the library says."""
+    """Return the store's own code and message if it sent them, else the first line of what the library says."""
     for sign, words in _TABLES["network"].items():
         if sign in str(error).partition("Debug source:")[2]:
             return str(words)
@@ -88,7 +143,7 @@ def _cause(error: Exception) -> str:
 
 
 def _innermost(text: str) -> str:
-    """obstore wraps the cause in what it did, which the message says already."""
+    """Drop what obstore wraps around the cause, which the message says already."""
     for mark in (" - Server returned ", " - HTTP error: ", " - "):
         if mark in text:
             return text.rpartition(mark)[2]

@@ -1,4 +1,4 @@
-"""The store to any scheme that fsspec knows: HDFS, SFTP, …, and Google's store when it is an emulator."""
+"""The store for any scheme that fsspec knows: HDFS, SFTP, …, and Google's store when it is an emulator."""
 
 import tempfile
 import time
@@ -12,9 +12,8 @@ import fsspec
 
 from embark.errors import EmbarkError, Fault, MissingPackage, UserError
 from embark.store.atomic_file import SCRATCH_SUFFIX
-from embark.store.errors import DAMAGED
+from embark.store.errors import DAMAGED, RetryPolicy, call_with_retries
 from embark.store.object_store import Data, Entries, Entry, ObjectStore, normalize_path, translate_errors
-from embark.store.retry_policy import RetryPolicy, call_with_retries
 
 T = TypeVar("T")
 
@@ -48,7 +47,7 @@ class FsspecStore(ObjectStore):
             return
         data = self._do(lambda: self._fs.cat_file(self._full(path), start=start, end=start + len(into)))
         if len(data) != len(into):
-            raise Fault(f"{self.where(path)} came {len(into) - len(data)} bytes short", fix=DAMAGED)
+            raise Fault(f"{self.where(path)} ended {len(into) - len(data)} bytes early", fix=DAMAGED)
         into[:] = data
 
     @translate_errors("write")
@@ -141,7 +140,7 @@ class FsspecStore(ObjectStore):
 
 
 def open_fsspec_store(uri: str, retry: RetryPolicy) -> FsspecStore:
-    """By whatever package fsspec names for the scheme."""
+    """Open a store with the package that fsspec names for the scheme."""
     scheme = uri.partition("://")[0]
     try:
         file_system, root = fsspec.core.url_to_fs(uri)

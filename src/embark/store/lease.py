@@ -11,7 +11,6 @@ could not renew in time trusts its lease no longer: it takes the next number its
 from __future__ import annotations
 
 import getpass
-import json
 import os
 import re
 import socket
@@ -19,11 +18,13 @@ import threading
 import time
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import asdict, dataclass, field, fields, replace
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
+from typing import Annotated
 from uuid import uuid4
+
+from pydantic import Field, TypeAdapter, ValidationError
 
 from embark.errors import EmbarkError, RunInUse
 from embark.formatting import to_one_line
@@ -33,10 +34,11 @@ from embark.store.object_store import ObjectStore
 FOLDER = "lease"
 TTL_S = 60.0
 MAX_TTL_S = 600.0
-TRUST = 5 / 6  # Of `ttl_s`, how long a holder trusts a renewal: clocks of two machines differ in speed, if little.
+TRUST = 5 / 6  # Share of `ttl_s` for which a holder trusts a renewal: clocks of two machines differ a little in speed.
 POLL_S = 1.0
 _FILE = re.compile(rf"{FOLDER}/(\d{{9,18}})\.json")
 _PROC = Path("/proc")
+Moment = Annotated[float, Field(ge=0, lt=2**37, allow_inf_nan=False)]  # Seconds since 1970, as `datetime` takes them.
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,42 +46,33 @@ class Holder:
     """Who holds, or held, a run."""
 
     token: int
-    owner: str = ""  # Of one acquisition: no two share it.
+    owner: str = ""  # Identifies one acquisition.
     host: str = "an unknown machine"
     user: str = "an unknown user"
     pid: int = 0
     process: str = ""
-    """What tells the process from any other with its id: boot, namespace of process ids, start."""
-    since_s: float = 0.0
-    renewed_s: float = 0.0
+    """Distinguishes the process from any other with its id: boot, namespace of process ids, start."""
+    since_s: Moment = 0.0
+    renewed_s: Moment = 0.0
     num_renewals: int = 0
-    ttl_s: float = TTL_S
+    ttl_s: Annotated[float, Field(gt=0, le=MAX_TTL_S)] = TTL_S
     is_released: bool = False
     text: bytes = field(default=b"", compare=False, repr=False)  # As it was read.
 
     @classmethod
     def parse(cls, token: int, text: bytes) -> Holder:
-        """Of a file; what cannot be read is a holder nothing is known about."""
-        types: dict[str, Any] = {one.name: type(one.default) for one in fields(cls)
-                                 if one.name not in ("token", "text")}
+        """Read a lease's file; one that cannot be read has a holder nothing is known about."""
         try:
-            found = json.loads(text)
-            known = {name: kind(found[name]) for name, kind in types.items()}
-            holder = cls(token, text=text, **known)
-            datetime.fromtimestamp(holder.since_s, UTC), datetime.fromtimestamp(holder.renewed_s, UTC)
-            is_sane = 0 < holder.ttl_s <= MAX_TTL_S
-        except (ValueError, KeyError, TypeError, OverflowError, OSError, RecursionError):
-            is_sane = False
-        return holder if is_sane else cls(token, text=text)
+            return replace(_HOLDER.validate_json(text), token=token, text=text)
+        except ValidationError:
+            return cls(token, text=text)
 
     def to_json(self) -> bytes:
-        values = asdict(self)
-        del values["text"]
-        return json.dumps(values, indent=1).encode() + b"\n"
+        return _HOLDER.dump_json(self, indent=1, exclude={"text"}) + b"\n"
 
     @property
     def name(self) -> str:
-        """`process 4711 of ann on host-1`."""
+        """The holder in words, such as `process 4711 of ann on host-1`."""
         if not self.owner:
             return "a process that its lease does not name"
         return to_one_line(f"process {self.pid} of {self.user} on {self.host}")
@@ -90,14 +83,18 @@ class Holder:
         return f"{self.name}, since {_utc(self.since_s)}, last renewed {_utc(self.renewed_s)}"
 
     def state(self) -> str:
-        """`dead` or `running`; empty where this machine cannot tell: another's process, or a stopped one."""
-        place = self.process.rpartition(" ")[0]
-        if not place or place != _place():
+        """Return `dead` or `running`; empty if this machine cannot tell: another machine's process, or a stopped
+        one."""
+        where = self.process.rpartition(" ")[0]
+        if not where or where != _boot_and_namespace():
             return ""
         mark = process_mark(self.pid)
         if mark != self.process:
             return "dead"
         return "" if _stat(self.pid)[:1] in (["T"], ["t"]) else "running"
+
+
+_HOLDER = TypeAdapter(Holder)
 
 
 class Lease:
@@ -134,16 +131,17 @@ class Lease:
         return True
 
     def start(self) -> None:
-        """Renew it in a thread."""
+        """Renew the lease in a thread."""
         self._thread.start()
 
     def check(self) -> None:
-        """Raises `RunInUse` where another process has taken over, so that nothing more may be written."""
+        """Raise `RunInUse` if another process has taken over, so that nothing more may be written."""
         with self._lock:
             self._check()
 
     def is_lost(self) -> bool:
-        """The same without waiting for a remote store: the thread that renews finds it out there."""
+        """Tell whether another process has taken over, without waiting for a remote store: the thread that renews finds
+        it out there."""
         if self._lost is None and self._clock() >= self._trusted_until_s and "://" not in self._store.uri:
             with suppress(EmbarkError):
                 self.check()
@@ -201,10 +199,10 @@ class Lease:
 
 
 def acquire(
-    store: ObjectStore, ttl_s: float, tell: Callable[[str], None] = lambda _: None, *,
+    store: ObjectStore, ttl_s: float, notify: Callable[[str], None] = lambda _: None, *,
     clock: Callable[[], float] | None = None, pause: Callable[[float], None] = time.sleep,
 ) -> Lease:
-    """Hold the run whose directory `store` is, or raise `RunInUse`. `tell` hears what is waited for."""
+    """Hold the run whose directory `store` is, or raise `RunInUse`. `notify` is called with what is waited for."""
     clock = clock or _seconds
     lease = Lease(store, ttl_s, clock=clock)
     first: Holder | None = None
@@ -227,7 +225,7 @@ def acquire(
             raise _in_use(store, holder)
         if first is None:
             first, first_s = holder, now_s
-            tell(f"{store.uri} is held by {holder}; waiting {holder.ttl_s:.0f} s for it to end")
+            notify(f"{store.uri} is held by {holder}; waiting {holder.ttl_s:.0f} s for it to end")
         if not is_same:
             seen, seen_s = holder, now_s
         # One that renews may be about to end, as a pod that is being replaced: a refusal at once would end the job.
@@ -238,7 +236,7 @@ def acquire(
 
 
 def newest_holder(store: ObjectStore) -> Holder | None:
-    """Who holds the run, or released it last; None where nobody ever did."""
+    """Return who holds the run, or released it last; None if nobody ever did."""
     while tokens := _tokens(store):
         with suppress(NotFound):  # a later holder removes the files of earlier ones
             return Holder.parse(max(tokens), store.read(_path(max(tokens))))
@@ -246,15 +244,16 @@ def newest_holder(store: ObjectStore) -> Holder | None:
 
 
 def current_holder(store: ObjectStore) -> Holder | None:
-    """Who holds the run now, as far as this machine can tell: one that died elsewhere has not renewed for long."""
+    """Return who holds the run now, as far as this machine can tell: one that died elsewhere has not renewed for
+    long."""
     holder = newest_holder(store)
     return None if holder is None or holder.is_released or holder.state() == "dead" else holder
 
 
 def process_mark(pid: int) -> str:
-    """Tells a running process from any other, on any machine and in any container; empty where there is none."""
+    """Identify a running process on any machine and in any container; empty if there is no such process."""
     stat = _stat(pid)
-    return f"{_place()} {stat[19]}" if len(stat) > 19 and stat[0] not in "ZX" else ""
+    return f"{_boot_and_namespace()} {stat[19]}" if len(stat) > 19 and stat[0] not in "ZX" else ""
 
 
 def _stat(pid: int) -> list[str]:
@@ -264,8 +263,9 @@ def _stat(pid: int) -> list[str]:
         return []
 
 
-def _place() -> str:
-    """The boot of this machine and the namespace of process ids: pod after pod may start process 1 on one machine."""
+def _boot_and_namespace() -> str:
+    """Identify the boot of this machine and the namespace of process ids: pod after pod may start process 1 on one
+    machine."""
     try:
         boot = (_PROC / "sys/kernel/random/boot_id").read_text().strip()
         return f"{boot} {os.readlink(_PROC / 'self/ns/pid')}"
@@ -287,7 +287,7 @@ def _path(token: int) -> str:
 
 
 def _seconds() -> float:
-    """Goes on while the machine is suspended, as the clocks of others do."""
+    """Return a clock that goes on while the machine is suspended, as the clocks of others do."""
     return time.clock_gettime(time.CLOCK_BOOTTIME)
 
 

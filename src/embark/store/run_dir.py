@@ -15,8 +15,7 @@ from embark.errors import UserError, nearest
 from embark.store.atomic_file import scratch_for
 from embark.store.checkpoint_store import CheckpointStore
 from embark.store.lease import Lease
-from embark.store.object_store import ObjectStore
-from embark.store.opening import open_store
+from embark.store.object_store import ObjectStore, open_store
 
 EVENTS = "events.jsonl"
 SPEC = "spec.toml"
@@ -29,15 +28,16 @@ LOG_FOLDERS = ("logs", "ranks")  # Where torchrun is told to put its logs.
 
 @dataclass(frozen=True)
 class RunDir:
-    """A run's files. Behind a uri, the small ones are written here and copied there at each save."""
+    """A run's files. If it has a remote uri, the small ones are written on this machine and copied there at each
+    save."""
 
     uri: str
     lease: Lease | None = field(default=None, compare=False, repr=False)
-    """Held by the first rank of the process that trains it."""
+    """The lease, on the first rank of the process that trains the run."""
     attempt: int = field(default=1, compare=False)
     """The token of the lease under which this start began."""
     is_fresh: bool = field(default=False, compare=False)
-    """This start was to be in a directory that no other has used: `--fresh`."""
+    """Whether this start was to be in a directory that no other has used: `--fresh`."""
 
     @property
     def is_remote(self) -> bool:
@@ -45,7 +45,7 @@ class RunDir:
 
     @cached_property
     def path(self) -> Path:
-        """Where this machine has the small files."""
+        """The folder on this machine that has the small files."""
         if not self.is_remote:
             return Path(self.uri.removeprefix("file://")).expanduser()
         cache = Path(os.environ.get("EMBARK_CACHE", "~/.cache/embark")).expanduser()
@@ -65,7 +65,7 @@ class RunDir:
 
     @property
     def tracking_id(self) -> Path:
-        """Under which W&B and MLflow know the run."""
+        """The file with the id under which W&B and MLflow know the run."""
         return self.path / TRACKING_ID
 
     @property
@@ -78,21 +78,19 @@ class RunDir:
 
     @cached_property
     def checkpoints(self) -> CheckpointStore:
-        """The run's checkpoints."""
         folder = f"{self.uri}/checkpoints" if self.is_remote else self.path / "checkpoints"
         return CheckpointStore(open_store(folder), self.check_lease)
 
     def check_lease(self) -> None:
-        """Raises `RunInUse` where another process has taken over a run that this one held."""
+        """Raise `RunInUse` if another process has taken over a run that this one held."""
         if self.lease is not None:
             self.lease.check()
 
     def exists(self) -> bool:
-        """Has a run been here?"""
         return bool(self.store.list()) if self.is_remote else self.path.exists()
 
     def fetch(self) -> None:
-        """Bring the small files here, so that a run can go on from another machine."""
+        """Download the small files, so that a run can continue on another machine."""
         if self.is_remote:
             there = {e.path for e in self.store.list()}
             self.store.download_many([(n, self.path / n) for n in SMALL_FILES if n in there])
@@ -102,7 +100,7 @@ class RunDir:
                     shutil.copyfile(self.events, scratch)
 
     def publish(self) -> None:
-        """Copy the small files to where the run lives."""
+        """Copy the small files to the uri of the run."""
         if self.is_remote:
             self.check_lease()
             curves = sorted(p for p in files_below(self.tensorboard) if p.is_file())
@@ -111,7 +109,8 @@ class RunDir:
 
 
 def files_below(folder: Path) -> list[Path]:
-    """Files of a run's folder; no link to a folder is followed, the folder itself included: it may lead anywhere."""
+    """List the files of a run's folder; no link to a folder is followed, the folder itself included: it may lead
+    anywhere."""
     if folder.is_symlink():
         return []
     found = (Path(where, name) for where, _, names in os.walk(folder) for name in names)
@@ -119,7 +118,7 @@ def files_below(folder: Path) -> list[Path]:
 
 
 def find_run(word: str, root: str = "runs") -> RunDir:
-    """The run that a person means: its directory, its name under `root`, or its uri."""
+    """Find the run that a person means: its directory, its name under `root`, or its uri."""
     here = [RunDir(uri) for uri in (word, run_uri(root, word)) if Path(uri.removeprefix("file://")).expanduser().is_dir()]
     if "://" in word and not word.startswith("file://"):
         here = [RunDir(word.rstrip("/"))]
@@ -135,14 +134,30 @@ def find_run(word: str, root: str = "runs") -> RunDir:
 
 
 def run_uri(root: str, name: str) -> str:
-    """`<root>/<name>`."""
     return f"{root.rstrip('/')}/{name}" if root.rstrip("/") else f"/{name}"
 
 
 def first_free_run(root: str, name: str) -> RunDir:
-    """The run of that name, or of `name-2`, `name-3`, …: the first that is not there yet."""
+    """Return the run of that name, or of `name-2`, `name-3`, …: the first that does not exist yet."""
     number, free = 1, RunDir(run_uri(root, name))
     while free.exists():
         number += 1
         free = RunDir(run_uri(root, f"{name}-{number}"))
     return free
+
+
+def user_cache() -> Path:
+    """Return the user's cache directory: what any run of this user may use again, and what may be deleted at any
+    time."""
+    return Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "embark"
+
+
+def compiled_code_folder(compiler: str, otherwise: Path) -> Path:
+    """Return the folder where a compiler keeps what it compiled for all runs of this user; `otherwise` if it cannot be
+    written, as in a container whose user has no home."""
+    try:
+        folder = user_cache().absolute() / compiler
+        folder.mkdir(parents=True, exist_ok=True)
+    except (OSError, RuntimeError):  # RuntimeError: there is no home directory to expand `~` to
+        return otherwise
+    return folder if os.access(folder, os.W_OK | os.X_OK) else otherwise

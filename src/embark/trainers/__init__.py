@@ -19,13 +19,12 @@ if TYPE_CHECKING:
     from embark.export.quantize import TableDtype
     from embark.export.safetensors_file import TensorSource
     from embark.run.evaluate_run import EvaluationResult
-    from embark.run.importance import ImportanceResult
+    from embark.run.feature_metrics import ImportanceResult, SliceResult
     from embark.run.signals import StopSignals
-    from embark.run.slices import SliceResult
     from embark.run.trainer import TrainerBackend
     from embark.spec import RunSpec
     from embark.store.checkpoint_arrays import CheckpointArrays
-    from embark.store.trained_run import TrainedRun
+    from embark.store.checkpoint_inspect import TrainedRun
 
 DEVICES = ("jax", "tpu")
 
@@ -42,19 +41,19 @@ def train(
     from embark.run.loop import train as train_with
 
     spec = accepting(spec, accept_change)
-    if not fresh and (values := finished_run(spec, view)) is not None:
+    if not fresh and (values := finished_result(spec, view)) is not None:
         return values
     return train_with(spec, open_backend(spec), view, fresh=fresh, signals=signals)
 
 
-def finished_run(spec: RunSpec, view: Sequence[Sink]) -> dict[str, Any] | None:
+def finished_result(spec: RunSpec, view: Sequence[Sink]) -> dict[str, Any] | None:
     """Return what a finished run returned, shown without loading torch, or None if the library has to look.
 
     In JAX the hosts of a TPU decide together.
     """
-    from embark.run.finished import finished_already
+    from embark.run import open_run
 
-    return None if wants_jax(spec) else finished_already(spec, view)
+    return None if wants_jax(spec) else open_run.finished_result(spec, view)
 
 
 def evaluate(run: str, *, data: str = "", split: str = "", step: int | None = None) -> EvaluationResult:
@@ -65,7 +64,7 @@ def evaluate(run: str, *, data: str = "", split: str = "", step: int | None = No
     prepared data, or raw CSV, JSON Lines or Parquet files, whose values get the ids that the run's own data gives them.
     """
     from embark.run.evaluate_run import evaluate_run
-    from embark.store.trained_run import find_trained
+    from embark.store.checkpoint_inspect import find_trained
 
     return evaluate_run(find_trained(run, step), open_backend, data=data, split=split)
 
@@ -92,8 +91,8 @@ def feature_importance(
 ) -> ImportanceResult:
     """Measure what the model loses on the rows of `evaluate` when each feature in turn is permuted; see
     `run.importance`."""
-    from embark.run.importance import Sampling, measure_importance
-    from embark.store.trained_run import find_trained
+    from embark.run.feature_metrics import Sampling, measure_importance
+    from embark.store.checkpoint_inspect import find_trained
 
     return measure_importance(find_trained(run, step), open_backend, Sampling(rows, repeats, seed), data=data,
                               split=split, on_progress=on_progress)
@@ -104,9 +103,8 @@ def evaluate_slices(
     rows: int = 200_000, repeats: int = 10, seed: int = 0, on_progress: Callable[[int, int], None] | None = None,
 ) -> SliceResult:
     """Compute the metrics on the rows of `evaluate` by the values of one feature; see `run.slices`."""
-    from embark.run.importance import Sampling
-    from embark.run.slices import measure_slices
-    from embark.store.trained_run import find_trained
+    from embark.run.feature_metrics import Sampling, measure_slices
+    from embark.store.checkpoint_inspect import find_trained
 
     return measure_slices(find_trained(run, step), open_backend, feature, Sampling(rows, repeats, seed), top=top,
                           data=data, split=split, on_progress=on_progress)

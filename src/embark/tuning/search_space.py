@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from embark.errors import Mistake, MistakesError, SpecError, UserError
@@ -20,59 +20,41 @@ MIN_BATCH = 16
 
 
 @dataclass(frozen=True, slots=True)
-class Range:
-    """All numbers from `low` to `high`."""
+class Dimension:
+    """What a field may be: one of `values` or, in a range, any number from the first to the last of them."""
 
-    low: float
-    high: float
+    values: tuple[Any, ...]
+    is_range: bool = False
     is_int: bool = False
 
     @property
     def is_log(self) -> bool:
-        return 0 < self.low * LOG_RATIO <= self.high
-
-    @property
-    def ends(self) -> tuple[Any, ...]:
-        return (self.low, self.high)
+        return self.is_range and bool(0 < self.values[0] * LOG_RATIO <= self.values[1])
 
     def contains(self, value: Any) -> bool:
-        return isinstance(value, int | float) and self.low <= value <= self.high
+        if not self.is_range:
+            return value in self.values
+        return isinstance(value, int | float) and bool(self.values[0] <= value <= self.values[1])
 
     def suggest(self, trial: optuna.Trial, field: str) -> Any:
+        if not self.is_range:
+            return trial.suggest_categorical(field, self.values)
+        low, high = self.values
         if self.is_int:
-            return trial.suggest_int(field, int(self.low), int(self.high), log=self.is_log)
-        return trial.suggest_float(field, self.low, self.high, log=self.is_log)
+            return trial.suggest_int(field, low, high, log=self.is_log)
+        return trial.suggest_float(field, low, high, log=self.is_log)
 
     def __str__(self) -> str:
-        return f"{self.low:g}..{self.high:g}"
+        words = [f"{value:g}" if self.is_range or isinstance(value, float) else str(value) for value in self.values]
+        return (".." if self.is_range else ",").join(words)
 
 
-@dataclass(frozen=True, slots=True)
-class Choices:
-    """One of these values."""
-
-    values: tuple[Any, ...]
-
-    @property
-    def ends(self) -> tuple[Any, ...]:
-        return self.values
-
-    def contains(self, value: Any) -> bool:
-        return value in self.values
-
-    def suggest(self, trial: optuna.Trial, field: str) -> Any:
-        return trial.suggest_categorical(field, self.values)
-
-    def __str__(self) -> str:
-        return ",".join(f"{value:g}" if isinstance(value, float) else str(value) for value in self.values)
-
-
-SearchSpace = Mapping[str, Range | Choices]
+SearchSpace = Mapping[str, Dimension]
 """Dotted fields, and what each may be."""
 
 
 def with_values(spec: RunSpec, values: Mapping[str, Any]) -> RunSpec:
-    """The spec with other values of some fields; raises `SpecError` where it does not allow them."""
+    """Give some fields other values; raises `SpecError` if the spec does not allow them."""
     raw = spec.model_dump(exclude_unset=True)
     for field, value in values.items():
         put(raw, field, value)
@@ -80,7 +62,7 @@ def with_values(spec: RunSpec, values: Mapping[str, Any]) -> RunSpec:
 
 
 def own_values(spec: RunSpec, space: SearchSpace) -> dict[str, Any]:
-    """What the spec itself has, of the fields whose space contains it."""
+    """Return the spec's own values of the fields whose dimension contains them."""
     values = flatten(spec.model_dump())
     if values["train.dense_learning_rate"] is None:
         values["train.dense_learning_rate"] = spec.train.learning_rate
@@ -88,16 +70,15 @@ def own_values(spec: RunSpec, space: SearchSpace) -> dict[str, Any]:
 
 
 def parse_search(spec: RunSpec, arguments: Sequence[str]) -> SearchSpace:
-    """`train.learning_rate=0.001..0.1` or `train.batch_size=256,512,1024`; raises one error with all mistakes."""
-    space: dict[str, Range | Choices] = {}
+    """Parse `train.learning_rate=0.001..0.1` and `train.batch_size=256,512`; raises one error with all mistakes."""
+    space: dict[str, Dimension] = {}
     mistakes: list[Mistake] = []
     for argument in arguments:
         field, _, text = argument.partition("=")
         try:
             space[field] = _parse(spec, field, text)
         except SpecError as error:
-            mistakes += [Mistake(f"--search {argument}", one.field, one.value, one.what, one.fix)
-                         for one in error.mistakes]
+            mistakes += [replace(mistake, where=f"--search {argument}") for mistake in error.mistakes]
         except UserError as error:
             mistakes.append(Mistake(f"--search {argument}", field, text, error.what, error.fix))
     if mistakes:
@@ -105,63 +86,48 @@ def parse_search(spec: RunSpec, arguments: Sequence[str]) -> SearchSpace:
     return space
 
 
-def _parse(spec: RunSpec, field: str, text: str) -> Range | Choices:
+def _parse(spec: RunSpec, field: str, text: str) -> Dimension:
     section, _, name = field.partition(".")
     if section not in SECTIONS or not text or not name:
         raise UserError("is not a field of [train] or [model] with values",
                         fix="--search train.learning_rate=0.001..0.1, or --search train.batch_size=256,512")
-    low, dots, high = text.partition("..")
-    words = (low, high) if dots else text.split(",")
-    parsed = [parse_settings([f"{field}={word.strip()}"])[0][field] for word in words]
-    for value in parsed:
+    is_range = ".." in text
+    words = text.split(".." if is_range else ",")
+    values = tuple(parse_settings([f"{field}={word.strip()}"])[0][field] for word in words)
+    for value in values:
         with_values(spec, {field: value})
-    if not dots:
-        if len(set(parsed)) < 2:
+    if not is_range:
+        if len(set(values)) < 2:
             raise UserError("is one value: there is nothing to search", fix=f"--set {field}={text} fixes it")
-        return Choices(tuple(parsed))
-    if not all(isinstance(value, int | float) and not isinstance(value, bool) for value in parsed) \
-            or not parsed[0] < parsed[1]:
+        return Dimension(values)
+    are_numbers = all(isinstance(value, int | float) and not isinstance(value, bool) for value in values)
+    if not are_numbers or len(values) != 2 or not values[0] < values[1]:
         raise UserError("is not a range of numbers from low to high", fix=f"--search {field}=LOW..HIGH")
-    is_int = isinstance(getattr(getattr(spec, section), name, None), int)
-    return Range(parsed[0], parsed[1], is_int)
+    return Dimension(values, True, isinstance(getattr(getattr(spec, section), name, None), int))
 
 
 def default_space(spec: RunSpec, *, has_regularization: bool) -> SearchSpace:
-    """Rates and optimizers of tables and dense layers, the batch, and how strongly the model is regularized: what of it
-    the spec allows. It contains the spec's own values."""
-    return dict(_allowed(spec, _candidates(spec, has_regularization=has_regularization)))
-
-
-def _candidates(spec: RunSpec, *, has_regularization: bool) -> SearchSpace:
-    train = spec.train
-    rate, dense_rate = train.learning_rate, train.dense_learning_rate
-    dense_rate = rate if dense_rate is None else dense_rate
-    space: dict[str, Range | Choices] = {
-        "train.learning_rate": Range(min(1e-3, rate or 1e-3), max(0.3, rate)),
-        "train.dense_learning_rate": Range(min(3e-4, dense_rate or 3e-4), max(0.1, dense_rate)),
-        "train.optimizer": _with(train.optimizer, "rowwise_adagrad", "adagrad"),
-        "train.dense_optimizer": _with(train.dense_optimizer, "adagrad", "adam"),
+    """Return rates and optimizers of tables and dense layers, the batch, and how strongly the model is regularized, as
+    far as the spec allows them. The space contains the spec's own values."""
+    train, rate = spec.train, spec.train.learning_rate
+    dense_rate = rate if train.dense_learning_rate is None else train.dense_learning_rate
+    ranges = {
+        "train.learning_rate": Dimension((min(1e-3, rate or 1e-3), max(0.3, rate)), True),
+        "train.dense_learning_rate": Dimension((min(3e-4, dense_rate or 3e-4), max(0.1, dense_rate)), True),
+    }
+    choices: dict[str, tuple[Any, ...]] = {
+        "train.optimizer": (train.optimizer, "rowwise_adagrad", "adagrad"),
+        "train.dense_optimizer": (train.dense_optimizer, "adagrad", "adam"),
     }
     if not train.num_steps and not train.eval_every:  # else another batch size is another number of samples
-        space["train.batch_size"] = _with(train.batch_size, train.batch_size // 4, train.batch_size // 16)
+        choices["train.batch_size"] = (train.batch_size, train.batch_size // 4, train.batch_size // 16)
     if has_regularization:
-        space |= {"model.dropout": _with(spec.model.dropout, 0.0, 0.1, 0.3),
-                  "train.weight_decay": _with(train.weight_decay, 0.0, 1e-4, 1e-2),
-                  "train.embedding_l2": _with(train.embedding_l2, 0.0, 1e-6, 1e-5)}
-    return space
-
-
-def _with(own: Any, *others: Any) -> Choices:
-    return Choices(tuple(dict.fromkeys((own, *others))))
-
-
-def _allowed(spec: RunSpec, space: SearchSpace) -> Iterator[tuple[str, Range | Choices]]:
-    for field, dimension in space.items():
-        allowed = [value for value in dimension.ends if _is_allowed(spec, field, value)]
-        if isinstance(dimension, Range):
-            yield field, dimension
-        elif len(allowed) > 1:
-            yield field, Choices(tuple(allowed))
+        choices |= {"model.dropout": (spec.model.dropout, 0.0, 0.1, 0.3),
+                    "train.weight_decay": (train.weight_decay, 0.0, 1e-4, 1e-2),
+                    "train.embedding_l2": (train.embedding_l2, 0.0, 1e-6, 1e-5)}
+    allowed = {field: tuple(value for value in dict.fromkeys(values) if _is_allowed(spec, field, value))
+               for field, values in choices.items()}
+    return ranges | {field: Dimension(values) for field, values in allowed.items() if len(values) > 1}
 
 
 def _is_allowed(spec: RunSpec, field: str, value: Any) -> bool:

@@ -8,45 +8,43 @@ from __future__ import annotations
 import json
 import math
 import os
+import shutil
 import time
-from collections.abc import Mapping, Sequence
+import warnings
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from embark.catalog.pricing import price_of_run
-from embark.data import open_source, resolve_from_data
 from embark.errors import Diverged, EmbarkError, Fault, Interrupted, OverBudget, Preempted, RunInUse, UserError
-from embark.events import Event, Sink, read_events
+from embark.events import Event, Fanout, Sink, read_events
 from embark.events.events import to_jsonable
+from embark.events.metrics import metric
+from embark.events.sinks.services import require_packages
 from embark.events.spending import attempts, spending
-from embark.formatting import format_usd
+from embark.formatting import format_float, format_usd, pluralize
 from embark.model.steps import num_steps_of
-from embark.run.finished import OneRank
-from embark.run.hold_run import Opening, hold_run
-from embark.run.identity import identity_of
+from embark.run.budget import PRICE, usd_per_hour
+from embark.run.open_run import RunOpener
+from embark.run.resolve import resolve_run
 from embark.run.signals import StopSignals
-from embark.run.stop import PRICE, usd_per_hour
 from embark.spec import RunSpec, to_toml
-from embark.spec.held_out_metrics import HeldOutMetric, measured_metrics, metric_mistake
 from embark.spec.paths import with_absolute_paths
-from embark.spec.train_defaults import with_train_defaults
+from embark.spec.train import HeldOutMetric, measured_metrics, metric_mistake, with_train_defaults
 from embark.store import RunDir, run_uri, write_atomic
 from embark.store.checkpoint_store import EARLY_STOPPING
 from embark.store.run_dir import TUNE
 from embark.trainers import open_backend, wants_jax
 from embark.tuning.search_space import SearchSpace, default_space, own_values, parse_search, with_values
-from embark.tuning.study import Study
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
     import optuna
 
     from embark.run.trainer import TrainerBackend
 
-NUM_EVALUATIONS = 8  # Of a trial, where the spec asks for none before the end.
+NUM_EVALUATIONS = 8  # Evaluations of a trial, if the spec asks for none before the end.
 BEST = "best.toml"
 STATES = {"COMPLETE": "complete", "PRUNED": "pruned", "FAIL": "failed", "RUNNING": "unfinished"}
 
@@ -59,9 +57,10 @@ class TuneRequest:
     minutes: float | None = None
     usd: float | None = None
     metric: HeldOutMetric | None = None
-    """None: the AUC; of two towers, Recall@K; of tasks of which none is binary, the log loss."""
+    """None: the AUC; for two towers, Recall@K; for tasks of which none is binary, the log loss."""
     search: Sequence[str] = ()
-    """As `--search`: `train.learning_rate=0.001..0.1`; empty: rates, optimizers, batch size and regularization."""
+    """Fields and their values, such as `train.learning_rate=0.001..0.1`; empty: rates, optimizers, batch size and
+    regularization."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,8 +69,8 @@ class TrialResult:
 
     number: int
     state: str  # complete, pruned, failed or unfinished.
-    value: float | None  # The held-out metric: of the end or, with early stopping, of the best checkpoint.
-    values: Mapping[str, Any]  # Of the fields that are searched.
+    value: float | None  # The held-out metric at the end or, with early stopping, of the best checkpoint.
+    values: Mapping[str, Any]  # Values of the fields that are searched.
     run_dir: str
     evaluations: int
     seconds: float
@@ -91,7 +90,7 @@ class TuneResult:
     stopped_by: str  # trials, minutes, usd; empty while it is under way.
     best: int | None
     best_value: float | None
-    own_value: float | None  # Of the spec's own values, which are the first trial's.
+    own_value: float | None  # The value of the first trial, which has the spec's own settings.
     best_spec: str
     seconds: float
     usd: float | None
@@ -111,7 +110,7 @@ def tune(
     search = Search(spec, request or TuneRequest(), view)
     with ExitStack() as at_end:
         folder = search.spec.model_copy(update={"name": search.folder.name})
-        hold_run(folder, Opening(signals, view, at_end), fresh=False)
+        RunOpener(signals, view, at_end).acquire_run(folder, fresh=False)
         return search.run(signals)
 
 
@@ -125,69 +124,71 @@ class Search:
         self._metric = request.metric or measured_metrics(spec.model)[0]
         if (mistake := metric_mistake(spec.model, "--metric", self._metric)) is not None:
             raise UserError(f"--metric {self._metric} {mistake.what}", fix=mistake.fix)
-        spec = resolve_from_data(spec)
-        source = open_source(spec)
+        run = resolve_run(spec)
+        spec, source = run.spec, run.source
         if not source.num_eval_samples:
             raise UserError("embark tune compares trials on held-out samples, and the data has none",
                             fix="hold some out: data.eval_fraction, or data.num_eval_samples")
-        spec = with_train_defaults(spec, source.num_train_samples)
         self._given = with_train_defaults(self._given, source.num_train_samples)
         self.spec, self._num_train_samples = spec, source.num_train_samples
         is_general = not wants_jax(spec) and spec.train.engine != "cuda_graph"
         self._space: SearchSpace = parse_search(spec, request.search) or default_space(
             spec, has_regularization=is_general)
-        identity = identity_of(spec, source, num_steps_of(spec.train, source.num_train_samples), OneRank())
-        self._subject = {**identity, "train.num_epochs": spec.train.num_epochs, "train.num_steps": spec.train.num_steps,
-                         "train.eval_every": spec.train.eval_every, "--metric": self._metric,
-                         "--search": {field: str(dimension) for field, dimension in self._space.items()}}
+        self._search = {field: str(dimension) for field, dimension in self._space.items()}
+        duration = {f"train.{name}": getattr(spec.train, name) for name in ("num_epochs", "num_steps", "eval_every")}
+        self._subject = {**run.identity, **duration, "--metric": self._metric, "--search": self._search}
         self._budget_usd = spec.place.budget_usd if request.usd is None else request.usd
         self._usd_per_hour = _price(spec, self._budget_usd)
         self._finished: dict[int, TrialResult] = {}
 
     def run(self, signals: StopSignals) -> TuneResult:
-        """Trials until the number, the minutes or the dollars are reached."""
-        study = Study(self.folder, self._metric, self._space, self.spec.train.seed)
+        """Run trials until the number, the minutes or the dollars are reached."""
+        study = self._study = Study(self.folder, self._metric, self._space, self.spec.train.seed)
         study.start(self._subject, own_values(self.spec, self._space))
         backend: TrainerBackend | None = None
-        while not (stopped_by := self._limit(self._save(study, ""))):
+        while not (stopped_by := self._limit(self._save())):
             backend = backend or open_backend(self.spec)
             with study.next_trial() as (trial, values):
-                self._emit(self._save(study, ""), trial.number)
+                self._emit(self._save(), trial.number)
                 try:
-                    self._train(study, trial, values, backend, signals)
+                    self._train(trial, self.trial_spec(trial.number, values), backend, signals)
                 except OverBudget:
-                    stopped_by = self._seconds_left(self._save(study, ""))[1]
+                    stopped_by = self._seconds_left(self._save())[1]
                     break
-            self._emit(self._save(study, ""), trial.number)
-        return self._save(study, stopped_by)
+            self._emit(self._save(), trial.number)
+        return self._save(stopped_by)
 
-    def _train(
-        self, study: Study, trial: optuna.Trial, values: Mapping[str, Any], backend: TrainerBackend,
-        signals: StopSignals,
-    ) -> None:
+    def _train(self, trial: optuna.Trial, spec: RunSpec, backend: TrainerBackend, signals: StopSignals) -> None:
         from embark.run.loop import train
 
-        spec = self.trial_spec(trial.number, values)
-        reports = _Reports(study, trial, self._metric, spec.train.eval_every)
+        study = self._study
+
+        def report(evaluated: Mapping[str, Any]) -> str:
+            trial.report(evaluated[self._metric], math.ceil(evaluated["step"] / spec.train.eval_every))
+            return study.why_pruned(trial)
+
         if study.why_pruned(trial):  # it was, and the process was killed before it could say so
-            return study.tell(trial, "pruned")
+            return study.tell(trial, "PRUNED")
+        # At the deadline the run stops as if its budget were spent, and saves.
+        signals.deadline_s = time.monotonic() + self._seconds_left(self._result())[0]
         try:
-            with _deadline(signals, self._seconds_left(self._result(study, ""))[0]):
-                ended = train(spec, backend, [_Forward(self._view)], signals=signals, prune=reports)
+            ended = train(spec, backend, [_OpenFanout(self._view)], signals=signals, prune=report)
         except (Interrupted, Preempted, OverBudget, RunInUse, Fault):
             raise  # the same trial resumes
         except EmbarkError as error:
-            study.tell(trial, "failed")
+            study.tell(trial, "FAIL")
             if not isinstance(error, Diverged):
                 raise
             return None
-        if ended["step"] < num_steps_of(spec.train, self._num_train_samples) and reports.is_pruned:
-            return study.tell(trial, "pruned")
+        finally:
+            signals.deadline_s = math.inf
+        if ended["step"] < num_steps_of(spec.train, self._num_train_samples) and study.why_pruned(trial):
+            return study.tell(trial, "PRUNED")
         value = _value_of(ended, self._metric)
-        return study.tell(trial, "complete" if math.isfinite(value) else "failed", value)
+        return study.tell(trial, "COMPLETE", value) if math.isfinite(value) else study.tell(trial, "FAIL")
 
     def trial_spec(self, number: int, values: Mapping[str, Any]) -> RunSpec:
-        """What a trial trains; evaluated at the same share of its steps as every other."""
+        """Return the spec of a trial, which is evaluated at the same shares of its steps as every other."""
         spec = with_values(self.spec, values)
         train = spec.train
         if not train.eval_every:
@@ -198,14 +199,14 @@ class Search:
         return spec.model_copy(update={"name": trial_name(number), "train": train, "store": store, "place": place})
 
     def _limit(self, result: TuneResult) -> str:
-        """Which limit is reached; empty: none."""
+        """Return the limit that is reached; empty if none is."""
         if sum(one.state != "unfinished" for one in result.trials) >= self.request.trials:
             return "trials"
         left_s, by = self._seconds_left(result)
         return by if left_s <= 0 else ""
 
     def _seconds_left(self, result: TuneResult) -> tuple[float, str]:
-        """Until the minutes or the dollars are spent, and which of them comes first."""
+        """Return the seconds until the minutes or the dollars are spent, and which of them comes first."""
         left = [(math.inf, "")]
         if self.request.minutes is not None:
             left.append((self.request.minutes * 60 - result.seconds, "minutes"))
@@ -213,9 +214,9 @@ class Search:
             left.append(((self._budget_usd - (result.usd or 0.0)) / self._usd_per_hour * 3600, "usd"))
         return min(left)
 
-    def _save(self, study: Study, stopped_by: str) -> TuneResult:
-        """Write what there is, for `embark watch` and for a person; drop checkpoints that nobody asks for."""
-        result = self._result(study, stopped_by)
+    def _save(self, stopped_by: str = "") -> TuneResult:
+        """Write the results, for `embark watch` and for a person, and remove checkpoints that nobody needs."""
+        result = self._result(stopped_by)
         if result.best is not None:
             best = with_values(self._given, result.trials[result.best].values)
             write_atomic(self.folder / BEST, to_toml(best.model_copy(update={"name": f"{self.spec.name}-tuned"}),
@@ -223,18 +224,17 @@ class Search:
         write_atomic(self.folder / TUNE, json.dumps(to_jsonable(asdict(result)), indent=1, allow_nan=False) + "\n")
         for one in result.trials:
             if one.number != result.best and one.state != "unfinished":
-                checkpoints = RunDir(one.run_dir).checkpoints
-                for step in [*(held.step for held in checkpoints.committed()), *checkpoints.unfinished()]:
-                    checkpoints.remove(step)
+                shutil.rmtree(Path(one.run_dir, "checkpoints"), ignore_errors=True)
         return result
 
-    def _result(self, study: Study, stopped_by: str) -> TuneResult:
-        trials = tuple(self._trial_result(one) for one in study.trials())
-        best = study.best_number
+    def _result(self, stopped_by: str = "") -> TuneResult:
+        trials = tuple(self._trial_result(one) for one in self._study.trials())
+        sign = 1 if metric(self._metric).better == "up" else -1
+        complete = {one.number: sign * (one.value or 0.0) for one in trials if one.state == "complete"}
+        best = max(complete, key=lambda number: (complete[number], -number), default=None)
         costs = [one.usd for one in trials if one.usd is not None]
         return TuneResult(
-            name=self.spec.name, folder=str(self.folder), metric=self._metric,
-            search={field: str(dimension) for field, dimension in self._space.items()}, trials=trials,
+            name=self.spec.name, folder=str(self.folder), metric=self._metric, search=self._search, trials=trials,
             num_wanted=self.request.trials, stopped_by=stopped_by, best=best,
             best_value=None if best is None else trials[best].value, own_value=trials[0].value if trials else None,
             best_spec="" if best is None else str(self.folder / BEST), seconds=sum(one.seconds for one in trials),
@@ -257,48 +257,16 @@ class Search:
         return result
 
     def _emit(self, result: TuneResult, number: int) -> None:
-        event = Event("trial", {**asdict(result.trials[number]), "best": result.best, "best_value": result.best_value,
-                                "num_wanted": result.num_wanted})
-        for sink in self._view:
-            sink.emit(event)
+        Fanout(self._view).emit(Event("trial", {
+            **asdict(result.trials[number]), "best": result.best, "best_value": result.best_value,
+            "num_wanted": result.num_wanted}))
 
 
-class _Reports:
-    """Every evaluation of a trial, for the study; its reason to stop there, if it has one."""
-
-    def __init__(self, study: Study, trial: optuna.Trial, metric_name: str, every: int) -> None:
-        self._study, self._trial, self._metric, self._every = study, trial, metric_name, every
-        self.is_pruned = False
-
-    def __call__(self, evaluated: Mapping[str, Any]) -> str:
-        self._trial.report(evaluated[self._metric], math.ceil(evaluated["step"] / self._every))
-        why = self._study.why_pruned(self._trial)
-        self.is_pruned = bool(why)
-        return why
-
-
-class _Forward:
-    """Hands on the events of a run. Its end is not the end of the search."""
-
-    def __init__(self, view: Sequence[Sink]) -> None:
-        self._view = view
-
-    def emit(self, event: Event) -> None:
-        for sink in self._view:
-            sink.emit(event)
+class _OpenFanout(Fanout):
+    """Sinks that outlive a trial."""
 
     def close(self) -> None:
-        """The next trial goes to the same sinks."""
-
-
-@contextmanager
-def _deadline(signals: StopSignals, seconds: float) -> Iterator[None]:
-    """A run stops as if its budget were spent, and saves."""
-    signals.deadline_s = time.monotonic() + seconds
-    try:
-        yield
-    finally:
-        signals.deadline_s = math.inf
+        """Leave the sinks open: the next trial goes to the same."""
 
 
 def trial_name(number: int) -> str:
@@ -306,7 +274,7 @@ def trial_name(number: int) -> str:
 
 
 def _value_of(ended: Mapping[str, Any], name: str) -> float:
-    """With early stopping, that of the best checkpoint, which is the one to use."""
+    """Return the metric at the end or, with early stopping, of the best checkpoint, which is the one to use."""
     early = ended.get(EARLY_STOPPING) or {}
     best = early.get("best") if early.get("metric") == name else None
     return float(ended[name] if best is None else best)
@@ -331,7 +299,7 @@ def _check_request(request: TuneRequest) -> None:
 
 
 def _price(spec: RunSpec, budget_usd: float | None) -> float | None:
-    """Of this machine, by the rule of `embark plan` and `embark report`."""
+    """Return the price of this machine, by the rule of `embark plan` and `embark report`."""
     given = usd_per_hour()
     price = price_of_run(spec, {})
     per_hour = price.usd_per_hour if given is None else given
@@ -339,3 +307,86 @@ def _price(spec: RunSpec, budget_usd: float | None) -> float | None:
         raise UserError(f"a budget of {format_usd(budget_usd)} cannot be enforced. {price.text}",
                         fix=f"set {PRICE} to its dollars per hour, or limit the search by --minutes")
     return per_hour
+
+
+JOURNAL = "optuna.journal"
+SUBJECT = "subject"  # What is tuned, and over which values.
+NUM_STARTUP_TRIALS = 5  # Complete ones, before any is pruned.
+NUM_KEPT_EVALUATIONS = 2  # The first evaluations of a trial, by which it is not pruned yet.
+
+
+class Study:
+    """Optuna's study in a journal file, so that a killed search resumes and no server is needed.
+
+    What a trial tries is a function of the seed, its number and the trials before it, so a search that was killed and
+    resumed equals an undisturbed one. The process holds the folder's lease.
+    """
+
+    def __init__(self, folder: Path, metric_name: str, space: SearchSpace, seed: int) -> None:
+        require_packages("embark tune needs the optuna package, which is not installed", "tune", "optuna")
+        import optuna
+        from optuna.storages.journal import JournalFileBackend
+
+        optuna.logging.set_verbosity(optuna.logging.WARNING)
+        journal = folder / JOURNAL
+        _cut_partial_line(journal)
+        Path(f"{journal}.lock").unlink(missing_ok=True)  # of a process that was killed: the lease excludes a live one
+        self._folder, self._metric, self._space, self._seed = folder, metric(metric_name), space, seed
+        self._study = optuna.create_study(
+            storage=optuna.storages.JournalStorage(JournalFileBackend(str(journal))), study_name="tune",
+            load_if_exists=True, direction="maximize" if self._metric.better == "up" else "minimize",
+            pruner=optuna.pruners.MedianPruner(n_startup_trials=NUM_STARTUP_TRIALS,
+                                               n_warmup_steps=NUM_KEPT_EVALUATIONS + 1))
+
+    def start(self, subject: Mapping[str, Any], own: Mapping[str, Any]) -> None:
+        """Begin with the values `own`, or resume a study of the same `subject`; another one is refused."""
+        subject = json.loads(json.dumps(subject))
+        before = self._study.user_attrs.get(SUBJECT, subject)
+        changed = sorted(name for name in {*before, *subject} if before.get(name) != subject.get(name))
+        if changed:
+            raise UserError(f"{self._folder} has the trials of another search: {', '.join(changed)} changed",
+                            fix="--set name=… starts a new search")
+        self._study.set_user_attr(SUBJECT, subject)
+        if not self._study.get_trials(deepcopy=False):
+            self._study.enqueue_trial(dict(own))
+
+    def trials(self) -> list[optuna.trial.FrozenTrial]:
+        """Return the trials that were started."""
+        return [one for one in self._study.get_trials() if one.state.name != "WAITING"]
+
+    @contextmanager
+    def next_trial(self) -> Iterator[tuple[optuna.Trial, dict[str, Any]]]:
+        """Give the trial that was interrupted, or a new one, with its values."""
+        import optuna
+
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # of samplers that are new, and of evaluations reported twice
+            open_ids = [one._trial_id for one in self.trials() if not one.state.is_finished()]
+            number = len(self.trials()) - len(open_ids)
+            self._study.sampler = optuna.samplers.TPESampler(seed=self._seed + number, multivariate=True)
+            trial = optuna.Trial(self._study, open_ids[0]) if open_ids else self._study.ask()
+            yield trial, {field: dimension.suggest(trial, field) for field, dimension in self._space.items()}
+
+    def why_pruned(self, trial: optuna.Trial) -> str:
+        """Return why a trial is not worth its remaining steps; empty if it is."""
+        if not trial.should_prune():
+            return ""
+        reported = self._study.get_trials(deepcopy=False)[trial.number].intermediate_values
+        value = reported[max(reported)]
+        return (f"pruned after {pluralize(len(reported), 'evaluation')}: held-out {self._metric.label} "
+                f"{format_float(value)} is worse than the median of the trials before")
+
+    def tell(self, trial: optuna.Trial, state: str, value: float | None = None) -> None:
+        """Record how a trial ended: `COMPLETE`, `PRUNED` or `FAIL`."""
+        import optuna
+
+        self._study.tell(trial, value, state=optuna.trial.TrialState[state])
+
+
+def _cut_partial_line(journal: Path) -> None:
+    """Cut off a line that a killed process did not finish, which Optuna would refuse."""
+    if journal.is_file():
+        text = journal.read_bytes()
+        if not text.endswith(b"\n"):
+            with journal.open("r+b") as file:
+                file.truncate(text.rfind(b"\n") + 1)

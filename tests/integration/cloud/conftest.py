@@ -12,7 +12,7 @@ from integration.cloud.emulators import Emulator, outside_of_clouds
 from integration.cloud.image import Store, common_folder, shared_store
 
 from embark.store import ObjectStore, open_store
-from embark.store.retry_policy import RetryPolicy
+from embark.store.errors import RetryPolicy
 
 HASTY = RetryPolicy(max_retries=3, first_wait_s=0.02, longest_wait_s=0.1, connect_s=2, silence_s=20, request_s=30,
                  give_up_s=30)

@@ -19,7 +19,7 @@ from embark.launch.backends.kubernetes.backend import Kubernetes
 from embark.launch.run_registry import find_run
 from embark.launch.shell import Shell
 from embark.spec import RunSpec, load_spec
-from embark.store.retry_policy import RetryPolicy
+from embark.store.errors import RetryPolicy
 
 SETTINGS = ["name=dlrm", "place.machine=p5.48xlarge", "place.nodes=2", "store.root=s3://training/runs",
             "place.image=registry.example.com/embark:1"]

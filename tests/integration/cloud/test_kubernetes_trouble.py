@@ -26,7 +26,7 @@ from embark.launch.backends.kubernetes.backend import Kubernetes
 from embark.launch.backends.kubernetes.kubectl import Forbidden, NoSuchKind
 from embark.launch.run_registry import find_run, list_runs
 from embark.launch.shell import Shell
-from embark.store.retry_policy import RetryPolicy
+from embark.store.errors import RetryPolicy
 
 
 @pytest.fixture

@@ -17,8 +17,7 @@ import yaml
 from limits import HANG_S
 from tiny_runs import TINY
 
-from embark.events.alerts import alerts, rules_text
-from embark.events.grafana import dashboard
+from embark.events.monitoring import alerts, dashboard, rules_text
 
 pytestmark = [pytest.mark.needs("prometheus"), pytest.mark.slow]
 

@@ -20,7 +20,7 @@ from embark.launch.http import HttpClient
 from embark.launch.run_registry import find_run, list_runs
 from embark.launch.shell import Shell
 from embark.spec import load_spec
-from embark.store.retry_policy import RetryPolicy
+from embark.store.errors import RetryPolicy
 
 SETTINGS = ["name=dlrm", "place.machine=a2-highgpu-8g", "place.nodes=2", "place.target=vertex", "place.account=our-ads",
             "place.region=us-central1", "store.root=gs://training/runs",

@@ -31,8 +31,8 @@ def die_in(rank: int, victim: int, method: str, word: str) -> None:
             os.kill(os.getpid(), signal.SIGKILL)
 
     if method == "removal":
-        _before("embark.store.local_store:LocalStore.create", written)
-        _before("embark.store.local_store:LocalStore.delete_prefix", removed)
+        _before("embark.store.object_store:LocalStore.create", written)
+        _before("embark.store.object_store:LocalStore.delete_prefix", removed)
     else:
         _before(method, before)
 
@@ -41,7 +41,7 @@ def die_writing(rank: int, victim: int, word: str) -> None:
     """SIGKILL itself with half of the first piece of a file with `word` in its name on the disk."""
     if rank != victim:
         return
-    from embark.store.local_store import LocalStore
+    from embark.store.object_store import LocalStore
 
     write = LocalStore.write
 
@@ -60,7 +60,7 @@ def die_at_step(rank: int, victim: int, step: int, word: str) -> None:
     """SIGKILL itself as the engine is to train `step`, once a file with `word` in its name has been created."""
     if rank != victim:
         return
-    from embark.store.local_store import LocalStore
+    from embark.store.object_store import LocalStore
     from embark.trainers.torch.engines.pipeline import PipelineEngine
 
     written = threading.Event()
@@ -113,10 +113,10 @@ def resave(rank: int, step: int) -> None:
 
 def hasty(rank: int, **fields: float) -> None:
     """Stores are waited for less than they are by default."""
-    from embark.store import opening
+    from embark.store import object_store
 
-    policy = opening.RetryPolicy
-    opening.RetryPolicy = lambda: policy(**fields)  # type: ignore[assignment,misc]
+    policy = object_store.RetryPolicy
+    object_store.RetryPolicy = lambda: policy(**fields)  # type: ignore[assignment,misc]
 
 
 def _before(method: str, call: Any) -> None:
@@ -136,7 +136,7 @@ def elsewhere(rank: int) -> None:
     """On another machine, which knows nothing of the processes of this one."""
     from embark.store import lease
 
-    lease._place = lambda: "another-boot pid:[1]"
+    lease._boot_and_namespace = lambda: "another-boot pid:[1]"
 
 
 def in_hosts_of_two(rank: int) -> None:

@@ -70,9 +70,9 @@ def test_ten_kills_at_random_instants_change_no_loss(run, undisturbed):
 
 POINTS = {
     "the state is copied": (1, "embark.trainers.torch.checkpoint:TorchCheckpointer._copied", "", "between saves"),
-    "a shard is to be written": (1, "embark.store.local_store:LocalStore.write", "rank-00001", "in a save"),
-    "the index is to be written": (0, "embark.store.local_store:LocalStore.write", "index.json", "in a save"),
-    "the mark is to be written": (0, "embark.store.local_store:LocalStore.create", "commit.json", "in a save"),
+    "a shard is to be written": (1, "embark.store.object_store:LocalStore.write", "rank-00001", "in a save"),
+    "the index is to be written": (0, "embark.store.object_store:LocalStore.write", "index.json", "in a save"),
+    "the mark is to be written": (0, "embark.store.object_store:LocalStore.create", "commit.json", "in a save"),
     "the mark is written": (0, "embark.trainers.torch.checkpoint:TorchCheckpointer._clean_up", "", "between saves"),
     "an old one has lost its mark": (0, "removal", "", "in a removal"),
 }

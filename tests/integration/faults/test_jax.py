@@ -16,8 +16,8 @@ pytestmark = pytest.mark.slow
 
 SETS = ("place.device=jax", "store.checkpoint_every=2", "data.num_eval_samples=0")
 ENDLESS = ("train.num_steps=100000", "train.num_epochs=10000")
-WRITE = "embark.store.local_store:LocalStore.write"
-CREATE = "embark.store.local_store:LocalStore.create"
+WRITE = "embark.store.object_store:LocalStore.write"
+CREATE = "embark.store.object_store:LocalStore.create"
 CHECKPOINTER = "embark.trainers.jax.checkpoint:JaxCheckpointer"
 DIE = {"hook": "integration.faults.hooks:die_in", "victim": 0}
 POINTS = {

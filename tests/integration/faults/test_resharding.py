@@ -88,7 +88,7 @@ def tensors(folder: Path) -> dict:
     import torch
 
     from embark.store.checkpoint_arrays import CheckpointArrays
-    from embark.store.local_store import LocalStore
+    from embark.store.object_store import LocalStore
 
     arrays = CheckpointArrays(LocalStore(folder.parent), folder.name)
     return {name: torch.from_numpy(arrays.tensor(name, about.size))

@@ -19,8 +19,8 @@ pytestmark = pytest.mark.slow
 
 PLACES = {
     "a step": ("embark.trainers.torch.engines.pipeline:PipelineEngine.step", ""),
-    "a save": ("embark.store.local_store:LocalStore.write", "rank-0000"),
-    "a save's last moment": ("embark.store.local_store:LocalStore.create", "commit.json"),
+    "a save": ("embark.store.object_store:LocalStore.write", "rank-0000"),
+    "a save's last moment": ("embark.store.object_store:LocalStore.create", "commit.json"),
     "an evaluation": ("embark.data.synthetic:SyntheticSource.eval_rows", ""),
     "the loader": ("embark.data.synthetic:SyntheticSource.train_rows", ""),
 }
@@ -84,7 +84,7 @@ def test_a_second_sigterm_changes_nothing(run, tmp_path):
     ranks = run.start(
         2,
         hook="integration.faults.hooks:slow",
-        method="embark.store.local_store:LocalStore.write",
+        method="embark.store.object_store:LocalStore.write",
         word="rank-0000",
         seconds=0.2,
         mark=str(mark),

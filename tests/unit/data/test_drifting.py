@@ -6,7 +6,7 @@ import pytest
 from embark.data import open_source
 from embark.data.drifting import DriftingSource
 from embark.errors import SpecError
-from embark.run.auc import halves_counter
+from embark.run.evaluation import halves_counter
 from embark.spec import RunSpec, resolve
 
 PER_DAY = 20_000

@@ -61,7 +61,7 @@ def test_a_fanout_reaches_every_sink(tmp_path):
 
 
 @pytest.mark.parametrize("remove", [shutil.rmtree, lambda run: run.rename(run.with_name("moved"))])
-def test_a_run_whose_folder_is_deleted_or_moved_says_so_and_ends_with_a_fault(tmp_path, remove):
+def test_a_run_whose_folder_is_deleted_or_moved_ends_with_a_fault(tmp_path, remove):
     log = EventLog(tmp_path / "run" / "events.jsonl")
     log.emit(Event("start", {}))
     remove(tmp_path / "run")

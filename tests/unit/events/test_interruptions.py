@@ -70,13 +70,13 @@ def test_two_starts_in_a_row_are_one_stop():
     assert (found.stopped_s, found.resumed_s, found.restarted_s) == (35.0, 310.0, 300.0)
 
 
-def test_a_start_that_was_stopped_before_its_first_step_adds_no_second_stop():
+def test_a_start_without_a_step_adds_no_second_interruption():
     events = [*start(0), *steps(10, 0, 50), *start(100), *stop(105, 0), *start(200), *steps(210, 0, 10)]
     (found,) = interruptions(events)
     assert (found.reason, found.down_s) == ("died", 175.0)
 
 
-def test_a_run_that_stopped_and_is_not_back_would_redo_what_it_has_not_saved():
+def test_a_stopped_run_would_repeat_what_it_has_not_saved():
     events = [*start(0), *steps(10, 0, 50), save(31, 40), Event("error", {"text": "lost"}, 36.0)]
     (found,) = interruptions(events)
     assert (found.resumed_s, found.resumed_step, found.lost_steps, found.redone_s) == (None, None, 10, 5.0)
@@ -99,7 +99,7 @@ def test_going_on_with_a_run_that_had_ended_is_no_interruption(outcome: str):
     assert interruptions([*start(0), *steps(10, 0, 50), ended, *start(1000, 50), *steps(1010, 50, 100)]) == ()
 
 
-def test_a_run_that_died_after_its_last_step_is_counted_though_nothing_was_left_to_do():
+def test_a_death_after_the_last_step_is_an_interruption():
     events = [*start(0), *steps(10, 0, 50), save(36, 50), *start(100, 50), done(105, 50)]
     (found,) = interruptions(events)
     assert (found.lost_steps, found.resumed_s) == (0, 105.0)

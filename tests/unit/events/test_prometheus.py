@@ -10,9 +10,9 @@ import pytest
 from limits import HANG_S
 
 from embark.errors import MissingPackage
-from embark.events.alerts import alerts, rules_text
 from embark.events.events import Event
 from embark.events.metrics import METRICS, Latest, metric
+from embark.events.monitoring import alerts, rules_text
 from embark.events.sinks.prometheus import PrometheusSink, exposition, prometheus_name
 
 SYSTEMS = [{"host": "node-0", "rank": 0, "cpu_percent": 50.0, "host_used_bytes": 98, "host_bytes": 100,

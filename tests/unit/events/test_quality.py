@@ -70,7 +70,7 @@ def test_a_rate_that_moves_nothing_needs_no_second_evaluation():
     assert names([*steps, evaluated(200, auc=0.503)]) == ["rate-does-nothing"]
 
 
-def test_a_leak_is_found_in_few_samples_and_names_the_column_where_one_is_known():
+def test_a_leak_is_found_in_few_samples_and_names_the_column():
     events = [*trained(0.5, 0.1), evaluated(200, auc=0.9991, num_samples=787)]
     assert names(events) == ["label-leaks"]
     note = "secret (AUC 1.0000) alone predicts the label of held-out rows"

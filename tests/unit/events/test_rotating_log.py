@@ -1,7 +1,6 @@
 """A server's record is bounded in size and number of files, and each of them can be read alone."""
 
-from embark.events.events import Event, read_events
-from embark.events.rotating_log import RotatingEventLog
+from embark.events.events import Event, RotatingEventLog, read_events
 
 
 def test_the_record_is_bounded_and_each_file_begins_with_the_opening_event(tmp_path):

@@ -9,7 +9,7 @@ from limits import HANG_S
 from embark.errors import MissingPackage
 from embark.events.events import Event
 from embark.events.sinks.services import SendingSink, cloudwatch_sink, otlp_sink
-from embark.events.sinks.trackers import Points, TrackedRun, flat_fields, mlflow_sink, wandb_sink
+from embark.events.sinks.trackers import Points, TrackedRun, mlflow_sink, parameters, wandb_sink
 
 
 class Service:
@@ -67,7 +67,7 @@ def test_only_what_is_new_is_sent():
     assert service.got[1]["save_bytes"] == 10
 
 
-def test_a_failure_is_reported_once_in_plain_letters_and_the_next_sending_tries_again():
+def test_a_failure_is_reported_once_and_sending_is_tried_again():
     service = Service(fails=3)
     sink = SendingSink("CloudX", lambda: service, 0.005)
     sink.emit(step(1))
@@ -90,7 +90,7 @@ def test_a_service_that_cannot_even_be_made_is_reported_of():
     assert "You must specify a region." in sink.take_problem()
 
 
-def test_telling_does_not_wait_for_a_service_that_hangs_and_neither_does_the_end(monkeypatch):
+def test_neither_events_nor_the_end_wait_for_a_hanging_service(monkeypatch):
     monkeypatch.setattr("embark.events.sinks.services.END_S", 0.1)
     waits = threading.Event()
     service = Service(waits=waits)
@@ -126,7 +126,7 @@ class Tracker(Service):
         self.got += [point.values["train/loss"] for point in points]
 
 
-def test_a_tracker_gets_every_point_once_in_order_also_those_of_a_failed_sending():
+def test_a_tracker_gets_every_point_once_and_in_order():
     service = Tracker(fails=1)
     sink = SendingSink("W&B", lambda: service, 0.005, Points())
     for number in range(3):
@@ -157,9 +157,9 @@ def test_a_run_keeps_its_id_and_another_run_has_another(tmp_path):
     assert id_of("a") == id_of("a") != id_of("b")
 
 
-def test_the_spec_is_sent_without_secrets_and_flat_where_a_service_wants_it_so(tmp_path):
+def test_the_spec_is_sent_without_secrets(tmp_path):
     spec = {"store": {"root": "s3://u:hunter2hunter2@host/x"}, "model": {"top_mlp": [8, 4]}, "name": "tiny"}
     config = TrackedRun("tiny", "", spec, tmp_path, tmp_path / "id").config
     assert "hunter2" not in str(config)
-    assert dict(flat_fields(config)) == {"store.root": config["store"]["root"], "model.top_mlp": "[8, 4]",
+    assert parameters(config) == {"store.root": config["store"]["root"], "model.top_mlp": "[8, 4]",
                                          "name": "tiny"}

@@ -7,8 +7,7 @@ from dataclasses import replace
 
 import pytest
 
-from embark.events.clock import boot_id, uptime_s
-from embark.events.events import Event
+from embark.events.events import Event, boot_id, uptime_s
 from embark.events.spending import spending
 
 
@@ -38,7 +37,7 @@ def test_a_complete_run_is_its_start_and_its_steps():
     assert (spent.left_s, spent.total_usd) == (0.0, pytest.approx(5.5))
 
 
-def test_what_is_left_is_reported_at_the_pace_that_saves_and_evaluations_leave():
+def test_the_time_left_includes_saves_and_evaluations():
     # 400 steps of half a second took 250 s: a save of 50 s lies among them.
     spent = spending([start(0, usd_per_hour=3600.0), *steps(0, 0, 200), *steps(150, 200, 400)])
     assert spent is not None
@@ -134,7 +133,7 @@ def test_a_wall_clock_set_ahead_between_two_starts_of_one_boot_is_not_paid():
     assert spending(other).usd == pytest.approx(260 + DAYS)  # another machine's uptime says nothing
 
 
-def test_the_time_since_the_last_event_is_counted_by_the_uptime_of_the_same_machine():
+def test_the_time_since_the_last_event_is_counted_by_the_uptime():
     events = [start(10, uptime_s=uptime_s() - 100, boot_id=boot_id(), usd_per_hour=3600.0), *steps(10, 0, 100)]
     assert spending(events, now_s=10 + DAYS).held_s == pytest.approx(100, abs=60)
     assert spending([start(10, usd_per_hour=3600.0)], now_s=10 + DAYS).held_s == DAYS

@@ -62,7 +62,7 @@ def test_an_interrupted_run_says_from_where_it_resumes(make_events):
 
 @pytest.mark.parametrize(("run_dir", "same"), [("runs/try", "without --fresh"),
                                                ("runs/try-2", "with --set name=try-2 in place of --fresh")])
-def test_a_run_started_with_fresh_says_how_it_is_resumed_and_not_started_anew(make_events, run_dir, same):
+def test_a_fresh_run_says_how_it_is_resumed(make_events, run_dir, same):
     events = make_events("interrupted")
     start = {**events[0].values, "name": "try", "run_dir": run_dir, "is_fresh": True}
     assert f"Run the same command {same} to resume from step 1,000." in summary.outcome_sentence(

@@ -27,7 +27,7 @@ def test_a_counter_that_decreased_is_left_out():
     assert "net_in_bytes_per_s" not in rates(BEFORE, replace(BEFORE, time_s=11.0, net_in_bytes=3))
 
 
-def test_internal_interfaces_partitions_and_virtual_disks_count_once_and_rdma_counts(monkeypatch, tmp_path):
+def test_interfaces_and_disks_count_once_and_rdma_counts(monkeypatch, tmp_path):
     nic = SimpleNamespace(bytes_recv=100, bytes_sent=200)
     disk = SimpleNamespace(read_bytes=10, write_bytes=20)
     monkeypatch.setattr(psutil, "net_io_counters", lambda **_: {"lo": nic, "eth0": nic, "docker0": nic})

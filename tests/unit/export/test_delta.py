@@ -24,7 +24,7 @@ from embark.export.artifact import (
 from embark.export.delta import DELTA
 from embark.export.export_run import read_contents
 from embark.export.safetensors_file import file_of, in_memory
-from embark.store.trained_run import find_trained
+from embark.store.checkpoint_inspect import find_trained
 
 DTYPES = ("fp32", "fp16", "int8", "int4")
 

@@ -15,7 +15,7 @@ from embark.export.artifact import open_artifact
 from embark.run.evaluate_run import loaded
 from embark.serve.request_rows import JsonColumns, RequestScorer
 from embark.spec import resolve
-from embark.store.trained_run import find_trained
+from embark.store.checkpoint_inspect import find_trained
 from embark.trainers import open_backend, train
 from embark.trainers.torch.scoring.cpu_model import ExportedModel
 

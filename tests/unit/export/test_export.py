@@ -18,8 +18,7 @@ from embark.export.artifact import INFO, WEIGHTS, open_artifact, open_versions
 from embark.export.safetensors_file import map_file
 from embark.spec import resolve
 from embark.store.checkpoint_arrays import CheckpointArrays
-from embark.store.local_store import LocalStore
-from embark.store.object_store import ObjectStore
+from embark.store.object_store import LocalStore, ObjectStore
 
 
 @pytest.fixture(scope="module")

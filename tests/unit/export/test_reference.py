@@ -9,7 +9,7 @@ import pytest
 from exported_runs import COLUMNS, draw_rows, prepared_spec, save_run, write_csv
 
 from embark import export_run
-from embark.events.score_bins import NUM_SCORE_BINS, SCORES, logit_counts, score_bins
+from embark.events.drift import NUM_SCORE_BINS, SCORES, logit_counts, score_bins
 from embark.export.artifact import open_artifact
 from embark.export.reference import REFERENCE
 from embark.serve.request_rows import JsonColumns, RequestScorer

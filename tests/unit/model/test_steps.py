@@ -5,7 +5,7 @@ import pytest
 from embark.errors import DataError, SpecError
 from embark.model.steps import num_steps_of, samples_per_rank, steps_per_epoch
 from embark.spec import TrainSpec
-from embark.spec.batch import batch_mistakes, divides
+from embark.spec.train import batch_mistakes, divides
 
 
 def test_the_odd_rest_of_an_epoch_is_left_out():

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from embark.publish.gate import GateSlice, ScoredRows, earlier_gate, judge, to_record
-from embark.spec.publish import PublishSpec
+from embark.spec.serve import PublishSpec
 
 ROOT = Path(__file__).parents[3]
 

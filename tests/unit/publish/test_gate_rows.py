@@ -17,7 +17,7 @@ from embark.publish import publisher
 from embark.publish.gate_rows import open_gate_rows
 from embark.run.evaluate_run import loaded
 from embark.spec import resolve
-from embark.store.trained_run import find_trained
+from embark.store.checkpoint_inspect import find_trained
 from embark.trainers import open_backend, train
 
 COLUMNS = ("user", "item", "label")

@@ -15,7 +15,7 @@ from embark.export.export_run import export_run, read_contents
 from embark.export.rollback import list_versions, rollback
 from embark.export.write_version import write_version
 from embark.publish import publisher
-from embark.store.trained_run import find_trained
+from embark.store.checkpoint_inspect import find_trained
 
 BOUNDS = {"max_calibration_error": 9.0, "max_auc_drop": 0.2}  # of weights that were drawn
 

@@ -14,7 +14,7 @@ from embark.errors import SpecError
 from embark.kubernetes.names import dns_label
 from embark.render.job import DEFAULT_MACHINES, make_job
 from embark.render.targets.tpu_vm import environment
-from embark.run.stop import PRICE
+from embark.run.budget import PRICE
 from embark.spec import load_spec
 
 

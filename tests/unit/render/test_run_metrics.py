@@ -14,14 +14,14 @@ from limits import HANG_S
 from recorded_commands import run_script
 from render_jobs import job_of
 
-from embark.events.alerts import alerts
 from embark.events.metrics import METRICS, TRAINING_GROUPS
+from embark.events.monitoring import alerts
 from embark.lint.check import lint_texts
 from embark.render.clouds.aws import bucket_statements
 from embark.render.image import render_image
 from embark.render.render import render_infrastructure
 from embark.render.targets.kubernetes import render_job
-from embark.spec.watch import WatchSpec
+from embark.spec.run import WatchSpec
 
 MACHINES = {"aws": "p4d.24xlarge", "azure": "Standard_ND96asr_v4", "gcp": "a2-highgpu-8g"}
 KINDS = {"aws": ["PodMonitor", "PrometheusRule"], "azure": ["PodMonitor"], "gcp": ["PodMonitoring", "Rules"]}

@@ -1,8 +1,7 @@
 """Slices of runs side by side."""
 
 from embark.report.report import slice_blocks, slice_rows
-from embark.run.importance import Estimate
-from embark.run.slices import Slice, SliceResult
+from embark.run.feature_metrics import Estimate, Slice, SliceResult
 
 
 def sliced(auc: float) -> SliceResult:

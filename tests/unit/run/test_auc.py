@@ -8,8 +8,8 @@ import pytest
 import torch
 from limits import HANG_S
 
-from embark.run import auc as module
-from embark.run.auc import exact_auc, halves_counter
+from embark.run import evaluation as module
+from embark.run.evaluation import exact_auc, halves_counter
 from embark.trainers.torch.metrics import HeldOut
 from embark.trainers.torch.world import World
 

@@ -12,8 +12,8 @@ import pytest
 from limits import HANG_S
 
 from embark.errors import OverBudget, UserError
+from embark.run.budget import PRICE, BudgetGuard, process_age_s, usd_per_hour
 from embark.run.signals import stopped_by
-from embark.run.stop import PRICE, BudgetGuard, process_age_s, usd_per_hour
 
 
 @pytest.fixture(autouse=True)
@@ -24,7 +24,7 @@ def no_price(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_purse_is_empty_once_what_is_left_pays_for_no_more_than_a_save(monkeypatch: pytest.MonkeyPatch):
     now = time.monotonic()
     monkeypatch.setattr(time, "monotonic", lambda: now)
-    purse = BudgetGuard(10.0, 3600.0, 4.0, lambda: 2.0)
+    purse = BudgetGuard(6.0, 3600.0, lambda: 2.0)
     for later, is_empty in ((0.0, False), (3.9, False), (4.0, True), (100.0, True)):
         monkeypatch.setattr(time, "monotonic", lambda at=later: now + at)
         assert purse.is_spent() == is_empty, later
@@ -32,11 +32,11 @@ def test_a_purse_is_empty_once_what_is_left_pays_for_no_more_than_a_save(monkeyp
 
 @pytest.mark.parametrize(("budget", "price"), [(None, 3600.0), (1e-9, None), (None, None)])
 def test_without_a_budget_or_a_price_a_purse_is_never_empty(budget: float | None, price: float | None):
-    assert not BudgetGuard(budget, price, 1e9, lambda: 1e9).is_spent()
+    assert not BudgetGuard(budget, price, lambda: 1e9).is_spent()
 
 
 def test_a_machine_that_costs_nothing_empties_no_purse():
-    assert not BudgetGuard(5.0, 0.0, 4.0, lambda: 1e9).is_spent()
+    assert not BudgetGuard(1.0, 0.0, lambda: 1e9).is_spent()
 
 
 @pytest.mark.parametrize("text", ["free", "nan", "inf", "-1"])
@@ -59,7 +59,7 @@ def test_the_price_is_the_environments(monkeypatch: pytest.MonkeyPatch):
 
 
 def test_a_process_knows_how_long_it_has_lived(tmp_path: Path):
-    script = "import time; time.sleep(0.5); from embark.run.stop import process_age_s; print(process_age_s())"
+    script = "import time; time.sleep(0.5); from embark.run.budget import process_age_s; print(process_age_s())"
     began = time.monotonic()
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=HANG_S)
     duration = time.monotonic() - began

@@ -17,7 +17,7 @@ from embark.run.checkpointer import Checkpointer, Saved
 from embark.spec import load_spec
 from embark.store import RunDir, checkpoint_name
 from embark.store.checkpoint_arrays import CheckpointArrays, TensorChunk
-from embark.store.local_store import LocalStore
+from embark.store.object_store import LocalStore
 
 NUM_RANKS = 3
 LAYOUT: dict[str, Any] = {"tables": [], "per_rank": []}
@@ -107,7 +107,7 @@ def test_the_mark_is_written_last_and_names_every_file_of_every_rank(ranks, run_
     assert run_dir.checkpoints.damage(checkpoint) == ""
 
 
-def test_what_one_rank_could_not_write_no_rank_has_saved_and_nothing_is_left_of_it(ranks, run_dir, monkeypatch):
+def test_a_failed_write_of_one_rank_leaves_no_checkpoint(ranks, run_dir, monkeypatch):
     save(ranks, 5)
     refuse_writes(monkeypatch, "rank-00002")
     saves = save(ranks, 10)
@@ -147,7 +147,7 @@ def test_all_ranks_continue_from_the_newest_that_is_complete(ranks, run_dir):
     assert "rank-00001-00.bin: 999 bytes instead of 1,000" in result[0][0]
 
 
-def test_a_file_that_vanishes_between_its_verification_and_its_reading_is_a_fault_on_every_rank(
+def test_a_file_that_vanishes_before_it_is_read_is_a_fault_on_all_ranks(
         ranks, run_dir, monkeypatch):
     """Job controllers start it again after 70, never after 64; it then resumes from the checkpoint before."""
     for step in (5, 10):
@@ -208,7 +208,7 @@ def test_a_changed_text_file_condemns_no_tensors(ranks, run_dir):
     assert len(run_dir.checkpoints.damages(checkpoint)) == 2  # `embark checkpoints --verify` names them
 
 
-def test_a_linked_step_folder_is_resumed_from_and_nothing_is_deleted_through_the_link(ranks, run_dir, tmp_path):
+def test_a_linked_step_folder_is_loaded_and_never_deleted_through(ranks, run_dir, tmp_path):
     save(ranks, 5)
     folder, moved = run_dir.path / "checkpoints" / checkpoint_name(5), tmp_path / "other-disk" / "moved"
     moved.parent.mkdir()

@@ -20,8 +20,7 @@ from embark.run.loop import train
 from embark.run.signals import StopSignals
 from embark.spec import resolve
 from embark.store import Checkpoint, RunDir
-from embark.store.checkpoint_inspect import decide_pruning, list_checkpoints
-from embark.store.trained_run import find_trained
+from embark.store.checkpoint_inspect import decide_pruning, find_trained, list_checkpoints
 
 AUC = {2: 0.60, 4: 0.70, 6: 0.69, 8: 0.75, 10: 0.75, 12: 0.74, 14: 0.745, 16: 0.9}
 SETS = ("train.num_steps=20", "train.eval_every=2", "train.early_stopping_patience=3", "store.in_background=false",
@@ -52,7 +51,7 @@ STOPPED = {"metric": "auc", "step": 14, "best_step": 8, "best": 0.75, "num_witho
            "has_stopped": True}
 
 
-def test_the_run_stops_after_as_many_evaluations_without_improvement_and_keeps_the_best_checkpoint(run, tmp_path):
+def test_early_stopping_ends_the_run_and_keeps_the_best_checkpoint(run, tmp_path):
     values = run()
     assert (values["outcome"], values["step"], values["auc"]) == ("done", 14, 0.745)
     assert state_of(values) == STOPPED
@@ -74,7 +73,7 @@ def test_the_run_stops_after_as_many_evaluations_without_improvement_and_keeps_t
     ("", ("step", 5)), ("", ("evaluate", 8)), ("", ("commit", 8)), ("", ("committed", 8)), ("", ("evaluate", 12)),
     ("", ("committed", 14)), ("SIGTERM", ("step", 8)), ("SIGTERM", ("evaluate", 8)), ("SIGTERM", ("evaluate", 14)),
 ])
-def test_a_run_killed_or_preempted_at_any_instant_decides_as_an_undisturbed_one(run, tmp_path, signal, at):
+def test_early_stopping_decides_alike_after_a_kill_or_preemption(run, tmp_path, signal, at):
     with pytest.raises((Killed, Preempted)):
         run(instants=Instants(at, signal))
     values = run()
@@ -84,7 +83,7 @@ def test_a_run_killed_or_preempted_at_any_instant_decides_as_an_undisturbed_one(
     assert find_trained(f"{tmp_path}/run@best").checkpoint.values["eval"]["auc"] == 0.75
 
 
-def test_the_last_evaluation_may_be_the_best_and_is_then_saved_though_no_save_is_asked_for(run, tmp_path):
+def test_the_last_evaluation_is_saved_if_it_is_the_best(run, tmp_path):
     values = run("train.num_steps=16", "train.early_stopping_patience=4", "store.checkpoint_at_end=false",
                  "store.checkpoint_every=0")
     assert (values["step"], values["early_stopping"]["best_step"]) == (16, 16)
@@ -109,7 +108,7 @@ def test_metric_smallest_change_and_patience_decide(run, sets, best_step, stops_
     assert (values["early_stopping"]["best_step"], values["step"]) == (best_step, stops_at)
 
 
-def test_values_that_are_no_numbers_are_no_improvement_and_the_first_rank_decides():
+def test_nan_is_no_improvement_and_the_first_rank_decides():
     train = resolve(TINY, SETS).train
     world: Any = SimpleNamespace(gathered=lambda value: [0.6, value])
     one = EarlyStopping(train, SimpleNamespace(num_eval_samples=1), world, None)
@@ -122,7 +121,7 @@ def test_values_that_are_no_numbers_are_no_improvement_and_the_first_rank_decide
     assert "it was never a finite number" in alone.reason()
 
 
-def test_another_metric_starts_the_count_again_and_without_patience_there_is_no_state():
+def test_another_metric_starts_the_count_again():
     saved = Checkpoint(14, {}, {"early_stopping": {k: v for k, v in STOPPED.items() if k != "has_stopped"}})
     source: Any = SimpleNamespace(num_eval_samples=1)
     other = resolve(TINY, [*SETS, "train.early_stopping_metric=log_loss"]).train
@@ -140,7 +139,7 @@ def test_what_cannot_work_is_refused_with_the_way_out(run):
         run("data.num_eval_samples=0")
 
 
-def test_the_best_of_a_run_without_early_stopping_is_that_of_its_evaluations(run, tmp_path):
+def test_best_without_early_stopping_is_by_evaluations(run, tmp_path):
     sets = ("train.early_stopping_patience=0", "store.keep_checkpoints=9", "train.num_steps=11")
     run(*sets, "store.checkpoint_every=2")
     assert find_trained(f"{tmp_path}/run@best").checkpoint.step == 10  # as good as step 8, and newer

@@ -11,12 +11,13 @@ from embark.data import open_source
 from embark.diagnose.scan import rule_named
 from embark.errors import EmbarkError, Fault, OverBudget, Preempted, UserError
 from embark.events.events import Event
-from embark.run.clock import Clock
 from embark.run.early_stopping import EarlyStopping
 from embark.run.logger import RunLogger, recorded_errors
-from embark.run.loop import TrainingRun, end_run, save_and_evaluate
-from embark.run.open_run import _inspect, finished_before, finished_step, life_events
+from embark.run.loop import TrainingLoop
+from embark.run.open_run import _inspect, last_finished_step, life_events, replay_finished
+from embark.run.resolve import ResolvedRun
 from embark.run.stop import Decision
+from embark.run.training_data import TrainingData
 from embark.spec import resolve
 from embark.store import RunDir
 
@@ -59,20 +60,22 @@ def end(tiny, alone, tmp_path, seen):
     saver = Saver()
 
     def run(decision: Decision, step: int, *sets: str, evaluation=None, source=None):
-        made = TrainingRun(
-            spec=tiny(*sets), world=alone, run_dir=RunDir(str(tmp_path / "tiny")),
-            source=source or SimpleNamespace(num_eval_samples=int(evaluation is not None)),
-            trainer=SimpleNamespace(peak_bytes=lambda: 77), logger=RunLogger([seen], []), checkpoints=saver,
-            stop=SimpleNamespace(is_stopping=lambda: False), first_step=0, num_steps=10, steps_per_epoch=5,
+        data = TrainingData(source or SimpleNamespace(num_eval_samples=int(evaluation is not None)))
+        loop = TrainingLoop(
+            run=ResolvedRun(tiny(*sets), (), data, steps_per_epoch=5, num_steps=10, identity={}), world=alone,
+            run_dir=RunDir(str(tmp_path / "tiny")), logger=RunLogger([seen], []), checkpoints=saver,
+            trainer=SimpleNamespace(peak_bytes=lambda: 77, input_waits=lambda: None),
+            stop=SimpleNamespace(is_stopping=lambda: False), step=step, decision=decision, evaluated={"auc": 0.7},
             early_stopping=EarlyStopping(tiny(*sets).train, source, alone, None),
         )
-        evaluated = save_and_evaluate(made, evaluation, Clock(128), decision, {"auc": 0.7}, step)
-        return end_run(made, Clock(128), decision, evaluated, step)
+        loop.evaluation = evaluation
+        loop.save_and_evaluate()
+        return loop.end()
 
     return run, saver
 
 
-def test_a_run_that_is_done_tells_its_end_and_returns_it_with_the_last_evaluation(end, seen, tmp_path):
+def test_the_end_is_logged_and_returned_with_the_last_evaluation(end, seen, tmp_path):
     run, saver = end
     values = run(Decision(), 10)
     ((kind, run_events),) = seen.events
@@ -143,7 +146,7 @@ def test_a_run_that_was_stopped_saves_tells_why_and_raises_it(end, seen, tmp_pat
     assert saver.finished == [(4, {"auc": 0.7}, True)]
 
 
-def test_a_run_stopped_before_its_first_step_starts_over_and_has_no_step_time(end, seen):
+def test_a_run_stopped_before_its_first_step_starts_over(end, seen):
     with pytest.raises(Preempted) as caught:
         end[0](Decision("SIGTERM"), 0)
     assert caught.value.fix == "run the same command to start over: there is no checkpoint yet"
@@ -151,7 +154,7 @@ def test_a_run_stopped_before_its_first_step_starts_over_and_has_no_step_time(en
 
 
 def test_a_run_that_was_finished_says_so_to_whoever_watches(seen):
-    values = finished_before(RunDir("runs/tiny"), 10, resolve(TINY), [seen])
+    values = replay_finished(RunDir("runs/tiny"), 10, resolve(TINY), [seen])
     assert values == {"outcome": "done", "step": 10, "run_dir": "runs/tiny"}
     (kind, run_events), *_ = seen.events
     assert kind == "note"
@@ -163,7 +166,7 @@ def test_a_finished_run_returns_and_shows_what_it_did_when_it_ended(seen, tmp_pa
     end = {"outcome": "done", "step": 10, "run_dir": "where/it/was", "samples_per_s": 5.0}
     events = [Event("eval", {"step": 5, "auc": 0.6}), Event("eval", {"step": 10, "auc": 0.7}), Event("end", end)]
     (tmp_path / "events.jsonl").write_text("".join(event.to_json() + "\n" for event in events))
-    values = finished_before(RunDir(str(tmp_path)), 10, resolve(TINY), [seen])
+    values = replay_finished(RunDir(str(tmp_path)), 10, resolve(TINY), [seen])
     assert values == {**end, "auc": 0.7, "run_dir": str(tmp_path)}
     assert [(kind, shown.get("step")) for kind, shown in seen.events] == [("note", None), ("eval", 10), ("end", 10)]
 
@@ -208,11 +211,11 @@ def test_too_little_host_memory_is_an_error_in_words(seen, error):
 ])
 def test_a_damaged_record_of_the_end_is_no_end(tmp_path, line, step):
     (tmp_path / "events.jsonl").write_text(line + "\n")
-    assert finished_step(life_events(RunDir(str(tmp_path)))) == step
+    assert last_finished_step(life_events(RunDir(str(tmp_path)))) == step
 
 
 @pytest.mark.parametrize("name", ["spec.toml", "events.jsonl", "plan.txt"])
 def test_a_folder_where_a_run_writes_a_file_is_named(tiny, alone, tmp_path, name):
     (tmp_path / "run" / name).mkdir(parents=True)
     with pytest.raises(UserError, match=f"{name} is a directory"):
-        _inspect(RunDir(str(tmp_path / "run")), tiny(), None, 10)
+        _inspect(RunDir(str(tmp_path / "run")), None)

@@ -14,14 +14,14 @@ from embark.data import open_source, resolve_from_data
 from embark.data.prepare.prepare import prepare_from_spec
 from embark.errors import DataError, ExitCode, SpecError, UserError
 from embark.events import Event, EventLog
-from embark.events.changes import Change, changes_of
-from embark.run.hold_run import Opening
+from embark.events.events import Change, changes_of
 from embark.run.identity import changes_since, identity_of
-from embark.run.open_run import open_run
+from embark.run.open_run import RunOpener, open_run
+from embark.run.resolve import ResolvedRun
 from embark.run.signals import StopSignals
+from embark.run.training_data import TrainingData
 from embark.spec import RunSpec, resolve
-from embark.spec.identity import KEY, KIND_OF_FIELD, LEARNING_FIELDS, OTHER_FIELDS, OTHER_SECTIONS
-from embark.spec.run import accepting
+from embark.spec.run import KEY, KIND_OF_FIELD, LEARNING_FIELDS, OTHER_FIELDS, OTHER_SECTIONS, accepting
 from embark.spec.tasks import HEAD_FIELDS
 from embark.store import ChecksumWriter, RunDir, checkpoint_name
 from embark.trainers import train
@@ -64,8 +64,10 @@ def open_tiny(tiny, alone):
     """A function that starts a run as far as its directory."""
     def start(*sets: str, data: str = "", num_steps: int = NUM_STEPS):
         with StopSignals() as signals, ExitStack() as at_end:
-            return open_run(tiny(*sets), alone, Opening(signals, (), at_end), of(tiny(*sets), data, num_steps),
-                            num_steps, fresh=False)
+            spec = tiny(*sets)
+            run = ResolvedRun(spec, spec.store.accept_changes, TrainingData(None), num_steps, num_steps,
+                              of(spec, data, num_steps))
+            return open_run(run, alone, RunOpener(signals, (), at_end), fresh=False)
 
     return start
 
@@ -95,7 +97,7 @@ def test_every_field_of_a_spec_is_known_to_decide_what_is_learned_or_not():
 
 
 @pytest.mark.parametrize("field", sorted(LEARNING_FIELDS))
-def test_resuming_with_another_value_is_refused_with_both_values_and_both_ways_on(field, open_tiny, saved, tmp_path):
+def test_a_changed_value_is_refused_with_both_values_and_both_fixes(field, open_tiny, saved, tmp_path):
     decay = {"train.decay_steps": ("train.decay=cosine",),
              "train.decay_start_step": ("train.decay=cosine", "train.decay_steps=9")}.get(field, ())
     tasks = {"model.sequence": ("model.kind=hstu", "model.tables=[{name='a', rows=9}, {name='seen', shares='a', "
@@ -142,7 +144,7 @@ def test_what_only_says_where_how_fast_and_how_long_may_change(open_tiny, saved,
               data="1")
 
 
-def test_more_steps_stretch_a_decay_that_ends_with_the_run_and_so_are_a_change(open_tiny, saved):
+def test_more_steps_are_a_change_if_the_decay_ends_with_the_run(open_tiny, saved):
     saved(70, "train.decay=cosine", "train.warmup_steps=10")
     with pytest.raises(UserError, match=r"train\.decay_steps: 90 at step 70, 190 now"):
         open_tiny("train.decay=cosine", "train.warmup_steps=10", num_steps=200)
@@ -160,7 +162,7 @@ def test_a_checkpoint_of_another_run_is_refused_wherever_it_was_put(open_tiny, s
     assert f"train.seed: 9 at step {step}, 1 now" in raised.value.what
 
 
-def test_a_checkpoint_that_does_not_say_what_it_was_trained_with_is_not_trusted(open_tiny, saved, tmp_path):
+def test_a_checkpoint_without_an_identity_is_not_trusted(open_tiny, saved, tmp_path):
     commit(tmp_path / "tiny", 70, {})
     with pytest.raises(UserError, match="identity: not recorded at step 70"):
         open_tiny()

@@ -197,7 +197,7 @@ def test_gce_holds_the_question_open_while_nothing_changes(serve):
         assert watch.problem == ""
 
 
-def test_gce_tells_of_maintenance_that_ends_the_machine_and_not_of_a_migration(serve):
+def test_gce_hints_at_termination_and_not_at_migration(serve):
     gce = serve(Gce)
     gce.values["maintenance-event"] = "MIGRATE_ON_HOST_MAINTENANCE"
     with NoticeWatch(**QUICK) as watch:

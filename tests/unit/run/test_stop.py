@@ -8,7 +8,7 @@ from types import SimpleNamespace
 import pytest
 
 from embark.errors import ExitCode, Preempted
-from embark.run.checkpoint_schedule import FIRST_SAVE_S, CheckpointSchedule
+from embark.run.checkpointer import FIRST_SAVE_S, CheckpointSchedule
 from embark.run.signals import StopSignals, stopped_by
 from embark.run.stop import StopCoordinator
 from embark.spec import load_spec
@@ -149,7 +149,7 @@ def test_a_closed_terminal_stops_the_run_unless_nohup_ignores_it():
     assert isinstance(stopped_by("SIGHUP", "stopped"), Preempted)
 
 
-def test_ctrl_c_while_the_library_loads_leaves_at_once_and_a_preemption_is_remembered():
+def test_ctrl_c_leaves_at_once_while_the_library_loads():
     with StopSignals(is_loading=True) as signals:
         os.kill(os.getpid(), signal.SIGTERM)
         assert signals.caught == "SIGTERM"

@@ -37,7 +37,7 @@ def test_complete_lines_are_copied_as_they_come(run_dir):
         until(lambda: run_dir.store.read("events.jsonl") == b'{"a": 1}\n{"b": 2}\n')
 
 
-def test_a_store_that_is_unavailable_stops_neither_the_run_nor_the_next_try(run_dir, monkeypatch):
+def test_an_unavailable_store_stops_neither_run_nor_upload(run_dir, monkeypatch):
     run_dir.events.write_bytes(b"x\n")
     write, calls = run_dir.store.write, []
 

@@ -77,7 +77,7 @@ def old(january, tmp_path) -> str:
     return shutil.copytree(january["run_dir"], tmp_path / "trained")
 
 
-def test_the_first_evaluation_is_the_last_of_the_other_run_on_the_same_data(january, months, tmp_path):
+def test_a_warm_start_evaluates_like_the_run_it_starts_from(january, months, tmp_path):
     new, events = trained(tmp_path, prepared(months, "january"), *STILL, f"train.warm_start={january['run_dir']}")
     cold, _ = trained(tmp_path, "name=cold", prepared(months, "january"), *STILL)
     assert {name: new[name] for name in METRICS} == {name: january[name] for name in METRICS}
@@ -88,7 +88,7 @@ def test_the_first_evaluation_is_the_last_of_the_other_run_on_the_same_data(janu
 
 
 @pytest.mark.parametrize("how", ["append", "evict"])
-def test_known_rows_have_the_old_weights_and_rows_of_new_owners_their_initial_ones(january, months, tmp_path, how):
+def test_rows_with_new_owners_keep_their_initial_values(january, months, tmp_path, how):
     february = prepared(months, "february", how)
     new, events = trained(tmp_path, february, *STILL, f"train.warm_start={january['run_dir']}@4")
     cold, _ = trained(tmp_path, "name=cold", february, *STILL)

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from embark.errors import SpecError
 from embark.spec import PRESETS, resolve
-from embark.spec.edit import set_in_text
+from embark.spec.load import set_in_text
 from embark.spec.toml import starter
 
 COMMENTED = """# my run

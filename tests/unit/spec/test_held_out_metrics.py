@@ -6,7 +6,7 @@ import pytest
 
 from embark.errors import SpecError
 from embark.spec import resolve
-from embark.spec.held_out_metrics import HeldOutMetric, measured_metrics
+from embark.spec.train import HeldOutMetric, measured_metrics
 
 TABLES = [{"name": "user", "rows": 9}, {"name": "item", "rows": 9}]
 TOWERS = {"kind": "two_tower", "num_dense": 0, "tables": TABLES, "two_tower": {"item": "item", "user": "user"}}

@@ -290,7 +290,7 @@ def test_words_where_a_list_belongs_are_shown_as_the_list():
 
 
 @pytest.mark.parametrize("target", ["jobset", "trainjob", "ray", "torchx", "vertex", "tpu-vm", "compose"])
-def test_targets_that_need_a_fixed_number_refuse_a_range_and_name_those_that_do_not(target):
+def test_targets_with_fixed_machines_refuse_a_range_of_nodes(target):
     with pytest.raises(SpecError) as caught:
         resolve({"place": {"nodes": {"min": 2, "max": 3}, "target": target}, "train": {"batch_size": 48}})
     (mistake,) = caught.value.mistakes
@@ -328,7 +328,7 @@ def test_what_no_machine_could_hold_is_refused_at_once(setting, what):
 
 @pytest.mark.parametrize("text", ["a = " + "[" * 5000, "a = " + "{b = " * 5000, "a = " + "9" * 5000,
                                   "[" + "a." * 5000 + "a]", "a = " + "[" * 200 + "]" * 200])
-def test_text_that_is_nested_deeply_or_has_huge_numbers_is_refused_in_words(tmp_path, text):
+def test_deep_nesting_and_huge_numbers_are_refused(tmp_path, text):
     (tmp_path / "run.toml").write_text(text)
     with pytest.raises(UserError):
         load_spec(str(tmp_path / "run.toml"))
@@ -340,7 +340,7 @@ def test_a_source_that_is_none_is_refused_in_words(source):
         load_spec(source)
 
 
-def test_a_function_is_imported_from_the_current_directory_after_installed_modules(tmp_path, monkeypatch):
+def test_a_spec_function_does_not_shadow_installed_modules(tmp_path, monkeypatch):
     (tmp_path / "my_specs.py").write_text(
         "from embark import load_spec\ndef small():\n    return load_spec('laptop', ['train.num_steps=3'])\n")
     monkeypatch.chdir(tmp_path)

@@ -33,7 +33,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def test_paths_of_a_file_go_by_its_folder_and_those_of_set_by_the_current_one(folder, monkeypatch):
+def test_paths_in_a_file_are_relative_to_its_folder(folder, monkeypatch):
     data = load_spec("project/run.toml").data
     assert data.path == "project/prepared"
     assert data.prepare.input == ("project/raw/*.csv", "s3://bucket/raw.csv", "/raw.csv")

@@ -22,7 +22,7 @@ def mistakes(*args, **kwargs) -> str:
     return str(error.value)
 
 
-def test_the_maximum_length_is_the_most_ids_and_a_candidate_of_the_same_table_is_pooled():
+def test_max_length_is_multi_hot_and_a_candidate_is_pooled():
     model = spec("din", (ITEM, CANDIDATE), history="item", candidate="shown").model
     history, shown = model.table_list()
     assert (history.multi_hot, history.is_sequence, shown.multi_hot, shown.pooling) == (9, True, 1, "sum")

@@ -28,7 +28,7 @@ def test_a_feature_has_the_rows_width_and_pooling_of_the_table_it_shares(tables)
     assert [one.name for one in stored.features] == list(found)
 
 
-def test_what_is_saved_of_a_spec_is_read_as_the_same_and_has_no_field_that_is_not_used():
+def test_a_saved_spec_is_read_back_equal_without_unused_fields():
     spec = resolve({"model": {"embedding_dim": 8, "tables": [{"name": "item", "rows": 50}, SEEN]}})
     assert resolve(tomllib.loads(to_toml(spec))) == spec
     dumped = [table.model_dump() for table in spec.model.table_list()]

@@ -11,7 +11,7 @@ ITEM = {"name": "item", "rows": 50}
 COPIED = {**ITEM, "sharding": "data_parallel"}
 
 
-def test_features_of_a_table_have_its_settings_and_what_is_not_given_is_train_s():
+def test_features_of_a_table_have_its_settings():
     spec = resolve({"model": {"tables": [{**ITEM, "optimizer": "adagrad", "dtype": "fp16", "sharding": "row_wise"},
                                          {"name": "seen", "shares": "item"}, {"name": "shop", "rows": 5}]}})
     item, shop = spec.model.stored_tables()

@@ -48,7 +48,7 @@ def test_what_has_no_effect_or_contradicts_itself_is_refused(model, field, what)
     assert what in raised.value.mistakes[0].what
 
 
-def test_a_label_that_is_a_feature_and_a_metric_that_no_task_has_are_refused():
+def test_a_label_that_is_also_a_feature_is_refused():
     data = {"kind": "columns", "path": "a.csv", "dense_columns": ["rating"]}
     with pytest.raises(SpecError) as raised:
         resolve({"model": {"num_dense": 1, "tasks": [RATING]}, "data": data, "store": {"keep_best": 1}})

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from embark.errors import SpecError, UserError
 from embark.spec import load_spec, resolve, to_toml
-from embark.spec.user_code import load_user_class, place_of, user_error, with_code
+from embark.spec.user_code import load_user_class, location_of, user_error, with_code
 
 KIND = "my_model:MyModel"
 
@@ -20,7 +20,7 @@ def written(tmp_path, code: str | None, name: str = "my_model.py"):
     return str(tmp_path / "run.toml")
 
 
-def test_the_text_of_the_file_beside_the_spec_travels_with_it_and_none_of_it_runs(tmp_path):
+def test_code_beside_the_spec_travels_with_it_and_does_not_run(tmp_path):
     code = "open('ran', 'w')\nrows = [\n    1,\n]\nclass MyModel: pass\n"
     spec = load_spec(written(tmp_path, code))
     assert (spec.model.code, spec.model.is_own, (tmp_path / "ran").exists()) == (code, True, False)
@@ -45,7 +45,7 @@ def test_any_text_survives_the_way_through_toml(code):
     ("import os\n", "write class MyModel in it"),
     ("\0", "my_model.py:1:"),
 ])
-def test_what_is_wrong_with_the_file_is_a_mistake_of_the_spec_with_its_line(tmp_path, code, expected):
+def test_a_mistake_in_a_code_file_is_reported_with_its_line(tmp_path, code, expected):
     with pytest.raises(SpecError) as raised:
         load_spec(written(tmp_path, code))
     assert "run.toml:3: model.kind" in str(raised.value)
@@ -91,8 +91,8 @@ def test_an_exit_while_the_file_is_loaded_is_an_error_of_its_line():
 def test_what_has_no_line_is_told_by_its_file():
     code = "import functools\nclass MyModel:\n    rows = functools.partial(print)\n    {}\n"
     made = code.format("@functools.lru_cache\n    def other(self): pass")
-    assert place_of(load_user_class(KIND, made).other) == "my_model.py:4"
-    assert place_of(load_user_class(KIND, made).rows).endswith("functools.py")
+    assert location_of(load_user_class(KIND, made).other) == "my_model.py:4"
+    assert location_of(load_user_class(KIND, made).rows).endswith("functools.py")
 
 
 def test_a_name_that_is_no_class_is_refused():

@@ -27,7 +27,7 @@ from embark.store.checkpoint_arrays import (
     write_pieces,
 )
 from embark.store.errors import NotFound
-from embark.store.local_store import LocalStore
+from embark.store.object_store import LocalStore
 
 ARRAYS = {
     "f32": np.random.default_rng(0).normal(size=(7, 5)).astype("f4"), "f16": np.ones((2, 3, 4), "f2"),
@@ -194,7 +194,7 @@ def test_an_index_of_nothing_is_refused(tensors):
         read_index(json.dumps({"format": "embark-checkpoint-2", "tensors": tensors}).encode(), "here")
 
 
-def test_a_tensor_that_ends_beyond_its_file_is_refused_before_it_is_allocated(tmp_path):
+def test_a_tensor_beyond_its_file_is_refused_before_allocation(tmp_path):
     save(tmp_path, [unsharded("t", np.ones((2, 2), "f4"))])
     index = json.loads((tmp_path / "c" / INDEX).read_text())
     index["tensors"]["t"]["size"] = index["tensors"]["t"]["chunks"][0]["sizes"] = [1, 10**15]

@@ -155,7 +155,7 @@ def pruned(run: RunDir) -> list[int]:
     return [one.step for one in prune(run, decide_pruning(list_checkpoints(run), time.time())).removed]
 
 
-def test_a_run_that_is_being_trained_is_listed_with_who_trains_it_and_not_pruned(tmp_path):
+def test_a_run_in_training_is_listed_with_its_holder_and_not_pruned(tmp_path):
     run = make_run(tmp_path, "store.keep_checkpoints=1")
     for step in (100, 110):
         put(run, step)

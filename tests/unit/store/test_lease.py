@@ -56,7 +56,7 @@ def elsewhere(monkeypatch):
     """A function after which this process is on another machine: nothing is known there of the processes of this."""
 
     def move() -> None:
-        monkeypatch.setattr(lease, "_place", lambda: "another-boot pid:[1]")
+        monkeypatch.setattr(lease, "_boot_and_namespace", lambda: "another-boot pid:[1]")
 
     return move
 
@@ -143,7 +143,7 @@ def test_a_holder_elsewhere_that_renews_has_its_ttl_to_end(store, clock, elsewhe
     assert ["waiting 60 s for it to end" in text for text in told] == [True]
 
 
-def test_a_silent_holder_elsewhere_loses_the_run_after_its_ttl_by_the_clock_of_who_waits(store, clock, elsewhere):
+def test_a_silent_holder_elsewhere_loses_the_run_after_its_ttl(store, clock, elsewhere):
     held, others_clock = take(store, clock), Clock()
     others_clock.now_s = 5.0  # Clocks of two machines have nothing in common.
     elsewhere()
@@ -157,7 +157,7 @@ def test_a_silent_holder_elsewhere_loses_the_run_after_its_ttl_by_the_clock_of_w
     taken.check()
 
 
-def test_a_holder_that_dies_while_it_is_watched_is_waited_for_and_not_taken_for_alive(store, clock, elsewhere):
+def test_a_holder_that_dies_while_it_is_watched_is_waited_for(store, clock, elsewhere):
     held = take(store, clock)
     elsewhere()
 

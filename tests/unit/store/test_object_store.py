@@ -16,10 +16,9 @@ from limits import HANG_S
 from embark.errors import Fault, MissingPackage, UserError
 from embark.store import open_store
 from embark.store.cloud_store import CloudStore
-from embark.store.errors import NotFound, explain
+from embark.store.errors import NotFound, RetriesExhausted, RetryPolicy, call_with_retries, explain
 from embark.store.fsspec_store import FsspecStore
-from embark.store.local_store import LocalStore
-from embark.store.retry_policy import RetriesExhausted, RetryPolicy, call_with_retries
+from embark.store.object_store import LocalStore
 
 
 @pytest.fixture(autouse=True)

@@ -133,7 +133,7 @@ def test_a_remote_run_keeps_its_small_files_here(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize("is_there", [False, True])
-def test_what_a_process_that_lost_a_remote_run_still_adds_to_its_events_is_not_in_those_of_the_next(
+def test_a_process_that_lost_a_run_does_not_write_the_next_ones_events(
     tmp_path, monkeypatch, is_there
 ):
     monkeypatch.setenv("EMBARK_CACHE", str(tmp_path))

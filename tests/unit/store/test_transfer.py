@@ -8,8 +8,8 @@ import pytest
 
 from embark.errors import DataError, Fault
 from embark.store import open_store
-from embark.store.local_store import LocalStore
-from embark.store.transfer import COPY_STATE, CopyItem, Transfer, digest
+from embark.store.object_store import LocalStore
+from embark.store.transfer import COPY_STATE, CopyItem, Transfer
 
 FILES = {"manifest.json": b"{}", "train/0.bin": b"a" * 1_000, "train/1.bin": b"b" * 2_000, "validation/0.bin": b"c"}
 LAST = ("manifest.json",)
@@ -85,7 +85,7 @@ def test_a_complete_copy_is_not_copied_again(source, tmp_path):
     assert len(plan.done) == 4
 
 
-def test_a_file_of_the_same_size_that_was_there_before_is_compared_and_replaced(source, tmp_path):
+def test_an_older_file_of_the_same_size_is_compared_and_replaced(source, tmp_path):
     target = open_store(tmp_path / "target")
     target.write("train/0.bin", b"x" * 1_000)
     target.write("train/1.bin", FILES["train/1.bin"])
@@ -113,7 +113,7 @@ def test_files_of_another_copy_are_not_trusted(source, tmp_path):
     assert content(target) == FILES
 
 
-def test_a_missing_file_of_a_finished_copy_is_brought_and_the_manifest_is_unavailable_meanwhile(source, tmp_path):
+def test_the_manifest_is_absent_while_a_missing_file_is_copied(source, tmp_path):
     target = Stopped(tmp_path / "target")
     copy(source, target)
     target.delete("train/1.bin")
@@ -156,4 +156,4 @@ def test_what_the_target_loses_is_found_without_reading(source, tmp_path):
 
 
 def test_a_digest_is_that_of_the_bytes(source):
-    assert digest(source, "train/0.bin", 1_000) == hashlib.sha256(FILES["train/0.bin"]).hexdigest()
+    assert source.sha256("train/0.bin", 1_000) == hashlib.sha256(FILES["train/0.bin"]).hexdigest()

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from embark.store.user_cache import compiled_code_folder
+from embark.store.run_dir import compiled_code_folder
 
 
 def test_compiled_code_is_kept_in_the_users_cache_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):

@@ -7,23 +7,24 @@ from tiny_runs import TINY
 
 from embark.errors import MistakesError
 from embark.spec import resolve
-from embark.tuning.search_space import Choices, Range, default_space, own_values, parse_search, with_values
+from embark.tuning.search_space import Dimension, default_space, own_values, parse_search, with_values
 
 EPOCHS = "train.num_steps=0"
 
 
-def test_by_default_rates_optimizers_batch_and_regularization_are_searched_around_the_specs_own():
+def test_the_default_space_contains_the_specs_own_values():
     spec = resolve(TINY, [EPOCHS, "train.learning_rate=0.5", "train.weight_decay=0.03"])
     space = default_space(spec, has_regularization=True)
     assert [*space] == ["train.learning_rate", "train.dense_learning_rate", "train.optimizer", "train.dense_optimizer",
                         "train.batch_size", "model.dropout", "train.weight_decay", "train.embedding_l2"]
-    assert (space["train.learning_rate"], space["train.dense_learning_rate"]) == (Range(1e-3, 0.5), Range(3e-4, 0.5))
-    assert space["train.batch_size"] == Choices((128, 32))  # 8 is too small
+    assert space["train.learning_rate"] == Dimension((1e-3, 0.5), is_range=True)
+    assert space["train.dense_learning_rate"] == Dimension((3e-4, 0.5), is_range=True)
+    assert space["train.batch_size"] == Dimension((128, 32))  # 8 is too small
     own = own_values(spec, space)
     assert own.keys() == space.keys()
     assert (own["train.dense_learning_rate"], own["train.weight_decay"]) == (0.5, 0.03)
     for field, dimension in space.items():
-        for value in dimension.ends:
+        for value in dimension.values:
             with_values(spec, {field: value})
 
 
@@ -45,10 +46,11 @@ def test_ranges_and_choices_are_read_as_settings_are():
         "train.learning_rate=0.001..1", "train.warmup_steps=0..20", "model.dropout=0..0.5",
         "train.optimizer=sgd,adagrad", "train.batch_size=64, 128"])
     assert space == {
-        "train.learning_rate": Range(0.001, 1), "train.warmup_steps": Range(0, 20, is_int=True),
-        "model.dropout": Range(0, 0.5), "train.optimizer": Choices(("sgd", "adagrad")),
-        "train.batch_size": Choices((64, 128))}
-    assert [dimension.is_log for dimension in space.values() if isinstance(dimension, Range)] == [True, False, False]
+        "train.learning_rate": Dimension((0.001, 1), is_range=True),
+        "train.warmup_steps": Dimension((0, 20), is_range=True, is_int=True),
+        "model.dropout": Dimension((0, 0.5), is_range=True), "train.optimizer": Dimension(("sgd", "adagrad")),
+        "train.batch_size": Dimension((64, 128))}
+    assert [dimension.is_log for dimension in space.values() if dimension.is_range] == [True, False, False]
     assert own_values(resolve(TINY), space) == {"train.learning_rate": 0.01, "train.warmup_steps": 0,
                                                 "model.dropout": 0.0, "train.batch_size": 128}
 

@@ -22,8 +22,7 @@ from embark.events import Event
 from embark.run.signals import StopSignals
 from embark.spec import load_spec, resolve
 from embark.store import RunDir
-from embark.tuning.study import Study
-from embark.tuning.tune import TuneRequest, TuneResult, tune
+from embark.tuning.tune import Study, TuneRequest, TuneResult, tune
 
 SETS = ("train.num_steps=8", "store.in_background=false", "store.checkpoint_every=3", "store.checkpoint_at_end=true",
         "store.keep_checkpoints=1", "data.num_eval_samples=50", "watch.every=100")
@@ -126,7 +125,7 @@ def test_a_search_that_is_done_trains_nothing_and_more_trials_continue_it(search
 @pytest.mark.parametrize(("signal", "number", "at", "first_step"), [
     ("", 0, ("step", 1), 0), ("", 1, ("evaluate", 5), 3), ("", 1, ("committed", 8), 8), ("SIGTERM", 1, ("step", 5), 5),
 ])
-def test_a_search_killed_in_a_trial_resumes_it_and_no_trial_is_lost_or_tried_twice(
+def test_a_killed_search_resumes_its_trial_and_repeats_none(
     search, undisturbed, signal, number, at, first_step
 ):
     with pytest.raises((Killed, Preempted)):
@@ -159,7 +158,7 @@ def killed_before_tell(monkeypatch: pytest.MonkeyPatch, number: int) -> Iterator
         yield
 
 
-def test_a_line_of_the_journal_that_a_kill_cut_short_and_its_lock_do_not_stop_the_search(search):
+def test_a_cut_journal_line_and_its_lock_do_not_stop_the_search(search):
     first = search(TuneRequest(trials=1, search=SEARCH))
     journal = Path(first.folder, "optuna.journal")
     with journal.open("ab") as file:
@@ -168,7 +167,7 @@ def test_a_line_of_the_journal_that_a_kill_cut_short_and_its_lock_do_not_stop_th
     assert tried(search(TuneRequest(trials=2, search=SEARCH)))[:1] == tried(first)
 
 
-def test_trials_below_the_median_are_pruned_at_their_evaluation_also_after_a_kill(search, monkeypatch):
+def test_trials_below_the_median_are_pruned_also_after_a_kill(search, monkeypatch):
     aucs = dict(enumerate([0.6, 0.61, 0.62, 0.63, 0.64, 0.5, 0.7]))  # five complete, and then one cannot win
 
     def start() -> TuneResult:

@@ -14,7 +14,7 @@ from embark.data.export.parquet_files import ROW_GROUP_BYTES, ParquetFiles, choo
 from embark.data.prepared.cache import find_manifest
 from embark.errors import UserError
 from embark.store.checkpoint_arrays import CheckpointArrays, table_weight
-from embark.store.trained_run import TrainedRun, find_trained
+from embark.store.checkpoint_inspect import TrainedRun, find_trained
 
 
 def write_embeddings(

@@ -31,10 +31,9 @@ from embark.errors import DataError, EmbarkError, Fault
 from embark.features.layout import REPAIR, Layout
 from embark.spec.run import RunSpec
 from embark.store import ObjectStore, open_store
-from embark.store.errors import NotFound, explain_data
-from embark.store.local_store import LocalStore
-from embark.store.retry_policy import RetryPolicy
-from embark.store.user_cache import user_cache
+from embark.store.errors import NotFound, RetryPolicy, explain_data
+from embark.store.object_store import LocalStore
+from embark.store.run_dir import user_cache
 
 _POLL_S = 0.02
 _MAX_WAIT_S = 120.0

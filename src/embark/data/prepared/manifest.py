@@ -16,7 +16,7 @@ from embark.formatting import shortlist
 from embark.spec.model import ModelSpec, Table
 from embark.spec.run import RunSpec
 from embark.spec.tasks import label_columns
-from embark.spec.train_defaults import with_train_defaults
+from embark.spec.train import with_train_defaults
 from embark.store.object_store import normalize_path
 
 MANIFEST = "manifest.json"

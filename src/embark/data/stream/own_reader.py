@@ -8,7 +8,7 @@ from typing import Any
 from embark.data.stream.records import Message, Offset
 from embark.errors import DataError, UserError
 from embark.spec.stream import StreamSpec
-from embark.spec.user_code import file_of, load_user_class, place_of, user_call, user_errors
+from embark.spec.user_code import file_of, load_user_class, location_of, user_call, user_errors
 
 _CALL = "poll(self, offset, timeout_s)"
 
@@ -29,7 +29,7 @@ class OwnReader:
             if not callable(getattr(kind, "poll", None)):
                 raise UserError(f"{file_of(source)}: {kind.__name__} has no method {_CALL}",
                                 fix="docs/follow.md shows one")
-            self._where = place_of(kind.poll)
+            self._where = location_of(kind.poll)
             with user_call(f"{file_of(source)}: class {kind.__name__}", "__init__(self, stream)"):
                 self._own: Any = kind(self._stream)
         return [""]

@@ -13,7 +13,7 @@ from embark.formatting import to_one_line
 
 PREFIX = "embark_"
 RUN = "run"  # The label of the run's name.
-CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"  # Of what `exposition` returns.
+CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"  # The type of `exposition`.
 
 # Prometheus wants full words, base units and, for counters, a total.
 _ENDINGS = (("_per_s", "_per_second", 1.0), ("_event_s", "_event_timestamp_seconds", 1.0), ("_s", "_seconds", 1.0),
@@ -21,7 +21,7 @@ _ENDINGS = (("_per_s", "_per_second", 1.0), ("_event_s", "_event_timestamp_secon
 
 
 def prometheus_name(metric: Metric) -> str:
-    """`embark_step_seconds` for `step_s`, `embark_saves_total` for `num_saves`"""
+    """Name a metric for Prometheus: `embark_step_seconds` for `step_s`, `embark_saves_total` for `num_saves`."""
     if metric.kind == "counter":
         return f"{PREFIX}{metric.name.removeprefix('num_')}_total"
     for ending, whole, _ in _ENDINGS:
@@ -31,12 +31,12 @@ def prometheus_name(metric: Metric) -> str:
 
 
 def prometheus_scale(metric: Metric) -> float:
-    """The factor of a value: a percentage becomes a ratio."""
+    """Return the factor of a value: a percentage becomes a ratio."""
     return next((scale for ending, _, scale in _ENDINGS if metric.name.endswith(ending)), 1.0)
 
 
 def exposition(runs: Mapping[str, Iterable[Event] | Latest]) -> str:
-    """The newest metrics of runs, by their names, as text for Prometheus; a `Latest` is quicker than events."""
+    """Write the newest metrics of runs, by their names, for Prometheus; a `Latest` is quicker than events."""
     prometheus = _client()
     registry = prometheus.CollectorRegistry()
     registry.register(_Collector({name: found if isinstance(found, Latest) else Latest(found, null_is_nan=True)
@@ -68,7 +68,7 @@ class PrometheusSink:
 
 
 class _Collector:
-    """What prometheus-client calls at every scrape."""
+    """Collects the metrics for prometheus-client at every scrape."""
 
     def __init__(self, runs: Mapping[str, Latest], lock: threading.Lock | None = None) -> None:
         self._runs = runs
@@ -94,7 +94,8 @@ class _Collector:
 
 
 def _listen(app: Any, port: int, host: str) -> Any:
-    """prometheus-client's own server resolves its name by DNS at its start, which can take long without one."""
+    """Listen without prometheus-client's own server, which resolves its name by DNS at its start; that can take long
+    without one."""
     import socket
     from socketserver import TCPServer, ThreadingMixIn
     from wsgiref.simple_server import WSGIRequestHandler, WSGIServer

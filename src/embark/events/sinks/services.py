@@ -16,7 +16,7 @@ from embark.events.metrics import UNITS, Latest, Metric, Reading
 from embark.formatting import to_one_line
 
 CLOSE_S = 3.0  # How long the last sending may take before the run ends without it: a preempted machine has little time.
-END_S = 15.0  # … at the end of a run that was not stopped, of a service that has not failed.
+END_S = 15.0  # This long at the end of a run that was not stopped, if the service has not failed.
 MAX_CHARS = 200
 MAX_AT_ONCE = 500  # CloudWatch takes 1,000 in a request, of at most 1 MB.
 MAX_LABEL = 1024
@@ -26,20 +26,21 @@ OTLP_SEND_S = 10.0
 
 
 def cloudwatch_sink(run: str, namespace: str, every_s: float) -> SendingSink:
-    """Region, credentials and endpoint are found as the AWS tools find them."""
+    """Open CloudWatch; region, credentials and endpoint are found as the AWS tools find them."""
     require_packages("CloudWatch needs the boto3 package, which is not installed", "cloud", "boto3")
     return SendingSink("CloudWatch", lambda: CloudWatch(run, namespace), every_s)
 
 
 def otlp_sink(run: str, every_s: float) -> SendingSink:
-    """Endpoint and headers are those of OTEL_EXPORTER_OTLP_ENDPOINT, OTEL_EXPORTER_OTLP_HEADERS and their like."""
+    """Open a collector; endpoint and headers are those of OTEL_EXPORTER_OTLP_ENDPOINT, OTEL_EXPORTER_OTLP_HEADERS and
+    their like."""
     require_packages("OTLP needs OpenTelemetry's packages, which are not installed", "otlp", "opentelemetry.sdk",
                      "opentelemetry.exporter.otlp.proto.http")
     return SendingSink("the OTLP endpoint", lambda: Otlp(run), every_s)
 
 
 def require_packages(problem: str, extra: str, *modules: str) -> None:
-    """Raises `MissingPackage` unless they are installed; none is imported here."""
+    """Raise `MissingPackage` unless they are installed; none is imported here."""
     try:
         is_here = all(find_spec(name) for name in modules)
     except ModuleNotFoundError:
@@ -52,28 +53,14 @@ class Sender(Protocol):
     """A client of one service."""
 
     def send(self, fresh: Sequence[Any]) -> None:
-        """Raises if it fails."""
+        """Send; raises if it fails."""
         ...
 
     def close(self) -> None: ...
 
 
-class Pending(Protocol):
-    """What of the events is to be sent."""
-
-    def add(self, event: Event) -> None: ...
-
-    def fresh(self) -> Sequence[Any]:
-        """What waits."""
-        ...
-
-    def sent(self, fresh: Sequence[Any]) -> None:
-        """It waits no longer."""
-        ...
-
-
 class NewestReadings:
-    """The newest value of every series that has a new one; what waits is bounded by the number of series."""
+    """The newest value of every series that has a new one; their number is bounded by that of the series."""
 
     def __init__(self) -> None:
         self._latest = Latest()
@@ -82,21 +69,23 @@ class NewestReadings:
     def add(self, event: Event) -> None:
         self._latest.add(event)
 
-    def fresh(self) -> list[Reading]:
+    def fresh(self) -> list[Any]:
+        """Return what was not sent yet."""
         newest = self._latest.readings()
         return [one for one in newest if one.time_s > self._sent_s.get((one.metric.name, one.labels), 0.0)]
 
-    def sent(self, fresh: Sequence[Reading]) -> None:
+    def sent(self, fresh: Sequence[Any]) -> None:
+        """Learn that these were sent."""
         self._sent_s |= {(one.metric.name, one.labels): one.time_s for one in fresh}
 
 
 class SendingSink:
-    """Sends what is new every so many seconds and at the end.
+    """Sends what is new every so many seconds and at the end. A failure is reported once, and the next sending tries
+    again."""
 
-    A failure is reported once, and the next sending tries again.
-    """
-
-    def __init__(self, name: str, make: Callable[[], Sender], every_s: float, pending: Pending | None = None) -> None:
+    def __init__(
+        self, name: str, make: Callable[[], Sender], every_s: float, pending: NewestReadings | None = None
+    ) -> None:
         self._name, self._make, self._every_s = name, make, every_s
         self._pending = pending or NewestReadings()
         self._lock = threading.Lock()
@@ -113,7 +102,7 @@ class SendingSink:
             self._pending.add(event)
 
     def take_problem(self) -> str:
-        """Why sending fails, once."""
+        """Return once why sending fails."""
         if self._is_reported or not self._problem:
             return ""
         self._is_reported = True
@@ -153,7 +142,7 @@ class SendingSink:
 
 
 class CloudWatch:
-    """A metric is named as in the list; its run and its labels are dimensions."""
+    """Sends metrics named as in the list; run and labels are dimensions."""
 
     def __init__(self, run: str, namespace: str) -> None:
         import boto3
@@ -164,7 +153,7 @@ class CloudWatch:
         self._client: Any = boto3.client("cloudwatch", config=config)
 
     def send(self, readings: Sequence[Reading]) -> None:
-        """CloudWatch has no NaN: such a loss is missing there."""
+        """Send the readings. CloudWatch has no NaN: such a loss is missing there."""
         data = [self._datum(one) for one in readings if math.isfinite(one.value)]
         for start in range(0, len(data), MAX_AT_ONCE):
             self._client.put_metric_data(Namespace=self._namespace, MetricData=data[start : start + MAX_AT_ONCE])
@@ -184,7 +173,7 @@ class CloudWatch:
 
 
 class Otlp:
-    """A metric is named as in the list, behind `embark.`; its run and its labels are attributes."""
+    """Sends metrics named as in the list, behind `embark.`; run and labels are attributes."""
 
     def __init__(self, run: str) -> None:
         from opentelemetry.exporter.otlp.proto.http.metric_exporter import OTLPMetricExporter

@@ -1,4 +1,4 @@
-"""The curves, as TensorBoard reads them."""
+"""The curves for TensorBoard."""
 
 import os
 import struct
@@ -11,7 +11,7 @@ from embark.events.events import Event, ResilientFile
 from embark.events.metrics import Reading, readings
 
 GROUPS = {"step": "train", "eval": "eval", "ranks": "ranks", "phases": "phases"}
-"""By kind of event, what its tags begin with."""
+"""What tags begin with, by kind of event."""
 STEPS = frozenset({"last_step"})  # TensorBoard's own axis.
 
 
@@ -75,19 +75,19 @@ class TensorBoardSink:
 
 
 def tag_of(kind: str, reading: Reading) -> str:
-    """`train/auc`, `ranks/rank_step_s/3`, `ranks/gpu_power_w/node-0/7`"""
+    """Return the tag of a reading: `train/auc`, `ranks/rank_step_s/3`, `ranks/gpu_power_w/node-0/7`."""
     own = [value for name, value in reading.labels if name != "split"]
     return "/".join([GROUPS[kind], reading.metric.name, *own])
 
 
 def record_of(data: bytes) -> bytes:
-    """A TFRecord: the length of the data and the data, each with its checksum."""
+    """Make a TFRecord: the length of the data and the data, each with its checksum."""
     length = struct.pack("<Q", len(data))
     return b"".join([length, masked_crc32c(length), data, masked_crc32c(data)])
 
 
 def masked_crc32c(data: bytes) -> bytes:
-    """CRC-32C, rotated and shifted as TFRecords have it."""
+    """Return the CRC-32C, rotated and shifted for TFRecords."""
     crc = 0xFFFFFFFF
     for byte in data:
         crc = CRC32C[(crc ^ byte) & 0xFF] ^ (crc >> 8)

@@ -12,12 +12,10 @@ from rich.table import Table
 from rich.text import Text
 
 from embark.events import summary
-from embark.events.changes import changes_of, warm_start_text
-from embark.events.events import Event
-from embark.events.metrics import metric
+from embark.events.events import Event, changes_of, warm_start_text
+from embark.events.metrics import metric, task_lines
 from embark.events.sharding import plan_rows, rank_line
 from embark.events.summary import History
-from embark.events.task_rows import task_lines
 from embark.formatting import (
     format_auc,
     format_bytes,
@@ -42,10 +40,8 @@ _MIN_BAR = 6
 
 
 class TerminalView:
-    """A sink for a person: on a terminal a live bar with lines above it, in a pipe or a log plain lines.
-
-    Under `quiet` only warnings, errors and the sentence at the end. A closed pipe does not end the run.
-    """
+    """A sink for a person: on a terminal a live bar with lines above it, in a pipe or a log plain lines. Under `quiet`
+    it shows only warnings, errors and the sentence at the end. A closed pipe does not end the run."""
 
     def __init__(self, console: Console, quiet: bool = False) -> None:
         self._console = console
@@ -202,7 +198,7 @@ class TerminalView:
             self._step_line(self._waiting)
 
     def _at(self, values: Mapping[str, Any]) -> str:
-        """`step  1,000/20,000`"""
+        """Return the step in words, such as `step 1,000/20,000`."""
         total = format_count(self._history.num_steps)
         is_shown = self._history.num_steps and not self._on_terminal  # of a run that had finished it is not known
         return f"step {format_count(values.get('step')):>{len(total)}}" + (f"/{total}" if is_shown else "")
@@ -237,7 +233,7 @@ class TerminalView:
         return to_encoding(text, self._console.encoding)
 
     def _say_parts(self, label: str, parts: Sequence[str], style: str = "dim") -> None:
-        """As many of the parts as fit on one line, the first before the last; all of them in a log."""
+        """Show as many of the parts as fit on one line, the first before the last; all of them in a log."""
         shown = list(parts)
         while self._on_terminal and len(shown) > 2 and len("   ".join(shown)) > self._width - _LABEL - 2:
             shown.pop()
@@ -272,7 +268,8 @@ class TerminalView:
 
 
 class _Bar:
-    """`step 12,400/20,000 ━━━━━━╸━━━ train loss 0.4512  AUC 0.7712  41.2 k samples/s  2:05 left`, as much as fits."""
+    """A line such as `step 12,400/20,000 ━━━━━━╸━━━ train loss 0.4512 AUC 0.7712 41.2 k samples/s 2:05 left`, as much
+    as fits."""
 
     def __init__(self, history: History, encode: summary.Encode) -> None:
         self._history = history

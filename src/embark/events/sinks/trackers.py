@@ -9,25 +9,26 @@ import json
 import os
 import secrets
 from collections import deque
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from embark.events.events import Event
 from embark.events.metrics import readings
-from embark.events.sinks.services import LastWarning, SendingSink, require_packages
+from embark.events.sinks.services import LastWarning, NewestReadings, SendingSink, require_packages
 from embark.events.sinks.tensorboard import STEPS, tag_of
 from embark.formatting import redact
+from embark.spec.toml import flatten
 
 MAX_WAITING = 20_000  # Points kept for a service that does not answer; then the oldest are dropped.
 MAX_AT_ONCE = 1000  # MLflow takes so many metrics in a request, and a tenth of them as parameters.
 MAX_PARAMETER = 6000  # Characters.
-KINDS = frozenset({"step", "eval", "phases"})  # Of every rank and machine it would be too much for them.
+KINDS = frozenset({"step", "eval", "phases"})  # Those of every rank and machine would be too many.
 PROJECT = "embark"
 TAG = "embark.id"
 STATUS = {"done": "FINISHED", "interrupt": "KILLED", "interrupted": "KILLED", "budget": "KILLED"}
-"""By outcome, what MLflow calls it; anything else failed."""
+"""MLflow's words for outcomes; anything else failed."""
 ANSWER_S = 10.0  # How long W&B may take to begin a run, and to upload its end: the process cannot exit meanwhile.
 
 
@@ -47,7 +48,7 @@ class TrackedRun:
         return config
 
     def find_or_make_id(self) -> str:
-        """The same for every start of the run."""
+        """Return the id of the run, which is the same for every start."""
         if not self.id_file.is_file():
             self.id_file.write_text(f"{secrets.token_hex(6)}\n", encoding="ascii")
         return self.id_file.read_text(encoding="ascii").strip()
@@ -62,8 +63,8 @@ class Point:
     values: Mapping[str, float]
 
 
-class Points:
-    """What waits to be sent, and how the run ended."""
+class Points(NewestReadings):
+    """Every point of the curves that was not sent yet, and how the run ended."""
 
     def __init__(self) -> None:
         self._waiting: deque[Point] = deque(maxlen=MAX_WAITING)
@@ -83,14 +84,15 @@ class Points:
         return list(self._waiting)
 
     def sent(self, points: Sequence[Point]) -> None:
-        """New points may have come meanwhile, and driven out some of these."""
+        """Forget these points; new ones may have come meanwhile, and driven out some of these."""
         gone = set(map(id, points))
         while self._waiting and id(self._waiting[0]) in gone:
             self._waiting.popleft()
 
 
 def wandb_sink(run: TrackedRun, every_s: float) -> SendingSink:
-    """Key, entity, server and mode are those of WANDB_API_KEY, WANDB_ENTITY, WANDB_BASE_URL, WANDB_MODE and netrc."""
+    """Open W&B; key, entity, server and mode are those of WANDB_API_KEY, WANDB_ENTITY, WANDB_BASE_URL, WANDB_MODE and
+    netrc."""
     require_packages("W&B needs the wandb package, which is not installed", "wandb", "wandb")
     run.find_or_make_id()
     points = Points()
@@ -98,7 +100,7 @@ def wandb_sink(run: TrackedRun, every_s: float) -> SendingSink:
 
 
 def mlflow_sink(run: TrackedRun, every_s: float) -> SendingSink:
-    """Server and credentials are those of MLFLOW_TRACKING_URI, MLFLOW_TRACKING_TOKEN and their like."""
+    """Open MLflow; server and credentials are those of MLFLOW_TRACKING_URI, MLFLOW_TRACKING_TOKEN and their like."""
     require_packages("MLflow needs the mlflow-skinny package, which is not installed", "mlflow", "mlflow")
     run.find_or_make_id()
     points = Points()
@@ -106,7 +108,8 @@ def mlflow_sink(run: TrackedRun, every_s: float) -> SendingSink:
 
 
 class Wandb:
-    """What W&B collects by itself, console output, code, arguments and packages, is off: nothing would redact it."""
+    """A client of W&B. What it collects by itself, console output, code, arguments and packages, is off: nothing would
+    redact it."""
 
     def __init__(self, run: TrackedRun, points: Points) -> None:
         import wandb
@@ -139,7 +142,7 @@ class Wandb:
 
 
 class Mlflow:
-    """A run of the experiment, with the spec's fields as parameters; those that a later start changed are tags."""
+    """A run of MLflow's experiment, with the spec's fields as parameters; those that a later start changed are tags."""
 
     def __init__(self, run: TrackedRun, points: Points) -> None:
         # Without them, the client tries for minutes before anyone is told.
@@ -168,7 +171,7 @@ class Mlflow:
             found = [self._client.create_run(experiment, run_name=run.name, tags={TAG: run.find_or_make_id()})]
         run_id: str = found[0].info.run_id
         old = found[0].data.params
-        fields = {name: value[:MAX_PARAMETER] for name, value in flat_fields(run.config)}
+        fields = {name: value[:MAX_PARAMETER] for name, value in parameters(run.config).items()}
         new = [Param(name, value) for name, value in fields.items() if name not in old]
         for start in range(0, len(new), MAX_AT_ONCE // 10):
             self._client.log_batch(run_id, params=new[start : start + MAX_AT_ONCE // 10])
@@ -199,13 +202,9 @@ def _experiment(client: Any, project: str) -> str:
     return str(found.experiment_id if found else client.create_experiment(name))
 
 
-def flat_fields(values: Mapping[str, Any], before: str = "") -> Iterator[tuple[str, str]]:
-    """`train.batch_size` → `4096`."""
-    for name, value in values.items():
-        if isinstance(value, Mapping):
-            yield from flat_fields(value, f"{before}{name}.")
-        else:
-            yield before + name, value if isinstance(value, str) else json.dumps(value)
+def parameters(config: Mapping[str, Any]) -> dict[str, str]:
+    """Return the fields of a spec as text by their dotted names."""
+    return {name: value if isinstance(value, str) else json.dumps(value) for name, value in flatten(config).items()}
 
 
 def _without_secrets(value: Any) -> Any:

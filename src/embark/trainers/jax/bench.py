@@ -9,9 +9,9 @@ from embark.data import SampleSource, open_source, resolve_from_data
 from embark.data.loader import Prefetcher
 from embark.errors import UserError
 from embark.model.jax_layout import NUM_AHEAD
-from embark.run.loop import check_against
+from embark.run.resolve import check_against
 from embark.spec import RunSpec
-from embark.spec.train_defaults import with_train_defaults
+from embark.spec.train import with_train_defaults
 from embark.trainers.bench import ENDLESS, BenchResult, first_batches, time_contender
 from embark.trainers.jax.prefetch import to_devices
 from embark.trainers.jax.state import initial_state

@@ -15,17 +15,16 @@ from numpy.typing import NDArray
 
 from embark.data import Batch, SampleSource
 from embark.errors import EmbarkError, Fault, UserError
-from embark.events.score_bins import logit_counts
+from embark.events.drift import logit_counts
 from embark.model.engine_selection import choose_precision
 from embark.model.jax_layout import LINE_WIDTHS, MAX_IN_FLIGHT, check_supported, make_layout
 from embark.model.steps import dense_rate, rate_factor
-from embark.run.auc import exact_auc, halves_counter
 from embark.run.clock import HostWaits
-from embark.run.evaluation import Trouble, metrics_from
-from embark.run.host_memory import peak_resident_bytes
+from embark.run.evaluation import Trouble, exact_auc, halves_counter, metrics_from
+from embark.run.host import peak_resident_bytes
 from embark.spec import PlaceSpec, RunSpec
 from embark.store import RunDir
-from embark.store.user_cache import compiled_code_folder
+from embark.store.run_dir import compiled_code_folder
 from embark.trainers.jax.checkpoint import JaxCheckpointer
 from embark.trainers.jax.prefetch import DeviceBatch, capacities, to_devices, train_batches
 from embark.trainers.jax.state import empty_counts

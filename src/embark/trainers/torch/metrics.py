@@ -8,9 +8,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn.functional import binary_cross_entropy_with_logits, cross_entropy
 
-from embark.events.score_bins import LOGITS, NUM_SCORE_BINS
-from embark.run.auc import exact_auc
-from embark.run.evaluation import LARGEST_LOGIT, NUM_BINS, STATE_SIZE, metrics_from, metrics_of
+from embark.events.drift import LOGITS, NUM_SCORE_BINS
+from embark.run.evaluation import LARGEST_LOGIT, NUM_BINS, STATE_SIZE, exact_auc, metrics_from, metrics_of
 from embark.run.retrieval_metrics import ranking_metrics, ranks_of_first, sums_of_ranks
 from embark.trainers.torch.world import World
 
@@ -54,7 +53,7 @@ class HeldOut:
 
     @torch.no_grad()
     def score_counts(self) -> list[int]:
-        """Count the predictions in each bin of `events.score_bins`, over all ranks, which must all call it."""
+        """Count the predictions in each bin of `events.drift`, over all ranks, which must all call it."""
         logits = torch.cat(self._logits)
         bins = torch.bucketize(logits, torch.from_numpy(LOGITS).to(logits), right=True)
         counts: list[int] = self._world.sum_over_ranks(torch.bincount(bins, minlength=NUM_SCORE_BINS)).tolist()

@@ -32,7 +32,7 @@ from embark.model.sharding import (
     search_rounds,
     stride_ends,
 )
-from embark.run.host_memory import host_bytes
+from embark.run.host import host_bytes
 from embark.spec import RunSpec, StoredTable
 from embark.spec.sequence import EMBEDDING_SHARDINGS
 from embark.trainers.torch.model import table_collections

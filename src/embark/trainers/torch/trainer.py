@@ -26,11 +26,11 @@ from embark.model.engine_selection import (
 from embark.model.steps import EVAL_SAMPLES
 from embark.model.work import TRACED
 from embark.run.evaluation import Trouble
-from embark.run.host_memory import peak_resident_bytes
+from embark.run.host import peak_resident_bytes
 from embark.spec import ModelSpec, PlaceSpec, RunSpec, TrainSpec
 from embark.spec.tasks import list_size_of
 from embark.store import RunDir
-from embark.store.user_cache import compiled_code_folder
+from embark.store.run_dir import compiled_code_folder
 from embark.trainers.torch.batch import DeviceBatch, ToDevice, pinned
 from embark.trainers.torch.checkpoint import TorchCheckpointer
 from embark.trainers.torch.cpu_lookup import use_fast_cpu_lookup, use_lookup_of_bf16

@@ -16,7 +16,7 @@ from embark.data.prepare.prepare import prepare_from_spec
 from embark.data.prepared.cache import read_manifest
 from embark.errors import UserError
 from embark.spec import resolve, to_toml
-from embark.spec.identity import DATA, KEY
+from embark.spec.run import DATA, KEY
 from embark.store import ChecksumWriter, RunDir, checkpoint_name
 from embark.store.checkpoint_arrays import INDEX, Index, TensorChunk, merge_entries, write_pieces
 

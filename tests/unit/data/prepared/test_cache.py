@@ -27,7 +27,7 @@ from embark.data.prepared import cache as cache_module
 from embark.data.prepared.cache import CachedParts, cache_directory
 from embark.errors import DataError, Fault
 from embark.spec import resolve
-from embark.store.local_store import LocalStore
+from embark.store.object_store import LocalStore
 
 URI = "far://bucket/prepared"
 
@@ -196,7 +196,7 @@ from pathlib import Path
 from embark.data import open_source, resolve_from_data
 from embark.data.prepared import cache
 from embark.spec import resolve
-from embark.store.local_store import LocalStore
+from embark.store.object_store import LocalStore
 
 fetched = []
 class FarStore(LocalStore):

@@ -20,7 +20,7 @@ from embark.launch.http import HttpClient
 from embark.launch.run_registry import find_run, list_runs
 from embark.launch.shell import Shell
 from embark.spec import load_spec, to_toml
-from embark.store.retry_policy import RetryPolicy
+from embark.store.errors import RetryPolicy
 
 SETTINGS = ["name=clicks", "place.target=ray", "place.nodes=2", "store.root=s3://training/runs"]
 HASTY = RetryPolicy(max_retries=1000, give_up_s=120, first_wait_s=0.05, longest_wait_s=0.2)

@@ -14,7 +14,7 @@ from torch.distributed._shard.sharding_spec import ShardMetadata
 from embark.errors import UserError
 from embark.store import ChecksumWriter
 from embark.store.checkpoint_arrays import INDEX, CheckpointArrays, Index, TensorChunk, write_pieces
-from embark.store.local_store import LocalStore
+from embark.store.object_store import LocalStore
 from embark.trainers.torch import checkpoint
 from embark.trainers.torch.checkpoint import fill, local_shards, to_array
 

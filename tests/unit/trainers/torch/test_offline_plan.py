@@ -11,7 +11,7 @@ from embark.catalog import load_catalog
 from embark.model import sharding as sharding_rules
 from embark.model.placement import Cluster, TooLarge, shard_bytes
 from embark.plan.closed_form import closed_form
-from embark.run.host_memory import host_bytes
+from embark.run.host import host_bytes
 from embark.spec import PRESETS, DataSpec, ModelSpec, RunSpec, Table, TrainSpec
 from embark.trainers.torch import sharding
 from embark.trainers.torch.model import tables_without_values

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from embark.errors import DataError, EmbarkError, ExitCode, Fault, UserError
-from embark.run.host_memory import host_bytes
+from embark.run.host import host_bytes
 from embark.spec import resolve
 from embark.trainers import train
 from embark.trainers.torch.model import local_shards
@@ -186,7 +186,7 @@ def test_a_failed_run_keeps_what_went_wrong(tiny, monkeypatch):
     def broken(*_args, **_kwargs):
         raise RuntimeError("Connection closed by peer [127.0.0.1]:1234")
 
-    monkeypatch.setattr("embark.run.loop.train_steps", broken)
+    monkeypatch.setattr("embark.run.loop.TrainingLoop.train", broken)
     spec = tiny()
     with pytest.raises(Fault, match="a rank was lost"):
         train(spec)
@@ -212,7 +212,7 @@ def test_precision_follows_the_processor(tiny, monkeypatch):
 def test_the_container_s_limit_counts_as_the_machine_s_memory(tmp_path, monkeypatch):
     limit = tmp_path / "memory.max"
     limit.write_text("1048576\n")
-    monkeypatch.setattr("embark.run.host_memory.CGROUP_LIMITS", (str(tmp_path / "none"), str(limit)))
+    monkeypatch.setattr("embark.run.host.CGROUP_LIMITS", (str(tmp_path / "none"), str(limit)))
     assert host_bytes() == 1048576
     limit.write_text("max\n")
     assert host_bytes() > 2**30

@@ -24,7 +24,7 @@ from embark.data.prepare.prepare import prepare_from_spec, preview
 from embark.errors import DataError
 from embark.export.artifact import open_artifact
 from embark.run.evaluate_run import loaded
-from embark.store.trained_run import find_trained
+from embark.store.checkpoint_inspect import find_trained
 from embark.trainers import open_backend
 from embark.trainers.torch.networks.dlrm import DotNetwork
 from embark.trainers.torch.scoring.cpu_model import ExportedModel

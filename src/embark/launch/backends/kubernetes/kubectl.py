@@ -14,7 +14,7 @@ from embark.formatting import to_one_line
 from embark.kubernetes.objects import OPERATOR_VERSIONS
 from embark.launch.http import API_RETRY, Unavailable, retry_api
 from embark.launch.shell import CommandResult, Notify, Shell
-from embark.store.retry_policy import RetryPolicy
+from embark.store.errors import RetryPolicy
 
 ErrorKind = Literal["away", "token", "forbidden", "not found", "there already", "no such kind", "no cluster", "other"]
 _TABLE: dict[str, Any] = tomllib.loads(Path(__file__).with_suffix(".toml").read_text(encoding="utf-8"))

@@ -102,7 +102,7 @@ def measure(spec: RunSpec, seconds: float) -> Measurement:
     import torch
 
     from embark.data import open_source, resolve_from_data
-    from embark.run.host_memory import peak_resident_bytes
+    from embark.run.host import peak_resident_bytes
     from embark.trainers.bench import WARM_UP_STEPS, num_batches, time_steps
     from embark.trainers.torch.bench.contenders import Embark
     from embark.trainers.torch.world import join

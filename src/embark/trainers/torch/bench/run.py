@@ -13,7 +13,7 @@ from embark.errors import UserError
 from embark.model.placement import value_bytes
 from embark.model.work import layers_of
 from embark.spec import RunSpec
-from embark.spec.train_defaults import with_train_defaults
+from embark.spec.train import with_train_defaults
 from embark.trainers.bench import NUM_BATCHES, BenchResult, Ceiling, Contender, first_batches, time_contender
 from embark.trainers.torch.bench.contenders import Embark, Stock, StockPipeline
 from embark.trainers.torch.trainer import precision_on, set_matmul_precision

@@ -34,7 +34,7 @@ from embark.data.dynamic_ids import (
     table_key,
 )
 from embark.spec import StoredTable
-from embark.spec.dynamic import BUCKET_COUNTERS, BUCKET_SLOTS, num_buckets, own_buckets
+from embark.spec.model import BUCKET_COUNTERS, BUCKET_SLOTS, num_buckets, own_buckets
 from embark.trainers.torch.dynamic import torch_ops
 from embark.trainers.torch.dynamic.batch_ids import (
     AGE,

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from embark.data import dynamic_ids
 from embark.features import hashing
-from embark.spec.dynamic import BUCKET_COUNTERS, BUCKET_SLOTS
+from embark.spec.model import BUCKET_COUNTERS, BUCKET_SLOTS
 from embark.trainers.torch.dynamic import batch_ids, torch_ops
 from embark.trainers.torch.dynamic.batch_ids import Candidates, IdLayout, IdSlots, NewRows, RankedIds
 

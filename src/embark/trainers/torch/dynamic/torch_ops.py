@@ -9,7 +9,7 @@ from torch import Tensor
 
 from embark.data import dynamic_ids
 from embark.data.dynamic_ids import FREE, SIGNED_STEP, bucket_of, fraction_of, mixed
-from embark.spec.dynamic import BUCKET_COUNTERS, BUCKET_SLOTS
+from embark.spec.model import BUCKET_COUNTERS, BUCKET_SLOTS
 from embark.trainers.torch.dynamic.batch_ids import (
     ADMISSIONS,
     AGE,

@@ -12,7 +12,7 @@ from torch.utils._pytree import tree_leaves
 
 from embark.errors import UserError
 from embark.spec import ModelSpec, Task
-from embark.spec.user_code import file_of, load_user_class, place_of, user_call, user_error
+from embark.spec.user_code import file_of, load_user_class, location_of, user_call, user_error
 from embark.trainers.torch.networks.jagged import JaggedSequence
 
 
@@ -56,7 +56,7 @@ class OwnNetwork(nn.Module):
         given = [value for value in tree_leaves(inputs) if isinstance(value, Tensor)]
         if not all(value.isfinite().all() for value in (*given, *self.own.parameters())):
             return
-        where, what = place_of(type(self.own).forward), ""
+        where, what = location_of(type(self.own).forward), ""
         try:
             with _FirstNan():
                 self.own(*inputs)
@@ -82,7 +82,7 @@ def load_network(model: ModelSpec) -> nn.Module:
         raise UserError(f"{file_of(model.kind)}: {lazy[0]} of {kind.__name__} has no shape before the first batch",
                         fix="a layer with its widths, such as torch.nn.Linear(width, 1), instead of a lazy one")
     if not any(p.requires_grad for p in network.parameters()):
-        raise UserError(f"{place_of(type(network).forward)}: {kind.__name__} has no parameter to train",
+        raise UserError(f"{location_of(type(network).forward)}: {kind.__name__} has no parameter to train",
                         fix="give it at least one layer, or a bias: torch.nn.Parameter(torch.zeros(()))")
     return network
 
@@ -94,21 +94,21 @@ def logits_of(network: nn.Module, dense: Tensor, *inputs: Any, tasks: tuple[Task
     pooled vectors by name, and sequences by name where there are any.
     """
     arguments = "dense, pooled, sequences" if len(inputs) > 1 else "dense, pooled"
-    with user_call(place_of(type(network).forward), f"forward(self, {arguments})"):
+    with user_call(location_of(type(network).forward), f"forward(self, {arguments})"):
         logits = network(dense, *inputs)
     num_samples = len(dense)
     if tasks:
         return _logits_of_tasks(network, logits, num_samples, tasks)
     if not isinstance(logits, Tensor) or logits.shape not in ((num_samples,), (num_samples, 1)):
         found = list(logits.shape) if isinstance(logits, Tensor) else type(logits).__name__
-        raise UserError(f"{place_of(type(network).forward)}: forward returned {found} for {num_samples} samples",
+        raise UserError(f"{location_of(type(network).forward)}: forward returned {found} for {num_samples} samples",
                         fix=f"return one logit for each sample, [{num_samples}] or [{num_samples}, 1]")
     _refuse_without_gradient(network, logits)
     return logits.reshape(-1)
 
 
 def _logits_of_tasks(network: nn.Module, logits: Any, num_samples: int, tasks: tuple[Task, ...]) -> Tensor:
-    where, names = place_of(type(network).forward), [task.name for task in tasks]
+    where, names = location_of(type(network).forward), [task.name for task in tasks]
     if not isinstance(logits, dict) or set(logits) != set(names):
         found = f"logits of {', '.join(map(str, logits))}" if isinstance(logits, dict) else type(logits).__name__
         raise UserError(f"{where}: forward returned {found}, and the tasks are {', '.join(names)}",
@@ -127,7 +127,8 @@ def _logits_of_tasks(network: nn.Module, logits: Any, num_samples: int, tasks: t
 
 def _refuse_without_gradient(network: nn.Module, logits: Tensor) -> None:
     if torch.is_grad_enabled() and not logits.requires_grad:
-        raise UserError(f"{place_of(type(network).forward)}: the logits that forward returned depend on no parameter",
+        where = location_of(type(network).forward)
+        raise UserError(f"{where}: the logits that forward returned depend on no parameter",
                         fix="compute them without detach(), no_grad() and integers")
 
 

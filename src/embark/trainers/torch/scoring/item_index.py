@@ -23,7 +23,7 @@ from embark.export.item_values import Values, item_values
 from embark.export.safetensors_file import TensorSource, in_memory
 from embark.spec.model import ModelSpec
 from embark.store.checkpoint_arrays import CheckpointArrays, table_weight
-from embark.store.trained_run import TrainedRun
+from embark.store.checkpoint_inspect import TrainedRun
 from embark.trainers.torch.networks.two_tower import TwoTowerNetwork
 
 MIN_RECALL = 0.95

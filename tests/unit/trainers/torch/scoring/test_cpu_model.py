@@ -15,7 +15,7 @@ from embark.data import eval_batches
 from embark.data.evaluation_rows import open_rows
 from embark.export.artifact import open_artifact
 from embark.run.evaluate_run import loaded
-from embark.store.trained_run import find_trained
+from embark.store.checkpoint_inspect import find_trained
 from embark.trainers import open_backend, train
 from embark.trainers.torch.scoring.cpu_model import ExportedModel
 

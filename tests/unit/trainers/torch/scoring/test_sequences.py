@@ -16,7 +16,7 @@ from embark.export.artifact import open_artifact
 from embark.run.evaluate_run import loaded
 from embark.serve.request_rows import RequestScorer
 from embark.spec.serve import ScoringDevice
-from embark.store.trained_run import find_trained
+from embark.store.checkpoint_inspect import find_trained
 from embark.trainers import open_backend
 from embark.trainers.torch.scoring.open_model import open_model
 

@@ -7,7 +7,7 @@ import pytest
 
 from embark.data.loader import Batch
 from embark.data.permuted_rows import RowsInMemory
-from embark.run.importance import estimate
+from embark.run.feature_metrics import estimate
 
 
 @pytest.mark.parametrize(("num", "quantile"), [(5, 2.776), (10, 2.262), (30, 2.045), (200, 1.972)])

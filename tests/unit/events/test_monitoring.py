@@ -2,10 +2,8 @@
 
 import json
 
-from embark.events.alerts import rules_text
-from embark.events.grafana import dashboard, dashboard_text
 from embark.events.metrics import METRICS, SERVED
-from embark.events.sinks.export import export
+from embark.events.monitoring import dashboard, dashboard_text, export, rules_text
 from embark.events.sinks.prometheus import prometheus_name
 
 

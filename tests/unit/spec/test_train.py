@@ -4,7 +4,7 @@ import pytest
 
 from embark.plan.workload import resolve_data
 from embark.spec import resolve
-from embark.spec.train_defaults import suited_batch, with_train_defaults
+from embark.spec.train import suited_batch, with_train_defaults
 
 
 @pytest.mark.parametrize(("num_samples", "batch"), [
@@ -41,7 +41,7 @@ def test_a_second_call_changes_nothing_and_a_plan_has_the_batch_of_the_run():
     assert resolve_data(spec, 1_000_000)[0].train.batch_size == 2048
 
 
-def test_retrieval_has_a_batch_of_its_own_because_its_samples_are_negatives_of_each_other():
+def test_retrieval_keeps_its_batch_size():
     spec = resolve({"name": "a", "model": {
         "kind": "two_tower", "num_dense": 0, "two_tower": {"item": "item"},
         "tables": [{"name": "user", "rows": 9}, {"name": "item", "rows": 9}]}})

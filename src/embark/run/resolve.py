@@ -1,0 +1,78 @@
+"""Turns what a user wrote into what a run trains: data read, sizes and defaults filled in, batch checked, identified.
+
+Training, evaluation, tuning and a finished run begin here. Nothing behind it replaces the spec again.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from embark.data import SampleSource, open_training_source, resolve_from_data
+from embark.errors import Mistake, SpecError, conflict
+from embark.model.steps import num_steps_of, steps_per_epoch
+from embark.run.identity import Identity, identity_of
+from embark.run.trainer import World
+from embark.run.training_data import TrainingData, training_data
+from embark.spec import RunSpec
+from embark.spec.run import penalty_mistakes
+from embark.spec.train import batch_mistakes, with_train_defaults
+
+if TYPE_CHECKING:
+    from embark.data.prepared.source import Allocate
+
+
+@dataclass(frozen=True, slots=True)
+class ResolvedRun:
+    """A run as it is trained."""
+
+    spec: RunSpec  # Complete, and without `store.accept_changes`: a change is accepted at one start, not at the next.
+    accepted: tuple[str, ...]  # Fields in which this start may differ from the run's checkpoints.
+    data: TrainingData
+    steps_per_epoch: int
+    num_steps: int
+    identity: Identity
+
+    @property
+    def source(self) -> SampleSource:
+        return self.data.source
+
+
+def resolve_run(spec: RunSpec, world: World | None = None, *, allocate: Allocate | None = None) -> ResolvedRun:
+    """Read the data and complete the spec; raises if the data or the `world` that trains it does not fit. All ranks
+    call it; without a world, it is not known yet where the run is trained."""
+    accepted = spec.store.accept_changes
+    if accepted:
+        spec = spec.model_copy(update={"store": spec.store.model_copy(update={"accept_changes": ()})})
+    spec = resolve_from_data(spec)
+    source = open_training_source(spec, allocate=allocate)
+    spec = with_train_defaults(spec, source.num_train_samples)
+    if world:
+        check_against(spec, world)
+    num_steps = num_steps_of(spec.train, source.num_train_samples)
+    return ResolvedRun(
+        spec=spec, accepted=accepted, data=training_data(spec, source), num_steps=num_steps,
+        steps_per_epoch=steps_per_epoch(source.num_train_samples, spec.train.batch_size),
+        identity=identity_of(spec, source, num_steps, world),
+    )
+
+
+def resolve_evaluation(spec: RunSpec, world: World) -> RunSpec:
+    """Check the spec of a trained run on this machine. A CPU has one engine, whichever trained the run."""
+    if world.device_type == "cpu":
+        spec = spec.model_copy(update={"train": spec.train.model_copy(update={"engine": "auto"})})
+    check_against(spec, world)
+    return spec
+
+
+def check_against(spec: RunSpec, world: World) -> None:
+    """Refuse what can be wrong with a spec only once it is known where it runs."""
+    mistakes: list[Mistake] = [*batch_mistakes(spec.train.batch_size, world.num_devices), *penalty_mistakes(spec)]
+    if world.device_type == "cpu" and spec.place.device in ("auto", "cuda"):
+        on_cpu = spec.model_copy(update={"place": spec.place.model_copy(update={"device": "cpu"})})
+        mistakes += on_cpu.mistakes()
+    if spec.stream.is_on and world.world_size > 1:
+        mistakes.append(conflict("stream.source", spec.stream.source, f"this run has {world.world_size} ranks, and one "
+                                 "process follows a stream", "start one rank; it may have a GPU"))
+    if mistakes:
+        raise SpecError(mistakes)
