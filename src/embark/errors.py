@@ -149,8 +149,8 @@ def nearest(name: str, known: Iterable[str]) -> str:
 
 
 def near_names(name: str, known: Iterable[str], num: int) -> list[str]:
-    """At most `num` names, in any case of letters: those that contain `name`, the shortest first, then those spelt
-    alike."""
+    """Return at most `num` names, in any case of letters: those that contain `name`, the shortest first, then those
+    spelt alike."""
     word, by_lower = name.lower(), {one.lower(): one for one in known}
     holding = sorted((one for one in by_lower if len(word) > 1 and word in one), key=len)
     close = difflib.get_close_matches(word, by_lower, n=num)
