@@ -25,7 +25,7 @@ def bench(
 ) -> None:
     """Train a spec's first batches here with Embark and with stock TorchRec, and compare samples per second.
 
-    Compares Embark's engines for a model of your own. With place.device=jax, measures only the JAX trainer.
+    Compares Embark's engines for a custom model. With place.device=jax, measures only the JAX trainer.
 
     Parameters
     ----------

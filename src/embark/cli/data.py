@@ -15,9 +15,9 @@ from embark.formatting import format_bytes, format_clock, format_duration, forma
 if TYPE_CHECKING:
     from embark.data.check import Report
     from embark.data.copy import CopyResult
+    from embark.data.custom_contract import ContractReport
     from embark.data.leaks import ColumnsReport
     from embark.data.make import MakeResult
-    from embark.data.own_contract import ContractReport
     from embark.data.prepare.prepare import PrepareResult, Preview
     from embark.data.prepared import Manifest
     from embark.data.progress import OnProgress, Progress
@@ -84,7 +84,7 @@ def make(
 
 
 def check(data: str, /, *, set_: Settings = (), console: Console = Console()) -> int:
-    """Verify data: checksums, value ranges, columns that leak the label; of your own code, what training relies on.
+    """Verify data: checksums, value ranges, columns that leak the label; for a custom source, what training relies on.
 
     Exit code 1 if there is a problem; hints do not count.
 
@@ -97,8 +97,8 @@ def check(data: str, /, *, set_: Settings = (), console: Console = Console()) ->
     from embark.data.leaks import check_columns
 
     path = _data_path(data, set_)
-    if not isinstance(path, str) and path.data.is_own:
-        from embark.data.own_contract import check_contract
+    if not isinstance(path, str) and path.data.is_custom:
+        from embark.data.custom_contract import check_contract
 
         tried = check_contract(path)
         console.show(tried, _render_contract)

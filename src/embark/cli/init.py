@@ -18,7 +18,7 @@ class WrittenSpec:
     """The file that was written, and what it started from."""
 
     path: Path
-    model: Path | None  # The file with a model of the user's own.
+    model: Path | None  # The file with a custom model.
     preset: str
     new_folder: Path | None  # The one that had to be created for it.
 
@@ -36,7 +36,7 @@ def init(
     out
         The file to write, PRESET.toml by default; - for standard output.
     model
-        Also write a model of your own to start from, my_model.py, beside it.
+        Also write a custom model to start from, my_model.py, beside it.
     force
         Overwrite files that exist.
     """

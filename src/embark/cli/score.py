@@ -36,7 +36,7 @@ def score(
     version
         This version of the artifact; default: the current one.
     model_file
-        The file of a model of your own, as it was trained: an artifact holds no code.
+        The file of a custom model, as it was trained: an artifact holds no code.
     force
         Replace an existing file.
     """

@@ -39,7 +39,7 @@ def serve(
     version
         This version of the artifact and no other; default: the current one.
     model_file
-        The file of a model of your own, as it was trained: an artifact holds no code.
+        The file of a custom model, as it was trained: an artifact holds no code.
     name
         What clients call the model; default: the name of its run, and versions of runs of another name are refused.
     device

@@ -84,10 +84,10 @@ def open_source(spec: RunSpec, *, allocate: Allocate | None = None) -> SampleSou
         from embark.data.interactions import InteractionsSource
 
         return InteractionsSource(spec.model, spec.data)
-    if spec.data.is_own:
-        from embark.data.own_data import OwnSource
+    if spec.data.is_custom:
+        from embark.data.custom_data import CustomSource
 
-        return OwnSource(spec.model, spec.data)
+        return CustomSource(spec.model, spec.data)
     return synthetic_source(spec)
 
 

@@ -37,7 +37,7 @@ class EvaluationRows:
     @property
     def description(self) -> str:
         """Describe the rows, such as `test split of data/prepared`."""
-        data = self.path or (self.spec.data.kind if self.spec.data.is_own else "synthetic data")
+        data = self.path or (self.spec.data.kind if self.spec.data.is_custom else "synthetic data")
         kind = {"train": "training rows", "": "all rows"}.get(self.split, f"{self.split} split")
         return f"{kind} of {data}"
 
@@ -53,7 +53,7 @@ def open_rows(spec: RunSpec, fingerprint: str, data: str = "", split: str = "") 
     manifest = _manifest_at(data)
     if manifest is not None:
         note = _check_id_maps(spec, fingerprint, data, manifest)
-        yield replace(_prepared(spec, data, split, is_own=False), notes=(note,) if note else ())
+        yield replace(_prepared(spec, data, split, is_custom=False), notes=(note,) if note else ())
         return
     if split:
         raise UserError(f"{data}: --split is of prepared data, and all rows of a raw file are evaluated",
@@ -80,7 +80,7 @@ def _own(spec: RunSpec, fingerprint: str, split: str) -> EvaluationRows:
         raise UserError(f"data.kind is {spec.data.kind!r}, which has training and held-out rows and no test split",
                         fix="--split train or --split validation")
     path = spec.data.path if spec.data.kind in ("columns", "interactions") else ""
-    rows = _prepared(spec, spec.data.path, split, is_own=True) if is_prepared else \
+    rows = _prepared(spec, spec.data.path, split, is_custom=True) if is_prepared else \
         _view(open_source(spec), spec, path, split or "validation")
     _refuse_other_data(spec, fingerprint, rows.source.fingerprint())
     return rows
@@ -93,7 +93,7 @@ def _refuse_other_data(spec: RunSpec, fingerprint: str, found: str) -> None:
                         fix="put the run's data back; or name a copy of it: --data FOLDER")
 
 
-def _prepared(spec: RunSpec, path: str, split: str, *, is_own: bool) -> EvaluationRows:
+def _prepared(spec: RunSpec, path: str, split: str, *, is_custom: bool) -> EvaluationRows:
     split = split or spec.data.eval_split
     changes: dict[str, Any] = {"kind": "prepared", "path": path, "shuffle": "none"}
     if split != "train":
@@ -102,7 +102,7 @@ def _prepared(spec: RunSpec, path: str, split: str, *, is_own: bool) -> Evaluati
     rows = _with_names(_view(open_source(opened), opened, path, split), path, read_manifest(path))
     if not rows.source.num_eval_samples:
         raise DataError(f"{path}: its {split} split has no rows",
-                        fix="name another: --split train" + ("" if is_own else ", or other data"))
+                        fix="name another: --split train" + ("" if is_custom else ", or other data"))
     return rows
 
 

@@ -34,7 +34,7 @@ def column_scores(source: SampleSource, spec: RunSpec) -> dict[str, float]:
     label, held_label = (main_label(batch.label, spec.model.tasks) for batch in (seen, asked))
     dense = asked.dense.astype(np.float64)
     names = source.layout.dense if isinstance(source, PreparedSource) else spec.data.dense_columns
-    if spec.data.is_own:
+    if spec.data.is_custom:
         names = tuple(f"dense {column}" for column in range(spec.model.num_dense))
     found = {name: auc(values, held_label) for name, values in zip(names, dense.T, strict=True)}
     prior, weight = float(label.mean()), PRIOR_WEIGHT
@@ -67,7 +67,7 @@ def check_columns(spec: RunSpec) -> ColumnsReport:
     """Read every row, as training does, which refuses bad ones, and score the columns."""
     source = open_source(spec)
     scores = column_scores(source, spec)
-    name = spec.data.kind if spec.data.is_own else spec.data.path
+    name = spec.data.kind if spec.data.is_custom else spec.data.path
     return ColumnsReport(name, source.num_train_samples, source.num_eval_samples, scores,
                          tuple(filter(None, (*source.notes, leak_note(scores)))))
 

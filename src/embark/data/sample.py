@@ -83,7 +83,7 @@ def write_sample(sample: Sample, out: Path, *, max_rows: int) -> None:
 def _unreadable(spec: RunSpec) -> str:
     """Return why there is nothing to read at `data.path` from here; empty if there is."""
     path = spec.data.path
-    if spec.data.is_own:
+    if spec.data.is_custom:
         return ""
     if spec.data.kind == "prepared":
         why = find_manifest(path, LOOK)[1]

@@ -163,7 +163,7 @@ class Artifact:
         """Return the model; a custom one with the code of a file that the operator names, which must be the file it was
         trained with. Only that file is ever run."""
         model = self.info.model
-        if not model.is_own:
+        if not model.is_custom:
             if model_file:
                 raise UserError(f"--model-file: the model is {model.kind}, which needs no file", fix="leave it out")
             return model

@@ -103,7 +103,7 @@ def read_contents(
     info = ArtifactInfo(
         embark=__version__, run=trained.run_dir.uri, step=trained.checkpoint.step, tables=tables,
         model=model.model_copy(update={"tables": model.table_list(), "code": ""}), rows=rows,
-        code_sha256=code_digest(model.code) if model.is_own else "", item_index=item_index,
+        code_sha256=code_digest(model.code) if model.is_custom else "", item_index=item_index,
         metrics={key: number for key, value in evaluated.items() if (number := to_finite(value)) is not None}
         if isinstance(evaluated, dict) else {})
     return VersionContents(info, make_reference(trained.spec, encoder, evaluated, source), maps,
@@ -136,7 +136,7 @@ def _result(trained: TrainedRun, uri: str, tables: TableDtype, **written: Any) -
     return ExportResult(
         run=trained.run_dir.uri, step=trained.checkpoint.step, uri=uri, tables=tables,
         table_bytes=table_bytes(tables), fp32_table_bytes=table_bytes("fp32"),
-        model_file=user_code.file_of(model.kind) if model.is_own else "", best_step=trained.best_step, **written)
+        model_file=user_code.file_of(model.kind) if model.is_custom else "", best_step=trained.best_step, **written)
 
 
 def _checked_arrays(trained: TrainedRun) -> CheckpointArrays:

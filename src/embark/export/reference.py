@@ -90,8 +90,8 @@ def make_reference(
         return Reference(scores=scores, why_none="the run follows a stream, whose rows are not read on export")
     if spec.model.is_next_item:
         return Reference(scores=scores, why_none="rows to score have a candidate, which the log's users do not have")
-    if spec.data.is_own and source is None:
-        return Reference(scores=scores, why_none="the rows of data of your own are not read on export")
+    if spec.data.is_custom and source is None:
+        return Reference(scores=scores, why_none="the rows of custom data are not read on export")
     try:
         return _of_source(source or open_source(spec), spec, encoder).model_copy(update={"scores": scores})
     except (EmbarkError, OSError) as error:

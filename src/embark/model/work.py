@@ -80,7 +80,7 @@ class Layers:
 
 @dataclass(frozen=True, slots=True)
 class DenseWork:
-    """Totals of two towers, of a network over sequences, or of the user's own, as its trace counts them."""
+    """Totals of two towers, of a network over sequences, or of a custom network, as its trace counts them."""
 
     num_values: int = 0
     flops_per_sample: float = 0.0
@@ -90,7 +90,7 @@ class DenseWork:
 
 
 TRACED: dict[ModelSpec, DenseWork] = {}
-"""Networks of the user's own whose code a command has run. Commands that only read run none."""
+"""Custom networks whose code a command has run. Commands that only read run none."""
 
 
 def dense_work_of(model: ModelSpec, batch_size: int = 0) -> Layers | DenseWork:
@@ -103,7 +103,7 @@ def dense_work_of(model: ModelSpec, batch_size: int = 0) -> Layers | DenseWork:
     if model.kind in SEQUENCE_KINDS:
         found = count_sequence_model(model)
         return DenseWork(found.num_values, found.flops_per_sample, found.output_width, found.num_layers, note="")
-    return TRACED.get(model, DenseWork()) if model.is_own else layers_of(model)
+    return TRACED.get(model, DenseWork()) if model.is_custom else layers_of(model)
 
 
 def _two_tower_work(model: ModelSpec, batch_size: int) -> DenseWork:

@@ -115,8 +115,8 @@ def fits_without_tables(setup: Setup) -> bool:
     spec, gpu, cluster = setup.spec, setup.machine.gpu, cluster_of(setup)
     calibration = calibration_for(gpu)
     precision = choose_precision(spec.train, has_matrix_bf16=gpu.bf16_tflops is not None)
-    # The code of a network of the user's own may have been run since.
-    held = _WithoutTables(spec) if spec.model.is_own else _held_without_tables(spec)
+    # The code of a custom network may have been run since.
+    held = _WithoutTables(spec) if spec.model.is_custom else _held_without_tables(spec)
     return any(held.num_bytes(engine, precision, cluster.num_ranks, calibration) <= cluster.device_bytes
                for engine in held.engines)
 

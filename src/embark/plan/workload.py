@@ -129,8 +129,8 @@ LIMIT_S = 120.0
 
 
 def trace_dense(spec: RunSpec) -> None:
-    """Count the dense layers of the user's own network by running its code in a process that has torch."""
-    if not spec.model.is_own or spec.model in TRACED:
+    """Count the dense layers of a custom network by running its code in a process that has torch."""
+    if not spec.model.is_custom or spec.model in TRACED:
         return
     with TemporaryDirectory(prefix="embark-trace-") as folder:
         answer = Path(folder, "answer.json")

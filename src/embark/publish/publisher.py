@@ -146,7 +146,7 @@ def _judged(
     trained: TrainedRun, rows: GateRows, candidate: Artifact, versions: CheckpointStore, bounds: PublishSpec
 ) -> GateVerdict:
     """Judge a candidate against the current version."""
-    model_file = file_of(trained.spec.model.kind) if trained.spec.model.is_own else ""
+    model_file = file_of(trained.spec.model.kind) if trained.spec.model.is_custom else ""
     notes: tuple[str, ...] = ()
     published, earlier = None, None
     if number := current_version(versions):

@@ -238,8 +238,8 @@ class Processes:
         return here
 
     def _endpoint(self, match: re.Match[str]) -> str:
-        is_own = match["host"] in ("localhost", LOOPBACK)
-        if not is_own and not self._names.resolves(match["host"]):
+        is_custom = match["host"] in ("localhost", LOOPBACK)
+        if not is_custom and not self._names.resolves(match["host"]):
             return match[0]
         return f"{LOOPBACK}:{self._port(match['port'])}"
 

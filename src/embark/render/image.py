@@ -76,7 +76,7 @@ def dockerfile(job: Job) -> str:
 def image_files(job: Job) -> tuple[str, ...]:
     """Files of the image: also the model's own code if nothing can be mounted."""
     model, place = job.spec.model, job.place
-    own = [file_of(model.kind)] if place.target in ENDPOINTS and model.is_own else []
+    own = [file_of(model.kind)] if place.target in ENDPOINTS and model.is_custom else []
     return (*place.image_files, *own)
 
 

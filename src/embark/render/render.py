@@ -56,8 +56,8 @@ def own_files(job: Job) -> list[File]:
     target = job.target
     files = [*(TARGETS[target](job) if target in TARGETS else []), wheel_file()]
     # The job has their text in its spec; here a person edits them.
-    own = {file_of(section.kind): section.code for section in (job.spec.model, job.spec.data) if section.is_own}
-    if target == FOLLOW and job.spec.stream.is_own:
+    own = {file_of(section.kind): section.code for section in (job.spec.model, job.spec.data) if section.is_custom}
+    if target == FOLLOW and job.spec.stream.is_custom:
         own[file_of(job.spec.stream.source)] = job.spec.stream.code
     files += [File(name, code) for name, code in own.items()]
     if target != "tpu-vm":

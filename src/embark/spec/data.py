@@ -18,7 +18,7 @@ from pydantic import (
 
 from embark.errors import Mistake, conflict
 from embark.spec.section import Names, Section
-from embark.spec.user_code import OWN_KIND, is_own
+from embark.spec.user_code import CUSTOM_KIND, is_custom
 
 if TYPE_CHECKING:
     from embark.spec.run import RunSpec
@@ -46,7 +46,7 @@ def interactions_mistakes(spec: RunSpec) -> Iterator[Mistake]:
         if data.interactions != InteractionsSpec():
             yield conflict("data.interactions", "", f'has no effect while data.kind is "{data.kind}"', "leave it out")
         return
-    if not model.sequence.is_next_item and not model.is_own:
+    if not model.sequence.is_next_item and not model.is_custom:
         yield conflict("data.kind", data.kind, f'gives sequences of items, and model.kind = "{model.kind}" does not '
                        "predict the next one", 'model.kind = "sasrec" or "hstu" with model.sequence.negatives')
     if model.sequence.times and not data.time_column:
@@ -56,7 +56,7 @@ def interactions_mistakes(spec: RunSpec) -> Iterator[Mistake]:
 
 class DriftSpec(Section):
     """`[data.drift]`: `synthetic` samples in order of time, whose ids come and go and whose teacher model changes; the
-    held-out samples follow the training samples in time (docs/follow.md)."""
+    held-out samples follow the training samples in time (docs/guides/follow.md)."""
 
     samples_per_day: NonNegativeInt = 0
     """Samples in a day of the stream; 0: nothing drifts. Sample `i` has the time `i / samples_per_day`."""
@@ -201,11 +201,11 @@ class DataSpec(Section):
     """The training samples. Sparse columns have the names of their tables."""
 
     kind: Literal["synthetic", "columns", "prepared", "interactions"] | \
-        Annotated[str, Field(pattern=OWN_KIND, max_length=200)] = "synthetic"
+        Annotated[str, Field(pattern=CUSTOM_KIND, max_length=200)] = "synthetic"
     """`synthetic`: drawn from a teacher model. `columns`: a CSV, Parquet or NPZ file, held in memory.
     `prepared`: the output of `embark data prepare` or `embark data make`. `interactions`: a log of users and items,
-    held in memory; a sample is a user's items in order (docs/sequences.md). `my_data:Source`: the class `Source` of
-    `my_data.py` beside the spec, whose code is run (docs/own-data.md)."""
+    held in memory; a sample is a user's items in order (docs/guides/sequences.md). `my_data:Source`: the class `Source`
+    of `my_data.py` beside the spec, whose code is run (docs/start/custom-data.md)."""
     code: str = Field(default="", max_length=1_000_000)
     """The text of that file, which travels with the spec; read from the file if empty."""
     path: str = ""
@@ -258,6 +258,6 @@ class DataSpec(Section):
         return [name for name in ("task_conflict", "drift") if self.has_default(name)]
 
     @property
-    def is_own(self) -> bool:
+    def is_custom(self) -> bool:
         """Whether the samples come from the user's own code."""
-        return is_own(self.kind)
+        return is_custom(self.kind)

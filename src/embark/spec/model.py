@@ -13,7 +13,7 @@ from embark.spec.section import Section, remembered
 from embark.spec.sequence import SequenceSpec
 from embark.spec.tasks import HEAD_FIELDS, TaskHead, Tasks
 from embark.spec.two_tower import TwoTowerSpec
-from embark.spec.user_code import OWN_KIND, is_own
+from embark.spec.user_code import CUSTOM_KIND, is_custom
 
 if TYPE_CHECKING:
     from embark.spec.run import RunSpec
@@ -47,7 +47,7 @@ class Table(Section):
     """Width of a row; defaults to `model.embedding_dim`."""
     pooling: Literal["sum", "mean", "none"] = "sum"
     """How the rows of a sample's ids are pooled into one vector. `none`: they are not; the model gets them one by one,
-    in order, as a sequence (docs/sequences.md)."""
+    in order, as a sequence (docs/guides/sequences.md)."""
     multi_hot: Width = 1
     """Maximum number of ids per sample."""
     max_length: Width | None = None
@@ -77,7 +77,7 @@ class Table(Section):
 
     ids: Literal["rows", "dynamic"] = "rows"
     """`rows`: an id is the number of its row. `dynamic`: ids are any 64-bit integers or words, and get rows as they
-    come (docs/dynamic_tables.md)."""
+    come (docs/guides/dynamic-tables.md)."""
     capacity: Capacity | None = None
     """`dynamic` only: how many ids have a row of their own, rounded up to a multiple of 32; all others share row 0."""
     admit: Literal["all", "count", "probability"] = "all"
@@ -203,13 +203,14 @@ class StoredTable:
 
 
 class ModelSpec(Section):
-    """The model: DLRM, DLRM-DCNv2, two towers or one of your own, over any list of tables."""
+    """The model: DLRM, DLRM-DCNv2, two towers or a custom one, over any list of tables."""
 
     kind: Literal["dlrm", "dcnv2", "two_tower", "din", "sasrec", "hstu"] | \
-        Annotated[str, Field(pattern=OWN_KIND, max_length=200)] = "dlrm"
+        Annotated[str, Field(pattern=CUSTOM_KIND, max_length=200)] = "dlrm"
     """`dlrm`: all pairwise dot products. `dcnv2`: low-rank cross layers. `two_tower`: retrieval
-    (docs/retrieval.md). `din`, `sasrec`, `hstu`: attention over a sequence (docs/sequences.md). `my_model:MyModel`: the
-    class `MyModel` of `my_model.py` beside the spec, whose code is run (docs/own-model.md)."""
+    (docs/guides/retrieval.md). `din`, `sasrec`, `hstu`: attention over a sequence (docs/guides/sequences.md).
+    `my_model:MyModel`: the class `MyModel` of `my_model.py` beside the spec, whose code is run
+    (docs/guides/custom-models.md)."""
     code: str = Field(default="", max_length=1_000_000)
     """The text of that file, which travels with the spec; read from the file if empty."""
     num_dense: NonNegativeInt = Field(default=13, le=2**20)
@@ -236,7 +237,7 @@ class ModelSpec(Section):
     two_tower: TwoTowerSpec = TwoTowerSpec()
     sequence: SequenceSpec = SequenceSpec()
     tasks: Tasks = ()
-    """Several labels to predict, one `[[model.tasks]]` each, in place of `data.label` (docs/tasks.md)."""
+    """Several labels to predict, one `[[model.tasks]]` each, in place of `data.label` (docs/guides/tasks.md)."""
     task_head: TaskHead = "shared_bottom"
     """What lies between the interaction and the tasks. `shared_bottom`: one `top_mlp` for all. `mmoe`: `num_experts` of
     them, weighted for each task by a gate. `ple`: besides, experts of each task's own, in several layers."""
@@ -321,15 +322,15 @@ class ModelSpec(Section):
     @property
     def is_next_item(self) -> bool:
         """Whether the built-in model predicts the next item of a sequence, not a label."""
-        return self.sequence.is_next_item and not self.is_own
+        return self.sequence.is_next_item and not self.is_custom
 
     def feature(self, name: str) -> Table:
         return next(table for table in self.table_list() if table.name == name)
 
     @property
-    def is_own(self) -> bool:
+    def is_custom(self) -> bool:
         """Whether the network is the user's own code."""
-        return is_own(self.kind)
+        return is_custom(self.kind)
 
     @property
     def gives_tables(self) -> bool:
@@ -386,9 +387,9 @@ def dynamic_mistakes(spec: RunSpec) -> Iterator[Mistake]:
                                     'set evict = "lfu" or admit = "count", or leave it out')
     if not spec.model.has_dynamic_tables:
         return
-    if spec.model.kind not in DYNAMIC_KINDS and not spec.model.is_own:
+    if spec.model.kind not in DYNAMIC_KINDS and not spec.model.is_custom:
         yield conflict("model.kind", spec.model.kind, "takes no dynamic tables",
-                       f'use one of {", ".join(DYNAMIC_KINDS)}, a model of your own, or ids = "rows"')
+                       f'use one of {", ".join(DYNAMIC_KINDS)}, a custom model, or ids = "rows"')
     if spec.place.device in ("jax", "tpu"):
         yield conflict("place.device", spec.place.device, "the JAX trainer has no dynamic tables",
                        'use "cpu" or "cuda", or ids = "rows"')

@@ -180,7 +180,7 @@ def _model_mistakes(model: ModelSpec) -> Iterator[Mistake]:
         yield conflict("model.rows_per_table", rows,
                        f"lists {len(rows)} tables, but model.num_tables is {model.num_tables}",
                        f"set model.num_tables = {len(rows)}, or give one number for all tables")
-    if model.is_own and model.dropout:
+    if model.is_custom and model.dropout:
         yield conflict("model.dropout", model.dropout, f"has no effect on {model.kind}", "leave it out")
     names = [t.name for t in model.tables]
     for name in sorted({n for n in names if names.count(n) > 1}):
@@ -193,8 +193,8 @@ def _model_mistakes(model: ModelSpec) -> Iterator[Mistake]:
                            f"leave dim out, set it to {model.embedding_dim}, or set model.kind = \"dcnv2\"")
     for index, table in enumerate(model.table_list()):
         if table.dim and table.dim % 4:
-            is_own = index < len(model.tables) and model.tables[index].dim
-            yield conflict(f"model.tables.{index}.dim" if is_own else "model.embedding_dim", table.dim,
+            is_custom = index < len(model.tables) and model.tables[index].dim
+            yield conflict(f"model.tables.{index}.dim" if is_custom else "model.embedding_dim", table.dim,
                            "FBGEMM's kernels require a multiple of 4", f"use {(table.dim + 3) // 4 * 4}")
             break
 

@@ -65,7 +65,7 @@ def sequence_mistakes(spec: RunSpec) -> Iterator[Mistake]:
                            "one, for a sequence", 'pooling = "none", or a table of its own')
     if model.kind in SEQUENCE_KINDS:
         yield from _role_mistakes(spec)
-    elif model.sequence != SequenceSpec() and not model.is_own:
+    elif model.sequence != SequenceSpec() and not model.is_custom:
         yield conflict("model.sequence", "", f'has no effect on model.kind = "{model.kind}"', "leave it out")
     if model.has_sequences and model.kind in ("dlrm", "dcnv2"):
         name = next(name for name, table in tables.items() if table.is_sequence)

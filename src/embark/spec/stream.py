@@ -14,17 +14,17 @@ from pydantic import (
 
 from embark.errors import Mistake, conflict
 from embark.spec.section import Names, Section
-from embark.spec.user_code import OWN_KIND, is_own
+from embark.spec.user_code import CUSTOM_KIND, is_custom
 
 if TYPE_CHECKING:
     from embark.spec.run import RunSpec
 
 
 class StreamSpec(Section):
-    """`[stream]`: the records that `embark follow` trains on, one row each, as JSON objects (docs/follow.md). Their
-    columns become ids and dense values as those of `data.path` did."""
+    """`[stream]`: the records that `embark follow` trains on, one row each, as JSON objects (docs/guides/follow.md).
+    Their columns become ids and dense values as those of `data.path` did."""
 
-    source: Literal["", "files", "kafka", "nats"] | Annotated[str, Field(pattern=OWN_KIND, max_length=200)] = ""
+    source: Literal["", "files", "kafka", "nats"] | Annotated[str, Field(pattern=CUSTOM_KIND, max_length=200)] = ""
     """`files`: a folder or an object-store prefix that grows. `kafka`: topics. `nats`: subjects of JetStream.
     `my_stream:Source`: the class `Source` of `my_stream.py` beside the spec, whose code is run."""
     code: str = Field(default="", max_length=1_000_000)
@@ -65,13 +65,13 @@ class StreamSpec(Section):
         return bool(self.source)
 
     @property
-    def is_own(self) -> bool:
-        return is_own(self.source)
+    def is_custom(self) -> bool:
+        return is_custom(self.source)
 
     @property
     def description(self) -> str:
         """The source with its topics or its path, such as `nats: events.shown at nats://broker:4222`."""
-        if self.is_own:
+        if self.is_custom:
             return self.source
         place = self.path or f"{', '.join(self.topics)} at {', '.join(self.servers)}"
         return f"{self.source}: {place}"
@@ -94,7 +94,7 @@ def stream_mistakes(spec: RunSpec) -> Iterator[Mistake]:
             continue
         if field in needs and not value:
             yield conflict(f"stream.{field}", "", f'is needed where stream.source is "{stream.source}"', "set it")
-        elif value and field not in needs and not (field == "path" and stream.is_own):
+        elif value and field not in needs and not (field == "path" and stream.is_custom):
             yield conflict(f"stream.{field}", value, f'has no effect while stream.source is "{stream.source}"',
                            "leave it out")
     if bool(stream.key) != bool(stream.label_window_s):

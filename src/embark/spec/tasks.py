@@ -80,7 +80,7 @@ def task_mistakes(spec: RunSpec) -> Iterator[Mistake]:
             yield from getattr(spec, section).unused(section, fields, "without [[model.tasks]]",
                                                      "add tasks, or leave it out")
         return
-    if model.is_own:
+    if model.is_custom:
         yield from model.unused("model", HEAD_FIELDS, f"on {model.kind}", "leave it out")
     else:
         unused = {"shared_bottom": HEAD_FIELDS[1:4], "mmoe": HEAD_FIELDS[2:4], "ple": ()}[model.task_head]
@@ -116,7 +116,7 @@ def _list_mistakes(spec: RunSpec) -> Iterator[Mistake]:
             yield conflict(where, task.list_size, "lists of all tasks have one size", f"set it to {size}")
     if size == 1:
         return
-    if spec.data.kind != "columns" and not spec.data.is_own:
+    if spec.data.kind != "columns" and not spec.data.is_custom:
         yield conflict("data.kind", spec.data.kind, "does not keep the rows of a list together",
                        'data.kind = "columns" or your own')
     if spec.data.time_column:

@@ -1,4 +1,4 @@
-"""Code of the user's own, which a spec names as `file:Class`: read from the file beside the spec, checked without
+"""Custom code that a spec names as `file:Class`: read from the file beside the spec, checked without
 running it, and loaded only by commands that need what it computes. Errors in it name its file and line."""
 
 import ast
@@ -19,13 +19,13 @@ from embark.formatting import to_one_line
 if TYPE_CHECKING:
     from embark.spec.run import RunSpec
 
-OWN_KIND = r"^[A-Za-z_][A-Za-z0-9_]*:[A-Za-z_][A-Za-z0-9_]*$"
-_OWN_FIELDS = (("model", "kind", "docs/own-model.md"), ("data", "kind", "docs/own-data.md"),
-               ("stream", "source", "docs/follow.md"))
+CUSTOM_KIND = r"^[A-Za-z_][A-Za-z0-9_]*:[A-Za-z_][A-Za-z0-9_]*$"
+_CUSTOM_FIELDS = (("model", "kind", "docs/guides/custom-models.md"), ("data", "kind", "docs/start/custom-data.md"),
+               ("stream", "source", "docs/guides/follow.md"))
 _loaded: dict[str, str] = {}  # The text of each loaded file, by its name.
 
 
-def is_own(kind: str) -> bool:
+def is_custom(kind: str) -> bool:
     return ":" in kind
 
 
@@ -37,10 +37,10 @@ def with_code(spec: "RunSpec", folder: Path) -> "RunSpec":
     """Read the files that the kinds of the spec name into it; from then on it needs no file."""
     found: dict[str, Any] = {}
     mistakes: list[Mistake] = []
-    for name, field, guide in _OWN_FIELDS:
+    for name, field, guide in _CUSTOM_FIELDS:
         section = getattr(spec, name)
         kind = getattr(section, field)
-        if is_own(kind) and not section.code:
+        if is_custom(kind) and not section.code:
             path = folder / file_of(kind)
             try:
                 code = path.read_text(encoding="utf-8-sig")
@@ -59,7 +59,7 @@ def with_code(spec: "RunSpec", folder: Path) -> "RunSpec":
 
 def _code_mistakes(section: str, field: str, kind: str, code: str) -> Iterator[Mistake]:
     """Find what can be wrong with the code without running it."""
-    if not is_own(kind):
+    if not is_custom(kind):
         if code:
             what = f'has no effect while {section}.{field} is "{kind}"'
             yield Mistake("", f"{section}.code", "…", what, "leave it out")

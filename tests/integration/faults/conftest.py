@@ -72,7 +72,7 @@ class Zygote:
     def __init__(self, modules: tuple[str, ...] = TORCH, **settings: str) -> None:
         env = {k: v for k, v in os.environ.items() if not k.startswith(("COV", "GCE_", "AWS_"))}
         env |= {"OMP_NUM_THREADS": "1", "AWS_EC2_METADATA_DISABLED": "true", **settings}
-        paths = [str(TESTS), str(TESTS.parent / "src"), *filter(None, [env.get("PYTHONPATH")])]
+        paths = [str(TESTS), str(TESTS / "support"), str(TESTS.parent / "src"), *filter(None, [env.get("PYTHONPATH")])]
         self._process = subprocess.Popen([sys.executable, str(Path(__file__).parent / "zygote.py"), *modules],
                                          stdin=subprocess.PIPE, stdout=subprocess.PIPE,
                                          env={**env, "PYTHONPATH": os.pathsep.join(paths)})

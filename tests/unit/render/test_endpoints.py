@@ -128,7 +128,7 @@ def test_cloud_run_s_container_is_valid_and_has_room_for_two_versions():
 
 
 @pytest.mark.schemas
-def test_azure_ml_s_own_reader_takes_the_endpoint_and_the_deployment(tmp_path):
+def test_azure_ml_s_custom_reader_takes_the_endpoint_and_the_deployment(tmp_path):
     """By hand, with azure-ai-ml, whose packages do not go together with those of AWS's program."""
     from azure.ai.ml import load_online_deployment, load_online_endpoint
 
@@ -175,7 +175,7 @@ def test_what_is_deployed_changes_its_name_with_its_content():
 
 
 @pytest.mark.parametrize("target", ENDPOINTS)
-def test_the_image_serves_by_its_environment_and_has_an_own_model(target, tmp_path, monkeypatch):
+def test_the_image_serves_by_its_environment_and_has_an_custom_model(target, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "my_model.py").write_text("import torch\n\n\nclass MyModel(torch.nn.Module):\n    pass\n")
     files = files_of.__wrapped__(target, "model.kind=my_model:MyModel")

@@ -134,7 +134,7 @@ def test_the_image_has_the_server_and_no_cuda():
     assert "cuda13" not in dockerfile
 
 
-def test_an_own_model_travels_with_the_server(tmp_path, monkeypatch):
+def test_an_custom_model_travels_with_the_server(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "my_model.py").write_text(OWN)
     found = objects("model.kind=my_model:MyModel")

@@ -23,7 +23,7 @@ def written(tmp_path, code: str | None, name: str = "my_model.py"):
 def test_code_beside_the_spec_travels_with_it_and_does_not_run(tmp_path):
     code = "open('ran', 'w')\nrows = [\n    1,\n]\nclass MyModel: pass\n"
     spec = load_spec(written(tmp_path, code))
-    assert (spec.model.code, spec.model.is_own, (tmp_path / "ran").exists()) == (code, True, False)
+    assert (spec.model.code, spec.model.is_custom, (tmp_path / "ran").exists()) == (code, True, False)
     (tmp_path / "my_model.py").unlink()
     (tmp_path / "elsewhere.toml").write_text(to_toml(spec, only_set=True))
     assert load_spec(str(tmp_path / "elsewhere.toml")).model == spec.model

@@ -152,8 +152,8 @@ def machine_log(azure: Subscription, machine: Resource) -> str:
     if image is not None:
         host = image[1].partition("/")[0]
         has_login = re.search(rf"docker login\b.*{re.escape(host)}|{re.escape(host)}.*\bdocker login", setup, re.DOTALL)
-        is_own = host.endswith(HOST)
-        error = pull_error(azure, image[1], principal if has_login or not is_own else "")
+        is_custom = host.endswith(HOST)
+        error = pull_error(azure, image[1], principal if has_login or not is_custom else "")
         if error:
             return f"docker: Error response from daemon: {error}"
     spec = parse_spec(files.get(SPEC_NAME, ""))

@@ -268,8 +268,8 @@ def _criteo(spec: RunSpec, sample: Sample) -> Schema:
     if label_columns(spec.model.tasks) not in ((), ("label",)):
         raise DataError("the input is Criteo's, which has one label, called label",
                         fix='give one task with label = "label", or leave [[model.tasks]] out')
-    is_own = spec.data.dense_columns not in ((), dense) or prepare.sparse_columns not in ((), names)
-    if is_own or prepare.list_columns or prepare.ignored_columns or prepare.time_columns or spec.data.time_column:
+    is_custom = spec.data.dense_columns not in ((), dense) or prepare.sparse_columns not in ((), names)
+    if is_custom or prepare.list_columns or prepare.ignored_columns or prepare.time_columns or spec.data.time_column:
         raise DataError("the input is Criteo's, whose columns are all taken: int_0 to int_12 and cat_0 to cat_25",
                         fix='leave the columns out of the spec; or set data.prepare.format = "csv", header = false '
                             "and column_names to choose among them")

@@ -26,10 +26,10 @@ def open_reader(spec: RunSpec, run_uri: str) -> StreamReader:
         from embark.data.stream.files_reader import FilesReader
 
         return FilesReader(stream.path)
-    if stream.is_own:
-        from embark.data.stream.own_reader import OwnReader
+    if stream.is_custom:
+        from embark.data.stream.custom_reader import CustomReader
 
-        return OwnReader(stream)
+        return CustomReader(stream)
     with _needs_client(stream.source):
         if stream.source == "kafka":
             from embark.data.stream.kafka_reader import KafkaReader

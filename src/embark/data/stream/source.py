@@ -297,7 +297,8 @@ class DropWatch:
         if is_much and not has_trained and self._num_dropped >= num_records:
             raise DataError(f"none of the first {format_count(num_records)} records of the stream can be trained "
                             f"on: {_counted(self._reasons)}",
-                            fix="name the label, the dense columns and the tables as the records do: docs/follow.md")
+                            fix="name the label, the dense columns and the tables as the records do: "
+                                "docs/guides/follow.md")
         if is_much and not self._has_warned:
             warn(f"{format_count(num_dropped)} of the last {format_count(max(num, num_dropped))} records of the stream "
                  f"were dropped: {_counted(self._newest)}")

@@ -169,7 +169,7 @@ class LocalServer(Local):
         name, port = server_name(spec.name), _free_port()
         where = {
             "folder": str(registry_dir() / "local" / name), "cwd": str(Path.cwd()), "port": port,
-            "model_file": file_of(spec.model.kind) if spec.model.is_own else "", "grace_s": DRAIN_S + 5,
+            "model_file": file_of(spec.model.kind) if spec.model.is_custom else "", "grace_s": DRAIN_S + 5,
         }
         return RunHandle(name=name, backend="local-server", where=where, run_uri=artifact,
                          title=f"{name} on this machine: http://127.0.0.1:{port}")

@@ -68,7 +68,7 @@ def machine_vcpus(job: Job) -> int:
 def environment(job: Job, num_workers: int) -> dict[str, str]:
     """Variables by which the image's server starts, and finds what it serves."""
     model = job.spec.model
-    own = {"EMBARK_SERVE_MODEL_FILE": file_of(model.kind)} if model.is_own else {}
+    own = {"EMBARK_SERVE_MODEL_FILE": file_of(model.kind)} if model.is_custom else {}
     return {ARTIFACT: artifact_of(job.spec), "EMBARK_SERVE_HOST": "0.0.0.0",
             "EMBARK_SERVE_PORT": str(PORT), "EMBARK_SERVE_WORKERS": str(num_workers), "OMP_NUM_THREADS": "1", **own,
             **{name: value for name, value, _ in storage_settings(job)}}

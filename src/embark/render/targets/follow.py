@@ -24,7 +24,7 @@ def render_follow(job: Job) -> list[File]:
     """Write the trainer and its publisher, the servers, and the broker or the settings of Kafka's topics."""
     spec, stream = job.spec, job.spec.stream
     run = f"{spec.store.root.rstrip('/')}/{spec.name}"
-    config = config_data(job) | ({file_of(spec.model.kind): spec.model.code} if spec.model.is_own else {})
+    config = config_data(job) | ({file_of(spec.model.kind): spec.model.code} if spec.model.is_custom else {})
     values = pod_values(job)
     if stream.secret:
         values["env"].append(note({"name": "EMBARK_STREAM_OPTIONS", "value": f"{OPTIONS_FOLDER}/options.toml"},

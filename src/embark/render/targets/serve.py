@@ -36,7 +36,7 @@ def render_serve(job: Job) -> list[File]:
     if spec.stream.is_on:
         command += ["--poll-s", str(FRESH_POLL_S)]
     config = {}
-    if spec.model.is_own:
+    if spec.model.is_custom:
         config = {file_of(spec.model.kind): spec.model.code}
         command += ["--model-file", f"{MODEL_FOLDER}/{file_of(spec.model.kind)}"]
     environment = env_rows([

@@ -1,6 +1,6 @@
 """AutoInt (https://arxiv.org/abs/1810.11921): self-attention between the features of a sample.
 
-A model of your own to start from: train it with model.kind = "my_model:MyModel".
+A custom model to start from: train it with model.kind = "my_model:MyModel".
 """
 
 from itertools import pairwise

@@ -93,7 +93,7 @@ class TorchTrainer:
         # What the engine counts its predictions in.
         self.window = TaskWindow(spec.model.tasks, world.device) if spec.model.tasks else \
             (SoftmaxWindow if self.catalog else MetricWindow)(world.device)
-        if spec.model.is_own:
+        if spec.model.is_custom:
             TRACED[spec.model] = trace_network(spec.model)  # for the engine, and the prediction that the run logs
         self.dynamic = DynamicTables(spec, world, sharded_tables(self.model)) if spec.model.has_dynamic_tables else None
         self.engine = make_engine(EngineInputs(

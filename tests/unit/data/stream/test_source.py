@@ -173,7 +173,7 @@ class Source:
 
 
 def test_a_stream_of_the_user_s_own_code_hears_what_is_committed(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
-    spec = plain(tmp_path, path="", source="own_stream:Source", code=OWN)
+    spec = plain(tmp_path, path="", source="custom_stream:Source", code=OWN)
     with closing(StreamSource(spec)) as source:
         found = take(source, 3)
         saved(source, 2, tmp_path / "run")
@@ -186,14 +186,14 @@ def test_a_stream_of_the_user_s_own_code_hears_what_is_committed(tmp_path: Path,
 def test_numpy_values_are_saved_and_an_offset_that_is_not_json_is_refused(tmp_path):
     code = "import numpy as np\n" + OWN.replace('"label": i % 2', '"label": np.int64(i % 2)').replace(
         '"tags": [i % 20]', '"tags": np.arange(2)')
-    with closing(StreamSource(plain(tmp_path, path="", source="own_stream:Source", code=code))) as source:
+    with closing(StreamSource(plain(tmp_path, path="", source="custom_stream:Source", code=code))) as source:
         expected = take(source, 2)
         run_dir, checkpoint = saved(source, 1, tmp_path / "run")
-    with closing(StreamSource(plain(tmp_path, path="", source="own_stream:Source", code=code))) as again:
+    with closing(StreamSource(plain(tmp_path, path="", source="custom_stream:Source", code=code))) as again:
         again.restore(run_dir.checkpoints, checkpoint)
         assert_same(take(again, 1, 1), expected[1:])
     code = code.replace("[(i, {", "[(np.int64(i), {")
-    with closing(StreamSource(plain(tmp_path, path="", source="own_stream:Source", code=code))) as source, \
+    with closing(StreamSource(plain(tmp_path, path="", source="custom_stream:Source", code=code))) as source, \
             pytest.raises(DataError, match="poll returned the offset"):
         take(source, 1)
 

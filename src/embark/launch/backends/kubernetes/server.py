@@ -34,7 +34,7 @@ class KubernetesServer(Kubernetes):
         name, serve = server_name(spec.name), job.spec.serve
         where = {**self._cluster_of(job), "object": server_name(job.name), "instance": job.name,
                  "target": spec.place.target, "min_replicas": serve.min_replicas, "autoscaler": serve.autoscaler,
-                 "config": server_name(job.name) if spec.model.is_own else "", "grace_s": GRACE_S}
+                 "config": server_name(job.name) if spec.model.is_custom else "", "grace_s": GRACE_S}
         return RunHandle(name=name, backend=self.name, where=where, run_uri=artifact_of(spec),
                          title=f"{name}: {serve.min_replicas} to {pluralize(serve.max_replicas, 'replica')}")
 

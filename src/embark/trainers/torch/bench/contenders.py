@@ -81,7 +81,7 @@ class Embark(TorchContender):
 
 
 class StockPipeline(Embark):
-    """TorchRec's own pipeline over a model of the user's own: TorchRec has none to compare it with."""
+    """TorchRec's own pipeline over a custom model: TorchRec has none to compare it with."""
 
     def __init__(self, spec: RunSpec, world: World, source: SampleSource, num_batches: int) -> None:
         super().__init__(spec, world, source, num_batches)

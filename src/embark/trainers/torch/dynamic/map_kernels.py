@@ -161,8 +161,8 @@ def _find(
         one = tl.load(raw + at, mask=is_here, other=NONE).to(tl.int64)
         bits, buckets = mixed(one, tl.load(keys + table)), tl.load(num_buckets + table)
         bucket = _bucket(bits, buckets)
-        is_own = (bucket >= tl.load(own_first + table)) & (bucket < tl.load(own_end + table))
-        is_id = is_here & (one != NONE) & is_own
+        is_custom = (bucket >= tl.load(own_first + table)) & (bucket < tl.load(own_end + table))
+        is_id = is_here & (one != NONE) & is_custom
         slot, last = _probe(bits, is_id, buckets, tl.load(first_bucket + table), tags, map_hashes, seen)
         is_hit = slot >= 0
         tl.store(hashes + at, bits, mask=is_here)

@@ -3,16 +3,16 @@
 from torch import nn
 
 from embark.spec.model import ModelSpec
+from embark.trainers.torch.networks.custom_model import CustomNetwork
 from embark.trainers.torch.networks.dlrm import CrossNetwork, DotNetwork
-from embark.trainers.torch.networks.own_model import OwnNetwork
 from embark.trainers.torch.networks.sequences import sequence_network
 from embark.trainers.torch.networks.two_tower import TwoTowerNetwork
 
 
 def dense_network(model: ModelSpec) -> nn.Module:
     """Return the part of a model that every rank holds whole."""
-    if model.is_own:
-        return OwnNetwork(model)
+    if model.is_custom:
+        return CustomNetwork(model)
     if model.has_sequences:
         return sequence_network(model)
     if model.kind == "two_tower":

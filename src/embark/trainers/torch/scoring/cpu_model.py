@@ -46,7 +46,7 @@ class ExportedModel:
     device, is_quick = "CPU", False
 
     def __init__(self, artifact: Artifact, model_file: str = "") -> None:
-        """`model_file` is the code of a model of the user's own."""
+        """`model_file` is the code of a custom model."""
         info = artifact.info
         self._tasks = info.model.tasks
         self._encoder = artifact.encoder
@@ -56,7 +56,7 @@ class ExportedModel:
         except KeyError as error:
             raise other_weights(artifact, error) from None
         self._candidates: CandidateNetwork | None = None
-        if not info.model.is_own:
+        if not info.model.is_custom:
             self._speed_up(info)
 
     def _speed_up(self, info: ArtifactInfo) -> None:
@@ -230,7 +230,7 @@ def num_threads(num: int) -> Iterator[None]:
 
 
 def load_network(artifact: Artifact, model_file: str) -> nn.Module:
-    """Load the dense network with its weights; `model_file` is the code of a model of the user's own."""
+    """Load the dense network with its weights; `model_file` is the code of a custom model."""
     model = artifact.model_with_code(model_file)
     try:
         network = dense_network(model).eval()
@@ -288,7 +288,7 @@ class Lookup:
 
 
 class ExportedSequenceModel(ExportedModel):
-    """Scores of DIN, SASRec, HSTU, or a model of the user's own that takes sequences, whose rows are looked up one by
+    """Scores of DIN, SASRec, HSTU, or a custom model that takes sequences, whose rows are looked up one by
     one."""
 
     def _open_tables(self, artifact: Artifact) -> None:

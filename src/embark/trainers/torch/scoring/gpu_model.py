@@ -44,7 +44,7 @@ class GpuModel:
 
     def __init__(self, artifact: Artifact, model_file: str = "", *, precision: Precision = "tf32",
                  max_batch_rows: int = MAX_BATCH_ROWS, device: str = "cuda") -> None:
-        """`model_file` is the code of a model of the user's own. With `device` "cpu" the same steps run on the CPU,
+        """`model_file` is the code of a custom model. With `device` "cpu" the same steps run on the CPU,
         with kernels in Triton's interpreter where `TRITON_INTERPRET` is set."""
         self._device, self._artifact, self._precision = torch.device(device), artifact, precision
         self._is_gpu = self._device.type == "cuda"
@@ -203,7 +203,7 @@ class GpuModel:
         try:
             pooled = torch.empty(bucket, self._tables.width, dtype=self._pooled_dtype, device=self._device)
             self._tables.look_up(ids, pooled)
-            # A network of the user's own is in bf16 by autocast, without its cache, which would hold graphs' memory.
+            # A custom network is in bf16 by autocast, without its cache, which would hold graphs' memory.
             is_cast = self._precision == "bf16" and self._pooled_dtype == torch.float32
             with torch.autocast(self._device.type, torch.bfloat16, enabled=is_cast, cache_enabled=False):
                 logits = self._network(dense, pooled).float()

@@ -44,7 +44,7 @@ class ScoringModel(Protocol):
 
 def open_model(artifact: Artifact, model_file: str, device: ScoringDevice,
                onto: ScoringModel | None = None) -> ScoringModel:
-    """Load an artifact; `model_file` is the code of a model of the user's own.
+    """Load an artifact; `model_file` is the code of a custom model.
 
     On a GPU, where `artifact` is a delta of the version that `onto` scores with, the delta is written into that one's
     tables, which nobody may use meanwhile.

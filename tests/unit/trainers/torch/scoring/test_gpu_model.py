@@ -105,7 +105,7 @@ def test_in_fewer_bits_scores_are_those_of_the_cpu_within_the_rounding(tmp_path,
     assert found == pytest.approx(ExportedModel(artifact).score_encoded(rows), abs=tolerance)
 
 
-def test_an_own_model_scores_as_on_the_cpu(tmp_path, device):
+def test_an_custom_model_scores_as_on_the_cpu(tmp_path, device):
     file, code = tmp_path / "my_model.py", Path(starter_model.__file__).read_text()
     file.write_text(code)
     artifact = exported(tmp_path, {**MODELS["dlrm"], "kind": "my_model:MyModel", "code": code})
@@ -219,7 +219,7 @@ def test_a_server_on_a_gpu_takes_deltas_in_place_while_it_answers(tmp_path):
 
 
 @pytest.mark.gpu
-def test_an_uncapturable_own_model_runs_without_graphs(tmp_path, caplog):
+def test_an_uncapturable_custom_model_runs_without_graphs(tmp_path, caplog):
     file = tmp_path / "states.py"
     file.write_text(STATES)
     artifact = exported(tmp_path, {**MODELS["dlrm"], "kind": "states:States", "code": STATES})

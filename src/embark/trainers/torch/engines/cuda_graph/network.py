@@ -2,7 +2,7 @@
 runs.
 
 The layers, their order and the interaction are those of the module of `networks`, which the tests compare it with. A
-network of the user's own goes back by autograd.
+custom network goes back by autograd.
 """
 
 from collections.abc import Callable, Iterator
@@ -20,9 +20,9 @@ from embark.spec.user_code import user_error
 from embark.trainers.torch.engines.cuda_graph.flat_parameters import FlatDense, FlatParameters, Layer
 from embark.trainers.torch.engines.cuda_graph.ops import Fork, TorchOps
 from embark.trainers.torch.engines.pipeline import EngineInputs
+from embark.trainers.torch.networks.custom_model import CustomNetwork
 from embark.trainers.torch.networks.dlrm import CrossNetwork, DotNetwork
 from embark.trainers.torch.networks.layers import ReLUWithDropout, drop
-from embark.trainers.torch.networks.own_model import OwnNetwork
 
 
 class Dropout:
@@ -231,10 +231,10 @@ def _sums(layer: Layer) -> Tensor:
     return layer.sums
 
 
-class OwnNetworkStep:
-    """Replaces `Network` for a network of the user's own: autograd computes its gradients, over fixed buffers."""
+class CustomNetworkStep:
+    """Replaces `Network` for a custom network: autograd computes its gradients, over fixed buffers."""
 
-    def __init__(self, module: OwnNetwork, spec: RunSpec, num_samples: int, *, is_bf16: bool) -> None:
+    def __init__(self, module: CustomNetwork, spec: RunSpec, num_samples: int, *, is_bf16: bool) -> None:
         device = next(module.parameters()).device
         self._module, self._device, self._is_bf16 = module, device, is_bf16
         self._num_global = spec.train.batch_size
@@ -337,8 +337,8 @@ def why_not_captured(inputs: EngineInputs) -> str:
     Weights and random numbers stay as they are.
     """
     spec, device = inputs.spec, inputs.world.device
-    assert isinstance(inputs.dense, OwnNetwork)
-    step = OwnNetworkStep(inputs.dense, spec, spec.train.batch_size // inputs.world.world_size,
+    assert isinstance(inputs.dense, CustomNetwork)
+    step = CustomNetworkStep(inputs.dense, spec, spec.train.batch_size // inputs.world.world_size,
                           is_bf16=inputs.precision == "bf16")
     names, label = trainable(inputs.dense), torch.zeros_like(step.logits)
 

@@ -1,4 +1,4 @@
-"""A stream of the user's own code."""
+"""A stream that custom code reads."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from embark.spec.user_code import file_of, load_user_class, location_of, user_ca
 _CALL = "poll(self, offset, timeout_s)"
 
 
-class OwnReader:
+class CustomReader:
     """Calls the user's class: `poll(offset, timeout_s)` returns the (offset, row) pairs that follow an offset, the same
     every time; `acknowledge(offset)`, where it has one, hears what is committed."""
 
@@ -28,7 +28,7 @@ class OwnReader:
             kind = load_user_class(source, self._stream.code)
             if not callable(getattr(kind, "poll", None)):
                 raise UserError(f"{file_of(source)}: {kind.__name__} has no method {_CALL}",
-                                fix="docs/follow.md shows one")
+                                fix="docs/guides/follow.md shows one")
             self._where = location_of(kind.poll)
             with user_call(f"{file_of(source)}: class {kind.__name__}", "__init__(self, stream)"):
                 self._own: Any = kind(self._stream)

@@ -7,8 +7,8 @@ import pytest
 
 from embark.__main__ import run
 from embark.data import Loader, open_source
-from embark.data.own_contract import check_contract
-from embark.data.own_data import OwnSource
+from embark.data.custom_contract import check_contract
+from embark.data.custom_data import CustomSource
 from embark.errors import UserError
 from embark.spec import load_spec, resolve
 from embark.spec.paths import with_absolute_paths
@@ -40,9 +40,9 @@ def spec(line: str = "", *sets: str):
                     "train": {"batch_size": 64}}, [f"model.tables={TABLES}", *sets])
 
 
-def source(line: str = "") -> OwnSource:
+def source(line: str = "") -> CustomSource:
     opened = open_source(spec(line))
-    assert isinstance(opened, OwnSource)
+    assert isinstance(opened, CustomSource)
     return opened
 
 
@@ -123,7 +123,7 @@ def test_a_class_that_cannot_be_a_source_is_refused(change, expected):
     code = SOURCE.format(line="").replace(*change)
     data = spec().data.model_copy(update={"code": code})
     with pytest.raises(UserError) as raised:
-        OwnSource(spec().model, data)
+        CustomSource(spec().model, data)
     assert raised.value.what.startswith(expected)
 
 
@@ -134,7 +134,7 @@ def test_a_class_that_cannot_be_a_source_is_refused(change, expected):
 def test_a_call_that_rows_does_not_take_is_told_with_its_signature(change, expected):
     data = spec().data.model_copy(update={"code": SOURCE.format(line="").replace(*change)})
     with pytest.raises(UserError) as raised:
-        OwnSource(spec().model, data).rows("train", np.arange(8))
+        CustomSource(spec().model, data).rows("train", np.arange(8))
     assert raised.value.what.startswith(expected)
     assert raised.value.fix == "def rows(self, split, positions)"
 
@@ -165,7 +165,7 @@ HOLDS = {"ids": "types, shapes, labels and ids", "positions": "a position gives 
     ("random.random(); dense = dense + 0", "random", "draw from a generator of its own"),
 ])
 def test_the_check_finds_what_would_break_resuming(monkeypatch, line, promise, problem):
-    monkeypatch.setattr("embark.data.own_contract._other_process", lambda spec, fingerprint: "")
+    monkeypatch.setattr("embark.data.custom_contract._other_process", lambda spec, fingerprint: "")
     report = check_contract(spec(line))
     found = next(check for check in report.checks if check.promise.startswith(HOLDS[promise]))
     assert problem in found.problem
@@ -173,7 +173,7 @@ def test_the_check_finds_what_would_break_resuming(monkeypatch, line, promise, p
 
 
 def test_what_the_code_prints_while_it_is_checked_is_not_on_stdout(capsys, monkeypatch):
-    monkeypatch.setattr("embark.data.own_contract._other_process", lambda spec, fingerprint: "it failed")
+    monkeypatch.setattr("embark.data.custom_contract._other_process", lambda spec, fingerprint: "it failed")
     check_contract(spec("print('said in rows')"))
     told = capsys.readouterr()
     assert told.out == ""

@@ -1,6 +1,6 @@
-"""`embark data check` of the user's own data code: does it keep what resuming and several ranks rest on.
+"""`embark data check` of a custom source: whether it keeps what resuming and several ranks rely on.
 
-    python -m embark.data.own_contract ANSWER.txt < spec.toml
+    python -m embark.data.custom_contract ANSWER.txt < spec.toml
 
 gives the fingerprint of its samples from a process of its own.
 """
@@ -20,15 +20,15 @@ from tempfile import TemporaryDirectory
 
 import numpy as np
 
+from embark.data.custom_data import CustomSource, rows_digest, spread
 from embark.data.leaks import ColumnsReport, check_columns
 from embark.data.loader import Batch
-from embark.data.own_data import OwnSource, rows_digest, spread
 from embark.data.permuted_rows import RowsInMemory
 from embark.errors import UserError
 from embark.features.arrays import Int64s
 from embark.spec import RunSpec, resolve, to_toml
 
-MODULE = "embark.data.own_contract"
+MODULE = "embark.data.custom_contract"
 LIMIT_S = 600.0
 NUM_ROWS = 20_000  # Samples of each split.
 NUM_ALONE = 256
@@ -61,14 +61,14 @@ def check_contract(spec: RunSpec) -> ContractReport:
     """Run the code and try each promise on up to `NUM_ROWS` samples of each split. What it prints goes to stderr:
     stdout is the report's."""
     with redirect_stdout(sys.stderr):
-        source = OwnSource(spec.model, spec.data)
+        source = CustomSource(spec.model, spec.data)
         checks = tuple(_checks(spec, source))
         is_ok = not any(check.problem for check in checks)
         return ContractReport(spec.data.kind, source.num_train_samples, source.num_eval_samples, checks,
                               check_columns(spec) if is_ok else None)
 
 
-def _checks(spec: RunSpec, source: OwnSource) -> Iterator[ContractCheck]:
+def _checks(spec: RunSpec, source: CustomSource) -> Iterator[ContractCheck]:
     num = source.num_train_samples
     yield ContractCheck("an epoch has at least one batch", "" if num >= spec.train.batch_size else
                         f"num_train_samples is {num:,}, and train.batch_size {spec.train.batch_size:,}")
@@ -88,7 +88,7 @@ def _checks(spec: RunSpec, source: OwnSource) -> Iterator[ContractCheck]:
     yield ContractCheck("another process gives the same samples", _other_process(spec, source.fingerprint()))
 
 
-def _unstable(source: OwnSource, split: str, positions: Int64s, first: Batch) -> str:
+def _unstable(source: CustomSource, split: str, positions: Int64s, first: Batch) -> str:
     if rows_digest(source.rows(split, positions)) != rows_digest(first):
         return f"the same positions of {split} give other samples the second time"
     together = RowsInMemory(first)
@@ -99,7 +99,7 @@ def _unstable(source: OwnSource, split: str, positions: Int64s, first: Batch) ->
     return ""
 
 
-def _random_state(source: OwnSource, split: str, positions: Int64s) -> str:
+def _random_state(source: CustomSource, split: str, positions: Int64s) -> str:
     some, found = positions[:512], []
     for seed in (1, 2):
         random.seed(seed)
@@ -129,4 +129,4 @@ def _other_process(spec: RunSpec, fingerprint: str) -> str:
 
 if __name__ == "__main__":
     run: RunSpec = resolve(tomllib.loads(sys.stdin.read()))
-    Path(sys.argv[1]).write_text(OwnSource(run.model, run.data).fingerprint(), encoding="utf-8")
+    Path(sys.argv[1]).write_text(CustomSource(run.model, run.data).fingerprint(), encoding="utf-8")

@@ -1,7 +1,7 @@
-"""A model of the user's own on several ranks: the losses of one, also after SIGKILL."""
+"""A custom model on several ranks: the losses of one, also after SIGKILL."""
 
 import pytest
-from own_models import AUTOINT, KIND, STATEFUL
+from custom_models import AUTOINT, KIND, STATEFUL
 
 pytestmark = pytest.mark.slow
 

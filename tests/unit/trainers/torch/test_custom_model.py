@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from own_models import AUTOINT, DLRM, KIND, SIMPLE, STATEFUL
+from custom_models import AUTOINT, DLRM, KIND, SIMPLE, STATEFUL
 
 from embark.__main__ import run as embark_command
 from embark.errors import SpecError, UserError
@@ -17,7 +17,7 @@ from embark.model.work import layers_of
 from embark.plan.predict import predict_local
 from embark.spec import ModelSpec, resolve, to_toml
 from embark.trainers import evaluate, train
-from embark.trainers.torch.networks.own_model import load_network, logits_of
+from embark.trainers.torch.networks.custom_model import load_network, logits_of
 from embark.trainers.torch.networks.trace_network import trace_network
 
 
@@ -43,7 +43,7 @@ def start_of(values: dict) -> dict:
     return json.loads(Path(values["run_dir"], "events.jsonl").read_text().splitlines()[0])
 
 
-def test_dlrm_as_an_own_model_gives_its_losses_bit_for_bit(own, train_tiny):
+def test_dlrm_as_an_custom_model_gives_its_losses_bit_for_bit(own, train_tiny):
     values = train(own(DLRM))
     assert losses(values["run_dir"]) == train_tiny("train.num_steps=4", "train.engine=pipeline").losses()
 
@@ -152,9 +152,9 @@ def test_a_class_that_breaks_the_contract_is_reported_with_its_file(change, expe
 
 
 def test_bad_numbers_in_the_data_are_not_blamed_on_the_model(own, alone):
-    from embark.trainers.torch.networks.own_model import OwnNetwork
+    from embark.trainers.torch.networks.custom_model import CustomNetwork
 
-    network = OwnNetwork(own(SIMPLE.format(line="return x")).model.model_copy(update={
+    network = CustomNetwork(own(SIMPLE.format(line="return x")).model.model_copy(update={
         "code": SIMPLE.format(line="return x")}))
     dense = torch.full((4, 3), torch.nan)
     assert network(dense, torch.zeros(4, 32)).isnan().all()

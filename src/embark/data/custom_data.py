@@ -22,7 +22,7 @@ from embark.spec.user_code import file_of, load_user_class, location_of, user_ca
 FINGERPRINT_ROWS = 1024  # Samples of each split: all of them would take as long as an epoch.
 
 
-class OwnSource:
+class CustomSource:
     """Calls the user's class, and refuses what is not what it must be. Each epoch has an order of its own: blocks of
     positions, and the positions in each, by the seed alone."""
 
@@ -36,7 +36,7 @@ class OwnSource:
             kind = load_user_class(data.kind, data.code)
             if not callable(getattr(kind, "rows", None)):
                 raise UserError(f"{file_of(data.kind)}: {kind.__name__} has no method rows(split, positions)",
-                                fix="docs/own-data.md shows one")
+                                fix="docs/start/custom-data.md shows one")
             self._where = location_of(kind.rows)
             with user_call(f"{file_of(data.kind)}: class {kind.__name__}", "__init__(self, data, model)"):
                 self._own = kind(data, model)

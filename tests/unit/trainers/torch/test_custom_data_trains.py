@@ -39,7 +39,7 @@ def own(tiny, tmp_path, monkeypatch):
     return lambda *sets: tiny(*SETS, "train.batch_size=128", "train.learning_rate=0.2", *sets)
 
 
-def test_a_run_on_own_data_learns_resumes_and_evaluates(own):
+def test_a_run_on_custom_data_learns_resumes_and_evaluates(own):
     whole = train(own("name=whole"))
     assert whole["auc"] > 0.8
     train(own("train.num_steps=10"))

@@ -16,7 +16,7 @@ from embark.spec.user_code import file_of, load_user_class, location_of, user_ca
 from embark.trainers.torch.networks.jagged import JaggedSequence
 
 
-class OwnNetwork(nn.Module):
+class CustomNetwork(nn.Module):
     """Calls the user's module with the dense features and the pooled embeddings by name."""
 
     def __init__(self, model: ModelSpec) -> None:
@@ -77,7 +77,7 @@ def load_network(model: ModelSpec) -> nn.Module:
         network: nn.Module = kind(model)
     if kind.forward is nn.Module.forward and "forward" not in vars(network):
         raise UserError(f"{file_of(model.kind)}: {kind.__name__} has no method forward(dense, pooled)",
-                        fix="docs/own-model.md shows one")
+                        fix="docs/guides/custom-models.md shows one")
     if lazy := [name for name, value in (*network.named_parameters(), *network.named_buffers()) if is_lazy(value)]:
         raise UserError(f"{file_of(model.kind)}: {lazy[0]} of {kind.__name__} has no shape before the first batch",
                         fix="a layer with its widths, such as torch.nn.Linear(width, 1), instead of a lazy one")

@@ -1,11 +1,11 @@
-"""A model of the user's own in a CUDA graph. Run by hand; what came of it is in bench/RESULTS.md."""
+"""A custom model in a CUDA graph. Run by hand; what came of it is in bench/RESULTS.md."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
 import pytest
-from own_models import AUTOINT, DLRM, KIND, SIMPLE, STATEFUL
+from custom_models import AUTOINT, DLRM, KIND, SIMPLE, STATEFUL
 
 from embark.errors import UserError
 

@@ -1,4 +1,4 @@
-"""Files with a model of the user's own."""
+"""Files with a custom model."""
 
 from pathlib import Path
 
