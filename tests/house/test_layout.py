@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import re
 import subprocess
 from pathlib import Path
 
@@ -56,3 +57,10 @@ def prints(source: str) -> list[int]:
     writers = {"print", "sys.stdout.write", "sys.stderr.write", "sys.stdout.writelines", "sys.stderr.writelines"}
     calls = [node for node in ast.walk(ast.parse(source)) if isinstance(node, ast.Call)]
     return sorted(call.lineno for call in calls if ast.unparse(call.func) in writers)
+
+
+def test_files_that_contributing_names_exist():
+    text = (ROOT / "CONTRIBUTING.md").read_text()
+    named = set(re.findall(r"`((?:[\w.]+/)+[\w.]+\.(?:py|toml|csv|md))`", text))
+    assert len(named) > 30
+    assert not [name for name in named if not (ROOT / name).exists() and not (PACKAGE / name).exists()]
