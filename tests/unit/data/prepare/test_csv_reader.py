@@ -350,7 +350,7 @@ def test_lists_of_numbers_are_read_and_one_bad_number_makes_a_bad_row(tmp_path):
     assert portion.num_cut == 1
 
 
-def test_criteos_rows_read_as_delimited_text_are_what_its_custom_reader_gives(tmp_path):
+def test_criteo_rows_read_as_delimited_text_match_its_own_reader(tmp_path):
     from embark.data.prepare.criteo_reader import CriteoReader
 
     draw = random.Random(11)
