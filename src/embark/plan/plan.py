@@ -89,7 +89,7 @@ class CatalogPlan:
     """A spec planned for every machine of the catalog."""
 
     survey: Survey
-    ranked: tuple[Estimate, ...]  # Those within the deadline and the budget, best first.
+    ranked: tuple[Estimate, ...]  # Estimates within the deadline and the budget, best first.
     workload: Workload
     bounds: Bounds
     sentence: str

@@ -110,8 +110,8 @@ def draws_samples(spec: RunSpec) -> bool:
 
 
 def fits_without_tables(setup: Setup) -> bool:
-    """Return whether a GPU holds what is the same wherever the tables are; to place thousands of tables takes
-    seconds."""
+    """Return whether a GPU can hold everything that does not depend on where the tables are. This is quick to check;
+    placing thousands of tables takes seconds."""
     spec, gpu, cluster = setup.spec, setup.machine.gpu, cluster_of(setup)
     calibration = calibration_for(gpu)
     precision = choose_precision(spec.train, has_matrix_bf16=gpu.bf16_tflops is not None)
@@ -122,10 +122,8 @@ def fits_without_tables(setup: Setup) -> bool:
 
 
 class _WithoutTables:
-    """Bytes that a GPU holds besides the tables, counted once for all machines with as many ranks.
-
-    Of thousands of tables that takes a tenth of a second.
-    """
+    """Bytes that a GPU holds besides the tables, counted once for all clusters with the same number of ranks, since
+    counting takes a tenth of a second with thousands of tables."""
 
     def __init__(self, spec: RunSpec) -> None:
         self._spec = spec

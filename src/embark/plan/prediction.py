@@ -46,9 +46,9 @@ class MemoryUse:
     """`tables`, `optimizer state`, `dense layers`, `activations`, `input buffers`, `exchange`, `fragmentation`,
     `CUDA and libraries`, `NCCL`, `evaluation`: in this order, those that are there. On a TPU `tables`,
     `optimizer state`, `dense layers`, `batches`, `exchange and activations`, `tables copied`, `program`."""
-    device_limit: float  # What the accelerator has, as its driver shows it.
+    device_limit: float  # Bytes of the accelerator, as its driver shows them.
     host: dict[str, float]  # Bytes of one host: `tables`, `processes`, `loader`, `checkpoint copy`.
-    host_limit: float  # What pods may request of it; 0: not known.
+    host_limit: float  # Bytes of a host that pods may request; 0 if not known.
 
     @property
     def device_total(self) -> float:

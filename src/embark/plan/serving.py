@@ -72,7 +72,7 @@ class ServeOffer:
     machine: str
     cloud: str
     region: str
-    replicas_per_machine: int  # 0: it has no room for one.
+    replicas_per_machine: int  # 0 if not one replica fits.
     num_machines: int
     usd_per_month: float | None
     usd_per_million: float | None

@@ -22,7 +22,7 @@ class DataSize:
 
     num_train_samples: int
     num_eval_samples: int | None = None  # None: not counted; a hundredth of the others is assumed.
-    data_bytes: float | None = None  # All of it as it is stored; None: what the format's rows add up to.
+    data_bytes: float | None = None  # Bytes as stored; None if they are computed from the row format.
     source: str = "--samples"
 
 
