@@ -40,7 +40,7 @@ class WatchedRun:
         self.lock = threading.RLock()
         self.record = Record()
         self.version = 1  # Grows with every change.
-        self.is_sampled = False  # What is shown comes from samples: the rest is still being read.
+        self.is_sampled = False  # The page shows samples of the events while the rest is being read.
         self.share_read = 1.0
         self.is_deleted = False
         self.spec_text = ""

@@ -118,13 +118,13 @@ def _tasks(directory: Path, manifest: Manifest, num_workers: int, memory_bytes: 
 
 
 def is_wide(manifest: Manifest) -> bool:
-    """Whether a count may not fit in 32 bits."""
+    """Return whether a count may not fit in 32 bits."""
     most = max((f.multi_hot for f in manifest.layout.id_features), default=1)
     return manifest.num_rows("train") * most >= 1 << 32
 
 
 def is_sparse(manifest: Manifest, feature: Feature) -> bool:
-    """Whether the table has so many more rows than there are lookups that most would be counted as 0."""
+    """Return whether the table has so many more rows than there are lookups that most would be counted as 0."""
     num_ids = manifest.num_rows("train") * feature.multi_hot
     return SparseIdCounts.size_bytes(num_ids) < DenseIdCounts.size_bytes(feature.rows, is_wide=False)
 

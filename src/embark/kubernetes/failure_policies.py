@@ -21,7 +21,7 @@ RETRYABLE_FROM = 128  # Exit codes that the training operator's `ExitCode` polic
 
 @dataclass(frozen=True, slots=True)
 class PodEnd:
-    """How a pod's container ended."""
+    """The end of a pod's container."""
 
     pod: Pod = field(repr=False)
     code: int  # 128 and the number of a signal, if one ended it.
@@ -88,7 +88,7 @@ class JobPolicy:
                                    "backoffLimit allows")
 
     def _is_enough(self, rule: K8sObject) -> bool:
-        """Whether as many indexes have succeeded as a rule of the successPolicy wants."""
+        """Return whether as many indexes have succeeded as a rule of the successPolicy wants."""
         among = set(range(self.completions))
         if "succeededIndexes" in rule:
             ends = [part.partition("-") for part in str(rule["succeededIndexes"]).split(",")]

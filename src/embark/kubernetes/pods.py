@@ -21,8 +21,8 @@ _KEYED = re.compile(r"metadata\.(labels|annotations)\['([^']*)'\]")
 
 
 def main_container(spec: K8sObject, name: str = "") -> K8sObject:
-    """The container that trains: the one of that name if its controller has one, else the first with accelerators,
-    else the first that starts torchrun, else the first."""
+    """Return the container that trains: the one of that name if its controller has one, else the first with
+    accelerators, else the first that starts torchrun, else the first."""
     containers = rows(spec, "containers")
     ranked = [*(one for one in containers if name and one.get("name") == name), *filter(is_accelerated, containers),
               *filter(starts_torchrun, containers), *containers]
@@ -30,7 +30,7 @@ def main_container(spec: K8sObject, name: str = "") -> K8sObject:
 
 
 def is_accelerated(container: K8sObject) -> bool:
-    """Whether it asks for a GPU or a TPU, by a limit or a request."""
+    """Return whether it asks for a GPU or a TPU, by a limit or a request."""
     amounts = texts(at(container, "resources.requests")) | texts(at(container, "resources.limits"))
     return any(_ACCELERATOR.match(name) and quantity(amount) for name, amount in amounts.items())
 
@@ -40,7 +40,7 @@ def starts_torchrun(container: K8sObject) -> bool:
 
 
 def pod_specs(thing: Any) -> Iterator[K8sObject]:
-    """Every pod's spec in an object, whatever the object's kind."""
+    """Yield every pod's spec in an object, whatever the object's kind."""
     if isinstance(thing, Mapping):
         if rows(thing, "containers"):
             yield thing
@@ -50,7 +50,7 @@ def pod_specs(thing: Any) -> Iterator[K8sObject]:
 
 
 def trains(spec: K8sObject) -> bool:
-    """Whether the main container of a pod has accelerators or starts torchrun."""
+    """Return whether the main container of a pod has accelerators or starts torchrun."""
     container = main_container(spec)
     return is_accelerated(container) or starts_torchrun(container)
 
@@ -73,7 +73,7 @@ class Mount:
 
 @dataclass(frozen=True, slots=True)
 class Security:
-    """Who the container is, and what it may do."""
+    """The user and group of a container, and its privileges."""
 
     user: int | None = None
     group: int | None = None
@@ -245,7 +245,8 @@ def expand(text: str, values: Mapping[str, str]) -> str:
 
 
 def variables(container: K8sObject, objects: Objects, pod: PodIdentity) -> Variables:
-    """Variables of envFrom, then env in its order, then those of the controller; each may refer to those before it."""
+    """Return variables of envFrom, then env in its order, then those of the controller; each may refer to those before
+    it."""
     values: dict[str, str] = {}
     missing: list[str] = []
     unset_secrets: list[str] = []
@@ -275,7 +276,7 @@ def variables(container: K8sObject, objects: Objects, pod: PodIdentity) -> Varia
 def _referred(
     source: K8sObject, container: K8sObject, objects: Objects, pod: PodIdentity
 ) -> tuple[str | None, str, str]:
-    """The value, or what is missing for it, or the secret that no file has."""
+    """Return three texts: the value, what is missing for it, and the secret that no file has."""
     if path := at(source, "fieldRef.fieldPath"):
         return _field(str(path), pod), "", ""
     for key, kind in (("configMapKeyRef", "ConfigMap"), ("secretKeyRef", "Secret")):
@@ -316,7 +317,7 @@ class Service:
 
 @dataclass(frozen=True, slots=True)
 class Names:
-    """What the pods can look up."""
+    """The names that pods can look up."""
 
     by_pod: Mapping[str, tuple[str, ...]]  # The names that lead to each pod.
 
@@ -334,8 +335,8 @@ def read_services(objects: Objects) -> list[Service]:
 
 
 def dns_names(pods: Sequence[Pod], services: Sequence[Service]) -> Names:
-    """Names that pods can look up. A pod's name needs a headless Service called like its subdomain; a Service's name
-    leads to all pods that it selects."""
+    """Return names that pods can look up. A pod's name needs a headless Service called like its subdomain; a Service's
+    name leads to all pods that it selects."""
     found: dict[str, list[str]] = {pod.name: [] for pod in pods}
     for service in services:
         for pod in pods:

@@ -68,7 +68,7 @@ class RunCost:
 
 
 def run_cost(name: str, notify: Notify, *, budget_usd: float | None = None, now_s: float | None = None) -> RunCost:
-    """What a run has cost and will cost.
+    """Return what a run has cost and will cost.
 
     `name` is a run's directory, its name under ./runs, its URI, or the name it was launched by. `budget_usd` replaces
     the run's own budget.
@@ -126,7 +126,7 @@ def _check_budget(name: str, limit_usd: float | None, own_usd: float | None, spe
 
 
 def _price(spec: RunSpec | None, events: Sequence[Event], at_launch: float | None) -> RunPrice:
-    """The catalog's price of today, unless it was another at the launch."""
+    """Return the catalog's price of today, unless it was another at the launch."""
     price = price_of_run(spec, next((event.values for event in reversed(events) if event.kind == "start"), {}))
     if at_launch is not None and at_launch != price.usd_per_hour:
         return RunPrice(at_launch, source="the catalog's on the day of the launch")
@@ -165,7 +165,7 @@ def _spec(run_dir: RunDir | None, launched: RunRecord | None) -> RunSpec | None:
 
 
 def _lead_s(events: Sequence[Event], status: Status | None, now_s: float, notes: list[str]) -> float:
-    """Seconds from when the machines were there to the first process; without events, to now."""
+    """Return the seconds from when the machines were there to the first process; without events, to now."""
     if status is None:
         return 0.0
     since = [one.since_s for one in status.replicas if one.since_s is not None]

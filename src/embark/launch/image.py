@@ -58,7 +58,7 @@ class ImageName:
         return "/" in str(self) and self.host not in ("localhost", PLACEHOLDER_REGISTRY.rstrip("/"))
 
     def login_command(self, builder: str) -> str:
-        """The command line that logs in to the registry."""
+        """Return the command line that logs in to the registry."""
         to = f"{builder} login --username {{}} --password-stdin {self.host}"
         if found := _ECR.fullmatch(self.host):
             return f"aws ecr get-login-password --region {found['region']} | {to.format('AWS')}"
@@ -90,7 +90,7 @@ _DIGEST = re.compile(r"sha256:[0-9a-f]{64}")
 
 
 def usable(program: str, shell: Shell) -> bool:
-    """Whether the builder is installed and answers: docker does only while its daemon runs."""
+    """Return whether the builder is installed and answers: docker does only while its daemon runs."""
     try:
         return shell.ask([program, "info"], timeout_s=_FAST_S).is_ok
     except UserError:
@@ -98,7 +98,7 @@ def usable(program: str, shell: Shell) -> bool:
 
 
 def find_builder(shell: Shell, wanted: str = "") -> str:
-    """The first builder that works; only `wanted`, if one is named."""
+    """Return the first builder that works; only `wanted`, if one is named."""
     for program in (wanted,) if wanted else BUILDERS:
         if usable(program, shell):
             return program

@@ -202,7 +202,7 @@ class LineMultiplexer:
         return key in self._open
 
     def take(self, wait_s: float) -> list[tuple[str, str]]:
-        """Lines with their program's key; waits at most `wait_s` for the first."""
+        """Return lines with their program's key; waits at most `wait_s` for the first."""
         taken: list[tuple[str, str]] = []
         with suppress(queue.Empty):
             self._take(self._lines.get(timeout=wait_s), taken)
@@ -211,7 +211,7 @@ class LineMultiplexer:
         return taken
 
     def ended(self) -> list[tuple[str, CommandResult]]:
-        """Programs that ended since the last call and whose lines were all taken."""
+        """Return programs that ended since the last call and whose lines were all taken."""
         ended, self._ended = self._ended, []
         return ended
 

@@ -155,7 +155,7 @@ def read_faults(kind: FaultKind, words: Sequence[str], num_pods: int) -> list[Fa
 
 
 def read_duration(text: str, flag: str) -> float:
-    """Seconds of `10m`, `90s` or `1h`."""
+    """Return the seconds of `10m`, `90s` or `1h`."""
     match = re.fullmatch(r"(\d+(?:\.\d+)?)(ms|s|m|h)?", text)
     if match is None or not float(match[1]):
         raise UserError(f"{flag} {text}: not a duration", fix=f"{flag} 10m")
@@ -308,7 +308,7 @@ class Controller:
             self._observer.line(slot.pod.name, rank, said)
 
     def _sweep(self) -> None:
-        """End pods whose first process has ended, whatever else is left of them."""
+        """End pods whose first process has ended, and kill their other processes."""
         for slot in self._slots.values():
             if slot.start is not None and slot.lines is not None and slot.lines.code is not None:
                 self._engine.sweep(slot.start)

@@ -89,7 +89,7 @@ class RehearsalReport:
 def load_manifests(
     spec: str, sets: Sequence[str], num_nodes: int | None, files: Path | None
 ) -> tuple[dict[str, str], str]:
-    """The manifests' texts by path, from files or as `embark render` would write them; and a name for them."""
+    """Return the manifests' texts by path, from files or as `embark render` would write them; and a name for them."""
     path = files or Path(spec)
     if path.is_dir() or (path.suffix in MANIFEST_SUFFIXES and path.is_file()):
         if num_nodes is not None or (sets and files is None):
@@ -209,7 +209,7 @@ class StopSignals:
 
 def choose_engine(prepared: PreparedRehearsal, options: RehearsalOptions, folders: Folders,
                   shell: Shell) -> tuple[Engine, str]:
-    """The engine, and why it was chosen."""
+    """Return the engine, and why it was chosen."""
     names = prepared.workload.names
     if prepared.workload.kind == "RayJob":
         if options.engine not in ("auto", "processes"):
@@ -253,7 +253,7 @@ def _write_sample(prepared: PreparedRehearsal, engine: Engine) -> None:
 
 
 def _run_folder(prepared: PreparedRehearsal, engine: Engine) -> Path | None:
-    """The folder of this machine in which the run's events will be."""
+    """Return the folder of this machine in which the run's events will be."""
     if prepared.run is None:
         return None
     first = min(prepared.workload.trainers, key=lambda pod: pod.index)

@@ -117,7 +117,7 @@ class Job:
 
     @classmethod
     def of(cls, spec: RunSpec, machine: Machine) -> Job:
-        """The job of a spec, not yet checked."""
+        """Return the job of a spec, not yet checked."""
         num_processes = 1 if spec.place.target == FOLLOW else machine.gpus_per_host
         return cls(spec, machine, dns_label(spec.name), spec.place.max_nodes, num_processes,
                    to_toml(spec, only_set=True))
@@ -302,7 +302,7 @@ class Job:
         return [Bucket(scheme, name, "", written) for (scheme, name), written in is_written.items()]
 
     def is_shared(self, path: str) -> bool:
-        """Whether every machine sees the same there: in an object store, or on the mounted volume."""
+        """Return whether every machine sees the same there: in an object store, or on the mounted volume."""
         mount = self.place.volume_path
         return "://" in path or (bool(self.place.volume) and (path == mount or path.startswith(f"{mount}/")))
 

@@ -45,7 +45,7 @@ class StepProfiler(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class RankReport:
-    """What one rank knows at a logged step."""
+    """The measurements of one rank at a logged step."""
 
     trouble: Trouble | None
     counted: StepCounters

@@ -30,7 +30,7 @@ Size = tuple[int, ...]
 
 @dataclass(frozen=True, slots=True)
 class WarmStarted:
-    """Which weights a run began with."""
+    """A description of the weights that a run began with."""
 
     run: str
     from_step: int

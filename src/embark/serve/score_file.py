@@ -32,7 +32,7 @@ _CHUNK_BYTES = 8 << 20
 
 @dataclass(frozen=True, slots=True)
 class ScoreResult:
-    """What was scored."""
+    """The result of scoring a file."""
 
     uri: str
     version: int

@@ -91,16 +91,16 @@ class PolledModel(Protocol):
 
 
 class Switcher(Protocol):
-    """How another version takes over."""
+    """Lets another version take over."""
 
     def prepare(self, wanted: int) -> None:
         """Load a version beside the active one, and check it. Raises if it is rejected."""
 
     def switch(self) -> set[Path]:
-        """Answer with what was prepared. Return the folders of the active version and of the one before."""
+        """Answer with the prepared version. Return the folders of the active version and of the one before."""
 
     def discard(self) -> None:
-        """Forget what was prepared."""
+        """Forget the prepared version."""
 
 
 class VersionSwitcher:
@@ -135,7 +135,7 @@ class VersionPoller:
 
     def __init__(self, uri: str, model: PolledModel, switcher: Switcher, poll_s: float,
                  lock: AbstractContextManager[Any] | None = None) -> None:
-        """`lock` is held while a version is looked for and loaded."""
+        """Create the poller. It holds `lock` while it looks for and loads a version."""
         self._lock = lock or threading.RLock()
         self._versions, self._model, self._switcher, self._poll_s = open_versions(uri), model, switcher, poll_s
         self._stopping = threading.Event()

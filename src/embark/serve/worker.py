@@ -153,7 +153,7 @@ class _Worker:
         self._channel = ProcessChannel(calls, answers, lambda: os.kill(os.getpid(), signal.SIGTERM))
 
     def run(self) -> None:
-        """Serve what was loaded, once told to."""
+        """Serve the loaded model, once the pool says so."""
         from embark.trainers.torch.scoring.cpu_model import num_threads
 
         current, refused = self._to_serve.get()

@@ -88,7 +88,7 @@ def diff_checkpoints(
 
 
 class _Gap:
-    """How far two tensors are apart, over the blocks seen so far."""
+    """The difference of two tensors, over the blocks seen so far."""
 
     def __init__(self) -> None:
         self.num_differing = self.num_not_finite = 0

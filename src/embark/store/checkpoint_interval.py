@@ -59,7 +59,7 @@ def steps_between_saves(
 
 
 def young_daly_interval_s(save_cost_s: float, mean_time_between_failures_s: float) -> float:
-    """Seconds of training between two saves, the save itself left out, that lose the least time.
+    """Return the seconds of training between two saves, the save itself left out, that lose the least time.
 
     With d the cost of a save and M the mean time between failures:
 
@@ -81,7 +81,7 @@ def young_daly_interval_s(save_cost_s: float, mean_time_between_failures_s: floa
 
 
 def expected_overhead(every_s: float, cost_s: float, mtbf_s: float) -> float:
-    """The share of all time that goes into saves and into training that is done again, from 0 to 1.
+    """Return the share of all time that goes into saves and into training that is done again, from 0 to 1.
 
     Daly's complete model with failures as a Poisson process: `every_s` of training take
     M * (exp((every_s + cost_s) / M) - 1) in all. Starting again takes the same time whatever the interval, so it is

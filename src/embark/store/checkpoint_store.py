@@ -133,7 +133,7 @@ class CheckpointStore:
         return sorted(_step_of(name) for name in names - self._marked() if self._matches(name))
 
     def where(self, step: int) -> str:
-        """The uri of a checkpoint, for messages."""
+        """Return the uri of a checkpoint, for messages."""
         return self.store.where(self._name(step))
 
     def _name(self, step: int) -> str:

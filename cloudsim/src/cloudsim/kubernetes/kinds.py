@@ -27,7 +27,7 @@ class ObjectKind:
         return f"{self.kind.lower()}.{self.group}" if self.group else self.kind.lower()
 
     def is_called(self, word: str) -> bool:
-        """Whether a word such as `jobs`, `job`, `jobs.batch`, `job.v1.batch` or `po` means this kind."""
+        """Return whether a word such as `jobs`, `job`, `jobs.batch`, `job.v1.batch` or `po` means this kind."""
         name, _, group = word.lower().partition(".")
         if name not in (self.plural, self.kind.lower(), *self.short):
             return False

@@ -62,7 +62,7 @@ def render_serve(job: Job) -> list[File]:
 
 
 def artifact_bytes(spec: RunSpec) -> float:
-    """The size of its tables, which are nearly all of it."""
+    """Return the size of its tables, which are nearly all of it."""
     from embark.plan.serving import table_bytes
 
     return table_bytes(spec, spec.serve.tables) if knows_tables(spec) else memory_gib(spec) * GIB
@@ -74,5 +74,5 @@ def disk_gib(num_bytes: float) -> int:
 
 
 def start_s(num_bytes: float) -> int:
-    """The longest time until a server has fetched its artifact and is ready."""
+    """Return the longest time until a server has fetched its artifact and is ready."""
     return max(120, math.ceil(num_bytes / FETCH_BYTES_PER_S) + 60)

@@ -198,7 +198,7 @@ class Exchange:
 
 @dataclass(frozen=True, slots=True)
 class _Round:
-    """What devices exchange in one round."""
+    """The rows that devices exchange in one round."""
 
     high: jax.Array  # The first row that is left for the next round.
     index: jax.Array  # [devices, capacity]: which of the keys go where; behind the last key where there is room left.

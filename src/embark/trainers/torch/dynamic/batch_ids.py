@@ -19,7 +19,7 @@ of them that another id lost."""
 
 
 class IdLayout:
-    """How the ids of a batch lie: table by table, each up to its end."""
+    """The layout of the ids of a batch: table by table, each up to its end."""
 
     def __init__(self, ends: Sequence[int], device: torch.device) -> None:
         self.size = ends[-1]
@@ -41,7 +41,7 @@ class IdSlots:
 
 @dataclass(frozen=True, slots=True)
 class Candidates:
-    """Ids without a slot, as they come: [tables, most of any]."""
+    """Ids without a slot, in the order of the batch: [tables, most ids of a table]."""
 
     hashes: Tensor
     nums: Tensor  # How many of each table.
@@ -52,7 +52,7 @@ class Candidates:
 
 @dataclass(frozen=True, slots=True)
 class RankedIds:
-    """Candidates, sorted, each of them once: [tables, most of any], flat."""
+    """Candidates, sorted and without duplicates: [tables, most ids of a table], flat."""
 
     is_admitted: Tensor
     number: Tensor  # Index among those of its bucket.
@@ -62,7 +62,7 @@ class RankedIds:
 
 @dataclass(frozen=True, slots=True)
 class NewRows:
-    """Rows that ids got in a step: [tables, most of any], flat."""
+    """Rows that ids got in a step: [tables, most rows of a table], flat."""
 
     slots: Tensor  # Where in the map; −1 where there is none.
     hashes: Tensor  # Hashes of the ids.

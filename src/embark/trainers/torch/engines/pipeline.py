@@ -38,7 +38,7 @@ class BatchRange:
 
 @dataclass(frozen=True, slots=True)
 class EngineInputs:
-    """What an engine is built from."""
+    """The parts from which an engine is built."""
 
     spec: RunSpec
     world: World

@@ -145,7 +145,7 @@ _TINY = 1e-30
 
 @cache
 def has_int8_products() -> bool:
-    """Whether products in int8 are faster than in float32: oneDNN on ARM with its dot products of bytes."""
+    """Return whether products in int8 are faster than in float32: oneDNN on ARM with its dot products of bytes."""
     if not torch.backends.mkldnn.is_available() or not getattr(torch.backends.mkldnn, "is_acl_available", bool)():
         return False
     cpu = Path("/proc/cpuinfo")

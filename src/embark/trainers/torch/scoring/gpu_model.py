@@ -32,7 +32,7 @@ _log = logging.getLogger("embark.serve")
 
 
 def buckets(max_batch_rows: int) -> list[int]:
-    """The sizes of batches that have a graph: powers of two up to the first that holds `max_batch_rows`."""
+    """Return the sizes of batches that have a graph: powers of two up to the first that holds `max_batch_rows`."""
     found = [MIN_BATCH_ROWS]
     while found[-1] < max_batch_rows:
         found.append(2 * found[-1])

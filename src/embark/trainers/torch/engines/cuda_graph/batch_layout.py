@@ -50,7 +50,7 @@ class HostBuffer:
             self.row_order(slot)
 
     def correct(self, slot: Tensor) -> None:
-        """Nothing is left to do for batches that the host made."""
+        """Do nothing: batches that the host made are complete."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -164,7 +164,8 @@ class CudaGraphEngine(Engine):
         filled.release(event)
 
     def _set_values(self, step: int) -> None:
-        """Set what a graph cannot know when it is captured: rates, and what is dropped."""
+        """Set the values that a graph cannot know when it is captured: learning rates, and the keys of dropout
+        masks."""
         self._rates.upload_rates(step)
         self._network.set_keys()
         self._lookup.set_rates(self._rates_at(step))
@@ -256,7 +257,7 @@ class CudaGraphEngine(Engine):
                             spec.train.eps, spec.train.embedding_l2 / spec.train.batch_size)
 
     def _must_divide(self, feature: int) -> bool:
-        """Whether the engine has to turn a feature's sums into means.
+        """Return whether the engine has to turn a feature's sums into means.
 
         FBGEMM divides whole tables itself, on a CPU; but a rank without the table has nobody to ask, and those with a
         part of its rows know a part of the ids only.
@@ -390,7 +391,8 @@ class CudaGraphEngine(Engine):
 
 
 def needs_exchange(world: World) -> bool:
-    """Whether ranks exchange rows and gradients. A test makes it true for a single rank, to see NCCL captured."""
+    """Return whether ranks exchange rows and gradients. A test makes it true for a single rank, to see NCCL
+    captured."""
     return world.world_size > 1
 
 

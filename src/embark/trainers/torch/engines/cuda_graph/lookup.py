@@ -305,7 +305,7 @@ def why_not_by_kernels(shards: Sequence[LocalShard]) -> str:
 
 
 def divides_itself(one: LocalShard) -> bool:
-    """Whether FBGEMM takes the mean of this shard; else the caller has to."""
+    """Return whether FBGEMM takes the mean of this shard; else the caller has to."""
     return bool(one.batch.pooling_mode == PoolingMode.MEAN)
 
 
