@@ -63,12 +63,12 @@ class Mount:
     kind: MountKind
     """`files`: a ConfigMap or a Secret. `scratch`: the pod's own disk. `shared`: a volume that all pods see.
     `host`: a folder of the node."""
-    name: str  # The volume's; a shared volume has one name in all pods.
+    name: str  # Name of the volume; a shared volume has the same name in all pods.
     files: Mapping[str, str] = field(default_factory=dict)
     sub_path: str = ""
     is_read_only: bool = False
     size_bytes: int | None = None
-    what: str = ""  # For a person: `claim dlrm-data`.
+    what: str = ""  # Description for a person, such as `claim dlrm-data`.
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,7 +103,7 @@ class Pod:
     """One pod that a controller makes, with the container that trains."""
 
     name: str
-    index: int  # Which of the job's pods it is: faults are aimed by it.
+    index: int  # Index among the job's pods, by which faults are aimed.
     group: str  # Pods that are judged together: the child Job of a JobSet, the replicas of a PyTorchJob.
     hostname: str
     subdomain: str
@@ -124,7 +124,7 @@ class Pod:
     has_readiness_probe: bool = False
     sidecars: tuple[str, ...] = ()  # The other containers, which are not started.
     devices: tuple[str, ...] = ()  # `nvidia.com/gpu: 8`: what only a node of the cluster has.
-    missing: tuple[str, ...] = ()  # What it needs to start and no file has.
+    missing: tuple[str, ...] = ()  # Objects that it needs to start and that no file contains.
     secrets: tuple[str, ...] = ()
     trains: bool = True  # False for a pod that only starts others, such as a Ray cluster's head.
     spec: K8sObject = field(default_factory=dict, repr=False)  # The spec of its template.

@@ -29,7 +29,7 @@ from embark.store.errors import RetryPolicy
 
 State = Literal["pending", "running", "restarting", "lost", "succeeded", "failed", "gone"]
 """`restarting`: its platform brings it back. `lost`: only `embark launch --supervise` does. `gone`: it is not there."""
-Location = Mapping[str, Any]  # What a backend needs to find a run: a namespace and a context, or a folder.
+Location = Mapping[str, Any]  # Values by which a backend finds a run: a namespace and a context, or a folder.
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +40,7 @@ class RunHandle:
     backend: str
     where: Location
     title: str = ""  # `quickstart on 2 x p5.48xlarge: 16 ranks`.
-    run_uri: str = ""  # Where its checkpoints and events are.
+    run_uri: str = ""  # URI of its checkpoints and events.
     usd_per_hour: float | None = None  # The price of all machines; None: unknown, or nothing to pay.
 
     @classmethod
@@ -65,7 +65,7 @@ class Replica:
     """One machine's share of a run: a pod, or a process group."""
 
     name: str
-    index: int | None  # Which of the machines.
+    index: int | None  # Index of the machine.
     state: str
     why: str = ""
     since_s: float | None = None  # Unix time since when it has its machine, where the backend knows.
@@ -100,10 +100,10 @@ class Reason:
 class LogLine:
     """A line of one rank or pod."""
 
-    time_ns: int  # Since 1970; 0 where it is unknown.
+    time_ns: int  # Nanoseconds since 1970; 0 if unknown.
     source: str  # The pod or the rank.
     text: str
-    index: int | None = None  # Which of the machines.
+    index: int | None = None  # Index of the machine.
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "text", redact(self.text))

@@ -56,14 +56,14 @@ class RunCost:
     total_usd: float | None
     predicted_usd: float | None  # The plan's prediction for the complete run.
     usd_per_hour: float | None
-    price_source: str  # Where the price is from, and its date.
+    price_source: str  # Source of the price, and its date.
     lead_s: float
     """Time from when the machines were there to the first process: the image is pulled. Without events, to now."""
     spending: Spending | None  # Computed from the run's own events; None if there are none.
     budget_usd: float | None
     is_within_budget: bool | None  # None: there is no budget, or no price to check it with.
     budget_verdict: str
-    notes: tuple[str, ...] = ()  # What could not be counted.
+    notes: tuple[str, ...] = ()  # Sentences about costs that could not be counted.
     can_be_cancelled: bool = False  # It was launched from here, and has not ended.
 
 

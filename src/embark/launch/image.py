@@ -179,7 +179,7 @@ class ImageResult:
     image: str  # The new place.image, with its digest if it was pushed and the builder reported one.
     builder: str
     spec: str
-    folder: str  # What it was built of.
+    folder: str  # The folder that it was built from.
     is_pushed: bool
     settings: tuple[str, ...]  # Lines that are new in the spec.
     edited: tuple[str, ...]  # Files edited by hand, which may name another image.

@@ -42,7 +42,7 @@ class PreparedLaunch:
 
     request: LaunchRequest
     backend: LaunchBackend = field(repr=False)
-    estimate: LaunchEstimate | None  # None: it costs nothing.
+    estimate: LaunchEstimate | None  # None if the launch costs nothing.
     prepared_s: float = field(default_factory=time.time)  # A launch that came after it was not seen.
 
     @property
@@ -55,7 +55,7 @@ class LaunchResult(RunHandle):
     """A run that was launched or, on a dry run, the commands that would have launched it."""
 
     estimate: LaunchEstimate | None = None
-    state: str = "submitted"  # How the run ended, with `--supervise`.
+    state: str = "submitted"  # The final state of the run, with `--supervise`.
     reason: str = ""
     commands: tuple[tuple[str, ...], ...] = ()
 

@@ -52,7 +52,7 @@ class SupervisorState:
     phase: str = ""  # `running`, or `waiting` between two attempts.
     num_restarts: int = 0
     last_code: int = 0
-    code: int | None = None  # How it ended for good; None while it has not.
+    code: int | None = None  # Final exit code; None while the job has not ended.
     was_stopped: bool = False
     ended_s: float = 0.0
 
@@ -291,7 +291,7 @@ class LogPosition:
 
     log_id: str = ""  # Inode and time of birth: a machine that was replaced has another log.
     num_read: int = 0
-    has_failed: bool = False  # Since its last line.
+    has_failed: bool = False  # Its stream has failed since its last line.
 
     def tail_line(self, folder: str, *, is_live: bool) -> str:
         """Return the shell line that prints `log ID`, then the lines that were not read yet."""

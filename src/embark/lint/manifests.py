@@ -31,7 +31,7 @@ class TrainingJob:
     pod: PodTemplate
     container: Container
     launch: Launch | None
-    num_pods: int | None  # None if it is not a number.
+    num_pods: int | None  # None if the manifest does not give a number.
     num_pods_node: Node  # The YAML of that number.
     machines: tuple[Machine, ...]  # Machines that its node selector allows; none if it says nothing.
     cloud: str  # Empty if nothing tells.

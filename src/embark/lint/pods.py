@@ -190,8 +190,8 @@ class PodTemplate:
     """A pod's template as YAML, in the object that holds it."""
 
     document: Document
-    role: str  # Which of the object's templates it is: `Worker`, `head`; empty if there is one.
-    holder: Node  # What holds the template: a Job's spec, a ReplicaSpec.
+    role: str  # Name of the template in its object: `Worker`, `head`; empty if there is only one.
+    holder: Node  # The parent of the template, such as a Job's spec or a ReplicaSpec.
     metadata: Node
     spec: Node
     is_complete: bool = True  # False if a runtime that is not among the files fills in the rest.

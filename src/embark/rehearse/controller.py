@@ -25,7 +25,7 @@ from embark.store.run_dir import EVENTS
 class Resume:
     """One resumption of the run."""
 
-    step: int  # The checkpoint's.
+    step: int  # Step of the checkpoint.
     lost_steps: int  # Trained before, and trained again.
 
 
@@ -118,7 +118,7 @@ class Fault:
 
     kind: FaultKind
     pod: int
-    at_s: float | None  # Since the pods were started; None where a step is named.
+    at_s: float | None  # Seconds since the pods were started; None if a step is given.
     at_step: int | None = None
     duration_s: float = 0.0  # A lost machine is replaced after this time; 0: never.
 
@@ -162,7 +162,7 @@ def read_duration(text: str, flag: str) -> float:
     return float(match[1]) * _UNITS[match[2]]
 
 
-RESTART_S = 1.0  # Before a pod is restarted. A cluster waits 10 s, doubled each time.
+RESTART_S = 1.0  # Wait before a pod is restarted. A cluster waits 10 s, doubled each time.
 TAKE_S = 0.1
 READ_S = 0.1
 SAY_S = 3.0  # Between two notes on progress.
@@ -176,7 +176,7 @@ class Observer:
     """Receives output and notes as they come."""
 
     line: Callable[[str, str, str], None]  # Pod, which of its processes or nothing, text.
-    note: Callable[[str], None]  # What the controller does, and what happens to the pods.
+    note: Callable[[str], None]  # Receives sentences about the controller's actions and the pods.
 
 
 @dataclass(frozen=True, slots=True)

@@ -23,8 +23,8 @@ from embark.spec.toml import flatten
 if TYPE_CHECKING:  # imports numpy
     from embark.data.sample import Sample
 
-BUCKETS = "/mnt/embark-rehearsal"  # Where the pods see the folder that stands for object stores.
-SAMPLE = f"{BUCKETS}/sample"  # Where they see the sample of the run's data.
+BUCKETS = "/mnt/embark-rehearsal"  # Path in the pods of the folder that stands for object stores.
+SAMPLE = f"{BUCKETS}/sample"  # Path in the pods of the sample of the run's data.
 MAX_ROWS = 1000
 SAMPLES_PER_RANK = 32
 MAX_EVAL_SAMPLES = 2048  # At most as many as are trained on.
@@ -56,7 +56,7 @@ class RehearsedRun:
     spec: RunSpec
     spec_path: str  # The file that holds it, by its name.
     sample: Sample | None = None  # A sample of the run's own data.
-    unread: str = ""  # Why there is none: the data cannot be read from here.
+    unread: str = ""  # Why there is no sample: the data cannot be read from here.
 
     @property
     def folder(self) -> str:

@@ -284,7 +284,7 @@ def _marked(mark: str) -> list[int]:
 
 FIRST_ADDRESS = 10
 TRIES = 20
-WIDE_NOFILE = 1_048_576  # What podman asks for by itself; where the hard limit is lower, a container would not start.
+WIDE_NOFILE = 1_048_576  # Podman's default limit; with a lower hard limit, a container would not start.
 SHM = "/dev/shm"
 ENGINES = ("podman", "docker")
 DNS = ("--dns-option", "timeout:1", "--dns-option", "attempts:2")
@@ -468,4 +468,4 @@ class Containers:
         return self._shell.change([self.name, *words], timeout_s=_SLOW_S)
 
 
-Engine = Processes | Containers  # What runs the pods here, and does to them what a cloud does.
+Engine = Processes | Containers  # Runs the pods on this machine, and injects the faults of a cloud.

@@ -9,7 +9,7 @@ from embark.kubernetes.pods import pod_specs, trains
 from embark.kubernetes.yaml_nodes import SourceFile
 from embark.lint.read import read_sources
 
-KINDS = ("Job", "JobSet", "TrainJob", "PyTorchJob", "RayJob", "Pod")  # Those that make pods which train.
+KINDS = ("Job", "JobSet", "TrainJob", "PyTorchJob", "RayJob", "Pod")  # Kinds of objects whose pods train.
 MANIFEST_SUFFIXES = (".yaml", ".yml", ".json")
 
 

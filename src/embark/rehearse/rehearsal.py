@@ -59,7 +59,7 @@ class PreparedRehearsal:
     run: RehearsedRun | None
     changes: tuple[Change, ...]
     faults: tuple[Fault, ...]
-    findings: tuple[Finding, ...]  # The linter's.
+    findings: tuple[Finding, ...]  # Findings of the linter.
 
     @property
     def lint(self) -> tuple[Finding, ...]:
@@ -77,13 +77,13 @@ class RehearsalReport:
     engine: str
     verdict: Verdict
     lint: tuple[Finding, ...]
-    changes: tuple[Change, ...] = ()  # What is not as in the cluster.
+    changes: tuple[Change, ...] = ()  # Differences from the cluster.
     finish: str = ""  # The job `succeeded`, `failed` or ran `too long`; empty if no pod was made.
     reason: str = ""
     progress: Progress = field(default_factory=Progress)
     ends: tuple[PodEnd, ...] = ()
     elapsed_s: float = 0.0
-    left_behind: str = ""  # What `keep` left, and how to remove it.
+    left_behind: str = ""  # Files that `keep` left, and how to remove them.
 
 
 def load_manifests(

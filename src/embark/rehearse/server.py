@@ -247,7 +247,7 @@ class PreparedServer(PreparedServices):
     ports: tuple[int, ...]  # The port of each pod here.
     probe: str  # The path of the readiness probe.
     metric: str  # The metric that the autoscaler asks for; empty if it asks for none.
-    rows: bytes  # A request.
+    rows: bytes  # Body of the request that is sent.
     service: Check
 
     @property

@@ -120,7 +120,7 @@ async def _ignore(_: Exception) -> None:
 
 KINDS = ("StatefulSet", "Deployment")
 EVERY_STEPS, BATCH_SIZE = 10, 32
-EVERY_MINUTES = 0.01  # Between versions.
+EVERY_MINUTES = 0.01  # Interval between two versions.
 ROLES = {"follow": "trainer", "publish": "publisher", "serve": "server"}  # The role of a pod by its command of embark.
 
 

@@ -100,7 +100,7 @@ class Location:
     zone: str
     cluster: str
     pool: str  # The node pool: named for the machine and for how it is paid, so that two can live beside each other.
-    machine_type: str  # What the cloud calls a host.
+    machine_type: str  # The cloud's name for a host.
     has_fabric: bool  # Traffic between machines goes past the ordinary network, which must be asked for.
 
 

@@ -28,7 +28,7 @@ class FabricNeeds:
     """Interface in the pod and network of the cluster, for those beside the default."""
     daemon: str  # The name of the container that goes with it; empty where none does.
     daemon_image: str
-    env_script: str  # What a shell reads before the ranks start.
+    env_script: str  # Script that a shell sources before the ranks start.
     why: str
 
 

@@ -139,7 +139,7 @@ def _environment() -> jinja2.Environment:
 class Step:
     """Commands that create something once, and the one that succeeds if it already exists."""
 
-    what: str  # What is created, for a person; empty if nothing new is.
+    what: str  # The created resource, for a person; empty if nothing is created.
     commands: tuple[Words, ...]
     unless: Words = ()
     remove: tuple[Words, ...] = ()  # Run in this order; one that finds nothing does not stop the next.

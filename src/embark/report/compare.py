@@ -44,7 +44,7 @@ Values = Mapping[str, float | None]
 class ComparedRun:
     """A run of a comparison, with its figures."""
 
-    name: str  # Unique among them.
+    name: str  # Unique among the compared runs.
     uri: str
     state: State
     sentence: str

@@ -20,7 +20,7 @@ class Rows:
         self._columns: dict[str, int] = {name: at for at, name in enumerate((STEP, TIME, *names))}
         self._cells = np.empty((256, len(self._columns)))
         self._num = 0
-        self._each = 2  # So many rows are reduced to two.
+        self._each = 2  # Number of rows that are reduced to two.
         self._num_loose = 0  # The last rows that do not make a block yet.
         self._waiting: list[Sequence[Any]] = []
         self._max_rows = max_rows

@@ -88,8 +88,8 @@ class Saved:
     """The result of a save, the same on every rank except for the times."""
 
     step: int
-    pause_s: float  # How long training stood still.
-    cost_s: float  # From the beginning to the commit.
+    pause_s: float  # Seconds for which training was paused.
+    cost_s: float  # Seconds from the beginning of the save to its commit.
     num_bytes: int
     uri: str
     error: EmbarkError | None = None  # Why it could not be saved.

@@ -52,7 +52,7 @@ class TrafficLog:
     def __init__(self) -> None:
         self.record = TrafficRecord()
         self._log: RotatingEventLog | None = None
-        self._opening = Event("serve")  # With the version that answers.
+        self._opening = Event("serve")  # The event that begins a log, with the active version.
         self._written_s = time.time()
         self._metrics: dict[str, Any] = {}
         self._lock = threading.RLock()

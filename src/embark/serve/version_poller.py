@@ -24,7 +24,7 @@ from embark.spec.serve import ScoringDevice
 
 Loaded = TypeVar("Loaded")
 MAX_RETRY_S = 300.0
-_STOP_S = 5.0  # After the last answer; a version that is being loaded is given up.
+_STOP_S = 5.0  # Longest wait at the end; then loading of a version is abandoned.
 _log = logging.getLogger("embark.serve")
 
 
@@ -109,7 +109,7 @@ class VersionSwitcher:
     def __init__(self, model: ServedModel, load: Load) -> None:
         self._model, self._load = model, load
         self._prepared: RequestScorer | None = None
-        self.previous: RequestScorer | None = None  # What answered before; None where it cannot take a delta.
+        self.previous: RequestScorer | None = None  # The version before this one; None if it cannot take a delta.
 
     def prepare(self, wanted: int) -> None:
         previous, self.previous = self.previous, None  # where this fails half of a delta may be in its tables

@@ -3,8 +3,8 @@
 import math
 from dataclasses import dataclass
 
-MAX_LOST_S = 600.0  # What a preemption may lose where no save finishes after its notice.
-MAX_PAUSE_SHARE = 0.1  # How much of the time saves may take in order to keep that.
+MAX_LOST_S = 600.0  # Training that a preemption may lose if no save finishes after its notice.
+MAX_PAUSE_SHARE = 0.1  # Share of the time that saves may take to stay within `MAX_LOST_S`.
 MAX_EVERY_S = 3600.0  # However rare failures are said to be, one that nobody foresaw loses no more than about this.
 
 

@@ -57,7 +57,7 @@ class Holder:
     num_renewals: int = 0
     ttl_s: Annotated[float, Field(gt=0, le=MAX_TTL_S)] = TTL_S
     is_released: bool = False
-    text: bytes = field(default=b"", compare=False, repr=False)  # As it was read.
+    text: bytes = field(default=b"", compare=False, repr=False)  # The file's bytes.
 
     @classmethod
     def parse(cls, token: int, text: bytes) -> Holder:

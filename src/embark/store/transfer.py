@@ -29,7 +29,7 @@ class CopyPlan:
     """Which files are to be copied, and which are there."""
 
     todo: tuple[CopyItem, ...]
-    done: tuple[CopyItem, ...]  # The same file is there already.
+    done: tuple[CopyItem, ...]  # Files that are at the target already.
     last: tuple[CopyItem, ...]  # Files that make the rest valid.
 
 

@@ -46,7 +46,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 class RanksResult:
     """How the ranks of this machine ended."""
 
-    codes: tuple[int, ...] = ()  # Those that are not 0; negative ones are signals.
+    codes: tuple[int, ...] = ()  # Exit codes other than 0; negative ones are signals.
     signal: int = 0  # The signal that stopped this process.
     message: str = ""
 

@@ -310,8 +310,8 @@ def _price(spec: RunSpec, budget_usd: float | None) -> float | None:
 
 
 JOURNAL = "optuna.journal"
-SUBJECT = "subject"  # What is tuned, and over which values.
-NUM_STARTUP_TRIALS = 5  # Complete ones, before any is pruned.
+SUBJECT = "subject"  # Key of the tuned spec and its search space.
+NUM_STARTUP_TRIALS = 5  # Complete trials before any trial is pruned.
 NUM_KEPT_EVALUATIONS = 2  # The first evaluations of a trial, by which it is not pruned yet.
 
 

@@ -40,7 +40,7 @@ class Local(LaunchBackend):
     """Runs `embark train` here, a rank for each GPU."""
 
     poll_s = 0.5
-    restarts = False  # Whether a process that crashed is started again.
+    restarts = False  # A crashed process is started again.
     source = "rank 0"  # The source of a line that names no rank.
     ending = "it saves a last checkpoint"
     resumed = "embark launch resumes it from the last checkpoint in {}"

@@ -42,7 +42,7 @@ from embark.spec.train import batch_mistakes
 from embark.store import run_uri
 from embark.store.run_dir import SPEC
 
-WORKER = "RayTrainWorker"  # What Ray Train calls the actor that it puts on each machine.
+WORKER = "RayTrainWorker"  # Ray Train's name for its actor on each machine.
 WANTED = ("RAY_KILL", "REF_DELETED", "OUT_OF_SCOPE")  # Ends that Ray Train itself brings about.
 _SAID_BY = re.compile(r"\((?P<who>[^()]*?) pid=(?P<pid>\d+)(?:, ip=(?P<ip>[^)\s]+))?\) ?(?P<text>.*)", re.DOTALL)
 _FROM = re.compile(r"\[(rank|machine) (\d+)\]:(.*)", re.DOTALL)

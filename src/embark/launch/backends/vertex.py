@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 
 LABEL = "embark_run"
 END_MARGIN_S = 120.0
-SERVICE = "service"  # What Vertex AI calls itself among the tasks of a job.
+SERVICE = "service"  # Vertex AI's name for itself among the tasks of a job.
 STATES: dict[str, State] = {
     "QUEUED": "pending", "PENDING": "pending", "RUNNING": "running", "SUCCEEDED": "succeeded",
     "PARTIALLY_SUCCEEDED": "succeeded", "FAILED": "failed", "EXPIRED": "failed", "CANCELLING": "pending",

@@ -20,7 +20,7 @@ LUSTRE_DRIVER_VERSION = "v0.4.0"  # A release of kubernetes-sigs/azurelustre-csi
 LUSTRE_DRIVER_FILES = ("rbac-csi-azurelustre-controller", "rbac-csi-azurelustre-node", "csi-azurelustre-driver",
                        "csi-azurelustre-controller", "csi-azurelustre-node-jammy", "csi-azurelustre-node-noble")
 DISK_GIB = (256, 512, 1024, 2048)  # Sizes of Premium SSDs that a node's own disk can have.
-SYSTEM_GIB = 150  # What the system, images and logs take of that disk.
+SYSTEM_GIB = 150  # Part of that disk for the system, images and logs.
 POOL = "gpu"  # AKS takes at most 12 small letters and digits.
 
 

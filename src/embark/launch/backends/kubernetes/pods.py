@@ -42,8 +42,8 @@ class PodStatus:
     num_container_starts: int
     since_s: float | None = None  # Unix time at which a node accepted it.
     node: str = ""  # The node it is assigned to.
-    exit_code: int | None = None  # That of its container's last end.
-    exit_reason: str = ""  # The kubelet's word for it, such as OOMKilled.
+    exit_code: int | None = None  # Exit code of the last end of its container.
+    exit_reason: str = ""  # The kubelet's word for that end, such as OOMKilled.
 
     @classmethod
     def of(cls, found: Mapping[str, Any], container: str) -> PodStatus:
@@ -116,7 +116,7 @@ class PodLogPosition:
 
     last_ns: int = 0
     num_at_last: int = 0
-    to_skip: int = 0  # How many lines of `last_ns` an opened log repeats.
+    to_skip: int = 0  # Lines with the time `last_ns` that a reopened log repeats.
 
     def begin(self) -> str:
         """Return the value of `--since-time`, which has full seconds only, so that some lines are repeated."""

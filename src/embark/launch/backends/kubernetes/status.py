@@ -219,7 +219,7 @@ def _went(pod: PodStatus) -> str:
 class RunKind:
     """How to read one kind of object."""
 
-    name: str  # kubectl's name for it.
+    name: str  # The name of the kind in kubectl.
     container: str  # The container with the ranks; the pod's first if it is empty.
     log_label: str = ""  # The label of other pods that have the log; its value is the object's name.
     log_container: str = ""

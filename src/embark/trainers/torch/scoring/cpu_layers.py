@@ -77,7 +77,7 @@ class _Split:
     user_pairs: Tensor  # Cells of the dots of the user's vectors with each other.
     own_pairs: Tensor  # Cells of the dots of a candidate's vectors with each other.
     user_weight: Tensor  # [out, width of the user's dense vector + its pairs]
-    own_layer: nn.Module  # Over the dots with the user's vectors, and the candidate's pairs.
+    own_layer: nn.Module  # Layer over the dots with the user's vectors and the candidate's own pairs.
 
 
 class CandidateNetwork:

@@ -82,8 +82,8 @@ class CudaGraphEngine(Engine):
         self._is_small = inputs.spec.train.batch_size // inputs.world.world_size <= FEW_SAMPLES
         self._streams = Streams(self._device, is_main_first=self._is_small) if self._is_gpu else None
         self._graphs: list[list[torch.cuda.CUDAGraph]] = []  # Graphs by slot, and by the batch's number in it.
-        self._filled: BatchBuffer | None = None  # What is in the slot in use.
-        self._following: BatchBuffer | None = None  # What is on its way into the other.
+        self._filled: BatchBuffer | None = None  # The batch in the active slot.
+        self._following: BatchBuffer | None = None  # The batch that is being copied into the other slot.
         self._slot = self._number = 0
         self._measured: Tensor | None = None
         self._is_built = False
@@ -451,7 +451,7 @@ def rounding_seed(spec: RunSpec) -> int:
     return zlib.crc32(f"{spec.train.seed}/rounding".encode())
 
 
-NUM_ROWS = 256  # Steps whose rates are brought there together.
+NUM_ROWS = 256  # Steps whose learning rates are uploaded together.
 
 
 class StepRates:
