@@ -49,7 +49,7 @@ class ParsedCommand:
 
 @dataclass(frozen=True, slots=True)
 class Grammar:
-    """What a program accepts, and its messages for what it does not accept."""
+    """The commands that a program accepts, and its messages for those it does not accept."""
 
     program: str
     version: str

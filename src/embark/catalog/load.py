@@ -343,7 +343,7 @@ class PriceChange:
 
 @dataclass(frozen=True, slots=True)
 class RefreshResult:
-    """What importing a file changed."""
+    """The price changes that importing a file made."""
 
     path: Path  # The file with the imported prices.
     changes: tuple[PriceChange, ...]

@@ -220,7 +220,7 @@ class CpuMachine:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Zones:
-    """Where a machine is sold, for clouds that sell it in few zones of a region."""
+    """The zones that sell a machine, for clouds that sell it in few zones of a region."""
 
     name: Text  # The machine's name, or its generation's.
     zones: Annotated[Words, Field(min_length=1)]  # Open to everyone; the first of a region is its default.
@@ -230,7 +230,7 @@ class Zones:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Price:
-    """What a machine costs in a region."""
+    """The prices of a machine in a region."""
 
     machine: Text
     region: Text
@@ -259,7 +259,7 @@ class Price:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Interruption:
-    """How often spot takes a machine back."""
+    """The rate at which a cloud takes spot machines back."""
 
     per_hour: Annotated[Positive, Field(validation_alias="spot_interruptions_per_hour")]
     """Expected interruptions of one machine in an hour that it runs."""

@@ -42,7 +42,7 @@ POD_GRACE_S = {"aws": GRACES["aws"][0], "azure": GRACES["azure"][0], "gcp": GRAC
 
 @dataclass(frozen=True, slots=True)
 class SpecPrice:
-    """What a spec's machines cost an hour, and where."""
+    """The hourly price of a spec's machines, and their region."""
 
     machine: Machine
     num_machines: int

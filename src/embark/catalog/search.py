@@ -24,7 +24,7 @@ Sort = Literal["price", "memory", "name"]
 
 @dataclass(frozen=True, slots=True)
 class MachineFilter:
-    """What a machine must have to be listed."""
+    """The requirements for a machine to be listed."""
 
     words: tuple[str, ...] = ()  # Each found somewhere in its names, its cloud, its accelerator or its fabric.
     cloud: str = ""

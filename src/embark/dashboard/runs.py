@@ -226,7 +226,7 @@ METRICS = get_args(HeldOutMetric)
 
 
 class TuneFile:
-    """What `embark tune` leaves beside its trials, read again when it has changed."""
+    """The file that `embark tune` writes next to its trials, read again when it has changed."""
 
     def __init__(self, run: Path) -> None:
         self._path = run.parent / TUNE if run.name.startswith("trial-") else None

@@ -22,7 +22,7 @@ ShowProgress = Callable[[int, int], None]
 
 @dataclass(frozen=True, slots=True)
 class CopyResult:
-    """What was copied, or in a dry run what would be copied."""
+    """The copied files, or in a dry run those that would be copied."""
 
     source: str
     target: str

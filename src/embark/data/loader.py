@@ -146,7 +146,7 @@ class RawLoader(_OnePass["RawBatches"]):
 
 
 class Share:
-    """Which samples one rank takes in each of the global steps `start_step` to `stop_step`."""
+    """The samples that one rank takes in each of the global steps `start_step` to `stop_step`."""
 
     def __init__(
         self, num_train_samples: int, batch_size: int, rank: int, world_size: int, start_step: int, stop_step: int

@@ -33,7 +33,7 @@ PRIOR_WEIGHT = 10.0
 
 @dataclass(frozen=True, slots=True)
 class ColumnScore:
-    """How well a column predicts the label of held-out rows."""
+    """A measure of how well a column predicts the label of held-out rows."""
 
     auc: float | None  # The AUC of the column as the only feature, never below 0.5; None if there are too few rows.
     new_share: float | None = None  # The share of held-out ids that no training row has.

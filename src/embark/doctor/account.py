@@ -46,7 +46,7 @@ class Need:
 
     @property
     def num_units(self) -> int:
-        """How much of the quota the run takes."""
+        """The amount of the quota that the run takes."""
         return needed_units(self.job)
 
     @property

@@ -51,7 +51,7 @@ class Host:
 
 @dataclass(frozen=True, slots=True)
 class Check:
-    """What is there, what should be, and what to do if they differ."""
+    """The result of one check: the actual state, the expected one, and the fix if they differ."""
 
     name: str
     verdict: Verdict

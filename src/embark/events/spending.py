@@ -261,7 +261,8 @@ def _not_resumed(stopped: Attempt, last: Attempt) -> Interruption:
 
 @dataclass(frozen=True, slots=True)
 class Spending:
-    """What a run has spent. Seconds are the run's own time while machines are held, not a sum over machines."""
+    """The time and money that a run has spent. Seconds are the run's own time while machines are held, not a sum over
+    machines."""
 
     useful_s: float  # Steps, each counted once, with the saves and evaluations between them.
     redone_s: float  # Steps repeated after an interruption.

@@ -36,7 +36,7 @@ class PodEnd:
 
 @dataclass(frozen=True, slots=True)
 class Decision:
-    """What a controller does about the end of a pod, in its own words."""
+    """The reaction of a controller to the end of a pod, in its own words."""
 
     action: Action
     text: str

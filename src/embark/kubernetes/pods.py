@@ -85,7 +85,7 @@ class Security:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PodIdentity:
-    """What a controller gives one pod beyond its template."""
+    """The values that a controller gives one pod in addition to its template."""
 
     name: str
     namespace: str
@@ -135,7 +135,7 @@ class Pod:
 
     @property
     def names(self) -> tuple[str, ...]:
-        """What a headless Service of its subdomain makes resolvable."""
+        """The names under which a headless Service of its subdomain makes it resolvable."""
         if not (self.hostname and self.subdomain):
             return ()
         return _qualified(f"{self.hostname}.{self.subdomain}", self.namespace)

@@ -142,7 +142,7 @@ class Resource:
 
 @dataclass(frozen=True, slots=True)
 class CancelResult:
-    """What was removed, and what remains."""
+    """The resources that were removed, and those that remain."""
 
     removed: tuple[str, ...] = ()
     remains: tuple[Resource, ...] = ()

@@ -44,7 +44,7 @@ class LaunchEstimate:
 
 @dataclass(frozen=True, slots=True)
 class RunCost:
-    """What a run has cost and will cost. Dollars are None where no price is known."""
+    """The past and expected cost of a run. Dollars are None where no price is known."""
 
     name: str
     title: str

@@ -164,7 +164,7 @@ def _last_line(result: CommandResult) -> str:
 
 @dataclass(frozen=True, slots=True)
 class ImageOptions:
-    """How to build an image."""
+    """Options for building an image."""
 
     tag: str = ""  # The image's name instead of place.image.
     builder: str = ""  # Instead of the first that works.

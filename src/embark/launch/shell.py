@@ -28,7 +28,7 @@ END_S = 3.0  # Time between SIGTERM and SIGKILL.
 
 @dataclass(frozen=True, slots=True)
 class CommandResult:
-    """How a program ended, and what it printed."""
+    """The exit code of a program, and its output."""
 
     code: int
     out: str = ""

@@ -287,7 +287,7 @@ class SupervisorClient:
 
 @dataclass(slots=True)
 class LogPosition:
-    """How far one machine's log was read."""
+    """The position up to which one machine's log was read."""
 
     log_id: str = ""  # Inode and time of birth: a machine that was replaced has another log.
     num_read: int = 0

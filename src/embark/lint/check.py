@@ -35,7 +35,7 @@ class Change:
 
 @dataclass(frozen=True, slots=True)
 class LintReport:
-    """What `embark lint` found, and what its fixes changed or would change."""
+    """The findings of `embark lint`, and the changes that its fixes made or would make."""
 
     findings: tuple[Finding, ...]
     changes: tuple[Change, ...]

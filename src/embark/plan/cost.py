@@ -18,7 +18,7 @@ COST = ASSUMPTIONS["cost"]
 
 @dataclass(frozen=True, slots=True)
 class Failures:
-    """How often a run loses a machine."""
+    """The rate at which a run loses machines."""
 
     per_hour: float
     grace_s: float  # Seconds from the notice until the machine ends, as the trainer assumes.
@@ -60,7 +60,7 @@ class Saves:
 
     @property
     def total_s(self) -> float:
-        """How long the run waits for saves: their pauses, and all of the last one."""
+        """Seconds that the run waits for saves: their pauses, and all of the last one."""
         return self.num_saves * self.pause_s + (self.write_s if self.has_last else 0.0)
 
 

@@ -34,7 +34,7 @@ from embark.spec import RunSpec
 
 @dataclass(frozen=True, slots=True)
 class PlanRequest:
-    """What to plan for, besides the spec."""
+    """The options of a plan besides the spec."""
 
     across: bool = False  # Rank the complete catalog, whatever `place.machine` is.
     by: Order | Literal[""] = ""  # Empty: dollars, or hours where only a budget is given.

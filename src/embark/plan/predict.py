@@ -64,7 +64,8 @@ def predict_on(
 
 
 class ClusterPrediction(NamedTuple):
-    """What a spec takes on a cluster; no memory where the tables do not fit at all, no step where it does not fit."""
+    """The memory and step time of a spec on a cluster. Memory is missing if the tables do not fit at all, the step time
+    if the run does not fit."""
 
     engine: str
     engine_why: str

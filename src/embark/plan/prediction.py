@@ -64,7 +64,7 @@ class MemoryUse:
 
     @property
     def host_shortage(self) -> str:
-        """What a host lacks, as a sentence; empty if it has enough."""
+        """A sentence about the memory that a host lacks; empty if it has enough."""
         if not self.host_limit or self.host_total <= self.host_limit:
             return ""
         parts = ", ".join(f"{name} {size / GIB:,.1f}" for name, size in self.host.items())
@@ -87,7 +87,7 @@ class StepTime:
 
 @dataclass(frozen=True, slots=True)
 class Prediction:
-    """What a run takes on a setup."""
+    """The predicted memory, time and cost of a run on a setup."""
 
     setup: Setup
     engine: str  # `cuda_graph` or `pipeline`; on TPUs `jax`.

@@ -91,7 +91,7 @@ class TableMemory:
 
 @dataclass(frozen=True, slots=True)
 class ServePlan:
-    """How many replicas are needed, on which machines, for how much."""
+    """The number of replicas that are needed, and the machines and costs for them."""
 
     sentence: str
     is_ok: bool

@@ -19,7 +19,7 @@ Again = Literal["drawn", "memory", "disk", "storage"]
 
 @dataclass(frozen=True, slots=True)
 class StorageNeed:
-    """What storage must do while the run trains at its full rate."""
+    """The size and rates of storage that the run needs at its full rate."""
 
     sample_bytes: float
     data_bytes: float  # Bytes of the stored samples; 0 for synthetic samples.

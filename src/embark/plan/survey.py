@@ -129,7 +129,7 @@ class Bounds:
 
 @dataclass(frozen=True, slots=True)
 class Survey:
-    """What the catalog has for a run."""
+    """The machines of the catalog for a run."""
 
     purchase: Purchase
     fitting: tuple[Estimate, ...]  # Fits and has a price, in the order of the catalog.

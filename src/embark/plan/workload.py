@@ -18,7 +18,7 @@ from embark.spec.train import with_train_defaults
 
 @dataclass(frozen=True, slots=True)
 class DataSize:
-    """How much data there is, counted where the spec cannot know it."""
+    """The size of the data, counted where the spec cannot know it."""
 
     num_train_samples: int
     num_eval_samples: int | None = None  # None: not counted; a hundredth of the others is assumed.
@@ -28,7 +28,7 @@ class DataSize:
 
 @dataclass(frozen=True, slots=True)
 class Workload:
-    """All that a run does, on whatever machine."""
+    """The work of a run, independent of the machine."""
 
     num_train_samples: int  # Samples of one epoch.
     num_eval_samples: int

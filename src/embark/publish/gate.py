@@ -43,7 +43,7 @@ class GateSlice:
 
 @dataclass(frozen=True, slots=True)
 class ColumnDrift:
-    """How far a column of the rows has moved."""
+    """The drift of a column of the rows."""
 
     column: str
     drift: Drift
@@ -51,7 +51,7 @@ class ColumnDrift:
 
 @dataclass(frozen=True, slots=True)
 class EarlierGate:
-    """What was measured when the published version was published, on the rows of that time."""
+    """The measurements at the time when the published version was published, on the rows of that time."""
 
     auc: Estimate | None
     sums: Mapping[str, tuple[float, float]]  # Sum of the predictions and of the labels, by slice.

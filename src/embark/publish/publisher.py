@@ -40,7 +40,7 @@ POLL_S = 1.0
 
 @dataclass(frozen=True, slots=True)
 class PublishResult:
-    """What became of a checkpoint."""
+    """The result of publishing a checkpoint."""
 
     run: str
     step: int

@@ -39,7 +39,7 @@ TARGETS = ("job", "jobset", "trainjob", "pytorchjob", "ray", "follow", "serve")
 
 @dataclass(frozen=True, slots=True)
 class RehearsalOptions:
-    """How to rehearse."""
+    """Options of a rehearsal."""
 
     num_processes: int = 2
     num_steps: int = 100

@@ -34,7 +34,7 @@ class File:
 
 @dataclass(frozen=True, slots=True)
 class Record:
-    """What the folder's `RECORD` says about its last rendering."""
+    """The entries of the folder's `RECORD` about its last rendering."""
 
     spec: str = ""  # The file of the folder that it was rendered from.
     origin: tuple[str, ...] = ()

@@ -64,7 +64,7 @@ class Setting(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Exit:
-    """What a controller is to do when a process ends with this code."""
+    """The action of a controller when a process ends with this code."""
 
     code: int
     means: str
@@ -266,7 +266,7 @@ class Job:
 
     @property
     def data_source(self) -> str:
-        """Where the copy to the volume comes from: `data/` beside the runs in their bucket."""
+        """The source of the copy to the volume: `data/` next to the runs in their bucket."""
         scheme, name, _ = _split_uri(self.spec.store.root)
         folder = posixpath.basename(self.spec.data.path.rstrip("/")) or self.name
         bucket = f"{scheme}://{name}" if scheme in SCHEMES.values() else f"{SCHEMES[self.cloud]}://your-bucket"
@@ -274,7 +274,8 @@ class Job:
 
     @cached_property
     def object_store_paths(self) -> list[Bucket]:
-        """What the run reads and writes in object stores: its data, what fills its volume, and its own files."""
+        """The paths in object stores that the run reads and writes: its data, the source of its volume, and its own
+        files."""
         read, written = [("data.path", self.spec.data.path)], [("store.root", self.spec.store.root)]
         if self.place.volume:
             read.append(("data.path", self.data_source))

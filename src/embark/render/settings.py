@@ -20,7 +20,7 @@ TOPOLOGY_PATH = "/etc/embark/topology.xml"
 
 @dataclass(frozen=True, slots=True)
 class FabricNeeds:
-    """What a fabric needs of the pod that uses it, besides settings."""
+    """The requirements of a fabric on the pod that uses it, besides settings."""
 
     hugepages_2mi: str
     needs_ipc_lock: bool
@@ -50,7 +50,7 @@ def settings_of(job: Job, *, is_pod: bool = True, has_fabric: bool = True) -> tu
 
 
 def fabric_needs(job: Job) -> FabricNeeds:
-    """Return what the fabric needs; nothing for one machine, which uses none."""
+    """Return the requirements of the fabric; none for one machine, which does not use it."""
     row = _fabric(job) if job.num_nodes > 1 else {}
     first = int(row.get("first_interface", 1))
     networks = tuple((f"eth{first + i}", name) for i, name in enumerate(row.get("networks", ())))

@@ -89,7 +89,7 @@ class SpecDifference:
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
-    """Which run was better, and why."""
+    """The comparison of several runs: the better one, and why."""
 
     sentence: str
     best: str  # The better run's name; empty where none is.

@@ -181,7 +181,7 @@ class Tail:
 
     @property
     def offset(self) -> int:
-        """How many bytes have been read."""
+        """The number of bytes that have been read."""
         return self._offset
 
     def look(self) -> NewLines:

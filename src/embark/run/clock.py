@@ -16,7 +16,7 @@ MAX_WINDOWS = 1000
 
 @dataclass(frozen=True, slots=True)
 class StepCounters:
-    """What one rank has counted since it began."""
+    """The counters of one rank since it began."""
 
     num_steps: int
     train_s: float

@@ -19,7 +19,7 @@ class Overloaded(Exception):
 
 @dataclass(frozen=True, slots=True)
 class BatchLimits:
-    """How requests are batched."""
+    """Settings for batching requests."""
 
     max_batch_rows: int = 4_096
     max_wait_ms: float = 0.0  # Longest wait of the first request of a batch for others.

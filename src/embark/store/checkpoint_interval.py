@@ -10,7 +10,7 @@ MAX_EVERY_S = 3600.0  # However rare failures are said to be, one that nobody fo
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """How many steps from one save to the next, and the reason in one sentence."""
+    """The number of steps from one save to the next, and the reason in one sentence."""
 
     every_steps: int
     why: str

@@ -43,7 +43,7 @@ Moment = Annotated[float, Field(ge=0, lt=2**37, allow_inf_nan=False)]  # Seconds
 
 @dataclass(frozen=True, slots=True)
 class Holder:
-    """Who holds, or held, a run."""
+    """The present or past holder of a run."""
 
     token: int
     owner: str = ""  # Identifies one acquisition.

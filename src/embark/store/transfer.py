@@ -26,7 +26,7 @@ class CopyItem:
 
 @dataclass(frozen=True, slots=True)
 class CopyPlan:
-    """Which files are to be copied, and which are there."""
+    """The files to copy, and those that are at the target already."""
 
     todo: tuple[CopyItem, ...]
     done: tuple[CopyItem, ...]  # Files that are at the target already.

@@ -44,7 +44,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 @dataclass(frozen=True, slots=True)
 class RanksResult:
-    """How the ranks of this machine ended."""
+    """The exit codes of the ranks of this machine."""
 
     codes: tuple[int, ...] = ()  # Exit codes other than 0; negative ones are signals.
     signal: int = 0  # The signal that stopped this process.

@@ -51,7 +51,7 @@ STATES = {"COMPLETE": "complete", "PRUNED": "pruned", "FAIL": "failed", "RUNNING
 
 @dataclass(frozen=True, slots=True)
 class TuneRequest:
-    """How much to try, and over which values. A search that is resumed counts what was spent before."""
+    """The limits of a search, and the values it tries. A search that is resumed counts what was spent before."""
 
     trials: int = 30
     minutes: float | None = None

@@ -41,7 +41,7 @@ class Event:
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """How a job's programs ended."""
+    """The result of a job's programs."""
 
     is_ok: bool
     sentence: str

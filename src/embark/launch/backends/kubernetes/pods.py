@@ -112,7 +112,8 @@ def _stuck_init_container(status: Mapping[str, Any]) -> dict[str, Any] | None:
 
 @dataclass(slots=True)
 class PodLogPosition:
-    """How far a pod's log was read: its last line's time, and how many lines had that time."""
+    """The position up to which a pod's log was read: the time of its last line, and the number of lines with that
+    time."""
 
     last_ns: int = 0
     num_at_last: int = 0

@@ -217,7 +217,7 @@ def _went(pod: PodStatus) -> str:
 
 @dataclass(frozen=True, slots=True)
 class RunKind:
-    """How to read one kind of object."""
+    """The rules for reading the status of one kind of object."""
 
     name: str  # The name of the kind in kubectl.
     container: str  # The container with the ranks; the pod's first if it is empty.

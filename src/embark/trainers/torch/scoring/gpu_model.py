@@ -75,7 +75,7 @@ class GpuModel:
 
     @property
     def device(self) -> str:
-        """Where and how it runs, for people to read."""
+        """The device and the method of scoring, for people to read."""
         if not self._is_gpu:
             return self.device_name
         return f"{self.device_name}, " + (f"without CUDA graphs: {self.not_captured}" if self.not_captured else
