@@ -62,7 +62,7 @@ class Mistake:
 
     where: str  # File and line, or the `--set` argument.
     field: str  # Dotted name, such as `train.batch_size`.
-    value: str  # What was written, as the user wrote it; empty where nothing was.
+    value: str  # The value as the user wrote it; empty if there was none.
     what: str
     fix: str = ""
 

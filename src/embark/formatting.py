@@ -20,7 +20,7 @@ _ASCII = str.maketrans({"…": "...", "×": "x", "·": "-", "–": "-", "●": "
 
 
 def to_float(value: Any) -> float | None:
-    """A value as a float, NaN included; `None` if it is no number."""
+    """Return a value as a float, NaN included; `None` if it is no number."""
     if value is None or isinstance(value, (bool, str, bytes)):
         return None
     try:
@@ -30,7 +30,7 @@ def to_float(value: Any) -> float | None:
 
 
 def to_finite(value: Any) -> float | None:
-    """A value as a float that can be drawn or counted with, else `None`."""
+    """Return a value as a float that can be drawn or counted with, else `None`."""
     read = to_float(value)
     return read if read is not None and math.isfinite(read) else None
 
@@ -255,8 +255,8 @@ def _without_named(text: str) -> Iterator[str]:
 
 
 def _may_follow_a_colon(name: str, value: str, rest: str) -> bool:
-    """Whether a value after a colon is a secret: in prose a word stands there, as in `invalid token: ExpiredToken`. A
-    password may be a word, and then ends its line."""
+    """Return whether a value after a colon is a secret: in prose a word stands there, as in `invalid token:
+    ExpiredToken`. A password may be a word, and then ends its line."""
     is_random = len(value) >= 20 or any(char.isdigit() for char in value)
     return is_random or ("pass" in name.lower() and not rest.strip(" \t\r,}").partition("\n")[0])
 
@@ -273,5 +273,5 @@ def _is_of_a_secret(variable: str) -> bool:
 
 @lru_cache(maxsize=1)
 def _with_quoted(values: tuple[str, ...]) -> tuple[str, ...]:
-    """Each value, also as it is written in a URL."""
+    """Return each value, also as it is written in a URL."""
     return tuple(form for value in values for form in dict.fromkeys((value, quote(value, safe=""))))

@@ -49,7 +49,7 @@ class ParsedCommand:
 
 @dataclass(frozen=True, slots=True)
 class Grammar:
-    """What a program accepts, and its messages for what it does not accept."""
+    """The commands that a program accepts, and its messages for those it does not accept."""
 
     program: str
     version: str
@@ -62,7 +62,7 @@ class Grammar:
     unknown_command: str  # A message with {words}.
     missing_flag: str  # A message with {flag} and {command}.
     usage_code: int = 1
-    ignores_case: bool = False  # Whether choices may differ in case.
+    ignores_case: bool = False  # Choices may differ in case.
 
     def parse(self, words: Sequence[str]) -> ParsedCommand:
         form, rest = self._form(words)

@@ -24,7 +24,7 @@ STATE = "shell_state"
 class AccountSession:
     """`with AccountSession("aws", folder) as session: session.bash("./storage.sh", folder)`."""
 
-    server: Sequence[str] = ("-m", "cloudsim.server")  # What Python runs; the cloud and a folder follow.
+    server: Sequence[str] = ("-m", "cloudsim.server")  # Arguments of Python; the cloud and a folder follow.
 
     def __init__(self, cloud: str, folder: Path) -> None:
         self._folder = folder

@@ -38,7 +38,7 @@ OPTIONAL_PRICE_COLUMNS = ("block_usd_per_hour",)
 
 
 def _columns(kind: type) -> tuple[str, ...]:
-    """The columns of a CSV file: the fields of its rows but for those that are looked up, and the origin's."""
+    """Return the columns of a CSV file: the fields of its rows but for those that are looked up, and the origin's."""
     looked_up = ("reserve", "origin", *OPTIONAL_PRICE_COLUMNS)
     return (*(field.name for field in fields(kind) if field.name not in looked_up), *ORIGIN_COLUMNS)
 
@@ -78,7 +78,7 @@ class Row:
                 self.wrong("source", "not in sources.toml", nearest(part, sources))
 
     def build(self, kind: Any, **given: Any) -> Any:
-        """The row as a dataclass, each field checked as its type says; None if one is wrong.
+        """Return the row as a dataclass, each field checked as its type says; None if one is wrong.
 
         `given` are fields that are looked up elsewhere; if one is None, its mistake is reported there.
         """
@@ -105,7 +105,7 @@ class Row:
 
 
 def load_catalog() -> Catalog:
-    """The shipped catalog, with newer prices if the user has imported some."""
+    """Return the shipped catalog, with newer prices if the user has imported some."""
     return _load(prices_path())
 
 
@@ -129,14 +129,14 @@ def clear_cache() -> None:
 
 
 def user_data_dir() -> Path:
-    """The folder for what belongs to the user and to no run."""
+    """Return the folder for what belongs to the user and to no run."""
     home = os.environ.get("XDG_DATA_HOME", "")
     base = Path(home) if Path(home).is_absolute() else Path.home() / ".local" / "share"
     return base / "embark"
 
 
 def prices_path() -> Path:
-    """The file in which `embark catalog refresh` stores imported prices."""
+    """Return the file in which `embark catalog refresh` stores imported prices."""
     return user_data_dir() / "prices.csv"
 
 
@@ -166,7 +166,7 @@ def read_prices(path: Path, machines: Collection[str], *, fix: str = "") -> dict
 
 
 def merge_newest(old: Prices, new: Prices) -> dict[tuple[str, str], Price]:
-    """The row of the later date for each machine and region; of one date, the new one."""
+    """Return the row of the later date for each machine and region; of one date, the new one."""
     return {**old, **{key: price for key, price in new.items()
                       if key not in old or price.origin.date >= old[key].origin.date}}
 
@@ -263,7 +263,7 @@ def _interruptions(
 
 
 def _read_toml(path: Path, kind: type, mistakes: Mistakes, sources: Collection[str] | None = None) -> dict[str, Any]:
-    """Every table of a file, by name. With `sources`, each names its source among them."""
+    """Return every table of a file, by name. With `sources`, each names its source among them."""
     found: dict[str, Any] = {}
     known = {field.name for field in fields(kind)} | {*ORIGIN_COLUMNS} | {f"price_{name}" for name in ORIGIN_COLUMNS}
     for row in _toml_rows(path, mistakes):
@@ -298,7 +298,7 @@ def _toml_rows(path: Path, mistakes: Mistakes) -> Iterator[Row]:
 def _csv_rows(
     path: Path, columns: Sequence[str], key: str, mistakes: Mistakes, optional: Sequence[str] = ()
 ) -> Iterator[Row]:
-    """Every row of a CSV file that has just these columns, in any order; the optional ones may be left out."""
+    """Yield every row of a CSV file that has just these columns, in any order; the optional ones may be left out."""
     try:
         with path.open(encoding="utf-8-sig", newline="") as file:
             reader = csv.reader(file, strict=True)
@@ -337,15 +337,15 @@ class PriceChange:
 
     machine: str
     region: str
-    old: Price | None  # None where the catalog had no price.
+    old: Price | None  # None if the catalog had no price.
     new: Price
 
 
 @dataclass(frozen=True, slots=True)
 class RefreshResult:
-    """What importing a file changed."""
+    """The price changes that importing a file made."""
 
-    path: Path  # Where imported prices are stored.
+    path: Path  # The file with the imported prices.
     changes: tuple[PriceChange, ...]
     num_same: int  # Rows that agree with the catalog.
     num_older: int  # Rows older than the catalog's; they are left out.

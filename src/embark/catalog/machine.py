@@ -64,7 +64,7 @@ class Gpu:
     name: Text
     kind: Literal["gpu", "tpu"]
     memory_mib: Positive
-    seen_mib: Known = None  # What a driver shows of it; less than the listing says.
+    seen_mib: Known = None  # Memory that a driver shows, which is less than the listing says.
     hbm_gbyte_per_s: Known = None
     bf16_tflops: Known = None
     fp16_tflops: Known = None
@@ -88,7 +88,7 @@ class Fabric:
     title: Text
     cloud: Cloud
     transport: Text
-    kubernetes_resource: str = ""  # What a pod puts among its limits; empty where it needs none.
+    kubernetes_resource: str = ""  # Name of the resource in a pod's limits; empty if it needs none.
     kubernetes_also: Words = ()
     kubernetes_annotations: Words = ()
     origin: Origin
@@ -105,20 +105,20 @@ class Quota:
     on_demand_code: str = ""
     spot: str = ""
     spot_code: str = ""
-    also: Words = ()  # Others that must be raised besides.
+    also: Words = ()  # Further quotas that must be raised too.
     service: str = ""  # Google's API that the code belongs to.
     dimension: str = ""  # Google's `gpu_family=NVIDIA_H200`, if one quota counts several families.
-    vertex: str = ""  # Google's quota that counts on Vertex AI instead; `tpu_vm` that for TPU VMs.
+    vertex: str = ""  # Google's quota that applies on Vertex AI; `tpu_vm` is the one for TPU VMs.
     tpu_vm: str = ""
     origin: Origin
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Reserve:
-    """What a cloud's Kubernetes node keeps back from pods."""
+    """The memory and processors that a cloud's Kubernetes node reserves for itself."""
 
     cloud: Cloud
-    memory_steps: Steps = ()  # Up to so many GiB, this share is kept.
+    memory_steps: Steps = ()  # Pairs of a size in GiB and the share that is reserved up to it.
     memory_mib: Positive
     vcpu_steps: Steps = ()
     seen_share: Annotated[float, Field(gt=0, le=1)] | None = None
@@ -138,9 +138,9 @@ class Machine:
     """A machine, or a slice of a TPU. Per host: `vcpus`, `memory_gib`, networks and disk. In all: accelerators."""
 
     name: Text
-    also: Words = ()  # Other names.
+    also: Words = ()  # Other names of the machine.
     cloud: Cloud
-    machine_type: str = ""  # What the cloud calls the host, where that is not the name.
+    machine_type: str = ""  # The cloud's name for the host, if it differs from `name`.
     gpu: Gpu
     num_gpus: Count
     total_gpu_memory_gib: Known = field(default=None, repr=False)
@@ -220,7 +220,7 @@ class CpuMachine:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Zones:
-    """Where a machine is sold, for clouds that sell it in few zones of a region."""
+    """The zones that sell a machine, for clouds that sell it in few zones of a region."""
 
     name: Text  # The machine's name, or its generation's.
     zones: Annotated[Words, Field(min_length=1)]  # Open to everyone; the first of a region is its default.
@@ -230,7 +230,7 @@ class Zones:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Price:
-    """What a machine costs in a region."""
+    """The prices of a machine in a region."""
 
     machine: Text
     region: Text
@@ -243,7 +243,7 @@ class Price:
     """The price in a block of days booked ahead: Capacity Blocks of AWS, the calendar mode of Google."""
 
     def committed_usd_per_hour(self, years: int) -> float | None:
-        """The hourly price with a commitment of one year or three."""
+        """Return the hourly price with a commitment of one year or three."""
         discount = {1: self.commit_1y_discount, 3: self.commit_3y_discount}[years]
         if self.on_demand_usd_per_hour is None or discount is None:
             return None
@@ -259,7 +259,7 @@ class Price:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Interruption:
-    """How often spot takes a machine back."""
+    """The rate at which a cloud takes spot machines back."""
 
     per_hour: Annotated[Positive, Field(validation_alias="spot_interruptions_per_hour")]
     """Expected interruptions of one machine in an hour that it runs."""
@@ -319,11 +319,12 @@ class Catalog:
     cpu_machines: Mapping[str, CpuMachine]  # They run no training, so that only serving asks for them.
 
     def zones_of(self, machine: Machine | CpuMachine) -> Zones | None:
-        """The zones that sell a machine; None if the catalog does not know: every zone of a region may have it."""
+        """Return the zones that sell a machine; None if the catalog does not know: every zone of a region may have
+        it."""
         return self.zones.get(machine.name) or self.zones.get(machine.name.rpartition("-")[0])
 
     def prices_of(self, machine: Machine | CpuMachine) -> list[Price]:
-        """Prices in every region that has the machine, by the region's name."""
+        """Return prices in every region that has the machine, by the region's name."""
         return sorted((p for p in self.prices.values() if p.machine == machine.name), key=lambda p: p.region)
 
     @property
@@ -332,7 +333,7 @@ class Catalog:
         return [*self.machines, *self.cpu_machines]
 
     def interruptions(self, machine: Machine, region: str) -> Interruption:
-        """The most specific rate: of the machine in the region, of the machine, or of its cloud."""
+        """Return the most specific rate: of the machine in the region, of the machine, or of its cloud."""
         rows, cloud = self.spot_interruptions, machine.cloud
         for key in ((cloud, machine.name, region), (cloud, machine.name, "")):
             if key in rows:
@@ -340,7 +341,7 @@ class Catalog:
         return rows[cloud, "", ""]
 
     def urls(self, source: str) -> list[str]:
-        """The pages behind a row's `source`."""
+        """Return the pages behind a row's `source`."""
         return [self.sources[name].url if name in self.sources else name for name in source.split("+")]
 
 

@@ -42,7 +42,7 @@ POD_GRACE_S = {"aws": GRACES["aws"][0], "azure": GRACES["azure"][0], "gcp": GRAC
 
 @dataclass(frozen=True, slots=True)
 class SpecPrice:
-    """What a spec's machines cost an hour, and where."""
+    """The hourly price of a spec's machines, and their region."""
 
     machine: Machine
     num_machines: int
@@ -67,13 +67,13 @@ class RunPrice:
     """The hourly price of all machines of a run."""
 
     usd_per_hour: float | None = None
-    text: str = ""  # What the price is, or why it is unknown.
-    source: str = ""  # Where the price is from, and its date; empty where it is unknown.
+    text: str = ""  # The price in words, or why it is unknown.
+    source: str = ""  # The source of the price and its date; empty if it is unknown.
 
 
 def price_of_run(spec: RunSpec | None, start: Mapping[str, Any]) -> RunPrice:
-    """The price of the machines that the spec names, if the run was on them. `start` has the values of its last start
-    event."""
+    """Return the price of the machines that the spec names, if the run was on them. `start` has the values of its last
+    start event."""
     try:
         price = price_spec(spec) if spec is not None else None
     except EmbarkError as error:
@@ -93,7 +93,7 @@ def price_of_run(spec: RunSpec | None, start: Mapping[str, Any]) -> RunPrice:
 
 
 def machine_of_place(catalog: Catalog, place: PlaceSpec) -> Machine | None:
-    """The machine that `[place]` names, or its cloud's usual one; None if it names neither."""
+    """Return the machine that `[place]` names, or its cloud's usual one; None if it names neither."""
     name = place.machine or DEFAULT_MACHINES.get(place.cloud, "")
     try:
         return find_machine(catalog, name) if name else None
@@ -102,7 +102,7 @@ def machine_of_place(catalog: Catalog, place: PlaceSpec) -> Machine | None:
 
 
 def price_spec(spec: RunSpec, catalog: Catalog | None = None) -> SpecPrice | None:
-    """The price of a spec's machines; None if `[place]` names neither a machine nor a cloud.
+    """Return the price of a spec's machines; None if `[place]` names neither a machine nor a cloud.
 
     Raises `SpecError` for an unknown machine.
     """
@@ -122,7 +122,8 @@ def price_spec(spec: RunSpec, catalog: Catalog | None = None) -> SpecPrice | Non
 
 
 def lowest_price(catalog: Catalog, machine: Machine | CpuMachine, purchase: Purchase) -> Price | None:
-    """The price of the cheapest region for this purchase option; if none sells it so, of any that sells it at all."""
+    """Return the price of the cheapest region for this purchase option; if none sells it so, of any that sells it at
+    all."""
     prices = [price for price in catalog.prices_of(machine) if is_sold_in(catalog, machine, price.region)]
     options: tuple[Purchase, ...] = (purchase, "on_demand", "spot")
     for option in options:
@@ -133,7 +134,7 @@ def lowest_price(catalog: Catalog, machine: Machine | CpuMachine, purchase: Purc
 
 
 def hourly_usd(price: Price | None, purchase: Purchase) -> float | None:
-    """The hourly price of one machine."""
+    """Return the hourly price of one machine."""
     if price is None:
         return None
     if purchase == "spot":

@@ -23,25 +23,25 @@ FIRST_ZONES = {"us-east1": "b", "europe-west1": "b"}  # Google's regions without
 
 
 def region_of(cloud: str, place: PlaceSpec) -> str:
-    """The region that a spec names, by itself or by its zone; empty if it names neither."""
+    """Return the region that a spec names, by itself or by its zone; empty if it names neither."""
     zone = _ZONES[cloud].fullmatch(place.zone)
     return place.region or (zone["region"] if zone else "")
 
 
 def is_sold_in(catalog: Catalog, machine: Machine | CpuMachine, region: str) -> bool:
-    """Whether anyone can have it there, as far as the catalog knows."""
+    """Return whether the region sells the machine, as far as the catalog knows."""
     sold = catalog.zones_of(machine)
     return sold is None or any(_region(zone) == region for zone in sold.zones)
 
 
 def default_region(catalog: Catalog, machine: Machine) -> str:
-    """The region of a machine without a known price."""
+    """Return the region of a machine without a known price."""
     sold = catalog.zones_of(machine)
     return DEFAULT_REGIONS[machine.cloud] if sold is None else _region(sold.zones[0])
 
 
 def default_zone(catalog: Catalog, machine: Machine, region: str) -> str:
-    """The first zone of the region that sells the machine; if that is not known, the region's first."""
+    """Return the first zone of the region that sells the machine; if that is not known, the region's first."""
     if (sold := catalog.zones_of(machine)) is not None:
         return next((zone for zone in (*sold.zones, *sold.others) if _region(zone) == region), "")
     if machine.cloud == "azure":
@@ -50,8 +50,8 @@ def default_zone(catalog: Catalog, machine: Machine, region: str) -> str:
 
 
 def place_mistakes(catalog: Catalog, machine: Machine, place: PlaceSpec) -> Iterator[Mistake]:
-    """A zone that does not exist, is in another region, or does not sell the machine; a region that does not sell it.
-    """
+    """Yield a mistake if the zone does not exist, is in another region or does not sell the machine, or if the region
+    does not sell it."""
     zone = _ZONES[machine.cloud].fullmatch(place.zone)
     sold = catalog.zones_of(machine)
     if place.zone and zone is None:

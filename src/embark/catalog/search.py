@@ -24,7 +24,7 @@ Sort = Literal["price", "memory", "name"]
 
 @dataclass(frozen=True, slots=True)
 class MachineFilter:
-    """What a machine must have to be listed."""
+    """The requirements for a machine to be listed."""
 
     words: tuple[str, ...] = ()  # Each found somewhere in its names, its cloud, its accelerator or its fabric.
     cloud: str = ""
@@ -84,7 +84,7 @@ def find_volume(catalog: Catalog, name: str) -> Volume:
 
 
 def price_in(catalog: Catalog, machine: Machine, region: str) -> Price:
-    """The machine's price in a region that has it. What is not known is `None` in it."""
+    """Return the machine's price in a region that has it. What is not known is `None` in it."""
     price = catalog.prices.get((machine.name, region))
     if price is not None:
         return price
@@ -96,7 +96,7 @@ def price_in(catalog: Catalog, machine: Machine, region: str) -> Price:
 
 
 def search_machines(catalog: Catalog, wanted: MachineFilter, sort: Sort = "name") -> list[MachineOffer]:
-    """Machines that have all that is wanted, each with its price in the region, or its lowest."""
+    """Return machines that have all that is wanted, each with its price in the region, or its lowest."""
     _check(catalog, wanted)
     found: list[MachineOffer] = []
     for machine in catalog.machines.values():
@@ -114,7 +114,7 @@ def search_machines(catalog: Catalog, wanted: MachineFilter, sort: Sort = "name"
 
 
 def compare_machines(catalog: Catalog, names: Sequence[str], region: str = "") -> list[MachineOffer]:
-    """Machines side by side, in the given order. All wrong names are reported at once."""
+    """Return machines side by side, in the given order. All wrong names are reported at once."""
     machines, wrong = [], []
     for name in names:
         try:

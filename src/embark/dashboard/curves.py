@@ -60,7 +60,7 @@ def _json(value: object) -> str:
 
 
 def _numbers(values: Floats, digits: int = 7) -> list[float | None]:
-    """Return numbers with as many digits as are seen, and None for what is none."""
+    """Return numbers rounded to the visible digits, and None for values that are not finite."""
     form = f"%.{digits}g"
     return [float(form % value) if math.isfinite(value) else None for value in values.tolist()]
 

@@ -40,7 +40,7 @@ class WatchedRun:
         self.lock = threading.RLock()
         self.record = Record()
         self.version = 1  # Grows with every change.
-        self.is_sampled = False  # What is shown comes from samples: the rest is still being read.
+        self.is_sampled = False  # The page shows samples of the events while the rest is being read.
         self.share_read = 1.0
         self.is_deleted = False
         self.spec_text = ""
@@ -226,7 +226,7 @@ METRICS = get_args(HeldOutMetric)
 
 
 class TuneFile:
-    """What `embark tune` leaves beside its trials, read again when it has changed."""
+    """The file that `embark tune` writes next to its trials, read again when it has changed."""
 
     def __init__(self, run: Path) -> None:
         self._path = run.parent / TUNE if run.name.startswith("trial-") else None

@@ -43,9 +43,9 @@ class Report:
     manifest: Manifest
     statistics: dict[str, Any] = field(default_factory=dict)
     scores: dict[str, ColumnScore] = field(default_factory=dict)
-    problems: tuple[Problem, ...] = ()  # What makes the data unfit.
-    hints: tuple[Problem, ...] = ()  # What a person may want to look at.
-    is_local: bool = True  # Else there are no hints.
+    problems: tuple[Problem, ...] = ()  # Problems that make the data unusable.
+    hints: tuple[Problem, ...] = ()  # Oddities that a person may want to look at.
+    is_local: bool = True  # Hints are computed for local data only.
 
     def columns(self) -> list[dict[str, Any]]:
         """Return a row for each column; none if the statistics are missing."""
@@ -136,7 +136,7 @@ def _check_parts(
 def check_part(
     manifest: Manifest, part: Part, data: Bytes, report: Callable[[int], None] | None = None
 ) -> list[Problem]:
-    """Find what is wrong with the bytes of a part."""
+    """Find errors in the bytes of a part."""
     problems, digest = [], hashlib.sha256()
     for start in range(0, len(data), _PIECE_BYTES):
         piece = data[start : start + _PIECE_BYTES]

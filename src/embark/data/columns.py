@@ -41,7 +41,7 @@ class ColumnsSource:
     """The rows of the file, in a new order each epoch. Which are held out depends on the seed and the row alone, or,
     with `data.time_column`, on the rows' times."""
 
-    notes: tuple[str, ...]  # Ids that were clipped.
+    notes: tuple[str, ...]  # Sentences about clipped ids.
 
     def __init__(self, model: ModelSpec, data: DataSpec) -> None:
         tables, labels = model.table_list(), label_columns(model.tasks)
@@ -80,8 +80,8 @@ class ColumnsSource:
         self._ordering = threading.Lock()
 
     def fingerprint(self) -> str:
-        """A checksum of every value that the spec reads, in the order of the rows, and of which rows a split by time
-        holds out."""
+        """Return a checksum of every value that the spec reads, in the order of the rows, and of which rows a split by
+        time holds out."""
         arrays = [self._label, self._dense, *(array for one in self._features for array in (one.ids, one.offsets)),
                   *([self._eval_rows] if self._is_by_time else []), *self._weights.values()]
         with ThreadPoolExecutor(_NUM_HASHERS) as threads:  # hashing frees the interpreter

@@ -22,7 +22,7 @@ ShowProgress = Callable[[int, int], None]
 
 @dataclass(frozen=True, slots=True)
 class CopyResult:
-    """What was copied, or in a dry run what would be copied."""
+    """The copied files, or in a dry run those that would be copied."""
 
     source: str
     target: str
@@ -114,7 +114,7 @@ def _one_file(source: str) -> _Content:
 
 
 def _is_content(entry: Entry) -> bool:
-    """Whether the entry is not the remainder of an unfinished command."""
+    """Return whether the entry is not the remainder of an unfinished command."""
     is_partial = entry.path.startswith(f"{PREPARING}/") or entry.path.endswith(".bin.part")
     return entry.path != COPY_STATE and not is_partial
 

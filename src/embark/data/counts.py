@@ -17,7 +17,7 @@ _CHUNK = 1 << 20
 NUM_BINS = 20
 QUANTILES = (0.01, 0.05, 0.25, 0.5, 0.75, 0.95, 0.99)
 _NUM_CELLS = 1 << 16
-_ROWS_AT_A_TIME = 8_192  # So few that they stay in the second-level cache.
+_ROWS_AT_A_TIME = 8_192  # Few enough that they stay in the second-level cache.
 _RANKS = [times * 10**power for power in range(13) for times in (1, 2, 5)]
 _SIGN, _INFINITE = 0x8000, 0x7F80
 
@@ -129,8 +129,8 @@ class Frequencies:
         self._top: list[tuple[int, int, int]] = []
         """The most frequent ids: minus the count, the id, and how often its label was 1."""
         self._id_0 = 0
-        self._few = np.zeros(_SMALL, np.int64)  # Ids that were looked up so often, by how often.
-        self._often: list[Int64s] = []  # Counts that are larger.
+        self._few = np.zeros(_SMALL, np.int64)  # Number of ids by how often they were looked up.
+        self._often: list[Int64s] = []  # Counts too large for `_few`.
 
     def add(self, counts: Counts) -> None:
         for ids, values, positive in counts.used():

@@ -50,7 +50,7 @@ class ContractReport:
     num_train_samples: int
     num_eval_samples: int
     checks: tuple[ContractCheck, ...]
-    columns: ColumnsReport | None  # Where every promise holds.
+    columns: ColumnsReport | None  # None if a promise is broken.
 
     @property
     def num_problems(self) -> int:

@@ -50,7 +50,7 @@ class CustomSource:
         self._order = lru_cache(2)(self._epoch_order)
 
     def fingerprint(self) -> str:
-        """A checksum of samples spread over both splits, and of how many there are."""
+        """Return a checksum of samples spread over both splits, and of how many there are."""
         digest = hashlib.sha256(f"{self.num_train_samples} {self.num_eval_samples}".encode())
         for split, count in (("train", self.num_train_samples), ("eval", self.num_eval_samples)):
             if count:

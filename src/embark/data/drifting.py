@@ -123,7 +123,8 @@ class DriftingTeacher(TeacherModel):
         self._raw: dict[int, Int64s] = {}
 
     def at(self, days: Doubles, raw: dict[int, Int64s]) -> Self:
-        """Return this teacher at the times of samples, whose raw ids are given by the first table of each group."""
+        """Return this teacher at the times of the given samples. `raw` has their raw ids, by the first table of each
+        group."""
         then = copy(self)
         then._days, then._raw = days, raw
         return then

@@ -23,7 +23,7 @@ SplitName = Literal["train", "validation", "test"]
 
 @dataclass(frozen=True, slots=True)
 class EvaluationRows:
-    """Rows as a source whose held-out samples they are, and what to call them."""
+    """Rows to evaluate on, as the held-out samples of a source, and a name for them."""
 
     source: SampleSource
     spec: RunSpec  # The spec with the data that was opened.

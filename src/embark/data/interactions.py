@@ -75,7 +75,7 @@ class InteractionsSource:
         self._order = lru_cache(2)(self._epoch_order)
 
     def fingerprint(self) -> str:
-        """A checksum of all rows, in order."""
+        """Return a checksum of all rows, in order."""
         digest = hashlib.sha256(self._items.data)
         for array in (self._starts, self._stamps if self._times else None):
             digest.update(b"" if array is None else np.ascontiguousarray(array).data)

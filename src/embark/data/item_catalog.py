@@ -75,7 +75,7 @@ class _Part:
 
     ids: Int32s
     counts: Int64s
-    samples: Batch  # One for each id.
+    samples: Batch  # One sample for each id.
     seen: Int64s
 
 

@@ -55,7 +55,7 @@ class _OnePass(Generic[T]):
         self.close()
 
     def close(self) -> None:
-        """Stop the threads and drop what they had ready; each ends after the batch it is making."""
+        """Stop the threads and drop the finished batches; each thread ends after the batch it is making."""
         self._ahead.close()
 
 
@@ -86,7 +86,8 @@ class RawLoader(_OnePass["RawBatches"]):
         allocate: Callable[[int], Bytes] | None = None, depth: int = 2, num_threads: int = 1,
         max_held: int = 2, capacity: int = 1, spare_rows: int = 0,
     ) -> None:
-        """`spare_rows`: of blocks whose order is left to the device, as in `PreparedSource.train_raw`."""
+        """Create the loader. `spare_rows` is the number of spare rows of a block whose rows the device puts in order,
+        as in `PreparedSource.train_raw`."""
         self._source, self._spare_rows = source, spare_rows
         self._share = Share(source.num_train_samples, batch_size, rank, world_size, start_step, stop_step)
         self._max_held, self._capacity = max_held, capacity
@@ -145,7 +146,7 @@ class RawLoader(_OnePass["RawBatches"]):
 
 
 class Share:
-    """Which samples one rank takes in each of the global steps `start_step` to `stop_step`."""
+    """The samples that one rank takes in each of the global steps `start_step` to `stop_step`."""
 
     def __init__(
         self, num_train_samples: int, batch_size: int, rank: int, world_size: int, start_step: int, stop_step: int
@@ -211,7 +212,7 @@ class Batch:
 
     @property
     def num_samples(self) -> int:
-        """How many samples count."""
+        """The number of samples that count."""
         return len(self.label) if self.num_valid < 0 else self.num_valid
 
     def starts(self) -> Int64s:
@@ -262,7 +263,7 @@ class SampleSource(Protocol):
         """What a person should know about the data, such as ids that were clipped."""
 
     def fingerprint(self) -> str:
-        """A checksum of all samples, the held-out ones too; empty where the spec alone decides what they are."""
+        """Return a checksum of all samples, the held-out ones too; empty where the spec alone decides what they are."""
 
     def train_rows(self, epoch: int, start: int, stop: int) -> Batch:
         """Return samples `start` to `stop` of the epoch's order."""
@@ -305,7 +306,7 @@ class Prefetcher(Generic[T]):
             thread.start()
 
     def close(self) -> None:
-        """Stop the threads and drop what they had ready; each ends after what it is making."""
+        """Stop the threads and drop the finished items; each thread ends after the item it is making."""
         with self._lock:
             self._is_closed = True
             self._ready.clear()

@@ -33,7 +33,7 @@ PRIOR_WEIGHT = 10.0
 
 @dataclass(frozen=True, slots=True)
 class ColumnScore:
-    """How well a column predicts the label of held-out rows."""
+    """A measure of how well a column predicts the label of held-out rows."""
 
     auc: float | None  # The AUC of the column as the only feature, never below 0.5; None if there are too few rows.
     new_share: float | None = None  # The share of held-out ids that no training row has.
@@ -118,13 +118,13 @@ def _tasks(directory: Path, manifest: Manifest, num_workers: int, memory_bytes: 
 
 
 def is_wide(manifest: Manifest) -> bool:
-    """Whether a count may not fit in 32 bits."""
+    """Return whether a count may not fit in 32 bits."""
     most = max((f.multi_hot for f in manifest.layout.id_features), default=1)
     return manifest.num_rows("train") * most >= 1 << 32
 
 
 def is_sparse(manifest: Manifest, feature: Feature) -> bool:
-    """Whether the table has so many more rows than there are lookups that most would be counted as 0."""
+    """Return whether the table has so many more rows than there are lookups that most would be counted as 0."""
     num_ids = manifest.num_rows("train") * feature.multi_hot
     return SparseIdCounts.size_bytes(num_ids) < DenseIdCounts.size_bytes(feature.rows, is_wide=False)
 

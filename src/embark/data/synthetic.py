@@ -19,7 +19,7 @@ from embark.spec.tasks import Task
 
 TRAIN, EVAL, CALIBRATION = range(3)
 IDS, LENGTHS, DENSE, LABEL, WEIGHTS = range(5)
-LOGIT_STD = 1.4  # The best AUC is then about 0.80 with `signal` = 1.
+LOGIT_STD = 1.4  # Standard deviation that gives a best AUC of about 0.80 with `signal` = 1.
 CLICK_RATE = 0.25
 DENSE_SHARE, IDS_SHARE, PAIRS_SHARE = 0.40, 0.45, 0.15
 """Shares of the logit's variance. The tables' shares fall with their position: a few features matter most."""
@@ -29,9 +29,9 @@ NUM_LATENT = 2
 LATENT_MEAN = 1.0
 """Off zero, or else a dot product of small rows has no slope to learn it by. A third of a pair's part is then pure
 interaction, which no sum of effects can stand for."""
-CURVATURE = 0.3  # How much of a dense feature's square goes with the feature.
+CURVATURE = 0.3  # Weight of a dense feature's square relative to the feature.
 _STREAM = 0x1DDE
-LOW = 0.5  # Where the integral of the ids begins.
+LOW = 0.5  # Lower limit of the integral over ids.
 NOISE_STD = 1.0  # The spread of a `regression` label around its score.
 SPREAD = 2.0  # The first class's score is −SPREAD × that of the sample, the last one's SPREAD × it.
 _TASK = 0x7A5C
@@ -187,7 +187,7 @@ class SyntheticSource:
         return self._taught(split, span, dense, ids, lengths)
 
     def _taught(self, split: int, span: range, dense: Floats, ids: Ids, lengths: Lengths) -> Drawn:
-        """Add what the teacher makes of the drawn features."""
+        """Add the teacher's labels and probabilities to the drawn features."""
         return dense, ids, lengths, self.teacher.parts(dense, ids, lengths, self._positions)
 
     def key(self, split: int, what: int) -> int:
@@ -196,7 +196,7 @@ class SyntheticSource:
 
 @dataclass(frozen=True, slots=True)
 class Parts:
-    """What n samples bring to their logits, before it is scaled."""
+    """The contributions of n samples to their logits, before scaling."""
 
     dense: Floats  # [n]
     tables: Floats  # [F, n]: pooled effects of each table's ids.
@@ -297,7 +297,8 @@ class TeacherModel:
         return total
 
     def _id_values(self, ids: Int32s, tables: list[int]) -> Callable[[int, int], Floats]:
-        """Return a function of a component and a number: that component of the ids of the first so many tables."""
+        """Return a function of a component and a number of tables, which gives that component of the ids of the first
+        tables."""
         bits = hash_counters(self.table_keys[tables][:, None, None], ids)
         return lambda component, num: quarter(bits[:num], component).reshape(ids[:num].shape)
 

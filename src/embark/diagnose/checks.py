@@ -53,7 +53,8 @@ class NcclLog:
         yield from self._lagging()
 
     def _slow_fabric(self, sockets: Evidence, spec: RunSpec) -> Iterator[RuleMatch]:
-        """Sockets where the spec's machine has a fabric. Within one machine, no traffic goes over sockets."""
+        """Yield a match if NCCL uses sockets although the spec's machine has a fabric. Runs on one machine do not
+        count: they send no traffic over sockets."""
         machine = machine_of(spec) if spec.place.max_nodes > 1 else None
         transport = _TRANSPORTS.get(machine.fabric.transport) if machine else None
         if machine is None or transport is None:
@@ -68,7 +69,7 @@ class NcclLog:
         yield RuleMatch(rule_named("tcp-instead-of-fabric"), sockets, cause=cause, fix=fix)
 
     def _some_without(self) -> Iterator[RuleMatch]:
-        """A machine on sockets while another of the same log has a fabric: this needs no spec."""
+        """Yield a match if one machine uses sockets while another in the same log uses a fabric. This needs no spec."""
         # Logs of several runs may lie together: hosts of one run have names that differ in their numbers alone.
         stems = {host: re.sub(r"\d+", "0", host) for host in self._by_host}
         joined = {stems[host] for host, line in self._by_host.items() if line is None}
@@ -82,7 +83,7 @@ class NcclLog:
         yield RuleMatch(rule_named("tcp-instead-of-fabric"), first, num_lines=len(without), cause=cause)
 
     def _lagging(self) -> Iterator[RuleMatch]:
-        """The rank that has enqueued the fewest collectives is the one that did not come."""
+        """Yield a match for the rank that has enqueued the fewest collectives: the others wait for it."""
         counts = [count for count, _ in self._work.values()] or [0]
         least, most = min(counts), max(counts)
         behind = sorted(rank for rank, (count, _) in self._work.items() if count == least)
@@ -120,7 +121,7 @@ _PINNED = re.compile(
 
 
 class Versions:
-    """Collects what pip installed, or found installed."""
+    """Collects the versions that pip installed or found installed."""
 
     def __init__(self) -> None:
         self._found: dict[str, tuple[str, Evidence]] = {}
@@ -131,7 +132,7 @@ class Versions:
                 (b"fbgemm-gpu", self._read), (b"fbgemm_gpu", self._read))
 
     def findings(self) -> Iterator[RuleMatch]:
-        """A finding if two or more of the three are known and incompatible."""
+        """Yield a finding if two or more of the three are known and incompatible."""
         here: dict[str, str | None] = {name: version for name, (version, _) in self._found.items()}
         if "torch" not in here or len(here) < 2:
             return
@@ -352,7 +353,7 @@ def _seconds(found: re.Match[str] | None) -> float | None:
 
 
 def machine_of(spec: RunSpec) -> Machine | None:
-    """The machine that the spec names; None if it names none, or one that the catalog does not have."""
+    """Return the machine that the spec names; None if it names none, or one that the catalog does not have."""
     try:
         return find_machine(load_catalog(), spec.place.machine) if spec.place.machine else None
     except UserError:

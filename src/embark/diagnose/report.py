@@ -28,7 +28,7 @@ from embark.store.run_dir import SPEC
 
 MemoryKind = Literal["device", "host"]
 MAX_QUOTED = 300
-DOUBLINGS = (2, 4, 8, 16, 32, 64)  # How many times fewer samples, or more nodes, are tried where memory ran out.
+DOUBLINGS = (2, 4, 8, 16, 32, 64)  # Factors for fewer samples or more nodes that are tried if memory ran out.
 TIERS = {"cause": 0, "symptom": 1, "summary": 2, "quality": 3, "slow": 4}
 ENDED_NOTHING = ("quality", "slow")
 OUT_OF_MEMORY: Mapping[str, MemoryKind] = {
@@ -67,7 +67,7 @@ def diagnose(
 
 
 def _merged(matches: Sequence[RuleMatch]) -> list[RuleMatch]:
-    """One match for each rule, by the first line or check that shows it."""
+    """Return one match for each rule, by the first line or check that shows it."""
     by_code: dict[str, RuleMatch] = {}
     for match in matches:
         known = by_code.get(match.rule.code)
@@ -82,7 +82,8 @@ def _without_weaker(matches: Sequence[RuleMatch]) -> list[RuleMatch]:
 
 
 def _ranked(matches: Sequence[RuleMatch]) -> list[RuleMatch]:
-    """Causes before symptoms before summaries; among equals the earliest; what follows from another after it."""
+    """Sort matches: causes, then symptoms, then summaries; equal kinds by time. A match that another one explains
+    follows it."""
     has_times = all(match.first.time for match in matches)
     following = {code for match in matches for code in match.rule.explains}
 
@@ -123,7 +124,7 @@ def _diagnosis(match: RuleMatch, spec: RunSpec | None, names: Mapping[str, str])
 
 
 def _lint(sources: Sequence[DiagnosedFile]) -> Iterator[Diagnosis]:
-    """The errors that `embark lint` finds in manifests beside the logs."""
+    """Yield the errors that `embark lint` finds in manifests beside the logs."""
     paths = [Path(source.path) for source in sources if source.form == "manifest" and source.path is not None]
     if not paths:
         return
@@ -141,7 +142,7 @@ def _lint(sources: Sequence[DiagnosedFile]) -> Iterator[Diagnosis]:
 
 
 def _quoted(evidence: Evidence) -> Evidence:
-    """The line as it may be shown: one line, no control characters, no secrets, of readable length."""
+    """Return the line as it may be shown: one line, no control characters, no secrets, of readable length."""
     text = redact(to_one_line(evidence.text))
     if len(text) > MAX_QUOTED:
         text = text[: MAX_QUOTED - 1] + "…"
@@ -156,7 +157,8 @@ class _Values(dict[str, str]):
 
 
 def memory_advice(spec: RunSpec, memory_kind: MemoryKind = "device") -> str:
-    """One sentence: whether the spec fits its machine, and the nearest change that does; empty if it names no machine.
+    """Return one sentence: whether the spec fits its machine, and the nearest change that does; empty if it names no
+    machine.
 
     `memory_kind` is the memory that ran out.
     """
@@ -256,7 +258,7 @@ def diagnose_targets(
 
 
 def _launched_run(name: str, folder: Path, warn: Warn) -> LaunchedRun | None:
-    """A run's events and logs, written into the folder; None if no run of that name was launched from here.
+    """Return a run's events and logs, written into the folder; None if no run of that name was launched from here.
 
     A file or folder of that name takes precedence.
     """
@@ -294,7 +296,7 @@ def _write(path: Path, name: str, lines: Iterable[str]) -> DiagnosedFile:
 
 
 def _event_text(event: RunEvent) -> str:
-    """An event as `kubectl get events` prints it, which rules know."""
+    """Return an event as `kubectl get events` prints it, which rules know."""
     kind = "Warning" if event.is_warning else "Normal"
     return f"{_timestamp(event.time_s)} {kind} {event.reason} pod/{event.source} {event.text}"
 

@@ -32,7 +32,7 @@ class Pattern:
     needle: bytes
     """Stands in every line that matches, folded as keys of lines are. It is searched for first, since that is quick."""
     regex: re.Pattern[str]
-    also: bytes = b""  # Stands in every such line too: for a needle that many lines have.
+    also: bytes = b""  # A second text in every such line, for a needle that is common.
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,7 +45,7 @@ class Rule:
     where: tuple[Where, ...] = ("log",)
     patterns: tuple[Pattern, ...] = field(repr=False)  # Empty where a check in Python finds it.
     cured_by: tuple[Pattern, ...] = field(repr=False)  # A later line that shows it is over.
-    unless: tuple[str, ...] = ()  # Codes of rules that say the same better.
+    unless: tuple[str, ...] = ()  # Codes of rules that replace this one if they match.
     explains: tuple[str, ...] = ()  # Codes of other causes that follow from this one.
     cause: str  # One sentence; `{name}` is what the pattern's group of that name found.
     fix: str
@@ -56,7 +56,7 @@ class Rule:
 
 @cache
 def load_rules() -> tuple[Rule, ...]:
-    """All rules, by code."""
+    """Return all rules, by code."""
     rows = [row for path in sorted(FOLDER.glob("*.toml"))
             for row in tomllib.loads(path.read_text(encoding="utf-8"))["rule"]]
     rows += [{name: value for name, value in row.items() if name != "note"} | {"kind": "quality", "where": ["event"]}
@@ -76,7 +76,7 @@ def _rule(row: dict[str, Any]) -> Rule:
 
 
 def _text(text: str) -> Pattern:
-    """A pattern that finds the text itself, as whole words."""
+    """Return a pattern that finds the text itself, as whole words."""
     begin = r"(?<!\w)" if text[0].isalnum() else ""
     end = r"(?!\w)" if text[-1].isalnum() else ""
     return Pattern(fold(text), re.compile(begin + re.escape(text) + end))
@@ -113,8 +113,8 @@ class RuleMatch:
     first: Evidence
     num_lines: int = 1
     ranks: frozenset[int] = frozenset()
-    values: Mapping[str, str] = field(default_factory=dict)  # What the pattern's named groups found in the first line.
-    cause: str = ""  # Instead of the rule's.
+    values: Mapping[str, str] = field(default_factory=dict)  # Named groups of the pattern in the first line.
+    cause: str = ""  # Replaces the rule's cause, as do `fix` and `command`.
     fix: str = ""
     command: str = ""
 
@@ -137,7 +137,7 @@ class Diagnosis:
     evidence: Evidence
     num_lines: int
     ranks: tuple[int, ...]
-    source: str  # Where the rule is known from.
+    source: str  # Reference for the rule.
     follows: tuple[str, ...] = ()  # Names of other findings that follow from it.
 
     @property
@@ -149,8 +149,8 @@ class Diagnosis:
 
 
 MAX_SUBJECTS = 500
-MAX_QUOTED = 280  # Letters of a line.
-MAX_KNOWN, MAX_KNOWN_BYTES = 100_000, 400  # How many forms of lines are known again, and how long they may be.
+MAX_QUOTED = 280  # Characters of a line that are quoted.
+MAX_KNOWN, MAX_KNOWN_BYTES = 100_000, 400  # Limits of the cache of line keys: entries, and bytes of each.
 MAX_NOTIFIED = 200_000  # Lines of one kind that a check is given; more of them add nothing.
 _SAFE = re.compile(r"[\w./:@+\-]{1,200}")
 """A value from a log may stand in a command that a person copies: nothing a shell would read may be in it."""
@@ -208,7 +208,8 @@ class Scan:
                         self._take(rule, evidence, match.groupdict(default=""))
 
     def _lines_with_needles(self, some: Sequence[Line]) -> Iterator[tuple[Line, Sequence[bytes]]]:
-        """Lines that may match. Which needles a line has depends on its key alone, so each key is searched once."""
+        """Yield lines that may match. Which needles a line has depends on its key alone, so each key is searched
+        once."""
         fresh = list({line.key for line in some if line.key not in self._known})
         new = dict(zip(fresh, self._needles_in(fresh), strict=True))
         for line in some:
@@ -219,7 +220,7 @@ class Scan:
             self._known.update((key, needles) for key, needles in new.items() if len(key) <= MAX_KNOWN_BYTES)
 
     def _needles_in(self, keys: Sequence[bytes]) -> list[tuple[bytes, ...]]:
-        """The needles of each key; all keys are searched at once, which is quicker than one by one."""
+        """Return the needles of each key; all keys are searched at once, which is quicker than one by one."""
         text = b"\n".join(keys)
         starts = [0, *accumulate(len(key) + 1 for key in keys)]
         found: list[tuple[bytes, ...]] = [()] * len(keys)
@@ -283,7 +284,7 @@ def _evidence(name: str, line: Line, order: int, text: str, at: int) -> Evidence
 
 
 def _excerpt(text: str, at: int) -> str:
-    """The part of a long line that is worth quoting."""
+    """Return the part of a long line that is worth quoting."""
     if len(text) <= MAX_QUOTED:
         return text
     begin = max(0, min(at - MAX_QUOTED // 4, len(text) - MAX_QUOTED))

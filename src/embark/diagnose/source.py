@@ -63,7 +63,7 @@ class SourceList:
 
 
 def sources_of(names: Sequence[str]) -> SourceList:
-    """The files of names that are each a run's directory, name or URI; a log; a folder of logs; or `-`."""
+    """Return the files of names that are each a run's directory, name or URI; a log; a folder of logs; or `-`."""
     if not names:
         raise UserError("nothing to diagnose", fix="embark diagnose RUN, a log, a folder of logs, or - to read a pipe")
     if list(names).count(STDIN) > 1:
@@ -189,7 +189,7 @@ def fold(text: str) -> bytes:
 
 
 def pieces(line: Line, needle: bytes) -> Iterator[str]:
-    """The line's text; of a progress bar or a very long line, what is around each occurrence of the needle."""
+    """Yield the line's text; of a progress bar or a very long line, what is around each occurrence of the needle."""
     if len(line.data) <= SHORT_BYTES and b"\r" not in line.data:
         yield line.data.decode("utf-8", "replace")
         return
@@ -207,13 +207,13 @@ def pieces(line: Line, needle: bytes) -> Iterator[str]:
 
 
 def rank_of(text: str) -> int | None:
-    """The rank that a line names; None if it names none."""
+    """Return the rank that a line names; None if it names none."""
     head = text[:400]
     return next((int(found[1]) for pattern in _RANKS if (found := pattern.search(head))), None)
 
 
 def time_of(text: str) -> str:
-    """The time that a line names, without the year, since some forms have none."""
+    """Return the time that a line names, without the year, since some forms have none."""
     head = text[:200]
     if found := _ISO.search(head):
         return f"{found[1]} {found[2]}.{(found[3] or '0'):0<6.6}"

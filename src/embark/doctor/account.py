@@ -46,7 +46,7 @@ class Need:
 
     @property
     def num_units(self) -> int:
-        """How much of the quota the run takes."""
+        """The amount of the quota that the run takes."""
         return needed_units(self.job)
 
     @property
@@ -88,7 +88,7 @@ class Need:
 
 
 def need_of(spec: RunSpec) -> Need:
-    """What the machine that the spec names needs."""
+    """Return the number of machines, their location and the quota that the spec's run needs."""
     place = spec.place
     catalog = load_catalog()
     machine = machine_of_place(catalog, place)
@@ -163,7 +163,8 @@ class CloudCli:
         self.account = ""  # AWS's account or Google's project, once the identity is checked.
 
     def ask(self, name: str, *words: str, missing: str = "") -> Any:
-        """The answer's JSON; None if the error has the text `missing`. Any other error fails the check `name`."""
+        """Return the answer's JSON; None if the error has the text `missing`. Any other error fails the check
+        `name`."""
         if shutil.which(self._program) is None:
             found = f"{self._program}, {CLOUDS[self._cloud]['title']}'s command line, is not installed"
             raise CheckFailed(Check(name, "wrong", found, f"{self._program} on the path",
@@ -187,7 +188,7 @@ class CloudCli:
 
 
 def _refusal(cloud: str, name: str, error: str) -> Check | None:
-    """The check that explains an error of a cloud; None if the error is not known."""
+    """Return the check that explains an error of a cloud; None if the error is not known."""
     values = {"said": error[:160], "action": CLOUDS[cloud].get("actions", {}).get(name, "")}
     for one in CLOUDS[cloud]["refusals"]:
         if any(text in error for text in one["texts"]):
@@ -268,7 +269,8 @@ def _gcp_identity(gcloud: CloudCli, need: Need) -> Iterator[Check]:
 
 
 def _gcp_quotas(gcloud: CloudCli, need: Need) -> Iterator[Check]:
-    """Quotas of Compute Engine in the region, or of Cloud Quotas, which has what `gcloud compute` does not show."""
+    """Yield quotas of Compute Engine in the region, or of Cloud Quotas, which has what `gcloud compute` does not
+    show."""
     name, _ = need.quota
     quotas = list(cloud_quotas(need.job))
     for quota in quotas:
@@ -296,8 +298,8 @@ def _gcp_quotas(gcloud: CloudCli, need: Need) -> Iterator[Check]:
 
 
 def _cloud_quota_limit(infos: Sequence[dict[str, Any]], quota: CloudQuota, location: str) -> float | None:
-    """What is granted to the quota's own dimension value takes precedence over what is granted to any. No value is 0.
-    """
+    """Return the limit of a quota. A limit for its own dimension value takes precedence over a general one; no value
+    means 0."""
     found: dict[str, float] = {}
     for row in (row for info in infos for row in info.get("dimensionsInfos", [])):
         if location in row.get("applicableLocations", []):
@@ -396,7 +398,8 @@ def families_of(quota_name: str) -> tuple[str, ...]:
 
 
 def counts_to(instance_type: str, families: tuple[str, ...]) -> bool:
-    """Whether a machine counts towards a quota of these families: `p5en.48xlarge` to `p5` and `p`, and not to `g`."""
+    """Return whether a machine counts towards a quota of these families: `p5en.48xlarge` to `p5` and `p`, and not to
+    `g`."""
     letters = re.match(r"[a-z]+", instance_type)
     family = instance_type.partition(".")[0]
     return any(family.startswith(one) if one[-1].isdigit() else letters is not None and letters.group() == one

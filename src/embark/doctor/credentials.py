@@ -80,7 +80,8 @@ def _gcp(host: Host) -> Iterator[str | Broken]:
 
 
 def _has_subscription(host: Host) -> bool:
-    """Whether somebody is logged in: az writes this file on its first run, and lists subscriptions after a login."""
+    """Return whether somebody is logged in: az writes this file on its first run, and lists subscriptions after a
+    login."""
     try:
         profile = json.loads(host.home(".azure/azureProfile.json").read_text(encoding="utf-8-sig", errors="replace"))
     except (OSError, ValueError):

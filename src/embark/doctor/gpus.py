@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from embark.doctor.host import Check, Host, check
 
 _FIELDS = ("name", "memory.total", "driver_version", "compute_cap", "ecc.errors.uncorrected.volatile.total")
-_FEWER = _FIELDS[:3]  # What drivers of every age know.
+_FEWER = _FIELDS[:3]  # Fields that old drivers know, too.
 _ANSI = re.compile(r"\x1b\[[0-9;]*m")
 _CUDA = re.compile(r"CUDA Version:\s*(\d+\.\d+)")
 _LINK = re.compile(r"Link \d+:\s*(\S+)")
@@ -29,7 +29,7 @@ class Gpu:
 
 
 def list_gpus(host: Host) -> list[Gpu]:
-    """The GPUs of this machine; none without a driver."""
+    """Return the GPUs of this machine; none without a driver."""
     for fields in (_FIELDS, _FEWER):
         answer = host.ask("nvidia-smi", f"--query-gpu={','.join(fields)}", "--format=csv,noheader")
         if answer is not None:
@@ -73,8 +73,8 @@ def check_driver(host: Host, built_for: str | None, arches: list[str], found: li
 
 
 def has_kernels(capability: str, arches: list[str]) -> bool:
-    """Whether a GPU can run one of the builds: of the same major version and no higher minor, or any PTX that is no
-    newer."""
+    """Return whether a GPU can run one of the builds: of the same major version and no higher minor, or any PTX that is
+    no newer."""
     major, minor = version_of(capability)
     for arch in arches:
         kind, _, digits = arch.rstrip("af").partition("_")
@@ -106,7 +106,7 @@ def links(host: Host, found: list[Gpu]) -> Check:
 
 
 def topology(matrix: str, num_gpus: int) -> list[str]:
-    """How each pair of GPUs is joined, from `nvidia-smi topo -m`: `NV18`, `PIX`, `SYS`…"""
+    """Return how each pair of GPUs is joined, from `nvidia-smi topo -m`: `NV18`, `PIX`, `SYS`…"""
     rows = [_ANSI.sub("", line).split() for line in matrix.splitlines()]
     found = []
     for row in rows:

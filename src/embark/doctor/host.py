@@ -20,24 +20,24 @@ class Host:
 
     root: Path = Path("/")  # Holds `/proc`, `/sys` and `/dev`.
     env: Mapping[str, str] = field(default_factory=lambda: os.environ)
-    run_dir: Path = Path("runs")  # Where runs would write.
+    run_dir: Path = Path("runs")  # The folder that runs would write to.
 
     def path(self, text: str) -> Path:
         return self.root / text.lstrip("/")
 
     def read(self, text: str) -> str:
-        """A file's text; empty if it cannot be read."""
+        """Return a file's text; empty if it cannot be read."""
         try:
             return self.path(text).read_text(encoding="utf-8", errors="replace")
         except OSError:
             return ""
 
     def home(self, text: str) -> Path:
-        """A path below the user's own folder."""
+        """Return a path below the user's own folder."""
         return Path(self.env.get("HOME") or "~").expanduser() / text
 
     def ask(self, *words: str, timeout_s: float = TIMEOUT_S) -> str | None:
-        """The output of a program; None if it is missing or fails."""
+        """Return the output of a program; None if it is missing or fails."""
         program = shutil.which(words[0], path=self.env.get("PATH", ""))
         if program is None:
             return None
@@ -51,7 +51,7 @@ class Host:
 
 @dataclass(frozen=True, slots=True)
 class Check:
-    """What is there, what should be, and what to do if they differ."""
+    """The result of one check: the actual state, the expected one, and the fix if they differ."""
 
     name: str
     verdict: Verdict

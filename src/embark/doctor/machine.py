@@ -60,7 +60,7 @@ def system() -> Check:
 
 
 def container(host: Host) -> Check:
-    """Never wrong; it says whose limits the others are."""
+    """Report in which container the checks run, since its limits apply to the others. It is always ok."""
     if host.env.get("KUBERNETES_SERVICE_HOST"):
         return Check("container", "ok", "a pod of Kubernetes")
     marked = next((name for path, name in _CONTAINERS if host.path(path).exists()), "")
@@ -137,7 +137,7 @@ def clock(host: Host) -> Check:
 
 
 def usable_cores(host: Host) -> float:
-    """Processors that a process here may use."""
+    """Return the processors that a process here may use."""
     quota = cpu_quota(host.read)
     return min(_allowed_cores(), quota) if quota else _allowed_cores()
 
@@ -245,7 +245,7 @@ def _free_space(where: Path) -> Check:
 
 
 def _nearest(run_dir: Path) -> Path:
-    """The folder itself, or its nearest existing parent."""
+    """Return the folder itself, or its nearest existing parent."""
     folder = run_dir.expanduser().absolute()
     while not folder.is_dir() and folder != folder.parent:
         folder = folder.parent
@@ -267,7 +267,7 @@ def plan_this_machine(spec: RunSpec, num_samples: int | None = None) -> LocalPla
 
 
 def check_host(host: Host | None = None, today: datetime.date | None = None) -> Iterator[Check]:
-    """All checks of a machine, in the order to fix them, each as soon as it is known."""
+    """Yield all checks of a machine, in the order to fix them, each as soon as it is known."""
     host = host or Host()
     packages = stack.installed()
     # Torch takes seconds to load, and the rest does not wait for it.

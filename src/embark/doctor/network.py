@@ -111,7 +111,7 @@ LIMIT_S = 120.0
 
 @dataclass(frozen=True, slots=True)
 class Facts:
-    """What a child process found out about torch."""
+    """Facts about torch that a child process reports."""
 
     cuda: str | None = None  # The version that torch was built for.
     nccl: str = ""

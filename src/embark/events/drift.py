@@ -21,11 +21,11 @@ Counts = Sequence[float] | NDArray[Any]
 
 @dataclass(frozen=True, slots=True)
 class Drift:
-    """How far one column has moved."""
+    """The drift of one column."""
 
     psi: float  # The index, without the part that chance gives.
     level: Level  # Empty: below the thresholds, or too few rows to say.
-    shares: tuple[float, ...]  # By bin.
+    shares: tuple[float, ...]  # Share of the rows in each bin.
     reference: tuple[float, ...]
     num: int
 

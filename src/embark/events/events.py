@@ -162,7 +162,7 @@ class NewestEvents(ABC):
 
 
 class Sink(Protocol):
-    """Where events go: a file, a terminal, TensorBoard."""
+    """A destination of events: a file, a terminal, TensorBoard."""
 
     def emit(self, event: Event) -> None: ...
 

@@ -28,14 +28,14 @@ class Metric:
     """One measured quantity, named as it stands in events and in TensorBoard."""
 
     name: str
-    label: str  # What people read.
+    label: str  # Name for people to read.
     meaning: str
     paths: tuple[str, ...]
     """Where events have it: `step.loss` is the value `loss` of `step` events. `ranks.systems[host].gpus[gpu].power_w`
     goes through lists or maps whose entries are distinguished by the labels in brackets. `#save` counts events."""
     group: str  # The heading it is shown under.
     unit: str = ""  # Empty for a plain number.
-    better: Literal["up", "down"] | None = None  # `None` where neither is.
+    better: Literal["up", "down"] | None = None  # `None` if neither direction is better.
     kind: Kind = "gauge"  # A counter only grows.
 
     @property
@@ -193,7 +193,7 @@ class TaskRow:
     task: str
     metric: str
     held_out: str
-    ceiling: str  # What the true probabilities of synthetic data reach.
+    ceiling: str  # The value that the true probabilities of synthetic data reach.
     train: str
 
 

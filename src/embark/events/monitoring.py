@@ -31,9 +31,9 @@ class Alert:
 
     name: str
     expression: str
-    minutes: int  # How long the expression must be true.
+    minutes: int  # Minutes for which the expression must be true.
     severity: Literal["critical", "warning"]
-    what: str  # What happens, and what to do.
+    what: str  # The problem and its remedy.
 
 
 def alerts() -> tuple[Alert, ...]:
@@ -62,7 +62,7 @@ def rules_text() -> str:
 
 
 NUM_COLUMNS, PANEL_SIZE, STAT_SIZE = 24, 8, 4
-STATS = ("is_running", "last_step", "loss", "auc", "samples_per_s", "step_s")  # What is shown large at the top.
+STATS = ("is_running", "last_step", "loss", "auc", "samples_per_s", "step_s")  # Metrics shown large at the top.
 LIMITS = {"host_used_bytes": "host_bytes", "gpu_used_bytes": "gpu_total_bytes", "step_s": "predicted_step_s",
           "auc": "best_auc", "log_loss": "best_log_loss"}
 """Metrics that are drawn into the panel of another: what is available, what was predicted, the ceiling."""

@@ -57,7 +57,7 @@ class Quality:
     def __init__(self) -> None:
         self._train: dict[int, Mapping[str, Any]] = {}
         self._evals: dict[int, Mapping[str, Any]] = {}
-        self._notes: dict[str, str] = {}  # By the rule's name.
+        self._notes: dict[str, str] = {}  # Sentences by the name of the rule.
         self._has_stopped_early = False
         self._has_stream = False
         self.traffic = TrafficRecord()  # The events of a server.

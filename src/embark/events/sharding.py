@@ -11,7 +11,7 @@ SHAPE, PLACE = ("sharding", "kernel", "rows", "dim"), ("ranks",)
 COLUMNS = ("table", "rows", "dim", "sharding", "kernel", "ranks", "GiB")
 
 Table = Mapping[str, Any]
-Row = tuple[str, str, str, str]  # Which tables, how large they are, how and where they are split, their bytes.
+Row = tuple[str, str, str, str]  # Tables, their size, their sharding and ranks, and their bytes.
 
 
 def plan_rows(tables: Sequence[Table]) -> list[Row]:

@@ -25,13 +25,13 @@ class Attempt:
     last_s: float  # The last sign of life.
     last_step: int  # The last one logged; a process that died may have done some more.
     saved_step: int
-    num_steps: int = 0  # Of the complete run.
-    usd_per_hour: float | None = None  # Of all its machines, as its `start` event has it.
+    num_steps: int = 0  # Steps of the complete run.
+    usd_per_hour: float | None = None  # Price of all its machines, from its `start` event.
     budget_usd: float | None = None
     num_machines: int = 1
     is_spot: bool = False
     reason: Reason | None = None  # Why it stopped, where it logged that.
-    outcome: str = ""  # Of its `end` event; empty where there is none.
+    outcome: str = ""  # Outcome in its `end` event; empty if there is none.
     is_last: bool = True
     first_step_s: float | None = None  # When it began to train; None: it did not.
     step_times: list[float] = field(default_factory=list)
@@ -103,7 +103,7 @@ def attempts(events: Iterable[Event]) -> list[Attempt]:
     """Return the attempts in their order. Invalid values are skipped. Attempts between which a machine did not boot are
     placed by its uptime, in which no step of the wall clock counts."""
     found: list[Attempt] = []
-    booted_s: dict[str, float] = {}  # By the wall clock of the first attempt of that boot.
+    booted_s: dict[str, float] = {}  # Time of each boot, by the wall clock of its first attempt.
     ahead_s = 0.0
     for event in events:
         time_s = to_finite(event.time_s)
@@ -152,9 +152,9 @@ class Interruption:
     `died`: without an event."""
     stopped_step: int  # The last one logged; a process that died may have done some more.
     resumed_step: int | None
-    lost_steps: int  # To be repeated: since the checkpoint that it resumed from or, where it has not yet, the last one.
-    redone_s: float  # What those steps take, at the measured pace.
-    down_s: float  # From the last sign of life to the first new step.
+    lost_steps: int  # Steps to be repeated since the checkpoint that it resumed from, or since the last one.
+    redone_s: float  # Seconds to repeat the lost steps at the measured pace.
+    down_s: float  # Seconds from the last sign of life to the first new step.
     restarted_s: float | None = None
     """When a new process started, before it loaded anything; machines are paid from about then on."""
 
@@ -261,7 +261,8 @@ def _not_resumed(stopped: Attempt, last: Attempt) -> Interruption:
 
 @dataclass(frozen=True, slots=True)
 class Spending:
-    """What a run has spent. Seconds are the run's own time while machines are held, not a sum over machines."""
+    """The time and money that a run has spent. Seconds are the run's own time while machines are held, not a sum over
+    machines."""
 
     useful_s: float  # Steps, each counted once, with the saves and evaluations between them.
     redone_s: float  # Steps repeated after an interruption.
@@ -289,7 +290,7 @@ class Spending:
         return max(0, self.num_steps - self.step) * self.wall_step_s if self.wall_step_s and self.num_steps else None
 
     def usd_for(self, seconds: float | None) -> float | None:
-        """Return the price of so many more seconds."""
+        """Return the price of this many more seconds."""
         return usd_for(self.usd_per_hour, seconds)
 
     @property
@@ -300,7 +301,7 @@ class Spending:
 
 
 def usd_for(usd_per_hour: float | None, seconds: float | None) -> float | None:
-    """Return the price of so many seconds; None if either is unknown."""
+    """Return the price of this many seconds; None if either is unknown."""
     return None if seconds is None or usd_per_hour is None else usd_per_hour * seconds / 3600
 
 
@@ -341,7 +342,8 @@ def _usd(tried: Sequence[Attempt], gaps: Sequence[float], default: float | None)
 
 
 def _gap(tried: Sequence[Attempt], one: Interruption) -> float:
-    """Return the time without a process in which machines were held, and that no attempt in between counts already."""
+    """Return the seconds without a process in which machines were paid for, and which no attempt in between counts
+    already."""
     share = held_share(one, tried[-1].num_machines, is_spot=tried[-1].is_spot)
     between_s = sum(t.held_s for t in tried
                     if one.restarted_s is not None and one.stopped_s <= t.began_s < one.restarted_s)

@@ -31,11 +31,11 @@ from embark.formatting import (
     to_one_line,
 )
 
-PACE_S = 30.0  # The time left is estimated from the steps of the last so many seconds.
+PACE_S = 30.0  # Seconds whose steps are used to estimate the time left.
 MAX_WIDTH = 100
 HELD_OUT = ("auc", "normalized_entropy", "log_loss", "calibration")
 RANKING = ("recall_at_k", "ndcg_at_k", "hit_at_k")  # The metrics of two towers instead.
-CEILING = {"auc": "best_auc", "log_loss": "best_log_loss"}  # What the true probabilities of synthetic data would score.
+CEILING = {"auc": "best_auc", "log_loss": "best_log_loss"}  # Scores of the true probabilities of synthetic data.
 _SIDE_BY_SIDE = 56
 _WITH_MEANING = 92
 _LABEL = 7
@@ -119,8 +119,8 @@ def resume_hint(run: NewestEvents, how: str = "") -> str:
 
 
 def work(history: History) -> str:
-    """Say what was done, such as `20,000 steps · 164 M samples in 5 min 12 s · 52.5 k samples/s`; empty if this process
-    did no step."""
+    """Summarize the work of this process, such as `20,000 steps · 164 M samples in 5 min 12 s · 52.5 k samples/s`;
+    empty if it did no step."""
     end = history.end
     steps = history.steps_done - int(to_finite(history.start.get("first_step")) or 0)
     if steps <= 0 or not history.start:
@@ -138,7 +138,7 @@ def predicted_and_actual(history: History) -> str:
 
 
 def costs(history: History) -> str:
-    """Say what interruptions cost, and what was spent in all; empty if neither is known."""
+    """Summarize the cost of interruptions and of the complete run; empty if neither is known."""
     spent = to_finite(history.end.get("spent_usd"))
     lost = to_one_line(history.end.get("lost") or "")
     return " · ".join(part for part in (lost, f"{format_usd(spent)} in all" if spent is not None else "") if part)

@@ -71,7 +71,7 @@ class SystemSampler:
 
 @dataclass(frozen=True, slots=True)
 class Counters:
-    """What the kernel has counted since it started."""
+    """Counters of the kernel since it started."""
 
     time_s: float
     cpu_busy_s: float

@@ -58,7 +58,7 @@ class VersionTraffic:
     reference_scores: Ints | None = None
     counts: deque[tuple[float, list[Ints], Ints]] = field(default_factory=lambda: deque(maxlen=MAX_COLUMN_COUNTS))
     """Time, rows by column and bin, and by column those without a value."""
-    num_labels: Ints = field(default_factory=lambda: np.zeros(NUM_SCORE_BINS, np.int64))  # By bin of the score.
+    num_labels: Ints = field(default_factory=lambda: np.zeros(NUM_SCORE_BINS, np.int64))  # Labels by score bin.
     predicted: Floats = field(default_factory=lambda: np.zeros(NUM_SCORE_BINS))
     clicks: Floats = field(default_factory=lambda: np.zeros(NUM_SCORE_BINS))
 
@@ -68,7 +68,7 @@ class Window:
     """One `traffic` event."""
 
     time_s: float
-    seconds: float  # 0 where another version answers: its window is of the same time.
+    seconds: float  # Duration; 0 for a further version in the same window.
     version: int
     statuses: Mapping[str, int]
     num_rows: int
@@ -111,7 +111,7 @@ class Calibration:
 
     @property
     def is_off(self) -> bool:
-        """Whether it is off by more than 10 %, and by more than so few clicks may be."""
+        """True if calibration is off by more than 10 %, and by more than chance explains for this number of clicks."""
         return self.ratio is not None and abs(self.ratio - 1) > max(0.1, 3 / math.sqrt(self.clicks))
 
 
@@ -125,7 +125,7 @@ class TrafficRecord:
         self.version: int | None = None  # The version that answers.
         self.versions: dict[int, VersionTraffic] = {}
         self.windows: deque[Window] = deque(maxlen=MAX_WINDOWS)
-        self.changes: deque[tuple[float, str, bool]] = deque(maxlen=200)  # When, what, and whether it is bad.
+        self.changes: deque[tuple[float, str, bool]] = deque(maxlen=200)  # Time, description, whether it is bad.
         self.has_ended = False
         self.refused = ""  # Why the current version is not served; empty where it is.
 
@@ -284,7 +284,7 @@ def quantiles_s(latency: Ints) -> tuple[float | None, ...]:
 
 
 def findings(record: TrafficRecord) -> Iterator[tuple[str, dict[str, str]]]:
-    """Yield what is wrong, by the name of its row in `quality.toml`."""
+    """Yield the findings about traffic, each by the name of its row in `quality.toml`."""
     if not record:
         return
     seen = TrafficView([record])

@@ -54,7 +54,7 @@ INFO, WEIGHTS, ID_MAPS, ITEMS = "artifact.json", "weights.safetensors", "id_maps
 CURRENT, GATE = "current.json", "gate.json"
 _OTHER = "choose another version with --version or `embark rollback`, or export the run again"
 CANDIDATE = "candidate"  # Set in a commit record: the version becomes current only when `current.json` names it.
-DENSE = "dense."  # What the names of the dense network's weights begin with.
+DENSE = "dense."  # Prefix of the names of the dense network's weights.
 
 
 class _Section(BaseModel):
@@ -68,7 +68,7 @@ class RowFormat(_Section):
     prepare: PrepareSpec
     layout: Layout
     hashed_rows: dict[str, int]  # The modulus, by table, of values without an entry in the map; with 0 they have id 0.
-    plain_ids: Literal["refuse", "clip"] | None = None  # The rows hold ids; what becomes of those no table has.
+    plain_ids: Literal["refuse", "clip"] | None = None  # Treatment of ids beyond their table, if rows contain ids.
 
     @model_serializer(mode="wrap")
     def _without_labels(self, dump: SerializerFunctionWrapHandler) -> dict[str, Any]:

@@ -33,7 +33,7 @@ class TooManyChanges(Exception):
 
 @dataclass(slots=True)
 class DeltaSize:
-    """How many bytes of changed rows may be held, and how many were found."""
+    """The limit on bytes of changed rows in memory, and the bytes found so far."""
 
     max_bytes: int
     num_bytes: int = 0
@@ -51,7 +51,7 @@ class _Compared:
     """A tensor whose pieces are read once: for the checksum of the file, and for the rows that changed."""
 
     tensor: TensorSource
-    before: Array | None  # None where the earlier version has none of this type and shape.
+    before: Array | None  # The earlier tensor; None if there is none of the same type and shape.
     size: DeltaSize
     rows: list[NDArray[np.uint32]] = field(default_factory=list)
     values: list[Array] = field(default_factory=list)

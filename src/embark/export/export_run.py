@@ -45,7 +45,7 @@ Maps = dict[str, tuple[Keys, NDArray[np.int32]]]  # The id and the row of each s
 
 @dataclass(frozen=True, slots=True)
 class ExportResult:
-    """What `embark export` wrote."""
+    """The version or file that `embark export` wrote."""
 
     run: str
     step: int

@@ -41,9 +41,9 @@ class ColumnBins(_Section):
 
     name: str
     kind: Literal["dense", "ids", "length"]
-    zero: float = 0.0  # `dense`: what a missing value becomes; the first bin.
-    top: tuple[int, ...] = ()  # `ids`: rising; each has a bin, after that of id 0.
-    edges: tuple[float, ...]  # Rising; a value that is one lies in the bin that ends there.
+    zero: float = 0.0  # `dense`: the value that replaces a missing one, which has the first bin.
+    top: tuple[int, ...] = ()  # `ids`: frequent ids, ascending; each has a bin of its own, after the bin of id 0.
+    edges: tuple[float, ...]  # Upper ends of the bins, ascending and included in their bin.
     labels: tuple[str, ...]
     counts: tuple[Count, ...]  # Reference rows in each bin.
 

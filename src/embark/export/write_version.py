@@ -27,14 +27,14 @@ from embark.export.reference import REFERENCE, Reference
 from embark.export.safetensors_file import TensorSource, file_of
 from embark.store import CheckpointStore, ChecksumWriter, checkpoint_name
 
-MAX_DELTAS = 64  # A version may consist of so many deltas; then a full one is written.
+MAX_DELTAS = 64  # Deltas after which a full version is written.
 MAX_SHARE = 0.5  # The share of the full version's bytes that its deltas may take together.
 MAX_DELTA_BYTES = 1 << 30  # Changed rows are held in memory.
 
 
 @dataclass(frozen=True, slots=True)
 class VersionContents:
-    """What a version is made of."""
+    """The contents of a version."""
 
     info: ArtifactInfo
     reference: Reference
@@ -59,7 +59,7 @@ class WrittenVersion:
 class _Delta:
     tensors: Sequence[TensorSource] = ()
     num_rows: int = 0
-    values: Mapping[str, Any] = field(default_factory=dict)  # What the commit record says about the delta.
+    values: Mapping[str, Any] = field(default_factory=dict)  # Entries of the commit record about the delta.
 
 
 def write_version(contents: VersionContents, uri: str, *, delta: bool = False, candidate: bool = False,

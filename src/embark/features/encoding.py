@@ -156,7 +156,7 @@ class RowEncoder:
         return NumberRows(self._transformed(rows.dense), ids, rows.shared)
 
     def are_readable(self, rows: NumberRows) -> bool:
-        """Whether all rows are `readable`, and no dense value is too large."""
+        """Return whether all rows are `readable`, and no dense value is too large."""
         if np.isinf(rows.dense).any():
             return False
         return self.plain_ids is None or self._are_ids(rows.ids.view(np.uint64), rows.dense)
@@ -206,13 +206,15 @@ class RowEncoder:
         return replace(raw, keys=tuple(keys), reasons=reasons).select(~is_bad)
 
     def _has_only_ids(self, raw: RawRows) -> bool:
-        """Whether each cell of plain columns has its value; checked for all columns at once, in a tenth of the time."""
+        """Return whether each cell of plain columns has its value; checked for all columns at once, in a tenth of the
+        time."""
         if any(lengths is not None for lengths in raw.lengths) or any(mask is not None for mask in raw.is_missing):
             return False
         return self._are_ids(np.array(raw.keys, np.uint64).reshape(len(self.layout.features), len(raw)), raw.dense)
 
     def _are_ids(self, keys: Hashes, dense: Floats) -> bool:
-        """Whether keys [F, n] are ids of their tables, and no dense value is missing. Negative ids are large keys."""
+        """Return whether keys [F, n] are ids of their tables, and no dense value is missing. Negative ids are large
+        keys."""
         num_rows = np.array([2**64 - 1 if feature.name in self.any_number else feature.rows
                              for feature in self.layout.features], np.uint64)
         return bool((keys < num_rows[:, None]).all() and not np.isnan(dense).any())

@@ -58,7 +58,7 @@ class Group:
 
     dtype: np.dtype[Any]
     multi_hot: int
-    members: tuple[int, ...]  # Their positions among the features.
+    members: tuple[int, ...]  # Positions of the group's members among the features.
 
 
 @dataclass(frozen=True, slots=True)
@@ -167,8 +167,8 @@ class Layout:
         )
 
     def row_order(self, num_rows: int, spare_rows: int) -> Field:
-        """Return the field behind a block whose rows wait to be brought into order, and that has space for spare rows:
-        the position in the block of each row in turn. It is empty without such space."""
+        """Return the field after a block with spare rows: the position in the block of each row in turn, by which the
+        device puts the rows in order. It is empty without spare rows."""
         return Field(self.map(num_rows + spare_rows).size_bytes, np.dtype("<i4"), (num_rows if spare_rows else 0,))
 
     def to_json(self) -> dict[str, Any]:

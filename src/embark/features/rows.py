@@ -42,7 +42,7 @@ class RawRows:
     """[n] of each column that is not a list: where there is no value; None where none is missing."""
     split: Bytes | None = None  # [n]: position in SPLITS, where a column says it.
     bad: tuple[BadRow, ...] = ()  # Rows left out among these; at most MAX_QUOTED.
-    reasons: Mapping[str, int] = field(default_factory=dict)  # How many rows were left out for each reason.
+    reasons: Mapping[str, int] = field(default_factory=dict)  # Number of rows that were left out, by reason.
     num_cut: int = 0  # Lists that were longer than their column's `max_ids`.
     num_lines: int = 0  # Lines this piece took, including bad ones and the header.
     read_bytes: int = 0  # Bytes of the input, as stored, that this piece took.

@@ -113,12 +113,12 @@ class Schema:
         return replace(self, dense=(), sparse=(), times=times)
 
     def without_split(self) -> Schema:
-        """Keep the features and what they need."""
+        """Return a copy with the features and the columns they need, without those that only split rows."""
         times = tuple(time for time in self.times if time.features or (self.ages and time.name == self.time_column))
         return replace(self, times=times, split_column="", is_split_by_time=False)
 
     def unlabelled(self) -> Schema:
-        """Keep what a row to score has, and nothing for people to read."""
+        """Return a copy without the label, for rows to score."""
         return replace(self.without_split(), label="", labels=(), why={}, examples={}, ignored=())
 
     def describe(self) -> list[dict[str, object]]:

@@ -32,7 +32,7 @@ _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
 
 def time_formats(cells: Sequence[str], unit: Literal["auto", "s", "ms"] = "auto") -> Counter[TimeFormat | None]:
-    """Count how many of the cells have each format; None for what is no time."""
+    """Count how many of the cells have each format; None counts cells that are no time."""
     return Counter(_format_of(cell, unit) for cell in cells)
 
 

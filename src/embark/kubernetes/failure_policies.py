@@ -21,7 +21,7 @@ RETRYABLE_FROM = 128  # Exit codes that the training operator's `ExitCode` polic
 
 @dataclass(frozen=True, slots=True)
 class PodEnd:
-    """How a pod's container ended."""
+    """The end of a pod's container."""
 
     pod: Pod = field(repr=False)
     code: int  # 128 and the number of a signal, if one ended it.
@@ -36,7 +36,7 @@ class PodEnd:
 
 @dataclass(frozen=True, slots=True)
 class Decision:
-    """What a controller does about the end of a pod, in its own words."""
+    """The reaction of a controller to the end of a pod, in its own words."""
 
     action: Action
     text: str
@@ -88,7 +88,7 @@ class JobPolicy:
                                    "backoffLimit allows")
 
     def _is_enough(self, rule: K8sObject) -> bool:
-        """Whether as many indexes have succeeded as a rule of the successPolicy wants."""
+        """Return whether as many indexes have succeeded as a rule of the successPolicy wants."""
         among = set(range(self.completions))
         if "succeededIndexes" in rule:
             ends = [part.partition("-") for part in str(rule["succeededIndexes"]).split(",")]

@@ -34,7 +34,7 @@ def object_label(name: str) -> str:
 
 
 def dns_label(name: str) -> str:
-    """A label that begins with a letter, of at most `MAX_RUN_LABEL` characters.
+    """Return a label that begins with a letter, of at most `MAX_RUN_LABEL` characters.
 
     A name that is cut ends with a hash of the whole, so that two long names do not become one.
     """

@@ -31,7 +31,7 @@ class Objects:
         return next(named, None)
 
     def data_of(self, kind: str, name: str, namespace: str) -> dict[str, str] | None:
-        """The entries of a ConfigMap or a Secret; None if no file has it."""
+        """Return the entries of a ConfigMap or a Secret; None if no file has it."""
         found = self.find(kind, name, namespace)
         if found is None:
             return None
@@ -42,20 +42,20 @@ class Objects:
 
 
 def at(thing: Any, path: str) -> Any:
-    """The value at a dotted path, or None."""
+    """Return the value at a dotted path, or None."""
     for word in path.split("."):
         thing = thing.get(word) if isinstance(thing, Mapping) else None
     return thing
 
 
 def rows(thing: Any, path: str) -> list[K8sObject]:
-    """The list of objects at a dotted path; empty if there is none."""
+    """Return the list of objects at a dotted path; empty if there is none."""
     found = at(thing, path)
     return [one for one in found if isinstance(one, Mapping)] if isinstance(found, list) else []
 
 
 def texts(thing: Any) -> dict[str, str]:
-    """A mapping of texts, such as labels; a key without a value has an empty text."""
+    """Return a mapping of texts, such as labels; a key without a value has an empty text."""
     items = thing.items() if isinstance(thing, Mapping) else ()
     return {str(key): "" if value is None else str(value) for key, value in items}
 
@@ -69,7 +69,7 @@ def namespace_of(thing: K8sObject) -> str:
 
 
 def condition_of(status: K8sObject, name: str, value: str = "True") -> dict[str, Any] | None:
-    """The condition of that type, if it has that value."""
+    """Return the condition of that type, if it has that value."""
     conditions = status.get("conditions") or ()
     return next((one for one in conditions if one.get("type") == name and one.get("status") == value), None)
 

@@ -21,8 +21,8 @@ _KEYED = re.compile(r"metadata\.(labels|annotations)\['([^']*)'\]")
 
 
 def main_container(spec: K8sObject, name: str = "") -> K8sObject:
-    """The container that trains: the one of that name if its controller has one, else the first with accelerators,
-    else the first that starts torchrun, else the first."""
+    """Return the container that trains: the one of that name if its controller has one, else the first with
+    accelerators, else the first that starts torchrun, else the first."""
     containers = rows(spec, "containers")
     ranked = [*(one for one in containers if name and one.get("name") == name), *filter(is_accelerated, containers),
               *filter(starts_torchrun, containers), *containers]
@@ -30,7 +30,7 @@ def main_container(spec: K8sObject, name: str = "") -> K8sObject:
 
 
 def is_accelerated(container: K8sObject) -> bool:
-    """Whether it asks for a GPU or a TPU, by a limit or a request."""
+    """Return whether it asks for a GPU or a TPU, by a limit or a request."""
     amounts = texts(at(container, "resources.requests")) | texts(at(container, "resources.limits"))
     return any(_ACCELERATOR.match(name) and quantity(amount) for name, amount in amounts.items())
 
@@ -40,7 +40,7 @@ def starts_torchrun(container: K8sObject) -> bool:
 
 
 def pod_specs(thing: Any) -> Iterator[K8sObject]:
-    """Every pod's spec in an object, whatever the object's kind."""
+    """Yield every pod's spec in an object, whatever the object's kind."""
     if isinstance(thing, Mapping):
         if rows(thing, "containers"):
             yield thing
@@ -50,7 +50,7 @@ def pod_specs(thing: Any) -> Iterator[K8sObject]:
 
 
 def trains(spec: K8sObject) -> bool:
-    """Whether the main container of a pod has accelerators or starts torchrun."""
+    """Return whether the main container of a pod has accelerators or starts torchrun."""
     container = main_container(spec)
     return is_accelerated(container) or starts_torchrun(container)
 
@@ -63,17 +63,17 @@ class Mount:
     kind: MountKind
     """`files`: a ConfigMap or a Secret. `scratch`: the pod's own disk. `shared`: a volume that all pods see.
     `host`: a folder of the node."""
-    name: str  # The volume's; a shared volume has one name in all pods.
+    name: str  # Name of the volume; a shared volume has the same name in all pods.
     files: Mapping[str, str] = field(default_factory=dict)
     sub_path: str = ""
     is_read_only: bool = False
     size_bytes: int | None = None
-    what: str = ""  # For a person: `claim dlrm-data`.
+    what: str = ""  # Description for a person, such as `claim dlrm-data`.
 
 
 @dataclass(frozen=True, slots=True)
 class Security:
-    """Who the container is, and what it may do."""
+    """The user and group of a container, and its privileges."""
 
     user: int | None = None
     group: int | None = None
@@ -85,7 +85,7 @@ class Security:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PodIdentity:
-    """What a controller gives one pod beyond its template."""
+    """The values that a controller gives one pod in addition to its template."""
 
     name: str
     namespace: str
@@ -103,7 +103,7 @@ class Pod:
     """One pod that a controller makes, with the container that trains."""
 
     name: str
-    index: int  # Which of the job's pods it is: faults are aimed by it.
+    index: int  # Index among the job's pods, by which faults are aimed.
     group: str  # Pods that are judged together: the child Job of a JobSet, the replicas of a PyTorchJob.
     hostname: str
     subdomain: str
@@ -124,7 +124,7 @@ class Pod:
     has_readiness_probe: bool = False
     sidecars: tuple[str, ...] = ()  # The other containers, which are not started.
     devices: tuple[str, ...] = ()  # `nvidia.com/gpu: 8`: what only a node of the cluster has.
-    missing: tuple[str, ...] = ()  # What it needs to start and no file has.
+    missing: tuple[str, ...] = ()  # Objects that it needs to start and that no file contains.
     secrets: tuple[str, ...] = ()
     trains: bool = True  # False for a pod that only starts others, such as a Ray cluster's head.
     spec: K8sObject = field(default_factory=dict, repr=False)  # The spec of its template.
@@ -135,7 +135,7 @@ class Pod:
 
     @property
     def names(self) -> tuple[str, ...]:
-        """What a headless Service of its subdomain makes resolvable."""
+        """The names under which a headless Service of its subdomain makes it resolvable."""
         if not (self.hostname and self.subdomain):
             return ()
         return _qualified(f"{self.hostname}.{self.subdomain}", self.namespace)
@@ -245,7 +245,8 @@ def expand(text: str, values: Mapping[str, str]) -> str:
 
 
 def variables(container: K8sObject, objects: Objects, pod: PodIdentity) -> Variables:
-    """Variables of envFrom, then env in its order, then those of the controller; each may refer to those before it."""
+    """Return variables of envFrom, then env in its order, then those of the controller; each may refer to those before
+    it."""
     values: dict[str, str] = {}
     missing: list[str] = []
     unset_secrets: list[str] = []
@@ -275,7 +276,7 @@ def variables(container: K8sObject, objects: Objects, pod: PodIdentity) -> Varia
 def _referred(
     source: K8sObject, container: K8sObject, objects: Objects, pod: PodIdentity
 ) -> tuple[str | None, str, str]:
-    """The value, or what is missing for it, or the secret that no file has."""
+    """Return three texts: the value, what is missing for it, and the secret that no file has."""
     if path := at(source, "fieldRef.fieldPath"):
         return _field(str(path), pod), "", ""
     for key, kind in (("configMapKeyRef", "ConfigMap"), ("secretKeyRef", "Secret")):
@@ -316,7 +317,7 @@ class Service:
 
 @dataclass(frozen=True, slots=True)
 class Names:
-    """What the pods can look up."""
+    """The names that pods can look up."""
 
     by_pod: Mapping[str, tuple[str, ...]]  # The names that lead to each pod.
 
@@ -334,8 +335,8 @@ def read_services(objects: Objects) -> list[Service]:
 
 
 def dns_names(pods: Sequence[Pod], services: Sequence[Service]) -> Names:
-    """Names that pods can look up. A pod's name needs a headless Service called like its subdomain; a Service's name
-    leads to all pods that it selects."""
+    """Return names that pods can look up. A pod's name needs a headless Service called like its subdomain; a Service's
+    name leads to all pods that it selects."""
     found: dict[str, list[str]] = {pod.name: [] for pod in pods}
     for service in services:
         for pod in pods:

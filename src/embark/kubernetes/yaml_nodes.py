@@ -29,11 +29,11 @@ class SourceFile:
         return SourceFile(path, text, (0, *(match.end() for match in re.finditer("\n", text))))
 
     def line_of(self, index: int) -> int:
-        """The number of the line at an index, counted from 1."""
+        """Return the number of the line at an index, counted from 1."""
         return bisect.bisect_right(self.starts, index)
 
     def line(self, number: int) -> str:
-        """The text of a line, counted from 1; empty past the end."""
+        """Return the text of a line, counted from 1; empty past the end."""
         if not 0 < number <= len(self.starts):
             return ""
         return self.text[self.starts[number - 1]:self.end_of_line(self.starts[number - 1])]
@@ -42,7 +42,7 @@ class SourceFile:
         return self.starts[self.line_of(index) - 1]
 
     def end_of_line(self, index: int) -> int:
-        """The index behind the newline."""
+        """Return the index behind the newline."""
         line = self.line_of(index)
         return self.starts[line] if line < len(self.starts) else len(self.text)
 
@@ -110,12 +110,12 @@ class Node:
         return pair[1] if pair else NOTHING
 
     def key(self, name: str) -> Node:
-        """The node of the key itself."""
+        """Return the node of the key itself."""
         pair = self.pairs.get(name) if self.pairs else None
         return pair[0] if pair else NOTHING
 
     def at(self, dotted: str) -> Node:
-        """The node at a dotted path such as `spec.template.spec`."""
+        """Return the node at a dotted path such as `spec.template.spec`."""
         node = self
         for part in dotted.split("."):
             node = node[part]
@@ -156,13 +156,13 @@ class Node:
         return {name: value.text for name, (_, value) in (self.pairs or {}).items()}
 
     def plain(self) -> Any:
-        """The dicts, lists and scalars that YAML means."""
+        """Return the dicts, lists and scalars that YAML means."""
         if self.pairs is not None:
             return {name: value.plain() for name, (_, value) in self.pairs.items()}
         return self.value if self.items is None else [item.plain() for item in self.items]
 
     def walk(self, budget: int = MAX_NODES) -> Iterator[Node]:
-        """This node and all below it. An alias is walked as often as it is used, up to a limit."""
+        """Yield this node and all below it. An alias is walked as often as it is used, up to a limit."""
         waiting = [self]
         while waiting and budget > 0:
             node = waiting.pop()
@@ -175,7 +175,7 @@ NOTHING = Node(NOWHERE)
 
 
 def read_yaml(source: SourceFile, text: str | None = None) -> tuple[list[Node], BadYaml | None]:
-    """The documents of a file; if it breaks off, those before, and why. `text` is read instead, with the same
+    """Return the documents of a file; if it breaks off, those before, and why. `text` is read instead, with the same
     indexes."""
     import yaml
 
@@ -196,12 +196,13 @@ def read_yaml(source: SourceFile, text: str | None = None) -> tuple[list[Node], 
 
 
 def is_unsafe(tag: str) -> bool:
-    """Whether an unsafe loader would run this tag."""
+    """Return whether an unsafe loader would run this tag."""
     return tag.startswith((_UNSAFE_TAG, "!!python/"))
 
 
 def _limits(events: Iterable[Any]) -> tuple[int, BadYaml | None]:
-    """How many documents are safe to compose, and what is wrong with the next one; syntax is left to the composer."""
+    """Return how many documents are safe to compose, and what is wrong with the next one; syntax is left to the
+    composer."""
     import yaml
 
     num_documents = num_nodes = num_aliases = 0
@@ -268,7 +269,7 @@ def _node(composed: Any, source: SourceFile, known: dict[int, Node]) -> Node:
 
 
 def _value(kind: str, composed: Any) -> str | int | float | bool | None:
-    """The value that YAML 1.1 reads; dates, and integers too large for any field of Kubernetes, stay text."""
+    """Return the value that YAML 1.1 reads; dates, and integers too large for any field of Kubernetes, stay text."""
     import yaml
 
     value: str | int | float | bool | None = composed.value

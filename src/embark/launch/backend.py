@@ -29,7 +29,7 @@ from embark.store.errors import RetryPolicy
 
 State = Literal["pending", "running", "restarting", "lost", "succeeded", "failed", "gone"]
 """`restarting`: its platform brings it back. `lost`: only `embark launch --supervise` does. `gone`: it is not there."""
-Location = Mapping[str, Any]  # What a backend needs to find a run: a namespace and a context, or a folder.
+Location = Mapping[str, Any]  # Values by which a backend finds a run: a namespace and a context, or a folder.
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,12 +40,12 @@ class RunHandle:
     backend: str
     where: Location
     title: str = ""  # `quickstart on 2 x p5.48xlarge: 16 ranks`.
-    run_uri: str = ""  # Where its checkpoints and events are.
+    run_uri: str = ""  # URI of its checkpoints and events.
     usd_per_hour: float | None = None  # The price of all machines; None: unknown, or nothing to pay.
 
     @classmethod
     def of(cls, job: Job, backend: str, where: Location) -> RunHandle:
-        """The handle of a run on machines of the catalog."""
+        """Return the handle of a run on machines of the catalog."""
         return cls(name=job.spec.name, backend=backend, where={**where, "grace_s": grace_s(job)}, title=job.title,
                    run_uri=run_uri(job.spec.store.root, job.spec.name), usd_per_hour=job.usd_per_hour)
 
@@ -65,7 +65,7 @@ class Replica:
     """One machine's share of a run: a pod, or a process group."""
 
     name: str
-    index: int | None  # Which of the machines.
+    index: int | None  # Index of the machine.
     state: str
     why: str = ""
     since_s: float | None = None  # Unix time since when it has its machine, where the backend knows.
@@ -100,10 +100,10 @@ class Reason:
 class LogLine:
     """A line of one rank or pod."""
 
-    time_ns: int  # Since 1970; 0 where it is unknown.
+    time_ns: int  # Nanoseconds since 1970; 0 if unknown.
     source: str  # The pod or the rank.
     text: str
-    index: int | None = None  # Which of the machines.
+    index: int | None = None  # Index of the machine.
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "text", redact(self.text))
@@ -142,7 +142,7 @@ class Resource:
 
 @dataclass(frozen=True, slots=True)
 class CancelResult:
-    """What was removed, and what remains."""
+    """The resources that were removed, and those that remain."""
 
     removed: tuple[str, ...] = ()
     remains: tuple[Resource, ...] = ()
@@ -199,14 +199,14 @@ class LaunchBackend(ABC):
         """End the run after a last checkpoint. A run that does not exist only lists what remains."""
 
     def events(self, handle: RunHandle) -> list[RunEvent]:
-        """Events of the platform; the run's own are in its directory."""
+        """Return events of the platform; the run's own are in its directory."""
         return []
 
     def recover(self, handle: RunHandle) -> None:  # noqa: B027 - most platforms do it themselves
         """Re-create lost machines, if `can_recover`."""
 
     def _exists(self, what: str, handle: RunHandle) -> UserError:
-        """The refusal to launch a run that exists already."""
+        """Return the refusal to launch a run that exists already."""
         return UserError(f"{what} already exists", fix=f"embark status {handle.name}; embark cancel {handle.name} ends "
                          "it and keeps the checkpoints; or another --set name=…")
 
@@ -257,7 +257,7 @@ def backend_for(spec: RunSpec, shell: Shell, notify: Notify, *, context: str = "
 
 
 def backend_of(handle: RunHandle, shell: Shell, notify: Notify, *, is_hasty: bool = False) -> LaunchBackend:
-    """The backend that a run was launched on. `is_hasty`: do not wait for a platform that does not answer."""
+    """Return the backend that a run was launched on. `is_hasty`: do not wait for a platform that does not answer."""
     if handle.backend not in BACKENDS:
         raise UserError(f"{handle.name} was launched on {handle.backend!r}, which this version does not know",
                         fix="use the version that launched it")
@@ -274,7 +274,7 @@ def _load(
 
 
 def ray_address() -> str:
-    """The cluster that Ray's own commands would use; empty if there is none."""
+    """Return the cluster that Ray's own commands would use; empty if there is none."""
     for variable in ("RAY_API_SERVER_ADDRESS", "RAY_ADDRESS"):
         value = os.environ.get(variable, "").rstrip("/")
         if value.startswith(("http://", "https://")):
@@ -289,7 +289,7 @@ def ray_address() -> str:
 
 
 def _name_of(spec: RunSpec) -> str:
-    """The backend's name; empty if no backend takes the run."""
+    """Return the backend's name; empty if no backend takes the run."""
     place = spec.place
     is_here = not place.machine and not place.cloud
     if place.target in SERVE_TARGETS:
@@ -308,20 +308,20 @@ _STAMP = re.compile(r"(\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d)(?:\.(\d+))?(Z|[+-]\d\d:\d
 
 
 def split_rank(text: str) -> tuple[str, str]:
-    """The rank that torchrun put before a line, empty if there is none; and the rest of the line."""
+    """Return the rank that torchrun put before a line, empty if there is none; and the rest of the line."""
     match = re.match(r"\[[a-z]+(\d{1,6})\]:", text)
     return (match[1], text[match.end():]) if match else ("", text)
 
 
 def time_ns(stamp: str) -> int:
-    """Nanoseconds since 1970 of `2026-11-15T09:14:59.123456789Z`; 0 for anything else."""
+    """Return the nanoseconds since 1970 of `2026-11-15T09:14:59.123456789Z`; 0 for anything else."""
     match = _STAMP.fullmatch(stamp)
     at_s = time_s(match[1] + match[3]) if match else None
     return int(at_s) * 1_000_000_000 + int((match[2] or "").ljust(9, "0")[:9]) if match and at_s is not None else 0
 
 
 def time_s(text: object) -> float | None:
-    """Seconds since 1970 of an ISO 8601 time, UTC if it names no zone; None for anything else."""
+    """Return the seconds since 1970 of an ISO 8601 time, UTC if it names no zone; None for anything else."""
     try:
         at = datetime.fromisoformat(str(text or "").replace(" GMT", "+00:00"))
     except ValueError:
@@ -330,7 +330,7 @@ def time_s(text: object) -> float | None:
 
 
 def explain(topic: str, message: str, **values: str) -> list[Reason]:
-    """Every row of the topic whose pattern is in the message, in the table's order. `values` fill in {names}."""
+    """Return every row of the topic whose pattern is in the message, in the table's order. `values` fill in {names}."""
     found = []
     for pattern, text, fix in _table()[topic]:
         match = pattern.search(message)
@@ -348,7 +348,7 @@ def explain_exit(code: int, reason: str = "") -> Reason:
 
 
 def explain_unschedulable(message: str) -> Reason:
-    """Every cause that the scheduler's message has, followed by the message."""
+    """Return every cause that the scheduler's message has, followed by the message."""
     found = explain("pod", message)
     if not found:
         return Reason(message or "not scheduled yet")

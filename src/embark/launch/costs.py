@@ -44,7 +44,7 @@ class LaunchEstimate:
 
 @dataclass(frozen=True, slots=True)
 class RunCost:
-    """What a run has cost and will cost. Dollars are None where no price is known."""
+    """The past and expected cost of a run. Dollars are None where no price is known."""
 
     name: str
     title: str
@@ -56,19 +56,19 @@ class RunCost:
     total_usd: float | None
     predicted_usd: float | None  # The plan's prediction for the complete run.
     usd_per_hour: float | None
-    price_source: str  # Where the price is from, and its date.
+    price_source: str  # Source of the price, and its date.
     lead_s: float
     """Time from when the machines were there to the first process: the image is pulled. Without events, to now."""
     spending: Spending | None  # Computed from the run's own events; None if there are none.
     budget_usd: float | None
     is_within_budget: bool | None  # None: there is no budget, or no price to check it with.
     budget_verdict: str
-    notes: tuple[str, ...] = ()  # What could not be counted.
+    notes: tuple[str, ...] = ()  # Sentences about costs that could not be counted.
     can_be_cancelled: bool = False  # It was launched from here, and has not ended.
 
 
 def run_cost(name: str, notify: Notify, *, budget_usd: float | None = None, now_s: float | None = None) -> RunCost:
-    """What a run has cost and will cost.
+    """Return what a run has cost and will cost.
 
     `name` is a run's directory, its name under ./runs, its URI, or the name it was launched by. `budget_usd` replaces
     the run's own budget.
@@ -126,7 +126,7 @@ def _check_budget(name: str, limit_usd: float | None, own_usd: float | None, spe
 
 
 def _price(spec: RunSpec | None, events: Sequence[Event], at_launch: float | None) -> RunPrice:
-    """The catalog's price of today, unless it was another at the launch."""
+    """Return the catalog's price of today, unless it was another at the launch."""
     price = price_of_run(spec, next((event.values for event in reversed(events) if event.kind == "start"), {}))
     if at_launch is not None and at_launch != price.usd_per_hour:
         return RunPrice(at_launch, source="the catalog's on the day of the launch")
@@ -165,7 +165,7 @@ def _spec(run_dir: RunDir | None, launched: RunRecord | None) -> RunSpec | None:
 
 
 def _lead_s(events: Sequence[Event], status: Status | None, now_s: float, notes: list[str]) -> float:
-    """Seconds from when the machines were there to the first process; without events, to now."""
+    """Return the seconds from when the machines were there to the first process; without events, to now."""
     if status is None:
         return 0.0
     since = [one.since_s for one in status.replicas if one.since_s is not None]

@@ -105,7 +105,7 @@ class HttpClient:
         return response
 
     def error(self, response: Response, what: str) -> EmbarkError:
-        """The error for a response that no caller expects."""
+        """Return the error for a response that no caller expects."""
         lines = response.text.strip().splitlines()
         said = to_one_line(lines[-1])[:600] if lines else f"HTTP {response.code}"
         return (Fault if response.code >= 500 else UserError)(f"{self.name} did not {what}: {said}")

@@ -58,7 +58,7 @@ class ImageName:
         return "/" in str(self) and self.host not in ("localhost", PLACEHOLDER_REGISTRY.rstrip("/"))
 
     def login_command(self, builder: str) -> str:
-        """The command line that logs in to the registry."""
+        """Return the command line that logs in to the registry."""
         to = f"{builder} login --username {{}} --password-stdin {self.host}"
         if found := _ECR.fullmatch(self.host):
             return f"aws ecr get-login-password --region {found['region']} | {to.format('AWS')}"
@@ -90,7 +90,7 @@ _DIGEST = re.compile(r"sha256:[0-9a-f]{64}")
 
 
 def usable(program: str, shell: Shell) -> bool:
-    """Whether the builder is installed and answers: docker does only while its daemon runs."""
+    """Return whether the builder is installed and answers: docker does only while its daemon runs."""
     try:
         return shell.ask([program, "info"], timeout_s=_FAST_S).is_ok
     except UserError:
@@ -98,7 +98,7 @@ def usable(program: str, shell: Shell) -> bool:
 
 
 def find_builder(shell: Shell, wanted: str = "") -> str:
-    """The first builder that works; only `wanted`, if one is named."""
+    """Return the first builder that works; only `wanted`, if one is named."""
     for program in (wanted,) if wanted else BUILDERS:
         if usable(program, shell):
             return program
@@ -164,7 +164,7 @@ def _last_line(result: CommandResult) -> str:
 
 @dataclass(frozen=True, slots=True)
 class ImageOptions:
-    """How to build an image."""
+    """Options for building an image."""
 
     tag: str = ""  # The image's name instead of place.image.
     builder: str = ""  # Instead of the first that works.
@@ -179,7 +179,7 @@ class ImageResult:
     image: str  # The new place.image, with its digest if it was pushed and the builder reported one.
     builder: str
     spec: str
-    folder: str  # What it was built of.
+    folder: str  # The folder that it was built from.
     is_pushed: bool
     settings: tuple[str, ...]  # Lines that are new in the spec.
     edited: tuple[str, ...]  # Files edited by hand, which may name another image.

@@ -42,7 +42,7 @@ class PreparedLaunch:
 
     request: LaunchRequest
     backend: LaunchBackend = field(repr=False)
-    estimate: LaunchEstimate | None  # None: it costs nothing.
+    estimate: LaunchEstimate | None  # None if the launch costs nothing.
     prepared_s: float = field(default_factory=time.time)  # A launch that came after it was not seen.
 
     @property
@@ -55,7 +55,7 @@ class LaunchResult(RunHandle):
     """A run that was launched or, on a dry run, the commands that would have launched it."""
 
     estimate: LaunchEstimate | None = None
-    state: str = "submitted"  # How the run ended, with `--supervise`.
+    state: str = "submitted"  # The final state of the run, with `--supervise`.
     reason: str = ""
     commands: tuple[tuple[str, ...], ...] = ()
 
@@ -124,7 +124,7 @@ def launch_result(launch: PreparedLaunch, *, status: Status | None = None,
 
 
 def find_active(name: str, shell: Shell, notify: Notify) -> RunRecord | None:
-    """A launched run of that name that has not ended, so that its supervision can be resumed."""
+    """Return a launched run of that name that has not ended, so that its supervision can be resumed."""
     run = lookup_run(name)
     return None if run is None or backend_of(run.handle, shell, notify).status(run.handle).has_ended else run
 
@@ -184,6 +184,6 @@ def _last_checkpoint(handle: RunHandle) -> str:
 
 
 def launch_title(handle: RunHandle) -> str:
-    """One line for a person: the run, and where it is launched."""
+    """Return one line for a person: the run, and where it is launched."""
     where = f" in {handle.where['context']}" if handle.where.get("context") else ""
     return f"{to_one_line(handle.title or handle.name)}{where}"

@@ -9,14 +9,14 @@ from embark.launch.backend import LogLine
 from embark.launch.shell import CommandResult, LineMultiplexer, LineStream
 
 BATCH_S = 0.25
-RETRY_S = 2.0  # Until a stream that ended is opened again.
+RETRY_S = 2.0  # Seconds until a stream that ended is opened again.
 
 
 @dataclass(frozen=True, slots=True)
 class LogSource:
     """The log of one pod or machine."""
 
-    key: str  # Another one once the pod was replaced or its container restarted.
+    key: str  # Changes when the pod is replaced or its container restarts.
     open: Callable[[bool], LineStream]  # Continues where it was last read; True: and tails it.
     parse: Callable[[str], LogLine | None]  # None: it was read before, or is no line of the log.
     on_failure: Callable[[CommandResult], None]  # Raises if trying again is of no use.

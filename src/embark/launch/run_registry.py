@@ -51,7 +51,7 @@ class RegistryContents:
 
 
 def save_record(run: RunRecord) -> RunRecord:
-    """Write the record atomically, in place of that of the same run at the same location."""
+    """Write the record atomically; it replaces an earlier one of the same run at the same location."""
     path = run.path or record_path(run.handle)
     record = {"format": FORMAT, **asdict(run)}
     del record["path"]
@@ -86,7 +86,7 @@ def launch_lock(handle: RunHandle) -> Iterator[None]:
 
 
 def list_runs(context: str = "") -> RegistryContents:
-    """All launched runs, or only those of one context of kubectl."""
+    """Return all launched runs, or only those of one context of kubectl."""
     folder = registry_dir()
     found = [(path, _read(path)) for path in (sorted(folder.glob("*.json")) if folder.is_dir() else [])]
     runs = [run for _, run in found if run and (not context or run.handle.where.get("context") == context)]
@@ -132,7 +132,7 @@ def registry_dir() -> Path:
 
 
 def _read(path: Path) -> RunRecord | None:
-    """The record in a file; None if it is not complete."""
+    """Return the record in a file; None if it is not complete."""
     try:
         return replace(TypeAdapter(RunRecord).validate_json(path.read_bytes()), path=path)
     except (OSError, ValueError):
@@ -140,7 +140,7 @@ def _read(path: Path) -> RunRecord | None:
 
 
 def stored_events(store: ObjectStore) -> list[Event]:
-    """All events in a run's directory."""
+    """Return all events in a run's directory."""
     lines = store.read(EVENTS).splitlines() if store.exists(EVENTS) else []
     return list(filter(None, map(parse_event, lines)))
 
@@ -191,8 +191,8 @@ class RunStatusList:
 
 
 def run_status(run: RunRecord, shell: Shell, notify: Notify, *, is_hasty: bool = False) -> RunStatus:
-    """The full status of one run. `is_hasty`: do not wait for a platform that does not answer, nor ask it for events.
-    """
+    """Return the full status of one run. `is_hasty`: do not wait for a platform that does not answer, nor ask it for
+    events."""
     backend = backend_of(run.handle, shell, notify, is_hasty=is_hasty)
     status = backend.status(run.handle)
     if run.is_cancelled and status.state in ("failed", "lost", "restarting"):

@@ -28,7 +28,7 @@ END_S = 3.0  # Time between SIGTERM and SIGKILL.
 
 @dataclass(frozen=True, slots=True)
 class CommandResult:
-    """How a program ended, and what it printed."""
+    """The exit code of a program, and its output."""
 
     code: int
     out: str = ""
@@ -202,7 +202,7 @@ class LineMultiplexer:
         return key in self._open
 
     def take(self, wait_s: float) -> list[tuple[str, str]]:
-        """Lines with their program's key; waits at most `wait_s` for the first."""
+        """Return lines with their program's key; waits at most `wait_s` for the first."""
         taken: list[tuple[str, str]] = []
         with suppress(queue.Empty):
             self._take(self._lines.get(timeout=wait_s), taken)
@@ -211,7 +211,7 @@ class LineMultiplexer:
         return taken
 
     def ended(self) -> list[tuple[str, CommandResult]]:
-        """Programs that ended since the last call and whose lines were all taken."""
+        """Return programs that ended since the last call and whose lines were all taken."""
         ended, self._ended = self._ended, []
         return ended
 

@@ -69,7 +69,7 @@ def kill(pid: int, number: int) -> None:
 
 
 def descendants(pid: int) -> list[int]:
-    """Processes below `pid`. Ranks have sessions of their own, so no signal to a group reaches all of them."""
+    """Return processes below `pid`. Ranks have sessions of their own, so no signal to a group reaches all of them."""
     parents = {}
     for stat in Path("/proc").glob("[0-9]*/stat"):
         try:
@@ -83,7 +83,8 @@ def descendants(pid: int) -> list[int]:
 
 
 def status(folder: Path) -> dict[str, Any]:
-    """The fields of `SupervisorState`. They are read in this order, because the job may end between two reads."""
+    """Return the fields of `SupervisorState`. They are read in this order, because the job may end between two
+    reads."""
     started, alive = read(folder / STARTED) or {}, is_alive(folder)
     orphan = 0 if not alive or pid_of(folder / STARTED) else pid_of(folder / CHILD)
     state, ended = read(folder / STATE) or {}, read(folder / ENDED) or {}
@@ -168,7 +169,8 @@ class Supervisor:
                 return self.end(code)
 
     def is_final(self, code: int, lasted_s: float) -> bool:
-        """Whether this exit code ends the job. Preempted and saved is no fault; long work forgives earlier ones."""
+        """Return whether this exit code ends the job. Preempted and saved is no fault; long work forgives earlier
+        ones."""
         if self.is_stopping or code == 0 or not self.job["restarts"] or code in self.job["final_codes"]:
             return True
         self.num_faults = 0 if lasted_s > GOOD_S else self.num_faults
@@ -234,7 +236,7 @@ def is_alive(folder: Path) -> bool:
 
 
 def pid_of(path: Path) -> int:
-    """The process that the file names; 0 if it does not run."""
+    """Return the process that the file names; 0 if it does not run."""
     process = read(path) or {"mark": ""}
     return int(process["pid"]) if process["mark"] and mark_of(int(process["pid"])) == process["mark"] else 0
 

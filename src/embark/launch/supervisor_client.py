@@ -29,7 +29,8 @@ WAIT_S = 15.0
 
 def job_json(command: Sequence[str], *, env: Mapping[str, str] | None = None, cwd: str = "", wait_s: float = WAIT_S,
              restarts: bool = True, after: Sequence[str] = ()) -> str:
-    """The supervisor's job. Which exit codes are retried comes from the table of all controllers' failure policies.
+    """Return the supervisor's job. Which exit codes are retried comes from the table of all controllers' failure
+    policies.
 
     `after` is a command to run once the job has ended, unless it was stopped.
     """
@@ -42,7 +43,7 @@ def job_json(command: Sequence[str], *, env: Mapping[str, str] | None = None, cw
 
 @dataclass(frozen=True, slots=True)
 class SupervisorState:
-    """What a machine's supervisor reports of its ranks."""
+    """The state of a machine's ranks, as its supervisor reports it."""
 
     is_alive: bool = False
     pid: int = 0
@@ -51,7 +52,7 @@ class SupervisorState:
     phase: str = ""  # `running`, or `waiting` between two attempts.
     num_restarts: int = 0
     last_code: int = 0
-    code: int | None = None  # How it ended for good; None while it has not.
+    code: int | None = None  # Final exit code; None while the job has not ended.
     was_stopped: bool = False
     ended_s: float = 0.0
 
@@ -70,7 +71,7 @@ class SupervisorState:
 
 
 def status_of(states: Mapping[int, SupervisorState | None], names: Mapping[int, str], run_uri: str) -> Status:
-    """The run's status from the state of each of its machines; None is a machine that does not answer."""
+    """Return the run's status from the state of each of its machines; None is a machine that does not answer."""
     replicas = tuple(_replica(names[index], index, states[index]) for index in sorted(states))
     known = [one for one in states.values() if one is not None]
     since_s = min((one.started_s for one in known if one.started_s), default=None)
@@ -153,14 +154,14 @@ class Host:
         return (*self.words, shlex.join([*self.prefix, "sh", "-c", line]))
 
     def supervisor(self, command: str, *rest: str) -> str:
-        """The shell line that calls the machine's supervisor."""
+        """Return the shell line that calls the machine's supervisor."""
         return "exec " + shlex.join(["python3", f"{self.folder}/{PROGRAM.name}", command, self.folder, *rest])
 
 
 def ssh_words(
     address: str, *, user: str, key: Path, known_hosts: Path, alias: str, port: int = 22, proxy: str = "",
 ) -> tuple[str, ...]:
-    """An ssh connection that never prompts and trusts only the key of `alias` in `known_hosts`."""
+    """Return an ssh connection that never prompts and trusts only the key of `alias` in `known_hosts`."""
     options = [
         "BatchMode=yes", "StrictHostKeyChecking=yes", f"UserKnownHostsFile={_quoted(known_hosts)}",
         "GlobalKnownHostsFile=/dev/null", "UpdateHostKeys=no", f"HostKeyAlias={alias}", "IdentitiesOnly=yes",
@@ -229,7 +230,7 @@ class SupervisorClient:
         self._all(hosts, one)
 
     def states(self, hosts: Sequence[Host]) -> dict[int, SupervisorState | None]:
-        """States by the machine's index; None for a machine that does not answer."""
+        """Return states by the machine's index; None for a machine that does not answer."""
         def one(host: Host) -> SupervisorState | None:
             try:
                 return _state(host, self._shell.ask(host.command(host.supervisor("status")), timeout_s=CALL_S))
@@ -286,14 +287,14 @@ class SupervisorClient:
 
 @dataclass(slots=True)
 class LogPosition:
-    """How far one machine's log was read."""
+    """The position up to which one machine's log was read."""
 
     log_id: str = ""  # Inode and time of birth: a machine that was replaced has another log.
     num_read: int = 0
-    has_failed: bool = False  # Since its last line.
+    has_failed: bool = False  # Its stream has failed since its last line.
 
     def tail_line(self, folder: str, *, is_live: bool) -> str:
-        """The shell line that prints `log ID`, then the lines that were not read yet."""
+        """Return the shell line that prints `log ID`, then the lines that were not read yet."""
         follow = "--follow " if is_live else ""
         return (f"cd {shlex.quote(folder)} && [ -e {supervisor.LOG} ] || exit 0; id=$(stat -c %i.%W {supervisor.LOG}); "
                 f"echo log $id; first=1; if [ $id = {self.log_id or '-'} ]; then first={self.num_read + 1}; fi; "
@@ -312,7 +313,8 @@ class LogPosition:
 
 
 def pack_files(files: Mapping[str, str | bytes]) -> str:
-    """The files and the supervisor as a tar in base64. Nothing in it is secret: a container's user reads the spec."""
+    """Return the files and the supervisor as a tar in base64. Nothing in it is secret: a container's user reads the
+    spec."""
     packed = io.BytesIO()
     with tarfile.open(fileobj=packed, mode="w") as tar:
         for name, text in {PROGRAM.name: PROGRAM.read_text(encoding="utf-8"), **files}.items():

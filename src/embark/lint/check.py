@@ -35,7 +35,7 @@ class Change:
 
 @dataclass(frozen=True, slots=True)
 class LintReport:
-    """What `embark lint` found, and what its fixes changed or would change."""
+    """The findings of `embark lint`, and the changes that its fixes made or would make."""
 
     findings: tuple[Finding, ...]
     changes: tuple[Change, ...]
@@ -65,17 +65,17 @@ def lint(
 
 
 def lint_paths(paths: Sequence[Path], *, select: Collection[str] = (), ignore: Collection[str] = ()) -> list[Finding]:
-    """All findings in these files and folders, taken together."""
+    """Return all findings in these files and folders, taken together."""
     return lint_files(read_files(paths), rules_of(select, ignore))
 
 
 def lint_texts(texts: dict[str, str]) -> list[Finding]:
-    """Findings in texts that are not on disk, taken together."""
+    """Return findings in texts that are not on disk, taken together."""
     return lint_files(read_sources(SourceFile.of(Path(name), text) for name, text in texts.items()))
 
 
 def lint_files(files: Files, rules: Sequence[Rule] = ALL_RULES) -> list[Finding]:
-    """Findings in the order of file and line; the same finding at one location is reported once."""
+    """Return findings in the order of file and line; the same finding at one location is reported once."""
     manifests = Manifests(files, load_catalog())
     found: dict[tuple[str, SourceFile, int, str], Finding] = {}
     subjects = cache(lambda name: list(SUBJECTS[name](manifests)))
@@ -98,7 +98,8 @@ def _hits(rule: Rule, manifests: Manifests, subjects: Callable[[str], list[Any]]
 
 
 def is_ignored(rule: Rule, hit: Hit) -> bool:
-    """Whether a comment on the finding's line, or right above it, says `embark-lint: ignore` and the rule's code."""
+    """Return whether a comment on the finding's line, or right above it, says `embark-lint: ignore` and the rule's
+    code."""
     source, line = hit.location.source, hit.location.line
     lines = [source.line(line)]
     while line > 1 and source.line(line - 1).lstrip().startswith("#"):
@@ -156,7 +157,8 @@ def _means(word: str, rule: Rule) -> bool:
 
 
 def fixed(findings: Iterable[Finding]) -> dict[SourceFile, str]:
-    """The new text of each file that the findings' edits change. A finding whose edits overlap another's waits."""
+    """Return the new text of each file that the findings' edits change. Of findings whose edits overlap, only the first
+    is applied."""
     taken: dict[SourceFile, list[Edit]] = {}
     for finding in findings:
         edits = finding.hit.edits
@@ -168,7 +170,7 @@ def fixed(findings: Iterable[Finding]) -> dict[SourceFile, str]:
 
 
 def still_reads(old: SourceFile, new: str) -> bool:
-    """Whether a changed text is complete, and has as many documents as before."""
+    """Return whether a changed text is complete, and has as many documents as before."""
     before, after = read_sources([old]), read_sources([SourceFile.of(old.path, new)])
     return not after.unread and len(before.documents) == len(after.documents)
 
@@ -180,7 +182,7 @@ def diff(source: SourceFile, new: str) -> str:
 
 
 def _overlap(one: Span, other: Span) -> bool:
-    """Whether two edits touch the same text, or insert at the same index."""
+    """Return whether two edits touch the same text, or insert at the same index."""
     return (one.start < other.end and other.start < one.end) or one.start == other.start
 
 

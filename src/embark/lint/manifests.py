@@ -31,7 +31,7 @@ class TrainingJob:
     pod: PodTemplate
     container: Container
     launch: Launch | None
-    num_pods: int | None  # None if it is not a number.
+    num_pods: int | None  # None if the manifest does not give a number.
     num_pods_node: Node  # The YAML of that number.
     machines: tuple[Machine, ...]  # Machines that its node selector allows; none if it says nothing.
     cloud: str  # Empty if nothing tells.
@@ -90,7 +90,7 @@ class TrainingJob:
 
 
 def jobs_of(pods: Sequence[PodTemplate], catalog: Catalog) -> Iterator[TrainingJob]:
-    """Pods that train, each as the job it belongs to; Kubeflow's replicas are one job."""
+    """Yield pods that train, each as the job it belongs to; Kubeflow's replicas are one job."""
     by_root: dict[int, list[PodTemplate]] = {}
     for pod in pods:
         by_root.setdefault(id(pod.document.root), []).append(pod)
@@ -110,7 +110,7 @@ def jobs_of(pods: Sequence[PodTemplate], catalog: Catalog) -> Iterator[TrainingJ
 
 
 def machines_of(pod: PodTemplate, catalog: Catalog) -> tuple[Machine, ...]:
-    """The catalog's machines that the pod's node selector allows."""
+    """Return the catalog's machines that the pod's node selector allows."""
     selector = pod.selector
     for label in INSTANCE_LABELS:
         wanted = selector.get(label, "").lower()
@@ -122,7 +122,7 @@ def machines_of(pod: PodTemplate, catalog: Catalog) -> tuple[Machine, ...]:
 
 
 def cloud_of(pod: PodTemplate, machines: Sequence[Machine]) -> str:
-    """The cloud that machine, node labels, fabric or settings tell; empty if nothing does."""
+    """Return the cloud that machine, node labels, fabric or settings tell; empty if nothing does."""
     if machines:
         return machines[0].cloud
     for name in (*pod.selector, *pod.annotations):
@@ -146,7 +146,7 @@ def _names(machine: Machine) -> set[str]:
 
 
 def _num_pods(pod: PodTemplate, siblings: Sequence[PodTemplate]) -> tuple[int | None, Node]:
-    """The number of pods, None if it is not a number, and its YAML."""
+    """Return the number of pods, None if it is not a number, and its YAML."""
     node, factors = pod.holder["parallelism"], [pod.holder["parallelism"]]
     if pod.kind == "TrainJob":
         node = pod.document.at("spec.trainer.numNodes")
@@ -258,7 +258,7 @@ class Setting:
 
 
 def settings(manifests: Manifests) -> Iterator[Setting]:
-    """Settings of containers that train, of scripts and of Dockerfiles."""
+    """Yield settings of containers that train, of scripts and of Dockerfiles."""
     jobs = {id(job.pod): job for job in manifests.jobs}
     for pod in manifests.pods:
         for container in pod.containers if pod.is_training else ():

@@ -64,7 +64,8 @@ class Launch:
 
 
 def launch_of_argv(argv: Sequence[str], environment: Mapping[str, str] | None = None) -> Launch | None:
-    """The program that an argument list starts. The text of a shell's `-c` is searched for the command that trains."""
+    """Return the program that an argument list starts. The text of a shell's `-c` is searched for the command that
+    trains."""
     if argv and argv[0].rpartition("/")[2] in SHELLS:
         text = next((argv[i + 1] for i, word in enumerate(argv[:-1]) if re.fullmatch(r"-\w*c", word)), "")
         return launch_of_text(text, environment)
@@ -73,7 +74,7 @@ def launch_of_argv(argv: Sequence[str], environment: Mapping[str, str] | None = 
 
 
 def launch_of_text(text: str, environment: Mapping[str, str] | None = None) -> Launch | None:
-    """The last start of torchrun in a shell text, else the last of Python, else the last command."""
+    """Return the last start of torchrun in a shell text, else the last of Python, else the last command."""
     commands = read_shell(SourceFile.of(Path("command"), text))
     assigned = {name: value for command in commands for name, value, _ in command.assignments}
     known = {**(environment or {}), **assigned}
@@ -172,7 +173,7 @@ class Container:
         return starts_torchrun(self.node.plain())
 
     def amount(self, resource: str) -> Node:
-        """The limit of a resource, else its request."""
+        """Return the limit of a resource, else its request."""
         return self.limits[resource] or self.node.at("resources.requests")[resource]
 
     @cached_property
@@ -189,8 +190,8 @@ class PodTemplate:
     """A pod's template as YAML, in the object that holds it."""
 
     document: Document
-    role: str  # Which of the object's templates it is: `Worker`, `head`; empty if there is one.
-    holder: Node  # What holds the template: a Job's spec, a ReplicaSpec.
+    role: str  # Name of the template in its object: `Worker`, `head`; empty if there is only one.
+    holder: Node  # The parent of the template, such as a Job's spec or a ReplicaSpec.
     metadata: Node
     spec: Node
     is_complete: bool = True  # False if a runtime that is not among the files fills in the rest.
@@ -257,7 +258,7 @@ class PodTemplate:
         return False
 
     def mounted(self, container: Container, path: str) -> Node:
-        """The volume at a path of a container."""
+        """Return the volume at a path of a container."""
         for mount in container.node["volumeMounts"]:
             if mount["mountPath"].text.rstrip("/") == path:
                 named = (one for one in self.spec["volumes"] if one["name"].text == mount["name"].text)
@@ -274,7 +275,7 @@ class PodTemplate:
 
 
 def pods_of(document: Document) -> Iterator[PodTemplate]:
-    """Every pod template of an object."""
+    """Yield every pod template of an object."""
     spec, kind = document["spec"], document.kind
     if document.api.startswith("batch.volcano.sh"):
         for task in spec["tasks"]:
@@ -304,7 +305,7 @@ def pods_of(document: Document) -> Iterator[PodTemplate]:
 
 
 def patches(document: Document) -> list[Node]:
-    """The replicated jobs that a TrainJob's patches change."""
+    """Return the replicated jobs that a TrainJob's patches change."""
     return [job for patch in document.at("spec.runtimePatches")
             for job in patch.at("trainingRuntimeSpec.template.spec.replicatedJobs")]
 
@@ -316,7 +317,7 @@ def _pod(document: Document, role: str, holder: Node) -> Iterator[PodTemplate]:
 
 
 def _train_job(document: Document) -> PodTemplate:
-    """The trainer, with what the patches add to its pod."""
+    """Return the trainer, with what the patches add to its pod."""
     root, jobs = document.root, patches(document)
     specs = [job.at("template.spec.template.spec") for job in jobs if job["name"].text == "node"]
     spec = next(filter(None, specs), NOTHING)

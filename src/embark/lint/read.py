@@ -74,7 +74,7 @@ class Dockerfile:
         return found
 
     def base_images(self) -> list[tuple[str, Span]]:
-        """The image of each FROM, with the values of ARG; names of earlier stages are left out."""
+        """Return the image of each FROM, with the values of ARG; names of earlier stages are left out."""
         arguments = {name: value for name, value, _ in self.environment}
         stages: set[str] = set()
         images = []
@@ -180,7 +180,7 @@ class PythonFile:
         return Span(self.source, self._index(line, column), self._index(end_line, end_column))
 
     def calls(self, *names: str) -> list[ast.Call]:
-        """Calls of these names, whatever stands before the last dot."""
+        """Return calls of these names, whatever stands before the last dot."""
         return [call for dotted, call in self.all_calls
                 if any(dotted == name or dotted.endswith("." + name) for name in names)]
 
@@ -349,7 +349,7 @@ def _below(folder: Path) -> list[Path]:
 
 
 def _depth(tree: ast.AST) -> int:
-    """The depth of the tree, found without recursion."""
+    """Return the depth of the tree, found without recursion."""
     depth, level = 0, [tree]
     while level:
         depth += 1

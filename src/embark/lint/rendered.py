@@ -17,7 +17,7 @@ from embark.spec import RunSpec
 
 
 def render_spec(spec: RunSpec) -> list[File]:
-    """The files that `place.target` needs on `place.machine`, linted; nothing is written."""
+    """Return the files that `place.target` needs on `place.machine`, linted; nothing is written."""
     files = render(make_job(resolve_spec(spec)[0], load_catalog()))
     refuse_faults(files)
     return files
@@ -35,7 +35,7 @@ def render_folder(
 
 
 def resolve_spec(spec: RunSpec) -> tuple[RunSpec, str]:
-    """The spec with what its data decides, or why the data cannot be read from here."""
+    """Return the spec with what its data decides, or why the data cannot be read from here."""
     if spec.data.kind == "synthetic":
         return spec, ""
     from embark.data import resolve_if_readable  # imports numpy
@@ -44,7 +44,7 @@ def resolve_spec(spec: RunSpec) -> tuple[RunSpec, str]:
 
 
 def refuse_faults(files: Sequence[File]) -> list[Finding]:
-    """The lint warnings of rendered files; a lint error is a fault of the renderer, and is refused."""
+    """Return the lint warnings of rendered files; a lint error is a fault of the renderer, and is refused."""
     findings = lint_texts({file.path: file.text for file in files
                            if kind_of(Path(file.path), file.text[:200].encode())})
     errors = [f"  {one.path}:{one.line}: {one.code} {one.what}" for one in findings if one.level == "error"]

@@ -24,7 +24,7 @@ class Hit:
     """A mistake, and the part of a file that it is in."""
 
     where: Located
-    what: str = ""  # What will happen, with the values of this file; empty if the rule's own text says it.
+    what: str = ""  # The consequence, with the values of this file; empty for the rule's own text.
     fix: str = ""
     edits: tuple[Edit, ...] = ()
 

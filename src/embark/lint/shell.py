@@ -52,7 +52,7 @@ class Command:
         return self.words[0].location if self.words else self.assignments[0][2]
 
     def begins(self, words: str) -> bool:
-        """Whether it is, say, `gcloud container clusters create`, whatever flags stand between."""
+        """Return whether it is, say, `gcloud container clusters create`, whatever flags stand between."""
         name, *subcommands = words.split()
         if self.name != name:
             return False
@@ -68,7 +68,7 @@ class Command:
         return self.flag_word(*flags) is not None
 
     def flag(self, *flags: str) -> str | None:
-        """The value of `--flag value` or `--flag=value`; empty if it has none."""
+        """Return the value of `--flag value` or `--flag=value`; empty if it has none."""
         found = self.flag_word(*flags)
         if found is None:
             return None
@@ -79,14 +79,14 @@ class Command:
         return "" if following.startswith("--") else following
 
     def flag_word(self, *flags: str) -> tuple[int, Word] | None:
-        """The word that holds the flag, and its index."""
+        """Return the word that holds the flag, and its index."""
         for index, word in enumerate(self.words):
             if word.text.partition("=")[0] in flags:
                 return index, word
         return None
 
     def value_location(self, *flags: str) -> Span:
-        """The location of a flag's value, else of the flag, else of the command."""
+        """Return the location of a flag's value, else of the flag, else of the command."""
         found = self.flag_word(*flags)
         if found is None:
             return self.location
@@ -95,7 +95,7 @@ class Command:
 
 
 def read_shell(source: SourceFile, start: int = 0, end: int | None = None, depth: int = 0) -> list[Command]:
-    """All commands of a text, in order; those inside `$(…)` come after the one that holds them."""
+    """Return all commands of a text, in order; those inside `$(…)` come after the one that holds them."""
     return list(_Lexer(source, start, len(source.text) if end is None else end, depth).commands())
 
 
@@ -179,7 +179,7 @@ class _Lexer:
         return text[start : self.at]
 
     def _closing(self, start: int) -> int:
-        """The index behind the bracket that closes the one at `start`, minding quotes."""
+        """Return the index behind the bracket that closes the one at `start`, minding quotes."""
         level = 0
         for found in _BRACKETS_AND_QUOTED.finditer(self.source.text, start, self.end):
             level += {"(": 1, ")": -1}.get(found[0], 0)
@@ -223,7 +223,8 @@ class _Lexer:
                     yield from read_shell(self.source, start, end, self.depth + 1)
 
     def _take_documents(self) -> dict[int, Span]:
-        """The bodies of the here-documents that the line just read has opened, by the number of their command."""
+        """Return the bodies of the here-documents that the line just read has opened, by the number of their
+        command."""
         taken: dict[int, Span] = {}
         for mark, strip, number in self._heredocs:
             last = re.compile(("^\t*" if strip else "^") + re.escape(mark) + "\r*$", re.MULTILINE)

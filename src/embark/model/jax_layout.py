@@ -26,8 +26,8 @@ MAX_ROWS = 2**31 - 2**24
 KINDS = ("dlrm", "dcnv2")
 SHARDINGS = ("auto", "row_wise", "table_wise")
 TABLE_OPTIMIZERS = ("sgd", "adagrad", "rowwise_adagrad")
-HEADROOM = 1.25  # Over what two devices are expected to exchange.
-MAX_IN_FLIGHT = 8  # Steps that the host may be ahead of the devices: each has its batch there.
+HEADROOM = 1.25  # Factor over the number of rows that two devices are expected to exchange.
+MAX_IN_FLIGHT = 8  # Steps that the host may be ahead of the devices; each has a batch on the device.
 NUM_AHEAD = 2  # Batches on the devices that wait for their step.
 LINE_WIDTHS = {"tpu": 128}  # Numbers in a line of memory, for kinds of devices that have lines.
 
@@ -40,8 +40,8 @@ class TablePlacement:
     feature: int  # Index among all tables.
     is_by_rows: bool
     shift: int  # The device of row 0 of a table cut by rows, or the device that has a whole table.
-    first_row: int  # Where its rows begin on each device that has some.
-    num_rows: int  # Rows that a device keeps room for.
+    first_row: int  # Index of the table's first row on each device that has rows of it.
+    num_rows: int  # Rows that are reserved for the table on a device.
 
     def rows_on(self, device: int, num_devices: int) -> range:
         """Return the table's rows that lie on `device`, one after another from `first_row` on."""
@@ -58,8 +58,8 @@ class Group:
     dim: int
     rows_per_device: int
     rows_per_line: int  # Narrow rows that lie side by side in one line of memory; 1 where the device knows no lines.
-    columns: tuple[int, ...]  # Which of a batch's columns of ids are theirs.
-    place_of_column: tuple[int, ...]  # Which of `places` each of those columns looks up.
+    columns: tuple[int, ...]  # Indexes of the batch's id columns that look up tables of this group.
+    place_of_column: tuple[int, ...]  # For each of these columns, the index in `places` of its table.
 
     @property
     def lines_per_device(self) -> int:

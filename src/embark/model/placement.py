@@ -52,7 +52,7 @@ class Placement:
 
 @dataclass(frozen=True, slots=True)
 class Cluster:
-    """What a planner needs to know of the machines: ranks, and the memory that each may fill with tables."""
+    """The facts about machines that a planner needs: the ranks, and the memory that each may fill with tables."""
 
     num_ranks: int
     ranks_per_host: int

@@ -84,9 +84,9 @@ def tables_alike(model: ModelSpec) -> tuple[tuple[StoredTable, ...], tuple[int, 
 
 @dataclass(frozen=True, slots=True)
 class SearchRound:
-    """What one search through the tables' shardings may choose from."""
+    """The choices of one search through the shardings of the tables."""
 
-    may_spill: bool  # Into the host's memory.
+    may_spill: bool  # Tables may be placed in host memory.
     is_long: bool
     shardings: dict[str, list[str]]  # Allowed shardings of each table.
 
@@ -189,7 +189,7 @@ class Option:
     host_bytes: float
     last_host_bytes: float
     part_s: float  # Time of a step for a part.
-    all_s: float  # Time of all parts, those without rows too.
+    all_s: float  # Time of all parts, including parts without rows.
     num_blocks: int = 1  # Blocks of columns, each with its host, except in a table that is cut into columns alone.
     all_device_bytes: float = field(init=False)
     all_host_bytes: float = field(init=False)
@@ -208,9 +208,9 @@ def options_of(
     table: StoredTable, shardings: list[str], spec: RunSpec, cluster: Cluster, *, may_spill: bool,
     known: Options | None = None,
 ) -> list[Option]:
-    """Return a table cut in each of these ways, the device's memory first.
+    """Return a table cut in each of these ways, in device memory first.
 
-    `known`: those of the spec on clusters that differ in their memory alone, which get what was not among them.
+    `known` caches options of the same spec on clusters that differ only in their memory; new options are added to it.
     """
     memories: tuple[Memory, ...] = ("device", "host") if may_spill and not table.is_data_parallel else ("device",)
     keys = [(table.name, kind, memory) for memory in memories for kind in shardings]

@@ -37,14 +37,14 @@ class Layers:
     """The dense network of a model."""
 
     bottom: tuple[Linear, ...]
-    down: tuple[Linear, ...]  # `dcnv2` only: of each cross layer, to its rank.
-    up: tuple[Linear, ...]  # … and back.
+    down: tuple[Linear, ...]  # `dcnv2` only: the projection of each cross layer to its low rank.
+    up: tuple[Linear, ...]  # `dcnv2` only: the projection of each cross layer back to full width.
     top: tuple[Linear, ...]
-    num_vectors: int  # `dlrm`: vectors whose dots are taken; `dcnv2`: 0.
+    num_vectors: int  # Vectors of `dlrm`'s dot products; 0 for `dcnv2`.
     dim: int
-    head: tuple[Linear, ...] = ()  # Layers of several tasks, in place of `top`.
-    head_width: int = 0  # What the head begins with.
-    mixed_width: int = 0  # What its gates weight, for each sample.
+    head: tuple[Linear, ...] = ()  # Layers of a model with several tasks, which replace `top`.
+    head_width: int = 0  # Width of the input of `head`.
+    mixed_width: int = 0  # Values for each sample that the gates of `head` weight.
 
     @property
     def all(self) -> tuple[Linear, ...]:
@@ -156,15 +156,15 @@ def _with_top(layers: Layers, model: ModelSpec, width: int) -> Layers:
 
 @dataclass(frozen=True, slots=True)
 class Lookups:
-    """What one rank looks up and updates in a step."""
+    """The lookups and updates of one rank in a step."""
 
     num_ids: float
-    read_bytes: float  # Rows, for the lookup.
-    pooled_values: float  # Values that it gives: as many gradients come back.
-    grad_bytes: float  # Gradients, read once for each id.
-    update_bytes: float  # Touched rows and their state, read and written.
-    state_bytes: float  # The part of them that is optimizer state.
-    host_bytes: float  # The part of all these that crosses from and to the host's memory.
+    read_bytes: float  # Bytes of rows that the lookup reads.
+    pooled_values: float  # Values that the lookup returns; as many gradients come back.
+    grad_bytes: float  # Bytes of gradients, which are read once for each id.
+    update_bytes: float  # Bytes read and written to update touched rows and their optimizer state.
+    state_bytes: float  # The part of `update_bytes` for optimizer state.
+    host_bytes: float  # The part of all bytes that is transferred from or to host memory.
 
     @property
     def device_bytes(self) -> float:
@@ -210,7 +210,8 @@ def padded(width: int) -> int:
 
 @lru_cache(maxsize=16_384)
 def distinct(num_ids: int, num_rows: int, exponent: float) -> float:
-    """Return how many rows so many ids are expected to touch, where the k-th row's chance falls as k to the −exponent.
+    """Return how many rows `num_ids` ids are expected to touch, where the k-th row's chance falls as k to the
+    −exponent.
 
     Rows are taken together in spans that grow by a tenth: within one, all are about as likely.
     """
@@ -270,7 +271,7 @@ class Counts:
         self.num_values += num
 
     def kept(self, values: float) -> None:
-        """Add values that autograd keeps besides what layers give."""
+        """Add values that autograd keeps in addition to the outputs of layers."""
         self.output_width += values
 
 

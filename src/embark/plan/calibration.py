@@ -28,9 +28,9 @@ PYTHON_SHARE = 0.6  # The share of the host's time for a step that goes with Pyt
 
 @dataclass(frozen=True, slots=True)
 class Rates:
-    """What a device moves and computes, in units a second."""
+    """The rates at which a device moves and computes, in units per second."""
 
-    copy_bytes: float  # Within its memory: read and written, both counted.
+    copy_bytes: float  # Bytes copied within its memory; reading and writing both count.
     matmul_flops: dict[str, float]  # Rate of a large matrix product, by precision: `fp32`, `tf32`, `bf16`.
     upload_bytes: float  # Rate from pinned host memory to the device; on a CPU, the same as `copy_bytes`.
     synthetic_values: float = 0.0
@@ -41,81 +41,82 @@ class Rates:
 
 @dataclass(frozen=True, slots=True)
 class EngineFit:
-    """What an engine adds to the floor that bytes and arithmetic set. Fitted to measured steps."""
+    """The time that an engine needs beyond the least time for its bytes and arithmetic, fitted to measured steps."""
 
-    host_s: float  # Host time of a step whatever its size: what a step cannot be shorter than.
-    host_layer_s: float  # … and for each dense layer.
-    host_group_s: float  # … and for each group of tables that FBGEMM looks up together: those of one pooling.
+    host_s: float  # Host time of a step of any size; no step is shorter.
+    host_layer_s: float  # Host time for each dense layer.
+    host_group_s: float  # Host time for each group of tables with one pooling, which FBGEMM looks up together.
     host_wait: float  # Share of the device's time for which the host waits before it can go on.
-    start_s: float  # Device time of a step whatever its size.
-    layer_s: float  # … and for each dense layer; those behind the lookup start while ids are sorted.
-    group_s: float  # … and for each group of tables of one width and pooling.
-    sort_s: float  # … and for each of them whose ids are too many or too uneven to be sorted table by table.
-    large_sort_s: float  # … and besides for each whose ids are more than torch sorts with few launches.
-    cross_s: float  # … and where there are cross layers.
-    skewed_s: float  # … and where some rows have many of the ids.
-    mean_s: float  # … and for each feature whose several rows are averaged.
-    layer_sample_s: float  # … and for each sample in each dense layer.
-    # Times the time that alone would be taken by …
-    sort: float  # … bringing equal ids together.
-    lookup: float  # … reading the rows of all ids.
-    update: float  # … reading and writing each touched row.
-    state: float  # … the same of its optimizer's state.
-    matmul: float  # … each layer's arithmetic, or its values and weights where those take longer.
-    weights: float  # … reading and writing each dense weight, its gradient and its optimizer's state.
-    activations: float  # … the layers' values.
-    interaction: float  # … DLRM's vectors whose dots are taken.
-    crossing: float  # … the values of DCNv2's cross layers.
+    start_s: float  # Device time of a step of any size.
+    layer_s: float  # Device time for each dense layer; layers after the lookup start while ids are sorted.
+    group_s: float  # Device time for each group of tables with one width and one pooling.
+    sort_s: float  # Device time for each group with too many or too uneven ids to be sorted table by table.
+    large_sort_s: float  # Additional time for each group with more ids than torch sorts in a few launches.
+    cross_s: float  # Device time of a step if the network has cross layers.
+    skewed_s: float  # Device time of a step if many ids refer to the same few rows.
+    mean_s: float  # Device time for each feature that averages several rows.
+    layer_sample_s: float  # Device time for each sample in each dense layer.
+    # The following fields are factors: measured time over the least time that the device needs for this work.
+    sort: float  # Grouping equal ids.
+    lookup: float  # Reading the rows of all ids.
+    update: float  # Reading and writing each touched row.
+    state: float  # Reading and writing the optimizer state of each touched row.
+    matmul: float  # The arithmetic of each layer, or moving its values and weights if that takes longer.
+    weights: float  # Reading and writing each dense weight, its gradient and its optimizer state.
+    activations: float  # Moving the values of the layers.
+    interaction: float  # Moving the vectors of DLRM's dot products.
+    crossing: float  # Moving the values of DCNv2's cross layers.
 
 
 @dataclass(frozen=True, slots=True)
 class CpuFit:
-    """What the pipeline adds to the floor on a CPU, where nothing runs beside the step's operations. Fitted to measured
-    steps."""
+    """The time that the pipeline needs on a CPU beyond the least time for its bytes and arithmetic, fitted to measured
+    steps. Operations of a step run one after another."""
 
-    # Small operations …
-    start: float  # … of a step whatever its size.
-    layer: float  # … for each dense layer.
-    table: float  # … for each table.
-    group: float  # … for each group of tables of one pooling and one width, which are looked up together.
-    pooling: float  # … for each kind of pooling.
-    id: float  # … for each id: it is sorted, its row read and its gradient added.
-    ragged_id: float  # … besides, where features have several.
-    dot_sample: float  # … for each sample whose vectors' dots are taken.
-    # Times the time that alone would be taken by …
-    update: float  # … copying each touched row there and back.
-    state: float  # … the same of its optimizer's state.
-    pooled: float  # … copying the pooled vectors once.
-    matmul: float  # … the layers' arithmetic.
-    values: float  # … copying the layers' values once.
-    weights: float  # … reading and writing each dense weight, its gradient and its optimizer's state.
-    dots: float  # … the dots' arithmetic.
-    crossing: float  # … copying the values of DCNv2's cross layers once.
+    # The following fields count small operations, each of which takes `Rates.op_s`.
+    start: float  # Operations of a step of any size.
+    layer: float  # Operations for each dense layer.
+    table: float  # Operations for each table.
+    group: float  # Operations for each group of tables with one pooling and one width, which are looked up together.
+    pooling: float  # Operations for each kind of pooling.
+    id: float  # Operations for each id: it is sorted, its row is read and its gradient is added.
+    ragged_id: float  # Additional operations for each id of a feature with several ids.
+    dot_sample: float  # Operations for each sample of a model with dot products.
+    # The following fields are factors: measured time over the least time that the CPU needs for this work.
+    update: float  # Copying each touched row there and back.
+    state: float  # Copying the optimizer state of each touched row there and back.
+    pooled: float  # Copying the pooled vectors once.
+    matmul: float  # The arithmetic of the layers.
+    values: float  # Copying the values of the layers once.
+    weights: float  # Reading and writing each dense weight, its gradient and its optimizer state.
+    dots: float  # The arithmetic of the dot products.
+    crossing: float  # Copying the values of DCNv2's cross layers once.
 
 
 @dataclass(frozen=True, slots=True)
 class IdMapFit:
-    """What dynamic tables add to a step. Measured, against the same step with static ones (bench/dynamic_tables.py)."""
+    """The time that dynamic tables add to a step, measured against the same step with static ones
+    (bench/dynamic_tables.py)."""
 
-    start_s: float  # Whatever the batch.
-    lookup: float  # Times the time that hashing all ids and reading their buckets alone would take.
+    start_s: float  # Seconds added to a step of any batch size.
+    lookup: float  # Factor: measured time over the least time for hashing all ids and reading their buckets.
 
 
 @dataclass(frozen=True, slots=True)
 class MemoryFit:
-    """What a process holds besides what is counted. Measured."""
+    """The memory that a process holds beyond the counted bytes, as measured."""
 
     context_bytes: float  # CUDA's context, kernels and libraries; on a CPU, the interpreter and its libraries.
-    workspace_bytes: float  # Matrix libraries' working memory.
-    pooled: float  # Bytes held at the peak for each byte that is counted of the tables' pooled vectors.
-    layers: float  # … of the layers' outputs.
-    ids: float  # … of what is kept for each id.
-    gaps: float  # What the allocator holds besides, for each byte of the largest tensor that comes and goes.
+    workspace_bytes: float  # Working memory of the matrix libraries.
+    pooled: float  # Peak bytes for each counted byte of the pooled vectors.
+    layers: float  # Peak bytes for each counted byte of the layers' outputs.
+    ids: float  # Peak bytes for each counted byte of the ids and their positions.
+    gaps: float  # Bytes that the allocator cannot reuse, for each byte of the largest temporary tensor.
 
 
 @dataclass(frozen=True, slots=True)
 class Calibration:
-    """What was measured on one device, or scaled to it."""
+    """The measurements of one device, or estimates scaled to it."""
 
     device: str  # The catalog's name of the accelerator, or `cpu`.
     title: str  # The driver's or the kernel's name for it.
@@ -126,7 +127,7 @@ class Calibration:
     memory: dict[str, MemoryFit]
     is_measured: bool = True  # False: scaled from another device by the two datasheets.
     basis: str = ""
-    id_maps: dict[str, IdMapFit] = field(default_factory=dict)  # Fits by engine.
+    id_maps: dict[str, IdMapFit] = field(default_factory=dict)  # Fits for dynamic tables, by engine.
 
 
 def calibration_path() -> Path:
@@ -135,7 +136,7 @@ def calibration_path() -> Path:
 
 
 def load_calibrations() -> dict[str, Calibration]:
-    """Return the calibrations by device: those that come with Embark, replaced by what was measured on this machine."""
+    """Return the calibrations by device. Measurements of this machine replace those that come with Embark."""
     return _load(calibration_path())
 
 
@@ -167,7 +168,7 @@ def read_calibrations(path: Path) -> dict[str, Calibration]:
 
 
 def calibration_for(gpu: Gpu, known: dict[str, Calibration] | None = None) -> Calibration:
-    """Return what was measured on this accelerator, or an estimate from the nearest that was."""
+    """Return the calibration of this accelerator, or an estimate from the nearest measured one."""
     known = load_calibrations() if known is None else known
     return known[gpu.name] if gpu.name in known else _scaled(known["H200"], gpu)
 
@@ -178,7 +179,7 @@ def calibration_here(gpu: Gpu) -> Calibration:
 
 
 def cpu_calibration() -> Calibration:
-    """Return what was measured on this machine's CPU, or elsewhere, scaled to the rates of this one."""
+    """Return the calibration of this machine's CPU, or one from another CPU scaled to the rates of this one."""
     return _of_this_cpu(calibration_path(), platform.machine())
 
 
@@ -202,8 +203,8 @@ def _cpu_rates() -> CpuRates:
 
 
 def with_probed(rates: Rates, found: CpuRates) -> Rates:
-    """Return rates scaled to those of a probe; numpy measures fp32 alone, so other precisions keep their ratio to
-    it."""
+    """Return rates scaled to those that a probe measured. The probe measures fp32 alone; other precisions keep their
+    ratio to it."""
     factor = found.matmul_flops / rates.matmul_flops["fp32"]
     return replace(rates, copy_bytes=found.copy_bytes, upload_bytes=found.copy_bytes, op_s=found.op_s,
                    matmul_flops={name: rate * factor for name, rate in rates.matmul_flops.items()})
@@ -225,7 +226,7 @@ def at_pace(calibration: Calibration, python_s: float) -> Calibration:
 
 
 def _scaled(base: Calibration, gpu: Gpu) -> Calibration:
-    """Scale rates by the ratio of the datasheets; what is fixed in time stays."""
+    """Scale rates by the ratio of the datasheets; fixed times stay the same."""
     of_base = load_catalog().gpus[base.device]
     memory = _ratio(gpu.hbm_gbyte_per_s, of_base.hbm_gbyte_per_s)
     matmul = {
@@ -273,7 +274,7 @@ TEXT = "\n".join(f"def f{i}(a, b={i}, *c):\n    x = [a + {i} for a in c if a > b
 
 @dataclass(frozen=True, slots=True)
 class CpuRates:
-    """What a CPU does in a second with all threads; `op_s` is of one thread."""
+    """The rates of a CPU with all threads; `op_s` is measured with one thread."""
 
     copy_bytes: float  # Read and written, a second.
     matmul_flops: float  # Rate in fp32, a second.

@@ -26,7 +26,7 @@ from embark.model.sharding import (
 from embark.spec import RunSpec, StoredTable
 
 FASTER = 1 - 1e-9
-"""What is less of a gain is the rounding of sums: of equals the first is kept, which has the least on the host."""
+"""A smaller gain is a rounding error. Of equal placements the first is kept, which has the fewest bytes on the host."""
 
 ROUNDING = 1 + 1e-9  # Sums in another order come out a little different.
 
@@ -173,10 +173,10 @@ def _ordered(options: list[Option], *, by_sum: bool) -> list[int]:
 
 
 class _Packing:
-    """One try: what every rank has left, and how long its step has become."""
+    """One attempt to place all tables: the memory that each rank has left, and the step time it has reached."""
 
     def __init__(self, spec: RunSpec, cluster: Cluster, *, below_s: float) -> None:
-        self.below_s = below_s  # A try that is no faster is given up.
+        self.below_s = below_s  # Packing stops once the step takes this long.
         self.longest_s = 0.0
         self.num_ranks = cluster.num_ranks
         self.group = ranks_per_group(cluster)
@@ -186,7 +186,7 @@ class _Packing:
         self.step_s = [0.0] * self.num_ranks
         self.group_s = [0.0] * (self.num_ranks // self.group)
         self.queue: list[tuple[float, int, int]] = []
-        """Ranks by their step; entries that no longer hold are passed over."""
+        """A heap of ranks by step time; outdated entries are skipped."""
         self.is_queue_old = True
 
     def place(self, options: list[Option]) -> _Found | None:

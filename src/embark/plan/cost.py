@@ -18,10 +18,10 @@ COST = ASSUMPTIONS["cost"]
 
 @dataclass(frozen=True, slots=True)
 class Failures:
-    """How often a run loses a machine."""
+    """The rate at which a run loses machines."""
 
     per_hour: float
-    grace_s: float  # Seconds from a notice to the end, as the trainer assumes them.
+    grace_s: float  # Seconds from the notice until the machine ends, as the trainer assumes.
     has_notice: bool  # Spot gives notice; a machine that breaks does not.
     why: str
 
@@ -36,31 +36,31 @@ class SaveBytes:
 
     checkpoint: float
     rank: float
-    process: float  # A rank has one of its own; on TPUs all chips of a host share one.
+    process: float  # The most of one process: one for each rank, but one for all chips of a TPU host.
     host: float
 
 
 @dataclass(frozen=True, slots=True)
 class Saves:
-    """What the checkpoints of a run take."""
+    """The checkpoints of a run: their size, their interval, and the time they take."""
 
-    checkpoint_bytes: float  # Tables, their optimizer's state, the dense layers and theirs.
-    host_bytes: float  # The most that one host writes of it.
-    pause_s: float  # How long a save pauses training.
+    checkpoint_bytes: float  # Tables and dense layers, with their optimizer state.
+    host_bytes: float  # The largest part of a checkpoint that one host writes.
+    pause_s: float  # Seconds for which a save pauses training.
     write_s: float  # Seconds from the beginning of a save to its commit.
     load_s: float  # Seconds of loading at a restart.
-    every_steps: int  # 0: no save before the end.
-    every_s: float  # Training between two saves; 0: there is no save before the end.
+    every_steps: int  # Steps between two saves; 0 if the run saves only at its end.
+    every_s: float  # Seconds of training between two saves; 0 if the run saves only at its end.
     why: str
     fits_notice: bool  # A step and a save fit between a notice and the end, so that nothing is lost.
     lost_each_s: float
-    """Training that a failure is expected to lose: half an interval, and that during the writing of a save."""
-    num_saves: int  # Before the last.
+    """Seconds of training that a failure is expected to lose: half an interval, and the time a save takes to write."""
+    num_saves: int  # Number of saves before the one at the end.
     has_last: bool
 
     @property
     def total_s(self) -> float:
-        """How long the run waits for saves: their pauses, and all of the last one."""
+        """Seconds that the run waits for saves: their pauses, and all of the last one."""
         return self.num_saves * self.pause_s + (self.write_s if self.has_last else 0.0)
 
 
@@ -145,11 +145,11 @@ class RunTime:
     train_s: float
     eval_s: float
     save_s: float  # Pauses, and the wait for the last save.
-    num_interruptions: float  # Expected; less than one for most short runs.
-    lost_s: float  # Training that is repeated.
+    num_interruptions: float  # Expected number; less than one for most short runs.
+    lost_s: float  # Seconds of training that are repeated after interruptions.
     restart_s: float  # Booting, loading and compiling again, all restarts together.
     waiting_s: float  # Waiting for replacements; the lost machine is not paid for.
-    epoch_s: float  # Training alone, of one epoch.
+    epoch_s: float  # Seconds of training in one epoch, without saves and evaluations.
 
     @property
     def total_s(self) -> float:
@@ -163,7 +163,7 @@ class Bill:
 
     purchase: Purchase
     usd_per_hour: float | None  # Price of all machines together.
-    time: RunTime | None  # None: interruptions undo more than is trained between them.
+    time: RunTime | None  # None if interruptions undo more than is trained between them.
     saves: Saves
     failures: Failures
     machines_usd: float | None

@@ -23,7 +23,7 @@ from embark.spec import RunSpec
 PRIOR_ERROR = 0.05
 NUM_GUESSES = 12
 UPLOAD_SHARE = 0.9  # The share of a step from which on it waits for its batch.
-PARTS = ("pooled", "layers", "ids", "largest")  # Parts of what comes and goes.
+PARTS = ("pooled", "layers", "ids", "largest")  # Kinds of temporary tensors whose memory is fitted.
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,10 +33,10 @@ class Measurement:
     spec: RunSpec
     engine: str
     precision: str
-    step_s: float  # 0: of its memory alone.
-    used_bytes: float  # Bytes of the device, whoever uses them; on a CPU, resident. 0: only its step was measured.
-    reserved_bytes: float  # Part of them that torch's allocator holds; 0 on a CPU.
-    allocated_bytes: float  # Part of those, the most that tensors took.
+    step_s: float  # Seconds of a step; 0 if only memory was measured.
+    used_bytes: float  # Bytes in use on the device (on a CPU, resident); 0 if only the step was timed.
+    reserved_bytes: float  # The part of `used_bytes` that torch's allocator holds; 0 on a CPU.
+    allocated_bytes: float  # The part of `reserved_bytes` that tensors took at their peak.
     resident_bytes: float = 0.0  # Host memory of a process that trains on a GPU.
     python_s: float = 0.0  # The host's pace while a GPU is measured, as in `Rates`.
 
@@ -91,11 +91,11 @@ def fit_cpu(base: Calibration, measured: Sequence[Measurement], prior: EngineFit
 
 @dataclass(frozen=True, slots=True)
 class _Step:
-    """A measured step, and what a fit multiplies."""
+    """A measured step, and the quantities that the fit multiplies by its coefficients."""
 
     host: tuple[float, ...]
     device: tuple[float, ...]
-    num_behind: int  # Layers.
+    num_behind: int  # Dense layers after the lookup, which can start while ids are sorted.
     step_s: float
 
     def device_s(self, fit: EngineFit) -> float:
@@ -107,7 +107,8 @@ class _Step:
         return sort_s < layers_s
 
     def counted(self, *, is_sort_hidden: bool) -> tuple[float, ...]:
-        """Return what a fit of the device multiplies; of what runs side by side, the longer."""
+        """Return the quantities that the device's coefficients multiply. Of the sort and the layers that run at the
+        same time, only the longer one counts."""
         hidden = {"sort_s": 0.0, "sort": 0.0} if is_sort_hidden else {
             "layer_s": self.device[FEATURES.index("layer_s")] - self.num_behind}
         return tuple(hidden.get(name, value) for name, value in zip(FEATURES, self.device, strict=True))
@@ -117,7 +118,8 @@ class _Step:
 
 
 def fit_memory(measured: Sequence[Measurement], *, is_cpu: bool) -> MemoryFit:
-    """Fit bytes over what is counted: a part that is always there, and those that grow with the activations."""
+    """Fit the bytes that a process holds beyond the counted ones: a constant part, and parts that grow with the
+    activations."""
     rows, over = [], []
     for m in measured:
         placement = one_rank_placement(m.spec)

@@ -30,7 +30,8 @@ EXCHANGE_BYTES_PER_ID = 24  # … on several ranks: as it came and in order, its
 
 @dataclass(frozen=True, slots=True)
 class ByteCounts:
-    """Bytes on a rank that follow from the spec; of the activations, those of which a library keeps a multiple."""
+    """Bytes of a rank that follow from the spec. Activations are split into the parts of which a library holds a
+    multiple."""
 
     tables: float
     state: float

@@ -34,7 +34,7 @@ from embark.spec import RunSpec
 
 @dataclass(frozen=True, slots=True)
 class PlanRequest:
-    """What to plan for, besides the spec."""
+    """The options of a plan besides the spec."""
 
     across: bool = False  # Rank the complete catalog, whatever `place.machine` is.
     by: Order | Literal[""] = ""  # Empty: dollars, or hours where only a budget is given.
@@ -89,7 +89,7 @@ class CatalogPlan:
     """A spec planned for every machine of the catalog."""
 
     survey: Survey
-    ranked: tuple[Estimate, ...]  # Those within the deadline and the budget, best first.
+    ranked: tuple[Estimate, ...]  # Estimates within the deadline and the budget, best first.
     workload: Workload
     bounds: Bounds
     sentence: str

@@ -64,7 +64,8 @@ def predict_on(
 
 
 class ClusterPrediction(NamedTuple):
-    """What a spec takes on a cluster; no memory where the tables do not fit at all, no step where it does not fit."""
+    """The memory and step time of a spec on a cluster. Memory is missing if the tables do not fit at all, the step time
+    if the run does not fit."""
 
     engine: str
     engine_why: str
@@ -110,8 +111,8 @@ def draws_samples(spec: RunSpec) -> bool:
 
 
 def fits_without_tables(setup: Setup) -> bool:
-    """Return whether a GPU holds what is the same wherever the tables are; to place thousands of tables takes
-    seconds."""
+    """Return whether a GPU can hold everything that does not depend on where the tables are. This is quick to check;
+    placing thousands of tables takes seconds."""
     spec, gpu, cluster = setup.spec, setup.machine.gpu, cluster_of(setup)
     calibration = calibration_for(gpu)
     precision = choose_precision(spec.train, has_matrix_bf16=gpu.bf16_tflops is not None)
@@ -122,10 +123,8 @@ def fits_without_tables(setup: Setup) -> bool:
 
 
 class _WithoutTables:
-    """Bytes that a GPU holds besides the tables, counted once for all machines with as many ranks.
-
-    Of thousands of tables that takes a tenth of a second.
-    """
+    """Bytes that a GPU holds besides the tables, counted once for all clusters with the same number of ranks, since
+    counting takes a tenth of a second with thousands of tables."""
 
     def __init__(self, spec: RunSpec) -> None:
         self._spec = spec

@@ -46,9 +46,9 @@ class MemoryUse:
     """`tables`, `optimizer state`, `dense layers`, `activations`, `input buffers`, `exchange`, `fragmentation`,
     `CUDA and libraries`, `NCCL`, `evaluation`: in this order, those that are there. On a TPU `tables`,
     `optimizer state`, `dense layers`, `batches`, `exchange and activations`, `tables copied`, `program`."""
-    device_limit: float  # What the accelerator has, as its driver shows it.
+    device_limit: float  # Bytes of the accelerator, as its driver shows them.
     host: dict[str, float]  # Bytes of one host: `tables`, `processes`, `loader`, `checkpoint copy`.
-    host_limit: float  # What pods may request of it; 0: not known.
+    host_limit: float  # Bytes of a host that pods may request; 0 if not known.
 
     @property
     def device_total(self) -> float:
@@ -64,7 +64,7 @@ class MemoryUse:
 
     @property
     def host_shortage(self) -> str:
-        """What a host lacks, as a sentence; empty if it has enough."""
+        """A sentence about the memory that a host lacks; empty if it has enough."""
         if not self.host_limit or self.host_total <= self.host_limit:
             return ""
         parts = ", ".join(f"{name} {size / GIB:,.1f}" for name, size in self.host.items())
@@ -87,7 +87,7 @@ class StepTime:
 
 @dataclass(frozen=True, slots=True)
 class Prediction:
-    """What a run takes on a setup."""
+    """The predicted memory, time and cost of a run on a setup."""
 
     setup: Setup
     engine: str  # `cuda_graph` or `pipeline`; on TPUs `jax`.

@@ -72,7 +72,7 @@ class ServeOffer:
     machine: str
     cloud: str
     region: str
-    replicas_per_machine: int  # 0: it has no room for one.
+    replicas_per_machine: int  # 0 if not one replica fits.
     num_machines: int
     usd_per_month: float | None
     usd_per_million: float | None
@@ -91,7 +91,7 @@ class TableMemory:
 
 @dataclass(frozen=True, slots=True)
 class ServePlan:
-    """How many replicas are needed, on which machines, for how much."""
+    """The number of replicas that are needed, and the machines and costs for them."""
 
     sentence: str
     is_ok: bool

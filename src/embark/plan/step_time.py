@@ -13,12 +13,12 @@ from embark.spec.model import Table
 
 STEP = ASSUMPTIONS["step"]
 NUM_OF_HOST = 4
-FEATURES = tuple(field.name for field in fields(EngineFit))[NUM_OF_HOST:]  # Those of the device.
+FEATURES = tuple(field.name for field in fields(EngineFit))[NUM_OF_HOST:]  # Fields about the device.
 ALIGNED = 8  # Values: cuBLAS has fast kernels for rows of 16 bytes.
 LAUNCHES = ("start_s", "layer_s", "group_s", "sort_s", "large_sort_s", "cross_s", "skewed_s", "mean_s")
-LARGE_SORT = 32_768  # Ids: more of them are sorted in more passes.
+LARGE_SORT = 32_768  # Number of ids above which a sort takes more passes.
 WEIGHT_BYTES = 30  # A dense weight in a step: its rounded copy, its gradient and itself, each written and read.
-RANKS_LOOKED_AT = 64  # So many of the busiest ranks of a large cluster are computed through.
+RANKS_LOOKED_AT = 64  # The number of ranks whose step is computed in a large cluster: the busiest ones.
 
 
 def step_time(
@@ -161,10 +161,8 @@ def _features(
 
 
 def _num_groups(model: ModelSpec, batch_size: int) -> tuple[float, float, float]:
-    """Count groups of tables of one width and pooling.
-
-    Also those whose ids the captured step does not sort table by table, and those with many ids among them.
-    """
+    """Count the groups of tables with one width and one pooling, those of them whose ids the captured step does not
+    sort table by table, and those of these with many ids."""
     groups: dict[object, list[int]] = {}
     for table in model.table_list():
         groups.setdefault((table.dim, table.pooling), []).append(table.multi_hot)
@@ -188,7 +186,8 @@ def _table_bytes(looked_up: Lookups, size: int) -> float:
 
 
 def _busiest(spec: RunSpec, placement: Placement, size: int) -> tuple[int, Lookups]:
-    """Return the rank with the most to look up. Of many ranks, those whose tables promise the most are computed."""
+    """Return the rank whose tables move the most bytes. If there are many ranks, only those that are expected to look
+    up the most are computed."""
     hot = {t.name: t.mean_ids / t.rows for t in spec.model.stored_tables()}
     promise: dict[int, float] = {}
     for shard in placement.shards:

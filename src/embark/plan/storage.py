@@ -19,15 +19,15 @@ Again = Literal["drawn", "memory", "disk", "storage"]
 
 @dataclass(frozen=True, slots=True)
 class StorageNeed:
-    """What storage must do while the run trains at its full rate."""
+    """The size and rates of storage that the run needs at its full rate."""
 
     sample_bytes: float
-    data_bytes: float  # Data to hold; 0 where samples are drawn.
-    kept_bytes: float  # Checkpoints that are there at once: those that are kept, and the one being written.
-    samples_gbyte_per_s: float  # What all ranks together take in.
-    file_gbyte_per_s: float  # What a file system must give, all machines together: each reads its own rows.
+    data_bytes: float  # Bytes of the stored samples; 0 for synthetic samples.
+    kept_bytes: float  # Bytes of the kept checkpoints and of the one being written.
+    samples_gbyte_per_s: float  # Rate at which all ranks together consume samples.
+    file_gbyte_per_s: float  # Read rate of a file system, for all machines: each reads its own rows.
     object_gbyte_per_s: float
-    """What an object store must give, all machines together: each fetches every file that holds rows of its own."""
+    """Read rate of an object store, for all machines: each fetches every file that contains rows of its share."""
     again: Again
     """Where an epoch after the first comes from: `drawn` as the first is, each machine's `memory`, its `disk`, or
     `storage` again."""
@@ -54,8 +54,8 @@ class StorageOffer:
 
     volume: Volume
     tib: float
-    gbyte_per_s: float | None  # What all machines together can have of it.
-    needed_gbyte_per_s: float  # Reads and writes.
+    gbyte_per_s: float | None  # Read rate of the volume for all machines together.
+    needed_gbyte_per_s: float  # Rate of reads and writes that the run needs.
     usd_per_month: float | None
     is_enough: bool
     why: str

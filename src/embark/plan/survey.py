@@ -20,7 +20,7 @@ Order = Literal["dollars", "hours"]
 MAX_NODES = 16
 LEAST_GAIN = 0.02
 """A time shorter by less than this is no shorter: no prediction is that exact, and most are printed alike."""
-BEYOND = 4.0  # Times the front's longest and dearest: what a picture shows besides it.
+BEYOND = 4.0  # A chart shows offers up to this many times the longest time and highest cost of the front.
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,11 +129,11 @@ class Bounds:
 
 @dataclass(frozen=True, slots=True)
 class Survey:
-    """What the catalog has for a run."""
+    """The machines of the catalog for a run."""
 
     purchase: Purchase
     fitting: tuple[Estimate, ...]  # Fits and has a price, in the order of the catalog.
-    unpriced: tuple[Estimate, ...]  # Fits, but what it costs is not known.
+    unpriced: tuple[Estimate, ...]  # Estimates that fit and whose price is not known.
     too_small: tuple[Setup, ...]  # The largest count tried of machines on which it does not fit.
     num_tried: int
     why_not: Prediction | None = None  # The prediction for the largest that is too small, where nothing fits.
@@ -195,7 +195,7 @@ def pareto_front(found: Iterable[Estimate], purchase: Purchase) -> list[Estimate
 
 
 def near_front(found: Survey) -> list[Estimate]:
-    """Return the front, and what is not far beyond its ends."""
+    """Return the front, and offers up to `BEYOND` times its longest time and highest cost."""
     best = pareto_front(found.fitting, found.purchase) or list(found.fitting)
     most_s = BEYOND * max((e.total_s(found.purchase) or 0.0 for e in best), default=0.0)
     most_usd = BEYOND * max((e.total_usd(found.purchase) or 0.0 for e in best), default=0.0)

@@ -36,7 +36,7 @@ class Dot:
     x: float
     y: float
     sign: str  # CSS class.
-    words: str  # What is shown when one points at it.
+    words: str  # Text that is shown when one points at it.
     shape: Shape = "circle"
     size: float = 3.4
     letter: str = ""  # Written beside it.

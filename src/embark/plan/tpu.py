@@ -45,14 +45,14 @@ class ChipMemory:
     state: float  # Optimizer state of the tables.
     dense: float  # Dense layers with their optimizer's state, and the histograms of metrics: the same on every chip.
     batch: float
-    ahead: float  # Batches that wait for their turn; the compiler does not know of them.
-    copies: float  # Tables put into lines anew at every step, where rows neither fill lines nor share them.
-    step: float  # Rows on their way between chips, activations and gradients, at the fullest moment of a step.
+    ahead: float  # Batches that were uploaded ahead; the compiler does not count them.
+    copies: float  # Padded copies of tables that a step makes if rows neither fill nor share memory lines.
+    step: float  # Rows exchanged between chips, activations and gradients, at the peak of a step.
     program: float
 
     @property
     def arguments(self) -> float:
-        """What the compiler calls arguments: all that a step is handed."""
+        """The bytes that the compiler counts as arguments: all inputs of a step."""
         return self.tables + self.state + self.dense + self.batch
 
     @property
@@ -61,7 +61,7 @@ class ChipMemory:
 
     @property
     def compiled(self) -> float:
-        """What the compiler plans for, in all."""
+        """The bytes that the compiler counts in total."""
         return self.arguments + self.temporaries + self.program
 
     def parts(self) -> dict[str, float]:
@@ -177,8 +177,8 @@ def tiled_bytes(shape: Sequence[int], size: int) -> float:
 
 
 def lined_bytes(shape: Sequence[int], size: int) -> float:
-    """Return the bytes of an array each row of which must be a line of memory, or several: rows are taken one by
-    one."""
+    """Return the bytes of an array whose rows each fill one or several complete memory lines, so that they can be read
+    one by one."""
     *outer, high, wide = shape
     return math.prod(outer) * size * _tiled(high, wide, size)
 
@@ -205,8 +205,8 @@ def _lined_anew(lines: tuple[int, int], size: int) -> float:
 
 
 def _exchanging(spec: RunSpec, layout: Layout, samples: int) -> float:
-    """Return the most bytes of an exchange: rows of the batch's ids, what was sent, what came, and the same in
-    order."""
+    """Return the peak bytes of an exchange: the rows of the batch's ids, the rows sent and received, and the received
+    rows in order."""
     total = 0.0
     for group, capacity in zip(layout.groups, expected_capacities(spec, layout), strict=True):
         wide = line_bytes(group)
@@ -239,10 +239,8 @@ def _dense_bytes(spec: RunSpec, layers: Layers) -> float:
 
 
 def _in_hbm(peak: float, vmem_bytes: float) -> float:
-    """Return the part in HBM.
-
-    The compiler keeps what it can in the chip's fast memory: nearly all of a small step, little of a large one.
-    """
+    """Return the part of the peak that is in HBM. The compiler keeps as much as it can in the chip's fast memory:
+    nearly all of a small step, little of a large one."""
     return TPU["min_step_bytes"] + TPU["spill_factor"] * peak * peak / (peak + vmem_bytes)
 
 

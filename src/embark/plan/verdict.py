@@ -24,7 +24,7 @@ from embark.plan.survey import (
 from embark.spec import RunSpec
 from embark.spec.train import divides
 
-MOST_RANKS = 1024  # More of the same machine are tried up to so many ranks.
+MOST_RANKS = 1024  # Larger clusters of the same machine are tried up to this number of ranks.
 
 How = Literal["more machines", "a larger machine of the cloud", "the cheapest"]
 
@@ -43,7 +43,7 @@ class Verdict:
 
     fits: bool
     sentence: str
-    nearest: tuple[Alternative, ...] = ()  # Where it does not fit: what does, each predicted.
+    nearest: tuple[Alternative, ...] = ()  # If the run does not fit: the nearest setups that do.
 
 
 def verdict(estimate: Estimate, estimator: Estimator, *, max_nodes: int = MAX_NODES) -> Verdict:

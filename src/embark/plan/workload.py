@@ -18,17 +18,17 @@ from embark.spec.train import with_train_defaults
 
 @dataclass(frozen=True, slots=True)
 class DataSize:
-    """How much data there is, counted where the spec cannot know it."""
+    """The size of the data, counted where the spec cannot know it."""
 
     num_train_samples: int
     num_eval_samples: int | None = None  # None: not counted; a hundredth of the others is assumed.
-    data_bytes: float | None = None  # All of it as it is stored; None: what the format's rows add up to.
+    data_bytes: float | None = None  # Bytes as stored; None if they are computed from the row format.
     source: str = "--samples"
 
 
 @dataclass(frozen=True, slots=True)
 class Workload:
-    """All that a run does, on whatever machine."""
+    """The work of a run, independent of the machine."""
 
     num_train_samples: int  # Samples of one epoch.
     num_eval_samples: int

@@ -43,7 +43,7 @@ class GateSlice:
 
 @dataclass(frozen=True, slots=True)
 class ColumnDrift:
-    """How far a column of the rows has moved."""
+    """The drift of a column of the rows."""
 
     column: str
     drift: Drift
@@ -51,7 +51,7 @@ class ColumnDrift:
 
 @dataclass(frozen=True, slots=True)
 class EarlierGate:
-    """What was measured when the published version was published, on the rows of that time."""
+    """The measurements at the time when the published version was published, on the rows of that time."""
 
     auc: Estimate | None
     sums: Mapping[str, tuple[float, float]]  # Sum of the predictions and of the labels, by slice.
@@ -65,7 +65,7 @@ class ScoredRows:
 
     label: NDArray[np.bool_]
     candidate: F64
-    published: F64 | None = None  # None where no version is published yet.
+    published: F64 | None = None  # None if no version is published yet.
     slices: Sequence[GateSlice] = ()
     drifts: Sequence[ColumnDrift] = ()
     earlier: EarlierGate | None = None
@@ -165,7 +165,7 @@ class _PendingTest:
     bound: float
     num_samples: int
     meaning: str
-    is_log: bool = False  # Figure and bound are logarithms of 1 and what is shown.
+    is_log: bool = False  # Figure and bound are log(1 + x) of the shown values.
 
 
 def _decided(one: _PendingTest, beyond: float) -> GateTest:

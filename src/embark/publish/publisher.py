@@ -40,7 +40,7 @@ POLL_S = 1.0
 
 @dataclass(frozen=True, slots=True)
 class PublishResult:
-    """What became of a checkpoint."""
+    """The result of publishing a checkpoint."""
 
     run: str
     step: int
@@ -51,7 +51,7 @@ class PublishResult:
     parent: int | None
     num_bytes: int
     refused: str = ""  # Why the gate refused it; empty if it passed.
-    verdict: GateVerdict | None = None  # None without a gate.
+    verdict: GateVerdict | None = None  # None if there is no gate.
     export_s: float = 0.0
     gate_s: float = 0.0
 

@@ -8,7 +8,7 @@ from embark.errors import MissingPackage
 
 @dataclass(frozen=True, slots=True)
 class StepResult:
-    """How a step ended, with the command that a program refused if one did."""
+    """The result of a step, with the command that a program refused if one did."""
 
     title: str
     is_ok: bool

@@ -25,7 +25,7 @@ from embark.store.run_dir import EVENTS
 class Resume:
     """One resumption of the run."""
 
-    step: int  # The checkpoint's.
+    step: int  # Step of the checkpoint.
     lost_steps: int  # Trained before, and trained again.
 
 
@@ -118,7 +118,7 @@ class Fault:
 
     kind: FaultKind
     pod: int
-    at_s: float | None  # Since the pods were started; None where a step is named.
+    at_s: float | None  # Seconds since the pods were started; None if a step is given.
     at_step: int | None = None
     duration_s: float = 0.0  # A lost machine is replaced after this time; 0: never.
 
@@ -155,14 +155,14 @@ def read_faults(kind: FaultKind, words: Sequence[str], num_pods: int) -> list[Fa
 
 
 def read_duration(text: str, flag: str) -> float:
-    """Seconds of `10m`, `90s` or `1h`."""
+    """Return the seconds of `10m`, `90s` or `1h`."""
     match = re.fullmatch(r"(\d+(?:\.\d+)?)(ms|s|m|h)?", text)
     if match is None or not float(match[1]):
         raise UserError(f"{flag} {text}: not a duration", fix=f"{flag} 10m")
     return float(match[1]) * _UNITS[match[2]]
 
 
-RESTART_S = 1.0  # Before a pod is restarted. A cluster waits 10 s, doubled each time.
+RESTART_S = 1.0  # Wait before a pod is restarted. A cluster waits 10 s, doubled each time.
 TAKE_S = 0.1
 READ_S = 0.1
 SAY_S = 3.0  # Between two notes on progress.
@@ -176,7 +176,7 @@ class Observer:
     """Receives output and notes as they come."""
 
     line: Callable[[str, str, str], None]  # Pod, which of its processes or nothing, text.
-    note: Callable[[str], None]  # What the controller does, and what happens to the pods.
+    note: Callable[[str], None]  # Receives sentences about the controller's actions and the pods.
 
 
 @dataclass(frozen=True, slots=True)
@@ -308,7 +308,7 @@ class Controller:
             self._observer.line(slot.pod.name, rank, said)
 
     def _sweep(self) -> None:
-        """End pods whose first process has ended, whatever else is left of them."""
+        """End pods whose first process has ended, and kill their other processes."""
         for slot in self._slots.values():
             if slot.start is not None and slot.lines is not None and slot.lines.code is not None:
                 self._engine.sweep(slot.start)

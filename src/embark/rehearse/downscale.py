@@ -23,8 +23,8 @@ from embark.spec.toml import flatten
 if TYPE_CHECKING:  # imports numpy
     from embark.data.sample import Sample
 
-BUCKETS = "/mnt/embark-rehearsal"  # Where the pods see the folder that stands for object stores.
-SAMPLE = f"{BUCKETS}/sample"  # Where they see the sample of the run's data.
+BUCKETS = "/mnt/embark-rehearsal"  # Path in the pods of the folder that stands for object stores.
+SAMPLE = f"{BUCKETS}/sample"  # Path in the pods of the sample of the run's data.
 MAX_ROWS = 1000
 SAMPLES_PER_RANK = 32
 MAX_EVAL_SAMPLES = 2048  # At most as many as are trained on.
@@ -56,7 +56,7 @@ class RehearsedRun:
     spec: RunSpec
     spec_path: str  # The file that holds it, by its name.
     sample: Sample | None = None  # A sample of the run's own data.
-    unread: str = ""  # Why there is none: the data cannot be read from here.
+    unread: str = ""  # Why there is no sample: the data cannot be read from here.
 
     @property
     def folder(self) -> str:
@@ -75,7 +75,7 @@ class Downscaled:
 
 
 def downscale(job: K8sObject, objects: Objects, *, num_processes: int, num_pods: int, num_steps: int) -> Downscaled:
-    """Copies of the objects that differ only in what `changes` names."""
+    """Return copies of the objects that differ only in what `changes` names."""
     copies = [copy.deepcopy(dict(one)) for one in objects.all]
     own = next(new for old, new in zip(objects.all, copies, strict=True) if old is job)
     changes: list[Change] = []
@@ -144,7 +144,7 @@ def _with_scripts(mount: Mount, words: Sequence[str], changes: list[Change]) -> 
 
 
 def launch_of(pod: Pod) -> Launch | None:
-    """How the pod starts its training, as the linter reads it."""
+    """Return how the pod starts its training, as the linter reads it."""
     return launch_of_argv(pod.words, pod.env)
 
 
@@ -195,7 +195,7 @@ def _downscale_variables(container: Any, count: int, changes: list[Change]) -> N
 
 
 def _containers(thing: Any) -> Iterator[Any]:
-    """Every container of an object, whatever its kind, and the trainer of a TrainJob."""
+    """Yield every container of an object, whatever its kind, and the trainer of a TrainJob."""
     if isinstance(thing, dict):
         yield from rows(thing, "containers")
         yield from [thing["trainer"]] if thing.get("trainer") else []
@@ -245,13 +245,13 @@ def _downscale_spec(
 
 
 def spec_changes(old: RunSpec, new: RunSpec) -> list[Change]:
-    """The differences of two specs, by field."""
+    """Return the differences of two specs, by field."""
     before, after = flatten(old.model_dump()), flatten(new.model_dump())
     return [Change(key, _short(before.get(key)), _short(after[key])) for key in after if after[key] != before.get(key)]
 
 
 def _take_sample(spec: RunSpec, world_size: int, num_steps: int) -> tuple[Sample | None, str]:
-    """A sample of the run's own data with at least one row for each rank; or why there is none."""
+    """Return a sample of the run's own data with at least one row for each rank; or why there is none."""
     if spec.data.kind == "synthetic":
         return None, ""
     from embark.data.sample import take_sample
@@ -264,7 +264,7 @@ def _take_sample(spec: RunSpec, world_size: int, num_steps: int) -> tuple[Sample
 
 
 def downscale_spec(spec: RunSpec, world_size: int, num_steps: int, sample: Sample | None = None) -> RunSpec:
-    """The run scaled down. `world_size` is what the batch must divide over, `sample` what it trains on."""
+    """Return the run scaled down. The batch must be divisible by `world_size`; `sample` is the training data."""
     values = (sample.spec if sample else spec).model_dump()
     model, data, train, store = values["model"], values["data"], values["train"], values["store"]
     model["rows_per_table"] = _fewer(model["rows_per_table"])

@@ -46,7 +46,7 @@ class Folders:
     root: Path
 
     def of(self, mount: Mount, start: Start) -> Path:
-        """The folder or file of a mount, created if needed."""
+        """Return the folder or file of a mount, created if needed."""
         own = self.root / "pods" / start.pod.name / str(start.generation)
         if mount.kind == "files":
             path = own / "files" / mount.name
@@ -66,11 +66,11 @@ class Folders:
         return path
 
     def workdir(self, start: Start) -> Path:
-        """The working directory of a process that has no image to start in."""
+        """Return the working directory of a process that has no image to start in."""
         return self._open(self.root / "pods" / start.pod.name / str(start.generation) / "workdir")
 
     def find(self, path: str, start: Start) -> Path | None:
-        """The path here of a path that the pod sees; None if it is inside of the container."""
+        """Return the path here of a path that the pod sees; None if it is inside of the container."""
         for mount in sorted(start.pod.mounts, key=lambda one: -len(one.path)):
             if path == mount.path or path.startswith(mount.path.rstrip("/") + "/"):
                 return self.of(mount, start) / path[len(mount.path):].lstrip("/")
@@ -114,7 +114,7 @@ class Processes:
         self._starts: list[Start] = []
 
     def changes(self) -> list[Change]:
-        """Differences from the cluster that come from how pods are run here."""
+        """Return differences from the cluster that come from how pods are run here."""
         return [
             Change("pods", "containers of the image", f"processes of {sys.executable} on this machine, as its user"),
             Change("names of pods", "those that a Service makes resolvable", f"{LOOPBACK}, and a free port for each"),
@@ -152,7 +152,7 @@ class Processes:
         return lines
 
     def translate(self, start: Start) -> Callable[[str], str]:
-        """A function that translates paths and addresses of the pod into those of this machine."""
+        """Return a function that translates paths and addresses of the pod into those of this machine."""
         return self._here(start)
 
     def term(self, start: Start) -> None:
@@ -247,7 +247,7 @@ class Processes:
         return f"{match[1]}{LOOPBACK if self._names.resolves(match[2]) else match[2]}"
 
     def _port(self, there: str) -> str:
-        """A free port, the same each time, so that two rehearsals of one machine do not meet."""
+        """Return a free port, the same each time, so that two rehearsals of one machine do not meet."""
         if there not in self._ports and there not in self._ports.values():
             self._ports[there] = str(free_port())
         return self._ports.get(there, there)
@@ -272,19 +272,19 @@ def has_nats_server() -> bool:
 
 
 def _nats_server() -> str | None:
-    """The program that pip installed, or the machine's own."""
+    """Return the program that pip installed, or the machine's own."""
     return shutil.which(NATS_SERVER, path=sysconfig.get_path("scripts")) or shutil.which(NATS_SERVER)
 
 
 def _marked(mark: str) -> list[int]:
-    """Processes with this mark in their environment. torchrun puts each rank into a session of its own, and ranks
-    whose torchrun was killed have no parent to be found by."""
+    """Return processes with this mark in their environment. torchrun puts each rank into a session of its own, and
+    ranks whose torchrun was killed have no parent to be found by."""
     return [one.pid for one in psutil.process_iter(["environ"]) if (one.info["environ"] or {}).get(_MARK) == mark]
 
 
 FIRST_ADDRESS = 10
 TRIES = 20
-WIDE_NOFILE = 1_048_576  # What podman asks for by itself; where the hard limit is lower, a container would not start.
+WIDE_NOFILE = 1_048_576  # Podman's default limit; with a lower hard limit, a container would not start.
 SHM = "/dev/shm"
 ENGINES = ("podman", "docker")
 DNS = ("--dns-option", "timeout:1", "--dns-option", "attempts:2")
@@ -390,7 +390,7 @@ class Containers:
                          for words, done in failed)
 
     def _there(self) -> list[str]:
-        """The containers that exist: of several names to remove, podman removes none if one does not exist.
+        """Return the containers that exist: of several names to remove, podman removes none if one does not exist.
 
         If the engine does not answer, all that were started.
         """
@@ -468,4 +468,4 @@ class Containers:
         return self._shell.change([self.name, *words], timeout_s=_SLOW_S)
 
 
-Engine = Processes | Containers  # What runs the pods here, and does to them what a cloud does.
+Engine = Processes | Containers  # Runs the pods on this machine, and injects the faults of a cloud.

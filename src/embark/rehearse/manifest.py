@@ -9,12 +9,12 @@ from embark.kubernetes.pods import pod_specs, trains
 from embark.kubernetes.yaml_nodes import SourceFile
 from embark.lint.read import read_sources
 
-KINDS = ("Job", "JobSet", "TrainJob", "PyTorchJob", "RayJob", "Pod")  # Those that make pods which train.
+KINDS = ("Job", "JobSet", "TrainJob", "PyTorchJob", "RayJob", "Pod")  # Kinds of objects whose pods train.
 MANIFEST_SUFFIXES = (".yaml", ".yml", ".json")
 
 
 def read_texts(texts: Mapping[str, str]) -> Objects:
-    """The objects of texts by their names, such as those that a renderer is about to write."""
+    """Return the objects of texts by their names, such as those that a renderer is about to write."""
     files = read_sources(SourceFile.of(Path(name), text) for name, text in texts.items())
     for bad in files.unread:
         raise UserError(f"{bad.source.path}:{bad.source.line_of(bad.index)}: {bad.what}", fix=bad.fix)
@@ -22,7 +22,7 @@ def read_texts(texts: Mapping[str, str]) -> Objects:
 
 
 def manifest_texts(path: Path) -> dict[str, str]:
-    """The text of a manifest, or of all manifests of a folder."""
+    """Return the text of a manifest, or of all manifests of a folder."""
     paths = [path] if path.is_file() else sorted(one for one in path.iterdir() if one.suffix in MANIFEST_SUFFIXES)
     texts = {}
     for one in paths:
@@ -37,7 +37,7 @@ def manifest_texts(path: Path) -> dict[str, str]:
 
 
 def find_training_job(objects: Objects, where: str) -> K8sObject:
-    """The job that trains, if one of several does; else the only one."""
+    """Return the job that trains, if one of several does; else the only one."""
     all_jobs = objects.of_kind(*KINDS)
     training = [one for one in all_jobs if one["kind"] in ("JobSet", "TrainJob", "PyTorchJob")
                 or any(map(trains, pod_specs(one)))]

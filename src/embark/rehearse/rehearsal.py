@@ -39,7 +39,7 @@ TARGETS = ("job", "jobset", "trainjob", "pytorchjob", "ray", "follow", "serve")
 
 @dataclass(frozen=True, slots=True)
 class RehearsalOptions:
-    """How to rehearse."""
+    """Options of a rehearsal."""
 
     num_processes: int = 2
     num_steps: int = 100
@@ -59,7 +59,7 @@ class PreparedRehearsal:
     run: RehearsedRun | None
     changes: tuple[Change, ...]
     faults: tuple[Fault, ...]
-    findings: tuple[Finding, ...]  # The linter's.
+    findings: tuple[Finding, ...]  # Findings of the linter.
 
     @property
     def lint(self) -> tuple[Finding, ...]:
@@ -77,19 +77,19 @@ class RehearsalReport:
     engine: str
     verdict: Verdict
     lint: tuple[Finding, ...]
-    changes: tuple[Change, ...] = ()  # What is not as in the cluster.
+    changes: tuple[Change, ...] = ()  # Differences from the cluster.
     finish: str = ""  # The job `succeeded`, `failed` or ran `too long`; empty if no pod was made.
     reason: str = ""
     progress: Progress = field(default_factory=Progress)
     ends: tuple[PodEnd, ...] = ()
     elapsed_s: float = 0.0
-    left_behind: str = ""  # What `keep` left, and how to remove it.
+    left_behind: str = ""  # Files that `keep` left, and how to remove them.
 
 
 def load_manifests(
     spec: str, sets: Sequence[str], num_nodes: int | None, files: Path | None
 ) -> tuple[dict[str, str], str]:
-    """The manifests' texts by path, from files or as `embark render` would write them; and a name for them."""
+    """Return the manifests' texts by path, from files or as `embark render` would write them; and a name for them."""
     path = files or Path(spec)
     if path.is_dir() or (path.suffix in MANIFEST_SUFFIXES and path.is_file()):
         if num_nodes is not None or (sets and files is None):
@@ -209,7 +209,7 @@ class StopSignals:
 
 def choose_engine(prepared: PreparedRehearsal, options: RehearsalOptions, folders: Folders,
                   shell: Shell) -> tuple[Engine, str]:
-    """The engine, and why it was chosen."""
+    """Return the engine, and why it was chosen."""
     names = prepared.workload.names
     if prepared.workload.kind == "RayJob":
         if options.engine not in ("auto", "processes"):
@@ -253,7 +253,7 @@ def _write_sample(prepared: PreparedRehearsal, engine: Engine) -> None:
 
 
 def _run_folder(prepared: PreparedRehearsal, engine: Engine) -> Path | None:
-    """The folder of this machine in which the run's events will be."""
+    """Return the folder of this machine in which the run's events will be."""
     if prepared.run is None:
         return None
     first = min(prepared.workload.trainers, key=lambda pod: pod.index)

@@ -133,7 +133,7 @@ class RunningPod:
         return self.is_ready and self.lines.code is None
 
     def get(self, path: str) -> str | None:
-        """The body of the pod's answer; None without an answer."""
+        """Return the body of the pod's answer; None without an answer."""
         try:
             with urllib.request.urlopen(f"http://{LOOPBACK}:{self.port}{path}", timeout=5) as answer:
                 return str(answer.read().decode())
@@ -141,7 +141,7 @@ class RunningPod:
             return None
 
     def metric(self, name: str) -> list[float]:
-        """Values of a metric, for all labels."""
+        """Return values of a metric, for all labels."""
         return [float(value) for value in re.findall(rf"^{re.escape(name)}(?:{{[^}}]*}})? ([\d.e+-]+)$",
                                                      self.get("/metrics") or "", re.MULTILINE)]
 
@@ -247,7 +247,7 @@ class PreparedServer(PreparedServices):
     ports: tuple[int, ...]  # The port of each pod here.
     probe: str  # The path of the readiness probe.
     metric: str  # The metric that the autoscaler asks for; empty if it asks for none.
-    rows: bytes  # A request.
+    rows: bytes  # Body of the request that is sent.
     service: Check
 
     @property
@@ -278,17 +278,17 @@ class ServerReport:
 
 
 def find_server(objects: Objects) -> K8sObject | None:
-    """A Deployment whose container runs `embark serve`."""
+    """Return a Deployment whose container runs `embark serve`."""
     return next((one for one in objects.of_kind("Deployment") if served_artifact(one)), None)
 
 
 def served_artifact(deployment: K8sObject) -> str:
-    """The artifact that a Deployment's container serves; empty if it serves nothing."""
+    """Return the artifact that a Deployment's container serves; empty if it serves nothing."""
     return next(iter(_serve_words(main_container(at(deployment, "spec.template.spec") or {}))), "")
 
 
 def server_pods(deployment: K8sObject, objects: Objects) -> tuple[Pod, ...]:
-    """The pods that always run."""
+    """Return the pods that always run."""
     name, scaler = name_of(deployment), _scaler(deployment, objects)
     least = int(at(scaler, "spec.minReplicas") or at(scaler, "spec.minReplicaCount") or
                 at(deployment, "spec.replicas") or 1)
@@ -442,7 +442,7 @@ def _num_answered(replica: RunningPod) -> float:
 
 
 def _serve_words(container: K8sObject) -> list[str]:
-    """The words after `embark serve` in a command: the artifact, then options."""
+    """Return the words after `embark serve` in a command: the artifact, then options."""
     words = [str(word) for word in [*(container.get("command") or ()), *(container.get("args") or ())]]
     at_serve = next((index for index, word in enumerate(words) if word == "serve" and index and
                      words[index - 1].rpartition("/")[2] == "embark"), None)
@@ -450,7 +450,7 @@ def _serve_words(container: K8sObject) -> list[str]:
 
 
 def _here(pod: Pod, there: str, uri: str, port: int) -> Pod:
-    """The pod with an artifact, a port and an address of this machine."""
+    """Return the pod with an artifact, a port and an address of this machine."""
     words = [uri if word == there else word for word in pod.words]
     for option, value in (("--port", str(port)), ("--host", LOOPBACK)):
         if option in words:
@@ -462,7 +462,7 @@ def _here(pod: Pod, there: str, uri: str, port: int) -> Pod:
 
 
 def _request(uri: str) -> bytes:
-    """A request of rows without a value in any column: every model scores them."""
+    """Return a request of rows without a value in any column: every model scores them."""
     from embark.export.artifact import open_artifact
     from embark.features.arrow.row_parser import RowParser
 
@@ -476,7 +476,7 @@ def _request(uri: str) -> bytes:
 
 
 def _metric(scaler: K8sObject) -> str:
-    """The first metric that the autoscaler asks the server for."""
+    """Return the first metric that the autoscaler asks the server for."""
     names = [str(at(one, "pods.metric.name")) for one in rows(scaler, "spec.metrics") if at(one, "pods.metric.name")]
     queries = [str(at(one, "metadata.query") or "") for one in rows(scaler, "spec.triggers")]
     names += [found[0] for query in queries if (found := re.search(r"[a-zA-Z_:][\w:]*(?=\{)", query))]

@@ -44,7 +44,7 @@ _RETRY_S = 0.2
 
 
 def random_rows(spec: RunSpec) -> Iterator[dict[str, Any]]:
-    """Rows without end. The label depends on the first table's ids, so that there is something to learn."""
+    """Yield rows without end. The label depends on the first table's ids, so that there is something to learn."""
     draw, model = random.Random(0), spec.model
     dense = spec.data.dense_columns or tuple(f"dense_{i}" for i in range(model.num_dense))
     labels = label_columns(model.tasks) if model.tasks else (spec.data.label,)
@@ -120,7 +120,7 @@ async def _ignore(_: Exception) -> None:
 
 KINDS = ("StatefulSet", "Deployment")
 EVERY_STEPS, BATCH_SIZE = 10, 32
-EVERY_MINUTES = 0.01  # Between versions.
+EVERY_MINUTES = 0.01  # Interval between two versions.
 ROLES = {"follow": "trainer", "publish": "publisher", "serve": "server"}  # The role of a pod by its command of embark.
 
 
@@ -148,7 +148,7 @@ class PreparedStream(PreparedServices):
 
 
 def find_stream_trainer(objects: Objects) -> K8sObject | None:
-    """A StatefulSet or Deployment whose container runs `embark follow`."""
+    """Return a StatefulSet or Deployment whose container runs `embark follow`."""
     return next((one for one in objects.of_kind(*KINDS) if _role(one) == "trainer"), None)
 
 
@@ -233,7 +233,7 @@ class _Rehearsal:
                      f"servers have step {served}" if is_so else f"trained to step {trained}, served is {served}")
 
     def _check_once(self) -> Check:
-        """Check that what was trained again after a kill has the losses and counts of the first time."""
+        """Check that steps repeated after a kill have the losses and counts of the first time."""
         steps = self._steps()
         missing = next((step for step in range(1, max(steps) + 1) if step not in steps), None)
         twice = next((step for step, found in steps.items() if len(found) > 1), None)
@@ -262,7 +262,7 @@ class _Rehearsal:
 
 
 def _role(thing: K8sObject) -> str:
-    """The role of a StatefulSet or Deployment; empty for any other."""
+    """Return the role of a StatefulSet or Deployment; empty for any other."""
     container = main_container(at(thing, "spec.template.spec") or {})
     words = [str(word).rpartition("/")[2] for key in ("command", "args") for word in container.get(key) or ()]
     if words[:1] == [NATS_SERVER]:

@@ -58,12 +58,12 @@ class Verdict:
 
 
 def refused(workload: Workload, refusal: Cause) -> Verdict:
-    """The verdict on a job of which no pod was ever made."""
+    """Return the verdict on a job of which no pod was ever made."""
     return Verdict(False, f"{workload.kind} {workload.name} starts no pod: {refusal.what}", refusal.fix)
 
 
 def judge_outcome(case: Case) -> Verdict:
-    """The verdict on what happened."""
+    """Return the verdict on what happened."""
     checks = tuple(_checks(case))
     progress = case.outcome.progress
     lost = sum(one.lost_steps for one in progress.resumes)
@@ -126,7 +126,7 @@ def _fault_too_late(case: Case) -> Cause | None:
 
 
 def find_root_cause(case: Case) -> Cause:
-    """The first cause that fits: what follows from the manifest comes before what the lines say."""
+    """Return the first cause that fits: what follows from the manifest comes before what the lines say."""
     checks: Sequence[Callable[[Case], Cause | None]] = (
         _missing, _cannot_meet, _stopped_with_zero, _refused_by_the_run, _too_slow, _out_of_memory, _from_lines, _alone,
         _too_long,
@@ -138,12 +138,12 @@ def find_root_cause(case: Case) -> Cause:
 
 
 def stopped_with_zero(case: Case) -> list[str]:
-    """Pods that exited with 0 after SIGTERM."""
+    """Return pods that exited with 0 after SIGTERM."""
     return [end.name for end in case.outcome.ends if end.is_preempted and end.code == 0]
 
 
 def trains_alone(case: Case) -> bool:
-    """Whether several pods train without joining each other."""
+    """Return whether several pods train without joining each other."""
     launches = [launch_of(pod) for pod in case.pods]
     return len(case.pods) > 1 and all(one is not None and one.program == "python" for one in launches)
 
@@ -158,7 +158,7 @@ def _missing(case: Case) -> Cause | None:
 
 
 def _cannot_meet(case: Case) -> Cause | None:
-    """The linter's reasons, if the manifest itself keeps the ranks from meeting."""
+    """Return the linter's reasons, if the manifest itself keeps the ranks from meeting."""
     sizes = case.outcome.progress.world_sizes
     if case.outcome.finish == "succeeded" or (sizes and min(sizes) == len(case.pods) * case.num_processes):
         return None
@@ -195,7 +195,7 @@ def _alone(case: Case) -> Cause | None:
 
 
 def _refused_by_the_run(case: Case) -> Cause | None:
-    """The run's own error after exit code 64, which is the best explanation."""
+    """Return the run's own error after exit code 64, which is the best explanation."""
     if case.outcome.finish != "failed" or ExitCode.BAD_INPUT not in {end.code for end in case.outcome.ends}:
         return None
     for tail in case.outcome.tails.values():
@@ -224,7 +224,7 @@ def _out_of_memory(case: Case) -> Cause | None:
 
 
 def _from_lines(case: Case) -> Cause | None:
-    """The first cause that `embark diagnose` finds in the pods' lines."""
+    """Return the first cause that `embark diagnose` finds in the pods' lines."""
     if case.outcome.finish == "succeeded":
         return None
     from embark.diagnose.report import diagnose

@@ -94,7 +94,8 @@ def ray_services(job: K8sObject, objects: Objects) -> list[Service]:
 
 
 def _submitter(job: K8sObject, head: Pod, index: int, objects: Objects) -> Pod:
-    """The pod that submits the driver. The driver itself runs on the head, so paths are those of the head's mounts."""
+    """Return the pod that submits the driver. The driver itself runs on the head, so paths are those of the head's
+    mounts."""
     name = name_of(job)
     spec = at(job, "spec.submitterPodTemplate.spec") or _SUBMITTER_SPEC
     identity = PodIdentity(name=f"{name}-submitter-0", namespace=namespace_of(job), index=index, group="submitter",
@@ -168,7 +169,7 @@ class Workload:
 
 
 def make_workload(job: K8sObject, objects: Objects) -> tuple[Workload, FailurePolicy]:
-    """The pods, and the policy that decides what follows when they end."""
+    """Return the pods, and the policy that decides what follows when they end."""
     if job["kind"] == "JobSet":
         spec = job.get("spec") or {}
         return _replicated(job, spec, rows(spec, "replicatedJobs"), objects, kind="JobSet", name=name_of(job))
@@ -191,7 +192,7 @@ def _replicated(
     job: K8sObject, spec: K8sObject, replicated: Sequence[K8sObject], objects: Objects, *, kind: str, name: str,
     env: Any = None, container: str = "",
 ) -> tuple[Workload, FailurePolicy]:
-    """The pods of a JobSet: child Jobs NAME-JOB-i, pods NAME-JOB-i-j, one headless Service for all, made by the
+    """Return the pods of a JobSet: child Jobs NAME-JOB-i, pods NAME-JOB-i-j, one headless Service for all, made by the
     controller."""
     space = namespace_of(job)
     network = at(spec, "network") or {}
@@ -259,7 +260,7 @@ def _train_job(job: K8sObject, objects: Objects) -> tuple[Workload, FailurePolic
 
 
 def _with_trainer(replicated: K8sObject, trainer: K8sObject, num_nodes: int) -> K8sObject:
-    """The runtime's job with what the TrainJob overrides."""
+    """Return the runtime's job with what the TrainJob overrides."""
     if replicated.get("name") != NODE:
         return replicated
     patched: dict[str, Any] = copy.deepcopy(dict(replicated))
@@ -349,7 +350,7 @@ def _ray_job(job: K8sObject, objects: Objects) -> tuple[Workload, FailurePolicy]
 
 
 def _volcano_job(job: K8sObject, objects: Objects) -> tuple[Workload, FailurePolicy]:
-    """What TorchX submits: a task for each replica; the plugin `svc` names the hosts of each to all."""
+    """Return what TorchX submits: a task for each replica; the plugin `svc` names the hosts of each to all."""
     name, space, tasks = name_of(job), namespace_of(job), rows(job, "spec.tasks")
     counts = {str(task.get("name")): int(task.get("replicas") or 1) for task in tasks}
     hosts = {f"VC_{task.replace('-', '_').upper()}_HOSTS": ",".join(
@@ -379,7 +380,7 @@ def _child_pods(
     spec: K8sObject, name: str, space: str, objects: Objects, *, is_indexed: bool, subdomain: str = "",
     labels: dict[str, str] | None = None, first: int = 0, env: Any = None, container: str = "",
 ) -> tuple[Pod, ...]:
-    """The pods of a Job that run at once."""
+    """Return the pods of a Job that run at once."""
     pods = []
     for index in range(int(spec.get("parallelism", 1))):
         suffix = str(index) if is_indexed else _random_suffix(name, index)
@@ -401,7 +402,7 @@ def _defaulted(child: K8sObject) -> K8sObject:
 
 
 def _random_suffix(name: str, index: int) -> str:
-    """A stand-in for the random letters of a pod's name, the same at each rehearsal."""
+    """Return a stand-in for the random letters of a pod's name, the same at each rehearsal."""
     letters = "bcdfghjklmnpqrstvwxz2456789"
     number = zlib.crc32(f"{name} {index}".encode())
     return "".join(letters[number // len(letters) ** digit % len(letters)] for digit in range(5))

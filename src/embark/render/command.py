@@ -17,7 +17,7 @@ IS_HOST = '$([ "$JOB_COMPLETION_INDEX" = 0 ] && echo true || echo false)'
 
 
 def train_words(spec_path: str = SPEC_PATH) -> list[str]:
-    """The command of each rank."""
+    """Return the command of each rank."""
     return ["-m", "embark", "train", spec_path]
 
 
@@ -27,7 +27,7 @@ def ranks_words(*options: str, spec_path: str = SPEC_PATH) -> list[str]:
 
 
 def ranks_line(words: list[str], *options: str) -> str:
-    """The words quoted for a shell, with more of torchrun's options, which the shell expands."""
+    """Return the words quoted for a shell, with more of torchrun's options, which the shell expands."""
     quoted = [shlex.quote(word) for word in words]
     at = words.index("-m", 3)  # the ranks' own -m
     return " ".join([*quoted[:at], *options, *quoted[at:]])
@@ -49,7 +49,7 @@ def meeting_conf(is_host: str) -> str:
 
 
 def indexed_command(job: Job, host: str) -> list[str]:
-    """The command of the pods of an indexed Job; `host` is the name of the pod with index 0."""
+    """Return the command of the pods of an indexed Job; `host` is the name of the pod with index 0."""
     if job.is_tpu:  # one process for all chips of a host, and GKE says where the others are
         return ["python", *train_words(), "--set", "place.device=tpu"]
     if job.num_nodes == 1:
@@ -60,7 +60,7 @@ def indexed_command(job: Job, host: str) -> list[str]:
 
 
 def shell_command(line: str, env_script: str = "") -> list[str]:
-    """A command that runs a shell line, after the script that the fabric's plugin brings."""
+    """Return a command that runs a shell line, after the script that the fabric's plugin brings."""
     if not env_script:
         return ["/bin/sh", "-c", line]
     # Google's scripts are written for bash.
@@ -68,11 +68,11 @@ def shell_command(line: str, env_script: str = "") -> list[str]:
 
 
 def plain_command(job: Job, words: list[str]) -> list[str]:
-    """The words, or a shell that runs them if the fabric has a script to read first."""
+    """Return the words, or a shell that runs them if the fabric has a script to read first."""
     script = fabric_needs(job).env_script
     return shell_command("exec " + shlex.join(words), script) if script else words
 
 
 def encoded_spec(job: Job) -> str:
-    """The spec for a variable of a container into which no file can be mounted."""
+    """Return the spec for a variable of a container into which no file can be mounted."""
     return base64.b64encode(job.spec_toml.encode()).decode()

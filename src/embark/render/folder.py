@@ -34,7 +34,7 @@ class File:
 
 @dataclass(frozen=True, slots=True)
 class Record:
-    """What the folder's `RECORD` says about its last rendering."""
+    """The entries of the folder's `RECORD` about its last rendering."""
 
     spec: str = ""  # The file of the folder that it was rendered from.
     origin: tuple[str, ...] = ()
@@ -73,11 +73,11 @@ class FolderReport:
 
     folder: str
     files: tuple[FileChange, ...]
-    skipped: tuple[str, ...]  # Not written: edited by hand, or no longer rendered.
+    skipped: tuple[str, ...]  # Files that were not written: edited by hand, or no longer rendered.
     is_written: bool
     spec: str  # The file of the folder that the others are rendered from.
     settings: tuple[str, ...]  # The lines that are new in it, as TOML.
-    unread: str = ""  # Why what the data decides is not in the files, if it is not.
+    unread: str = ""  # Why the files lack values that follow from the data; empty if they have them.
 
     def paths(self, state: State) -> list[str]:
         return [file.path for file in self.files if file.state == state]

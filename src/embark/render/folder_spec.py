@@ -21,7 +21,7 @@ ABOUT = ("The run. All rendered files of this folder follow from it: edit it and
 
 
 def folder_spec(source: str, sets: Sequence[str], out: Path | None) -> FolderSpec:
-    """The spec that a folder keeps. Settings of a spec that lies in the folder are written into it.
+    """Return the spec that a folder keeps. Settings of a spec that lies in the folder are written into it.
 
     Refuses to replace the spec of a folder by another one.
     """
@@ -54,19 +54,19 @@ def spec_text(spec: RunSpec) -> str:
 
 
 def _copied_text(path: Path, spec: RunSpec, sets: Sequence[str]) -> str:
-    """The text of a spec elsewhere, with its name, which is the file's if the spec has none."""
+    """Return the text of a spec elsewhere, with its name, which is the file's if the spec has none."""
     text = path.read_text(encoding="utf-8")
     return set_in_text(text, [*sets, f'name="{spec.name}"'], where=str(path))[0]
 
 
 def _paths(spec: RunSpec, folder: Path, only: Container[str] | None = None) -> list[str]:
-    """Settings for a spec in `folder`, from which relative paths go."""
+    """Return settings for a spec in `folder`, from which relative paths go."""
     return [f"{field}={inline(list(value) if isinstance(value, tuple) else value)}"
             for field, value in paths_from(spec, folder).items() if only is None or field in only]
 
 
 def _is_copy(there: Path, record: Record, origin: tuple[str, ...]) -> bool:
-    """Whether it is unedited since it was made from the same spec with the same settings."""
+    """Return whether it is unedited since it was made from the same spec with the same settings."""
     return record.origin == origin and record.checksums.get(there.name) == checksum(there.read_bytes())
 
 

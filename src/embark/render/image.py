@@ -74,14 +74,14 @@ def dockerfile(job: Job) -> str:
 
 
 def image_files(job: Job) -> tuple[str, ...]:
-    """Files of the image: also the model's own code if nothing can be mounted."""
+    """Return files of the image: also the model's own code if nothing can be mounted."""
     model, place = job.spec.model, job.place
     own = [file_of(model.kind)] if place.target in ENDPOINTS and model.is_custom else []
     return (*place.image_files, *own)
 
 
 def image_extras(job: Job) -> str:
-    """The extras of the wheel that the run needs."""
+    """Return the extras of the wheel that the run needs."""
     watch = job.spec.watch
     if job.target in SERVE_TARGETS:
         return "cloud,serve"
@@ -117,5 +117,5 @@ def _inside(path: str) -> str:
 
 
 def _literal(text: str) -> str:
-    """A text in which docker compose expands no variable."""
+    """Return a text in which docker compose expands no variable."""
     return text.replace("$", "$$")

@@ -64,7 +64,7 @@ class Setting(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Exit:
-    """What a controller is to do when a process ends with this code."""
+    """The action of a controller when a process ends with this code."""
 
     code: int
     means: str
@@ -100,7 +100,7 @@ class Location:
     zone: str
     cluster: str
     pool: str  # The node pool: named for the machine and for how it is paid, so that two can live beside each other.
-    machine_type: str  # What the cloud calls a host.
+    machine_type: str  # The cloud's name for a host.
     has_fabric: bool  # Traffic between machines goes past the ordinary network, which must be asked for.
 
 
@@ -117,7 +117,7 @@ class Job:
 
     @classmethod
     def of(cls, spec: RunSpec, machine: Machine) -> Job:
-        """The job of a spec, not yet checked."""
+        """Return the job of a spec, not yet checked."""
         num_processes = 1 if spec.place.target == FOLLOW else machine.gpus_per_host
         return cls(spec, machine, dns_label(spec.name), spec.place.max_nodes, num_processes,
                    to_toml(spec, only_set=True))
@@ -266,7 +266,7 @@ class Job:
 
     @property
     def data_source(self) -> str:
-        """Where the copy to the volume comes from: `data/` beside the runs in their bucket."""
+        """The source of the copy to the volume: `data/` next to the runs in their bucket."""
         scheme, name, _ = _split_uri(self.spec.store.root)
         folder = posixpath.basename(self.spec.data.path.rstrip("/")) or self.name
         bucket = f"{scheme}://{name}" if scheme in SCHEMES.values() else f"{SCHEMES[self.cloud]}://your-bucket"
@@ -274,7 +274,8 @@ class Job:
 
     @cached_property
     def object_store_paths(self) -> list[Bucket]:
-        """What the run reads and writes in object stores: its data, what fills its volume, and its own files."""
+        """The paths in object stores that the run reads and writes: its data, the source of its volume, and its own
+        files."""
         read, written = [("data.path", self.spec.data.path)], [("store.root", self.spec.store.root)]
         if self.place.volume:
             read.append(("data.path", self.data_source))
@@ -302,7 +303,7 @@ class Job:
         return [Bucket(scheme, name, "", written) for (scheme, name), written in is_written.items()]
 
     def is_shared(self, path: str) -> bool:
-        """Whether every machine sees the same there: in an object store, or on the mounted volume."""
+        """Return whether every machine sees the same there: in an object store, or on the mounted volume."""
         mount = self.place.volume_path
         return "://" in path or (bool(self.place.volume) and (path == mount or path.startswith(f"{mount}/")))
 

@@ -93,7 +93,7 @@ def price_text(job: Job) -> str:
 
 
 def budget_usd(job: Job) -> int:
-    """What all machines cost in `place.max_hours` or a day, rounded up."""
+    """Return what all machines cost in `place.max_hours` or a day, rounded up."""
     rate = job.usd_per_hour
     if rate is None:
         return 100
@@ -121,7 +121,7 @@ class CloudQuota:
 
 
 def quota_of(job: Job) -> Quota | None:
-    """The quota of its machines; Vertex AI and the Cloud TPU API have their own."""
+    """Return the quota of its machines; Vertex AI and the Cloud TPU API have their own."""
     own = job.machine.quota
     if own is None:
         return None
@@ -132,7 +132,7 @@ def quota_of(job: Job) -> Quota | None:
 
 
 def quota_name(job: Job) -> tuple[str, str]:
-    """The cloud's name for the quota and its code; empty if the catalog does not know them."""
+    """Return the cloud's name for the quota and its code; empty if the catalog does not know them."""
     quota = quota_of(job)
     if quota is None:
         return "", ""
@@ -140,7 +140,7 @@ def quota_name(job: Job) -> tuple[str, str]:
 
 
 def needed_units(job: Job) -> int:
-    """How much of its quota the run needs."""
+    """Return how much of its quota the run needs."""
     quota = quota_of(job)
     unit = quota.unit if quota else "GPU"
     if unit == "vCPU":

@@ -18,8 +18,9 @@ TPU_PORTS = {"tpu": 8471, "coordinator": 8476}  # Ports at which the hosts' runt
 
 
 def pod_values(job: Job) -> dict[str, Any]:
-    """Values for `kubernetes/pod.yaml.j2`. GKE's webhook tells each pod of a TPU its index in the slice (TPU_WORKER_ID,
-    TPU_WORKER_HOSTNAMES), and each slice its index in a JobSet (MEGASCALE_…); JAX reads these itself."""
+    """Return values for `kubernetes/pod.yaml.j2`. GKE's webhook tells each pod of a TPU its index in the slice
+    (TPU_WORKER_ID, TPU_WORKER_HOSTNAMES), and each slice its index in a JobSet (MEGASCALE_…); JAX reads these
+    itself."""
     ports = {"rendezvous": PORT} if job.num_nodes > 1 else {}
     if job.is_tpu:
         ports = dict(TPU_PORTS) if job.num_pods > 1 else {}
@@ -42,7 +43,7 @@ def environment(job: Job) -> list[Any]:
 
 
 def env_rows(settings: Iterable[Setting]) -> list[Any]:
-    """A container's `env`, with the reason above each variable."""
+    """Return a container's `env`, with the reason above each variable."""
     return [note({"name": name, "value": value}, why) for name, value, why in settings]
 
 
@@ -77,7 +78,7 @@ def resources(job: Job) -> dict[str, Any]:
 
 
 def accelerator(job: Job) -> str:
-    """The resource name of its accelerators."""
+    """Return the resource name of its accelerators."""
     return TPU if job.is_tpu else NVIDIA_GPU
 
 
@@ -107,7 +108,7 @@ def tolerations(job: Job) -> list[Any]:
 
 
 def config_data(job: Job) -> dict[str, str]:
-    """The files that the pod reads under /etc/embark."""
+    """Return the files that the pod reads under /etc/embark."""
     data = {SPEC_PATH.rpartition("/")[2]: job.spec_toml}
     topology = topology_xml(job)
     return {**data, TOPOLOGY_PATH.rpartition("/")[2]: topology} if topology else data

@@ -43,7 +43,7 @@ MACHINES: dict[str, Render] = {"aws": aws.render_vm, "azure": azure.render_vm, "
 
 
 def render(job: Job) -> list[File]:
-    """Every file: those of all targets, the image, the queue if one is named, and the infrastructure."""
+    """Return every file: those of all targets, the image, the queue if one is named, and the infrastructure."""
     others = [file for target in job.targets[1:] for file in TARGETS[target](job.with_target(target))]
     files = [*own_files(job), *others, *render_infrastructure(job)]
     paths = [file.path for file in files]
@@ -52,7 +52,7 @@ def render(job: Job) -> list[File]:
 
 
 def own_files(job: Job) -> list[File]:
-    """The files that start the ranks, the image they run in, and the wheel that is installed there."""
+    """Return the files that start the ranks, the image they run in, and the wheel that is installed there."""
     target = job.target
     files = [*(TARGETS[target](job) if target in TARGETS else []), wheel_file()]
     # The job has their text in its spec; here a person edits them.
@@ -66,7 +66,7 @@ def own_files(job: Job) -> list[File]:
 
 
 def render_infrastructure(job: Job) -> list[File]:
-    """Every file that the job needs beside its own; none on one host or on a cluster of yours."""
+    """Return every file that the job needs beside its own; none on one host or on a cluster of yours."""
     target, cloud = job.target, job.cloud
     in_pods = target in (*POD_TARGETS, FOLLOW)
     if target in ("compose", *SERVE_TARGETS) or (in_pods and not job.place.infrastructure):

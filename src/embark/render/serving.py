@@ -30,17 +30,17 @@ def artifact_of(spec: RunSpec) -> str:
 
 
 def published_uri(spec: RunSpec) -> str:
-    """Where `embark publish` writes versions of the run."""
+    """Return where `embark publish` writes versions of the run."""
     return spec.publish.to.rstrip("/") or f"{spec.store.root.rstrip('/')}/{spec.name}/export"
 
 
 def server_name(name: str) -> str:
-    """The name of what serves a run's model: on Kubernetes, on an endpoint, in the registry of launches."""
+    """Return the name of what serves a run's model: on Kubernetes, on an endpoint, in the registry of launches."""
     return f"{name}-serve"
 
 
 def serve_mistakes(spec: RunSpec, catalog: Catalog) -> Iterator[Mistake]:
-    """What keeps a server from being deployed."""
+    """Yield the mistakes that keep a server from being deployed."""
     artifact = artifact_of(spec)
     if "://" not in artifact:
         yield Mistake("", "serve.artifact", artifact, "is on this machine; pods do not see it",
@@ -60,7 +60,7 @@ def serve_mistakes(spec: RunSpec, catalog: Catalog) -> Iterator[Mistake]:
 
 
 def endpoint_mistakes(spec: RunSpec, cloud: str) -> Iterator[Mistake]:
-    """What a managed endpoint lacks; `cloud` is the one that the spec is for."""
+    """Yield the settings that a managed endpoint lacks; `cloud` is the one that the spec is for."""
     target, place = spec.place.target, spec.place
     if target not in ENDPOINTS:
         return
@@ -84,7 +84,8 @@ def endpoint_mistakes(spec: RunSpec, cloud: str) -> Iterator[Mistake]:
 
 
 def endpoint_machine(spec: RunSpec, cloud: str) -> str:
-    """The machine of a managed endpoint: the named one, or the cheapest with the memory; empty if none has it."""
+    """Return the machine of a managed endpoint: the named one, or the cheapest with the memory; empty if none has
+    it."""
     from embark.plan.serving import ServeRequest, offers_for
 
     if spec.serve.machine:
@@ -103,7 +104,7 @@ def cloud_run_gib(spec: RunSpec) -> int:
 
 
 def knows_tables(spec: RunSpec) -> bool:
-    """Whether the tables' sizes are known: not if prepared data that cannot be read from here decides them."""
+    """Return whether the tables' sizes are known: not if prepared data that cannot be read from here decides them."""
     return spec.data.kind != "prepared" or spec.model.gives_tables
 
 
@@ -123,7 +124,7 @@ def with_cloud(spec: RunSpec) -> RunSpec:
 
 
 def broker_name(name: str) -> str:
-    """The name of the NATS server of a deployment."""
+    """Return the name of the NATS server of a deployment."""
     return f"{name}-nats"
 
 
@@ -139,12 +140,12 @@ def with_broker(spec: RunSpec, name: str) -> RunSpec:
 
 
 def has_own_broker(spec: RunSpec, name: str) -> bool:
-    """Whether the deployment has a NATS server."""
+    """Return whether the deployment has a NATS server."""
     return spec.stream.source == "nats" and spec.stream.servers == (broker_url(name),)
 
 
 def follow_mistakes(spec: RunSpec) -> Iterator[Mistake]:
-    """What keeps a trainer that follows a stream from being deployed."""
+    """Yield the mistakes that keep a trainer that follows a stream from being deployed."""
     stream, store, serve = spec.stream, spec.store, spec.serve
     if not stream.is_on:
         yield Mistake("", "stream.source", "", 'place.target = "follow" trains on a stream', "set it in [stream]")

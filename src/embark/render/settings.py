@@ -20,7 +20,7 @@ TOPOLOGY_PATH = "/etc/embark/topology.xml"
 
 @dataclass(frozen=True, slots=True)
 class FabricNeeds:
-    """What a fabric needs of the pod that uses it, besides settings."""
+    """The requirements of a fabric on the pod that uses it, besides settings."""
 
     hugepages_2mi: str
     needs_ipc_lock: bool
@@ -28,13 +28,13 @@ class FabricNeeds:
     """Interface in the pod and network of the cluster, for those beside the default."""
     daemon: str  # The name of the container that goes with it; empty where none does.
     daemon_image: str
-    env_script: str  # What a shell reads before the ranks start.
+    env_script: str  # Script that a shell sources before the ranks start.
     why: str
 
 
 def settings_of(job: Job, *, is_pod: bool = True, has_fabric: bool = True) -> tuple[Setting, ...]:
-    """All settings, in order; of two with one name the fabric's counts. `has_fabric` is false if someone else sets it
-    up."""
+    """Return all settings, in order; of two with one name the fabric's counts. `has_fabric` is false if someone else
+    sets it up."""
     table = _table()
     found = [_setting(row) for row in table["every"]]
     found += _computed(job)
@@ -50,7 +50,7 @@ def settings_of(job: Job, *, is_pod: bool = True, has_fabric: bool = True) -> tu
 
 
 def fabric_needs(job: Job) -> FabricNeeds:
-    """What the fabric needs; nothing for one machine, which uses none."""
+    """Return the requirements of the fabric; none for one machine, which does not use it."""
     row = _fabric(job) if job.num_nodes > 1 else {}
     first = int(row.get("first_interface", 1))
     networks = tuple((f"eth{first + i}", name) for i, name in enumerate(row.get("networks", ())))
@@ -65,7 +65,7 @@ def fabric_needs(job: Job) -> FabricNeeds:
 
 
 def grace_s(job: Job) -> int:
-    """Seconds from SIGTERM to SIGKILL: what the spec says, else what the cloud gives."""
+    """Return the seconds from SIGTERM to SIGKILL: what the spec says, else what the cloud gives."""
     row = _table()["grace"][job.cloud]
     given = int(POD_GRACE_S[job.cloud] if job.is_spot else row["on_demand_s"])
     asked = job.place.grace_s
@@ -80,7 +80,7 @@ def grace_reason(job: Job) -> str:
 
 
 def topology_xml(job: Job) -> str:
-    """The file of NCCL_TOPO_FILE; empty if the machine shows its topology, or it is not known."""
+    """Return the file of NCCL_TOPO_FILE; empty if the machine shows its topology, or it is not known."""
     rows = [row for row in _table()["topology"].values() if job.machine.name in row["machines"]]
     return render_template("topology.xml.j2", row=rows[0]) if rows and job.num_nodes > 1 else ""
 

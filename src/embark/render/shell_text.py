@@ -62,7 +62,7 @@ def job_text(template: str, job: Job, **values: Any) -> str:
 
 
 def script(about: str, *parts: str) -> str:
-    """A bash script that stops at its first error."""
+    """Return a bash script that stops at its first error."""
     body = "\n\n".join(part.strip("\n") for part in parts if part.strip())
     return f"#!/usr/bin/env bash\n{script_header(about)}\n{body}\n"
 
@@ -72,7 +72,7 @@ def script_header(about: str) -> Shell:
 
 
 def command(*words: str, indent: int = 0) -> Shell:
-    """One command, broken before its options if it is long; `indent` is that of its first line."""
+    """Return one command, broken before its options if it is long; `indent` is that of its first line."""
     quoted = [quote(word) for word in words]
     line = " ".join(quoted)
     if indent + len(line) <= MAX_WIDTH:
@@ -87,7 +87,7 @@ def command(*words: str, indent: int = 0) -> Shell:
 
 
 def run(*words: str, indent: int = 0) -> Shell:
-    """A command that changes something: it is printed, and skipped in a dry run."""
+    """Return a command that changes something: it is printed, and skipped in a dry run."""
     return command(Shell("run"), *words, indent=indent)
 
 
@@ -110,7 +110,8 @@ def comment_text(text: str) -> Shell:
 
 
 def needed_setting(name: str, default: str, what: str) -> Shell:
-    """A variable with a default, or one that the caller's environment must set. `what` is this program's text."""
+    """Return a variable with a default, or one that the caller's environment must set. `what` is this program's
+    text."""
     return Shell(f"{name}=${{{name}:-{quote(default)}}}" if default else f": \"${{{name}:?{what}}}\"")
 
 
@@ -138,7 +139,7 @@ def _environment() -> jinja2.Environment:
 class Step:
     """Commands that create something once, and the one that succeeds if it already exists."""
 
-    what: str  # What is created, for a person; empty if nothing new is.
+    what: str  # The created resource, for a person; empty if nothing is created.
     commands: tuple[Words, ...]
     unless: Words = ()
     remove: tuple[Words, ...] = ()  # Run in this order; one that finds nothing does not stop the next.
@@ -147,7 +148,7 @@ class Step:
 
 
 def step_text(step: Step, indent: int = 0) -> Shell:
-    """A step for a script; the first line is not indented."""
+    """Return a step for a script; the first line is not indented."""
     pad = "\n" + " " * indent
     lines = [f"# {step.why}"] if step.why else []
     if step.unless:
@@ -161,7 +162,7 @@ def step_text(step: Step, indent: int = 0) -> Shell:
 
 
 def substitute(words: Sequence[str], values: Mapping[str, str | Sequence[str]]) -> list[str]:
-    """The words as a shell would pass them, with these variables; `"${NAME[@]}"` is a whole list."""
+    """Return the words as a shell would pass them, with these variables; `"${NAME[@]}"` is a whole list."""
     passed: list[str] = []
     for word in words:
         if not isinstance(word, Shell):
@@ -178,7 +179,7 @@ def substitute(words: Sequence[str], values: Mapping[str, str | Sequence[str]]) 
 
 
 def python_text(template: str, values: Mapping[str, Any], *, about: str) -> str:
-    """A file of `templates/` with `NAME = literal` lines for its `CONSTANTS`, under a header."""
+    """Return a file of `templates/` with `NAME = literal` lines for its `CONSTANTS`, under a header."""
     body = (TEMPLATES / template).read_text(encoding="utf-8")
     before, place, after = body.partition(PLACE)
     assert place, "the body has no place for its values"

@@ -38,7 +38,7 @@ def render_volumes(job: Job) -> list[File]:
 
 
 def capacity_gib(job: Job, volume: Volume) -> int:
-    """The smallest size that can be bought: the speed grows with it, and so does the bill."""
+    """Return the smallest size that can be bought: the speed grows with it, and so does the bill."""
     least_gib = round((volume.min_tib or 1.0) * GIB_PER_TIB)
     if job.cloud == "aws":  # FSx sells 1200, then multiples of 2400
         return 1200 if least_gib <= 1229 else -(-least_gib // 2400) * 2400
@@ -48,13 +48,13 @@ def capacity_gib(job: Job, volume: Volume) -> int:
 
 
 def needs_copy(job: Job) -> bool:
-    """Whether a Job fills the volume. FSx for Lustre reads the bucket by itself, through a data repository
+    """Return whether a Job fills the volume. FSx for Lustre reads the bucket by itself, through a data repository
     association."""
     return bool(job.place.volume) and job.cloud != "aws"
 
 
 def data_target(job: Job) -> str:
-    """The folder of the volume that the run reads."""
+    """Return the folder of the volume that the run reads."""
     path, mount = job.spec.data.path, job.place.volume_path
     return path if path.startswith(f"{mount}/") else f"{mount}/{posixpath.basename(job.data_source)}"
 

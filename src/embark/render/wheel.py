@@ -38,7 +38,7 @@ def wheel_file() -> File:
 
 
 def wheel_requirement(folder: str, extras: str) -> str:
-    """The requirement of the wheel in `folder`, by its path, so that no index's version takes its place."""
+    """Return the requirement of the wheel in `folder`, by its path, so that no index's version takes its place."""
     return f"{folder}/{wheel_name()}[{extras}]"
 
 
@@ -84,7 +84,7 @@ def _metadata(package: Path) -> dict[str, bytes]:
 
 
 def _metadata_rows(project: dict[str, Any]) -> Iterator[tuple[str, str]]:
-    """Rows of METADATA, by version 2.4 of the core metadata specification."""
+    """Yield rows of METADATA, by version 2.4 of the core metadata specification."""
     yield "Metadata-Version", "2.4"
     yield "Name", DISTRIBUTION
     yield "Version", embark.__version__
@@ -144,7 +144,7 @@ def fetch_text(job: Job) -> Shell:
 
 
 def _wheel_object(job: Job) -> tuple[str, str]:
-    """The wheel's bucket and name, below the run's own files, which the machines may read."""
+    """Return the wheel's bucket and name, below the run's own files, which the machines may read."""
     root, scheme = job.spec.store.root, SCHEMES[job.cloud]
     if not root.startswith(f"{scheme}://"):
         image = "" if job.is_tpu else ", or build an image: embark image"

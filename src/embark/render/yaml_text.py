@@ -30,18 +30,18 @@ class Noted:
 
 
 def note(value: Any, why: str) -> Noted:
-    """A value of a mapping or a list with a comment above its line."""
+    """Return a value of a mapping or a list with a comment above its line."""
     return Noted(value, why)
 
 
 def yaml_text(documents: Sequence[Mapping[str, Any]], *, about: str) -> str:
-    """Documents of one file, under a header that says what it is and who wrote it."""
+    """Return documents of one file, under a header that says what it is and who wrote it."""
     parts = ["\n".join(_lines(document, 0)) + "\n" for document in documents]
     return header(about) + "---\n".join(parts)
 
 
 def yaml_part(value: Any, indent: int = 0) -> str:
-    """A value for the middle of a document; without an indent, a scalar stands behind its key."""
+    """Return a value for the middle of a document; without an indent, a scalar stands behind its key."""
     return "\n".join(_lines(value, indent))
 
 
@@ -77,7 +77,7 @@ def comment(text: str, indent: int = 0) -> list[str]:
 
 
 def plain(value: Any) -> Any:
-    """The value without its comments: what reading the text gives."""
+    """Return the value without its comments: what reading the text gives."""
     if isinstance(value, Noted):
         return plain(value.value)
     if isinstance(value, Mapping):
@@ -102,7 +102,7 @@ def _lines(value: Any, indent: int) -> Iterator[str]:
 
 
 def _entry(head: str, value: Any, indent: int, nested: int) -> Iterator[str]:
-    """A `key: value`, with the value beside the key or under it."""
+    """Yield a `key: value`, with the value beside the key or under it."""
     if isinstance(value, Noted):
         yield from comment(value.why, indent)
         value = value.value
@@ -135,7 +135,8 @@ def _item(value: Any, indent: int) -> Iterator[str]:
 
 
 def _scalar(value: Any, *, is_key: bool = False) -> list[str]:
-    """The lines of a scalar behind a key at the left edge; further lines are those of a block, already indented."""
+    """Return the lines of a scalar behind a key at the left edge; further lines are those of a block, already
+    indented."""
     if isinstance(value, Mapping):
         return ["{}"]
     if isinstance(value, list | tuple):

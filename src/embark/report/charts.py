@@ -48,7 +48,7 @@ MAX_DOTS = 60
 FIRST_SHARE = 0.05  # The share of the steps that is far off at first, and would flatten all that follows.
 
 MAX_RULES = 60
-MAX_PLAIN = 120  # So many means are drawn of many more points.
+MAX_PLAIN = 120  # Points of a plain chart; more are reduced to as many means.
 MAX_LETTERED = 600
 LETTERS_WIDTH, LETTERS_HEIGHT = 64, 8
 REASONS = {"preempted": "preempted", "interrupted": "stopped by Ctrl-C", "died": "died", "error": "failed"}
@@ -136,10 +136,10 @@ class LearningCurve:
     """A curve that is shown, and how its figures are formatted."""
 
     name: str
-    say: Say  # Formats a tick.
+    say: Say  # Formats the label of a tick.
     tell: Say  # Formats a figure in a sentence.
     from_zero: bool = False
-    eval_name: str = ""  # What evaluations call it; the same where it is empty.
+    eval_name: str = ""  # Name of the metric in evaluations; empty if it is the same.
 
 
 def _rate(value: float) -> str:
@@ -291,7 +291,7 @@ def _by_time(times: Floats, values: Floats, starts: Sequence[float]) -> tuple[Fl
 
 MAX_ROWS = 40
 MAX_TICKS = 500
-TICK = 0.003  # How wide a moment is drawn, as a share of the wall time.
+TICK = 0.003  # Width of a moment, as a share of the wall time.
 MAX_RANKS = 32
 MAX_KEYS = 8
 LEAST_SHARE = 0.05

@@ -44,7 +44,7 @@ Values = Mapping[str, float | None]
 class ComparedRun:
     """A run of a comparison, with its figures."""
 
-    name: str  # Unique among them.
+    name: str  # Unique among the compared runs.
     uri: str
     state: State
     sentence: str
@@ -89,7 +89,7 @@ class SpecDifference:
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
-    """Which run was better, and why."""
+    """The comparison of several runs: the better one, and why."""
 
     sentence: str
     best: str  # The better run's name; empty where none is.
@@ -99,10 +99,8 @@ class Comparison:
     slices: tuple[SliceResult, ...] = ()  # Each run's metrics by the values of a feature.
 
     def best_of(self, row: Row) -> int | None:
-        """Return which run is best in a row; None where it is not known, or all are the same.
-
-        A low training loss is no merit where held-out samples tell.
-        """
+        """Return the index of the best run in a row; None if it is not known or all are equal. A low training loss does
+        not count if there are held-out samples."""
         if row.name == "loss" and any(run.values.get("eval_log_loss") is not None for run in self.runs):
             return None
         values = [run.values.get(row.name) for run in self.runs]

@@ -27,7 +27,7 @@ from embark.store.run_dir import EVENTS, SPEC
 
 State = Literal["waiting", "running", "finished", "stopped", "failed", "killed", "deleted"]
 LABELS: dict[State, str] = {"waiting": "not started", "deleted": "files deleted"}
-MANY_GAPS = 10  # After so many of its usual intervals without an event, a run counts as killed.
+MANY_GAPS = 10  # A run without an event for this many of its usual intervals counts as killed.
 LEAST_SILENCE_S = 30.0
 LEAST_SILENCE_BEFORE_STEPS_S = 900.0
 """Before the first step kernels are compiled, data is read and other machines are waited for."""
@@ -44,7 +44,7 @@ class Liveness:
     state: State
     sentence: str
     last_s: float | None  # Unix time of the last sign of life.
-    silent_s: float  # Since then.
+    silent_s: float  # Seconds since the last event.
 
     @property
     def label(self) -> str:

@@ -15,7 +15,7 @@ from markupsafe import Markup
 from embark.formatting import strip_control_chars, to_one_line
 
 Tone = Literal["", "good", "warn", "bad", "live"]
-GENERATOR = "Embark report"  # What marks a file as one of ours.
+GENERATOR = "Embark report"  # Marks a file as a report of Embark.
 _SPECIAL = re.compile(r"([\\`*_{}\[\]#|~])")
 _HTML = str.maketrans({"<": "&lt;", ">": "&gt;", "&": "&amp;"})
 
@@ -137,12 +137,12 @@ class Section:
 class Document:
     """A complete report."""
 
-    kicker: str  # What kind of page it is.
+    kicker: str  # The kind of page, above its title.
     title: str
-    sentence: str  # What there is to say, in one.
+    sentence: str  # Summary in one sentence.
     badge: str
     tone: Tone
-    facts: tuple[str, ...]  # Where, when, on what: a line of them.
+    facts: tuple[str, ...]  # One line of facts, such as location, time and machine.
     tiles: tuple[Tile, ...]
     sections: tuple[Section, ...]
     footer: str = ""

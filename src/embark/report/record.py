@@ -30,7 +30,7 @@ GPU = ("util_percent", "used_bytes", "total_bytes", "power_w", "temperature_c")
 MAX_MILESTONES = 4000  # The oldest of more are dropped.
 MAX_GAPS = 256
 MAX_RANKS = 4096
-FUTURE_S = 60.0  # How far another machine's clock may be ahead of ours.
+FUTURE_S = 60.0  # Seconds that another machine's clock may be ahead.
 _FIRST_STEPS, _LAST_STEPS = 4, 16
 _MILESTONES = frozenset({"start", "plan", "predict", "note", "eval", "save", "resume", "warm_start", "change",
                          "interrupt", "end", "error"})
@@ -65,7 +65,7 @@ class Record(NewestEvents):
         """`own_s.0` and so on: a rank's step without its wait for the others, measured less often."""
         self.tables = Rows(max_rows=1 << 13)  # `id_hit_rate.user` and so on, of dynamic tables.
         self.machines = Rows(max_rows=1 << 13)  # `0.cpu_percent` of a host, `0.gpu.3.util_percent` of its GPU.
-        self.longest_gap_s = 0.0  # Between two events of one attempt.
+        self.longest_gap_s = 0.0  # Longest time between two events of one attempt.
         self.first_s: float | None = None
         self.last_s: float | None = None
         self.num_events = 0

@@ -280,7 +280,7 @@ def _sentence(text: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class WrittenReport:
-    """Where the report of a run is, and what it says in short."""
+    """The address of a run's report, and its summary."""
 
     run: str
     report: str

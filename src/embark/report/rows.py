@@ -14,13 +14,13 @@ _WAITING = 1024
 
 
 class Rows:
-    """A table that grows downward and to the right: `step`, `time_s`, and what was measured."""
+    """A table that grows in both directions: `step`, `time_s`, and the measured columns."""
 
     def __init__(self, names: Sequence[str] = (), *, max_rows: int = 1 << 17, max_cells: int = 1 << 22) -> None:
         self._columns: dict[str, int] = {name: at for at, name in enumerate((STEP, TIME, *names))}
         self._cells = np.empty((256, len(self._columns)))
         self._num = 0
-        self._each = 2  # So many rows are reduced to two.
+        self._each = 2  # Number of rows that are reduced to two.
         self._num_loose = 0  # The last rows that do not make a block yet.
         self._waiting: list[Sequence[Any]] = []
         self._max_rows = max_rows
@@ -33,7 +33,7 @@ class Rows:
 
     @property
     def names(self) -> list[str]:
-        """Names of what was measured."""
+        """Names of the measured columns."""
         return list(self._columns)[2:]
 
     def add(self, row: Sequence[Any]) -> None:
@@ -59,10 +59,8 @@ class Rows:
             self._cuts.append((self._num, step))
 
     def column(self, name: str, by: str = STEP, *, until_s: float = np.inf) -> tuple[Floats, Floats]:
-        """Return positions and values, in order.
-
-        By step they are without what was trained again, by time without what is after `until_s`.
-        """
+        """Return positions and values, in order. With `by` step, steps that were trained again later are left out; by
+        time, rows after `until_s` are."""
         self._settle()
         if name not in self._columns:
             return np.empty(0), np.empty(0)
@@ -81,7 +79,8 @@ class Rows:
         return xs, ys
 
     def redone(self, name: str) -> list[tuple[Floats, Floats]]:
-        """Return by step what was trained again after an interruption, each piece joined to where the run resumed."""
+        """Return, by step, the pieces that were trained again after an interruption, each joined to the step at which
+        the run resumed."""
         self._settle()
         if name not in self._columns:
             return []

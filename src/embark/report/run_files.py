@@ -17,7 +17,7 @@ ROOT = "runs"
 MAX_RUNS = 200
 MAX_LOGS = 64
 BLOCK_BYTES = 1 << 20
-REMOTE_BLOCK_BYTES = 8 << 20  # Where each block is a request.
+REMOTE_BLOCK_BYTES = 8 << 20  # Larger blocks for object stores, where each block is a request.
 MAX_LINE_BYTES = 4 << 20  # A longer line is no event; it is skipped without being held in memory.
 _CHECKED_BYTES = 64
 SAMPLE_PIECES = 500
@@ -159,7 +159,7 @@ def _remote_finder(uri: str) -> Finder:
 class NewLines:
     """The result of one call of `look`."""
 
-    lines: tuple[bytes, ...] = ()  # Complete ones only.
+    lines: tuple[bytes, ...] = ()  # Complete lines only.
     is_missing: bool = False
     is_new: bool = False  # The file was replaced or truncated: what was read before is no longer part of it.
     is_end: bool = True  # There was nothing more to read.
@@ -181,7 +181,7 @@ class Tail:
 
     @property
     def offset(self) -> int:
-        """How many bytes have been read."""
+        """The number of bytes that have been read."""
         return self._offset
 
     def look(self) -> NewLines:

@@ -20,14 +20,14 @@ HURRIED = ("SIGTERM", "SIGUSR1", "SIGHUP", "notice")  # Stops that leave only se
 
 
 class BudgetGuard:
-    """Counts what is spent; without a budget or a price it never is."""
+    """Counts the dollars spent. Without a budget or a price, the budget is never exhausted."""
 
     def __init__(self, left_usd: float | None, per_hour: float | None, save_s: Callable[[], float]) -> None:
         self._left_usd, self._per_hour, self._save_s = left_usd, per_hour, save_s
         self._began_s = time.monotonic()
 
     def is_spent(self) -> bool:
-        """Tell whether what is left pays for no more than a last checkpoint."""
+        """Return whether the remaining budget pays for no more than a last checkpoint."""
         if self._per_hour is None or self._left_usd is None:
             return False
         used_s = time.monotonic() - self._began_s + self._save_s()

@@ -43,7 +43,8 @@ FIRST_SAVE_S = 20.0  # With `auto`, the first save comes early: it measures what
 
 
 class CheckpointSchedule:
-    """Saves every so many steps, or as often as measured costs say. Rank 0 decides; the others save when it does."""
+    """Saves at a fixed number of steps, or as often as measured costs suggest. Rank 0 decides; the others save when it
+    does."""
 
     def __init__(self, spec: RunSpec, step: int, grace_s: float) -> None:
         self._every = spec.store.checkpoint_every
@@ -84,11 +85,11 @@ Gather = Callable[[Any], list[Any]]
 
 @dataclass(frozen=True, slots=True)
 class Saved:
-    """How a save went; the same on every rank, except the times."""
+    """The result of a save, the same on every rank except for the times."""
 
     step: int
-    pause_s: float  # How long training stood still.
-    cost_s: float  # From the beginning to the commit.
+    pause_s: float  # Seconds for which training was paused.
+    cost_s: float  # Seconds from the beginning of the save to its commit.
     num_bytes: int
     uri: str
     error: EmbarkError | None = None  # Why it could not be saved.
@@ -219,7 +220,7 @@ class Checkpointer(ABC):
 
     @abstractmethod
     def _load(self, arrays: CheckpointArrays, step: int) -> None:
-        """Give the model what was saved."""
+        """Load the saved state into the model."""
 
     @abstractmethod
     def _weight_sizes(self) -> dict[str, tuple[int, ...]]:
@@ -275,7 +276,8 @@ class Checkpointer(ABC):
     def _marks(
         self, folder: str, entries: list[dict[str, TensorEntry]], store: ChecksumWriter, files: Mapping[str, bytes]
     ) -> dict[str, FileChecksum]:
-        """Return what this rank wrote; the first rank writes the index and the small files besides."""
+        """Return the checksums of the files that this rank wrote; the first rank also writes the index and the small
+        files."""
         if self._ranks.is_first:
             self._run_dir.check_lease()
             for name, data in ((INDEX, Index(merge_entries(entries)).to_json()),
@@ -328,7 +330,7 @@ class Checkpointer(ABC):
         return [returned for returned, _ in everywhere]
 
     def _from_first(self, call: Callable[[], Any]) -> Any:
-        """Call it on the first rank; every rank gets what it returned."""
+        """Call a function on the first rank, and return its result on every rank."""
         return self._on_all_ranks(lambda: call() if self._ranks.is_first else None)[0]
 
 
@@ -339,7 +341,8 @@ class CheckpointManager:
         self, checkpointer: Checkpointer, schedule: CheckpointSchedule, logger: RunLogger, step: int,
         data: TrainingData, values: Callable[[], dict[str, Any]],
     ) -> None:
-        """`values`: what each commit record says besides its evaluation, at the time of the save."""
+        """Create the manager. `values` returns the entries of each commit record besides its evaluation, at the time of
+        the save."""
         self._checkpointer, self._schedule, self._logger, self._saved_step = checkpointer, schedule, logger, step
         self._data, self._values = data, values
         self._step_s = 0.0

@@ -16,7 +16,7 @@ MAX_WINDOWS = 1000
 
 @dataclass(frozen=True, slots=True)
 class StepCounters:
-    """What one rank has counted since it began."""
+    """The counters of one rank since it began."""
 
     num_steps: int
     train_s: float
@@ -98,7 +98,7 @@ class Clock:
         return values
 
     def counters(self) -> StepCounters:
-        """Return what was counted so far, to be compared with the other ranks."""
+        """Return the counters so far, to be compared with the other ranks."""
         train_s = time.perf_counter() - self._started
         return StepCounters(self._steps, train_s, self._input.total_s(), self._agreeing.total_s)
 

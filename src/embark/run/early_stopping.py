@@ -20,7 +20,7 @@ from embark.store.checkpoint_store import EARLY_STOPPING
 
 @dataclass(frozen=True, slots=True)
 class BestSoFar:
-    """What the evaluations up to `step` have shown, as commit records and the end event hold it."""
+    """The results of the evaluations up to `step`, as commit records and the end event contain them."""
 
     metric: str
     step: int = 0  # The last evaluation that was counted.

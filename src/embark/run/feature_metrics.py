@@ -42,7 +42,7 @@ METHOD = ("permutation importance: each feature permuted among the rows of one o
 
 @dataclass(frozen=True, slots=True)
 class Sampling:
-    """Which rows, in how many parts, in which orders."""
+    """The rows, parts and orders that are used to measure features."""
 
     rows: int = 50_000
     repeats: int = 10
@@ -71,7 +71,7 @@ class Estimate:
 
 @dataclass(frozen=True, slots=True)
 class FeatureImportance:
-    """What the predictions lose without one feature."""
+    """The loss of quality of the predictions without one feature."""
 
     feature: str  # The column of the user's data.
     kind: str  # `sparse` or `dense`.

@@ -29,7 +29,7 @@ class RunLogger:
     def __init__(
         self, view: Sequence[Sink], files: Sequence[Sink], is_lost: Callable[[], bool] = lambda: False
     ) -> None:
-        """`is_lost`: another process has taken the run over, and its log is no longer this one's to write."""
+        """Create the logger. `is_lost` returns whether another process has taken over the run and writes its log."""
         self._is_lost = is_lost
         self._files = Fanout(files)
         self._view = Fanout(view)

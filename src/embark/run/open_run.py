@@ -22,7 +22,7 @@ from embark.store.atomic_file import make_directory
 from embark.store.checkpoint_store import EARLY_STOPPING
 from embark.store.lease import MAX_TTL_S, TTL_S, acquire, current_holder
 
-TTL = "EMBARK_LEASE_S"  # How long a process on another machine that gives no sign of life is waited for.
+TTL = "EMBARK_LEASE_S"  # Seconds to wait for a process on another machine that gives no sign of life.
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,7 +14,7 @@ from embark.run.trainer import World
 from embark.spec import RunSpec
 
 FIRST_PROFILE_STEPS = 10  # A profile before that would see a step warm up.
-PROFILE_EVERY_S = 60.0  # On a CPU, where a profile has been measured to cost some hundredths of a second.
+PROFILE_EVERY_S = 60.0  # Interval on a CPU, where a profile costs some hundredths of a second.
 _NOTHING = nullcontext()
 
 
@@ -45,7 +45,7 @@ class StepProfiler(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class RankReport:
-    """What one rank knows at a logged step."""
+    """The measurements of one rank at a logged step."""
 
     trouble: Trouble | None
     counted: StepCounters

@@ -66,7 +66,7 @@ def resolve_evaluation(spec: RunSpec, world: World) -> RunSpec:
 
 
 def check_against(spec: RunSpec, world: World) -> None:
-    """Refuse what can be wrong with a spec only once it is known where it runs."""
+    """Refuse a spec that does not fit the processes and devices of this run."""
     mistakes: list[Mistake] = [*batch_mistakes(spec.train.batch_size, world.num_devices), *penalty_mistakes(spec)]
     if world.device_type == "cpu" and spec.place.device in ("auto", "cuda"):
         on_cpu = spec.model_copy(update={"place": spec.place.model_copy(update={"device": "cpu"})})

@@ -21,7 +21,7 @@ class StopSignals:
 
     def __init__(self, *, is_loading: bool = False) -> None:
         self.caught = ""
-        self.deadline_s = math.inf  # By the monotonic clock: until then the time of this run is paid for.
+        self.deadline_s = math.inf  # End of the paid time of this run, by the monotonic clock.
         # torchrun's, which ends its ranks; one that is killed cannot. A shell, on the other hand, may end.
         self._agent = os.getppid() if "TORCHELASTIC_RUN_ID" in os.environ else 0
         self.is_loading = is_loading

@@ -13,7 +13,7 @@ from embark.store.lease import Lease
 
 @dataclass(frozen=True, slots=True)
 class Decision:
-    """What all ranks do next, the same on every rank."""
+    """The next action of the run, the same on every rank."""
 
     stop: str = ""  # The lost lease, signal, notice or budget that stops any rank.
     is_save_due: bool = False

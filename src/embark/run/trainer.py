@@ -63,7 +63,7 @@ class World(Ranks, Protocol):
 
 
 class EngineInfo(Protocol):
-    """Which engine runs the steps, and why."""
+    """The engine that runs the steps, and why it was chosen."""
 
     @property
     def name(self) -> str: ...
@@ -97,7 +97,7 @@ class Trainer(Protocol):
 
     @property
     def layout(self) -> dict[str, Any]:
-        """How the tables are sharded."""
+        """The sharding of the tables."""
 
     @property
     def precision(self) -> str: ...

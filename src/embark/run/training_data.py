@@ -39,7 +39,7 @@ class TrainingData:
         return nullcontext()
 
     def trained(self, step: int) -> None:
-        """Forget what is needed only for steps before `step`."""
+        """Forget the data that only steps before `step` need."""
 
     def status(self, step: int) -> dict[str, Any]:
         """Describe the progress for the step event."""

@@ -23,14 +23,14 @@ from embark.store import Checkpoint, RunDir, find_run, run_uri
 from embark.store.checkpoint_arrays import CheckpointArrays, table_weight
 from embark.store.checkpoint_inspect import list_checkpoints, split_run
 
-ChangedRows = Mapping[str, NDArray[np.int32]]  # By the name of the table's weights.
+ChangedRows = Mapping[str, NDArray[np.int32]]  # Rows by the name of the table's weights.
 MAX_SHOWN = 8
 Size = tuple[int, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class WarmStarted:
-    """Which weights a run began with."""
+    """A description of the weights that a run began with."""
 
     run: str
     from_step: int

@@ -51,7 +51,7 @@ _log = logging.getLogger("embark.serve")
 
 @dataclass(frozen=True, slots=True)
 class ServeLimits:
-    """What a client may send, and how requests are batched."""
+    """Limits on requests, and settings for batching them."""
 
     max_body_bytes: int = 8 << 20
     max_request_rows: int = 8_192

@@ -19,10 +19,10 @@ class Overloaded(Exception):
 
 @dataclass(frozen=True, slots=True)
 class BatchLimits:
-    """How requests are batched."""
+    """Settings for batching requests."""
 
     max_batch_rows: int = 4_096
-    max_wait_ms: float = 0.0  # How long the first request of a batch waits for others.
+    max_wait_ms: float = 0.0  # Longest wait of the first request of a batch for others.
     max_queued_rows: int = 65_536  # Rows that may wait or be in work; further requests are refused.
 
 

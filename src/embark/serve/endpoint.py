@@ -63,7 +63,7 @@ class Listening:
     model: str
     version: int
     needs_token: bool
-    device: str  # Where and how the model runs, for people to read.
+    device: str  # Device and method of scoring, for people to read.
     workers: int = 1  # Processes that answer.
     threads: int = 0  # Threads of torch in each of several processes.
 
@@ -79,7 +79,7 @@ def bearer_token() -> str:
 
 def listen(host: str, port: int) -> socket.socket:
     """Open the socket for HTTP."""
-    if not host.strip():  # Which would be all addresses.
+    if not host.strip():  # An empty host would be all addresses.
         raise UserError("--host: is empty", fix="127.0.0.1 for this machine alone, 0.0.0.0 for all addresses")
     try:
         listener = socket.create_server((host, port), family=socket.AF_INET6 if ":" in host else socket.AF_INET,

@@ -22,8 +22,8 @@ from embark.spec.serve import DRAIN_S
 _CHECK_S = 10.0
 KEEP_ALIVE_S = 620  # Between requests. Longer than any load balancer keeps its own (Google Cloud's 600 s, AWS's 60 s):
 # what the server closes first may cross with a request, which the client sees as 502.
-_MAX_BUSY_CHECKS = 6  # How many of them may find the same request: its body, its scores and the client that reads them.
-MAX_HEADER_BYTES = 1 << 16  # For a request's headers: httptools has no limit of its own.
+_MAX_BUSY_CHECKS = 6  # Checks that may find the same request in progress before its connection is closed.
+MAX_HEADER_BYTES = 1 << 16  # Limit for a request's headers: httptools has none.
 _TOO_LONG = b"HTTP/1.1 431 Request Header Fields Too Large\r\nconnection: close\r\ncontent-length: 0\r\n\r\n"
 
 
@@ -32,7 +32,7 @@ class BoundedProtocol(HttpToolsProtocol):
     does not read."""
 
     _timer: asyncio.TimerHandle
-    _num_header_bytes = 0  # Since the last piece of a body, or the last request.
+    _num_header_bytes = 0  # Bytes since the last piece of a body or the last request.
     on_lost: Callable[[], None] | None = None
 
     def connection_made(self, transport: Any) -> None:

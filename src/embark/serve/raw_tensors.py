@@ -51,8 +51,8 @@ class RawLayout:
     dense: tuple[_Run, ...]
     sparse: tuple[_Run, ...]  # Empty where a column is no number, or not of the type that the model takes.
     num_dense_rows: int
-    shape: tuple[int, int]  # Dense and sparse columns.
-    shared: tuple[int, ...]  # Sparse columns of one row, which all rows have.
+    shape: tuple[int, int]  # Numbers of dense and sparse columns.
+    shared: tuple[int, ...]  # Sparse columns with a single row, which all rows share.
 
     @staticmethod
     def of(columns: TensorColumns, schema: Schema) -> RawLayout | None:

@@ -80,7 +80,7 @@ class TensorColumns:
 
     num_rows: int
     columns: Mapping[str, Any]
-    shared: Collection[str] = ()  # Those of one row, which all rows have.
+    shared: Collection[str] = ()  # Columns with a single value, which all rows share.
 
     @staticmethod
     def of(num_rows: Mapping[str, int], columns: Mapping[str, Any]) -> TensorColumns:

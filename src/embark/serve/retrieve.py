@@ -17,7 +17,7 @@ from embark.serve.request_rows import JsonColumns, RequestScorer
 from embark.spec.two_tower import is_item_table
 
 MAX_K, MAX_EXCLUDED = 1_000, 10_000
-MAX_FOUND = 1 << 18  # For all users of a request: the index finds as many items as are asked for and excluded.
+MAX_FOUND = 1 << 18  # Limit for a request, over its users: requested and excluded items are searched.
 Value = int | str
 Floats = NDArray[np.float32]
 

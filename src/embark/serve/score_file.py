@@ -32,7 +32,7 @@ _CHUNK_BYTES = 8 << 20
 
 @dataclass(frozen=True, slots=True)
 class ScoreResult:
-    """What was scored."""
+    """The result of scoring a file."""
 
     uri: str
     version: int
@@ -41,7 +41,7 @@ class ScoreResult:
     num_rows: int
     num_scored: int
     mean_score: float | None
-    reasons: dict[str, int]  # How many rows have no score for each reason.
+    reasons: dict[str, int]  # Number of rows without a score, by reason.
     examples: tuple[str, ...]
 
 

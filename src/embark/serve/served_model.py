@@ -24,7 +24,7 @@ NUM_RECORDED, MAX_RECORDED_ROWS, RECORD_EVERY_S = 16, 1_024, 1.0  # Requests kep
 class VersionChange:
     """Another version became current: it is active now, or it was rejected."""
 
-    version: int | None  # None where it cannot be read which one is current.
+    version: int | None  # None if the current version cannot be read.
     previous: int  # The version before, which keeps answering if the other one is rejected.
     refused: str = ""  # Why it was rejected; empty if it is active.
     fix: str = ""
@@ -37,7 +37,7 @@ class ServedModel:
         """`name` is what clients call the model; by default the name of its run."""
         self.scorer, self._is_named = scorer, bool(name)  # The scorer of the active version.
         self.name = name or _run_name(scorer.artifact)
-        self.current: int | None = scorer.artifact.version  # What `current.json` names, if it is polled.
+        self.current: int | None = scorer.artifact.version  # The version in `current.json`, if it is polled.
         self.refused: VersionChange | None = None
         self.listeners: list[Callable[[VersionChange], None]] = []
         self._recorded: deque[tuple[RequestColumns, Scores]] = deque(maxlen=NUM_RECORDED)

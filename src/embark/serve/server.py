@@ -78,7 +78,8 @@ def serve(
 
 @dataclass(frozen=True, slots=True)
 class _Server:
-    """Which versions a server answers with, how it is reached, and who is told about it."""
+    """A server: the model it answers with, its endpoint, and the callbacks for its start and for a change of
+    version."""
 
     uri: str
     name: str
@@ -174,7 +175,7 @@ def serve_limits(*, max_wait_ms: float, max_queued_rows: int) -> ServeLimits:
 
 
 def _folder(record: str, port: int) -> Path | None:
-    """Return the folder for the traffic of this server, beside those of others."""
+    """Return the folder for the traffic records of this server, next to the folders of other servers."""
     return Path(record).expanduser() / f"{socket.gethostname()}-{port}" if record else None
 
 

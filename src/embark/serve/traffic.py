@@ -52,7 +52,7 @@ class TrafficLog:
     def __init__(self) -> None:
         self.record = TrafficRecord()
         self._log: RotatingEventLog | None = None
-        self._opening = Event("serve")  # With the version that answers.
+        self._opening = Event("serve")  # The event that begins a log, with the active version.
         self._written_s = time.time()
         self._metrics: dict[str, Any] = {}
         self._lock = threading.RLock()
@@ -246,7 +246,7 @@ class Traffic:
     """Counts requests and answers; safe to call from the event loop and from the scoring thread."""
 
     def __init__(self, model: ServedModel, log: TrafficLog | None = None) -> None:
-        """If there is no log, whoever calls `take` writes what it returns."""
+        """Create the counters. If there is no log, the caller of `take` writes what it returns."""
         self._model, self.feedback, self.log = model, Feedback(), log
         self._held_lock, self._count_lock, self._stopping = threading.Lock(), threading.Lock(), threading.Event()
         self._statuses: Counter[str] = Counter()
@@ -366,7 +366,7 @@ class Traffic:
             self.log.write([self.take()])
 
     def take(self) -> Window:
-        """Return what was counted since the last call, by version."""
+        """Return the counts since the last call, by version."""
         with self._held_lock:
             statuses = dict(self._statuses)
             self._statuses.clear()

@@ -24,7 +24,7 @@ from embark.spec.serve import ScoringDevice
 
 Loaded = TypeVar("Loaded")
 MAX_RETRY_S = 300.0
-_STOP_S = 5.0  # After the last answer; a version that is being loaded is given up.
+_STOP_S = 5.0  # Longest wait at the end; then loading of a version is abandoned.
 _log = logging.getLogger("embark.serve")
 
 
@@ -91,16 +91,16 @@ class PolledModel(Protocol):
 
 
 class Switcher(Protocol):
-    """How another version takes over."""
+    """Lets another version take over."""
 
     def prepare(self, wanted: int) -> None:
         """Load a version beside the active one, and check it. Raises if it is rejected."""
 
     def switch(self) -> set[Path]:
-        """Answer with what was prepared. Return the folders of the active version and of the one before."""
+        """Answer with the prepared version. Return the folders of the active version and of the one before."""
 
     def discard(self) -> None:
-        """Forget what was prepared."""
+        """Forget the prepared version."""
 
 
 class VersionSwitcher:
@@ -109,7 +109,7 @@ class VersionSwitcher:
     def __init__(self, model: ServedModel, load: Load) -> None:
         self._model, self._load = model, load
         self._prepared: RequestScorer | None = None
-        self.previous: RequestScorer | None = None  # What answered before; None where it cannot take a delta.
+        self.previous: RequestScorer | None = None  # The version before this one; None if it cannot take a delta.
 
     def prepare(self, wanted: int) -> None:
         previous, self.previous = self.previous, None  # where this fails half of a delta may be in its tables
@@ -135,7 +135,7 @@ class VersionPoller:
 
     def __init__(self, uri: str, model: PolledModel, switcher: Switcher, poll_s: float,
                  lock: AbstractContextManager[Any] | None = None) -> None:
-        """`lock` is held while a version is looked for and loaded."""
+        """Create the poller. It holds `lock` while it looks for and loads a version."""
         self._lock = lock or threading.RLock()
         self._versions, self._model, self._switcher, self._poll_s = open_versions(uri), model, switcher, poll_s
         self._stopping = threading.Event()

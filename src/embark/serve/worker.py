@@ -113,7 +113,7 @@ class WorkerSettings:
     """Settings that all processes of a server share."""
 
     uri: str
-    name: str  # What clients call the model; empty: the name of its run.
+    name: str  # Name of the model for clients; empty for the name of its run.
     load: Load
     limits: ServeLimits  # Limits of one process.
     token: str
@@ -125,7 +125,7 @@ class WorkerSettings:
 def run_worker(calls: Connection, handed: socket.socket, settings: WorkerSettings) -> None:
     """Run the process from start to end."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # who started it gets Ctrl-C too
-    gc.freeze()  # What was imported before the process was forked stays in memory that all of them share.
+    gc.freeze()  # Modules imported before the fork stay in memory that all processes share.
     try:
         _Worker(calls, handed, settings).run()
     finally:
@@ -153,7 +153,7 @@ class _Worker:
         self._channel = ProcessChannel(calls, answers, lambda: os.kill(os.getpid(), signal.SIGTERM))
 
     def run(self) -> None:
-        """Serve what was loaded, once told to."""
+        """Serve the loaded model, once the pool says so."""
         from embark.trainers.torch.scoring.cpu_model import num_threads
 
         current, refused = self._to_serve.get()

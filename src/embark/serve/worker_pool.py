@@ -48,7 +48,7 @@ class _Worker:
     process: BaseProcess
     handed: socket.socket
     channel: ProcessChannel = field(init=False)
-    num_open: int = 0  # Connections that it has.
+    num_open: int = 0  # Open connections of the worker.
     metrics: list[Metric] = field(default_factory=list)  # The last metrics of the process.
 
 

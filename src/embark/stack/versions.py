@@ -65,7 +65,7 @@ class Triple:
         return dict(self.distributions)[variant]
 
     def pip_arguments(self, variant: Variant) -> list[list[str]]:
-        """The `pip install` commands, in order, that put this triple in."""
+        """Return the `pip install` commands, in order, that put this triple in."""
         fbgemm = f"{self.fbgemm_distribution(variant)}=={self.fbgemm}"
         torchrec = f"torchrec=={self.torchrec}"
         rest = [f"torchmetrics=={self.torchmetrics}", *self.needs]
@@ -77,7 +77,7 @@ class Triple:
 
 @cache
 def load_triples() -> tuple[Triple, ...]:
-    """The triples of versions.toml, oldest torch first."""
+    """Return the triples of versions.toml, oldest torch first."""
     table = tomllib.loads(Path(__file__).with_name("versions.toml").read_text(encoding="utf-8"))
     packages, names = table["packages"], table["fbgemm"]
     variants: tuple[Variant, ...] = ("cpu", "cuda")
@@ -96,7 +96,7 @@ def default_triple() -> Triple:
 
 
 def installed() -> dict[str, str | None]:
-    """Versions of the distributions installed here, without importing any; under both names of fbgemm."""
+    """Return versions of the distributions installed here, without importing any; under both names of fbgemm."""
     triple = default_triple()
     versions = {
         name: _version(name)
@@ -111,7 +111,7 @@ def installed() -> dict[str, str | None]:
 
 
 def check(installed: Mapping[str, str | None], *, gpu: bool = False) -> list[Finding]:
-    """One finding a package, judged against the triple of the installed torch, or the nearest one.
+    """Return one finding a package, judged against the triple of the installed torch, or the nearest one.
 
     `gpu` says that this machine has an NVIDIA GPU: it chooses the build of fbgemm where nothing installed has chosen.
     """
@@ -155,15 +155,15 @@ def require_stack() -> None:
 
 
 def has_nvidia_gpu() -> bool:
-    """Whether this process may use a GPU. The driver's file alone shows through into containers that were given none.
-    """
+    """Return whether this process may use a GPU. The driver's file alone shows through into containers that were given
+    none."""
     if Path("/proc/driver/nvidia/version").exists() and any(Path("/dev").glob("nvidia[0-9]*")):
         return True
     return bool(nvidia_smi("-L"))
 
 
 def nvidia_smi(*arguments: str) -> list[str]:
-    """The lines nvidia-smi prints; none where there is no such program, no driver or no GPU."""
+    """Return the lines nvidia-smi prints; none where there is no such program, no driver or no GPU."""
     import subprocess
 
     program = shutil.which("nvidia-smi")
@@ -198,7 +198,7 @@ def _any_version(name: str, found: str | None) -> Finding:
 
 
 def _reference(here: Mapping[str, str | None]) -> Triple:
-    """The triple to judge by: that of the torch that is here, else of torchrec and fbgemm, else the default."""
+    """Return the triple to judge by: that of the torch that is here, else of torchrec and fbgemm, else the default."""
     torch, torchrec = here.get("torch"), here.get("torchrec")
     fbgemm = here.get("fbgemm-gpu") or here.get("fbgemm-gpu-cpu")
     for triple in load_triples():
@@ -211,7 +211,7 @@ def _reference(here: Mapping[str, str | None]) -> Triple:
 
 
 def _variant(here: Mapping[str, str | None], *, gpu: bool) -> Variant:
-    """Which build of fbgemm belongs here: torch's, else the installed one, else the machine's."""
+    """Return which build of fbgemm belongs here: torch's, else the installed one, else the machine's."""
     local = (here.get("torch") or "").partition("+")[2]
     cuda, cpu = here.get("fbgemm-gpu"), here.get("fbgemm-gpu-cpu")
     if local == "cpu":

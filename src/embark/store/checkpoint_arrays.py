@@ -116,10 +116,10 @@ class TensorChunk:
     """A box of a tensor, on the host, to be written."""
 
     name: str
-    size: tuple[int, ...]  # Of the complete tensor.
+    size: tuple[int, ...]  # Shape of the complete tensor.
     offsets: tuple[int, ...]
     values: Array
-    dtype: str = ""  # `bfloat16`, where `values` are its bits; else that of `values`.
+    dtype: str = ""  # `bfloat16` if `values` contain its bits; otherwise the dtype of `values`.
 
 
 def unsharded(name: str, values: Array) -> TensorChunk:

@@ -35,7 +35,7 @@ class TensorChange:
     shape: tuple[int, ...]
     num_differing: int  # Elements whose bits differ.
     max_abs: float  # The largest difference of two finite elements.
-    max_relative: float  # That difference over the larger of the two.
+    max_relative: float  # The same difference over the larger of the two elements.
     num_not_finite: int  # Differing elements of which one or both are NaN or infinite.
 
 
@@ -47,7 +47,7 @@ class CheckpointDiff:
     b: int
     spec: tuple[Change, ...]
     plan: tuple[Change, ...]
-    values: tuple[Change, ...]  # What the run knew: ranks, metrics.
+    values: tuple[Change, ...]  # Changes of recorded values such as ranks and metrics.
     only_in_a: tuple[str, ...]
     only_in_b: tuple[str, ...]
     shapes: tuple[Change, ...]  # Tensors of another shape or dtype.
@@ -88,7 +88,7 @@ def diff_checkpoints(
 
 
 class _Gap:
-    """How far two tensors are apart, over the blocks seen so far."""
+    """The difference of two tensors, over the blocks seen so far."""
 
     def __init__(self) -> None:
         self.num_differing = self.num_not_finite = 0

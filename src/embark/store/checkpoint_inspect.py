@@ -105,7 +105,8 @@ class PruneDecision:
 
 @dataclass(frozen=True, slots=True)
 class PruneResult:
-    """What pruning removes, or would remove, and what it leaves although no rule keeps it; oldest first."""
+    """The checkpoints that pruning removes, or would remove, and those that it leaves although no rule keeps them;
+    oldest first."""
 
     run: str
     dry_run: bool

@@ -3,14 +3,14 @@
 import math
 from dataclasses import dataclass
 
-MAX_LOST_S = 600.0  # What a preemption may lose where no save finishes after its notice.
-MAX_PAUSE_SHARE = 0.1  # How much of the time saves may take in order to keep that.
+MAX_LOST_S = 600.0  # Training that a preemption may lose if no save finishes after its notice.
+MAX_PAUSE_SHARE = 0.1  # Share of the time that saves may take to stay within `MAX_LOST_S`.
 MAX_EVERY_S = 3600.0  # However rare failures are said to be, one that nobody foresaw loses no more than about this.
 
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """How many steps from one save to the next, and the reason in one sentence."""
+    """The number of steps from one save to the next, and the reason in one sentence."""
 
     every_steps: int
     why: str
@@ -59,7 +59,7 @@ def steps_between_saves(
 
 
 def young_daly_interval_s(save_cost_s: float, mean_time_between_failures_s: float) -> float:
-    """Seconds of training between two saves, the save itself left out, that lose the least time.
+    """Return the seconds of training between two saves, the save itself left out, that lose the least time.
 
     With d the cost of a save and M the mean time between failures:
 
@@ -81,7 +81,7 @@ def young_daly_interval_s(save_cost_s: float, mean_time_between_failures_s: floa
 
 
 def expected_overhead(every_s: float, cost_s: float, mtbf_s: float) -> float:
-    """The share of all time that goes into saves and into training that is done again, from 0 to 1.
+    """Return the share of all time that goes into saves and into training that is done again, from 0 to 1.
 
     Daly's complete model with failures as a Poisson process: `every_s` of training take
     M * (exp((every_s + cost_s) / M) - 1) in all. Starting again takes the same time whatever the interval, so it is

@@ -23,7 +23,7 @@ from embark.store.object_store import Entries, ObjectStore, Piece, for_each_para
 
 COMMIT_FILE = "commit.json"
 NUM_READERS = 4  # Files that are looked at side by side.
-EARLY_STOPPING = "early_stopping"  # In a commit record, where the run has it: its state, with the best step so far.
+EARLY_STOPPING = "early_stopping"  # Key of a commit record: the state of early stopping, with the best step so far.
 Reason = Literal["newest", "every", "best"]
 
 
@@ -41,7 +41,7 @@ class Checkpoint:
 
     step: int
     files: Mapping[str, FileChecksum]
-    values: Mapping[str, Any]  # What the run wrote beside it: time of the commit, world size, last evaluation.
+    values: Mapping[str, Any]  # Entries of its commit record: time, world size, last evaluation.
     kind: str = "step"
 
     @property
@@ -133,7 +133,7 @@ class CheckpointStore:
         return sorted(_step_of(name) for name in names - self._marked() if self._matches(name))
 
     def where(self, step: int) -> str:
-        """The uri of a checkpoint, for messages."""
+        """Return the uri of a checkpoint, for messages."""
         return self.store.where(self._name(step))
 
     def _name(self, step: int) -> str:
@@ -199,11 +199,11 @@ def checkpoint_name(step: int, kind: str = "step") -> str:
 
 @cache
 def _numbered(kind: str) -> re.Pattern[str]:
-    return re.compile(rf"^{kind}-(\d{{9}}|[1-9]\d{{9,17}})$")  # As `checkpoint_name` writes it, below 2^63.
+    return re.compile(rf"^{kind}-(\d{{9}}|[1-9]\d{{9,17}})$")  # The form of `checkpoint_name`, below 2^63.
 
 
 CHECKPOINT_NAME = _numbered("step")
-LOWER_IS_BETTER = ("log_loss", "normalized_entropy")  # Of the metrics that `store.best_by` may name.
+LOWER_IS_BETTER = ("log_loss", "normalized_entropy")  # Metrics of `store.best_by` that improve downward.
 
 
 def _step_of(name: str) -> int:

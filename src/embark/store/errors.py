@@ -64,7 +64,7 @@ def call_with_retries(call: Callable[[], T], retry: RetryPolicy, may_pass: Calla
 
 MAX_CAUSE = 240
 CODE = re.compile(r"<Code>([\w.]+)</Code>")
-STATUS = re.compile(r"\bstatus: (\d{3})\b")  # In obstore's own description of the last answer.
+STATUS = re.compile(r"\bstatus: (\d{3})\b")  # The form of obstore's description of the last answer.
 
 
 _TABLES = tomllib.loads(Path(__file__).with_name("failures.toml").read_text(encoding="utf-8"))

@@ -43,7 +43,7 @@ Moment = Annotated[float, Field(ge=0, lt=2**37, allow_inf_nan=False)]  # Seconds
 
 @dataclass(frozen=True, slots=True)
 class Holder:
-    """Who holds, or held, a run."""
+    """The present or past holder of a run."""
 
     token: int
     owner: str = ""  # Identifies one acquisition.
@@ -57,7 +57,7 @@ class Holder:
     num_renewals: int = 0
     ttl_s: Annotated[float, Field(gt=0, le=MAX_TTL_S)] = TTL_S
     is_released: bool = False
-    text: bytes = field(default=b"", compare=False, repr=False)  # As it was read.
+    text: bytes = field(default=b"", compare=False, repr=False)  # The file's bytes.
 
     @classmethod
     def parse(cls, token: int, text: bytes) -> Holder:

@@ -20,10 +20,10 @@ from embark.store.object_store import ObjectStore, open_store
 EVENTS = "events.jsonl"
 SPEC = "spec.toml"
 TRACKING_ID = "tracking_id"
-TUNE = "tune.json"  # Beside the runs that are trials of one search.
+TUNE = "tune.json"  # File next to the runs that are trials of one search.
 SMALL_FILES = (SPEC, "plan.txt", EVENTS, "report.html", TRACKING_ID)
 MAX_FILES = 20_000
-LOG_FOLDERS = ("logs", "ranks")  # Where torchrun is told to put its logs.
+LOG_FOLDERS = ("logs", "ranks")  # Folders for torchrun's logs.
 
 
 @dataclass(frozen=True)

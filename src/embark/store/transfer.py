@@ -26,10 +26,10 @@ class CopyItem:
 
 @dataclass(frozen=True, slots=True)
 class CopyPlan:
-    """Which files are to be copied, and which are there."""
+    """The files to copy, and those that are at the target already."""
 
     todo: tuple[CopyItem, ...]
-    done: tuple[CopyItem, ...]  # The same file is there already.
+    done: tuple[CopyItem, ...]  # Files that are at the target already.
     last: tuple[CopyItem, ...]  # Files that make the rest valid.
 
 
@@ -120,7 +120,8 @@ class Transfer:
         trouble: list[EmbarkError] = []
 
         def pieces() -> Iterator[bytes]:
-            """One that is not what it must be raises before its end, so that it is not written."""
+            """Yield the pieces of a file. A file that does not match its checksum raises before its last piece, so that
+            it is not written."""
             digest, size = hashlib.sha256(), item.size_bytes
             try:
                 for start in range(0, size, PIECE_BYTES):

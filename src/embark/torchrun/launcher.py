@@ -44,9 +44,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 @dataclass(frozen=True, slots=True)
 class RanksResult:
-    """How the ranks of this machine ended."""
+    """The exit codes of the ranks of this machine."""
 
-    codes: tuple[int, ...] = ()  # Those that are not 0; negative ones are signals.
+    codes: tuple[int, ...] = ()  # Exit codes other than 0; negative ones are signals.
     signal: int = 0  # The signal that stopped this process.
     message: str = ""
 
@@ -131,7 +131,7 @@ def method_name(depth: int = 2) -> str:
 
 
 def is_range(nnodes: str) -> bool:
-    """Whether torchrun continues with fewer machines and takes others in, as with `2:3`."""
+    """Return whether torchrun continues with fewer machines and takes others in, as with `2:3`."""
     low, _, high = nnodes.partition(":")
     return bool(high) and low != high
 
@@ -145,7 +145,7 @@ def _codes(agents: Sequence[Any]) -> tuple[int, ...]:
 
 
 def exit_code(codes: Iterable[int], stopped_by: int = 0) -> int:
-    """One code for all ranks of a machine: the one most useful to a controller.
+    """Return one code for all ranks of a machine: the one most useful to a controller.
 
     `codes` are those that differ from 0, negative ones being signals; `stopped_by` is the signal this process received.
     """

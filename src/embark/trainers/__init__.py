@@ -140,7 +140,7 @@ def without_garbage_collection() -> Iterator[None]:
 
 
 def wants_jax(spec: RunSpec) -> bool:
-    """Whether the spec asks for JAX, or for TPUs, where nothing else runs."""
+    """Return whether the spec asks for JAX, or for TPUs, where nothing else runs."""
     from embark.catalog import load_catalog, machine_of_place
 
     place = spec.place

@@ -43,7 +43,7 @@ class StepTiming:
     slowest_ms: float
     first_step_s: float  # Includes all that is compiled or captured for it.
     memory_bytes: int  # 0 where the device does not say.
-    ratio: float = 1.0  # How many times faster Embark is.
+    ratio: float = 1.0  # Embark's speed over the other's.
 
 
 @dataclass(frozen=True, slots=True)

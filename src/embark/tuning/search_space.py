@@ -21,7 +21,8 @@ MIN_BATCH = 16
 
 @dataclass(frozen=True, slots=True)
 class Dimension:
-    """What a field may be: one of `values` or, in a range, any number from the first to the last of them."""
+    """The values that a field may take: one of `values` or, in a range, any number from the first to the last of
+    them."""
 
     values: tuple[Any, ...]
     is_range: bool = False

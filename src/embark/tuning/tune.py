@@ -51,7 +51,7 @@ STATES = {"COMPLETE": "complete", "PRUNED": "pruned", "FAIL": "failed", "RUNNING
 
 @dataclass(frozen=True, slots=True)
 class TuneRequest:
-    """How much to try, and over which values. A search that is resumed counts what was spent before."""
+    """The limits of a search, and the values it tries. A search that is resumed counts what was spent before."""
 
     trials: int = 30
     minutes: float | None = None
@@ -310,8 +310,8 @@ def _price(spec: RunSpec, budget_usd: float | None) -> float | None:
 
 
 JOURNAL = "optuna.journal"
-SUBJECT = "subject"  # What is tuned, and over which values.
-NUM_STARTUP_TRIALS = 5  # Complete ones, before any is pruned.
+SUBJECT = "subject"  # Key of the tuned spec and its search space.
+NUM_STARTUP_TRIALS = 5  # Complete trials before any trial is pruned.
 NUM_KEPT_EVALUATIONS = 2  # The first evaluations of a trial, by which it is not pruned yet.
 
 

@@ -106,7 +106,7 @@ class AksCloud:
             self.azure.account.folder / "blobs" / account / container, mode=0o777)
 
     def _is_near(self, subnet_id: str) -> bool:
-        """Whether a subnet is in the cluster's own network; peering is not modelled."""
+        """Return whether a subnet is in the cluster's own network; peering is not modelled."""
         return f"/resourceGroups/{self.body['nodeResourceGroup']}/" in subnet_id
 
     def _folder(self, resource: Resource) -> Any:

@@ -38,7 +38,7 @@ def show(rows: Any, *, format_: str, filter_: str = "", flatten: Sequence[str] =
 
 
 def matches(row: Any, filter_: str) -> bool:
-    """Whether an object meets terms joined by AND; a key that is missing matches nothing."""
+    """Return whether an object meets terms joined by AND; a key that is missing matches nothing."""
     rest = filter_.strip()
     while rest:
         term = _TERM.match(rest)

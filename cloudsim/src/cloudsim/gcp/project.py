@@ -56,7 +56,7 @@ class Project:
             self.account.resources.add("network", "default", mode="AUTO")
 
     def allows(self, member: str, what: str, resource: str) -> bool:
-        """Whether a member has a role on the resource, or on the project, that allows an action."""
+        """Return whether a member has a role on the resource, or on the project, that allows an action."""
         held = self.policies.get(resource, set()) | self.policies.get(self.path, set())
         return any(what in facts()["roles"][role] for role, holder in held if holder == member)
 

@@ -16,7 +16,7 @@ class VolumeFacts:
     uid: int = 0  # Owner of the volume's root.
     gid: int = 0
     mode: int = 0o755
-    takes_fs_group: bool = False  # Whether the kubelet changes the root's group to the pod's fsGroup.
+    takes_fs_group: bool = False  # The kubelet changes the root's group to the pod's fsGroup.
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,7 +27,7 @@ class NodePool:
     machine_type: str
     zone: str
     num_nodes: int
-    allocatable: Mapping[str, str]  # What a node leaves to pods, such as `{"cpu": "1930m", "memory": "7Gi"}`.
+    allocatable: Mapping[str, str]  # Resources that a node leaves to pods, such as `{"cpu": "1930m", "memory": "7Gi"}`.
     labels: Mapping[str, str] = field(default_factory=dict)
     taints: tuple[Mapping[str, str], ...] = ()  # Each has `key`, `value` and `effect`.
     max_nodes: int = 0  # Limit of the cluster autoscaler; 0 without one.

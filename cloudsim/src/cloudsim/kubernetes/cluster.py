@@ -41,7 +41,7 @@ class Event:
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """How a job's programs ended."""
+    """The result of a job's programs."""
 
     is_ok: bool
     sentence: str
@@ -177,14 +177,14 @@ class Cluster:
         self.put({"apiVersion": "storage.k8s.io/v1", "kind": "CSIDriver", "metadata": {"name": name}})
 
     def _advertises(self, plugin: str, device: str, pool: NodePool) -> bool:
-        """Whether a device plugin has a pod on the pool's nodes and its configuration names the device."""
+        """Return whether a device plugin has a pod on the pool's nodes and its configuration names the device."""
         tolerant = [one for one in self.of_kind("DaemonSet") if _name(one) == plugin
                     and (not pool.taints or at(one, "spec.template.spec.tolerations"))
                     and device in one["metadata"].get("devices", [device])]
         return bool(tolerant) and self.is_available("DaemonSet", plugin)
 
     def is_available(self, kind: str, name: str) -> bool:
-        """Whether a Deployment or DaemonSet of this name is available in any namespace."""
+        """Return whether a Deployment or DaemonSet of this name is available in any namespace."""
         return any(own == kind and called == name and self.ready_at.get((own, space, called), 0.0) <= self.clock.now
                    for own, space, called in self.objects)
 

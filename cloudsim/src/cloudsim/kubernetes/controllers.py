@@ -247,7 +247,7 @@ def _collect_garbage(cluster: Cluster) -> None:
 
 
 def _is_shut_down(cluster: Cluster, owner: ObjectKey) -> bool:
-    """Whether KubeRay has deleted the cluster of a RayJob that is over."""
+    """Return whether KubeRay has deleted the cluster of a RayJob that is over."""
     spec, run = cluster.objects[owner].get("spec") or {}, cluster.runs.get(owner)
     kept_s = float(spec.get("ttlSecondsAfterFinished") or 0)
     return (run is not None and _is_over(cluster.objects[owner]) and spec.get("shutdownAfterJobFinishes") is True

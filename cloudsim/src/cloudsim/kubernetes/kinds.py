@@ -27,7 +27,7 @@ class ObjectKind:
         return f"{self.kind.lower()}.{self.group}" if self.group else self.kind.lower()
 
     def is_called(self, word: str) -> bool:
-        """Whether a word such as `jobs`, `job`, `jobs.batch`, `job.v1.batch` or `po` means this kind."""
+        """Return whether a word such as `jobs`, `job`, `jobs.batch`, `job.v1.batch` or `po` means this kind."""
         name, _, group = word.lower().partition(".")
         if name not in (self.plural, self.kind.lower(), *self.short):
             return False
@@ -53,7 +53,7 @@ class Release:
     needs_kind: str = ""
     is_named_for_release: bool = False  # Objects are called RELEASE-CHART unless RELEASE contains CHART.
     is_intolerant: bool = False  # Its DaemonSets tolerate no taint unless the chart is given `tolerations`.
-    made_by: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)  # What the operator creates, by kind.
+    made_by: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)  # Objects the operator creates, by kind.
 
     def named(self, release: str) -> "Release":
         """Return the release with the object names that Helm derives from the name of the release."""

@@ -54,7 +54,7 @@ def mount_claim(cluster: Cluster, stored: Object, claim_name: str, pool: NodePoo
 
 
 def may_write(facts: VolumeFacts, spec: Mapping[str, Any]) -> bool:
-    """Whether the pod's user can create a file in the root of the volume."""
+    """Return whether the pod's user can create a file in the root of the volume."""
     user = at(spec, "securityContext.runAsUser")
     group = at(spec, "securityContext.runAsGroup") or 0
     fs_group = at(spec, "securityContext.fsGroup")

@@ -48,7 +48,7 @@ def node_object(cluster: Cluster, node: Node) -> Object:
 
 
 def is_selected(thing: Object, selector: str) -> bool:
-    """Whether an object meets a label selector such as `a=b,c!=d,e in (f,g),h,!i`."""
+    """Return whether an object meets a label selector such as `a=b,c!=d,e in (f,g),h,!i`."""
     labels = thing["metadata"].get("labels") or {}
     for part in filter(None, re.split(r",(?![^()]*\))", selector)):
         among = re.fullmatch(r"\s*(\S+)\s+(in|notin)\s+\(([^)]*)\)\s*", part)

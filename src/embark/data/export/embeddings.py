@@ -55,7 +55,7 @@ def _batches(arrays: CheckpointArrays, weight: str, values: TableValues) -> Iter
 
 
 def _values(trained: TrainedRun, names: Sequence[str]) -> dict[str, TableValues]:
-    """Return what the ids stand for, if the run's data is there and is what it was."""
+    """Return the values that ids stand for, if the run's data is still there and unchanged."""
     data, rows = trained.spec.data, {table.name: table.rows for table in trained.spec.model.stored_tables()}
     why = {"columns": "they are those of the data itself", "interactions": "they are those of the data itself",
            "synthetic": "synthetic ids stand for nothing"}.get(data.kind)

@@ -71,12 +71,12 @@ def write_id_maps(
 
 @dataclass(frozen=True, slots=True)
 class TableValues:
-    """What the ids of a table stand for."""
+    """The values that the ids of a table stand for."""
 
     table: str
     column: str
     num_rows: int  # Rows of the table.
-    ids: Array  # Those with an entry in the map.
+    ids: Array  # Ids that have an entry in the map.
     values: Any  # An Arrow array [num_rows] with nulls; None where none is known.
     note: str = ""
     has_no_map: bool = False

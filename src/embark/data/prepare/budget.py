@@ -31,7 +31,7 @@ class Budget:
     num_workers: int
     chunk_bytes: int  # Text that is decoded at once.
     run_rows: int  # Rows whose values are numbered at once, for ids by frequency.
-    worker_bytes: int  # What one worker takes at most by this arithmetic.
+    worker_bytes: int  # Estimate of the most memory that one worker takes.
     max_entries: int  # Distinct values of runs that are sorted at once.
 
 

@@ -50,13 +50,13 @@ class _Settings(BaseModel):
 
 @dataclass(frozen=True)
 class EarlierIds:
-    """Prepared data whose ids are kept."""
+    """The id maps of data that was prepared earlier, whose ids are kept."""
 
     path: str
     manifest: Manifest
     schema: Schema
     maps: Mapping[str, _IdMap]
-    dense: str  # How dense values were transformed.
+    dense: str  # Transformation of the dense values.
     new_ids: NewIds
 
     def completed(self, spec: RunSpec) -> RunSpec:

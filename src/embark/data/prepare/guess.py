@@ -58,7 +58,7 @@ def table_name(column: str) -> str:
 
 @dataclass(slots=True)
 class _Choice:
-    """The roles found so far."""
+    """The roles of columns that were determined so far."""
 
     dense: list[str] = field(default_factory=list)
     sparse: list[tuple[str, Judgement]] = field(default_factory=list)  # Lists too, in the order of the columns.

@@ -103,7 +103,7 @@ class RunWriter:
         self._runs.append(keys)
 
     def close(self) -> list[dict[str, Any]]:
-        """Put everything on disk; return the record by which it is found again."""
+        """Write everything to disk, and return the record that says where it is."""
         for file, path in zip((self._rows, self._keys), self._paths, strict=True):
             commit(file, path)
         return self._runs
@@ -131,7 +131,7 @@ class IdFiles:
     """The files of a column's ids."""
 
     keys: Path  # The distinct keys that have an id, rising, as `.npy`.
-    ids: Path  # Their ids, as `.npy`.
+    ids: Path  # The ids of these keys, as `.npy`.
     codes: Path  # int32: for every run one after the other, the id of each of its keys.
 
     @staticmethod
@@ -257,7 +257,7 @@ def number_keys(
 
 
 def _known_ids(known: KnownIds | None, keys: Keys, low: int, high: int) -> Int64s:
-    """Return the ids that `keys` have in an earlier map, whose part `low` to `high` is among them; 0 for new ones."""
+    """Return the ids of `keys` in an earlier map, of which `low` to `high` is the relevant part; 0 for new keys."""
     ids = np.zeros(len(keys), np.int64)
     if known:
         ids[np.searchsorted(keys, known.as_run().read_keys(low, high))] = np.load(known.ids, mmap_mode="r")[low:high]

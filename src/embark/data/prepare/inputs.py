@@ -203,7 +203,7 @@ def _data_files(names: Iterable[str]) -> list[str]:
 
 
 def _is_data(path: str) -> bool:
-    """Whether the file is not a marker that programs leave beside data: `_metadata`, `_SUCCESS`, `.part.crc`."""
+    """Return whether the file is not a marker that programs leave beside data: `_metadata`, `_SUCCESS`, `.part.crc`."""
     return not path.rsplit("/", 1)[-1].startswith(("_", "."))
 
 

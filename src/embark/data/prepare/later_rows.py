@@ -33,7 +33,7 @@ _SCHEMA = TypeAdapter(Schema)
 
 @dataclass(frozen=True, slots=True)
 class PreparedWith:
-    """How data was prepared: the columns of its input, and how cells became numbers."""
+    """The settings that data was prepared with: the columns of its input, and the mapping from cells to numbers."""
 
     path: str
     manifest: Manifest

@@ -136,7 +136,7 @@ def prepare_from_spec(
 
 
 def _open_inputs(spec: RunSpec) -> tuple[RunSpec, Schema, Inputs, list[InputFile], EarlierIds | None]:
-    """Find the files of a spec that trains on what it prepares, and what their columns are."""
+    """Find the input files of a spec that trains on the data it prepares, and the roles of their columns."""
     if spec.data.kind != "prepared":
         raise UserError(f"data.kind is {spec.data.kind!r}, and `embark data prepare` writes \"prepared\" data",
                         fix='set data.kind = "prepared" and data.path to the folder to write')

@@ -48,7 +48,7 @@ _STAND_INS = (b"\x1f", b"\x1e", b"\x1d", b"\x1c", b"\x02", b"\x01")
 """Characters that text does not have: one of them takes the place of a delimiter of several."""
 _MAX_CHUNK_BYTES = 1 << 30
 _MIN_BATCH_ROWS, _MAX_BATCH_ROWS = 1_024, 1 << 20
-_READ_BYTES = 1 << 20  # What is read of a column at a time.
+_READ_BYTES = 1 << 20  # Bytes of a column that are read at a time.
 _JSON_DELIMITER = "\0\0"  # A line of JSON has none, and several characters know no quotes.
 
 

@@ -73,7 +73,7 @@ class BadRows:
     num_rows: int
     num_bad: int
     num_cut: int
-    files: dict[str, dict[str, int]]  # How many, by file and reason.
+    files: dict[str, dict[str, int]]  # Number of bad rows, by file and reason.
     examples: tuple[tuple[str, int, str], ...]  # File, line counted from 1, reason.
 
     @property
@@ -119,6 +119,6 @@ class BadRows:
 
 
 def should_give_up(num_rows: int, num_bad: int, max_share: float) -> bool:
-    """Whether so many rows are bad that reading on is useless: the input is something else."""
+    """Return whether so many rows are bad that reading on is useless: the input is something else."""
     return num_bad >= _MIN_BAD_TO_GIVE_UP and num_bad > max(0.5, max_share) * (num_rows + num_bad)
 

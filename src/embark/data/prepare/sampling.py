@@ -35,8 +35,8 @@ _INTEGER = re.compile(INTEGER)
 _NUMBER = re.compile(f"{NUMBER}|[+-]?inf(inity)?|nan", re.IGNORECASE)
 _HEX_ID = re.compile(r"[0-9a-fA-F]{8}")
 _NAME = re.compile(r"[A-Za-z_][\w .:/()-]*")
-_FEW = 50  # So few different numbers are rather the names of groups than amounts.
-_MANY_ROWS = 100  # Among so many rows it means something that no value comes twice.
+_FEW = 50  # With no more distinct numbers than this, they rather name groups than measure amounts.
+_MANY_ROWS = 100  # From this number of rows on, it is significant that no value repeats.
 _LIST_SHARE = 0.05
 _SKEW = 0.1
 _DATE = re.compile(r"\d{4}[-/.]\d{1,2}[-/.]\d{1,2}|\d{1,2}[-/.]\d{1,2}[-/.]\d{4}")
@@ -61,11 +61,11 @@ class Column:
     name: str
     cells: tuple[str, ...]  # Text in order, without the missing ones; all values of lists.
     num_rows: int
-    type: Type = "text"  # What the file says; `text` where it says nothing.
+    type: Type = "text"  # The type that the file declares; `text` if it declares none.
 
     @staticmethod
     def of(name: str, cells: Sequence[str], missing: Collection[str], kind: Type = "text") -> Column:
-        """Make a column of one value a row, some of which mean that there is none."""
+        """Make a column with one value in each row; values in `missing` count as empty."""
         there = tuple(cell for cell in cells if cell not in missing)
         return Column(name, there, len(cells), kind)
 
@@ -139,7 +139,7 @@ def _format_of_name(name: str) -> Literal["", "parquet", "text"]:
 
 
 def _is_criteo(file: InputFile, text: bytes) -> bool:
-    """Whether most of the first rows are a label, 13 integers and 26 hexadecimal ids."""
+    """Return whether most of the first rows are a label, 13 integers and 26 hexadecimal ids."""
     rows = [line.split("\t") for line in text.decode(errors="replace").splitlines()[:100]]
     if len(rows) > 1 and len(text) >= _HEAD_BYTES:
         rows.pop()
@@ -264,7 +264,7 @@ class Judgement:
 
     role: Role
     why: str
-    kind: Kind = "text"  # How a sparse column or a list is read.
+    kind: Kind = "text"  # The parser of a sparse column or a list.
 
 
 def judge(column: Column, list_delimiter: str) -> Judgement:
@@ -314,7 +314,7 @@ def kind_of(column: Column, list_delimiter: str = "") -> Kind:
 
 
 def is_zero_one(column: Column) -> bool:
-    """Whether the column could be the label."""
+    """Return whether the column could be the label."""
     if column.type in ("list", "nested", "time") or not column.cells:
         return False
     return {cell.lower() for cell in column.cells} <= {"0", "1", "0.0", "1.0", "true", "false", "yes", "no"}
@@ -375,7 +375,7 @@ def _has_leading_zero(cell: str) -> bool:
 
 
 def is_json(file: InputFile, text: bytes) -> bool:
-    """Whether the first line is a JSON object."""
+    """Return whether the first line is a JSON object."""
     line = next((line for line in text.splitlines() if line.strip()), b"").strip()
     if line.startswith(b"[") and file.name.lower().removesuffix(".gz").endswith(".json"):
         raise DataError(f"{file.uri}: is one JSON array, which is not read",

@@ -135,6 +135,7 @@ def _split_of_file(data: DataSpec, file: InputFile) -> int:
 
 
 def _is_named(file: InputFile, patterns: Sequence[str]) -> bool:
-    """Whether a pattern matches the file's name, with or without `.gz` and the like: `day_23` is `day_23.gz` too."""
+    """Return whether a pattern matches the file's name, with or without `.gz` and the like: `day_23` is `day_23.gz`
+    too."""
     names = (file.uri, file.name, file.name.removesuffix(".gz"), file.name.split(".")[0])
     return any(fnmatchcase(name, pattern) for pattern in patterns for name in names)

@@ -48,14 +48,14 @@ class Task:
 
     kind: Kind
     name: str  # The name of the segment, or of the column to number.
-    weight: int  # How much of the stage it is: bytes of input, keys, rows.
+    weight: int  # Size of the task within its stage: bytes of input, keys or rows.
     segment: Segment | None = None
     file_index: int = 0
     column: int = 0
-    layout: Layout | None = None  # The layout of what is written.
+    layout: Layout | None = None  # The layout of the written parts.
     starts: tuple[int, ...] = ()
     """The position of the segment's first key among those of all segments, for each numbered column."""
-    split_starts: tuple[int, ...] = ()  # Where validation and test begin in a split by time.
+    split_starts: tuple[int, ...] = ()  # Times at which validation and test begin in a split by time.
 
     @property
     def record(self) -> str:
@@ -64,7 +64,7 @@ class Task:
 
 @dataclass(frozen=True)
 class Preparation:
-    """All that a worker must know. It is sent to each worker once."""
+    """Everything that a worker must know. It is sent to each worker once."""
 
     spec: RunSpec
     schema: Schema
@@ -87,7 +87,8 @@ class Preparation:
         return open_reader(schema, self.spec.data.prepare, self.inputs)
 
     def layout(self, rows: Sequence[int] | None = None) -> Layout:
-        """Return the layout with tables of so many rows; without `rows`, of those that the spec gives."""
+        """Return the layout with tables of these numbers of rows; without `rows`, with the numbers that the spec
+        gives."""
         num_rows = rows or [column.rows or 1 for column in self.schema.sparse if not column.weights_of]
         num_rows = [*num_rows, *(1 for column in self.schema.sparse if column.weights_of)]
         features = (Feature(column.name, num, column.max_ids if column.is_list else 1, column.is_list,

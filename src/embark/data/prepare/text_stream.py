@@ -27,7 +27,7 @@ _GZIP = 16 + zlib.MAX_WBITS
 
 
 def is_gzip(inputs: Inputs, file: InputFile) -> bool:
-    """Whether the first bytes are those of gzip, whatever the file is called."""
+    """Return whether the first bytes are those of gzip, whatever the file is called."""
     return inputs.read(file.uri, 0, 2) == b"\x1f\x8b"
 
 

@@ -54,9 +54,9 @@ class Manifest:
     label: str = "label"
     block_rows: int = BLOCK_ROWS
     statistics_sha256: str = ""
-    settings: dict[str, Any] = field(default_factory=dict)  # What it was prepared with.
+    settings: dict[str, Any] = field(default_factory=dict)  # Settings of the preparation.
     sources: tuple[dict[str, Any], ...] = ()  # The files it was made of, with their sizes.
-    bad_rows: dict[str, Any] = field(default_factory=dict)  # How many rows were left out, and why.
+    bad_rows: dict[str, Any] = field(default_factory=dict)  # Number of rows that were left out, by reason.
 
     def num_rows(self, split: Split) -> int:
         return sum(part.rows for part in self.parts.get(split, ()))
@@ -80,8 +80,8 @@ class Manifest:
         return dict(self.settings.get(TIME_SPLIT) or {})
 
     def fingerprint(self) -> str:
-        """A checksum of what the rows are: the columns, every split's parts by their checksums, where a split by time
-        begins, and the id maps.
+        """Return a checksum of what the rows are: the columns, every split's parts by their checksums, where a split by
+        time begins, and the id maps.
 
         Where the files lie and what they were made of is no part of it.
         """

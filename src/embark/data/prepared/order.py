@@ -20,7 +20,7 @@ class BlockSlice:
     """Rows that follow each other in the epoch and lie in one block."""
 
     part: int
-    block: int  # Within its part.
+    block: int  # Index of the block within its part.
     block_rows: int  # Rows of the block.
     start: int  # The first row's position in the block's own order.
     stop: int

@@ -86,7 +86,7 @@ class Parts(Protocol):
     """Provides part files."""
 
     def using(self, part: Part) -> AbstractContextManager[OpenPart]:
-        """Provide a part, which stays while the block runs; copy what is to stay longer."""
+        """Provide a part, which stays mapped inside the `with` block; copy anything that is needed longer."""
 
     def expect(self, parts: Sequence[Part]) -> None:
         """Announce the parts that are used next, in this order."""

@@ -26,15 +26,15 @@ from embark.spec.data import DataSpec
 from embark.spec.model import Table
 from embark.spec.tasks import Task
 
-Allocate = Callable[[int], Bytes]  # So many bytes, the first at a multiple of 16.
+Allocate = Callable[[int], Bytes]  # Returns a buffer of this size, aligned to 16 bytes.
 Rows = slice | Int64s  # Rows of a block: consecutive ones, or their numbers.
 Range = tuple[int, int, int]  # Epoch, first sample, and the sample after the last.
 
 _MOST_ORDERS = 3
 _MOST_ROW_ORDERS = 16
 _MOST_BUFFERS = 64
-_FEW_ROWS = 4_000_000  # Up to so many a loader is never what training waits for.
-MAX_NAMED = 8  # Columns in a note.
+_FEW_ROWS = 4_000_000  # Up to this number of rows, training never waits for a loader.
+MAX_NAMED = 8  # Columns that a note names at most.
 _NUM_AHEAD = 4  # Parts that are announced before they are used.
 
 
@@ -72,7 +72,7 @@ class PreparedSource:
         self._eval_order = EpochOrder([p.rows for p in self._eval_parts], self.block_rows)
         self.num_train_samples: int = manifest.num_rows("train")
         self.num_eval_samples: int = self._eval_order.num_rows
-        self.notes: tuple[str, ...] = _notes(manifest, data)  # What a person should know of the data.
+        self.notes: tuple[str, ...] = _notes(manifest, data)  # Sentences about the data for a person.
         names = [table.name for table in tables]
         self._selection = ColumnSelection.of(self.layout, names, [table.weights_feature for table in tables])
         rows = {feature.name: feature.rows for feature in self.layout.features}
@@ -319,7 +319,7 @@ class ColumnSelection:
     runs: tuple[_Run, ...]
     ragged: tuple[tuple[int, int], ...]
     """The index among `Layout.ragged`, and here, of each feature whose rows have different numbers of ids."""
-    weights: Mapping[int, int]  # By the index of weighted ids here: that of their weights in `Layout.ragged`.
+    weights: Mapping[int, int]  # From the index of weighted ids here to the index of their weights in `Layout.ragged`.
 
     @property
     def is_fixed(self) -> bool:
@@ -348,7 +348,7 @@ class ColumnSelection:
             index: layout.ragged.index(position[name]) for index, name in enumerate(weights) if name})
 
     def fixed_starts(self, num_rows: int) -> list[int]:
-        """Return where each feature's ids begin in a batch, and where the last one's end."""
+        """Return the index in a batch at which each feature's ids begin, and the end of the last one's."""
         return [num_rows * before for before in accumulate(self.multi_hot, initial=0)]
 
     def largest_fixed(self, ids: Int32s, num_rows: int) -> NDArray[np.uint32]:

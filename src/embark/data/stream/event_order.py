@@ -20,7 +20,7 @@ COUNTS = ("num_rows", "num_late", "num_unreadable", "num_labels", "num_labels_jo
 
 @dataclass(frozen=True, slots=True)
 class OrderSettings:
-    """How records are ordered and joined."""
+    """Settings for ordering and joining records."""
 
     label: str  # The label's column.
     time_column: str = ""
@@ -31,17 +31,17 @@ class OrderSettings:
 
 @dataclass(slots=True)
 class OrderState:
-    """Everything between the records that were read and the rows that were given out. Records are never changed, so a
+    """All state between the records that were read and the rows that were released. Records are never changed, so a
     copy of the collections is a copy of the state."""
 
     offsets: dict[str, Offset]
     newest_s: dict[str, float]  # The newest event of each partition.
-    watermark_s: float = -math.inf  # What is older was given out or dropped.
-    num_added: int = 0  # Settles the order of events of one time.
+    watermark_s: float = -math.inf  # All older records were released or dropped.
+    num_added: int = 0  # Orders events with the same time.
     early: list[tuple[float, int, bool, Row]] = field(default_factory=list)
-    """A heap of what is newer than the watermark: time, number, is a label, row."""
+    """A heap of records newer than the watermark: time, number, whether it is a label, and the row."""
     waiting: deque[tuple[float, Row]] = field(default_factory=deque)  # Rows that wait for their labels.
-    labels: dict[str, tuple[float, Any, bool]] = field(default_factory=dict)  # Time, label, is joined.
+    labels: dict[str, tuple[float, Any, bool]] = field(default_factory=dict)  # Time, label, whether it was joined.
     label_ends: deque[tuple[float, str]] = field(default_factory=deque)
     ready: deque[Row] = field(default_factory=deque)
     counts: Counter[str] = field(default_factory=Counter)
@@ -123,7 +123,7 @@ class EventOrder:
         return 0.0 if message.time_s is None else message.time_s
 
     def _advance(self) -> None:
-        """Give out what no record within the bound can come before."""
+        """Release the rows that no later record can precede, given the bound on delay."""
         state, settings = self.state, self._settings
         newest = [state.newest_s.get(partition, -math.inf) for partition in self._partitions]
         state.watermark_s = max(state.watermark_s, min(newest) - settings.bound_s)

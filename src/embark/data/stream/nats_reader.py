@@ -24,10 +24,10 @@ from embark.spec.stream import StreamSpec
 T = TypeVar("T")
 AT_A_TIME = 500
 _LOST = "keep records longer than a trainer may be away; --fresh starts a new run at stream.start"
-MAX_WAIT_S = 600.0  # How long to wait for a broker that is started at the same time.
+MAX_WAIT_S = 600.0  # Limit for waiting for a broker that is started at the same time.
 _RETRY_S = 0.5
 _WAIT_S = 10.0
-_NEVER_AGAIN_S = 30 * 86_400  # Until what is not acknowledged comes again: the checkpoint says what to read, not this.
+_NEVER_AGAIN_S = 30 * 86_400  # Time until redelivery; long, because the checkpoint decides what to read again.
 
 
 class NatsReader:

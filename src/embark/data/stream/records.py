@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-Offset = int | str | list[Any] | None  # What JSON can hold; None: before the first record.
+Offset = int | str | list[Any] | None  # A JSON value; None stands for the position before the first record.
 Row = Mapping[str, Any]
 
 

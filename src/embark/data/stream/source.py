@@ -34,10 +34,10 @@ from embark.store import Checkpoint, CheckpointStore
 STREAM_FILE = "stream.json"  # A file of checkpoints.
 ENDLESS_STEPS = 1 << 40
 POLL_S = 0.2
-STALLED_S = 60.0  # After so long without a record of a partition that the others wait for, someone should know.
-FIRST_S = 5.0  # The same for a run that has read none yet: its stream is perhaps not where it looks.
+STALLED_S = 60.0  # Warn after this time without a record of a partition that others wait for.
+FIRST_S = 5.0  # Warn after this time if no record was ever read: the address may be wrong.
 UNREADABLE = "num_unreadable"
-WINDOW = 1_000  # Records.
+WINDOW = 1_000  # Number of the latest records whose drops are counted.
 
 
 class StreamSource:
@@ -71,7 +71,7 @@ class StreamSource:
         self._warn: Callable[[str], None] = lambda _: None
 
     def fingerprint(self) -> str:
-        """The checksum of the data that the id maps come from."""
+        """Return the checksum of the data that the id maps come from."""
         return self._fingerprint
 
     def restore(self, checkpoints: CheckpointStore, checkpoint: Checkpoint) -> None:
@@ -270,7 +270,7 @@ class DropWatch:
 
     def __init__(self) -> None:
         self._num_records = self._num_dropped = self._records_before = self._dropped_before = 0
-        self._reasons: Counter[str] = Counter()  # All drops.
+        self._reasons: Counter[str] = Counter()  # Dropped records by reason.
         self._newest: Counter[str] = Counter()  # Drops since the last look.
         self._has_warned = False
 

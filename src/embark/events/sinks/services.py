@@ -15,7 +15,7 @@ from embark.events.events import Event
 from embark.events.metrics import UNITS, Latest, Metric, Reading
 from embark.formatting import to_one_line
 
-CLOSE_S = 3.0  # How long the last sending may take before the run ends without it: a preempted machine has little time.
+CLOSE_S = 3.0  # Limit for the last request before the run ends: a preempted machine has little time.
 END_S = 15.0  # This long at the end of a run that was not stopped, if the service has not failed.
 MAX_CHARS = 200
 MAX_AT_ONCE = 500  # CloudWatch takes 1,000 in a request, of at most 1 MB.
@@ -70,7 +70,7 @@ class NewestReadings:
         self._latest.add(event)
 
     def fresh(self) -> list[Any]:
-        """Return what was not sent yet."""
+        """Return the readings that were not sent yet."""
         newest = self._latest.readings()
         return [one for one in newest if one.time_s > self._sent_s.get((one.metric.name, one.labels), 0.0)]
 

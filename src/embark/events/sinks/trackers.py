@@ -23,18 +23,18 @@ from embark.spec.toml import flatten
 
 MAX_WAITING = 20_000  # Points kept for a service that does not answer; then the oldest are dropped.
 MAX_AT_ONCE = 1000  # MLflow takes so many metrics in a request, and a tenth of them as parameters.
-MAX_PARAMETER = 6000  # Characters.
-KINDS = frozenset({"step", "eval", "phases"})  # Those of every rank and machine would be too many.
+MAX_PARAMETER = 6000  # Characters of a parameter that MLflow accepts.
+KINDS = frozenset({"step", "eval", "phases"})  # Events of every rank and machine would be too many.
 PROJECT = "embark"
 TAG = "embark.id"
 STATUS = {"done": "FINISHED", "interrupt": "KILLED", "interrupted": "KILLED", "budget": "KILLED"}
 """MLflow's words for outcomes; anything else failed."""
-ANSWER_S = 10.0  # How long W&B may take to begin a run, and to upload its end: the process cannot exit meanwhile.
+ANSWER_S = 10.0  # Limit for W&B to begin a run and to upload its end: the process cannot exit meanwhile.
 
 
 @dataclass(frozen=True, slots=True)
 class TrackedRun:
-    """What a service is told about a run."""
+    """The description of a run that a service receives."""
 
     name: str
     project: str  # Empty: the environment's, else `embark`.

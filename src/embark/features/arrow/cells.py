@@ -45,9 +45,9 @@ _WORTH_SHARE = 0.5
 class SparseCells:
     """The keys of a sparse column."""
 
-    keys: Hashes  # [n], or of a list all one after the other.
-    lengths: Int32s | None = None  # [n] of a list.
-    is_missing: Mask | None = None  # [n] of no list.
+    keys: Hashes  # [n]; for a list column, the values of all rows one after another.
+    lengths: Int32s | None = None  # [n]: values of each row of a list column.
+    is_missing: Mask | None = None  # [n], for columns that are no lists.
     is_bad: Mask | None = None  # [n]: the cell, or one value of the list, is not what the column holds.
     num_cut: int = 0
 
@@ -210,12 +210,12 @@ def join_arrays(arrays: Sequence[Any]) -> Any:
 
 
 def is_text(kind: Any) -> bool:
-    """Whether a type is strings or bytes."""
+    """Return whether a type is strings or bytes."""
     return kind in (pa.string(), pa.large_string(), pa.binary(), pa.large_binary())
 
 
 def is_list(kind: Any) -> bool:
-    """Whether a type has several values a cell."""
+    """Return whether a type has several values a cell."""
     return bool(types.is_list(kind) or types.is_large_list(kind) or types.is_fixed_size_list(kind))
 
 
@@ -411,7 +411,7 @@ def buffers_of(array: Any) -> tuple[Int64s, Int64s, Bytes]:
 
 
 def _repeats(array: Any) -> bool:
-    """Whether to hash each distinct word once instead of each value, judged by the first few thousand."""
+    """Return whether to hash each distinct word once instead of each value, judged by the first few thousand."""
     some = array.slice(0, _TRIAL_ROWS)
     return len(some) > 0 and len(some.unique()) < _WORTH_SHARE * len(some)
 
@@ -420,7 +420,7 @@ def _repeats(array: Any) -> bool:
 class Times:
     """A column of dates or times."""
 
-    micros: Int64s  # [n]: 0 where there is none.
+    micros: Int64s  # [n]: microseconds since 1970; 0 if there is no time.
     is_missing: Mask
     is_bad: Mask
 

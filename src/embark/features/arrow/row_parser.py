@@ -48,7 +48,7 @@ class Location:
 
 @dataclass(slots=True)
 class _Bad:
-    """The rows that cannot be read, each with the first reason that was found."""
+    """The rows that cannot be read, each with the first reason."""
 
     mask: Mask
     whys: dict[int, str] = field(default_factory=dict)
@@ -256,7 +256,7 @@ def _in_column(where: str, name: str) -> Iterator[None]:
 
 
 def _why(name: str, cell: Any, what: str) -> str:
-    """Say what is wrong with a cell, which is quoted, or that it is empty."""
+    """Return a sentence that quotes a cell and says why it cannot be read, or that it is empty."""
     if hasattr(cell, "as_buffer"):
         value = bytes(cell.as_buffer() or b"").decode(errors="replace")
     else:

@@ -82,7 +82,7 @@ class CloudCommands:
         return Resource(f"{step.what} ({self.name})", "; ".join(shlex.join(self.words(one)) for one in step.remove))
 
     def read(self, command: str | Sequence[str], *, missing: Sequence[str] = ()) -> Any:
-        """The JSON that a command prints; None on a dry run, or if its error has one of the `missing` texts."""
+        """Return the JSON that a command prints; None on a dry run, or if its error has one of the `missing` texts."""
         done = self.ask(command)
         if not done.is_ok:
             if any(text in done.err for text in missing):
@@ -117,18 +117,18 @@ class Cloud(CloudCommands, ABC):
     @staticmethod
     @abstractmethod
     def settings(job: Job) -> dict[str, str]:
-        """The rendered script's variables; the environment may set them."""
+        """Return the rendered script's variables; the environment may set them."""
 
     @abstractmethod
     def steps(self) -> list[Step]:
-        """The infrastructure around the machines, each part created once."""
+        """Return the infrastructure around the machines, each part created once."""
 
     def prepare(self, record: Callable[[Resource], None]) -> None:
         """Look up or create whatever else a machine needs before it is started."""
 
     @abstractmethod
     def machine(self, row: dict[str, Any]) -> Machine:
-        """One row of the answer to `machines`."""
+        """Read a machine from one row of the answer to `machines`."""
 
     @abstractmethod
     def events_of(self, row: dict[str, Any]) -> list[RunEvent]: ...
@@ -140,7 +140,7 @@ class Cloud(CloudCommands, ABC):
     def delete(self, machines: Sequence[Machine]) -> None: ...
 
     def machines(self) -> list[Machine]:
-        """The newest machine of each index that the cloud still knows."""
+        """Return the newest machine of each index that the cloud still knows."""
         rows = [row for row in self.rows("machines") if re.search(r"-\d+$", str(row["name"]))]
         return sorted(map(self.machine, rows), key=lambda machine: machine.index)
 
@@ -156,13 +156,13 @@ class Cloud(CloudCommands, ABC):
         self.change("restart", **_values(machine))
 
     def host_key(self, machine: Machine) -> str:
-        """The public key that the cloud itself reports; empty until it does."""
+        """Return the public key that the cloud itself reports; empty until it does."""
         done = self.ask("host_key", **_values(machine))
         found = re.search(r"ssh-ed25519\s+([A-Za-z0-9+/=]+)", done.out)
         return f"ssh-ed25519 {found[1]}" if done.is_ok and found else ""
 
     def placeholders(self) -> list[Machine]:
-        """Machines for a dry run, which creates none."""
+        """Return machines for a dry run, which creates none."""
         names = enumerate(f"{self.job.name}-{index}" for index in range(self.job.num_nodes))
         return [Machine(index, name, name, "running", name, name) for index, name in names]
 
@@ -267,7 +267,7 @@ class Aws(Cloud):
         return [row for reservation in found.get("Reservations", ()) for row in reservation["Instances"]]
 
     def _group(self) -> Resource:
-        """The security group; the command that removes it looks its id up by name."""
+        """Return the security group; the command that removes it looks its id up by name."""
         remove = string.Template(self.table["remove_group"]).safe_substitute(
             {name: shlex.quote(str(self.values[name])) for name in ("REGION", "NAME")})
         return Resource("the security group of its machines (aws)", remove)
@@ -369,13 +369,13 @@ CLOUDS: dict[str, type[Cloud]] = {"aws": Aws, "azure": Azure, "gcp": Gcp}
 
 
 def table_words(cloud: str, command: str) -> tuple[str, ...]:
-    """The words of a command of the table; those with variables are shell text."""
+    """Return the words of a command of the table; those with variables are shell text."""
     words = shlex.split(TABLE[cloud][command])
     return tuple(ShellText(f'"{word}"') if "$" in word else word for word in words)
 
 
 def from_environment(**defaults: str) -> dict[str, str]:
-    """Settings by name: the environment's value, else the default."""
+    """Return settings by name: the environment's value, else the default."""
     return {name: os.environ.get(name) or default for name, default in defaults.items()}
 
 

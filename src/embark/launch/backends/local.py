@@ -40,7 +40,7 @@ class Local(LaunchBackend):
     """Runs `embark train` here, a rank for each GPU."""
 
     poll_s = 0.5
-    restarts = False  # Whether a process that crashed is started again.
+    restarts = False  # A crashed process is started again.
     source = "rank 0"  # The source of a line that names no rank.
     ending = "it saves a last checkpoint"
     resumed = "embark launch resumes it from the last checkpoint in {}"
@@ -128,7 +128,7 @@ class Local(LaunchBackend):
         return (handle.checkpoints,)
 
     def _state(self, handle: RunHandle) -> SupervisorState:
-        """The supervisor's state from its files: a command for each look would be slow."""
+        """Return the supervisor's state from its files: a command for each look would be slow."""
         return SupervisorState(**supervisor.status(handle.folder))
 
     def _supervise(self, handle: RunHandle, command: str, *rest: str) -> CommandResult:
@@ -204,7 +204,7 @@ def artifact_remains(handle: RunHandle) -> Resource:
 
 
 def _free_port() -> int:
-    """The usual port, or any if another program has it."""
+    """Return the usual port, or any if another program has it."""
     for port in (PORT, 0):
         try:
             with socket.create_server(("127.0.0.1", port)) as listener:

@@ -50,7 +50,7 @@ class MachinesBackend(LaunchBackend):
 
     @abstractmethod
     def _look(self, handle: RunHandle, job: Job) -> tuple[list[Host], Status]:
-        """The machines whose logs can be read, and the status."""
+        """Return the machines whose logs can be read, and the status."""
 
     @abstractmethod
     def _recreate(self, handle: RunHandle, job: Job) -> None: ...
@@ -115,9 +115,10 @@ class MachinesBackend(LaunchBackend):
         return self._look(handle, self._job(handle))
 
     def _lost(self, handle: RunHandle, reason: str, status: Status, *, is_gone: bool, may_recreate: bool) -> Status:
-        """The status of a run whose machines or ranks are lost: whether it had finished, or else what brings it back.
+        """Return the status of a run whose machines or ranks are lost: whether it had finished, or else what brings it
+        back.
 
-        `is_gone`: a machine is, so only the run's events know.
+        `is_gone` means that a machine no longer exists, so that only the run's events tell.
         """
         since_s = submitted_s(handle)
         if since_s is None:
@@ -155,11 +156,12 @@ class MachinesBackend(LaunchBackend):
                          "may be older")
 
     def _settings(self, handle: RunHandle) -> dict[str, str]:
-        """The variables that the commands name."""
+        """Return the variables that the commands name."""
         return {key: str(value) for key, value in handle.where.items() if key.isupper() or "%" in key}
 
     def _is_known(self, handle: RunHandle) -> bool:
-        """Whether the run's spec is here: it is written before the first change, and deleted with the machines."""
+        """Return whether the run's spec is here: it is written before the first change, and deleted with the
+        machines."""
         return (handle.folder / SPEC).exists()
 
     def _job(self, handle: RunHandle) -> Job:

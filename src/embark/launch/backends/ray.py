@@ -42,7 +42,7 @@ from embark.spec.train import batch_mistakes
 from embark.store import run_uri
 from embark.store.run_dir import SPEC
 
-WORKER = "RayTrainWorker"  # What Ray Train calls the actor that it puts on each machine.
+WORKER = "RayTrainWorker"  # Ray Train's name for its actor on each machine.
 WANTED = ("RAY_KILL", "REF_DELETED", "OUT_OF_SCOPE")  # Ends that Ray Train itself brings about.
 _SAID_BY = re.compile(r"\((?P<who>[^()]*?) pid=(?P<pid>\d+)(?:, ip=(?P<ip>[^)\s]+))?\) ?(?P<text>.*)", re.DOTALL)
 _FROM = re.compile(r"\[(rank|machine) (\d+)\]:(.*)", re.DOTALL)
@@ -53,7 +53,8 @@ def status_of(
     job: Mapping[str, Any], actors: Sequence[Mapping[str, Any]], groups: Sequence[Mapping[str, Any]],
     nodes: Sequence[Mapping[str, Any]], *, num_machines: int, name: str, run_uri: str,
 ) -> Status:
-    """The status of a job that the cluster knows. `groups` are Ray's placement groups, which the workers wait for."""
+    """Return the status of a job that the cluster knows. `groups` are Ray's placement groups, which the workers wait
+    for."""
     workers = [actor for actor in actors if actor.get("class_name") == WORKER]
     lost = [actor for actor in workers if _died(actor)]
     num_restarts = max(len({actor.get("placement_group_id") for actor in workers}) - 1, 0)
@@ -94,7 +95,7 @@ def status_of(
 def events_of(
     job: Mapping[str, Any], actors: Sequence[Mapping[str, Any]], nodes: Sequence[Mapping[str, Any]],
 ) -> list[RunEvent]:
-    """Events that Ray reports, by time; Ray does not report when a worker died."""
+    """Return events that Ray reports, by time; Ray does not report when a worker died."""
     found = [
         RunEvent(0.0, _who(actor), str(_context(actor).get("reason", "Died")),
                  _context(actor).get("error_message", ""), True)
@@ -135,7 +136,7 @@ def resources_text(resources: Mapping[str, float]) -> str:
 
 
 def can_hold(nodes: Sequence[Mapping[str, Any]], resources: Mapping[str, float]) -> int:
-    """The number of machines that are large enough, busy or not."""
+    """Return the number of machines that are large enough, busy or not."""
     return sum(node.get("state") == "ALIVE" and all(
         float(node.get("resources_total", {}).get(name, 0.0)) >= value for name, value in resources.items())
         for node in nodes)
@@ -175,7 +176,7 @@ def _restarted(num_restarts: int, lost: Sequence[Mapping[str, Any]]) -> str:
 
 
 def _died(actor: Mapping[str, Any]) -> bool:
-    """Whether a worker died by itself, not because the run had ended or its neighbour died."""
+    """Return whether a worker died by itself, not because the run had ended or its neighbour died."""
     return actor.get("state") == "DEAD" and _context(actor).get("reason") not in WANTED
 
 
@@ -325,7 +326,7 @@ class Ray(LaunchBackend):
         return CancelResult((f"the record of Ray job {identity}",), remains)
 
     def _share(self, spec: RunSpec, where: str) -> tuple[dict[str, Any], str, float | None]:
-        """What each machine contributes, the run's title, and its price if its machine is named."""
+        """Return what each machine contributes, the run's title, and its price if its machine is named."""
         place = spec.place
         if place.machine or place.cloud:
             job = make_job(spec, load_catalog())
@@ -349,7 +350,7 @@ class Ray(LaunchBackend):
         return share, f"{spec.name} on {pluralize(place.max_nodes, 'machine')} of a Ray cluster: {ranks}", None
 
     def _job(self, handle: RunHandle) -> Mapping[str, Any] | None:
-        """The run's job; None if it does not exist.
+        """Return the run's job; None if it does not exist.
 
         If a record is deleted before Ray's monitor, which looks once a second, has seen the job's end, the monitor
         writes another: failed, and without the job's metadata.
@@ -359,7 +360,8 @@ class Ray(LaunchBackend):
         return found if is_ours else None
 
     def _of_job(self, handle: RunHandle, job: Mapping[str, Any], kind: str) -> list[Mapping[str, Any]]:
-        """Actors or placement groups of the job's driver, once it has begun. Older clusters do not report them."""
+        """Return actors or placement groups of the job's driver, once it has begun. Older clusters do not report
+        them."""
         number = job.get("job_id")
         if not number:
             return []
@@ -374,7 +376,7 @@ class Ray(LaunchBackend):
         return []
 
     def _read(self, handle: RunHandle, path: str) -> Any:
-        """The JSON at a path of the API; None if it does not exist."""
+        """Return the JSON at a path of the API; None if it does not exist."""
         client = self._client(handle)
         response = client.request("GET", f"{handle.where['context']}/{path}")
         if response.is_missing:
@@ -398,7 +400,7 @@ class Ray(LaunchBackend):
 
 
 def _package(spec: RunSpec, handle: RunHandle) -> bytes:
-    """The script and the spec as Ray takes a working directory; the same run always gives the same bytes."""
+    """Return the script and the spec as Ray takes a working directory; the same run always gives the same bytes."""
     where = handle.where
     script = ray_script(
         name=where["id"], spec_path=SPEC, num_machines=where["num_machines"],
@@ -411,7 +413,7 @@ def _package(spec: RunSpec, handle: RunHandle) -> bytes:
 
 
 def _mistakes(spec: RunSpec, num_gpus: int, num_processes: int, *, is_known: bool) -> Iterator[Mistake]:
-    """Mistakes of a spec for machines that no catalog describes."""
+    """Yield the mistakes of a spec for machines that no catalog describes."""
     place, store, data = spec.place, spec.store, spec.data
     if is_known and place.device == "cuda" and not num_gpus:
         yield Mistake("", "place.device", "cuda", "the Ray cluster has not so many machines with GPUs",
@@ -426,13 +428,14 @@ def _mistakes(spec: RunSpec, num_gpus: int, num_processes: int, *, is_known: boo
 
 
 def _nth(nodes: list[Mapping[str, float]], name: str, count: int) -> int:
-    """What each of the `count` best machines has; if there are fewer, the least that any machine with some has."""
+    """Return the smallest amount of a resource among the `count` machines that have the most of it; machines without
+    any do not count."""
     best = sorted((int(node.get(name, 0)) for node in nodes), reverse=True)[:count]
     return min((value for value in best if value), default=0)
 
 
 def _headers() -> dict[str, str]:
-    """Credentials from the environment. They are read for each request, and never stored."""
+    """Return credentials from the environment. They are read for each request, and never stored."""
     found: dict[str, str] = {}
     if token := os.environ.get("RAY_AUTH_TOKEN", ""):
         found["Authorization"] = f"Bearer {token}"
@@ -446,7 +449,7 @@ def _headers() -> dict[str, str]:
 
 
 def _query(filters: Mapping[str, str] | None = None) -> str:
-    """The query string of a request to Ray's state API."""
+    """Return the query string of a request to Ray's state API."""
     words = [("detail", "true"), ("limit", "10000")]
     for key, value in (filters or {}).items():
         words += [("filter_keys", key), ("filter_predicates", "="), ("filter_values", value)]
@@ -454,6 +457,6 @@ def _query(filters: Mapping[str, str] | None = None) -> str:
 
 
 def _rows(found: Any) -> list[Mapping[str, Any]]:
-    """The rows of a response of Ray's state API."""
+    """Return the rows of a response of Ray's state API."""
     inner = ((found or {}).get("data") or {}).get("result") or {}
     return list(inner.get("result") or ())

@@ -80,7 +80,7 @@ class TorchX(Kubernetes):
         write_atomic(folder / APP, json.dumps({"name": _app_name(done.out)}))
 
     def _object(self, handle: RunHandle) -> str:
-        """The name that TorchX gave the job; if that was not saved, the newest that starts with the run's."""
+        """Return the name that TorchX gave the job; if that was not saved, the newest that starts with the run's."""
         try:
             return str(json.loads((handle.folder / APP).read_text())["name"])
         except (OSError, ValueError, KeyError):
@@ -90,7 +90,7 @@ class TorchX(Kubernetes):
         return str(newest["name"]) if newest else handle.where["object"]
 
     def _jobs(self, handle: RunHandle) -> list[dict[str, Any]]:
-        """All attempts at this run: TorchX appends random characters to the name."""
+        """Return all attempts at this run: TorchX appends random characters to the name."""
         name = re.compile(re.escape(f"{handle.where['object']}-") + r"[a-z0-9]+")
         return [one for one in self._kubectl(handle).items(self._kind(handle).name)
                 if name.fullmatch(str(one["metadata"]["name"]))]
@@ -100,7 +100,7 @@ class TorchX(Kubernetes):
 
 
 def _app_name(out: str) -> str:
-    """The name in `{"app_id": "namespace:name", …}`."""
+    """Return the name in `{"app_id": "namespace:name", …}`."""
     answer = next((line for line in reversed(out.splitlines()) if line.startswith("{")), "{}")
     try:
         return str(json.loads(answer)["app_id"]).rpartition(":")[2]

@@ -108,7 +108,7 @@ class TpuVm(MachinesBackend):
         return hosts, status_of(states, names_of(hosts), handle.run_uri)
 
     def _hosts(self, handle: RunHandle, job: Job) -> list[Host]:
-        """Every host of every slice, each reached by gcloud, which knows its address and the keys."""
+        """Return every host of every slice, each reached by gcloud, which knows its address and the keys."""
         found: list[Host] = []
         for node in tpu_vm.node_names(job):
             for worker in range(job.machine.num_hosts):
@@ -127,7 +127,8 @@ class TpuVm(MachinesBackend):
 
 
 def startup_script(job: Job) -> str:
-    """What every host runs as root when it boots: it unpacks the supervisor, which sets the host up and trains."""
+    """Return the script that every host runs as root when it boots. It unpacks the supervisor, which sets the host up
+    and trains."""
     start = script("Sets this host up and trains.", *tpu_vm.setup_parts(job),
                    f"cd {STATE}\nexec " + " ".join(tpu_vm.train_words()))
     files = {"start.sh": start, "job.json": job_json([f"{RUN_FOLDER}/start.sh"], env=tpu_vm.environment(job), cwd="/")}

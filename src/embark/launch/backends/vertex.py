@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 
 LABEL = "embark_run"
 END_MARGIN_S = 120.0
-SERVICE = "service"  # What Vertex AI calls itself among the tasks of a job.
+SERVICE = "service"  # Vertex AI's name for itself among the tasks of a job.
 STATES: dict[str, State] = {
     "QUEUED": "pending", "PENDING": "pending", "RUNNING": "running", "SUCCEEDED": "succeeded",
     "PARTIALLY_SUCCEEDED": "succeeded", "FAILED": "failed", "EXPIRED": "failed", "CANCELLING": "pending",
@@ -114,7 +114,7 @@ class Vertex(LaunchBackend):
                          project=handle.where["project"], run_uri=handle.run_uri)
 
     def logs(self, handle: RunHandle, *, follow: bool = False) -> Iterator[LogLine]:
-        """The lines of all replicas, as Cloud Logging has them."""
+        """Yield the lines of all replicas, as Cloud Logging has them."""
         seen: dict[str, None] = {}
         since, end_s = "", 0.0
         while True:
@@ -170,7 +170,7 @@ class Vertex(LaunchBackend):
         return f"labels.{LABEL}={handle.where['id']}"
 
     def _find(self, handle: RunHandle, condition: str) -> list[dict[str, Any]]:
-        """Jobs that meet the condition of a list filter, newest first."""
+        """Return jobs that meet the condition of a list filter, newest first."""
         path = f"{handle.where['context']}/customJobs"
         found = _pages(lambda query: self._call(handle, "GET", f"{path}?{urlencode(query)}"), "customJobs",
                        {"filter": condition, "pageSize": 100})
@@ -178,7 +178,7 @@ class Vertex(LaunchBackend):
 
     def _call(self, handle: RunHandle, method: str, path: str, body: bytes = b"",
               is_done: Callable[[], bool] | None = None) -> Any:
-        """The JSON of a response of Vertex AI; raises what it refused."""
+        """Return the JSON of a response of Vertex AI; raises what it refused."""
         region, project = handle.where["region"], handle.where["project"]
         url = _endpoint("AIPLATFORM", f"https://{region}-aiplatform.googleapis.com")
         client = self._client("Vertex AI", url, LOGIN)
@@ -193,7 +193,7 @@ class Vertex(LaunchBackend):
         raise UserError(f"Vertex AI refused it: {reason.text}", fix=reason.fix)
 
     def _entries(self, handle: RunHandle, condition: str) -> Iterator[dict[str, Any]]:
-        """Entries of Cloud Logging, by time."""
+        """Return entries of Cloud Logging, by time."""
         url = _endpoint("LOGGING", "https://logging.googleapis.com")
         client = self._client("Cloud Logging", url, f"{LOGIN}; reading logs needs roles/logging.viewer")
 
@@ -237,13 +237,13 @@ class Vertex(LaunchBackend):
 
 
 def _of_job(job: dict[str, Any]) -> str:
-    """The condition that selects a job's entries in Cloud Logging."""
+    """Return the condition that selects a job's entries in Cloud Logging."""
     number = str(job["name"]).rpartition("/")[2]
     return f'resource.type="ml_job" AND resource.labels.job_id="{number}"'
 
 
 def explain_message(message: str, *, region: str, project: str) -> Reason:
-    """The cause that Google's message names, followed by the message."""
+    """Return the cause that Google's message names, followed by the message."""
     said = to_one_line(message)
     exited = re.search(r"exit(?:ed with a non-zero)? (?:status|code)(?: of)?:? ?(\d+)", said)
     if exited and exited[1] != "1":
@@ -288,7 +288,7 @@ def state_of(job: Mapping[str, Any]) -> str:
 
 
 def entry_line(entry: Mapping[str, Any]) -> LogLine:
-    """An entry of Cloud Logging as a line of a replica."""
+    """Return an entry of Cloud Logging as a line of a replica."""
     task = _task(entry)
     match = _TASK.fullmatch(task)
     index = None if match is None else (0 if match[1] == "0" else 1) + int(match[2])
@@ -297,7 +297,7 @@ def entry_line(entry: Mapping[str, Any]) -> LogLine:
 
 
 def entry_event(entry: Mapping[str, Any]) -> RunEvent:
-    """An entry of Cloud Logging as a message of Vertex AI itself."""
+    """Return an entry of Cloud Logging as a message of Vertex AI itself."""
     severity = str(entry.get("severity", "DEFAULT"))
     return RunEvent(time_s(str(entry.get("timestamp", ""))) or 0.0, SERVICE, severity.capitalize(),
                     _message(entry), severity in ("WARNING", "ERROR", "CRITICAL", "ALERT", "EMERGENCY"))

@@ -167,7 +167,7 @@ class Vm(MachinesBackend):
 
 
 def machine_files(job: Job, index: int, master: str) -> Mapping[str, str | bytes]:
-    """The programs that a rendered machine would find at its first start.
+    """Return the programs that a rendered machine would find at its first start.
 
     `master` is the address at which the others reach the first machine.
     """

@@ -181,13 +181,13 @@ def node_groups(manifests: Manifests) -> Iterator[tuple[Node, Machine]]:
 
 
 def _has_fabric(machine: Machine) -> bool:
-    """Whether it is a whole machine of eight GPUs or more, which is bought to train over its fabric."""
+    """Return whether it is a whole machine of eight GPUs or more, which is bought to train over its fabric."""
     return machine.fabric.name == "efa" and machine.gpus_per_host >= 8 and bool(machine.num_fabric_devices) \
         and (machine.fabric_gbit_per_s or 0) >= 400
 
 
 def file_systems(manifests: Manifests) -> Iterator[tuple[Mapping[str, str], Span, int | None]]:
-    """The Lustre configuration of each file system that is created, its location, and its size."""
+    """Yield the Lustre configuration of each file system that is created, its location, and its size."""
     for command in manifests.commands:
         if command.begins("aws fsx create-file-system") and command.flag("--file-system-type") == "LUSTRE":
             written = command.flag("--lustre-configuration") or ""
@@ -282,7 +282,7 @@ def infiniband_settings(job: TrainingJob) -> Hits:
 
 
 def aks_pools(manifests: Manifests) -> Iterator[tuple[Command, Machine]]:
-    """Commands that make a pool of GPU machines."""
+    """Yield commands that make a pool of GPU machines."""
     for command in manifests.commands:
         if command.begins("az aks create") or command.begins("az aks nodepool add"):
             machine = manifests.machine(command.flag(*_SIZE_FLAGS) or "")
@@ -291,7 +291,7 @@ def aks_pools(manifests: Manifests) -> Iterator[tuple[Command, Machine]]:
 
 
 def _offered(spec: Node) -> Iterator[str]:
-    """The resources that a policy's device plugins offer, from the JSON inside."""
+    """Yield the resources that a policy's device plugins offer, from the JSON inside."""
     for plugin, lists in (("sriovDevicePlugin", "resourceList"), ("rdmaSharedDevicePlugin", "configList")):
         text = spec.at(f"{plugin}.config").text
         try:

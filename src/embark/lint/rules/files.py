@@ -161,7 +161,7 @@ def _together(triple: Triple) -> str:
 
 
 def pins(manifests: Manifests) -> Iterator[list[Pin]]:
-    """Packages that are installed together: by one pip, one requirements file, or one Vertex job."""
+    """Yield packages that are installed together: by one pip, one requirements file, or one Vertex job."""
     for command in manifests.commands:
         words = command.argv
         if words[:3] in (["python", "-m", "pip"], ["python3", "-m", "pip"]):
@@ -199,7 +199,7 @@ def _pin(text: str, location: Span) -> Pin | None:
 
 
 def _goes_with(pin: Pin, exact: dict[str, Pin], known: Triple | None) -> bool:
-    """Whether a torchrec or fbgemm belongs to the torch beside it, or to the torchrec if there is no torch."""
+    """Return whether a torchrec or fbgemm belongs to the torch beside it, or to the torchrec if there is no torch."""
     if known is not None:
         wanted = known.torchrec if pin.name == "torchrec" else known.fbgemm
         plain = pin.version.partition("+")[0]
@@ -211,7 +211,7 @@ def _goes_with(pin: Pin, exact: dict[str, Pin], known: Triple | None) -> bool:
 
 
 def _torchrec_minor(torch: tuple[int, ...]) -> tuple[int, ...]:
-    """The release of torchrec and fbgemm that comes with a torch: 0.5 with 2.1, 1.0 with 2.5, 1.6 with 2.11."""
+    """Return the release of torchrec and fbgemm that comes with a torch: 0.5 with 2.1, 1.0 with 2.5, 1.6 with 2.11."""
     if len(torch) < 2 or torch[0] != 2:
         return ()
     return (1, torch[1] - 5) if torch[1] >= 5 else (0, torch[1] + 4)
@@ -229,7 +229,7 @@ def _is_floating(image: str) -> bool:
 
 
 def training_images(manifests: Manifests) -> Iterator[Dockerfile]:
-    """Dockerfiles of images that train: their base or their packages say so."""
+    """Yield Dockerfiles of images that train: their base or their packages say so."""
     for dockerfile in manifests.files.dockerfiles:
         bases = " ".join(image for image, _ in dockerfile.base_images())
         words = {_word_name(word) for command in dockerfile.commands for word in command.argv}
@@ -291,7 +291,7 @@ _SAVE_FIX = "torch.distributed.checkpoint with an fsspec writer: every rank writ
 
 
 def _wrappers(file: PythonFile) -> dict[str, int]:
-    """Functions that hand one of their parameters to torch.save as the path, and the index of that parameter."""
+    """Return functions that hand one of their parameters to torch.save as the path, and the index of that parameter."""
     found: dict[str, int] = {}
     for node in file.nodes:
         if not isinstance(node, ast.FunctionDef):

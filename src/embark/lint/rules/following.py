@@ -16,7 +16,7 @@ _SECONDS = {"s": 1.0, "m": 60.0, "h": 3600.0}
 
 
 def followers(manifests: Manifests) -> Iterator[tuple[Container, PodTemplate]]:
-    """Containers that run `embark follow` or `embark publish --watch`, of which there may be one each."""
+    """Yield containers that run `embark follow` or `embark publish --watch`, of which there may be one each."""
     for pod in manifests.pods:
         for container in pod.containers:
             words = _embark_words(container)
@@ -66,7 +66,7 @@ def server_follows_another_place(server: Container, pod: PodTemplate, manifests:
 
 
 def _published(manifests: Manifests) -> Iterator[str]:
-    """The URIs that the publishers publish to, as far as the files say."""
+    """Yield the URIs that the publishers publish to, as far as the files say."""
     specs = [spec for document in manifests.of_kind("ConfigMap") for _, spec in _specs(document)]
     for container, _ in followers(manifests):
         words = _embark_words(container)
@@ -96,7 +96,7 @@ def _retentions(document: Document) -> Iterator[tuple[Node, float]]:
 
 
 def _specs(document: Document) -> Iterator[tuple[Node, RunSpec]]:
-    """The specs of runs in a ConfigMap."""
+    """Yield the specs of runs in a ConfigMap."""
     data = document["data"]
     for name in data.names if document.kind == "ConfigMap" else ():
         if name.endswith(".toml") and (spec := parse_spec(data[name].text)) is not None:
@@ -104,7 +104,7 @@ def _specs(document: Document) -> Iterator[tuple[Node, RunSpec]]:
 
 
 def _embark_words(container: Container) -> list[str]:
-    """The words behind `embark` in its command."""
+    """Return the words behind `embark` in its command."""
     words = container.argv
     at = next((i for i, word in enumerate(words) if word.rpartition("/")[2] == "embark"), None)
     return [] if at is None else words[at + 1 :]

@@ -156,7 +156,7 @@ def gsutil(command: Command) -> Hits:
 
 
 def jobs_on_fabrics(manifests: Manifests) -> Iterator[tuple[TrainingJob, Machine]]:
-    """Jobs over several machines that have GPU networks of their own."""
+    """Yield jobs over several machines that have GPU networks of their own."""
     for job in manifests.jobs:
         machine = job.machine
         if job.is_distributed and machine and machine.fabric.name.startswith("gpudirect") \
@@ -300,7 +300,7 @@ def _python_pools(file: PythonFile) -> Iterator[Pool]:
 
 
 def _entries(node: ast.AST | None) -> dict[str, ast.expr]:
-    """The entries of a dict in the code whose keys are literals."""
+    """Return the entries of a dict in the code whose keys are literals."""
     return {str(key.value): value for key, value in zip(node.keys, node.values, strict=True)
             if isinstance(key, ast.Constant)} if isinstance(node, ast.Dict) else {}
 
@@ -316,7 +316,7 @@ def _keywords(call: ast.Call) -> dict[str, ast.expr]:
 
 
 def texts(manifests: Manifests) -> Iterator[tuple[str, Span]]:
-    """Texts in Python, gcloud commands and YAML that may name an image."""
+    """Yield texts in Python, gcloud commands and YAML that may name an image."""
     for file in manifests.files.pythons:
         for node in file.nodes:
             if isinstance(node, ast.Constant) and isinstance(node.value, str) and len(node.value) < 500:

@@ -217,7 +217,7 @@ def _references(container: Container) -> Iterator[tuple[Node, str]]:
 
 
 def own_jobs(manifests: Manifests) -> Iterator[tuple[TrainingJob, Launch]]:
-    """Jobs whose manifest alone tells torchrun where to meet."""
+    """Yield jobs whose manifest alone tells torchrun where to meet."""
     for job in manifests.jobs:
         if job.is_plain_job and job.launch and job.launch.is_torchrun:
             yield job, job.launch
@@ -265,6 +265,6 @@ def _nnodes_edits(job: TrainingJob, written: str, num_pods: int) -> tuple[Edit, 
 
 
 def _argument(job: TrainingJob, *parts: str) -> Located:
-    """The word of the command that holds one of these parts, else the job."""
+    """Return the word of the command that holds one of these parts, else the job."""
     words = (node for part in parts for node in job.container.argv_nodes if part in node.text)
     return next(words, job)

@@ -21,7 +21,7 @@ _EMBARK = re.compile(r"embark[-_]rec[^\[\s]*(?:\[(?P<extras>[\w, -]*)\])?")
 
 
 def servers(manifests: Manifests) -> Iterator[tuple[Container, PodTemplate]]:
-    """Containers that run `embark serve`."""
+    """Yield containers that run `embark serve`."""
     for pod in manifests.pods:
         for container in pod.containers:
             words = container.argv
@@ -159,7 +159,7 @@ def endpoint_on_another_port(document: Document) -> Hits:
 
 
 def _cloud_run(document: Document) -> tuple[Node, Node]:
-    """The container of `embark serve` in a Knative Service, and the annotations of its revisions."""
+    """Return the container of `embark serve` in a Knative Service, and the annotations of its revisions."""
     template = document.at("spec.template")
     if document.kind == "Service" and document.api.startswith("serving.knative.dev/"):
         for container in template.at("spec.containers"):
@@ -169,7 +169,7 @@ def _cloud_run(document: Document) -> tuple[Node, Node]:
 
 
 def _azureml(document: Document) -> bool:
-    """Whether it is a deployment of Azure ML that runs `embark serve`."""
+    """Return whether it is a deployment of Azure ML that runs `embark serve`."""
     return bool(document["endpoint_name"]) and bool(document["environment_variables"][ARTIFACT])
 
 
@@ -185,7 +185,7 @@ def _scaler_of(document: Document, manifests: Manifests) -> Document | None:
 
 
 def _num_replicas(deployment: Document, manifests: Manifests) -> int:
-    """The least number of replicas."""
+    """Return the least number of replicas."""
     scaler = _scaler_of(deployment, manifests)
     spec = deployment["spec"] if scaler is None else scaler["spec"]
     return next((node.integer for name in ("minReplicas", "minReplicaCount", "replicas")

@@ -49,7 +49,7 @@ def plugin_text(job: Job) -> str:
 
 
 def num_cards(job: Job) -> int:
-    """How many fabric devices of a machine are used; none if it is alone."""
+    """Return how many fabric devices of a machine are used; none if it is alone."""
     return job.machine.num_fabric_devices or 0 if job.num_nodes > 1 and job.location.has_fabric else 0
 
 
@@ -88,7 +88,7 @@ def role_policy(job: Job) -> dict[str, Any]:
 
 
 def registry_statements(job: Job) -> list[dict[str, Any]]:
-    """What a machine needs to pull the image from ECR; nodes of EKS have it already."""
+    """Return what a machine needs to pull the image from ECR; nodes of EKS have it already."""
     found = ECR.match(job.image)
     if not found:
         return []
@@ -98,7 +98,7 @@ def registry_statements(job: Job) -> list[dict[str, Any]]:
 
 
 def role_steps(job: Job, trust: str, policy: str) -> list[Step]:
-    """Steps that can each be repeated. `trust` and `policy` are documents, or file://… of them."""
+    """Return steps that can each be repeated. `trust` and `policy` are documents, or file://… of them."""
     role, profile = ("--role-name", Shell('"embark-$NAME"')), ("--instance-profile-name", Shell('"embark-$NAME"'))
     managed = [("--policy-arn", f"arn:aws:iam::aws:policy/{name}") for name in _MANAGED]
     named = [("--policy-name", "run")] if role_policy(job)["Statement"] else []
@@ -181,7 +181,7 @@ def render_eks(job: Job) -> list[File]:
 
 
 def bucket_statements(job: Job) -> list[dict[str, Any]]:
-    """Statements of an IAM policy that allow the run its own paths in S3 and its own metrics in CloudWatch."""
+    """Return statements of an IAM policy that allow the run its own paths in S3 and its own metrics in CloudWatch."""
     statements: list[dict[str, Any]] = []
     for path in job.object_store_paths:
         if path.scheme != "s3":

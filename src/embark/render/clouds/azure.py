@@ -20,7 +20,7 @@ LUSTRE_DRIVER_VERSION = "v0.4.0"  # A release of kubernetes-sigs/azurelustre-csi
 LUSTRE_DRIVER_FILES = ("rbac-csi-azurelustre-controller", "rbac-csi-azurelustre-node", "csi-azurelustre-driver",
                        "csi-azurelustre-controller", "csi-azurelustre-node-jammy", "csi-azurelustre-node-noble")
 DISK_GIB = (256, 512, 1024, 2048)  # Sizes of Premium SSDs that a node's own disk can have.
-SYSTEM_GIB = 150  # What the system, images and logs take of that disk.
+SYSTEM_GIB = 150  # Part of that disk for the system, images and logs.
 POOL = "gpu"  # AKS takes at most 12 small letters and digits.
 
 
@@ -39,7 +39,7 @@ def render_vm(job: Job) -> list[File]:
 
 
 def network_steps(job: Job, location: Location) -> list[Step]:
-    """Steps that create the network; all of it is in one resource group, and is deleted with it."""
+    """Return steps that create the network; all of it is in one resource group, and is deleted with it."""
     steps = [
         Step("the resource group, with all that is in it",
              (("az", "group", "create", "--name", variable("RESOURCE_GROUP"), "--location", variable("LOCATION")),),
@@ -145,11 +145,11 @@ def pool_name(job: Job) -> str:
 
 
 def is_lustre(job: Job) -> bool:
-    """Whether the volume is Managed Lustre, whose driver AKS does not have."""
+    """Return whether the volume is Managed Lustre, whose driver AKS does not have."""
     return "lustre" in job.place.volume
 
 
 def os_disk_gib(job: Job) -> int:
-    """The size of a node's disk, on which AKS keeps emptyDir volumes and so the data's cache."""
+    """Return the size of a node's disk, on which AKS keeps emptyDir volumes and so the data's cache."""
     needed = SYSTEM_GIB + job.spec.data.cache_gb
     return next((size for size in DISK_GIB if size >= needed), DISK_GIB[-1])

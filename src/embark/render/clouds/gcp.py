@@ -37,7 +37,8 @@ def render_vm(job: Job) -> list[File]:
 
 
 def account_steps(job: Job) -> list[Step]:
-    """Steps that create the machines' service account, which pulls the image, uses the buckets, and writes logs."""
+    """Return steps that create the machines' service account, which pulls the image, uses the buckets, and writes
+    logs."""
     find = ("gcloud", "iam", "service-accounts", "describe", MACHINES_ACCOUNT, _PROJECT)
     services = ["compute", "iam", "artifactregistry", *(["tpu"] if job.is_tpu else [])]
     enable = ("gcloud", "services", "enable", *(f"{name}.googleapis.com" for name in services), _PROJECT)
@@ -54,7 +55,7 @@ def account_steps(job: Job) -> list[Step]:
 
 
 def network_steps(job: Job) -> list[Step]:
-    """Steps that create the firewall rule and the placement policy."""
+    """Return steps that create the firewall rule and the placement policy."""
     name = f"embark-{job.name}"
     rule = Step("the firewall rule of its machines",
                 (("gcloud", "compute", "firewall-rules", "create", name, option("--network", variable("NETWORK")),
@@ -137,8 +138,8 @@ def render_gke(job: Job) -> list[File]:
 
 
 def extra_networks(job: Job) -> list[ExtraNetwork]:
-    """Networks of the fabric: one for each card of TCPX and TCPXO; for RDMA a second ordinary one, and one with a
-    subnet for each card."""
+    """Return networks of the fabric: one for each card of TCPX and TCPXO; for RDMA a second ordinary one, and one with
+    a subnet for each card."""
     fabric, num = job.machine.fabric.name, job.machine.num_fabric_devices or 0
     prefix = job.location.cluster
     if fabric in ("gpudirect-tcpx", "gpudirect-tcpxo"):
@@ -153,7 +154,7 @@ def extra_networks(job: Job) -> list[ExtraNetwork]:
 
 
 def pool_names(job: Job) -> list[str]:
-    """Names of the node pools: one for each slice of several hosts, else one for all machines."""
+    """Return names of the node pools: one for each slice of several hosts, else one for all machines."""
     pool = job.location.pool
     if job.machine.num_hosts == 1 or job.num_nodes == 1:
         return [pool]

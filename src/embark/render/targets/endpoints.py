@@ -61,12 +61,12 @@ def _files(job: Job, folder: str, names: Sequence[str], values: dict[str, Any]) 
 
 
 def machine_vcpus(job: Job) -> int:
-    """Processors of the machine that one replica has for itself."""
+    """Return the processors of the machine that one replica has for itself."""
     return int(load_catalog().cpu_machines[endpoint_machine(job.spec, job.cloud)].vcpus)
 
 
 def environment(job: Job, num_workers: int) -> dict[str, str]:
-    """Variables by which the image's server starts, and finds what it serves."""
+    """Return variables by which the image's server starts, and finds what it serves."""
     model = job.spec.model
     own = {"EMBARK_SERVE_MODEL_FILE": file_of(model.kind)} if model.is_custom else {}
     return {ARTIFACT: artifact_of(job.spec), "EMBARK_SERVE_HOST": "0.0.0.0",
@@ -75,7 +75,8 @@ def environment(job: Job, num_workers: int) -> dict[str, str]:
 
 
 def _values(job: Job, num_workers: int, *, max_name: int = MAX_LABEL) -> dict[str, Any]:
-    """Values that the files share. A version cannot be changed in place, so its name changes with its content."""
+    """Return values that the files share. A version cannot be changed in place, so its name changes with its
+    content."""
     from embark.plan.serving import VCPU_TARGET
 
     spec, env, num_bytes = job.spec, environment(job, num_workers), artifact_bytes(job.spec)

@@ -110,7 +110,7 @@ def _values(job: Job, target: str) -> dict[str, Any]:
 
 
 def _quota(job: Job) -> dict[str, Any]:
-    """A quota of all that the run's machines have. Kueue must cover every resource that a pod names."""
+    """Return a quota of all that the run's machines have. Kueue must cover every resource that a pod names."""
     requested = plain(resources(job))
     quota: dict[str, Any] = {}
     for name, amount in {**requested["limits"], **requested["requests"]}.items():

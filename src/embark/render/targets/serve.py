@@ -20,7 +20,7 @@ CONTAINER = {"serve": "server", "kserve": "kserve-container"}  # KServe takes it
 MODEL_FOLDER = "/etc/embark"
 PRE_STOP_S = 10  # Seconds until every proxy and load balancer has dropped the pod's address.
 SPARE_S = 5
-FRESH_POLL_S = 2  # How often servers of a model that follows a stream poll for a new version.
+FRESH_POLL_S = 2  # Seconds between polls for a new version of a model that follows a stream.
 GRACE_S = PRE_STOP_S + DRAIN_S + SPARE_S
 FETCH_BYTES_PER_S = 50e6  # The slowest download from an object store.
 TABLE_BYTES = "embark/table-bytes"  # An annotation of the pods; `embark lint` compares the memory limit with it.
@@ -62,7 +62,7 @@ def render_serve(job: Job) -> list[File]:
 
 
 def artifact_bytes(spec: RunSpec) -> float:
-    """The size of its tables, which are nearly all of it."""
+    """Return the size of its tables, which are nearly all of it."""
     from embark.plan.serving import table_bytes
 
     return table_bytes(spec, spec.serve.tables) if knows_tables(spec) else memory_gib(spec) * GIB
@@ -74,5 +74,5 @@ def disk_gib(num_bytes: float) -> int:
 
 
 def start_s(num_bytes: float) -> int:
-    """The longest time until a server has fetched its artifact and is ready."""
+    """Return the longest time until a server has fetched its artifact and is ready."""
     return max(120, math.ceil(num_bytes / FETCH_BYTES_PER_S) + 60)

@@ -60,7 +60,7 @@ def component(job: Job) -> str:
 
 
 def pod_overlay(job: Job) -> dict[str, Any]:
-    """What pods of every target have and TorchX does not write itself."""
+    """Return what pods of every target have and TorchX does not write itself."""
     spec: dict[str, Any] = {
         "serviceAccountName": job.place.service_account, "automountServiceAccountToken": False,
         "terminationGracePeriodSeconds": grace_s(job), "tolerations": plain(tolerations(job)),
@@ -70,7 +70,7 @@ def pod_overlay(job: Job) -> dict[str, Any]:
 
 
 def _start(job: Job) -> str:
-    """The shell command of a replica, except where it meets the others."""
+    """Return the shell command of a replica, except where it meets the others."""
     script = fabric_needs(job).env_script
     read = [f". {shlex.quote(script)}"] if script else []
     if topology_xml(job):

@@ -65,17 +65,17 @@ def runtime_version(job: Job) -> str:
 
 
 def packages(wheels: str) -> list[str]:
-    """What pip installs; `wheels` is the folder with Embark's wheel."""
+    """Return what pip installs; `wheels` is the folder with Embark's wheel."""
     return [JAX, wheel_requirement(wheels, "tpu,cloud,columns,tensorboard")]
 
 
 def train_words() -> list[str]:
-    """The command of each host; JAX finds the chips and the other hosts."""
+    """Return the command of each host; JAX finds the chips and the other hosts."""
     return [f"{VENV}/bin/python", "-m", "embark", "train", SPEC_PATH, "--set", "place.device=tpu"]
 
 
 def environment(job: Job) -> dict[str, str]:
-    """Settings without those of NCCL and torch, which a TPU does not have."""
+    """Return settings without those of NCCL and torch, which a TPU does not have."""
     own = {one.name: one.value for one in settings_of(job, is_pod=False) if one.name.startswith(("EMBARK_", "PYTHON"))}
     return {"HOME": STATE, **own}
 
@@ -109,5 +109,5 @@ def ssh_words(node: str, worker: str) -> Words:
 
 
 def node_names(job: Job) -> list[str]:
-    """The names of the slices."""
+    """Return the names of the slices."""
     return [f"{job.name}-{index}" for index in range(job.num_nodes)] if job.num_nodes > 1 else [job.name]

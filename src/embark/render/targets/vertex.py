@@ -32,7 +32,7 @@ def render_vertex(job: Job) -> list[File]:
 
 
 def custom_job_spec(job: Job) -> dict[str, Any]:
-    """A CustomJobSpec as `gcloud ai custom-jobs create --config` reads it."""
+    """Return a CustomJobSpec as `gcloud ai custom-jobs create --config` reads it."""
     pools = worker_pools(job)
     scheduling: dict[str, Any] = {
         "strategy": "SPOT" if job.is_spot else "STANDARD",
@@ -79,7 +79,8 @@ def machine_spec(job: Job) -> dict[str, Any]:
 
 
 def _start(job: Job) -> str:
-    """The shell command of a machine. Vertex AI sets RANK and WORLD_SIZE per machine, torchrun sets them per rank."""
+    """Return the shell command of a machine. Vertex AI sets RANK and WORLD_SIZE per machine, torchrun sets them per
+    rank."""
     if job.is_tpu:
         return f"{WRITE_SPEC} && exec python -m embark train {WRITTEN_SPEC_PATH} --set place.device=tpu"
     if job.num_nodes == 1:

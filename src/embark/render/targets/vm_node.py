@@ -36,7 +36,7 @@ def cloud_init(job: Job, find_rank: str) -> File:
 
 
 def setup_program(job: Job, wheels: str = "") -> str:
-    """A program that installs the image if the spec names one, else the pinned packages.
+    """Return a program that installs the image if the spec names one, else the pinned packages.
 
     Embark's wheel is in the folder `wheels`; without one it is fetched from the run's bucket.
     """
@@ -50,7 +50,7 @@ def setup_program(job: Job, wheels: str = "") -> str:
 
 
 def node_program(job: Job, find_rank: str) -> str:
-    """A program that finds this machine's rank and becomes its processes."""
+    """Return a program that finds this machine's rank and becomes its processes."""
     if job.num_nodes == 1:
         words: list[str] = list(one_machine(job, SPEC_PATH))
     else:
@@ -122,6 +122,6 @@ def login_text(image: str) -> str:
 
 
 def acr_name(image: str) -> str:
-    """The name of the Azure registry that has an image; empty if another cloud has it."""
+    """Return the name of the Azure registry that has an image; empty if another cloud has it."""
     found = ACR.match(image)
     return found["registry"] if found else ""

@@ -33,7 +33,7 @@ class CompiledStep:
     num_chips: int
     batch_per_chip: int
     argument_bytes: int  # Tables, their optimizer's state, dense layers and a batch, as they lie in the chip's memory.
-    temporary_bytes: int  # What a step needs besides.
+    temporary_bytes: int  # Further memory that a step needs.
     output_bytes: int  # `shared_bytes` of these are the arguments' own memory, written in place.
     shared_bytes: int
     code_bytes: int

@@ -50,7 +50,7 @@ class JaxContender:
 
 
 def bench(spec: RunSpec, *, seconds: float, progress: Callable[[str], None]) -> BenchResult:
-    """Samples a second of all devices together, a step's time, and memory where JAX reports it."""
+    """Return the samples a second of all devices together, a step's time, and memory where JAX reports it."""
     with join(spec.place) as world:
         if world.world_size > 1:
             raise UserError("embark bench measures one process", fix="run it on one host")

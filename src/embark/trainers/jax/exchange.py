@@ -39,8 +39,8 @@ class WantedRows:
 
     keys: jax.Array
     """[K] ascending, each once: device · rows + row; what is left is filled with a number behind the last."""
-    number: jax.Array  # [b, columns]: which of `keys` each place has; K where a place is empty.
-    order: jax.Array  # [K]: the places of the batch in the order of their keys.
+    number: jax.Array  # [b, columns]: index in `keys` of each id; K if there is no id.
+    order: jax.Array  # [K]: flat indexes of the batch's ids in the order of their keys.
     sorted_number: jax.Array  # [K]: `number` in that order.
 
 
@@ -198,13 +198,13 @@ class Exchange:
 
 @dataclass(frozen=True, slots=True)
 class _Round:
-    """What devices exchange in one round."""
+    """The rows that devices exchange in one round."""
 
     high: jax.Array  # The first row that is left for the next round.
-    index: jax.Array  # [devices, capacity]: which of the keys go where; behind the last key where there is room left.
-    rows: jax.Array  # [devices, capacity]: their rows on the device that has them.
-    is_in: jax.Array  # [K]: which of the keys go.
-    slot: jax.Array  # [K]: and where among all that go.
+    index: jax.Array  # [devices, capacity]: indexes of the keys sent to each device; unused ones are past the last key.
+    rows: jax.Array  # [devices, capacity]: rows of these keys on the device that has them.
+    is_in: jax.Array  # [K]: whether a key is sent in this round.
+    slot: jax.Array  # [K]: index of a key among all that are sent.
 
 
 def samples_on(axis: int) -> PartitionSpec:

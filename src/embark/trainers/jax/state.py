@@ -126,7 +126,8 @@ def _pieces_of_many(array: jax.Array, place: TablePlacement, group: Group, world
 
 @lru_cache
 def _ordering(mesh: Mesh, num_rows: int, per_line: int) -> Callable[..., jax.Array]:
-    """Return `num_rows` rows of every device from a line on, in the order of a table whose row 0 device `shift` has."""
+    """Return a function that takes `num_rows` rows of every device, from a memory line on, and puts them in the order
+    of a table whose row 0 is on device `shift`."""
     num_devices = mesh.size
 
     def ordered(array: jax.Array, line: jax.Array, shift: jax.Array) -> jax.Array:
@@ -168,7 +169,7 @@ def _fill(held: dict[int, Array], rows_of: RowsOf, num_devices: int, part: tuple
 
 
 def _overlap(rows: range, first: int) -> range:
-    """Return those of `rows` that lie in the block from `first` on."""
+    """Return the part of `rows` that lies in the block that begins with `first`."""
     if not rows:
         return rows
     begin = max(0, -(-(first - rows.start) // rows.step))

@@ -105,7 +105,8 @@ def batch_shapes(spec: RunSpec, layout: Layout, mesh: Mesh) -> dict[str, jax.Sha
 
 
 class _Step:
-    """What one device does in a step; every method runs inside `shard_map`. Rows go between devices by an exchange."""
+    """The computations of one device in a step; every method runs inside `shard_map`. Rows go between devices by an
+    exchange."""
 
     def __init__(self, spec: RunSpec, layout: Layout, capacities: tuple[int, ...], precision: str) -> None:
         self._spec, self._layout, self._precision = spec, layout, precision

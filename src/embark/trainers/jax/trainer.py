@@ -121,7 +121,7 @@ class JaxTrainer:
         return max(used, default=0)
 
     def _read_flags(self) -> None:
-        """Fetch what the devices found wrong."""
+        """Fetch the errors that the devices found."""
         flags, self._flags = self._flags, []
         tables = self.spec.model.table_list()
         for step, bad_table, has_bad_loss in flags:

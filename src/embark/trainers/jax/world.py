@@ -28,10 +28,10 @@ class World:
     """One process among those of a run; each has some of its devices."""
 
     rank: int
-    world_size: int  # Processes.
+    world_size: int  # Number of processes.
     mesh: Mesh
     kind: str  # `cpu`, `gpu` or `tpu`.
-    timeout_s: int = 600  # How long to wait for another process.
+    timeout_s: int = 600  # Limit for waiting for another process.
 
     @property
     def is_first(self) -> bool:
@@ -138,7 +138,7 @@ def _gathering(sharding: NamedSharding) -> Callable[[jax.Array], jax.Array]:
     return jax.jit(lambda array: array, out_shardings=sharding)
 
 
-_CHANNELS: dict[str, Iterator[int]] = {}  # How many gathers each has done, which is the same on every process.
+_CHANNELS: dict[str, Iterator[int]] = {}  # Number of gathers of each channel, the same on every process.
 
 
 @contextmanager

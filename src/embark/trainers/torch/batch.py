@@ -55,10 +55,10 @@ def pinned(device: torch.device) -> Callable[[int], NDArray[np.uint8]] | None:
 
 
 class ToDevice:
-    """Turns batches into `DeviceBatch`es, keeping what is the same in every one of them."""
+    """Turns batches into `DeviceBatch`es, and reuses the parts that are the same in all of them."""
 
     def __init__(self, names: list[str], device: torch.device, tables: Sequence[Table] = ()) -> None:
-        """`tables`: the features, for a model some of whose ids have weights."""
+        """Create the converter. `tables` are the features, for a model with weighted ids."""
         self._names, self._device, self._tables = names, device, tables
         self._fixed: dict[int, tuple[Tensor, Tensor, list[int], list[int]]] = {}
 

@@ -179,10 +179,10 @@ class _Group:
 
     features: tuple[int, ...]
     dim: int
-    first_element: int  # Where the matrix begins in the flat storage: tables need not start at a multiple of dim.
+    first_element: int  # Start of the matrix in the flat storage: tables need not start at a multiple of dim.
     first_rows: Tensor  # Row of the matrix at which each feature's table begins.
     table_first_rows: Tensor  # First rows by table, ascending.
-    state_shifts: Tensor  # What to add, by table, to a row of the matrix to get its row-wise state; one if all agree.
+    state_shifts: Tensor  # Offsets from a row of the matrix to its row-wise state, by table; one if all agree.
     row_dtype: torch.dtype
 
     def matrix(self, flat: Tensor) -> Tensor:

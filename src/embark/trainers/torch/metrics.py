@@ -128,11 +128,11 @@ class MetricWindow:
         return self._counts, self._sums
 
     def clone_sums(self) -> Tensor:
-        """Copy what was accumulated, to be restored with `set_sums`."""
+        """Copy the accumulated sums, to be restored with `set_sums`."""
         return self._state.clone()
 
     def set_sums(self, saved: Tensor) -> None:
-        """Discard what was accumulated since `clone_sums`."""
+        """Discard everything accumulated since `clone_sums`."""
         self._state.copy_(saved)
 
     def state(self, world: World) -> Tensor:

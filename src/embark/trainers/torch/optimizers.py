@@ -57,7 +57,7 @@ def table_rates(spec: RunSpec) -> dict[str, float]:
 
 @dataclass(frozen=True, slots=True)
 class Optimizers:
-    """Both optimizers as one, with their rates within reach."""
+    """The optimizers of tables and dense layers as one, with their learning rates accessible."""
 
     both: CombinedOptimizer
     dense: KeyedOptimizerWrapper
@@ -139,7 +139,7 @@ def _data_parallel_optimizers(
 
 
 def _parts(fused: KeyedOptimizer) -> Iterator[KeyedOptimizer]:
-    """Make one for each of FBGEMM's batches, whose tables have the same rate."""
+    """Make one optimizer for each of FBGEMM's batches, whose tables have the same learning rate."""
     if not isinstance(fused, CombinedOptimizer):
         yield fused
         return

@@ -80,11 +80,11 @@ class Profiler:
         self._input_s, self._began_s = input_s, time.perf_counter()
 
     def step(self) -> AbstractContextManager[Any]:
-        """Enclose a step."""
+        """Profile the enclosed step."""
         return torch.autograd.profiler.record_function(STEP_NAME) if self._left else _NOTHING
 
     def stepped(self, input_s: float) -> None:
-        """Finish a profile after its last step, outside of what is timed."""
+        """Finish a profile after its last step, outside the timed part."""
         if not self._left:
             return
         self._left -= 1
@@ -215,7 +215,7 @@ class InputWaits:
         return self
 
     def total_s(self) -> float:
-        """Seconds so far; on a GPU, those of the steps that are done."""
+        """Return the seconds so far; on a GPU, those of the steps that are done."""
         if self._gaps is not None:
             self._total_s += self._gaps.take_done_s()
         return self._total_s

@@ -167,7 +167,7 @@ def first_line(error: PlannerError) -> str:
 
 
 def has_tables_on_the_host(plan: ShardingPlan) -> bool:
-    """Whether the devices hold some tables only as a cache."""
+    """Return whether the devices hold some tables only as a cache."""
     kernel = EmbeddingComputeKernel.FUSED_UVM_CACHING.value
     return any(p.compute_kernel == kernel for parameters in plan.plan.values() for p in parameters.values())
 

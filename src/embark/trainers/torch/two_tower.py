@@ -94,8 +94,8 @@ class CandidateSoftmax(nn.Module):
     def forward(
         self, dense: Tensor, looked_up: KeyedTensor, sparse: KeyedJaggedTensor, label: Tensor
     ) -> tuple[Tensor, tuple[Tensor, Tensor, Tensor]]:
-        """Return, in training, what is minimized; the loss, the losses of this rank's samples, and which are positives.
-        """
+        """Return, in training, the minimized value, and a tuple of the loss, the losses of this rank's samples, and a
+        mask of the positives."""
         pooled = ordered_values(looked_up, self._names)
         with torch.autocast(self._device_type, torch.bfloat16, enabled=self._is_bf16):
             user = self._network[0].user_vectors(dense, pooled)
@@ -109,7 +109,7 @@ class CandidateSoftmax(nn.Module):
         return minimized, (loss.detach(), losses.detach(), is_positive)
 
     def _losses(self, user: Tensor, item: Tensor, ids: Tensor, label: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Return first a loss whose mean over the ranks is that of the global batch."""
+        """Return first a loss whose mean over the ranks is the loss of the global batch."""
         num_samples = len(label) - self._num_negatives
         is_positive = label[:num_samples] > 0.5
         is_candidate = torch.cat([is_positive, torch.ones_like(label[num_samples:], dtype=torch.bool)])

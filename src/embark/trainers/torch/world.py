@@ -30,7 +30,7 @@ class World:
     local_rank: int
     local_world_size: int
     device: torch.device
-    timeout: timedelta = timedelta(minutes=10)  # How long to wait for another rank.
+    timeout: timedelta = timedelta(minutes=10)  # Limit for waiting for another rank.
 
     @property
     def is_first(self) -> bool:

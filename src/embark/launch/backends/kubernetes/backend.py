@@ -48,7 +48,7 @@ class Kubernetes(LaunchBackend):
         return RunHandle.of(job, self.name, where)
 
     def _cluster_of(self, job: Job) -> dict[str, Any]:
-        """What is needed to find the run's cluster and namespace again."""
+        """Return what is needed to find the run's cluster and namespace again."""
         kubeconfig = _absolute(os.environ.get("KUBECONFIG", ""))
         return {"context": self._context or Cluster(kubeconfig=kubeconfig).current_context(self._shell),
                 "kubeconfig": kubeconfig, "namespace": job.namespace, "cloud": job.cloud,
@@ -125,7 +125,7 @@ class Kubernetes(LaunchBackend):
         return CancelResult(tuple(removed), self._remains(handle))
 
     def _manifest(self, spec: RunSpec) -> str:
-        """The path of the manifest that is applied."""
+        """Return the path of the manifest that is applied."""
         return MANIFESTS[spec.place.target][0]
 
     def _make_namespace(self, request: LaunchRequest, kubectl: Kubectl) -> bool:
@@ -168,7 +168,7 @@ class Kubernetes(LaunchBackend):
         return tuple(found)
 
     def _small_objects(self, handle: RunHandle) -> list[str]:
-        """Objects that were created beside the job for this run alone."""
+        """Return objects that were created beside the job for this run alone."""
         name, target = self._object(handle), handle.where["target"]
         found = [f"configmap/{handle.where['config']}"]
         if target == "job" and handle.where["num_nodes"] > 1:
@@ -204,7 +204,7 @@ class Kubernetes(LaunchBackend):
                          is_final=pod.phase != "Running")
 
     def _pods(self, handle: RunHandle) -> list[PodStatus]:
-        """The pods that train."""
+        """Return the pods that train."""
         kind = self._kind(handle)
         found = self._kubectl(handle).items("pods", f"{INSTANCE}={self._object(handle)}")
         # The head of a Ray cluster trains nothing, nor do servers of the exported model.
@@ -245,7 +245,7 @@ def require_image(spec: RunSpec) -> None:
 
 
 def _without_namespace(text: str) -> str:
-    """The text without its Namespace object."""
+    """Return the text without its Namespace object."""
     import yaml
 
     documents = text.split("\n---\n")

@@ -39,11 +39,11 @@ class Cluster:
         return ["kubectl", *config, *([f"--context={self.context}"] if self.context else [])]
 
     def line(self, *words: str) -> str:
-        """A command for a person to run."""
+        """Return a command for a person to run."""
         return shlex.join([*self.words, *words])
 
     def current_context(self, shell: Shell) -> str:
-        """The name of kubectl's current cluster; empty on a dry run. Raises if it has none."""
+        """Return the name of kubectl's current cluster; empty on a dry run. Raises if it has none."""
         done = shell.ask([*Cluster(kubeconfig=self.kubeconfig).words, "config", "current-context"])
         if not done.is_ok:
             raise UserError("kubectl has no current cluster", fix=self.fix("no cluster"))
@@ -76,7 +76,7 @@ class Kubectl:
         self._retry = retry
 
     def get(self, kind: str, name: str, *, in_namespace: bool = True) -> dict[str, Any] | None:
-        """An object, or None. Raises `NoSuchKind` if the cluster has no such kind at all."""
+        """Return an object, or None. Raises `NoSuchKind` if the cluster has no such kind at all."""
         done = self._call(lambda: self._shell.ask(self.words(
             "get", kind, name, "--output=json", "--ignore-not-found", in_namespace=in_namespace)))
         return _object(done.out)
@@ -88,7 +88,7 @@ class Kubectl:
         return [] if found is None else list(found.get("items", ()))
 
     def has(self, kind: str, name: str) -> bool:
-        """Whether there is such an object; on a dry run, everything is taken to exist."""
+        """Return whether there is such an object; on a dry run, everything is taken to exist."""
         return self._shell.is_dry or self.get(kind, name) is not None
 
     def make_namespace(self) -> None:

@@ -42,8 +42,8 @@ class PodStatus:
     num_container_starts: int
     since_s: float | None = None  # Unix time at which a node accepted it.
     node: str = ""  # The node it is assigned to.
-    exit_code: int | None = None  # That of its container's last end.
-    exit_reason: str = ""  # The kubelet's word for it, such as OOMKilled.
+    exit_code: int | None = None  # Exit code of the last end of its container.
+    exit_reason: str = ""  # The kubelet's word for that end, such as OOMKilled.
 
     @classmethod
     def of(cls, found: Mapping[str, Any], container: str) -> PodStatus:
@@ -79,7 +79,7 @@ class PodStatus:
 
 
 def newest(pods: Sequence[PodStatus]) -> list[PodStatus]:
-    """The pod of each index that came last."""
+    """Return the pod of each index that came last."""
     found: dict[object, PodStatus] = {}
     for pod in sorted(pods, key=lambda p: (p.created, not p.is_leaving, p.name)):
         found[pod.name if pod.index is None else pod.index] = pod
@@ -105,26 +105,27 @@ def _why(status: Mapping[str, Any], state: Mapping[str, Any]) -> Reason:
 
 
 def _stuck_init_container(status: Mapping[str, Any]) -> dict[str, Any] | None:
-    """The waiting state of an init container that cannot start; None if it only waits for its turn."""
+    """Return the waiting state of an init container that cannot start; None if it only waits for its turn."""
     waiting = [s.get("state", {}).get("waiting") for s in status.get("initContainerStatuses") or ()]
     return next((w for w in waiting if w and w.get("reason") not in ("PodInitializing", "ContainerCreating")), None)
 
 
 @dataclass(slots=True)
 class PodLogPosition:
-    """How far a pod's log was read: its last line's time, and how many lines had that time."""
+    """The position up to which a pod's log was read: the time of its last line, and the number of lines with that
+    time."""
 
     last_ns: int = 0
     num_at_last: int = 0
-    to_skip: int = 0  # How many lines of `last_ns` an opened log repeats.
+    to_skip: int = 0  # Lines with the time `last_ns` that a reopened log repeats.
 
     def begin(self) -> str:
-        """The value of `--since-time`, which has full seconds only, so that some lines are repeated."""
+        """Return the value of `--since-time`, which has full seconds only, so that some lines are repeated."""
         self.to_skip = self.num_at_last
         return time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(self.last_ns // 1_000_000_000)) if self.last_ns else ""
 
     def parse(self, pod: PodStatus, text: str) -> LogLine | None:
-        """A line of the log, or None if it was read before."""
+        """Return a line of the log, or None if it was read before."""
         stamp, _, rest = text.partition(" ")
         at_ns = time_ns(stamp)
         if not self._is_new(at_ns):

@@ -81,7 +81,7 @@ class KubernetesServer(Kubernetes):
 def server_status(
     found: Mapping[str, Any], pods: Sequence[PodStatus], events: Sequence[RunEvent], *, least: int
 ) -> Status:
-    """The status of a Deployment or an InferenceService of at least `least` replicas."""
+    """Return the status of a Deployment or an InferenceService of at least `least` replicas."""
     status, metadata = found.get("status") or {}, found["metadata"]
     replicas = tuple(Replica(pod.name, None, "ending" if pod.is_leaving else pod.phase.lower(), pod.why.text,
                              pod.since_s) for pod in sorted(pods, key=lambda pod: pod.name))

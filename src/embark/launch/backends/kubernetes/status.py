@@ -45,7 +45,8 @@ def status_of(
     job: Mapping[str, Any], pods: Sequence[PodStatus], events: Sequence[RunEvent], *, num_nodes: int, queue: str = "",
     jobs: Sequence[Mapping[str, Any]] = (), min_nodes: int | None = None,
 ) -> Status:
-    """The status of an object. `jobs` are those that it made itself; with `min_nodes` pods an elastic run trains."""
+    """Return the status of an object. `jobs` are those that it made itself; with `min_nodes` pods an elastic run
+    trains."""
     status = job.get("status", {})
     latest = newest(pods)
     replicas = tuple(Replica(p.name, p.index, _replica_state(p), p.preempted or p.why.text, p.since_s) for p in latest)
@@ -125,8 +126,8 @@ def _condition_of_first_failed(message: str, jobs: Sequence[Mapping[str, Any]]) 
 
 
 def _most_telling(pods: Sequence[PodStatus]) -> PodStatus | None:
-    """The pod that explains the most if the controller names none, as with a used-up backoff limit: one whose code says
-    what is wrong comes before one that was stopped because another had ended."""
+    """Return the pod that explains the most if the controller names none, as with a used-up backoff limit: one whose
+    code says what is wrong comes before one that was stopped because another had ended."""
     ranks = {int(ExitCode.BAD_INPUT): 0, int(ExitCode.PREEMPTED): 2, None: 3}
     ended = [p for p in pods if not p.preempted and ((p.phase == "Failed" and p.why.text) or p.exit_code)]
     return min(ended, key=lambda p: ranks.get(p.exit_code, 1), default=None)
@@ -216,9 +217,9 @@ def _went(pod: PodStatus) -> str:
 
 @dataclass(frozen=True, slots=True)
 class RunKind:
-    """How to read one kind of object."""
+    """The rules for reading the status of one kind of object."""
 
-    name: str  # kubectl's name for it.
+    name: str  # The name of the kind in kubectl.
     container: str  # The container with the ranks; the pod's first if it is empty.
     log_label: str = ""  # The label of other pods that have the log; its value is the object's name.
     log_container: str = ""
@@ -230,13 +231,13 @@ class RunKind:
 
 
 def _ray_line(line: LogLine) -> LogLine:
-    """A line of a machine out of the job's log, which KubeRay's submitter prints for all machines."""
+    """Return a line of a machine out of the job's log, which KubeRay's submitter prints for all machines."""
     parsed = line_of(line.text)
     return replace(parsed, time_ns=parsed.time_ns or line.time_ns)
 
 
 def _ray_job(found: Mapping[str, Any]) -> Mapping[str, Any]:
-    """A RayJob with its end as a condition; KubeRay counts its attempts, and has its own words for the end."""
+    """Return a RayJob with its end as a condition; KubeRay counts its attempts, and has its own words for the end."""
     status = found.get("status") or {}
     ended = {"Complete": "Complete", "Failed": "Failed", "ValidationFailed": "Failed", "Suspended": "Suspended"}.get(
         str(status.get("jobDeploymentStatus", "")))

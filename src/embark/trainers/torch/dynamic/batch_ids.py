@@ -10,7 +10,7 @@ from torch import Tensor
 
 NO_SLOT, NO_ID = -1, -2  # Stand for a slot: the id has none; there is no id.
 LRU, LFU, AGE = range(3)
-LAST_HASH = 2**63 - 1  # Fills up candidates where there are fewer.
+LAST_HASH = 2**63 - 1  # Fills the unused entries of candidates.
 NEVER = 2**62  # A score above all others: of rows that were touched in this step.
 LOOKUPS, HITS, DEFAULTS, ADMISSIONS, EVICTIONS = range(5)
 STATISTICS = ("lookups", "hits", "defaults", "admissions", "evictions")
@@ -19,7 +19,7 @@ of them that another id lost."""
 
 
 class IdLayout:
-    """How the ids of a batch lie: table by table, each up to its end."""
+    """The layout of the ids of a batch: table by table, each up to its end."""
 
     def __init__(self, ends: Sequence[int], device: torch.device) -> None:
         self.size = ends[-1]
@@ -36,35 +36,35 @@ class IdSlots:
 
     hashes: Tensor
     slots: Tensor
-    is_missing: Tensor  # There is an id, and it has none.
+    is_missing: Tensor  # True for ids that have no slot.
 
 
 @dataclass(frozen=True, slots=True)
 class Candidates:
-    """Ids without a slot, as they come: [tables, most of any]."""
+    """Ids without a slot, in the order of the batch: [tables, most ids of a table]."""
 
     hashes: Tensor
-    nums: Tensor  # How many of each table.
-    places: Tensor  # Where in the batch each is.
+    nums: Tensor  # Number of candidates of each table.
+    places: Tensor  # Index of each candidate in the batch.
     before: Tensor | None = None  # Number of ids without a slot up to each, itself included; as kernels need it.
-    until: Tensor | None = None  # Number of them up to each table.
+    until: Tensor | None = None  # Number of ids without a slot up to each table.
 
 
 @dataclass(frozen=True, slots=True)
 class RankedIds:
-    """Candidates, sorted, each of them once: [tables, most of any], flat."""
+    """Candidates, sorted and without duplicates: [tables, most ids of a table], flat."""
 
     is_admitted: Tensor
-    number: Tensor  # Index among those of its bucket.
+    number: Tensor  # Index among the candidates of its bucket.
     occurrences: Tensor
-    counters: Tensor | None  # Which counter is its own; −1: none.
+    counters: Tensor | None  # Index of the id's counter; −1 if it has none.
 
 
 @dataclass(frozen=True, slots=True)
 class NewRows:
-    """Rows that ids got in a step: [tables, most of any], flat."""
+    """Rows that ids got in a step: [tables, most rows of a table], flat."""
 
-    slots: Tensor  # Where in the map; −1 where there is none.
+    slots: Tensor  # Slots in the map; −1 for unused entries.
     hashes: Tensor  # Hashes of the ids.
     num_tables: int
 

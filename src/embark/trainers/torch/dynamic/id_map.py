@@ -176,7 +176,7 @@ class IdMap:
                 for table, (*of_table, num) in zip(self.tables, values, strict=True)}
 
     def _first_of_all(self, own: Candidates) -> Candidates:
-        """Select those of this rank's candidates that are among the first `max_new` of all ranks."""
+        """Select the candidates of this rank that are among the first `max_new` of all ranks."""
         if self.world.world_size == 1:
             return own
         columns = torch.arange(own.places.shape[1], device=self.device)

@@ -104,7 +104,8 @@ class IdExchange:
         return torch.cat([part.reshape(-1) for part in self._world.stacked(own).split(self.sizes, dim=1)])
 
     def rows(self, found: Tensor) -> Tensor:
-        """Return the rows of this rank's ids; in `found` each rank has those of its own part, and −1 for all others."""
+        """Return the rows of this rank's ids. `found` has the rows of ids in this rank's part of the map, and −1 for
+        all others."""
         num_ranks = self._world.world_size
         if num_ranks == 1:
             return found

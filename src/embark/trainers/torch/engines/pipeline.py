@@ -38,7 +38,7 @@ class BatchRange:
 
 @dataclass(frozen=True, slots=True)
 class EngineInputs:
-    """What an engine is built from."""
+    """The parts from which an engine is built."""
 
     spec: RunSpec
     world: World
@@ -48,7 +48,7 @@ class EngineInputs:
     optimizers: Optimizers
     precision: str
     window: MetricWindow | TaskWindow
-    extend: Callable[[Batch, int], Batch] | None = None  # What a batch of a step gets behind its own samples.
+    extend: Callable[[Batch, int], Batch] | None = None  # Appends samples to the batch of a step.
     dynamic: DynamicTables | None = None
 
 

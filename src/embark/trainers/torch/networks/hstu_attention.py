@@ -41,7 +41,8 @@ def hstu_attention(
 
 
 def uses_kernels(q: Tensor, v: Tensor, *, causal: bool) -> bool:
-    """Whether kernels compute it: causal attention on a GPU, in heads that fit its registers. All else is padded."""
+    """Return whether kernels compute it: causal attention on a GPU, in heads that fit its registers. All else is
+    padded."""
     return q.is_cuda and causal and len(q) > 0 and q.dtype in KERNEL_DTYPES and max(
         q.shape[2], v.shape[2]) <= MAX_KERNEL_WIDTH
 

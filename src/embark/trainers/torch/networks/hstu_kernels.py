@@ -32,7 +32,7 @@ class Tiles:
     forward: Tile
     keys: Tile
     queries: Tile
-    square: Tile  # For queries with a position bias: as many rows as columns at a time.
+    square: Tile  # Tile of queries with a position bias, with as many rows as columns.
 
 
 BF16 = Tiles(Tile(64, 64, 4, 3), Tile(128, 32, 8, 3), Tile(128, 64, 8, 3), Tile(64, 64, 4, 2))

@@ -206,7 +206,7 @@ class Encoder(nn.Module):
 
 @dataclass(frozen=True, slots=True)
 class Rows:
-    """What all blocks know of a batch's rows."""
+    """Facts about the rows of a batch that all blocks use."""
 
     offsets: Tensor
     times: Tensor | None

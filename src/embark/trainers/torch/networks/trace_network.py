@@ -36,7 +36,7 @@ def trace_network(model: ModelSpec) -> DenseWork:
 
 
 def _traced(model: ModelSpec) -> DenseWork:
-    saved: dict[int, Tensor] = {}  # What autograd keeps for backward, by memory.
+    saved: dict[int, Tensor] = {}  # Tensors that autograd keeps for the backward pass, by address.
 
     def keep(value: Tensor) -> Tensor:
         saved[value.untyped_storage()._cdata] = value

@@ -77,7 +77,7 @@ class _Split:
     user_pairs: Tensor  # Cells of the dots of the user's vectors with each other.
     own_pairs: Tensor  # Cells of the dots of a candidate's vectors with each other.
     user_weight: Tensor  # [out, width of the user's dense vector + its pairs]
-    own_layer: nn.Module  # Over the dots with the user's vectors, and the candidate's pairs.
+    own_layer: nn.Module  # Layer over the dots with the user's vectors and the candidate's own pairs.
 
 
 class CandidateNetwork:
@@ -145,7 +145,7 @@ _TINY = 1e-30
 
 @cache
 def has_int8_products() -> bool:
-    """Whether products in int8 are faster than in float32: oneDNN on ARM with its dot products of bytes."""
+    """Return whether products in int8 are faster than in float32: oneDNN on ARM with its dot products of bytes."""
     if not torch.backends.mkldnn.is_available() or not getattr(torch.backends.mkldnn, "is_acl_available", bool)():
         return False
     cpu = Path("/proc/cpuinfo")

@@ -32,7 +32,7 @@ _log = logging.getLogger("embark.serve")
 
 
 def buckets(max_batch_rows: int) -> list[int]:
-    """The sizes of batches that have a graph: powers of two up to the first that holds `max_batch_rows`."""
+    """Return the sizes of batches that have a graph: powers of two up to the first that holds `max_batch_rows`."""
     found = [MIN_BATCH_ROWS]
     while found[-1] < max_batch_rows:
         found.append(2 * found[-1])
@@ -75,7 +75,7 @@ class GpuModel:
 
     @property
     def device(self) -> str:
-        """Where and how it runs, for people to read."""
+        """The device and the method of scoring, for people to read."""
         if not self._is_gpu:
             return self.device_name
         return f"{self.device_name}, " + (f"without CUDA graphs: {self.not_captured}" if self.not_captured else

@@ -23,7 +23,7 @@ class ScoringModel(Protocol):
 
     @property
     def device(self) -> str:
-        """Where and how it runs, for people to read."""
+        """The device and the method of scoring, for people to read."""
 
     @property
     def is_quick(self) -> bool:

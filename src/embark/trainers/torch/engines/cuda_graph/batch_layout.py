@@ -41,7 +41,7 @@ class HostBuffer:
     buffer: Tensor
     release: Any  # Takes the event after which the memory may be used again.
     num_batches: int = 1
-    row_order: RowOrder | None = None  # What finds the order of their rows, where the host did not.
+    row_order: RowOrder | None = None  # Computes the order of rows on the device if the host did not.
 
     def write(self, slot: Tensor) -> None:
         """Copy the batches into device memory; does not wait."""
@@ -50,7 +50,7 @@ class HostBuffer:
             self.row_order(slot)
 
     def correct(self, slot: Tensor) -> None:
-        """Nothing is left to do for batches that the host made."""
+        """Do nothing: batches that the host made are complete."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -82,8 +82,8 @@ class CudaGraphEngine(Engine):
         self._is_small = inputs.spec.train.batch_size // inputs.world.world_size <= FEW_SAMPLES
         self._streams = Streams(self._device, is_main_first=self._is_small) if self._is_gpu else None
         self._graphs: list[list[torch.cuda.CUDAGraph]] = []  # Graphs by slot, and by the batch's number in it.
-        self._filled: BatchBuffer | None = None  # What is in the slot in use.
-        self._following: BatchBuffer | None = None  # What is on its way into the other.
+        self._filled: BatchBuffer | None = None  # The batch in the active slot.
+        self._following: BatchBuffer | None = None  # The batch that is being copied into the other slot.
         self._slot = self._number = 0
         self._measured: Tensor | None = None
         self._is_built = False
@@ -164,7 +164,8 @@ class CudaGraphEngine(Engine):
         filled.release(event)
 
     def _set_values(self, step: int) -> None:
-        """Set what a graph cannot know when it is captured: rates, and what is dropped."""
+        """Set the values that a graph cannot know when it is captured: learning rates, and the keys of dropout
+        masks."""
         self._rates.upload_rates(step)
         self._network.set_keys()
         self._lookup.set_rates(self._rates_at(step))
@@ -256,7 +257,7 @@ class CudaGraphEngine(Engine):
                             spec.train.eps, spec.train.embedding_l2 / spec.train.batch_size)
 
     def _must_divide(self, feature: int) -> bool:
-        """Whether the engine has to turn a feature's sums into means.
+        """Return whether the engine has to turn a feature's sums into means.
 
         FBGEMM divides whole tables itself, on a CPU; but a rank without the table has nobody to ask, and those with a
         part of its rows know a part of the ids only.
@@ -390,7 +391,8 @@ class CudaGraphEngine(Engine):
 
 
 def needs_exchange(world: World) -> bool:
-    """Whether ranks exchange rows and gradients. A test makes it true for a single rank, to see NCCL captured."""
+    """Return whether ranks exchange rows and gradients. A test makes it true for a single rank, to see NCCL
+    captured."""
     return world.world_size > 1
 
 
@@ -449,7 +451,7 @@ def rounding_seed(spec: RunSpec) -> int:
     return zlib.crc32(f"{spec.train.seed}/rounding".encode())
 
 
-NUM_ROWS = 256  # Steps whose rates are brought there together.
+NUM_ROWS = 256  # Steps whose learning rates are uploaded together.
 
 
 class StepRates:

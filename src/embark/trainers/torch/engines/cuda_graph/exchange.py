@@ -78,7 +78,7 @@ class Exchange:
         return self._got_ids.index_select(0, self._sort_ids)
 
     def pooled(self, out: Tensor) -> None:
-        """Send what was looked up to the ranks that own the samples, and assemble what came in `out`."""
+        """Send the looked-up vectors to the ranks that own the samples, and assemble the received ones in `out`."""
         n = self._sizes.num_samples
         dist.all_to_all_single(
             self._parts, self.looked_up.view(-1), [n * width for width in self._widths],

@@ -93,13 +93,13 @@ class LookupPlan:
     """The ids that one shard serves, and the columns that its vectors go to."""
 
     local: LocalShard
-    id_start: int  # Where its feature's ids begin, [num_samples, num_ids].
+    id_start: int  # Index of the first id of its feature, [num_samples, num_ids].
     num_ids: int
     table_rows: int
-    column: int  # Where its vector begins in the output.
-    number: int  # Among the plans of this rank.
-    rate: int  # Which of the learning rates is its table's.
-    first_number: int  # Number of its table's first row among those of all tables.
+    column: int  # First column of its vector in the output.
+    number: int  # Index among the plans of this rank.
+    rate: int  # Index of its table's learning rate.
+    first_number: int  # Index of its table's first row among the rows of all tables.
 
 
 class FbgemmLookup:
@@ -305,7 +305,7 @@ def why_not_by_kernels(shards: Sequence[LocalShard]) -> str:
 
 
 def divides_itself(one: LocalShard) -> bool:
-    """Whether FBGEMM takes the mean of this shard; else the caller has to."""
+    """Return whether FBGEMM takes the mean of this shard; else the caller has to."""
     return bool(one.batch.pooling_mode == PoolingMode.MEAN)
 
 

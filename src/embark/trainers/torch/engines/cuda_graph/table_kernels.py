@@ -58,7 +58,7 @@ class Rows:
     second_state: Tensor | None
     state_shifts: Tensor  # Added to a key, gives the index of its row-wise state: one number, or one for each shard.
     offsets: Tensor | None  # Added to a key times `dim`, gives its row's start, for each shard; None: nothing.
-    offset_multiple: int  # What they are multiples of; 0: there are none.
+    offset_multiple: int  # Common divisor of `offsets`; 0 if there are none.
     dim: int
     optimizer: str
     eps: float
@@ -72,10 +72,10 @@ class SortedIds:
     keys: Tensor
     places: Tensor  # Position of each gradient; above `PLACE_BITS` its shard and its index in its run of equal keys.
     # Before `locate`: where the id was within its segment: the ids of all samples in one shard, then in the next.
-    segment: int  # So many keys were sorted together.
+    segment: int  # Number of keys that were sorted together.
     slots: Tensor  # [ids a sample has in all shards, 4]: shard, first position, ids a sample, column of its shard.
     num_samples: int
-    column_multiple: int  # What the columns in `slots` are multiples of.
+    column_multiple: int  # Common divisor of the columns in `slots`.
 
 
 @dataclass(frozen=True, slots=True)
