@@ -17,11 +17,13 @@ MAX_MODULES = 260
 # Coverage, where it measures subprocesses, would be counted too.
 ENV = {name: value for name, value in os.environ.items() if not name.startswith("COV")}
 IMPORT_ALL = """
-import embark, importlib, pkgutil
+import embark, importlib, pathlib
 OWN = ("embark.trainers.torch", "embark.trainers.jax", "embark.torchrun", "embark.__main__")
-for module in pkgutil.walk_packages(embark.__path__, "embark."):
-    if not module.name.startswith(OWN):
-        importlib.import_module(module.name)
+source = pathlib.Path(embark.__file__).parents[1]
+for path in sorted(source.glob("embark/**/*.py")):
+    name = ".".join(path.relative_to(source).with_suffix("").parts).removesuffix(".__init__")
+    if not name.startswith(OWN):
+        importlib.import_module(name)
 """
 
 

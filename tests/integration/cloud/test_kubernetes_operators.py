@@ -169,7 +169,7 @@ def test_a_context_of_kubectl_can_be_named_and_runs_are_found_by_it(api: Kuberne
     assert status_command("dlrm", context="training", console=Console(quiet=True)) == 0
     with pytest.raises(UserError, match="nothing was launched under that name"):
         status_command("dlrm", context="elsewhere", console=Console(quiet=True))
-    with pytest.raises(UserError, match="--context is kubectl's"):
+    with pytest.raises(UserError, match="--context applies to kubectl"):
         launch_run(Console(quiet=True), spec_of("place.machine=", "place.nodes=1"), yes=True, dry_run=False,
                    context="training")
 

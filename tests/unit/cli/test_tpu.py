@@ -10,7 +10,8 @@ import pytest
 from embark.__main__ import run
 from embark.trainers.jax import aot
 
-MEASURED = aot.Compiled("v5e:2x4", 8, 2048, 1_035_338_240, 7_671_808, 1_035_167_744, 1_035_165_696, 10_132_480, 115.4)
+MEASURED = aot.CompiledStep("v5e:2x4", 8, 2048, 1_035_338_240, 7_671_808, 1_035_167_744, 1_035_165_696, 10_132_480,
+                            115.4)
 """What jax 0.10.2 said of four tables of 4 million rows of 128."""
 
 
@@ -64,7 +65,7 @@ def test_a_program_reads_the_same_with_units_in_the_names(monkeypatch, capsys):
 
 
 def test_chips_that_no_slice_of_the_catalog_has_are_planned_too(monkeypatch, capsys):
-    odd = aot.Compiled("v5e:1x2", 2, 8192, 1, 1, 1, 1, 1, 1.0)
+    odd = aot.CompiledStep("v5e:1x2", 2, 8192, 1, 1, 1, 1, 1, 1.0)
     monkeypatch.setattr(aot, "compile_for", lambda spec, topology: odd)
     assert run(["plan", "quickstart", "--tpu-compile", "v5e:1x2", *WIDE, "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["planned"]["tables"] == 4 * 2_000_000 * 512

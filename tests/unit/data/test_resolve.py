@@ -77,8 +77,9 @@ def test_the_resolved_spec_is_the_same_when_it_is_written_and_read_back(tmp_path
 
 
 def test_the_number_of_synthetic_samples_decides_the_batch_alone():
-    assert resolve_from_data(spec := resolve({"train": {"batch_size": 2048}})) is spec
-    few = resolve({"data": {"num_train_samples": 40_000}})
+    rates = {"learning_rate": 0.01}
+    assert resolve_from_data(spec := resolve({"train": {"batch_size": 2048, **rates}})) is spec
+    few = resolve({"data": {"num_train_samples": 40_000}, "train": rates})
     assert resolve_from_data(few) == few.model_copy(update={"train": few.train.model_copy(update={"batch_size": 64})})
 
 

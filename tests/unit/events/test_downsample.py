@@ -35,8 +35,8 @@ def test_a_stretch_without_numbers_stays_a_gap() -> None:
     assert np.isfinite(few[(xs < 3_800) | (xs > 6_200)]).all()
 
 
-def test_places_and_values_of_unlike_number_are_refused() -> None:
-    with pytest.raises(ValueError, match="3 places for 2 values"):
+def test_different_numbers_of_positions_and_values_are_refused() -> None:
+    with pytest.raises(ValueError, match="3 positions for 2 values"):
         thin([1, 2, 3], [1, 2], 2)
 
 

@@ -16,7 +16,7 @@ SMALL = {"model": {"num_dense": 2, "embedding_dim": 8, "bottom_mlp": [4], "top_m
          "train": {"batch_size": 50}, "data": {"num_train_samples": 100}}
 
 
-@pytest.mark.parametrize("preset", PRESETS)
+@pytest.mark.parametrize("preset", [name for name in PRESETS if PRESETS[name]().model.kind in ("dlrm", "dcnv2")])
 def test_the_layers_are_those_that_the_trainer_builds(preset):
     torch = pytest.importorskip("torch")
     from embark.trainers.torch.networks import dense_network

@@ -31,6 +31,7 @@ from embark.trainers.torch.engines.cuda_graph.batch_layout import (
     PackedLayout,
     RawLayout,
 )
+from embark.trainers.torch.engines.cuda_graph.compile_kernels import compile_in_parallel
 from embark.trainers.torch.engines.cuda_graph.exchange import Exchange, Sizes, wire_dtype
 from embark.trainers.torch.engines.cuda_graph.flat_parameters import FlatDense, FlatParameters
 from embark.trainers.torch.engines.cuda_graph.lookup import (
@@ -281,6 +282,9 @@ class CudaGraphEngine(Engine):
         with own.undone() if own else nullcontext():
             streams.main.wait_stream(torch.cuda.current_stream())
             with torch.cuda.stream(streams.main):
+                # Not for custom networks, whose code may depend on what its kernels return, nor beside other ranks.
+                if not (own or self._dynamic or self._exchange):
+                    compile_in_parallel(self._call_kernels)
                 for _ in range(2):
                     self._body(0, 0, has_ids=False)
             torch.cuda.current_stream().wait_stream(streams.main)
@@ -299,6 +303,12 @@ class CudaGraphEngine(Engine):
                 CAPTURED.add(graph)
                 pool = graph.pool()
                 self._graphs[slot].append(graph)
+
+    def _call_kernels(self) -> None:
+        """Launch every kernel of a step, and those that draw samples."""
+        if isinstance(self.layout, DrawnLayout):
+            self.layout.call_kernels(self._slots[0])
+        self._body(0, 0, has_ids=False)
 
     def _body(self, slot: int, number: int, *, has_ids: bool = True) -> None:
         """Run one step."""
