@@ -32,7 +32,7 @@ def test_a_range_is_just_those_bytes(store):
 @pytest.mark.parametrize(("start", "length"), [(5, 6), (10, 1), (100, 5)])
 def test_a_range_past_the_end_is_an_error_and_never_fewer_bytes(store, start, length):
     store.write("a", b"0123456789")
-    with pytest.raises(Exception, match=r"bytes early|before what was asked") as caught:
+    with pytest.raises(Exception, match=r"bytes early|shorter|before what was asked") as caught:
         store.read_range("a", start, length)
     assert caught.value.exit_code == 70
 
