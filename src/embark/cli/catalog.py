@@ -13,7 +13,7 @@ from embark.catalog import MachineFilter, compare_machines, load_catalog, prices
 from embark.catalog.load import RefreshResult, refresh_prices
 from embark.catalog.machine import Machine, Origin, Price, Quota
 from embark.catalog.search import MachineDetails, MachineOffer, VolumeOffer, list_volumes, machine_details
-from embark.cli.console import GAP, Console, Flag
+from embark.cli.console import Console, Flag
 from embark.errors import UserError
 from embark.formatting import format_usd, pluralize
 
@@ -142,11 +142,8 @@ def _render_comparison(console: Console, offers: Sequence[MachineOffer], region:
                                            interruptions=catalog.interruptions(one.machine, region))
                for one in offers}
     labels = list(next(iter(columns.values())))
-    for number, names in enumerate(_that_fit(console, columns)):
-        if number:
-            console.text("")
-        console.table([{"": label} | {name: columns[name][label] for name in names} for label in labels],
-                      {name: name for name in ("", *names)})
+    console.table([{"": label} | {name: facts[label] for name, facts in columns.items()} for label in labels],
+                  {name: name for name in ("", *columns)})
     if any(value.endswith("?") for facts in columns.values() for value in facts.values()):
         console.text("\n? marks unconfirmed figures; embark catalog show NAME names their sources", style="dim")
 
@@ -198,21 +195,6 @@ def _urls(origin: Origin) -> str:
 def _short(machine: Machine) -> str:
     """Return the name without the Standard_ that Azure puts before every name."""
     return machine.name.removeprefix("Standard_")
-
-
-def _that_fit(console: Console, columns: dict[str, dict[str, str]]) -> list[list[str]]:
-    """Return machines in as many groups as there must be for each to fit the terminal."""
-    labels = max(len(what) for what in next(iter(columns.values()))) + GAP
-    groups: list[list[str]] = [[]]
-    used = labels
-    for name, facts in columns.items():
-        wide = max(len(name), *(len(value) for value in facts.values())) + GAP
-        if groups[-1] and used + wide - GAP > console.out.width:
-            groups.append([])
-            used = labels
-        groups[-1].append(name)
-        used += wide
-    return groups
 
 
 def _figure(value: float | None, origin: Origin) -> str:
