@@ -20,7 +20,6 @@ from embark.formatting import format_usd, pluralize
 Region = Annotated[str, Parameter(help="A region, such as us-east-1, eastus, us-central1.", show_default=False)]
 Text = Annotated[str, Parameter(show_default=False)]
 UNKNOWN = "not known"
-MAX_CHANGES = 20
 TABLES: dict[str, Any] = tomllib.loads(Path(__file__).with_name("catalog_tables.toml").read_text(encoding="utf-8"))
 
 
@@ -159,13 +158,11 @@ def _render_volumes(console: Console, offers: Sequence[VolumeOffer], tib: float)
 
 
 def _render_refresh(console: Console, done: RefreshResult) -> None:
-    rows = [{"machine": change.machine, "region": change.region,
-             "was $/h": change.old and change.old.on_demand_usd_per_hour, "is $/h": change.new.on_demand_usd_per_hour,
-             "spot was $/h": change.old and change.old.spot_usd_per_hour,
-             "spot is $/h": change.new.spot_usd_per_hour, "date": change.new.origin.date} for change in done.changes]
+    rows = [{"machine": change.machine, "region": change.region, "date": change.new.origin.date,
+             "was $/h": change.old and change.old.on_demand_usd_per_hour,
+             "is $/h": change.new.on_demand_usd_per_hour} for change in done.changes]
     if rows and not console.quiet:
-        console.table(rows[:MAX_CHANGES])
-        console.text(f"… and {len(rows) - MAX_CHANGES} more" if len(rows) > MAX_CHANGES else "")
+        console.table(rows)
     if done.num_older:
         console.warning(f"skipped rows older than the catalog's: {done.num_older:,}")
     console.result(f"{pluralize(len(rows), 'price')} changed, {done.num_same:,} unchanged; saved in {done.path}"
