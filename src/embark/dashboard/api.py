@@ -64,7 +64,7 @@ def summary(run: WatchedRun, now_s: float) -> dict[str, Any]:
             **{f"eval_{name}": to_finite(held.get(name)) for name in ("auc", "normalized_entropy")},
             "samples_per_s": to_finite(step.get("samples_per_s")), "step_s": record.step_s,
             "seconds_left": record.seconds_left if status.state == "running" else None,
-            "first_s": record.first_s, "is_sampled": run.is_sampled, "share_read": round(run.share_read, 3),
+            "first_s": record.first_s, "share_read": round(run.share_read, 3),
             "serving": _serving(record.traffic),
             "is_remote": run.files.is_remote, "num_bad_lines": record.num_bad_lines, "money": _money(run, now_s),
         }

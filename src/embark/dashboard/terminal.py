@@ -154,7 +154,7 @@ class _Watched:
 
     def views(self) -> list[View]:
         now_s = time.time()
-        return [View(to_one_line(run.name), run.record, run.status(now_s), run.spent(now_s), not run.is_sampled)
+        return [View(to_one_line(run.name), run.record, run.status(now_s), run.spent(now_s), run.share_read == 1.0)
                 for run in self._runs.all()]
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:

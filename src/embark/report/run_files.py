@@ -20,11 +20,6 @@ BLOCK_BYTES = 1 << 20
 REMOTE_BLOCK_BYTES = 8 << 20  # Larger blocks for object stores, where each block is a request.
 MAX_LINE_BYTES = 4 << 20  # A longer line is no event; it is skipped without being held in memory.
 _CHECKED_BYTES = 64
-SAMPLE_PIECES = 500
-SAMPLE_REMOTE_PIECES = 48
-SAMPLE_LINES = 4  # The length of a piece, in lines of usual length; the first and the last are seldom complete.
-SAMPLE_PIECE_BYTES = (1 << 10, 64 << 10)
-SAMPLE_END_BYTES = 64 << 10
 
 
 @dataclass(frozen=True, slots=True)
@@ -220,20 +215,3 @@ class Tail:
             self._is_skipping = True
         self._rest = b"" if self._is_skipping else rest
         yield from lines
-
-
-def sample(files: RunFiles, name: str, size_bytes: int) -> Iterator[bytes]:
-    """Yield complete lines of a long file, in order: its beginning, its end, and samples between."""
-    head = files.read(name, 0, SAMPLE_END_BYTES).split(b"\n")[:-1]
-    yield from head
-    least, most = SAMPLE_PIECE_BYTES
-    wanted = SAMPLE_LINES * (SAMPLE_PIECES // SAMPLE_REMOTE_PIECES if files.is_remote else 1)
-    piece_bytes = min(most, max(least, wanted * SAMPLE_END_BYTES // max(1, len(head))))
-    end = max(SAMPLE_END_BYTES, size_bytes - SAMPLE_END_BYTES)
-    num_pieces = SAMPLE_REMOTE_PIECES if files.is_remote else SAMPLE_PIECES
-    for piece in range(num_pieces):
-        start = SAMPLE_END_BYTES + (end - SAMPLE_END_BYTES) * piece // num_pieces
-        num_bytes = min(piece_bytes, end - start)
-        if num_bytes > 0:
-            yield from files.read(name, start, num_bytes).split(b"\n")[1:-1]
-    yield from files.read(name, end, size_bytes - end).split(b"\n")[1:]
