@@ -153,6 +153,11 @@ class NewestEvents(ABC):
         """Steps of the run, those before its last resume included."""
 
     @property
+    @abstractmethod
+    def seconds_left(self) -> float | None:
+        """Time left at the pace of the last steps."""
+
+    @property
     def num_steps(self) -> int:
         return int(to_finite(self.start.get("num_steps")) or 0)
 

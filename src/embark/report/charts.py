@@ -68,7 +68,7 @@ def chart(
     if len({x for x, _ in points}) < 2:
         return None
     first, last = min(x for x, _ in points), max(x for x, _ in points)
-    y_axis = _y_axis([y for _, y in points] if from_zero else _settled(points, first, last), from_zero=from_zero)
+    y_axis = _y_axis([y for _, y in (points if from_zero else settled(points))], from_zero=from_zero)
     y_ticks = [(at, say_y(at)) for at in y_axis.ticks(4)]
     x_axis = Axis(first, last, max(LEFT, 12 + LETTER_WIDTH * max(len(words) for _, words in y_ticks)), WIDTH - RIGHT)
     x_ticks = [(at, say_x(at)) for at in (x_axis.time_ticks(5) if is_time else x_axis.ticks(5))]
@@ -98,12 +98,18 @@ def say_step(value: float) -> str:
     return format_count(value)
 
 
-def _settled(points: Sequence[tuple[float, float]], first: float, last: float) -> list[float]:
-    """Return the values that set the scale: all, or those after the first steps where these would take most of it."""
-    values = [y for _, y in points]
-    later = [y for x, y in points if x >= first + FIRST_SHARE * (last - first)]
-    spread = max(values) - min(values)
-    return later if len(set(later)) > 1 and spread > 2 * (max(later) - min(later)) else values
+def settled(points: Sequence[Point]) -> list[Point]:
+    """Return the points that set the scale: all, or those after the first steps where these would take most of it."""
+    known = [point for point in points if math.isfinite(point[1])]
+    steps = [step for step, _ in known] or [0.0]
+    start = min(steps) + FIRST_SHARE * (max(steps) - min(steps))
+    later = [point for point in known if point[0] >= start]
+    return later if 0 < 2 * _spread(later) < _spread(known) else known
+
+
+def _spread(points: Sequence[Point]) -> float:
+    values = [value for _, value in points] or [0.0]
+    return max(values) - min(values)
 
 
 def _y_axis(values: Sequence[float], *, from_zero: bool) -> Axis:
