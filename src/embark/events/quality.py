@@ -65,7 +65,7 @@ class Quality:
     def add(self, event: Event) -> None:
         values = event.values
         if event.kind in TRAFFIC_KINDS:
-            with suppress(ValueError, TypeError, AttributeError, OverflowError):  # a damaged one
+            with suppress(ValueError, TypeError, AttributeError, LookupError, OverflowError):  # a damaged one
                 self.traffic.add(event)
             return
         step = to_finite(values.get("step"))
