@@ -19,20 +19,10 @@ from typing import Any, Protocol
 from embark.errors import Fault
 from embark.formatting import format_count, redact, to_finite, to_one_line
 
-_BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
-
 
 def uptime_s() -> float:
     """Return the seconds since this machine booted, or since some fixed moment if a system does not count these."""
     return time.clock_gettime(time.CLOCK_BOOTTIME) if hasattr(time, "CLOCK_BOOTTIME") else time.monotonic()
-
-
-def boot_id() -> str:
-    """Return what all processes share that count the same uptime; empty if the system has none."""
-    try:
-        return _BOOT_ID.read_text().strip()
-    except OSError:
-        return ""
 
 
 _began_s = time.time() - uptime_s()
