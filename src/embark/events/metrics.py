@@ -49,17 +49,12 @@ class Metric:
         return {path.partition(".")[0] for path in self.paths} >= {"step", "eval"}
 
 
-LEARNING, TASKS, DYNAMIC, STREAM, PACE, STEP, MACHINE, GPU, SAFETY, RUN, SERVED = (
-    "Learning", "Tasks", "Dynamic tables", "Stream", "Pace", "Where a step's time goes", "Machines", "GPUs",
-    "Checkpoints and interruptions", "The run", "Served traffic",
-)
-TRAINING_GROUPS = (LEARNING, TASKS, DYNAMIC, STREAM, PACE, STEP, MACHINE, GPU, SAFETY)
-"""Groups that a dashboard of training shows over time."""
-GROUPS = (*TRAINING_GROUPS, RUN, SERVED)
-
 _TABLE = tomllib.loads(files("embark.events").joinpath("metrics.toml").read_text(encoding="utf-8"))
 METRICS = tuple(Metric(**{**row, "paths": tuple(row["paths"])}) for row in _TABLE["metric"])
-DYNAMIC_METRICS = tuple(metric.name for metric in METRICS if metric.group == DYNAMIC)
+GROUPS = tuple(dict.fromkeys(metric.group for metric in METRICS))
+TRAINING_GROUPS = tuple(group for group in GROUPS if group not in ("The run", "Served traffic"))
+"""Groups that a dashboard of training shows over time."""
+DYNAMIC_METRICS = tuple(metric.name for metric in METRICS if metric.group == "Dynamic tables")
 UNITS: dict[str, dict[str, str]] = _TABLE["units"]  # Our units as each service names them.
 _BY_NAME = {metric.name: metric for metric in METRICS}
 
@@ -91,7 +86,8 @@ def readings(event: Event, *, null_is_nan: bool = False) -> Iterator[Reading]:
     whole = int(step) if step is not None and math.isfinite(step) else None
     for metric, parts, first in _PATHS.get(event.kind, ()):
         for labels, found in _values(event.values, parts, first):
-            value = math.nan if found is None and null_is_nan and metric.group in (LEARNING, TASKS) else to_float(found)
+            is_nan = found is None and null_is_nan and metric.group in ("Learning", "Tasks")
+            value = math.nan if is_nan else to_float(found)
             if value is not None:
                 yield Reading(metric, labels, value, event.time_s, whole)
 

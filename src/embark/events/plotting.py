@@ -36,22 +36,12 @@ def thin(xs: ArrayLike | Sequence[float], ys: ArrayLike | Sequence[float], num_p
         return x, y
     num_buckets = max(1, (num_points - 2) // 2)
     starts = np.unique(np.searchsorted(x, np.linspace(x[0], x[-1], num_buckets + 1)[:-1], side="left"))
-    known = np.isfinite(y)
-    low = _first_where(np.where(known, y, np.inf), starts, np.minimum)
-    high = _first_where(np.where(known, y, -np.inf), starts, np.maximum)
-    ends = np.array([0, len(x) - 1])
-    kept = np.unique(np.concatenate([ends, low, high])) if num_points > 3 else ends
-    return x[kept], y[kept]
-
-
-def _first_where(values: Floats, starts: NDArray[np.intp], least: np.ufunc) -> NDArray[np.intp]:
-    """Return where each bucket first has its least value (or its greatest)."""
-    best = least.reduceat(values, starts)
-    lengths = np.diff(np.append(starts, len(values)))
-    hits = np.flatnonzero(values == np.repeat(best, lengths))
-    bucket = np.searchsorted(starts, hits, side="right") - 1
-    _, first = np.unique(bucket, return_index=True)
-    return hits[first]
+    low, high = (np.where(np.isfinite(y), y, gap) for gap in (np.inf, -np.inf))
+    kept = {0, len(x) - 1}
+    for start, stop in pairwise([*starts.tolist(), len(x)]) if num_points > 3 else ():
+        kept |= {start + int(low[start:stop].argmin()), start + int(high[start:stop].argmax())}
+    at = sorted(kept)
+    return x[at], y[at]
 
 
 def means(xs: ArrayLike | Sequence[float], ys: ArrayLike | Sequence[float], num_points: int) -> tuple[Floats, Floats]:

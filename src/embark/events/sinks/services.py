@@ -5,14 +5,15 @@ from __future__ import annotations
 import logging
 import math
 import threading
-from collections.abc import Callable, Iterable, Sequence
+from collections import Counter
+from collections.abc import Callable, Sequence
 from datetime import UTC, datetime
 from importlib.util import find_spec
 from typing import Any, Protocol
 
 from embark.errors import MissingPackage
 from embark.events.events import Event
-from embark.events.metrics import UNITS, Latest, Metric, Reading
+from embark.events.metrics import UNITS, Latest, Reading
 from embark.formatting import to_one_line
 
 CLOSE_S = 3.0  # Limit for the last request before the run ends: a preempted machine has little time.
@@ -190,8 +191,8 @@ class Otlp:
         self._provider = MeterProvider([self._reader], resource, shutdown_on_exit=False)
         self._meter = self._provider.get_meter(OTLP_SERVICE)
         self._exporter = OTLPMetricExporter()
-        self._gauges: dict[str, Any] = {}
-        self._counts: dict[str, float] = {}
+        self._instruments: dict[str, Any] = {}
+        self._counts: Counter[str] = Counter()
 
     def send(self, readings: Sequence[Reading]) -> None:
         from opentelemetry.sdk.metrics.export import MetricExportResult
@@ -211,24 +212,17 @@ class Otlp:
         self._warnings.close()
 
     def _set(self, reading: Reading) -> None:
-        metric = reading.metric
-        if metric.kind == "counter":
-            if metric.name not in self._counts:
-                self._count(metric)
-            self._counts[metric.name] = reading.value
-            return
-        if metric.name not in self._gauges:
-            self._gauges[metric.name] = self._meter.create_gauge(
+        metric, attributes = reading.metric, {"run": self._run, **dict(reading.labels)}
+        is_counter = metric.kind == "counter"
+        if metric.name not in self._instruments:
+            make = self._meter.create_counter if is_counter else self._meter.create_gauge
+            self._instruments[metric.name] = make(
                 OTLP_PREFIX + metric.name, UNITS["otlp"].get(metric.unit, "1"), metric.meaning)
-        self._gauges[metric.name].set(reading.value, {"run": self._run, **dict(reading.labels)})
-
-    def _count(self, metric: Metric) -> None:
-        from opentelemetry.metrics import CallbackOptions, Observation
-
-        def observe(_: CallbackOptions) -> Iterable[Observation]:
-            return [Observation(self._counts[metric.name], {"run": self._run})]
-
-        self._meter.create_observable_counter(OTLP_PREFIX + metric.name, [observe], "1", metric.meaning)
+        if is_counter:
+            self._instruments[metric.name].add(reading.value - self._counts[metric.name], attributes)
+            self._counts[metric.name] = reading.value
+        else:
+            self._instruments[metric.name].set(reading.value, attributes)
 
 
 class LastWarning(logging.Handler):
