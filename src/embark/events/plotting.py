@@ -209,9 +209,6 @@ def _levels(values: ArrayLike, low: float, high: float, num: int) -> NDArray[np.
 
 def sparkline(values: Sequence[float], low: float, high: float, width: int) -> str:
     """Draw a small curve on one line; `low` and `high` are the same for all that are compared."""
-    known = [value for value in values if math.isfinite(value)]
-    width = min(width, len(known))
-    edges = [round(i * len(known) / width) for i in range(width + 1)] if width else []
-    means = [sum(known[a:b]) / (b - a) for a, b in pairwise(edges)]
-    levels = _levels(np.clip(means, low, high), low, high, len(BARS) - 1)
+    _, shown = means(np.arange(len(values)), values, width)
+    levels = _levels(np.clip(shown, low, high), low, high, len(BARS) - 1)
     return "".join(BARS[1 + level] for level in levels.tolist())

@@ -13,6 +13,8 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from embark.events.events import Event
 from embark.events.traffic import TRAFFIC_KINDS, TrafficRecord, findings
 from embark.formatting import format_count, format_float, to_finite, to_one_line
@@ -181,9 +183,6 @@ def _num_clicks(held: Mapping[str, Any]) -> float:
     loss, ne = to_finite(held.get("log_loss")), to_finite(held.get("normalized_entropy"))
     if loss is None or not ne:
         return 0.0
-    low, high = 0.0, 0.5
-    for _ in range(40):
-        rate = (low + high) / 2
-        entropy = -(rate * math.log(rate) + (1 - rate) * math.log(1 - rate))
-        low, high = (rate, high) if entropy < loss / ne else (low, rate)
-    return low * (to_finite(held.get("num_samples")) or 0.0)
+    shares = np.linspace(1e-6, 0.5, 1 << 16)
+    entropies = -(shares * np.log(shares) + (1 - shares) * np.log(1 - shares))
+    return float(np.interp(loss / ne, entropies, shares)) * (to_finite(held.get("num_samples")) or 0.0)

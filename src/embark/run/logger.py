@@ -114,14 +114,14 @@ def _configured_sinks(spec: RunSpec, run_dir: RunDir) -> Iterator[tuple[str, Cal
     if "otlp" in watch.sinks:
         yield "OTLP", lambda: otlp_sink(spec.name, watch.send_every_s)
     if {"wandb", "mlflow"} & set(watch.sinks):
-        from embark.events.sinks.trackers import TrackedRun, mlflow_sink, wandb_sink
+        from embark.events.sinks.trackers import TrackedRun, tracker_sink
 
         tracked = TrackedRun(run_dir.uri.rstrip("/").rsplit("/", 1)[-1], watch.project, spec.model_dump(mode="json"),
                              run_dir.path, run_dir.tracking_id)
         if "wandb" in watch.sinks:
-            yield "W&B", lambda: wandb_sink(tracked, watch.send_every_s)
+            yield "W&B", lambda: tracker_sink("wandb", tracked, watch.send_every_s)
         if "mlflow" in watch.sinks:
-            yield "MLflow", lambda: mlflow_sink(tracked, watch.send_every_s)
+            yield "MLflow", lambda: tracker_sink("mlflow", tracked, watch.send_every_s)
 
 
 @contextmanager

@@ -35,12 +35,11 @@ def prometheus_scale(metric: Metric) -> float:
     return next((scale for ending, _, scale in _ENDINGS if metric.name.endswith(ending)), 1.0)
 
 
-def exposition(runs: Mapping[str, Iterable[Event] | Latest]) -> str:
-    """Write the newest metrics of runs, by their names, for Prometheus; a `Latest` is quicker than events."""
+def exposition(runs: Mapping[str, Iterable[Event]]) -> str:
+    """Write the newest metrics of runs, by their names, for Prometheus."""
     prometheus = _client()
     registry = prometheus.CollectorRegistry()
-    registry.register(_Collector({name: found if isinstance(found, Latest) else Latest(found, null_is_nan=True)
-                                  for name, found in runs.items()}))
+    registry.register(_Collector({name: Latest(events, null_is_nan=True) for name, events in runs.items()}))
     return str(prometheus.generate_latest(registry).decode())
 
 

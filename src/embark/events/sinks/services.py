@@ -6,7 +6,7 @@ import logging
 import math
 import threading
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from datetime import UTC, datetime
 from importlib.util import find_spec
 from typing import Any, Protocol
@@ -48,6 +48,11 @@ def require_packages(problem: str, extra: str, *modules: str) -> None:
         is_here = False
     if not is_here:
         raise MissingPackage(problem, fix=f'pip install "embark-rec[{extra}]"')
+
+
+def batched(rows: Sequence[Any], num: int) -> Iterator[Sequence[Any]]:
+    """Yield the rows, at most so many at once."""
+    return (rows[start : start + num] for start in range(0, len(rows), num))
 
 
 class Sender(Protocol):
@@ -156,8 +161,8 @@ class CloudWatch:
     def send(self, readings: Sequence[Reading]) -> None:
         """Send the readings. CloudWatch has no NaN: such a loss is missing there."""
         data = [self._datum(one) for one in readings if math.isfinite(one.value)]
-        for start in range(0, len(data), MAX_AT_ONCE):
-            self._client.put_metric_data(Namespace=self._namespace, MetricData=data[start : start + MAX_AT_ONCE])
+        for some in batched(data, MAX_AT_ONCE):
+            self._client.put_metric_data(Namespace=self._namespace, MetricData=some)
 
     def close(self) -> None:
         self._client.close()
