@@ -6,7 +6,6 @@ from typing import Any
 
 from rich.console import Console, ConsoleOptions, RenderableType, RenderResult
 from rich.live import Live
-from rich.padding import Padding
 from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
@@ -48,7 +47,6 @@ class TerminalView:
         self._history = History()
         self._on_terminal = console.is_terminal and not console.is_dumb_terminal
         self._live: Live | None = None
-        self._waiting: Event | None = None
         self._last_line_s = float("-inf")
         self._is_gone = False
         self.has_shown_end = False
@@ -65,7 +63,6 @@ class TerminalView:
     def close(self) -> None:
         if not self._is_gone:
             try:
-                self._flush_line()
                 self._stop_live()
             except (OSError, SystemExit):
                 self._is_gone = True
@@ -81,7 +78,6 @@ class TerminalView:
             self._stop_live()
             self._say("error", text, "bold red")
         elif kind == "end":
-            self._flush_line()
             self._stop_live()
             self._summarize()
             self.has_shown_end = True
@@ -162,11 +158,11 @@ class TerminalView:
                 self._print(Text(""))
                 self._print(part)
         self._print(Text(""))
-        self._print_indented(sentence)
+        self._print(Text.assemble("  ", sentence))
         for line, style in ((summary.work(history), ""), (summary.costs(history), ""),
                             (summary.predicted_and_actual(history), "dim")):
             if line:
-                self._print_indented(Text(line, style))
+                self._print(Text(f"  {line}", style))
         for one in history.quality.findings():
             self._say("look at", f"{one.cause} Next: {one.fix}.", "yellow")
         self._print(Text(""))
@@ -174,24 +170,14 @@ class TerminalView:
             self._say(label, path)
 
     def _step(self, event: Event) -> None:
-        if self._on_terminal:
-            return
-        if event.time_s - self._last_line_s < LINE_EVERY_S and self._history.steps_to_do:
-            self._waiting = event
-            return
-        self._step_line(event)
-
-    def _step_line(self, event: Event) -> None:
-        self._waiting = None
-        self._last_line_s = event.time_s
         values, history = event.values, self._history
-        left = [f"{format_clock(history.seconds_left)} left"] if history.seconds_left else []
+        is_early = event.time_s - self._last_line_s < LINE_EVERY_S and history.steps_to_do
+        if self._on_terminal or is_early:
+            return
+        self._last_line_s = event.time_s
+        left = f"{format_clock(history.seconds_left)} left" if history.seconds_left else ""
         self._say("train", _parts(self._at(values), f"loss {format_float(values.get('loss'))}",
-                                  f"AUC {format_auc(values)}", format_rate(values.get("samples_per_s")), *left))
-
-    def _flush_line(self) -> None:
-        if self._waiting is not None:
-            self._step_line(self._waiting)
+                                  f"AUC {format_auc(values)}", format_rate(values.get("samples_per_s")), left))
 
     def _at(self, values: Mapping[str, Any]) -> str:
         """Return the step in words, such as `step 1,000/20,000`."""
@@ -217,21 +203,7 @@ class TerminalView:
             live.stop()
 
     def _say(self, label: str, body: str | Text, style: str = "dim") -> None:
-        self._flush_line()
-        body = Text(body) if isinstance(body, str) else body
-        if self._quiet:
-            self._print(Text.assemble((f"{label}: ", style), body))
-        elif not self._on_terminal:
-            self._print(Text.assemble(f"  {label:<{_LABEL}}", body))
-        else:
-            grid = Table.grid()
-            grid.add_column(width=_LABEL + 2, no_wrap=True)
-            grid.add_column(overflow="fold")
-            grid.add_row(Text(f"  {label}", style), body)
-            self._print(grid)
-
-    def _print_indented(self, text: Text) -> None:
-        self._print(Padding(text, (0, 0, 0, 2)) if self._on_terminal else Text.assemble("  ", text))
+        self._print(Text.assemble((f"{label}: " if self._quiet else f"  {label:<{_LABEL}}", style), body))
 
     def _print(self, what: RenderableType) -> None:
         if not self._on_terminal and not isinstance(what, Text):
