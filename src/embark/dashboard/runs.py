@@ -7,18 +7,18 @@ import json
 import threading
 import time
 from collections.abc import Callable, Mapping
+from itertools import accumulate
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any
 
 from embark.catalog.pricing import RunPrice, price_of_run
 from embark.events.metrics import metric
 from embark.events.spending import Spending
-from embark.formatting import format_float, pluralize, to_finite, to_one_line
+from embark.formatting import format_float, pluralize
 from embark.report.context import Liveness, status_of
 from embark.report.record import Record
 from embark.report.run_files import Finder, RunFiles, Tail
 from embark.spec import parse_spec
-from embark.spec.train import HeldOutMetric
 from embark.store.lease import current_holder
 from embark.store.run_dir import EVENTS, SPEC, TUNE, RunDir
 
@@ -176,7 +176,6 @@ class Runs:
 
 MAX_TRIALS = 500
 MAX_BYTES = 4 << 20
-METRICS = get_args(HeldOutMetric)
 
 
 class TuneFile:
@@ -203,25 +202,16 @@ class TuneFile:
 
 
 def _shown(tune: Mapping[str, Any]) -> dict[str, Any]:
-    name = tune["metric"] if tune["metric"] in METRICS else METRICS[0]
-    better = max if metric(name).better == "up" else min
-    trials: list[dict[str, Any]] = [
-        {"number": int(one["number"]), "state": to_one_line(one["state"])[:20], "value": to_finite(one["value"]),
-         "seconds": to_finite(one["seconds"]), "usd": to_finite(one["usd"]),
-         "values": {to_one_line(field)[:60]: to_one_line(_text(value))[:40]
-                    for field, value in list(one["values"].items())[:40]}}
-        for one in tune["trials"][:MAX_TRIALS]]
-    done = [(one["number"], one["value"]) for one in trials if one["value"] is not None]
-    best = [better(value for _, value in done[: index + 1]) for index in range(len(done))]
-    own = to_finite(tune["own_value"])
-    sentence = f"{pluralize(len(trials), 'trial')} of {int(tune['num_wanted'])}"
+    known = metric(tune["metric"])
+    trials = [{**{name: one[name] for name in ("number", "state", "value", "seconds", "usd")},
+               "values": {field: f"{value:.3g}" if isinstance(value, float) else str(value)
+                          for field, value in one["values"].items()}} for one in tune["trials"][:MAX_TRIALS]]
+    done = [one for one in trials if one["value"] is not None]
+    best = list(accumulate((one["value"] for one in done), max if known.better == "up" else min))
+    sentence = f"{pluralize(len(trials), 'trial')} of {tune['num_wanted']}"
     if best:
-        sentence += f"; best held-out {metric(name).label} {format_float(best[-1])}"
-        sentence += f", of the spec's own values {format_float(own)}" if own is not None else ""
-    return {"metric": metric(name).label, "sentence": sentence, "best": tune["best"], "trials": trials,
-            "numbers": [number for number, _ in done], "values": [value for _, value in done], "best_values": best,
-            "best_spec": to_one_line(tune["best_spec"])}
-
-
-def _text(value: Any) -> str:
-    return f"{value:.3g}" if isinstance(value, float) else str(value)
+        sentence += f"; best held-out {known.label} {format_float(best[-1])}, of the spec's own values " \
+                    f"{format_float(tune['own_value'])}"
+    return {"metric": known.label, "sentence": sentence, "best": tune["best"], "trials": trials,
+            "numbers": [one["number"] for one in done], "values": [one["value"] for one in done], "best_values": best,
+            "best_spec": tune["best_spec"]}

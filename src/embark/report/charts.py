@@ -157,13 +157,11 @@ def learning_curves(context: RunContext) -> Gallery | None:
         Rule(stop.stopped_step, "stop", f"{REASONS[stop.reason]} at step {format_count(stop.stopped_step)}")
         for stop in stops[-MAX_RULES:])]
     pictures = []
-    has_evals = has_redone = False
+    has_evals = False
     for shown in LEARNING:
         steps, values = record.steps.column(shown.name)
         held = _known(*record.evals.column(shown.eval_name or shown.name))
-        redone = record.steps.redone(shown.name)
-        strokes = [*(Stroke(xs, ys, "lost", name="repeated later") for xs, ys in redone),
-                   *training_strokes(steps, values, "k0", "training")]
+        strokes = training_strokes(steps, values, "k0", "training")
         if len(held[0]):
             strokes.append(Stroke(*held, "k1", has_dots=True, name="held out"))
         title = metric(shown.name).label
@@ -171,15 +169,13 @@ def learning_curves(context: RunContext) -> Gallery | None:
         if drawn is None:
             continue
         has_evals |= bool(len(held[0]))
-        has_redone |= bool(redone)
         note = f"held out {shown.tell(held[1][-1])}" if len(held[0]) else \
             f"training {shown.tell(values[-1])}" if shown.name in EVALS or shown.eval_name else shown.tell(values[-1])
         pictures.append(Picture(capitalize(title), drawn, note))
     if not pictures:
         return None
     keys = [Key("k0", "training"), *([Key("held", "held out")] if has_evals else []),
-            *([Key("save", "checkpoint")] if record.save else []), *([Key("stop", "interrupted")] if stops else []),
-            *([Key("lost", "repeated later")] if has_redone else [])]
+            *([Key("save", "checkpoint")] if record.save else []), *([Key("stop", "interrupted")] if stops else [])]
     return Gallery(tuple(pictures), tuple(keys))
 
 

@@ -58,7 +58,7 @@ class Table:
 class Key:
     """The meaning of a colour or a sign."""
 
-    sign: str  # A class of the page: `k0` to `k7`, `lost`, `dot`, `save`, `stop`, …
+    sign: str  # A class of the page: `k0` to `k7`, `dot`, `save`, `stop`, …
     words: str
 
 

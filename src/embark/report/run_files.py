@@ -1,7 +1,7 @@
 """The files of a run, in a directory of this machine or behind a URI, the lines of those that grow, and the runs that a
 command means."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -18,7 +18,6 @@ MAX_RUNS = 200
 MAX_LOGS = 64
 BLOCK_BYTES = 1 << 20
 REMOTE_BLOCK_BYTES = 8 << 20  # Larger blocks for object stores, where each block is a request.
-MAX_LINE_BYTES = 4 << 20  # A longer line is no event; it is skipped without being held in memory.
 _CHECKED_BYTES = 64
 
 
@@ -172,7 +171,6 @@ class Tail:
         self._offset = 0
         self._last = b""
         self._rest = b""
-        self._is_skipping = False
 
     @property
     def offset(self) -> int:
@@ -206,12 +204,7 @@ class Tail:
         read = self._files.read(self._name, self._offset - known, known + block_bytes)
         return read[known:] if read[:known] == self._last else None
 
-    def _complete_lines(self, block: bytes) -> Iterator[bytes]:
+    def _complete_lines(self, block: bytes) -> list[bytes]:
         *lines, rest = (self._rest + block).split(b"\n")
-        if self._is_skipping and lines:
-            self._is_skipping = False
-            lines = lines[1:]
-        if len(rest) > MAX_LINE_BYTES:
-            self._is_skipping = True
-        self._rest = b"" if self._is_skipping else rest
-        yield from lines
+        self._rest = rest
+        return lines

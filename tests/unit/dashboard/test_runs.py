@@ -108,14 +108,6 @@ def test_nan_and_infinity_are_gaps_in_json_that_any_browser_reads(tmp_path: Path
     json.dumps(detail(run, time.time()), default=str)
 
 
-def test_a_few_times_from_the_future_do_not_stretch_the_time_axis(tmp_path: Path):
-    folder = write_run(tmp_path / "demo", ends=False)
-    append(folder, step_line(210, time.time() + 10**8), step_line(220, time.time()))
-    run = run_of(folder)
-    assert curve(run, by="time")["x"][-1] < 100
-    assert 210 in curve(run)["x"]
-
-
 def test_steps_out_of_order_are_drawn_in_order(tmp_path: Path):
     folder = tmp_path / "demo"
     folder.mkdir()

@@ -72,24 +72,6 @@ def test_a_long_file_is_read_a_block_at_a_time(file: Path, tail: Tail, monkeypat
     assert num_looks > 5
 
 
-def test_a_line_too_long_to_be_one_is_passed_over_and_not_held(
-    file: Path, tail: Tail, monkeypatch: pytest.MonkeyPatch
-):
-    monkeypatch.setattr(reading, "BLOCK_BYTES", 100)
-    monkeypatch.setattr(reading, "MAX_LINE_BYTES", 250)
-    file.write_bytes(b"first\n" + b"x" * 5000 + b"\nlast\n")
-    found: list[bytes] = []
-    most_held = 0
-    while True:
-        read = tail.look()
-        found += read.lines
-        most_held = max(most_held, len(tail._rest))
-        if read.is_end:
-            break
-    assert found == [b"first", b"last"]
-    assert most_held <= 250
-
-
 @settings(max_examples=50)
 @given(st.lists(st.binary(max_size=30).map(lambda b: b.replace(b"\n", b"")), max_size=12), st.data())
 def test_however_the_bytes_come_the_same_lines_are_reported(tmp_path_factory, lines, data):
