@@ -21,8 +21,8 @@ from embark.formatting import format_count, redact, to_finite, to_one_line
 
 
 def uptime_s() -> float:
-    """Return the seconds since this machine booted, or since some fixed moment if a system does not count these."""
-    return time.clock_gettime(time.CLOCK_BOOTTIME) if hasattr(time, "CLOCK_BOOTTIME") else time.monotonic()
+    """Return the seconds since this machine booted."""
+    return time.clock_gettime(time.CLOCK_BOOTTIME)
 
 
 _began_s = time.time() - uptime_s()

@@ -34,14 +34,18 @@ def thin(xs: ArrayLike | Sequence[float], ys: ArrayLike | Sequence[float], num_p
         raise ValueError(f"{len(x)} positions for {len(y)} values")
     if len(x) <= max(num_points, 2):
         return x, y
-    num_buckets = max(1, (num_points - 2) // 2)
-    starts = np.unique(np.searchsorted(x, np.linspace(x[0], x[-1], num_buckets + 1)[:-1], side="left"))
+    starts = _buckets(x, max(1, (num_points - 2) // 2))
     low, high = (np.where(np.isfinite(y), y, gap) for gap in (np.inf, -np.inf))
     kept = {0, len(x) - 1}
     for start, stop in pairwise([*starts.tolist(), len(x)]) if num_points > 3 else ():
         kept |= {start + int(low[start:stop].argmin()), start + int(high[start:stop].argmax())}
     at = sorted(kept)
     return x[at], y[at]
+
+
+def _buckets(x: Floats, num: int) -> NDArray[np.intp]:
+    """Return where each of `num` equal parts of the axis begins; empty ones are left out."""
+    return np.unique(np.searchsorted(x, np.linspace(x[0], x[-1], num + 1)[:-1], side="left"))
 
 
 def means(xs: ArrayLike | Sequence[float], ys: ArrayLike | Sequence[float], num_points: int) -> tuple[Floats, Floats]:
@@ -51,7 +55,7 @@ def means(xs: ArrayLike | Sequence[float], ys: ArrayLike | Sequence[float], num_
     x, y = x[known], y[known]
     if len(x) <= max(num_points, 1):
         return x, y
-    starts = np.unique(np.searchsorted(x, np.linspace(x[0], x[-1], max(num_points, 1) + 1)[:-1], side="left"))
+    starts = _buckets(x, max(num_points, 1))
     num = np.diff(np.append(starts, len(x)))
     return np.add.reduceat(x, starts) / num, np.add.reduceat(y, starts) / num
 

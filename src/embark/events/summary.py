@@ -19,13 +19,11 @@ from embark.events.plotting import MARK, Chart, Point, Series, draw
 from embark.events.quality import Quality
 from embark.formatting import (
     format_auc,
-    format_bytes,
     format_count,
     format_duration,
     format_float,
     format_rate,
     format_si,
-    format_step_time,
     format_usd,
     to_finite,
     to_float,
@@ -130,14 +128,6 @@ def work(history: History) -> str:
         return ""
     samples = f"{format_si(end.get('num_samples'))} samples in {format_duration(end.get('train_s'))}"
     return " · ".join([f"{format_count(steps)} steps", samples, format_rate(end.get("samples_per_s"))])
-
-
-def predicted_and_actual(history: History) -> str:
-    """Compare the prediction, such as `predicted 0.171 ms a step and 2.12 GB, actual 0.165 ms and 2.11 GB`; empty if
-    nothing was predicted."""
-    predicted, actual = (_step_and_memory(values) for values in (history.predict, history.end))
-    how = "predicted" if history.predict.get("is_calibrated") else "estimated"
-    return f"{how} {predicted}, actual {actual}" if predicted and actual else ""
 
 
 def costs(history: History) -> str:
@@ -279,9 +269,4 @@ def _result(run: NewestEvents) -> str:
     share = min(99, round(100 * (auc - 0.5) / (best - 0.5)))
     way = f"{share} % of the way from chance (0.5) to the best any model could reach on these samples"
     return f"{sentence}: {way} ({format_float(best)})."
-
-
-def _step_and_memory(values: Mapping[str, Any]) -> str:
-    step_s, peak = to_finite(values.get("step_s")), to_finite(values.get("peak_bytes"))
-    return "" if step_s is None or peak is None else f"{format_step_time(step_s)} a step and {format_bytes(peak)}"
 

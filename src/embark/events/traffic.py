@@ -23,7 +23,6 @@ LATENCIES_S = 1e-4 * 10 ** (np.arange(101) / 20)  # Edges, an eighth apart, from
 MAX_WINDOWS = 8_640  # A day.
 MAX_COLUMN_COUNTS = 720
 MAX_VERSIONS = 16
-MAX_COLUMNS = 4_096
 QUANTILES = (0.5, 0.95, 0.99)
 
 Ints = NDArray[np.int64]
@@ -148,11 +147,11 @@ class TrafficRecord:
     def _add_version(self, event: Event, number: int) -> None:
         values = event.values
         known = values.get("reference") or {}
-        columns = tuple(_column(one) for one in known.get("columns", ())[:MAX_COLUMNS])
+        columns = tuple(_column(one) for one in known.get("columns", ()))
         found = VersionTraffic(
             number, event.time_s, rows=to_one_line(known.get("rows", "")),
             num_reference_rows=int(known.get("num_rows", 0)), label_rate=to_finite(known.get("label_rate")),
-            why_no_columns=to_one_line(known.get("why_none", ""))[:500], columns=columns,
+            why_no_columns=to_one_line(known.get("why_none", "")), columns=columns,
             reference_scores=_counts(known["scores"], NUM_SCORE_BINS) if known.get("scores") else None)
         before = self.versions.pop(number, None)
         if before is not None and [one.labels for one in before.columns] == [one.labels for one in columns]:
@@ -160,9 +159,8 @@ class TrafficRecord:
         self.versions[number] = found
         while len(self.versions) > MAX_VERSIONS:
             self.versions.pop(next(iter(self.versions)))
-        self.model, self.url, self.uri = (to_one_line(values.get(name, ""))[:500] for name in ("model", "url", "uri"))
-        how = f", after {self.version}" if self.version is not None and not values.get("is_start") else \
-            ": the server started"
+        self.model, self.url, self.uri = (to_one_line(values.get(name, "")) for name in ("model", "url", "uri"))
+        how = ": the server started" if values.get("is_start") else ""
         self.changes.append((event.time_s, f"version {number} answers{how}", False))
         self.version, self.has_ended, self.refused = number, False, ""
 
@@ -172,7 +170,7 @@ class TrafficRecord:
             latency[min(int(index), len(LATENCIES_S))] += num
         self.windows.append(Window(
             event.time_s, to_finite(values.get("seconds")) or 0.0, number,
-            {to_one_line(status)[:20]: int(num) for status, num in values.get("statuses", {}).items()},
+            {status: int(num) for status, num in values.get("statuses", {}).items()},
             int(values.get("rows", 0)), latency, _counts(values.get("scores") or [0] * NUM_SCORE_BINS, NUM_SCORE_BINS)))
         version = self.versions.get(number)
         if version is not None and (columns := values.get("columns")):
@@ -296,8 +294,8 @@ def _percent(share: float) -> str:
 
 
 def _column(held: Mapping[str, Any]) -> ColumnReference:
-    labels = tuple(to_one_line(one)[:80] for one in held["labels"])
-    return ColumnReference(to_one_line(held["name"])[:200], str(held["kind"]), labels,
+    labels = tuple(map(to_one_line, held["labels"]))
+    return ColumnReference(to_one_line(held["name"]), str(held["kind"]), labels,
                            _counts(held["counts"], len(labels)))
 
 

@@ -214,7 +214,6 @@ class Otlp:
     def close(self) -> None:
         self._provider.shutdown()
         self._exporter.shutdown()
-        self._warnings.close()
 
     def _set(self, reading: Reading) -> None:
         metric, attributes = reading.metric, {"run": self._run, **dict(reading.labels)}
@@ -236,15 +235,8 @@ class LastWarning(logging.Handler):
     def __init__(self, logger: str) -> None:
         super().__init__(logging.WARNING)
         self.text = ""
-        self._logger = logging.getLogger(logger)
-        self._propagated = self._logger.propagate
-        self._logger.propagate = False
-        self._logger.addHandler(self)
+        logging.getLogger(logger).propagate = False
+        logging.getLogger(logger).handlers = [self]
 
     def emit(self, record: logging.LogRecord) -> None:
         self.text = record.getMessage()
-
-    def close(self) -> None:
-        self._logger.removeHandler(self)
-        self._logger.propagate = self._propagated
-        super().close()

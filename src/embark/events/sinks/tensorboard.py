@@ -33,7 +33,6 @@ class TensorBoardSink:
             ) from error
         self._events: Any = event_pb2
         self._summaries: Any = summary_pb2
-        self._described: set[str] = set()
         directory.mkdir(parents=True, exist_ok=True)
         # TensorBoard reads a directory's files in the order of their names: the time comes first.
         name = f"events.out.tfevents.{time.time():017.6f}.{os.uname().nodename}.{os.getpid()}"
@@ -52,13 +51,8 @@ class TensorBoardSink:
     def _scalars(self, event: Event) -> None:
         summary = self._summaries.Summary()
         for reading in readings(event):
-            metric, tag = reading.metric, tag_of(event.kind, reading)
-            if metric.name in STEPS or event.values.get("step") is None:
-                continue
-            scalar = summary.value.add(tag=tag, simple_value=reading.value)
-            if tag not in self._described:
-                self._described.add(tag)
-                scalar.metadata.summary_description = f"{metric.meaning}, {metric.unit}".removesuffix(", ")
+            if reading.metric.name not in STEPS and event.values.get("step") is not None:
+                summary.value.add(tag=tag_of(event.kind, reading), simple_value=reading.value)
         if summary.value:
             step = int(event.values["step"])
             self._write(self._events.Event(wall_time=event.time_s, step=step, summary=summary))

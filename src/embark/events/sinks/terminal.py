@@ -1,7 +1,7 @@
 """The run on a terminal, or in a log where there is none."""
 
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from rich.console import Console, ConsoleOptions, RenderableType, RenderResult
@@ -12,7 +12,7 @@ from rich.text import Text
 
 from embark.events import summary
 from embark.events.events import Event, NewestEvents, changes_of, warm_start_text
-from embark.events.metrics import metric, task_lines
+from embark.events.metrics import metric
 from embark.events.sharding import plan_rows, rank_line
 from embark.events.summary import History
 from embark.formatting import (
@@ -52,19 +52,17 @@ class TerminalView:
         self.has_shown_end = False
 
     def emit(self, event: Event) -> None:
-        if self._is_gone:
-            return
-        try:
-            self._history.add(event)
-            self._show(event)
-        except (OSError, SystemExit):  # rich exits when the pipe is closed; a run does not
-            self._is_gone = True
+        self._history.add(event)
+        self._try(lambda: self._show(event))
 
     def close(self) -> None:
+        self._try(self._stop_live)
+
+    def _try(self, show: Callable[[], None]) -> None:
         if not self._is_gone:
             try:
-                self._stop_live()
-            except (OSError, SystemExit):
+                show()
+            except (OSError, SystemExit):  # rich exits when the pipe is closed; a run does not
                 self._is_gone = True
 
     def _show(self, event: Event) -> None:
@@ -124,11 +122,8 @@ class TerminalView:
         self._say("engine", Text.assemble(engine, (f": {reason}" if reason else "", "dim")))
 
     def _plan(self, plan: Mapping[str, Any]) -> None:
-        rows = plan_rows(plan.get("tables") or [])
-        widths = [max(len(row[i]) for row in rows) for i in range(3)] if rows else []
-        for index, row in enumerate(rows):
-            cells = [cell.ljust(width) for cell, width in zip(row, widths, strict=False)]
-            self._say("tables" if index == 0 else "", "  ".join([*cells, row[3]]))
+        for index, row in enumerate(plan_rows(plan.get("tables") or [])):
+            self._say("tables" if index == 0 else "", "  ".join(row))
         if per_rank := rank_line(plan.get("per_rank") or []):
             self._say("", per_rank)
         self._print(Text(""))
@@ -142,8 +137,6 @@ class TerminalView:
             parts.append(f"calibration {format_float(values.get('calibration'), 3)}")
         parts.append(f"{format_si(values.get('num_samples'))} samples in {format_duration(values.get('eval_s'))}")
         self._say("held out", _parts(self._at(values), *parts), "magenta")
-        for name, figures in task_lines(values):
-            self._say("", _parts(name, *figures), "magenta")
 
     def _summarize(self) -> None:
         history, has_failed = self._history, self._history.end.get("outcome") == "failed"
@@ -159,10 +152,8 @@ class TerminalView:
                 self._print(part)
         self._print(Text(""))
         self._print(Text.assemble("  ", sentence))
-        for line, style in ((summary.work(history), ""), (summary.costs(history), ""),
-                            (summary.predicted_and_actual(history), "dim")):
-            if line:
-                self._print(Text(f"  {line}", style))
+        for line in filter(None, (summary.work(history), summary.costs(history))):
+            self._print(Text(f"  {line}"))
         for one in history.quality.findings():
             self._say("look at", f"{one.cause} Next: {one.fix}.", "yellow")
         self._print(Text(""))
@@ -240,10 +231,11 @@ class ProgressLine:
         total, done = format_count(run.num_steps), format_count(run.steps_done)
         left = Text(f"  step {done:>{len(total)}}/{total} " if run.num_steps else f"  step {done} ")
         right = self._right(width - left.cell_len - _MIN_BAR)
-        grid = Table.grid()
-        grid.add_column(width=left.cell_len, no_wrap=True)
-        grid.add_column(width=max(1, width - left.cell_len - right.cell_len))
-        grid.add_column(width=right.cell_len, no_wrap=True)
+        grid = Table.grid(expand=True)
+        grid.width = width
+        grid.add_column(no_wrap=True)
+        grid.add_column(ratio=1)
+        grid.add_column(no_wrap=True)
         # A stream has no end.
         grid.add_row(left, ProgressBar(run.num_steps, run.steps_done, complete_style="cyan", finished_style="cyan")
                      if run.num_steps else "", right)

@@ -142,6 +142,7 @@ class Mlflow:
         # Without them, the client tries for minutes before anyone is told.
         os.environ.setdefault("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "2")
         os.environ.setdefault("MLFLOW_HTTP_REQUEST_TIMEOUT", "10")
+        import mlflow
         from mlflow.entities import Metric, Param
         from mlflow.tracking import MlflowClient
 
@@ -150,8 +151,7 @@ class Mlflow:
         self._points, self._metric = points, Metric
         self._client: Any = MlflowClient()
         name = run.project or os.environ.get("MLFLOW_EXPERIMENT_NAME") or PROJECT
-        known = self._client.get_experiment_by_name(name)
-        experiment = str(known.experiment_id if known else self._client.create_experiment(name))
+        experiment = mlflow.set_experiment(name).experiment_id
         found = self._client.search_runs([experiment], f"tags.`{TAG}` = '{run.find_or_make_id()}'", max_results=1)
         if found:
             self._client.update_run(found[0].info.run_id, status="RUNNING")
