@@ -8,10 +8,10 @@ from typing import Annotated
 
 from cyclopts import Parameter
 
-from embark.cli.console import Console, Flag
+from embark.cli.console import Console
 from embark.report.compare import Comparison, compare_document, compare_runs, results_table, spec_table
 from embark.report.context import read_run
-from embark.report.document import html_page, markdown_page
+from embark.report.document import html_page
 from embark.report.report import NAME, WrittenReport, slice_rows, write_page, write_report
 from embark.report.report import report as report_of
 
@@ -19,7 +19,7 @@ Out = Annotated[str, Parameter(allow_leading_hyphen=True, show_default=False)]
 
 
 def report(
-    run: str, /, *, by: str = "", out: Out = "", markdown: Flag = False,
+    run: str, /, *, by: str = "", out: Out = "",
     open_: Annotated[bool, Parameter(name="--open", negative="", show_default=False)] = False,
     console: Console = Console(),
 ) -> None:
@@ -35,8 +35,6 @@ def report(
         Also evaluate the newest checkpoint by the values of these features, with 95 % intervals; several: by commas.
     out
         The file or URI to write, by default report.html in the run's directory; - for standard output.
-    markdown
-        Also write a Markdown version next to it.
     open_
         Open it in the browser.
     """
@@ -49,9 +47,9 @@ def report(
             slices = [evaluate_slices(run, feature.strip()) for feature in by.split(",")]
     document = report_of(context, slices)
     if out == "-":
-        console.file(markdown_page(document) if markdown else html_page(document))
+        console.file(html_page(document))
         return
-    written = write_report(context, document, out=out, markdown=markdown)
+    written = write_report(context, document, out=out)
     console.show(written, _render)
     if open_:
         path = Path(written.report)
@@ -64,7 +62,7 @@ def report(
 
 def _render(console: Console, written: WrittenReport) -> None:
     console.text(written.sentence)
-    console.result(f"wrote {written.report}{f' and {written.markdown}' if written.markdown else ''}")
+    console.result(f"wrote {written.report}")
 
 
 def compare(*runs: str, by: str = "", out: Out = "", console: Console = Console()) -> None:

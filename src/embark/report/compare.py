@@ -211,9 +211,8 @@ def _verdict(runs: Sequence[ComparedRun]) -> tuple[str, str]:
         of = "" if len(known) == len(runs) else f" of the {len(known)} that have it"
         if _is_same(row, first, second):
             return _equally_good(best, next_best, row, first, second)
-        sentence = (f"{best.name} was better{of}: {row.label} {row.say(first)} against {row.say(second)} of "
-                    f"{next_best.name} ({first - second:+.4f})")
-        return best.name, f"{sentence}{_at_what_cost(best, next_best)}."
+        return best.name, (f"{best.name} was better{of}: {row.label} {row.say(first)} against {row.say(second)} of "
+                           f"{next_best.name} ({first - second:+.4f}).")
     if has_held_out:
         return "", "Nothing to compare: fewer than two of the runs have held-out figures."
     return "", "Nothing to compare: fewer than two of the runs have trained a step."
@@ -236,26 +235,6 @@ def _equally_good(a: ComparedRun, b: ComparedRun, row: Row, first: float, second
         winner, mine, other = (a, x, y) if a_wins else (b, y, x)
         return winner.name, f"{sentence}; {winner.name} was {word}: {say(mine)} against {say(other)}."
     return "", f"{sentence}, and neither was faster."
-
-
-def _at_what_cost(best: ComparedRun, other: ComparedRun) -> str:
-    """Say what being better cost."""
-    parts = []
-    x, y = best.values.get("num_samples"), other.values.get("num_samples")
-    if x and y and abs(x / y - 1) >= SAME_SHARE:
-        parts.append(f"after {format_si(x)} samples against {format_si(y)}")
-    for name, where in (("usd", "at {} cost"), ("held_s", "in {} machine time")):
-        x, y = best.values.get(name), other.values.get(name)
-        if x and y and abs(x / y - 1) >= SAME_SHARE:
-            parts.append(where.format(_relative(x / y)))
-            break
-    return f", {' and '.join(parts)}" if parts else ""
-
-
-def _relative(ratio: float) -> str:
-    if ratio > 2 or ratio < 0.5:
-        return f"{ratio:.2g}x the"
-    return f"{100 * abs(ratio - 1):.0f} % {'more' if ratio > 1 else 'less'}"
 
 
 def _tile(found: Comparison, run: ComparedRun) -> Tile:

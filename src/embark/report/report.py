@@ -34,9 +34,7 @@ from embark.report.charts import (
     phases,
     predicted_and_actual,
     ranks,
-    system_curves,
     tables_on_ranks,
-    timeline,
 )
 from embark.report.context import RunContext, State
 from embark.report.document import (
@@ -50,7 +48,6 @@ from embark.report.document import (
     Tone,
     Words,
     html_page,
-    markdown_page,
     sections_with_something,
 )
 from embark.report.record import Record
@@ -83,7 +80,7 @@ def report(context: RunContext, slices: Sequence[SliceResult] = ()) -> Document:
         facts=tuple(_facts(context)),
         tiles=_tiles(context),
         sections=sections_with_something([
-            ("Training", [timeline(context), learning_curves(context), *_held_out(record)]),
+            ("Training", [learning_curves(context), *_held_out(record)]),
             *((f"By {one.feature}", slice_blocks([(context.name, one)])) for one in slices),
             ("Changes on resume", list(_changes(record))),
             ("Diagnosis", list(_diagnosis(context))),
@@ -91,7 +88,7 @@ def report(context: RunContext, slices: Sequence[SliceResult] = ()) -> Document:
             ("Time and money", money(context)),
             ("Predicted vs. actual", predicted_and_actual(record)),
             ("Step time", [phases(record), ranks(record)]),
-            ("Machines", [_machine(record), system_curves(record)]),
+            ("Machine", [_machine(record)]),
             ("Tables on ranks", tables_on_ranks(record)),
             ("Checkpoints", list(_checkpoints(context))),
             ("Spec", list(_spec(context))),
@@ -284,7 +281,6 @@ class WrittenReport:
 
     run: str
     report: str
-    markdown: str | None
     state: State
     sentence: str
     steps: int
@@ -292,14 +288,12 @@ class WrittenReport:
     held_s: float
 
 
-def write_report(context: RunContext, document: Document, *, out: str = "", markdown: bool = False) -> WrittenReport:
+def write_report(context: RunContext, document: Document, *, out: str = "") -> WrittenReport:
     """Write the report of a run to a file or URI, by default into the run's directory."""
     target = out or f"{context.uri.rstrip('/')}/{NAME}"
-    beside = f"{target.removesuffix('.html').removesuffix('.htm')}.md"
     record = context.record
     return WrittenReport(
-        run=context.uri, report=write_page(target, html_page(document)),
-        markdown=write_page(beside, markdown_page(document)) if markdown else None, state=context.status.state,
+        run=context.uri, report=write_page(target, html_page(document)), state=context.status.state,
         sentence=document.sentence, steps=record.steps_done, eval=record.eval, held_s=record.held_s)
 
 
