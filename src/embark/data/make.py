@@ -9,13 +9,13 @@ from typing import Any
 
 import numpy as np
 
-from embark.data import SampleSource, synthetic_source
 from embark.data.loader import Batch
 from embark.data.prepare.tasks import PREPARING
 from embark.data.prepared import BLOCK_ROWS, MANIFEST, SPLITS, Feature, Layout, Manifest, Part, PartWriter, Rows, Split
 from embark.data.prepared.parts import PART_BYTES
 from embark.data.progress import OnProgress, ProgressReporter
 from embark.data.statistics import write_manifest
+from embark.data.synthetic import SyntheticSource
 from embark.data.task_labels import main_label
 from embark.data.workers import each_result, num_cores
 from embark.errors import UserError
@@ -130,7 +130,6 @@ def _settings(spec: RunSpec) -> dict[str, Any]:
     return {
         "made": "synthetic", "seed": data.seed, "zipf_exponent": data.zipf_exponent, "signal": data.signal,
         "ragged": data.ragged, "dense_bits": data.prepare.dense_bits,
-        **({"drift": data.drift.model_dump(mode="json")} if data.drift.is_on else {}),
         **({"task_conflict": data.task_conflict} if spec.model.tasks else {}),
     }
 
@@ -147,8 +146,8 @@ def _write(task: _Task) -> Part:
 
 
 @lru_cache(maxsize=1)
-def _source(spec: RunSpec) -> SampleSource:
-    return synthetic_source(spec)
+def _source(spec: RunSpec) -> SyntheticSource:
+    return SyntheticSource(spec.model, spec.data)
 
 
 def rows_of(layout: Layout, batch: Batch, tasks: tuple[Task, ...] = ()) -> Rows:
