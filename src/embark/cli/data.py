@@ -5,6 +5,7 @@ from __future__ import annotations
 import shlex
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -26,9 +27,8 @@ if TYPE_CHECKING:
 _MAX_BAD_ROWS = 10
 _MAX_FILES = 20
 _HEADINGS = {
-    "column": "column", "kind": "kind", "rows": "rows", "used": "used", "top": "top id", "missing": "zero",
-    "label_rate": "label rate of top ids", "range": "range", "new": "new ids", "auc_alone": "AUC alone",
-    "picture": "distribution",
+    "column": "column", "kind": "kind", "rows": "rows", "num_values": "values", "top_share": "most frequent",
+    "zero_share": "zero", "spread": "range", "auc_alone": "AUC alone",
 }
 
 
@@ -186,20 +186,14 @@ def _render_prepared(console: Console, result: PrepareResult, spec: str) -> None
 
 
 def _render_checked(console: Console, report: Report) -> None:
-    path, columns = report.path, report.columns()
-    if columns and not console.quiet:
-        console.table(columns, {key: heading for key, heading in _HEADINGS.items()
-                                if any(row[key] not in (None, "") for row in columns)}, title=path)
-        console.text("")
     for problem in report.problems:
         console.warning(f"{problem.where}: {problem.what}")
-    for hint in report.hints:
-        console.text(f"hint: {hint.where}: {hint.what}", style="yellow")
+    _show_columns(console, report)
     if not report.is_local and not report.problems:
         console.text("hints about single columns need a local copy: embark data copy, then check the copy")
     state = pluralize(len(report.problems), "problem") if report.problems else "complete"
     hints = f", {pluralize(len(report.hints), 'hint')}" if report.hints else ""
-    console.result(f"{path}: {state}{hints}; rows: {_rows(report.manifest)}; "
+    console.result(f"{report.path}: {state}{hints}; rows: {_rows(report.manifest)}; "
                    f"{format_bytes(report.manifest.size_bytes)} read")
 
 
@@ -216,11 +210,19 @@ def _render_contract(console: Console, report: ContractReport) -> None:
 
 
 def _render_columns(console: Console, report: ColumnsReport) -> None:
-    console.table([{"column": name, "AUC alone": round(score, 3)} for name, score in report.auc_alone.items()])
-    for hint in report.hints:
-        console.text(f"hint: {hint}", style="yellow")
+    _show_columns(console, report)
     console.result(f"{report.path}: complete; rows: train {report.num_train_samples:,}, "
                    f"held out {report.num_eval_samples:,}")
+
+
+def _show_columns(console: Console, report: Report | ColumnsReport) -> None:
+    if report.columns and not console.quiet:
+        shown = [{**asdict(one), "top_share": f"{one.top_share:.1%}", "zero_share": f"{one.zero_share:.1%}",
+                  "auc_alone": one.auc_alone and round(one.auc_alone, 3)} for one in report.columns]
+        console.table(shown, _HEADINGS, title=report.path)
+        console.text("")
+    for hint in report.hints:
+        console.text(f"hint: {hint.where}: {hint.what}", style="yellow")
 
 
 def _render_copy_plan(console: Console, result: CopyResult) -> None:

@@ -1,8 +1,10 @@
-"""Columns that alone predict the label: derived from it, or known only after it."""
+"""What each column holds in a sample of the rows, and whether it alone predicts the label: such a column is derived
+from the label, or known only after it."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import hashlib
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -10,8 +12,8 @@ import numpy as np
 from embark.data import open_source
 from embark.data.loader import Batch, SampleSource
 from embark.data.prepared.source import PreparedSource
-from embark.data.statistics import PRIOR_WEIGHT, auc
 from embark.data.task_labels import main_label
+from embark.features.arrays import Array, Doubles
 from embark.spec import RunSpec
 
 LEAK_AUC = 0.9
@@ -19,37 +21,31 @@ LEAK_AUC = 0.9
 MAX_ROWS = 100_000
 MAX_IDS = 20_000_000
 NUM_PIECES = 8
+MIN_OF_EACH = 10  # Rows of each label, below which an AUC says nothing.
+PRIOR_WEIGHT = 10.0
+"""An id seen once or twice says little: its label rate is drawn to that of all rows as by so many rows more."""
+_NO_LENGTHS = np.zeros(0, np.int32)
 
 
-def column_scores(source: SampleSource, spec: RunSpec) -> dict[str, float]:
-    """Return the AUC of each column alone on a sample of the held-out rows; ids are scored by the label rates of
-    training rows."""
-    tables = spec.model.table_list()
-    num_rows = min(MAX_ROWS, MAX_IDS // max(1, sum(table.multi_hot for table in tables)))
-    trained, held = [source.train_rows(0, *ends) for ends in _pieces(source.num_train_samples, num_rows)], \
-        [source.eval_rows(*ends) for ends in _pieces(source.num_eval_samples, num_rows)]
-    if not trained or not held:
-        return {}
-    seen, asked = Batch.join(trained), Batch.join(held)
-    label, held_label = (main_label(batch.label, spec.model.tasks) for batch in (seen, asked))
-    dense = asked.dense.astype(np.float64)
-    names = source.layout.dense if isinstance(source, PreparedSource) else spec.data.dense_columns
-    if spec.data.is_custom:
-        names = tuple(f"dense {column}" for column in range(spec.model.num_dense))
-    found = {name: auc(values, held_label) for name, values in zip(names, dense.T, strict=True)}
-    prior, weight = float(label.mean()), PRIOR_WEIGHT
-    features = zip(tables, seen.by_feature(seen.ids), seen.lengths, asked.by_feature(asked.ids), asked.lengths,
-                   strict=True)
-    for table, ids, lengths, held_ids, held_lengths in features:
-        values, numbers = np.unique(np.concatenate([ids, held_ids]), return_inverse=True)
-        trained_numbers, held_numbers = numbers[: len(ids)], numbers[len(ids) :]
-        counts = np.bincount(trained_numbers, minlength=len(values))
-        clicks = np.bincount(trained_numbers, np.repeat(label, lengths), minlength=len(values))
-        rates = (clicks + prior * weight) / (counts + weight)
-        row = np.repeat(np.arange(len(held_label)), held_lengths)
-        sums = np.bincount(row, rates[held_numbers], minlength=len(held_label))
-        found[table.name] = auc(np.where(held_lengths > 0, sums / np.maximum(held_lengths, 1), prior), held_label)
-    return {name: score for name, score in found.items() if score is not None}
+@dataclass(frozen=True, slots=True)
+class Column:
+    """What a column holds in the training rows that were read."""
+
+    column: str
+    kind: str
+    rows: int | None  # Rows of the table.
+    num_values: int
+    top_share: float  # The share of the most frequent value.
+    zero_share: float
+    spread: str  # The range of values, or of the number of ids.
+    same_as: str  # An earlier column that holds the same.
+    auc_alone: float | None  # On held-out rows; never below 0.5; None if there are too few of them.
+
+
+@dataclass(frozen=True, slots=True)
+class Problem:
+    where: str  # A file, or a column.
+    what: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,24 +55,104 @@ class ColumnsReport:
     path: str
     num_train_samples: int
     num_eval_samples: int
-    auc_alone: dict[str, float]
-    hints: tuple[str, ...]
+    columns: tuple[Column, ...]
+    hints: tuple[Problem, ...]
 
 
 def check_columns(spec: RunSpec) -> ColumnsReport:
-    """Read every row, as training does, which refuses bad ones, and score the columns."""
+    """Read every row, as training does, which refuses bad ones, and look at the columns."""
     source = open_source(spec)
-    scores = column_scores(source, spec)
+    columns = tuple(describe_columns(source, spec))
     name = spec.data.kind if spec.data.is_custom else spec.data.path
-    return ColumnsReport(name, source.num_train_samples, source.num_eval_samples, scores,
-                         tuple(filter(None, (*source.notes, leak_note(scores)))))
+    hints = (*(Problem(name, note) for note in source.notes), *column_hints(columns))
+    return ColumnsReport(name, source.num_train_samples, source.num_eval_samples, columns, hints)
 
 
-def leak_note(scores: dict[str, float]) -> str:
+def describe_columns(source: SampleSource, spec: RunSpec) -> Iterator[Column]:
+    """Yield the label and each column, from rows spread over the data. Ids of held-out rows are scored by the label
+    rates of training rows."""
+    tables = spec.model.table_list()
+    num_rows = min(MAX_ROWS, MAX_IDS // max(1, sum(table.multi_hot for table in tables)))
+    trained = [source.train_rows(0, *ends) for ends in _pieces(source.num_train_samples, num_rows)]
+    held = [source.eval_rows(*ends) for ends in _pieces(source.num_eval_samples, num_rows)]
+    if not trained:
+        return
+    seen = Batch.join(trained)
+    asked = Batch.join(held) if held else seen.take(np.zeros(0, np.int64))
+    label, held_label = (main_label(batch.label, spec.model.tasks) for batch in (seen, asked))
+    marks: dict[bytes, str] = {}
+
+    def column(name: str, kind: str, values: Array, spread: str, auc_alone: float | None, *,
+               lengths: Array = _NO_LENGTHS, rows: int | None = None) -> Column:
+        mark = hashlib.sha256(values.tobytes() + lengths.tobytes()).digest()
+        first = marks.setdefault(mark, name)
+        _, counts = np.unique(values, return_counts=True)
+        shares = counts.max(initial=0) / max(1, len(values)), np.mean(values == 0) if len(values) else 0
+        return Column(name, kind, rows, len(counts), *map(float, shares), spread, "" if first == name else first,
+                      auc_alone)
+
+    def dense_column(name: str, kind: str, values: Array, auc_alone: float | None) -> Column:
+        return column(name, kind, values, f"{values.min():.4g} … {values.max():.4g}", auc_alone)
+
+    if not spec.model.tasks and not (isinstance(source, PreparedSource) and source.layout.labels):
+        yield dense_column("label", "label", label, None)
+    names = source.layout.dense if isinstance(source, PreparedSource) else spec.data.dense_columns
+    if spec.data.is_custom:
+        names = tuple(f"dense {position}" for position in range(spec.model.num_dense))
+    for name, values, held_values in zip(names, seen.dense.T, asked.dense.T, strict=True):
+        yield dense_column(name, "dense", values, auc(held_values.astype(np.float64), held_label))
+    features = zip(tables, seen.by_feature(seen.ids), seen.lengths, asked.by_feature(asked.ids), asked.lengths,
+                   strict=True)
+    prior = float(label.mean())
+    for table, ids, lengths, held_ids, held_lengths in features:
+        found, numbers = np.unique(np.concatenate([ids, held_ids]), return_inverse=True)
+        trained_numbers, held_numbers = numbers[: len(ids)], numbers[len(ids) :]
+        counts = np.bincount(trained_numbers, minlength=len(found))
+        clicks = np.bincount(trained_numbers, np.repeat(label, lengths), minlength=len(found))
+        rates = (clicks + prior * PRIOR_WEIGHT) / (counts + PRIOR_WEIGHT)
+        row = np.repeat(np.arange(len(held_label)), held_lengths)
+        sums = np.bincount(row, rates[held_numbers], minlength=len(held_label))
+        scores = np.where(held_lengths > 0, sums / np.maximum(held_lengths, 1), prior)
+        is_list = lengths.min() < lengths.max()
+        yield column(table.name, "list" if is_list else "ids", ids,
+                     f"{lengths.min()} … {lengths.max()} ids" if is_list else f"{lengths[0]} each",
+                     auc(scores, held_label), lengths=lengths, rows=table.rows)
+
+
+def column_hints(columns: Sequence[Column]) -> Iterator[Problem]:
+    """Find what is valid but often a mistake."""
+    for one in columns:
+        if one.num_values <= 1:
+            yield Problem(one.column, "is the same in every training row that was read, so nothing can be learned from "
+                                      "it")
+        elif one.same_as:
+            yield Problem(one.column, f"holds the same as {one.same_as} in every row that was read")
+        if one.auc_alone is not None and one.auc_alone >= LEAK_AUC:
+            what = "is the label, or derived from it" if one.auc_alone > 0.9999 else "may be known only after the label"
+            yield Problem(one.column, f"alone predicts the label, with AUC {one.auc_alone:.4f} on held-out rows: it "
+                                      f"{what}")
+
+
+def leak_note(columns: Sequence[Column]) -> str:
     """Name the columns that give the label away; empty if there is none."""
-    leaking = [f"{name} (AUC {score:.4f})" for name, score in scores.items() if score >= LEAK_AUC]
+    leaking = [f"{one.column} (AUC {one.auc_alone:.4f})" for one in columns
+               if one.auc_alone is not None and one.auc_alone >= LEAK_AUC]
     alone = "each alone predict" if len(leaking) > 1 else "alone predicts"
     return f"{', '.join(leaking)} {alone} the label of held-out rows" if leaking else ""
+
+
+def auc(scores: Doubles, label: Array) -> float | None:
+    """Return the share of pairs of a 1 and a 0 that the score orders rightly, or, if more are, wrongly."""
+    num_positive = int((label == 1).sum())
+    num_negative = len(label) - num_positive
+    if min(num_positive, num_negative) < MIN_OF_EACH:
+        return None
+    values, index = np.unique(scores, return_inverse=True)
+    positive = np.bincount(index, weights=label == 1, minlength=len(values))
+    negative = np.bincount(index, weights=label != 1, minlength=len(values))
+    below = np.cumsum(negative) - negative
+    area = float((positive * (below + negative / 2)).sum()) / num_positive / num_negative
+    return max(area, 1 - area)
 
 
 def _pieces(num_rows: int, at_most: int) -> Iterator[tuple[int, int]]:
