@@ -2,13 +2,12 @@
 
 import hashlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
-from embark.data.leaks import Column, Problem, column_hints, describe_columns
+from embark.data.column_report import Column, Problem, Report, column_hints, describe_columns
 from embark.data.prepared import SPLITS, Block, Manifest, Part
 from embark.data.prepared.cache import local_folder, open_prepared, read_manifest
 from embark.data.prepared.manifest import resolve_from_manifest
@@ -23,38 +22,24 @@ from embark.store.object_store import for_each_parallel
 _PIECE_BYTES = 4 << 20
 
 
-@dataclass(frozen=True, slots=True)
-class Report:
-    """The result of `embark data check` for prepared data."""
-
-    path: str
-    manifest: Manifest
-    columns: tuple[Column, ...] = ()  # Columns and hints need sound data in a local folder.
-    problems: tuple[Problem, ...] = ()  # Problems that make the data unusable.
-    hints: tuple[Problem, ...] = ()  # Oddities that a person may want to look at.
-    is_local: bool = True
-
-    def to_dict(self) -> dict[str, Any]:
-        return {
-            "path": self.path, "rows": self.manifest.rows_by_split, "size_bytes": self.manifest.size_bytes,
-            "problems": self.problems, "hints": self.hints, "columns": self.columns,
-            "time_split": self.manifest.time_split,
-        }
-
-
 def check(path: str, *, on_progress: OnProgress | None = None) -> Report:
     """Read every byte of prepared data, in a folder or an object store; hints need a folder."""
     manifest, store, directory = read_manifest(path), open_store(path), local_folder(path)
     sizes = {entry.path: entry.size_bytes for entry in store.list()}
     problems = _check_parts(store, directory, manifest, sizes, ProgressReporter(on_progress))
     problems += _id_map_problems(store, manifest, sizes)
-    if directory is None or problems:
-        return Report(path, manifest, problems=tuple(problems), is_local=directory is not None)
+    report = Report(path, manifest.rows_by_split, tuple(problems), size_bytes=manifest.size_bytes,
+                    time_split=manifest.time_split)
+    if problems:
+        return report
+    if directory is None:
+        far = Problem(path, "its columns were not looked at; `embark data copy` it to this machine and check the copy")
+        return replace(report, hints=(far,))
     columns = tuple(_columns(path, manifest))
     hints = [*column_hints(columns), *_unlisted(set(sizes), manifest)]
     if not manifest.num_rows("train"):
         hints.append(Problem("train", "has no rows, so there is nothing to learn"))
-    return Report(path, manifest, columns, hints=tuple(hints))
+    return replace(report, columns=columns, hints=tuple(hints))
 
 
 def _columns(path: str, manifest: Manifest) -> Iterator[Column]:
@@ -177,7 +162,8 @@ def _check_values(block: Block, first: int, faults: _Faults) -> None:
             if int(lengths.sum(dtype="i8")) != len(ids):
                 faults.add(feature.name, "blocks whose lengths are not those of its ids", np.ones(1, bool), first)
                 continue
-        what, is_bad = f"ids outside 0 to {feature.rows - 1:,}", (ids >= feature.rows) | (ids < 0)
+        what = f"ids outside 0 to {feature.rows - 1:,}"
+        is_bad: Array = (ids >= feature.rows) | (ids < 0)
         if feature.weights_of:
             of = [one.name for one in layout.features].index(feature.weights_of)
             faults.add(feature.name, f"rows of another number of weights than {feature.weights_of} has ids",

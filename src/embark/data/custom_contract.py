@@ -13,14 +13,13 @@ import sys
 import tomllib
 from collections.abc import Iterator
 from contextlib import redirect_stdout
-from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
 import numpy as np
 
+from embark.data.column_report import Problem, Report, check_columns
 from embark.data.custom_data import CustomSource, rows_digest, spread
-from embark.data.leaks import ColumnsReport, check_columns
 from embark.data.loader import Batch
 from embark.data.permuted_rows import RowsInMemory
 from embark.errors import UserError
@@ -33,56 +32,33 @@ NUM_ROWS = 20_000  # Samples of each split.
 NUM_ALONE = 256
 
 
-@dataclass(frozen=True, slots=True)
-class ContractCheck:
-    """One promise, and what breaks it; empty where it holds."""
-
-    promise: str
-    problem: str = ""
-
-
-@dataclass(frozen=True, slots=True)
-class ContractReport:
-    """The result of `embark data check` for the user's own data code."""
-
-    kind: str
-    num_train_samples: int
-    num_eval_samples: int
-    checks: tuple[ContractCheck, ...]
-    columns: ColumnsReport | None  # None if a promise is broken.
-
-    @property
-    def num_problems(self) -> int:
-        return sum(bool(check.problem) for check in self.checks)
-
-
-def check_contract(spec: RunSpec) -> ContractReport:
+def check_contract(spec: RunSpec) -> Report:
     """Run the code and try each promise on up to `NUM_ROWS` samples of each split. What it prints goes to stderr:
     stdout is the report's."""
     with redirect_stdout(sys.stderr):
         source = CustomSource(spec.model, spec.data)
-        checks = tuple(_checks(spec, source))
-        is_ok = not any(check.problem for check in checks)
-        return ContractReport(spec.data.kind, source.num_train_samples, source.num_eval_samples, checks,
-                              check_columns(spec) if is_ok else None)
+        problems = tuple(Problem(promise, what) for promise, what in _broken_promises(spec, source) if what)
+        rows = {"train": source.num_train_samples, "validation": source.num_eval_samples}
+        return Report(spec.data.kind, rows, problems) if problems else check_columns(spec)
 
 
-def _checks(spec: RunSpec, source: CustomSource) -> Iterator[ContractCheck]:
-    num = source.num_train_samples
-    yield ContractCheck("an epoch has at least one batch", "" if num >= spec.train.batch_size else
-                        f"num_train_samples is {num:,}, and train.batch_size {spec.train.batch_size:,}")
-    splits = {"train": num, "eval": source.num_eval_samples}
+def _broken_promises(spec: RunSpec, source: CustomSource) -> Iterator[tuple[str, str]]:
+    """Yield each promise, and what breaks it; empty where it holds."""
+    splits = {"train": source.num_train_samples, "eval": source.num_eval_samples}
+    if splits["train"] < spec.train.batch_size:
+        yield "an epoch has at least one batch", \
+            f"num_train_samples is {splits['train']:,}, and train.batch_size {spec.train.batch_size:,}"
     parts = [(split, spread(count, NUM_ROWS)) for split, count in splits.items() if count]
-    promise = "types, shapes, labels and ids are those of the spec"
     try:
         batches = [source.rows(*part) for part in parts]
     except UserError as error:
-        yield ContractCheck(promise, f"{error.what}; {error.fix}" if error.fix else error.what)
+        yield "types, shapes, labels and ids are those of the spec", \
+            f"{error.what}; {error.fix}" if error.fix else error.what
         return
-    yield ContractCheck(promise)
-    yield ContractCheck("a position gives the same sample, whatever is asked for before it and beside it", next(
-        filter(None, (_unstable(source, *part, batch) for part, batch in zip(parts, batches, strict=True))), ""))
-    yield ContractCheck("another process gives the same samples", _other_process(spec, source.fingerprint()))
+    for part, batch in zip(parts, batches, strict=True):
+        yield "a position gives the same sample, whatever is asked for before it and beside it", \
+            _unstable(source, *part, batch)
+    yield "another process gives the same samples", _other_process(spec, source.fingerprint())
 
 
 def _unstable(source: CustomSource, split: str, positions: Int64s, first: Batch) -> str:

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from embark.data.check import check
-from embark.data.leaks import auc
+from embark.data.column_report import auc
 from embark.data.prepared import MANIFEST, Feature, Layout, Manifest, PartWriter, Rows
 
 NUM = 2_000

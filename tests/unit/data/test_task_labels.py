@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from embark.data import open_source, resolve_from_data
-from embark.data.leaks import auc
+from embark.data.column_report import auc
 from embark.data.make import make
 from embark.data.prepare.prepare import prepare_from_spec
 from embark.data.synthetic import SyntheticSource

@@ -60,7 +60,7 @@ class Manifest:
         return sum(part.rows for part in self.parts.get(split, ()))
 
     @property
-    def rows_by_split(self) -> dict[Split, int]:
+    def rows_by_split(self) -> dict[str, int]:
         return {split: self.num_rows(split) for split in SPLITS}
 
     def all_parts(self) -> Iterator[Part]:

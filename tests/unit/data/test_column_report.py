@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from embark.__main__ import run
-from embark.data import leaks, open_source, resolve_from_data
-from embark.data.leaks import Column, describe_columns, leak_note
+from embark.data import column_report, open_source, resolve_from_data
+from embark.data.column_report import Column, describe_columns, leak_note
 from embark.data.prepare.prepare import prepare_from_spec
 from embark.spec import resolve, to_toml
 
@@ -45,9 +45,9 @@ def prepared_spec(path):
 
 
 @pytest.mark.parametrize("spec_of", [columns_spec, prepared_spec])
-@pytest.mark.parametrize("max_rows", [leaks.MAX_ROWS, 1600])
+@pytest.mark.parametrize("max_rows", [column_report.MAX_ROWS, 1600])
 def test_leaking_ids_and_values_are_named_and_others_are_not(path, spec_of, max_rows, monkeypatch):
-    monkeypatch.setattr(leaks, "MAX_ROWS", max_rows)
+    monkeypatch.setattr(column_report, "MAX_ROWS", max_rows)
     spec = spec_of(path)
     columns = list(describe_columns(open_source(spec), spec))
     scores = {one.column: one.auc_alone for one in columns if one.column != "label"}

@@ -4,8 +4,8 @@ from the label, or known only after it."""
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 
 import numpy as np
 
@@ -49,23 +49,26 @@ class Problem:
 
 
 @dataclass(frozen=True, slots=True)
-class ColumnsReport:
-    """The result of `embark data check` for files that are read without preparation."""
+class Report:
+    """The result of `embark data check`."""
 
     path: str
-    num_train_samples: int
-    num_eval_samples: int
-    columns: tuple[Column, ...]
-    hints: tuple[Problem, ...]
+    rows: Mapping[str, int]  # By split.
+    problems: tuple[Problem, ...] = ()  # Problems that make the data unusable.
+    hints: tuple[Problem, ...] = ()  # Oddities that a person may want to look at.
+    columns: tuple[Column, ...] = ()
+    size_bytes: int = 0  # The size of prepared data.
+    time_split: Mapping[str, str] = field(default_factory=dict)  # Where splits by time begin.
 
 
-def check_columns(spec: RunSpec) -> ColumnsReport:
+def check_columns(spec: RunSpec) -> Report:
     """Read every row, as training does, which refuses bad ones, and look at the columns."""
     source = open_source(spec)
     columns = tuple(describe_columns(source, spec))
     name = spec.data.kind if spec.data.is_custom else spec.data.path
     hints = (*(Problem(name, note) for note in source.notes), *column_hints(columns))
-    return ColumnsReport(name, source.num_train_samples, source.num_eval_samples, columns, hints)
+    rows = {"train": source.num_train_samples, "validation": source.num_eval_samples}
+    return Report(name, rows, hints=hints, columns=columns)
 
 
 def describe_columns(source: SampleSource, spec: RunSpec) -> Iterator[Column]:
@@ -87,9 +90,8 @@ def describe_columns(source: SampleSource, spec: RunSpec) -> Iterator[Column]:
         mark = hashlib.sha256(values.tobytes() + lengths.tobytes()).digest()
         first = marks.setdefault(mark, name)
         _, counts = np.unique(values, return_counts=True)
-        shares = counts.max(initial=0) / max(1, len(values)), np.mean(values == 0) if len(values) else 0
-        return Column(name, kind, rows, len(counts), *map(float, shares), spread, "" if first == name else first,
-                      auc_alone)
+        most, zeros = (float(num / max(1, len(values))) for num in (counts.max(initial=0), (values == 0).sum()))
+        return Column(name, kind, rows, len(counts), most, zeros, spread, "" if first == name else first, auc_alone)
 
     def dense_column(name: str, kind: str, values: Array, auc_alone: float | None) -> Column:
         return column(name, kind, values, f"{values.min():.4g} … {values.max():.4g}", auc_alone)
