@@ -63,11 +63,11 @@ class Evaluation:
 
 def leak_warning(source: SampleSource, spec: RunSpec, held: Mapping[str, float]) -> str:
     """Name the columns that give the label away, if the model predicts it so well that one may; empty otherwise."""
-    from embark.data.leaks import LEAK_AUC, column_scores, leak_note
+    from embark.data.column_report import LEAK_AUC, describe_columns, leak_note
 
     if "best_auc" in held or not held.get("auc", math.nan) >= LEAK_AUC:
         return ""
-    return leak_note(column_scores(source, spec))
+    return leak_note(list(describe_columns(source, spec)))
 
 
 NUM_BINS = 16_384

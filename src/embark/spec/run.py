@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt
 
 from embark.errors import Mistake, SpecError, conflict, nearest
-from embark.spec.data import DataSpec, drift_mistakes, interactions_mistakes, moment
+from embark.spec.data import DataSpec, interactions_mistakes, moment
 from embark.spec.model import SHARED, ModelSpec, dynamic_mistakes
 from embark.spec.place import ELASTIC_TARGETS, PlaceSpec
 from embark.spec.section import Names, Section
@@ -27,7 +27,6 @@ LEARNING_FIELDS = frozenset({
     "data.kind", "data.code", "data.label", "data.dense_columns", "data.time_column", "data.eval_fraction",
     "data.eval_split", "data.shuffle", "data.on_bad_id", "data.num_train_samples", "data.num_eval_samples",
     "data.zipf_exponent", "data.signal", "data.task_conflict", "data.ragged", "data.seed", "data.interactions",
-    "data.drift",
     "train.batch_size", "train.learning_rate", "train.dense_learning_rate", "train.optimizer", "train.dense_optimizer",
     "train.eps", "train.weight_decay", "train.embedding_l2", "train.max_gradient_norm", "train.warmup_steps",
     "train.decay", "train.decay_start_step", "train.decay_steps", "train.final_rate",
@@ -47,7 +46,7 @@ KIND_OF_FIELD = {
                     "columns"),
     **dict.fromkeys(("data.eval_split", "data.shuffle"), "prepared"),
     **dict.fromkeys(("data.num_train_samples", "data.num_eval_samples", "data.zipf_exponent", "data.signal",
-                     "data.task_conflict", "data.ragged", "data.drift"), "synthetic"),
+                     "data.task_conflict", "data.ragged"), "synthetic"),
     "data.interactions": "interactions",
 }
 """Fields that have an effect with one `data.kind` only."""
@@ -146,7 +145,6 @@ class RunSpec(Section):
         yield from task_mistakes(self)
         yield from metric_mistakes(self)
         yield from interactions_mistakes(self)
-        yield from drift_mistakes(self)
         yield from stream_mistakes(self)
         yield from _train_mistakes(self)
         yield from _elastic_mistakes(self)

@@ -172,7 +172,7 @@ class Evaluator:
         self._must_be_small = world.device.type != "cuda" or spec.has_sequences or list_size_of(spec.tasks) > 1
 
     def eval_source(self, source: SampleSource) -> SampleSource:
-        if self._world.device.type != "cuda" or type(source) is not SyntheticSource or not self._is_drawn_there:
+        if self._world.device.type != "cuda" or not isinstance(source, SyntheticSource) or not self._is_drawn_there:
             return source
         return DeviceDrawnSource(source, self._world.device)
 
