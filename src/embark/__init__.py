@@ -20,7 +20,6 @@ _LOCATIONS = {
     "check_data": "data.check:check",
     "diagnose_run": "diagnose.report:diagnose_targets",
     "evaluate": "trainers:evaluate",
-    "evaluate_slices": "trainers:evaluate_slices",
     "export_run": "trainers:export_run",
     "export_weights": "export.export_run:export_weights",
     "feature_importance": "trainers:feature_importance",

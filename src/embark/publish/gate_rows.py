@@ -84,7 +84,7 @@ class GateRows:
         return [GateSlice(f"{column} = {part.label}", part.samples)
                 for number, (column, kind, table) in enumerate(names)
                 if (column in bounds.slices or table in bounds.slices if bounds.slices else kind == "sparse")
-                for part in slices_of(self.rows, self.opened, number, bounds.slice_values)[0]]
+                for part in slices_of(self.rows, self.opened, number, bounds.slice_values)]
 
     def drifts(self, reference: Reference, encoder: RowEncoder) -> list[ColumnDrift]:
         """Compare every column with the rows of the reference."""
