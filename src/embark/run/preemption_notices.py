@@ -53,10 +53,6 @@ class NoticeWatch:
         """Return what the cloud announced, if it takes this machine away; does not block."""
         return self._notice
 
-    def hint(self) -> str:
-        """Return the first sign that a notice may come: a reason to save, not to stop."""
-        return self._source.hint if self._source else ""
-
     def _watch(self, source: _Source) -> None:
         num_failures = 0
         while not self._left.is_set() and not self._notice:
@@ -111,7 +107,6 @@ class _Source(ABC):
         self.endpoint = said if "://" in said else f"http://{said}"
         self.poll_s, self.timeout_s = poll_s, timeout_s
         self.headers: dict[str, str] = {}
-        self.hint = ""
 
     @abstractmethod
     def look(self) -> Iterator[str]:
@@ -129,9 +124,6 @@ class _Aws(_Source):
     def look(self) -> Iterator[str]:
         if text := self._get("spot/instance-action"):
             yield f"spot {json.loads(text)['action']}"
-        with suppress(OSError, HTTPException):
-            if not self.hint and self._get("events/recommendations/rebalance"):
-                self.hint = "rebalance recommendation"
 
     def _get(self, path: str) -> str:
         if time.monotonic() >= self.renew_at:
@@ -182,10 +174,6 @@ class _Gce(_Source):
         self.etag = headers.get("ETag", "")
         if text.strip() == "TRUE":
             yield "preempted"
-        with suppress(OSError, HTTPException):
-            if self.get("maintenance-event")[0].strip() == "TERMINATE_ON_HOST_MAINTENANCE":
-                # Up to an hour ahead on machines with GPUs: stopping now would only restart here, and stop again.
-                self.hint = "host maintenance"
 
 
 _SOURCES: dict[str, type[_Source]] = {source.cloud: source for source in (_Aws, _Azure, _Gce)}
