@@ -48,8 +48,15 @@ class AnywhereSharder(EmbeddingBagCollectionSharder):
         return [*SHARDINGS, "data_parallel"]
 
 
-def make_sharder(spec: RunSpec) -> AnywhereSharder:
-    """Make the sharder, with the precision of transfers between ranks."""
+class SequenceSharder(EmbeddingCollectionSharder):
+    """`AnywhereSharder` for tables whose rows are not pooled."""
+
+    def sharding_types(self, compute_device_type: str) -> list[str]:
+        return [kind for kind in EMBEDDING_SHARDINGS if kind != "auto"]
+
+
+def make_sharders(spec: RunSpec) -> list[Any]:
+    """Make the sharders of all tables of the model, with the precision of transfers between ranks."""
     registry: Any = None
     if spec.train.comms_dtype != "fp32":
         # Here, since it imports Triton.
@@ -59,21 +66,8 @@ def make_sharder(spec: RunSpec) -> AnywhereSharder:
         registry = get_qcomm_codecs_registry(QCommsConfig(forward_precision=kind, backward_precision=kind))
     # FBGEMM knows no cache in bf16, and wants to know its type where there is none too.
     fused = {"cache_precision": SparseType.FP32} if spec.has_bf16_tables else None
-    return AnywhereSharder(fused_params=fused, qcomm_codecs_registry=registry)
-
-
-class SequenceSharder(EmbeddingCollectionSharder):
-    """`AnywhereSharder` for tables whose rows are not pooled."""
-
-    def sharding_types(self, compute_device_type: str) -> list[str]:
-        return [kind for kind in EMBEDDING_SHARDINGS if kind != "auto"]
-
-
-def make_sharders(spec: RunSpec) -> list[Any]:
-    """Make the sharders of all tables of the model."""
-    pooled = make_sharder(spec)
-    return [pooled, SequenceSharder(qcomm_codecs_registry=pooled.qcomm_codecs_registry)] if spec.model.has_sequences \
-        else [pooled]
+    pooled = AnywhereSharder(fused_params=fused, qcomm_codecs_registry=registry)
+    return [pooled, SequenceSharder(qcomm_codecs_registry=registry)] if spec.model.has_sequences else [pooled]
 
 
 def make_plan(model: nn.Module, sharders: list[Any], spec: RunSpec, world: World) -> ShardingPlan:

@@ -185,9 +185,9 @@ class Evaluator:
 
 def precision_on(train: TrainSpec, device: torch.device) -> str:
     """Return `fp32`, `tf32` or `bf16`."""
-    if device.type == "cuda":
-        return choose_precision(train, has_matrix_bf16=gpu_has_matrix_bf16(torch.cuda.get_device_capability(device)))
-    return choose_precision(train, has_matrix_bf16=cpu_has_matrix_bf16())
+    is_gpu = device.type == "cuda"
+    has_bf16 = gpu_has_matrix_bf16(torch.cuda.get_device_capability(device)) if is_gpu else cpu_has_matrix_bf16()
+    return choose_precision(train, has_matrix_bf16=has_bf16)
 
 
 def set_matmul_precision(precision: str) -> None:
