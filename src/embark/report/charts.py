@@ -25,7 +25,6 @@ from embark.formatting import (
     format_usd,
     pluralize,
 )
-from embark.plan.svg_chart import Dot, Rule, Stroke, svg_chart
 from embark.report.context import RunContext
 from embark.report.document import Bar, Bars, BarSegment, Block, Folded, Gallery, Key, Picture, Table, Words
 from embark.report.figures import (
@@ -39,6 +38,7 @@ from embark.report.figures import (
 )
 from embark.report.record import EVALS, Record
 from embark.report.rows import TIME
+from embark.report.svg_chart import Dot, Rule, Stroke, svg_chart
 
 WIDTH, HEIGHT = 360, 196
 LEFT, RIGHT, TOP, BOTTOM = 40, 14, 10, 28

@@ -95,15 +95,6 @@ def weight_shapes(spec: RunSpec) -> dict[str, tuple[int, ...]]:
     return shapes
 
 
-def batch_shapes(spec: RunSpec, layout: Layout, mesh: Mesh) -> dict[str, jax.ShapeDtypeStruct]:
-    """Return shapes, types and shardings of a training batch."""
-    size = spec.train.batch_size
-    forms = {"dense": ((size, spec.model.num_dense), jnp.float32), "ids": ((layout.num_columns, size), jnp.int32),
-             "label": ((size,), jnp.float32)}
-    return {name: jax.ShapeDtypeStruct(*form, sharding=NamedSharding(mesh, samples_on(BATCH_AXES[name])))
-            for name, form in forms.items()}
-
-
 class _Step:
     """The computations of one device in a step; every method runs inside `shard_map`. Rows go between devices by an
     exchange."""
