@@ -224,8 +224,8 @@ def _in_hbm(peak: float, vmem_bytes: float) -> float:
 
 
 def tpu_step_time(
-    spec: RunSpec, chip: Gpu, layout: Layout, precision: str, *, chips_per_host: int,
-    network_gbyte_per_s: float = 0.0, num_slices: int = 1,
+    spec: RunSpec, chip: Gpu, layout: Layout, precision: str, *, chips_per_host: int, network_gbyte_per_s: float,
+    num_slices: int,
 ) -> StepTime:
     """Return what bytes and arithmetic alone take. A step is never faster; how much slower it is, nobody has
     measured."""
