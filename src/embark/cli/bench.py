@@ -8,7 +8,6 @@ from cyclopts import Parameter
 
 from embark.cli.console import Console, Flag, Settings, Spec
 from embark.errors import UserError
-from embark.formatting import format_bytes
 
 if TYPE_CHECKING:
     from embark.trainers.bench import BenchResult
@@ -22,7 +21,7 @@ def bench(
 ) -> None:
     """Train a spec's first batches here with Embark and with stock TorchRec, and compare samples per second.
 
-    Compares Embark's engines for a custom model. With place.device=jax, measures only the JAX trainer.
+    Compares Embark's engines for a custom model. Measures the torch trainer only.
 
     Parameters
     ----------
@@ -35,23 +34,18 @@ def bench(
     """
     from embark.spec import load_spec
     from embark.stack.versions import require_stack
-    from embark.trainers import require_jax, wants_jax
+    from embark.trainers import wants_jax
 
     run = load_spec(spec, set_)
     if seconds <= 0:
         raise UserError("--seconds must be greater than 0", fix="--seconds 8")
+    if wants_jax(run):
+        raise UserError("embark bench measures the torch trainer only",
+                        fix="leave place.device out; embark train logs the samples per second of JAX")
 
     def report(name: str) -> None:
         console.text(f"measured {name}")
 
-    if wants_jax(run):
-        if calibrate:
-            raise UserError("--calibrate measures the torch trainer only", fix="leave place.device=jax out")
-        require_jax(run)
-        from embark.trainers.jax.bench import bench as bench_jax
-
-        console.show(bench_jax(run, seconds=seconds, progress=report), _render)
-        return
     require_stack()
     if calibrate:
         from embark.trainers.torch.bench.calibrate import calibrate as calibrate_here
@@ -71,8 +65,6 @@ def _render(console: Console, found: BenchResult) -> None:
                  "first step, s": f"{row.first_step_s:.1f}"}
         if len(found.rows) > 1:
             cells["Embark is"] = f"{row.ratio:.2f}×"
-        elif row.memory_bytes:
-            cells["memory"] = format_bytes(row.memory_bytes)
         rows.append(cells)
     console.table(rows)
 
