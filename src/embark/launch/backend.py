@@ -23,6 +23,7 @@ from embark.launch.shell import Notify, Shell
 from embark.render.job import FOLLOW, Job
 from embark.render.serving import SERVE_TARGETS, artifact_of
 from embark.render.settings import grace_s
+from embark.render.targets.torchx import SUBMIT
 from embark.spec import RunSpec
 from embark.store import run_uri
 from embark.store.errors import RetryPolicy
@@ -228,17 +229,16 @@ BACKENDS = {
     "local": "local:Local", "local-server": "local:LocalServer",
     "kubernetes": "kubernetes.backend:Kubernetes", "kubernetes-server": "kubernetes.server:KubernetesServer",
     "ray": "ray:Ray",
-    "torchx": "torchx:TorchX",
     "vertex": "vertex:Vertex", "vm": "vm:Vm", "tpu-vm": "tpu_vm:TpuVm",
 }
 TARGETS = {
     "job": "kubernetes", "jobset": "kubernetes", "trainjob": "kubernetes", "pytorchjob": "kubernetes",
-    "ray": "ray", "torchx": "torchx", "vertex": "vertex", "vm": "vm", "tpu-vm": "tpu-vm",
+    "ray": "ray", "vertex": "vertex", "vm": "vm", "tpu-vm": "tpu-vm",
     "serve": "kubernetes-server", "kserve": "kubernetes-server",
 }
 """The backend of each `place.target`, for a machine of a cloud."""
 RAY_DASHBOARD = "http://127.0.0.1:8265"
-USES_KUBECTL = ("kubernetes", "kubernetes-server", "torchx")
+USES_KUBECTL = ("kubernetes", "kubernetes-server")
 
 
 def backend_for(spec: RunSpec, shell: Shell, notify: Notify, *, context: str = "") -> LaunchBackend:
@@ -248,8 +248,10 @@ def backend_for(spec: RunSpec, shell: Shell, notify: Notify, *, context: str = "
     """
     name = _name_of(spec)
     if not name:
+        start = f"{SUBMIT.format(spec.place.namespace)} submits it" if spec.place.target == "torchx" else \
+            "its script starts it"
         raise UserError(f'embark launch does not support place.target = "{spec.place.target}"',
-                        fix="embark render writes its files and the script that starts it; or set place.target to "
+                        fix=f"embark render writes its files, and {start}; or set place.target to "
                             + ", ".join(TARGETS))
     if context and name not in USES_KUBECTL:
         raise UserError(f"--context applies to kubectl; this run is launched on {name}", fix="leave --context out")

@@ -38,7 +38,6 @@ _FIRST_FAILED_JOB = re.compile(r"\(first failed job: (?P<name>\S+?)\)")
 """How a JobSet (pkg/controllers/failure_policy.go, 0.5 to 0.12) ends its message; Trainer 2 copies that message."""
 SUCCEEDED = ("Complete", "SuccessCriteriaMet", "Completed", "Succeeded")
 SUBMITTER = "ray-job-submitter"  # KubeRay's container that submits the script to the Ray cluster and follows its log.
-_VOLCANO_ENDS = {"Completed": "Complete", "Failed": "Failed", "Aborted": "Failed", "Terminated": "Failed"}
 
 
 def status_of(
@@ -243,22 +242,9 @@ def _ray_job(found: Mapping[str, Any]) -> Mapping[str, Any]:
         str(status.get("jobDeploymentStatus", "")))
     if ended == "Complete" and status.get("jobStatus") in ("FAILED", "STOPPED"):
         ended = "Failed"
-    return _with_conditions(found, ended, str(status.get("reason") or ""), str(status.get("message") or ""),
-                 restarts=int(status.get("failed") or 0))
-
-
-def _volcano_job(found: Mapping[str, Any]) -> Mapping[str, Any]:
-    status = found.get("status") or {}
-    state = status.get("state") or {}
-    phase = str(state.get("phase", ""))
-    return _with_conditions(found, _VOLCANO_ENDS.get(phase), str(state.get("reason") or phase),
-                            str(state.get("message") or ""), restarts=int(status.get("retryCount") or 0))
-
-
-def _with_conditions(found: Mapping[str, Any], condition: str | None, reason: str, message: str, *,
-                     restarts: int) -> Mapping[str, Any]:
-    conditions = [{"type": condition, "status": "True", "reason": reason, "message": message}] if condition else []
-    return {**found, "status": {"conditions": conditions, "restarts": restarts}}
+    condition = {"type": ended, "status": "True", "reason": str(status.get("reason") or ""),
+                 "message": str(status.get("message") or "")}
+    return {**found, "status": {"conditions": [condition] if ended else [], "restarts": int(status.get("failed") or 0)}}
 
 
 KINDS = {
@@ -267,6 +253,5 @@ KINDS = {
        for target in ("jobset", "trainjob")},
     "ray": RunKind(MANIFESTS["ray"][1], CONTAINERS["ray"], log_label=JOB_NAME,
                    log_container=SUBMITTER, line=_ray_line, read=_ray_job),
-    "torchx": RunKind("job.batch.volcano.sh", "", read=_volcano_job),
 }
 """Kinds of objects by `place.target`."""
