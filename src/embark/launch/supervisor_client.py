@@ -18,9 +18,8 @@ from typing import TypeVar
 from embark.errors import EmbarkError, Fault, UserError
 from embark.formatting import format_duration, pluralize, to_one_line
 from embark.launch import supervisor
-from embark.launch.backend import LogLine, Replica, State, Status, explain_exit, time_ns
-from embark.launch.log_tail import LogSource
-from embark.launch.shell import CommandResult, LineStream, Notify, Shell
+from embark.launch.backend import LogLine, LogSource, Replica, State, Status, explain_exit, time_ns
+from embark.launch.shell import CommandResult, Notify, Shell
 from embark.render.job import EXITS
 
 PROGRAM = Path(supervisor.__file__)
@@ -264,15 +263,13 @@ class SupervisorClient:
         return [self._log_source(host, positions.setdefault(host.index, LogPosition())) for host in hosts]
 
     def _log_source(self, host: Host, position: LogPosition) -> LogSource:
-        def open_log(is_live: bool) -> LineStream:
-            return self._shell.lines(host.command(position.tail_line(host.folder, is_live=is_live)))
-
         def on_failure(done: CommandResult) -> None:
             if not position.has_failed:
                 position.has_failed = True
                 self._notify(f"the connection to {host.name} was cut: {to_one_line(done.err)[:200]}; reconnecting")
 
-        return LogSource(str(host.index), open_log, lambda text: position.parse(host, text), on_failure)
+        stream = self._shell.lines(host.command(position.tail_line(host.folder)))
+        return LogSource(stream, lambda text: position.parse(host, text), on_failure)
 
     def _send(self, hosts: Sequence[Host], command: str) -> None:
         self._all(hosts, lambda host: self._shell.change(host.command(host.supervisor(command)), timeout_s=CALL_S))
@@ -293,12 +290,11 @@ class LogPosition:
     num_read: int = 0
     has_failed: bool = False  # Its stream has failed since its last line.
 
-    def tail_line(self, folder: str, *, is_live: bool) -> str:
+    def tail_line(self, folder: str) -> str:
         """Return the shell line that prints `log ID`, then the lines that were not read yet."""
-        follow = "--follow " if is_live else ""
         return (f"cd {shlex.quote(folder)} && [ -e {supervisor.LOG} ] || exit 0; id=$(stat -c %i.%W {supervisor.LOG}); "
                 f"echo log $id; first=1; if [ $id = {self.log_id or '-'} ]; then first={self.num_read + 1}; fi; "
-                f"exec tail --lines=+$first {follow}{supervisor.LOG}")
+                f"exec tail --lines=+$first {supervisor.LOG}")
 
     def parse(self, host: Host, text: str) -> LogLine | None:
         stamp, _, rest = text.partition(" ")

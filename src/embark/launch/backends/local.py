@@ -1,10 +1,8 @@
 """This machine: a supervised training run or server that outlives the terminal, found again by its folder."""
 
-import os
 import socket
 import sys
-import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -91,24 +89,22 @@ class Local(LaunchBackend):
         return replace(status, state="failed", replicas=(), fix=self.resumed.format(handle.run_uri),
                        reason="its process is gone without an exit code: killed, or rebooted")
 
-    def logs(self, handle: RunHandle, *, follow: bool = False) -> Iterator[LogLine]:
-        path = handle.folder / supervisor.LOG
-        if not path.exists() and not follow:
-            raise UserError(f"{handle.name} has no log yet", fix=f"embark status {handle.name}")
-        partial, offset = b"", 0
-        while True:
-            is_over = not follow or self.status(handle).has_ended
-            with path.open("rb") if path.exists() else open(os.devnull, "rb") as file:
-                file.seek(offset)
-                while piece := file.read(1 << 20):
-                    offset += len(piece)
-                    *lines, partial = (partial + piece).split(b"\n")
-                    yield from map(self._line, lines)
-            if is_over:
-                if partial:
-                    yield self._line(partial)
+    def log_reader(self, handle: RunHandle) -> Callable[[], Iterator[LogLine]]:
+        path, offset = handle.folder / supervisor.LOG, 0
+
+        def read() -> Iterator[LogLine]:
+            nonlocal offset
+            if not path.exists():
                 return
-            time.sleep(self.poll_s)
+            with path.open("rb") as file:
+                file.seek(offset)
+                for raw in file:
+                    if not raw.endswith(b"\n"):  # it is being written
+                        return
+                    offset += len(raw)
+                    yield self._line(raw.rstrip(b"\n"))
+
+        return read
 
     def cancel(self, handle: RunHandle) -> CancelResult:
         """Send SIGTERM, on which the trainer saves and ends."""

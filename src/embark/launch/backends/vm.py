@@ -9,7 +9,7 @@ from dataclasses import replace
 
 from embark.catalog import load_catalog
 from embark.formatting import format_usd, pluralize
-from embark.launch.backend import LaunchRequest, Replica, Resource, RunEvent, RunHandle, Status
+from embark.launch.backend import LaunchRequest, Replica, Resource, RunHandle, Status
 from embark.launch.backends.clouds import CLOUDS, Cloud, Machine
 from embark.launch.backends.machines import RUN_FOLDER, Existing, MachinesBackend, submitted_s
 from embark.launch.run_registry import registry_dir
@@ -55,9 +55,6 @@ class Vm(MachinesBackend):
         cloud.check_login()
         if found := _not_gone(cloud):
             raise self._exists(", ".join(machine.name for machine in found), request.handle)
-
-    def events(self, handle: RunHandle) -> list[RunEvent]:
-        return self._cloud(handle, self._job(handle)).events() if self._is_known(handle) else []
 
     def _submit(self, request: LaunchRequest, job: Job) -> None:
         folder = request.handle.folder

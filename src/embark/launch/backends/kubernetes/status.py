@@ -55,8 +55,7 @@ def status_of(
                        *(p.num_container_starts for p in pods), 0)
 
     def make(state: State, reason: Reason) -> Status:
-        return Status(state=state, reason=to_one_line(reason.text), fix=to_one_line(reason.fix), replicas=replicas,
-                      since_s=since_s, num_restarts=num_restarts)
+        return Status(state, to_one_line(reason.text), to_one_line(reason.fix), replicas, since_s, num_restarts)
 
     ended = failed_condition(status)
     if ended is not None:
