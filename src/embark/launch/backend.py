@@ -22,7 +22,7 @@ from embark.formatting import redact, to_one_line
 from embark.launch.http import API_RETRY, NO_RETRY
 from embark.launch.shell import CommandResult, LineStream, Notify, Shell
 from embark.render.job import FOLLOW, Job
-from embark.render.serving import SERVE_TARGETS, artifact_of
+from embark.render.serving import SERVE_TARGETS
 from embark.render.settings import grace_s
 from embark.render.targets.torchx import SUBMIT
 from embark.spec import RunSpec
@@ -273,7 +273,7 @@ class LaunchBackend(ABC):
 
 
 BACKENDS = {
-    "local": "local:Local", "local-server": "local:LocalServer",
+    "local": "local:Local",
     "kubernetes": "kubernetes.backend:Kubernetes", "kubernetes-server": "kubernetes.server:KubernetesServer",
     "ray": "ray:Ray",
     "vertex": "vertex:Vertex", "vm": "vm:Vm", "tpu-vm": "tpu_vm:TpuVm",
@@ -341,11 +341,8 @@ def _name_of(spec: RunSpec) -> str:
     """Return the backend's name; empty if no backend takes the run."""
     place = spec.place
     is_here = not place.machine and not place.cloud
-    if place.target in SERVE_TARGETS:
-        is_here = is_here and "://" not in artifact_of(spec)
-        return "local-server" if is_here and place.target == "serve" else TARGETS.get(place.target, "")
-    if place.target == FOLLOW:
-        return ""
+    if place.target in SERVE_TARGETS or place.target == FOLLOW:
+        return TARGETS.get(place.target, "")
     if place.target == "ray":
         return "ray" if is_here or ray_address() else "kubernetes"
     if is_here:

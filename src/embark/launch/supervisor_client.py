@@ -18,7 +18,7 @@ from typing import TypeVar
 from embark.errors import EmbarkError, Fault, UserError
 from embark.formatting import format_duration, pluralize, to_one_line
 from embark.launch import supervisor
-from embark.launch.backend import LogLine, LogSource, Replica, State, Status, explain_exit, time_ns
+from embark.launch.backend import LogLine, LogSource, Replica, Status, explain_exit, time_ns
 from embark.launch.shell import CommandResult, Notify, Shell
 from embark.render.job import EXITS
 
@@ -76,27 +76,24 @@ def status_of(states: Mapping[int, SupervisorState | None], names: Mapping[int, 
     since_s = min((one.started_s for one in known if one.started_s), default=None)
     num_restarts = max((one.num_restarts for one in known), default=0)
 
-    def status(state: State, reason: str = "", fix: str = "") -> Status:
-        return Status(state=state, reason=reason, fix=fix, replicas=replicas, since_s=since_s,
-                      num_restarts=num_restarts)
-
+    status = Status("running", replicas=replicas, since_s=since_s, num_restarts=num_restarts)
     done = [one.ended_s for one in known if one.code == 0]
     lasted = format_duration(max((one.ended_s for one in known), default=0.0) - since_s) if since_s else "a while"
     if done:  # all ranks make the last save together, so where one has ended well, all have trained to the end
-        return status("succeeded", f"took {lasted}")
+        return status.become("succeeded", f"took {lasted}")
     for index, one in sorted(states.items()):
         if one is not None and one.code not in (None, 0) and not one.was_stopped:
             why = explain_exit(one.code or 0)
-            return status("failed", f"{names[index]}: {why.text}, after {lasted}", why.fix)
+            return status.become("failed", f"{names[index]}: {why.text}, after {lasted}", why.fix)
     if any(one.was_stopped for one in known):
-        return status("gone", f"stopped after {lasted}", f"its checkpoints are in {run_uri}")
+        return status.become("gone", f"stopped after {lasted}", f"its checkpoints are in {run_uri}")
     silent = [names[index] for index, one in sorted(states.items()) if one is None]
     if silent:
-        return status("restarting", f"{', '.join(silent)} does not answer")
+        return status.become("restarting", f"{', '.join(silent)} does not answer")
     troubled = [replica for replica in replicas if replica.state in ("lost", "restarting")]
     if troubled:
-        return status("restarting", f"{troubled[0].name}: {troubled[0].why}")
-    return status("running")
+        return status.become("restarting", f"{troubled[0].name}: {troubled[0].why}")
+    return status
 
 
 def _replica(name: str, index: int, state: SupervisorState | None) -> Replica:
