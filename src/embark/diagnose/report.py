@@ -11,7 +11,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Literal
 
-from embark.diagnose.checks import GIB, NcclLog, StepTimes, Versions, machine_of
+from embark.diagnose.checks import GIB, NcclLog, StepTimes, machine_of
 from embark.diagnose.scan import Diagnosis, Evidence, RuleMatch, Scan, load_rules
 from embark.diagnose.source import DiagnosedFile, sources_of
 from embark.errors import EmbarkError
@@ -51,8 +51,8 @@ def diagnose(
 ) -> Report:
     """Search all sources together. With a spec, the expected network and memory count too. `names` replace placeholders
     like SPEC in commands."""
-    nccl, steps, versions = NcclLog(), StepTimes(), Versions()
-    scan = Scan(load_rules(), (*nccl.listeners, *steps.listeners, *versions.listeners))
+    nccl, steps = NcclLog(), StepTimes()
+    scan = Scan(load_rules(), (*nccl.listeners, *steps.listeners))
     for order, source in enumerate(sources):
         if source.form == "events":
             for text, evidence in steps.read_events(source, order):
@@ -61,7 +61,7 @@ def diagnose(
             scan.read(source, order, only=lambda rule: "manifest" in rule.where)
         else:
             scan.read(source, order)
-    matches = [*scan.matches, *nccl.findings(spec), *steps.findings(), *versions.findings()]
+    matches = [*scan.matches, *nccl.findings(spec), *steps.findings()]
     found = [_diagnosis(match, spec, names or {}) for match in _ranked(_without_weaker(_merged(matches)))]
     return Report(tuple(_joined(found)), len(sources), tuple(scan.cut_short))
 

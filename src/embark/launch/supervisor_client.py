@@ -46,7 +46,6 @@ class SupervisorState:
 
     is_alive: bool = False
     pid: int = 0
-    orphan: int = 0  # The process that runs on where the supervisor was killed; it is not restarted.
     started_s: float | None = None
     phase: str = ""  # `running`, or `waiting` between two attempts.
     num_restarts: int = 0
@@ -105,9 +104,6 @@ def _replica(name: str, index: int, state: SupervisorState | None) -> Replica:
         return Replica(name, index, "lost", "its ranks are gone: the machine was rebooted, or they were killed")
     if state.phase == "waiting":
         return Replica(name, index, "restarting", explain_exit(state.last_code).text)
-    if state.orphan:
-        why = f"process {state.orphan}; its supervisor was killed, so nothing restarts it"
-        return Replica(name, index, "running", why)
     restarts = f"restarted {pluralize(state.num_restarts, 'time')}" if state.num_restarts else ""
     return Replica(name, index, "running", restarts)
 

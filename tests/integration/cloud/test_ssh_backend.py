@@ -230,21 +230,18 @@ def test_a_second_hand_over_leaves_what_runs_and_what_has_ended_alone(machines, 
     assert all(not seen.is_alive for seen in ssh.states(hosts).values())
 
 
-def test_processes_of_a_killed_supervisor_are_found_and_ended(machines, ssh):
+def test_ranks_of_a_killed_supervisor_end_and_are_started_again(machines, ssh):
     _, (host, *_) = machines
-    quiet = bash("trap 'exit 75' TERM\nwhile true; do sleep 0.1; done")  # nobody reads its output any more
+    quiet = bash("trap 'touch saved; exit 75' TERM\nwhile true; do sleep 0.1; done")  # nobody reads its output any more
     ssh.start([host], quiet, is_fresh=True)
-    until(lambda: read(host, "child.json"))
-    child = read(host, "child.json")["pid"]
+    until(lambda: children_of(read(host, "started.json")["pid"]))
+    (child, *_) = children_of(read(host, "started.json")["pid"])
     os.kill(read(host, "started.json")["pid"], signal.SIGKILL)
-    until(lambda: ssh.states([host])[host.index].orphan == child)
-    for is_fresh in (False, True):
-        ssh.start([host], quiet, is_fresh=is_fresh)
-        assert read(host, "child.json")["pid"] == child
+    until(lambda: not mark_of(child))
+    assert ssh.states([host])[host.index].is_lost
+    ssh.start([host], quiet, is_fresh=False)
     assert state(ssh, [host]) == "running"
     assert ssh.stop([host], 20) == []
-    assert state(ssh, [host]) == "gone"
-    assert not mark_of(child)
 
 
 def test_an_attempt_is_ended_so_that_the_next_finds_the_others_elsewhere(machines, ssh):

@@ -74,7 +74,7 @@ class Local(LaunchBackend):
         if state.pid == 0:
             return Status(state="gone", reason=f"{handle.name} was not started on this machine",
                           fix="embark launch starts it")
-        status = status_of({0: state}, {0: f"process {state.orphan or state.pid}"}, handle.run_uri)
+        status = status_of({0: state}, {0: f"process {state.pid}"}, handle.run_uri)
         if not state.is_lost:
             return status if state.code is None else replace(status, replicas=())
         return replace(status, state="failed", replicas=(),
@@ -105,7 +105,7 @@ class Local(LaunchBackend):
             return CancelResult((), remains)
         grace_s = handle.where["grace_s"]
         self._supervise(handle, "stop")
-        pid = state.orphan or state.pid
+        pid = state.pid
         self._notify(f"stopping process {pid}; it saves a last checkpoint, within {format_duration(grace_s)}")
         if not self._wait(handle, lambda: not self._state(handle).is_alive, grace_s):
             self._supervise(handle, "kill")

@@ -179,13 +179,6 @@ class Ray(LaunchBackend):
                 and job.get("status") in ACTIVE]
         if same:
             raise self._exists(f"{same[0].get('submission_id')} of {handle.where['context']}", handle)
-        if self._shell.is_dry:
-            return
-        num_machines, num_there = handle.where["num_machines"], can_hold(
-            self._rows(handle.where["context"], "nodes"), handle)
-        if num_there < num_machines:
-            self._notify(f"the cluster has {pluralize(num_there, 'machine')} with {resources_text(handle)}, and the "
-                         f"run needs {num_machines}: it waits for them")
 
     def submit(self, request: LaunchRequest) -> None:
         handle, client = request.handle, self._client(request.handle.where["context"])

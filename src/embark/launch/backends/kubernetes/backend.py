@@ -116,8 +116,11 @@ class Kubernetes(LaunchBackend):
     def cancel(self, handle: RunHandle) -> CancelResult:
         kubectl, kind, name = self._kubectl(handle), self._kind(handle).name, self._object(handle)
         removed = []
+        grace_s, num_up = handle.where["grace_s"], sum(pod.phase == "Running" for pod in self._pods(handle))
         if kubectl.delete(kind, name):
-            if not self._wait_until_gone(handle):
+            if num_up:
+                self._notify(f"stopping {pluralize(num_up, 'pod')}; each saves a checkpoint, within {grace_s} s")
+            if not self._wait(handle, lambda: self._find(handle) is None, grace_s + END_MARGIN_S):
                 return CancelResult((), self._remains(handle), is_complete=False)
             removed.append(self._title(handle))
         removed += [small for small in self._small_objects(handle) if kubectl.delete(*small.split("/"))]
@@ -138,20 +141,6 @@ class Kubernetes(LaunchBackend):
             request.record(Resource(f"namespace {namespace}", kubectl.cluster.line("delete", "namespace", namespace)))
             kubectl.make_namespace()
         return True
-
-    def _wait_until_gone(self, handle: RunHandle) -> bool:
-        grace_s, said = handle.where["grace_s"], [0]
-
-        def is_gone() -> bool:
-            if self._find(handle) is None:
-                return True
-            num_up = sum(pod.phase == "Running" for pod in self._pods(handle))
-            if num_up and num_up != said[-1]:
-                said.append(num_up)
-                self._notify(f"stopping {pluralize(num_up, 'pod')}; each saves a checkpoint, within {grace_s} s")
-            return False
-
-        return self._wait(handle, is_gone, grace_s + END_MARGIN_S)
 
     def _remains(self, handle: RunHandle) -> tuple[Resource, ...]:
         cluster = self._cluster(handle)

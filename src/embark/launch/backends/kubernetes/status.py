@@ -71,7 +71,7 @@ def status_of(
                                    and len(latest) >= num_nodes):
         return make("running", Reason(_restarted(num_restarts, lost)))
     if min_nodes is not None and len(is_up) >= min_nodes:
-        return make("running", _why_fewer(is_up, latest, events, num_nodes))
+        return make("running", Reason(f"trains on {len(is_up)} of {pluralize(num_nodes, 'machine')}"))
     out = [p for p in latest if p.preempted or p.is_leaving or p.phase == "Failed"]
     before = [p for p in pods if p.preempted or p.phase == "Failed"]
     if out or before:
@@ -184,20 +184,6 @@ def _why_pending(pods: Sequence[PodStatus], events: Sequence[RunEvent], num_node
     first = next((p for p in waiting if p.why.fix), waiting[0])
     why = first.waits_for(events)
     return Reason(f"{begins}{first.name} waits: {why.text}", why.fix)
-
-
-def _why_fewer(
-    up: Sequence[PodStatus], latest: Sequence[PodStatus], events: Sequence[RunEvent], num_nodes: int
-) -> Reason:
-    """Why an elastic run trains with only some of its machines."""
-    missing = next((p for p in latest if p not in up), None)
-    begins = f"trains on {len(up)} of {pluralize(num_nodes, 'machine')}"
-    if missing is None:
-        return Reason(begins)
-    if missing.phase != "Pending":
-        return Reason(f"{begins}; {_went(missing)}")
-    why = missing.waits_for(events)
-    return Reason(f"{begins}; {missing.name} waits: {why.text}", why.fix)
 
 
 def _restarted(num_restarts: int, lost: Sequence[PodStatus]) -> str:
