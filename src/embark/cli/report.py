@@ -6,12 +6,9 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Annotated
 
-import numpy as np
 from cyclopts import Parameter
 
 from embark.cli.console import Console, Flag
-from embark.events.plotting import sparkline
-from embark.formatting import MISSING, format_float
 from embark.report.compare import Comparison, compare_document, compare_runs, results_table, spec_table
 from embark.report.context import read_run
 from embark.report.document import html_page, markdown_page
@@ -70,11 +67,8 @@ def _render(console: Console, written: WrittenReport) -> None:
     console.result(f"wrote {written.report}{f' and {written.markdown}' if written.markdown else ''}")
 
 
-CURVE_WIDTH = 32
-
-
 def compare(*runs: str, by: str = "", out: Out = "", console: Console = Console()) -> None:
-    """Compare runs: differences between their specs, results, curves, and which was better.
+    """Compare runs: differences between their specs, results, and which was better.
 
     Parameters
     ----------
@@ -117,15 +111,5 @@ def _render_tables(console: Console, found: Comparison) -> None:
     if found.slices:
         console.table(slice_rows(list(zip(names, found.slices, strict=True))), title=f"By {found.slices[0].feature}")
         console.text("")
-    for metric, label in (("loss", "Training loss by step"), ("auc", "Training AUC by step")):
-        curves = [run.context.record.steps.values(metric) for run in found.runs]
-        settled = np.concatenate([curve[len(curve) // 20:] for curve in curves])
-        if len(settled):
-            low, high = float(settled.min()), float(settled.max())
-            console.table([{"run": name, "curve": sparkline(curve.tolist(), low, high, CURVE_WIDTH),
-                            "last": format_float(curve[-1]) if len(curve) else MISSING}
-                           for name, curve in zip(names, curves, strict=True)],
-                          title=f"{label}: {format_float(low)} to {format_float(high)}")
-            console.text("")
     for run in found.runs:
         console.text(f"{run.name}: {run.sentence}", style="dim")
