@@ -239,7 +239,7 @@ class LaunchBackend(ABC):
         if follow and self.late_s:
             time.sleep(self.late_s)
             yield from read()
-        elif not has_lines and (status := self.status(handle)).state != "running":
+        if not follow and not has_lines and (status := self.status(handle)).state != "running":
             raise UserError(f"{handle.name} has no log: it is {status.state}. {status.reason}", fix=status.fix)
 
     @abstractmethod

@@ -47,6 +47,7 @@ class MachinesBackend(LaunchBackend):
     """A run's machines. A folder of this user identifies them until `cancel`."""
 
     can_recover = True
+    poll_s = 5.0
 
     @cached_property
     def _ssh(self) -> SupervisorClient:

@@ -129,8 +129,8 @@ def _why_failed(job: Mapping[str, Any], name: str) -> Reason:
 def _restarted(num_restarts: int, lost: Sequence[Mapping[str, Any]]) -> str:
     if not lost:
         return f"restarted {pluralize(num_restarts, 'time')}" if num_restarts else ""
-    reasons = {str(_context(actor).get("error_message", "")).partition(". ")[0][:200]: None for actor in lost}
-    return f"{pluralize(len(lost), 'worker')} lost so far ({'; '.join(filter(None, reasons))})"
+    reasons = {str(_context(actor).get("error_message", "unknown")).partition(". ")[0][:200]: None for actor in lost}
+    return f"{pluralize(len(lost), 'worker')} lost so far ({'; '.join(reasons)})"
 
 
 def _died(actor: Mapping[str, Any]) -> bool:

@@ -67,6 +67,7 @@ def _pages(page: Callable[[dict[str, Any]], Any], key: str, query: dict[str, Any
 class Vertex(LaunchBackend):
     """Runs as CustomJobs of a project and region."""
 
+    poll_s = 10.0  # Cloud Logging takes 60 reads a minute from a project, and each look makes two.
     late_s = 15.0  # Lines reach Cloud Logging after the job has ended.
     _credentials: "Credentials | None" = None
 

@@ -140,7 +140,7 @@ class Vm(MachinesBackend):
             waiting = [f"{one.name} is {one.state} {one.why}".strip() for one in machines if one not in up]
             return "" if len(up) == cloud.job.num_nodes else "; ".join(waiting) or "machines are being created"
 
-        wait_while(trouble, self.boot_s, min(5.0, self.poll_s), self._notify)
+        wait_while(trouble, self.boot_s, self.poll_s, self._notify)
         return up
 
     def _learn_host_keys(self, cloud: Cloud, machines: Sequence[Machine]) -> None:
@@ -157,7 +157,7 @@ class Vm(MachinesBackend):
             waiting = [machine.name for machine, key in keys.items() if not key]
             return f"{cloud.name} reports no host key of {', '.join(waiting)} yet" if waiting else ""
 
-        wait_while(trouble, self.boot_s, min(5.0, self.poll_s), self._notify)
+        wait_while(trouble, self.boot_s, self.poll_s, self._notify)
 
     def _cloud(self, handle: RunHandle, job: Job) -> Cloud:
         return CLOUDS[job.cloud](self._shell, job, handle.folder, self._settings(handle))
