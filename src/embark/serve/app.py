@@ -9,10 +9,10 @@ import logging
 import os
 import re
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sized
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sized
 from contextlib import asynccontextmanager, contextmanager, suppress
-from dataclasses import dataclass, field
-from typing import Any, Protocol, TypeVar
+from dataclasses import dataclass
+from typing import Any, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -26,13 +26,14 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from embark.errors import EmbarkError, Fault
 from embark.export.artifact import Artifact
 from embark.features.schema import Schema
-from embark.serve.batcher import Batcher, BatchLimits, Overloaded
+from embark.serve.batcher import Batcher, Overloaded
 from embark.serve.infer_protocol import (
     EXTENSIONS,
     InferReader,
     infer_response,
     json_object,
     metadata,
+    read_infer,
     read_score,
     score_response,
 )
@@ -40,7 +41,7 @@ from embark.serve.request_rows import RequestColumns, Scores
 from embark.serve.retrieve import RetrieveRequest, RetrieveResponse, read_retrieve
 from embark.serve.served_model import ServedModel
 from embark.serve.server_metrics import ServerMetrics
-from embark.serve.traffic import Traffic, TrafficLog
+from embark.serve.traffic import Traffic, read_labels
 from embark.spec.model import ModelSpec
 
 Handler = Callable[[Request], Awaitable[Response]]
@@ -58,7 +59,8 @@ class ServeLimits:
     max_buffered_bytes: int = 256 << 20  # Bodies of all requests that arrive or wait, together.
     body_timeout_s: float = 10.0
     num_threads: int = 1  # Threads that score, each a batch of its own; 0: the event loop scores.
-    batch: BatchLimits = field(default_factory=BatchLimits)
+    max_batch_rows: int = 4_096
+    max_queued_rows: int = 65_536  # Rows that may wait or be in work; further requests are refused.
 
 
 class Refusal(Exception):
@@ -69,40 +71,28 @@ class Refusal(Exception):
         self.status, self.what, self.headers = status, what[:1_000], headers  # it quotes clients; gRPC takes 16 kB
 
 
-class OtherWorkers(Protocol):
-    """The other processes of a server. A call waits for their answers."""
-
-    def metrics(self) -> bytes:
-        """Return the metrics of all processes, this one included."""
-
-    def feedback(self, body: Mapping[str, Any]) -> int:
-        """Pass on labels of a request that another process answered, and return the number of their rows; 0 if no
-        process knows the request."""
-
-
 class ModelServer:
     """The routes of one model."""
 
     def __init__(self, model: ServedModel, limits: ServeLimits, token: str = "",
-                 workers: OtherWorkers | None = None) -> None:
-        """`workers` is given if this process is one of several that serve the model."""
-        self._served, self.limits, self._token, self._workers = model, limits, token, workers
+                 all_metrics: Callable[[], bytes] | None = None) -> None:
+        """`all_metrics` is given if this process is one of several that serve the model: it returns those of all."""
+        self.model, self.limits, self._token = model, limits, token
         self.name = model.name
         self._batcher: Batcher[RequestColumns, Scores | EmbarkError] = Batcher(
-            model.score, limits.batch, limits.num_threads)
+            model.score, limits.max_batch_rows, limits.max_queued_rows, limits.num_threads)
         self._retrievals: Batcher[RetrieveRequest, RetrieveResponse | EmbarkError] = Batcher(
-            model.retrieve, limits.batch)
-        self._reader = InferReader()
+            model.retrieve, limits.max_batch_rows, limits.max_queued_rows)
+        self.reader = InferReader(self.schema)
         self._num_buffered_bytes = 0
         self.metrics = ServerMetrics(model, lambda: self._batcher.num_queued_rows)
-        self.traffic = Traffic(model, None if workers else TrafficLog())
-        if self.traffic.log:
-            self.metrics.registry.register(self.traffic.log)
+        self.traffic = Traffic(model)
+        self._all_metrics = all_metrics or self.metrics.text
 
     @property
     def _artifact(self) -> Artifact:
         """The active version. The next request may be answered by another one."""
-        return self._served.artifact
+        return self.model.artifact
 
     def app(self) -> ASGIApp:
         """Return the application for any ASGI server. A full queue refuses a request before any of its body is read."""
@@ -210,7 +200,7 @@ class ModelServer:
             raise Refusal(404, f"no version {version}; this server has {has}")
 
     async def _healthy(self, _: Request) -> Response:
-        refused = self._served.refused
+        refused = self.model.refused
         return JSONResponse({"live": True, "ready": True, "version": self._artifact.version,
                              **({"refused_version": refused.version or 0} if refused else {})})
 
@@ -223,7 +213,7 @@ class ModelServer:
 
     async def _model(self, request: Request) -> Response:
         self.check_model(**request.path_params)
-        artifact, refused = self._artifact, self._served.refused
+        artifact, refused = self._artifact, self.model.refused
         about: dict[str, Any] = {"run": artifact.info.run, "step": artifact.info.step}
         if refused:
             about |= {"refused_version": refused.version or 0, "refused_because": refused.refused}
@@ -249,8 +239,7 @@ class ModelServer:
         return JSONResponse({"name": self.name, "ready": True})
 
     async def _metrics(self, _: Request) -> Response:
-        text = await asyncio.to_thread(self._workers.metrics) if self._workers else self.metrics.text()
-        return Response(text, media_type="text/plain; version=0.0.4")
+        return Response(await asyncio.to_thread(self._all_metrics), media_type="text/plain; version=0.0.4")
 
     async def _infer(self, request: Request) -> Response:
         self.check_model(**request.path_params)
@@ -260,14 +249,16 @@ class ModelServer:
             raise Refusal(400, f"Inference-Header-Content-Length: is not a number of bytes up to {len(body):,}")
         end = len(body) if length is None else int(length)
         with refused_if_malformed():
-            asked = self._reader.read(body[:end], body[end:], self.schema, self.model_spec)
-        found = await self.scores("infer", asked.columns, asked.id or _request_id(request))
+            header, raw = bytes(body[:end]), body[end:]
+            asked = self.reader.read(header, end, raw, lambda: read_infer(
+                json_object(header), raw, self.schema, self.model_spec))
+        found = await self.scores("infer", asked.columns)
         self.check_model(**request.path_params, answered_by=found.version)
-        header, raw = infer_response(self.name, found.version, asked, all_scores(found))
-        if not asked.is_raw:
-            return JSONResponse(header)
-        text = json.dumps(header).encode()
-        return Response(text + raw, headers={"Inference-Header-Content-Length": str(len(text))},
+        answer, after = infer_response(self.name, found.version, asked, all_scores(found))
+        if not asked.raw_outputs:
+            return JSONResponse(answer)
+        text = json.dumps(answer).encode()
+        return Response(text + after, headers={"Inference-Header-Content-Length": str(len(text))},
                         media_type="application/octet-stream")
 
     async def _score(self, request: Request) -> Response:
@@ -275,23 +266,18 @@ class ModelServer:
         with refused_if_malformed():
             body = json_object(text)
             columns = read_score(body)
-        found = await self.scores("score", columns, _request_id(request, body))
+        found = await self.scores("score", columns)
         return JSONResponse(score_response(body, found, self.model_spec))
 
     async def _feedback(self, request: Request) -> Response:
         text = await self._body(request)
         with refused_if_malformed():
-            body = json_object(text)
-            num_rows = self.traffic.feedback.add(body)
-            if not num_rows and self._workers:
-                num_rows = await asyncio.to_thread(self._workers.feedback, body)
-        if not num_rows:
-            raise Refusal(404, "no scores of a request with this id: it is too old, another replica answered it, or it "
-                               "had its labels; send 'scores' and 'version' with the labels")
-        return JSONResponse({"rows": num_rows})
+            version, scores, labels = read_labels(json_object(text))
+        self.traffic.add_labels(version, scores, labels)
+        return JSONResponse({"rows": len(labels)})
 
     async def _retrieve(self, request: Request) -> Response:
-        if not self._served.has_items:
+        if not self.model.has_items:
             raise Refusal(404, "this model scores rows and retrieves no items; model.kind = \"two_tower\" does")
         body = await self._body(request)
         with refused_if_malformed():
@@ -300,11 +286,11 @@ class ModelServer:
         return JSONResponse({"version": found.version, "results": found.results,
                              "errors": [{"row": row, "why": why} for row, why in found.errors]})
 
-    async def scores(self, route: str, rows: RequestColumns, request_id: str = "") -> Scores:
-        """Score rows with the next batch. Labels can be sent later for a request that has an id."""
+    async def scores(self, route: str, rows: RequestColumns) -> Scores:
+        """Score rows with the next batch."""
         started = time.perf_counter()
         found = await self._answer(route, self._batcher, rows)
-        self.traffic.add_answer(found, time.perf_counter() - started, request_id)
+        self.traffic.add_answer(found, time.perf_counter() - started)
         self.metrics.rows.labels("false", found.version).inc(len(found.errors))
         self.metrics.rows.labels("true", found.version).inc(len(rows) - len(found.errors))
         return found
@@ -351,14 +337,6 @@ class ModelServer:
 def _named(variable: str) -> list[str]:
     """Return the route that an environment variable names."""
     return [path] if (path := os.environ.get(variable, "")).startswith("/") else []
-
-
-def _request_id(request: Request, body: dict[str, Any] | None = None) -> str:
-    """Return the id under which labels can be sent later."""
-    found = (body or {}).get("id") or request.headers.get("x-request-id", "")
-    if not isinstance(found, str):
-        raise Refusal(400, "'id' is not a string")
-    return found
 
 
 def _busy(what: str) -> Refusal:
