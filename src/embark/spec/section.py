@@ -11,6 +11,9 @@ from embark.errors import Mistake, conflict
 NUM_REMEMBERED = 8
 S = TypeVar("S", bound="Section")
 R = TypeVar("R")
+MAX_NUMBER = 2**53  # What JSON keeps exact; TOML has 64 bits.
+PositiveInt = Annotated[int, Field(gt=0, le=MAX_NUMBER)]
+NonNegativeInt = Annotated[int, Field(ge=0, le=MAX_NUMBER)]
 Names = Annotated[tuple[str, ...], Field(strict=False)]
 
 
