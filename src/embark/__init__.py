@@ -22,7 +22,6 @@ _LOCATIONS = {
     "evaluate": "trainers:evaluate",
     "evaluate_slices": "trainers:evaluate_slices",
     "export_run": "trainers:export_run",
-    "export_weights": "export.export_run:export_weights",
     "feature_importance": "trainers:feature_importance",
     "lint_files": "lint.check:lint",
     "list_checkpoints": "store.checkpoint_inspect:list_checkpoints",

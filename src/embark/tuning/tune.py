@@ -7,12 +7,11 @@ from __future__ import annotations
 
 import json
 import math
-import os
 import shutil
 import time
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -24,7 +23,7 @@ from embark.events.events import to_jsonable
 from embark.events.metrics import metric
 from embark.events.sinks.services import require_packages
 from embark.events.spending import attempts, spending
-from embark.formatting import format_float, format_usd, pluralize
+from embark.formatting import format_usd
 from embark.model.steps import num_steps_of
 from embark.run.budget import PRICE, usd_per_hour
 from embark.run.open_run import RunOpener
@@ -55,7 +54,6 @@ class TuneRequest:
 
     trials: int = 30
     minutes: float | None = None
-    usd: float | None = None
     metric: HeldOutMetric | None = None
     """None: the AUC; for two towers, Recall@K; for tasks of which none is binary, the log loss."""
     search: Sequence[str] = ()
@@ -72,7 +70,6 @@ class TrialResult:
     value: float | None  # The held-out metric at the end or, with early stopping, of the best checkpoint.
     values: Mapping[str, Any]  # Values of the fields that are searched.
     run_dir: str
-    evaluations: int
     seconds: float
     usd: float | None
 
@@ -104,14 +101,11 @@ def tune(
     Each trial is a run in `<store.root>/<name>-tune`, and the best is written there as a spec file. `view` gets the
     events of all trials, and a `trial` event before and after each.
     """
-    if signals is None:
-        with StopSignals() as entered:
-            return tune(spec, request, view, signals=entered)
     search = Search(spec, request or TuneRequest(), view)
-    with ExitStack() as at_end:
+    with nullcontext(signals) if signals else StopSignals() as entered, ExitStack() as at_end:
         folder = search.spec.model_copy(update={"name": search.folder.name})
-        RunOpener(signals, view, at_end).acquire_run(folder, fresh=False)
-        return search.run(signals)
+        RunOpener(entered, view, at_end).acquire_run(folder, fresh=False)
+        return search.run(entered)
 
 
 class Search:
@@ -119,8 +113,14 @@ class Search:
 
     def __init__(self, spec: RunSpec, request: TuneRequest, view: Sequence[Sink]) -> None:
         self.request, self._view, self._given = request, view, with_absolute_paths(spec)
-        self.folder = _folder(spec)
-        _check_request(request)
+        run_dir = RunDir(run_uri(spec.store.root, f"{spec.name}-tune"))
+        if run_dir.is_remote:
+            raise UserError(f"store.root = {spec.store.root}: embark tune keeps its trials in a local directory",
+                            fix="--set store.root=runs")
+        for name, value in (("trials", request.trials), ("minutes", request.minutes)):
+            if value is not None and not 0 < value < math.inf:
+                raise UserError(f"--{name} {value} is not a positive number", fix=f"leave --{name} out, or give one")
+        self.folder = run_dir.path
         self._metric = request.metric or measured_metrics(spec.model)[0]
         if (mistake := metric_mistake(spec.model, "--metric", self._metric)) is not None:
             raise UserError(f"--metric {self._metric} {mistake.what}", fix=mistake.fix)
@@ -131,32 +131,31 @@ class Search:
                             fix="hold some out: data.eval_fraction, or data.num_eval_samples")
         self._given = with_train_defaults(self._given, source.num_train_samples)
         self.spec, self._num_train_samples = spec, source.num_train_samples
-        is_general = not wants_jax(spec) and spec.train.engine != "cuda_graph"
         self._space: SearchSpace = parse_search(spec, request.search) or default_space(
-            spec, has_regularization=is_general)
+            spec, has_regularization=not wants_jax(spec) and spec.train.engine != "cuda_graph")
         self._search = {field: str(dimension) for field, dimension in self._space.items()}
         duration = {f"train.{name}": getattr(spec.train, name) for name in ("num_epochs", "num_steps", "eval_every")}
         self._subject = {**run.identity, **duration, "--metric": self._metric, "--search": self._search}
-        self._budget_usd = spec.place.budget_usd if request.usd is None else request.usd
-        self._usd_per_hour = _price(spec, self._budget_usd)
+        self._usd_per_hour = _price(spec)
         self._finished: dict[int, TrialResult] = {}
 
     def run(self, signals: StopSignals) -> TuneResult:
         """Run trials until the number, the minutes or the dollars are reached."""
         study = self._study = Study(self.folder, self._metric, self._space, self.spec.train.seed)
-        study.start(self._subject, own_values(self.spec, self._space))
+        study.start(self._subject, {field: value for field, value in own_values(self.spec, self._space).items()
+                                    if self._space[field].contains(value)})
         backend: TrainerBackend | None = None
-        while not (stopped_by := self._limit(self._save())):
+        while not (spent := [name for name, left in self._left(self._save()).items() if left <= 0]):
             backend = backend or open_backend(self.spec)
             with study.next_trial() as (trial, values):
                 self._emit(self._save(), trial.number)
                 try:
                     self._train(trial, self.trial_spec(trial.number, values), backend, signals)
                 except OverBudget:
-                    stopped_by = self._seconds_left(self._save())[1]
-                    break
+                    left = self._left(self._save()) | {"trials": math.inf}
+                    return self._save(min(left, key=left.__getitem__))
             self._emit(self._save(), trial.number)
-        return self._save(stopped_by)
+        return self._save(spent[0])
 
     def _train(self, trial: optuna.Trial, spec: RunSpec, backend: TrainerBackend, signals: StopSignals) -> None:
         from embark.run.loop import train
@@ -170,7 +169,8 @@ class Search:
         if study.why_pruned(trial):  # it was, and the process was killed before it could say so
             return study.tell(trial, "PRUNED")
         # At the deadline the run stops as if its budget were spent, and saves.
-        signals.deadline_s = time.monotonic() + self._seconds_left(self._result())[0]
+        left = self._left(self._result()) | {"trials": math.inf}
+        signals.deadline_s = time.monotonic() + min(left.values())
         try:
             ended = train(spec, backend, [_OpenFanout(self._view)], signals=signals, prune=report)
         except (Interrupted, Preempted, OverBudget, RunInUse, Fault):
@@ -189,38 +189,28 @@ class Search:
 
     def trial_spec(self, number: int, values: Mapping[str, Any]) -> RunSpec:
         """Return the spec of a trial, which is evaluated at the same shares of its steps as every other."""
-        spec = with_values(self.spec, values)
-        train = spec.train
-        if not train.eval_every:
-            steps = num_steps_of(train, self._num_train_samples)
-            train = train.model_copy(update={"eval_every": max(1, math.ceil(steps / NUM_EVALUATIONS))})
-        store = spec.store.model_copy(update={"root": str(self.folder)})
-        place = spec.place.model_copy(update={"budget_usd": None})  # it is the budget of all trials together
-        return spec.model_copy(update={"name": trial_name(number), "train": train, "store": store, "place": place})
+        spec = with_values(self.spec, {  # the budget is that of all trials together
+            **values, "name": trial_name(number), "store.root": str(self.folder), "place.budget_usd": None})
+        if spec.train.eval_every:
+            return spec
+        num_steps = num_steps_of(spec.train, self._num_train_samples)
+        return with_values(spec, {"train.eval_every": max(1, math.ceil(num_steps / NUM_EVALUATIONS))})
 
-    def _limit(self, result: TuneResult) -> str:
-        """Return the limit that is reached; empty if none is."""
-        if sum(one.state != "unfinished" for one in result.trials) >= self.request.trials:
-            return "trials"
-        left_s, by = self._seconds_left(result)
-        return by if left_s <= 0 else ""
-
-    def _seconds_left(self, result: TuneResult) -> tuple[float, str]:
-        """Return the seconds until the minutes or the dollars are spent, and which of them comes first."""
-        left = [(math.inf, "")]
+    def _left(self, result: TuneResult) -> dict[str, float]:
+        """Return how many trials are left, and how many seconds until the minutes and the dollars are spent."""
+        left = {"trials": float(self.request.trials - sum(one.state != "unfinished" for one in result.trials))}
         if self.request.minutes is not None:
-            left.append((self.request.minutes * 60 - result.seconds, "minutes"))
-        if self._budget_usd is not None and self._usd_per_hour:
-            left.append(((self._budget_usd - (result.usd or 0.0)) / self._usd_per_hour * 3600, "usd"))
-        return min(left)
+            left["minutes"] = self.request.minutes * 60 - result.seconds
+        if self.spec.place.budget_usd is not None and self._usd_per_hour:
+            left["usd"] = (self.spec.place.budget_usd - (result.usd or 0.0)) / self._usd_per_hour * 3600
+        return left
 
     def _save(self, stopped_by: str = "") -> TuneResult:
         """Write the results, for `embark watch` and for a person, and remove checkpoints that nobody needs."""
         result = self._result(stopped_by)
         if result.best is not None:
-            best = with_values(self._given, result.trials[result.best].values)
-            write_atomic(self.folder / BEST, to_toml(best.model_copy(update={"name": f"{self.spec.name}-tuned"}),
-                                                     only_set=True))
+            best = with_values(self._given, {**result.trials[result.best].values, "name": f"{self.spec.name}-tuned"})
+            write_atomic(self.folder / BEST, to_toml(best, only_set=True))
         write_atomic(self.folder / TUNE, json.dumps(to_jsonable(asdict(result)), indent=1, allow_nan=False) + "\n")
         for one in result.trials:
             if one.number != result.best and one.state != "unfinished":
@@ -231,12 +221,13 @@ class Search:
         trials = tuple(self._trial_result(one) for one in self._study.trials())
         sign = 1 if metric(self._metric).better == "up" else -1
         complete = {one.number: sign * (one.value or 0.0) for one in trials if one.state == "complete"}
-        best = max(complete, key=lambda number: (complete[number], -number), default=None)
+        best = max(complete, key=complete.__getitem__, default=None)
         costs = [one.usd for one in trials if one.usd is not None]
         return TuneResult(
             name=self.spec.name, folder=str(self.folder), metric=self._metric, search=self._search, trials=trials,
             num_wanted=self.request.trials, stopped_by=stopped_by, best=best,
-            best_value=None if best is None else trials[best].value, own_value=trials[0].value if trials else None,
+            best_value=None if best is None else trials[best].value,
+            own_value=trials[0].value if trials else None,
             best_spec="" if best is None else str(self.folder / BEST), seconds=sum(one.seconds for one in trials),
             usd=sum(costs) if costs else None,
         )
@@ -250,7 +241,7 @@ class Search:
         result = TrialResult(
             number=frozen.number, state=STATES[frozen.state.name], values=dict(frozen.params), run_dir=run_dir.uri,
             value=frozen.value if frozen.state.name == "COMPLETE" else None,
-            evaluations=len(frozen.intermediate_values), seconds=sum(one.held_s for one in attempts(events)),
+            seconds=sum(one.held_s for one in attempts(events)),
             usd=None if spent is None else spent.usd)
         if result.state != "unfinished":
             self._finished[frozen.number] = result
@@ -280,28 +271,9 @@ def _value_of(ended: Mapping[str, Any], name: str) -> float:
     return float(ended[name] if best is None else best)
 
 
-def _folder(spec: RunSpec) -> Path:
-    run_dir = RunDir(run_uri(spec.store.root, f"{spec.name}-tune"))
-    if run_dir.is_remote:
-        raise UserError(f"store.root = {spec.store.root}: embark tune keeps its trials in a local directory",
-                        fix="--set store.root=runs")
-    if os.environ.get("WORLD_SIZE", "1") != "1":
-        raise UserError("embark tune trains in one process, and this is one of several ranks",
-                        fix="start it without torchrun")
-    return run_dir.path
-
-
-def _check_request(request: TuneRequest) -> None:
-    for name in ("trials", "minutes", "usd"):
-        value = getattr(request, name)
-        if value is not None and not 0 < value < math.inf:
-            raise UserError(f"--{name} {value} is not a positive number", fix=f"leave --{name} out, or give one")
-
-
-def _price(spec: RunSpec, budget_usd: float | None) -> float | None:
+def _price(spec: RunSpec) -> float | None:
     """Return the price of this machine, by the rule of `embark plan` and `embark report`."""
-    given = usd_per_hour()
-    price = price_of_run(spec, {})
+    price, given, budget_usd = price_of_run(spec, {}), usd_per_hour(), spec.place.budget_usd
     per_hour = price.usd_per_hour if given is None else given
     if budget_usd is not None and per_hour is None:
         raise UserError(f"a budget of {format_usd(budget_usd)} cannot be enforced. {price.text}",
@@ -371,10 +343,7 @@ class Study:
         """Return why a trial is not worth its remaining steps; empty if it is."""
         if not trial.should_prune():
             return ""
-        reported = self._study.get_trials(deepcopy=False)[trial.number].intermediate_values
-        value = reported[max(reported)]
-        return (f"pruned after {pluralize(len(reported), 'evaluation')}: held-out {self._metric.label} "
-                f"{format_float(value)} is worse than the median of the trials before")
+        return f"pruned: held-out {self._metric.label} is worse than the median of the trials before"
 
     def tell(self, trial: optuna.Trial, state: str, value: float | None = None) -> None:
         """Record how a trial ended: `COMPLETE`, `PRUNED` or `FAIL`."""

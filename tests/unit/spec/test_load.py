@@ -294,7 +294,7 @@ def test_other_targets_of_a_folder_must_take_a_range_too():
     ("model.num_tables=100000000", "less than or equal to 10000"),
     ("model.num_tables=2147483648", "less than or equal"),
     ("model.embedding_dim=4000000000", "less than or equal"), ("place.nodes=1000000000", "less than or equal"),
-    ("train.num_steps=99999999999999999999", "less than or equal to 9007199254740992"),
+    ("train.num_steps=99999999999999999999", "is more than 9,007,199,254,740,992"),
     ("train.num_steps=" + "9" * 5000, "train.num_steps"), ("model.top_mlp=" + "[" * 3000 + "]" * 3000, "model.top_mlp"),
 ])
 def test_what_no_machine_could_hold_is_refused_at_once(setting, what):
