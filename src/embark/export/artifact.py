@@ -33,7 +33,6 @@ from typing import Any, Literal
 from pydantic import BaseModel, ConfigDict, SerializerFunctionWrapHandler, ValidationError, model_serializer
 
 from embark.data.prepared import Layout
-from embark.data.prepared.manifest import MANIFEST
 from embark.errors import DataError, UserError
 from embark.export.delta import DELTA, PARENT, PARENT_WEIGHTS, TENSOR_FILES, apply_delta, tensors_checksum
 from embark.export.quantize import TableDtype
@@ -348,11 +347,6 @@ def _suggested_uri(uri: str) -> str:
     for found in (f"{uri}/export", f"runs/{uri}/export"):
         if open_versions(found).committed():
             return f"the run's exported model is {found}"
-    store = open_store(uri)
-    if store.exists(MANIFEST):
-        return "this is prepared data; name what `embark export RUN` wrote, such as runs/RUN/export"
-    if store.exists(SPEC):
-        return f"`embark export {uri}` writes one, to {uri}/export"
     return f"`embark export RUN --to {uri}` writes one"
 
 

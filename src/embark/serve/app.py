@@ -16,6 +16,7 @@ from typing import Any, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
+from pydantic import ValidationError
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect, Request
@@ -24,8 +25,7 @@ from starlette.routing import Route
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from embark.errors import EmbarkError, Fault
-from embark.export.artifact import Artifact
-from embark.features.schema import Schema
+from embark.export.artifact import ArtifactInfo
 from embark.serve.batcher import Batcher, Overloaded
 from embark.serve.infer_protocol import (
     EXTENSIONS,
@@ -42,7 +42,6 @@ from embark.serve.retrieve import RetrieveRequest, RetrieveResponse, read_retrie
 from embark.serve.served_model import ServedModel
 from embark.serve.server_metrics import ServerMetrics
 from embark.serve.traffic import Traffic, read_labels
-from embark.spec.model import ModelSpec
 
 Handler = Callable[[Request], Awaitable[Response]]
 RequestT = TypeVar("RequestT", bound=Sized)
@@ -83,16 +82,16 @@ class ModelServer:
             model.score, limits.max_batch_rows, limits.max_queued_rows, limits.num_threads)
         self._retrievals: Batcher[RetrieveRequest, RetrieveResponse | EmbarkError] = Batcher(
             model.retrieve, limits.max_batch_rows, limits.max_queued_rows)
-        self.reader = InferReader(self.schema)
+        self.reader = InferReader(self.info.rows.columns)
         self._num_buffered_bytes = 0
         self.metrics = ServerMetrics(model, lambda: self._batcher.num_queued_rows)
         self.traffic = Traffic(model)
         self._all_metrics = all_metrics or self.metrics.text
 
     @property
-    def _artifact(self) -> Artifact:
-        """The active version. The next request may be answered by another one."""
-        return self.model.artifact
+    def info(self) -> ArtifactInfo:
+        """What the active version is. The next request may be answered by another one."""
+        return self.model.artifact.info
 
     def app(self) -> ASGIApp:
         """Return the application for any ASGI server. A full queue refuses a request before any of its body is read."""
@@ -193,7 +192,7 @@ class ModelServer:
     def check_model(self, name: str, version: str = "", *, answered_by: int | None = None) -> None:
         """Raise if this server does not have the model or version, or, after a request, if another version answered
         it."""
-        has = str(self._artifact.version if answered_by is None else answered_by)
+        has = str(self.model.version if answered_by is None else answered_by)
         if name != self.name:
             raise Refusal(404, f"no model {name!r}; this server has {self.name!r}")
         if version not in ("", has):
@@ -201,7 +200,7 @@ class ModelServer:
 
     async def _healthy(self, _: Request) -> Response:
         refused = self.model.refused
-        return JSONResponse({"live": True, "ready": True, "version": self._artifact.version,
+        return JSONResponse({"live": True, "ready": True, "version": self.model.version,
                              **({"refused_version": refused.version or 0} if refused else {})})
 
     async def _server(self, _: Request) -> Response:
@@ -209,30 +208,19 @@ class ModelServer:
 
     def about_server(self) -> dict[str, Any]:
         """Return the metadata of the server."""
-        return {"name": "embark", "version": self._artifact.info.embark, "extensions": EXTENSIONS}
+        return {"name": "embark", "version": self.info.embark, "extensions": EXTENSIONS}
 
     async def _model(self, request: Request) -> Response:
         self.check_model(**request.path_params)
-        artifact, refused = self._artifact, self.model.refused
-        about: dict[str, Any] = {"run": artifact.info.run, "step": artifact.info.step}
+        refused = self.model.refused
+        about: dict[str, Any] = {"run": self.info.run, "step": self.info.step}
         if refused:
             about |= {"refused_version": refused.version or 0, "refused_because": refused.refused}
         return JSONResponse({**self.about_model(), "parameters": about})
 
     def about_model(self) -> dict[str, Any]:
         """Return the metadata of the model."""
-        artifact = self._artifact
-        return metadata(self.name, artifact.version, artifact.info.rows.columns, artifact.info.model)
-
-    @property
-    def schema(self) -> Schema:
-        """The columns of the model."""
-        return self._artifact.info.rows.columns
-
-    @property
-    def model_spec(self) -> ModelSpec:
-        """The `[model]` section of the served artifact."""
-        return self._artifact.info.model
+        return metadata(self.name, self.model.version, self.info.rows.columns, self.info.model)
 
     async def _model_ready(self, request: Request) -> Response:
         self.check_model(**request.path_params)
@@ -251,7 +239,7 @@ class ModelServer:
         with refused_if_malformed():
             header, raw = bytes(body[:end]), body[end:]
             asked = self.reader.read(header, end, raw, lambda: read_infer(
-                json_object(header), raw, self.schema, self.model_spec))
+                json_object(header), raw, self.info.rows.columns, self.info.model))
         found = await self.scores("infer", asked.columns)
         self.check_model(**request.path_params, answered_by=found.version)
         answer, after = infer_response(self.name, found.version, asked, all_scores(found))
@@ -267,7 +255,7 @@ class ModelServer:
             body = json_object(text)
             columns = read_score(body)
         found = await self.scores("score", columns)
-        return JSONResponse(score_response(body, found, self.model_spec))
+        return JSONResponse(score_response(body, found, self.info.model))
 
     async def _feedback(self, request: Request) -> Response:
         text = await self._body(request)
@@ -364,6 +352,9 @@ def refused_if_malformed() -> Iterator[None]:
     """Turn what cannot be read of a request into its answer."""
     try:
         yield
+    except ValidationError as error:
+        first = error.errors(include_url=False)[0]
+        raise Refusal(400, f"{'.'.join(map(str, first['loc']))}: {first['msg']}") from None
     except (ValueError, TypeError, KeyError, RecursionError) as error:
         raise Refusal(400, str(error)) from None
 

@@ -164,8 +164,8 @@ class GrpcServer:
         def parse() -> InferRequest:
             columns = tensor_columns([
                 read_tensor(one.name, one.datatype, list(one.shape), raw[i] if raw else _contents(one))
-                for i, one in enumerate(inputs)], self._model.schema)
-            return InferRequest(columns, chosen_outputs(names, self._model.model_spec))
+                for i, one in enumerate(inputs)], self._model.info.rows.columns)
+            return InferRequest(columns, chosen_outputs(names, self._model.info.model))
 
         return self._model.reader.read(alike, request.ByteSize() - len(joined), memoryview(joined), parse)
 

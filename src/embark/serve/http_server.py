@@ -103,7 +103,8 @@ def serve_requests(
         async with model.scoring():
             await server.serve(sockets=[listener] if listener else [])
 
-    with _short_switches(), asyncio.Runner(loop_factory=_loop_factory()) as runner:
+    sys.setswitchinterval(_SWITCH_S)
+    with asyncio.Runner(loop_factory=_loop_factory()) as runner:
         runner.run(run())
 
 
@@ -184,13 +185,3 @@ def _loop_factory() -> Callable[[], asyncio.AbstractEventLoop] | None:
     import uvloop
 
     return uvloop.new_event_loop
-
-
-@contextmanager
-def _short_switches() -> Iterator[None]:
-    before = sys.getswitchinterval()
-    sys.setswitchinterval(_SWITCH_S)
-    try:
-        yield
-    finally:
-        sys.setswitchinterval(before)

@@ -9,7 +9,7 @@ import socket
 import sys
 import threading
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
@@ -24,7 +24,7 @@ try:
 except ModuleNotFoundError as error:
     raise MissingPackage(f"embark serve needs {error.name}, which is not installed",
                          fix="pip install 'embark-rec[serve]'") from None
-from embark.serve.served_model import Load, ServedModel, VersionChange
+from embark.serve.served_model import ServedModel, VersionChange
 from embark.serve.traffic import TrafficLog, about_version
 from embark.serve.version_poller import VersionPoller, load_first, load_scorer
 from embark.serve.worker import WorkerSettings
@@ -70,62 +70,39 @@ def serve(
             "a GPU is served by one process" if num_workers > 1 else "is no number of processes"),
             fix="leave out --workers, or serve with --device cpu")
     load = partial(load_scorer, uri, model_file=model_file, device=device)
-    server = _Server(uri, name, endpoint or Endpoint(), version, poll_s, record, on_start, on_change)
-    if num_workers > 1:
-        load = partial(load, device=replace(device, kind="cpu"), is_checked=True)
-        server.run_workers(load, limits_of_worker(limits, num_workers), num_workers)
-    else:
-        server.run_alone(load, limits)
-
-
-@dataclass(frozen=True, slots=True)
-class _Server:
-    """A server: the model it answers with, its endpoint, and the callbacks for its start and for a change of
-    version."""
-
-    uri: str
-    name: str
-    endpoint: Endpoint
-    version: int | None
-    poll_s: float
-    record: str
-    on_start: Callable[[Listening], None]
-    on_change: Callable[[VersionChange], None]
-
-    def run_alone(self, load: Load, limits: ServeLimits) -> None:
-        """Serve with this process."""
+    endpoint = endpoint or Endpoint()
+    if num_workers == 1:
         num_sharing = _share_cores(limits.num_threads)
         from embark.trainers.torch.scoring.cpu_model import shared_cores
 
         gc.freeze()  # The collector looks no more through what was imported, for tens of ms while requests wait.
-        scorer, refused = load_first(self.uri, self.version, load)
-        model = ServedModel(scorer, self.name, load)
+        scorer, refused = load_first(uri, version, load)
+        model = ServedModel(scorer, name, load)
         if scorer.model and scorer.model.is_quick:
             limits = replace(limits, num_threads=0)
         del scorer  # its memory is released when another version takes over
         model.record_empty_request()
-        model.listeners.append(self.on_change)
+        model.listeners.append(on_change)
         if refused:
             model.set_state(refused.version, refused)
-        with VersionPoller(self.uri, model, self.poll_s).running(), shared_cores(num_sharing):
-            serve_scorer(model, self.endpoint, limits, self.on_start, self.record)
-
-    def run_workers(self, load: Load, limits: ServeLimits, num_workers: int) -> None:
-        """Serve with several processes, each with these limits."""
-        token, num_threads = bearer_token(), _threads_of_worker(num_workers)
-        with shared_grpc_address(self.endpoint) as grpc_address:
-            settings = WorkerSettings(self.uri, self.name, load, limits, token, grpc_address, num_threads)
-            pool = WorkerPool(settings, num_workers, self.on_change)
-            try:
-                model, device = pool.start(self.version)
-                with listen(self.endpoint.host, self.endpoint.port) as listener:
-                    host, port = listener.getsockname()[:2]
-                    url, grpc = self.endpoint.urls(port, grpc_address and grpc_address[1])
-                    listening = Listening(url, grpc, model, pool.version, bool(token), device, num_workers, num_threads)
-                    with pool.polling(self.poll_s), pool.recording(_folder(self.record, port), f"{host}:{port}"):
-                        pool.run(listener, lambda: self.on_start(listening))
-            finally:
-                pool.stop()
+        with VersionPoller(uri, model, poll_s).running(), shared_cores(num_sharing):
+            serve_scorer(model, endpoint, limits, on_start, record)
+        return
+    load = partial(load, device=replace(device, kind="cpu"), is_checked=True)
+    token, num_threads = bearer_token(), _threads_of_worker(num_workers)
+    with shared_grpc_address(endpoint) as grpc_address:
+        pool = WorkerPool(WorkerSettings(uri, name, load, limits_of_worker(limits, num_workers), token, grpc_address,
+                                         num_threads), num_workers, on_change)
+        try:
+            name, where = pool.start(version)
+            with listen(endpoint.host, endpoint.port) as listener:
+                host, port = listener.getsockname()[:2]
+                url, grpc = endpoint.urls(port, grpc_address and grpc_address[1])
+                listening = Listening(url, grpc, name, pool.version, bool(token), where, num_workers, num_threads)
+                with pool.polling(poll_s), pool.recording(_folder(record, port), f"{host}:{port}"):
+                    pool.run(listener, lambda: on_start(listening))
+        finally:
+            pool.stop()
 
 
 def workers_on(device: ScoringDevice) -> int:

@@ -15,11 +15,12 @@ from dataclasses import dataclass, field, replace
 from functools import reduce
 from pathlib import Path
 from random import random
-from typing import Any
+from typing import Annotated, Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 from prometheus_client.core import GaugeMetricFamily, Metric
+from pydantic import BaseModel, ConfigDict, Field
 
 from embark.events.drift import NUM_SCORE_BINS, score_bins
 from embark.events.events import Event, RotatingEventLog
@@ -154,17 +155,22 @@ def about_version(model: ServedModel) -> dict[str, Any]:
             "step": artifact.info.step, "reference": {**reference.model_dump(exclude={"columns"}), "columns": columns}}
 
 
+class _Labels(BaseModel):
+    """The body of `/feedback`."""
+
+    model_config = ConfigDict(strict=True)
+
+    version: int = Field(gt=0, lt=1 << 53)
+    scores: list[Annotated[float, Field(ge=0, le=1)] | None] = Field(min_length=1)
+    labels: list[Literal[0, 1] | None]
+
+
 def read_labels(body: Mapping[str, Any]) -> tuple[int, Floats, Floats]:
-    """Read the body of `/feedback`: a version, and the scores and labels of rows; NaN where a row has none."""
-    version, scores, labels = body.get("version"), body.get("scores"), body.get("labels")
-    if type(version) is not int or not 0 < version < 1 << 53 or not isinstance(scores, list) or \
-            not isinstance(labels, list) or not all(one is None or one in (0, 1) for one in labels) or \
-            not all(one is None or (isinstance(one, int | float) and 0 <= one <= 1) for one in scores):
-        raise ValueError('send {"version": 1, "scores": […], "labels": [0, 1, null, …]}, with the version and the '
-                         "probabilities of the answer")
-    if len(scores) != len(labels) or not labels:
-        raise ValueError(f"{len(labels)} labels, and {len(scores)} scores")
-    return version, np.array(scores, np.float64), np.array(labels, np.float64)
+    """Return the version of a request to `/feedback`, and the scores and labels of its rows; NaN where one has none."""
+    asked = _Labels.model_validate(body)
+    if len(asked.scores) != len(asked.labels):
+        raise ValueError(f"{len(asked.labels)} labels, and {len(asked.scores)} scores")
+    return asked.version, np.array(asked.scores, np.float64), np.array(asked.labels, np.float64)
 
 
 @dataclass(slots=True)

@@ -123,22 +123,10 @@ class RunSpec(Section):
 
     def mistakes(self) -> Iterator[Mistake]:
         """Find conflicts between fields that are each valid alone."""
-        yield from _model_mistakes(self.model)
-        yield from two_tower_mistakes(self)
-        yield from sequence_mistakes(self)
-        yield from dynamic_mistakes(self)
-        yield from _data_mistakes(self)
-        yield from task_mistakes(self)
-        yield from metric_mistakes(self)
-        yield from interactions_mistakes(self)
-        yield from drift_mistakes(self)
-        yield from stream_mistakes(self)
-        yield from _train_mistakes(self)
-        yield from _elastic_mistakes(self)
-        if self.serve.min_replicas > self.serve.max_replicas:
-            yield conflict("serve.min_replicas", self.serve.min_replicas,
-                           f"is more than serve.max_replicas = {self.serve.max_replicas}", "swap them")
-        yield from _acceptance_mistakes(self)
+        for find in (_model_mistakes, two_tower_mistakes, sequence_mistakes, dynamic_mistakes, _data_mistakes,
+                     task_mistakes, metric_mistakes, interactions_mistakes, drift_mistakes, stream_mistakes,
+                     _train_mistakes, _elastic_mistakes, _acceptance_mistakes):
+            yield from find(self)
 
 
 def accepting(spec: RunSpec, fields: Sequence[str]) -> RunSpec:
@@ -159,8 +147,8 @@ def _acceptance_mistakes(spec: RunSpec) -> Iterator[Mistake]:
                            nearest(name, ACCEPTABLE))
 
 
-def _model_mistakes(model: ModelSpec) -> Iterator[Mistake]:
-    rows = model.rows_per_table
+def _model_mistakes(spec: RunSpec) -> Iterator[Mistake]:
+    model, rows = spec.model, spec.model.rows_per_table
     if not model.tables and isinstance(rows, tuple) and len(rows) != model.num_tables:
         yield conflict("model.rows_per_table", rows,
                        f"lists {len(rows)} tables, but model.num_tables is {model.num_tables}",
@@ -344,7 +332,10 @@ def penalty_mistakes(spec: RunSpec) -> Iterator[Mistake]:
 
 
 def _elastic_mistakes(spec: RunSpec) -> Iterator[Mistake]:
-    place = spec.place
+    place, serve = spec.place, spec.serve
+    if serve.min_replicas > serve.max_replicas:
+        yield conflict("serve.min_replicas", serve.min_replicas,
+                       f"is more than serve.max_replicas = {serve.max_replicas}", "swap them")
     said = f"min {place.min_nodes}, max {place.max_nodes}"
     if place.min_nodes > place.max_nodes:
         yield conflict("place.nodes", said, "min is more than max", "swap them")

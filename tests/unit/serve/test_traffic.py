@@ -113,5 +113,5 @@ def test_labels_of_too_many_versions_are_left_out(artifact):
         traffic.add_labels(*read_labels({"version": version, "scores": [0.5], "labels": [1]}))
     traffic.count()
     assert list(traffic.take()) == list(range(1, MAX_VERSIONS + 1))
-    with pytest.raises(ValueError, match="probabilities of the answer"):
+    with pytest.raises(ValueError, match="scores"):
         read_labels(json.loads('{"version": 1, "scores": [NaN], "labels": [1]}'))
