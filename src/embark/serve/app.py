@@ -113,24 +113,21 @@ class ModelServer:
             raise _TOO_MANY_ROWS
 
     def _routes(self) -> Starlette:
+        """Return the routes; `/ping` and `/invocations` are SageMaker's, those of the environment Vertex AI's."""
         model = "/v2/models/{name}"
-        routes: list[tuple[str, str, Handler, bool]] = [  # Starlette tries them one by one.
-            ("POST", f"{model}/infer", self._infer, True), ("POST", "/score", self._score, True),
-            ("GET", "/v2/health/live", self._healthy, False), ("GET", "/v2/health/ready", self._healthy, False),
-            ("GET", "/v2", self._server, True), ("GET", f"{model}/ready", self._model_ready, True),
-            ("GET", model, self._model, True), ("GET", f"{model}/versions/{{version}}", self._model, True),
-            ("GET", f"{model}/versions/{{version}}/ready", self._model_ready, True),
-            ("POST", f"{model}/versions/{{version}}/infer", self._infer, True),
-            ("POST", "/retrieve", self._retrieve, True),
-            ("POST", "/feedback", self._feedback, True),
-            ("GET", "/metrics", self._metrics, True),
-            ("GET", "/ping", self._healthy, False), ("POST", "/invocations", self._score, True),  # SageMaker's
-        ]
-        # Vertex AI's.
-        routes += [("GET", path, self._healthy, False) for path in _named("AIP_HEALTH_ROUTE")]
-        routes += [("POST", path, self._score, True) for path in _named("AIP_PREDICT_ROUTE")]
-        return Starlette(routes=[Route(path, self._answered(path, handler, is_private), methods=[method])
-                                 for method, path, handler, is_private in routes],
+        gets: dict[str, Handler] = {
+            **dict.fromkeys(("/v2/health/live", "/v2/health/ready", "/ping", *_named("AIP_HEALTH_ROUTE")),
+                            self._healthy),
+            "/v2": self._server, f"{model}/ready": self._model_ready, model: self._model, "/metrics": self._metrics,
+            f"{model}/versions/{{version}}": self._model, f"{model}/versions/{{version}}/ready": self._model_ready}
+        posts: dict[str, Handler] = {
+            **dict.fromkeys(("/score", "/invocations", *_named("AIP_PREDICT_ROUTE")), self._score),
+            f"{model}/infer": self._infer, f"{model}/versions/{{version}}/infer": self._infer,
+            "/retrieve": self._retrieve, "/feedback": self._feedback}
+        # Starlette tries them one by one.
+        return Starlette(routes=[Route(path, self._answered(path, handler), methods=[method])
+                                 for method, several in (("POST", posts), ("GET", gets))
+                                 for path, handler in several.items()],
                          exception_handlers={HTTPException: _http_error})
 
     @asynccontextmanager
@@ -145,11 +142,11 @@ class ModelServer:
                 with suppress(asyncio.CancelledError):
                     await task
 
-    def _answered(self, route: str, handler: Handler, is_private: bool) -> Handler:
+    def _answered(self, route: str, handler: Handler) -> Handler:
         """Wrap a handler: every error becomes one line of JSON, and internal faults are only logged."""
         async def answer(request: Request) -> Response:
             try:
-                if is_private:
+                if handler != self._healthy:
                     self.check_token(request.headers.get("authorization", "").encode("latin-1"))
                 response = await handler(request)
             except Refusal as refusal:

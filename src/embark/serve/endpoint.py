@@ -22,11 +22,6 @@ class Endpoint:
     port: int = 8000
     grpc_port: int | None = None  # None: no gRPC.
 
-    @property
-    def grpc_address(self) -> tuple[str, int] | None:
-        """The address of gRPC, if the server has it."""
-        return None if self.grpc_port is None else (self.host, self.grpc_port)
-
     def urls(self, port: int, grpc_port: int | None) -> tuple[str, str | None]:
         """Return the addresses of HTTP and gRPC with the ports that the server was given."""
         host = f"[{self.host}]" if ":" in self.host else self.host
@@ -52,7 +47,7 @@ def bearer_token() -> str:
     """Return the token of the environment; empty if it is not set."""
     token = os.environ.get(TOKEN)
     if token is not None and (not token or token != token.strip()):
-        raise UserError(f"{TOKEN}: is set, but " + ("has whitespace around it" if token.strip() else "empty"),
+        raise UserError(f"{TOKEN}: is set, but empty or with whitespace around it",
                         fix="set it to the token alone, or unset it to serve without one")
     return token or ""
 

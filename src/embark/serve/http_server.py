@@ -8,10 +8,10 @@ import socket
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
 import uvicorn
+import uvloop
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from embark.serve.app import ModelServer
@@ -104,7 +104,7 @@ def serve_requests(
             await server.serve(sockets=[listener] if listener else [])
 
     sys.setswitchinterval(_SWITCH_S)
-    with asyncio.Runner(loop_factory=_loop_factory()) as runner:
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         runner.run(run())
 
 
@@ -176,12 +176,3 @@ class _Server(uvicorn.Server):
         assert self._handed is not None
         with suppress(OSError):
             self._handed.send(b"\0")
-
-
-def _loop_factory() -> Callable[[], asyncio.AbstractEventLoop] | None:
-    """Return the event loop of uvloop if it is installed, otherwise None for that of asyncio."""
-    if find_spec("uvloop") is None:
-        return None
-    import uvloop
-
-    return uvloop.new_event_loop

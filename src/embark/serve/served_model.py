@@ -15,7 +15,6 @@ from embark.errors import DataError, EmbarkError
 from embark.export.artifact import Artifact
 from embark.formatting import pluralize
 from embark.serve.infer_protocol import metadata
-from embark.serve.outputs import outputs_of
 from embark.serve.request_rows import OnRows, RequestColumns, RequestScorer, Scores
 from embark.serve.retrieve import RetrieveRequest, RetrieveResponse
 
@@ -119,11 +118,10 @@ class ServedModel:
             raise DataError(f"its run is called {_run_name(other)!r}, and the model that is served {self.name!r}",
                             fix=f"embark serve --name {self.name} serves versions of runs of any name")
         if _signature(other) != _signature(answering):
-            differing = [str(tensor["name"]) for tensor in _signature(other) + _signature(answering)
-                         if tensor not in _signature(other) or tensor not in _signature(answering)]
-            outputs = [one.name for model in (other, answering) for one in outputs_of(model.info.model)]
-            has = "has other outputs" if differing[0] in outputs else "takes other columns"
-            raise DataError(f"it {has} than version {answering.version}, beginning with {differing[0]!r}",
+            ours, theirs = _signature(answering), _signature(other)
+            differing = next(one["name"] for one in theirs + ours if one not in ours or one not in theirs)
+            raise DataError(f"it has other inputs or outputs than version {answering.version}, beginning with "
+                            f"{differing!r}",
                             fix="export a model of the same columns, or serve this one from a URI of its own")
         if (answering.info.item_index is None) != (other.info.item_index is None):
             raise DataError(f"it is {'no' if other.info.item_index is None else 'a'} retrieval model, unlike version "

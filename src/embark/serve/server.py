@@ -172,4 +172,5 @@ def serve_scorer(
         served.listeners.append(changed)
         with log.recording(_folder(record, port), f"{host}:{port}", about_version(served),
                            lambda: [model.traffic.take()]), model.traffic.running():
-            serve_requests(model, endpoint.grpc_address, started, listener=listener)
+            grpc_address = None if endpoint.grpc_port is None else (endpoint.host, endpoint.grpc_port)
+            serve_requests(model, grpc_address, started, listener=listener)

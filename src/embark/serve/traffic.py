@@ -1,5 +1,5 @@
 """What a server is asked and answers, counted in windows of ten seconds: for Prometheus, and as events for `embark
-watch` and `embark diagnose`. Requests leave only references behind; a thread counts them, in a share of the CPU."""
+watch` and `embark diagnose`. Requests leave only references behind; a thread counts them, and a sample of the rows."""
 
 from __future__ import annotations
 
@@ -31,9 +31,6 @@ from embark.serve.request_rows import Scores
 from embark.serve.served_model import ServedModel, VersionChange
 
 COUNT_EVERY_S = 1.0
-MAX_CPU_SHARE = 0.005  # Share of a core; rows beyond it are left out. It delays one of 200 requests, so that p99 stays.
-FIRST_CPU_S = 0.2  # Seconds that may be spent before the share applies.
-MAX_HELD_ROWS = 32_768  # Rows of requests that wait to be counted.
 MAX_HELD_SCORES = 1 << 20  # Scores, also those that came with labels, that wait to be counted.
 _ROUTES = ("/score", "/infer", "/invocations", "grpc ModelInfer", os.environ.get("AIP_PREDICT_ROUTE") or "/score")
 _EDGES_S = LATENCIES_S.tolist()
@@ -200,16 +197,6 @@ class _Counts:
         return found
 
 
-@dataclass(frozen=True, slots=True)
-class _HeldBatch:
-    """A row of each request of a batch."""
-
-    artifact: Artifact
-    raw: RawRows
-    chosen: list[int]
-    dense: NDArray[np.float32]  # A copy: scoring changes the batch in place.
-
-
 class Traffic:
     """Counts requests and answers; safe to call from the event loop and from the scoring thread."""
 
@@ -219,11 +206,10 @@ class Traffic:
         self._statuses: Counter[str] = Counter()
         self._answers: list[tuple[Scores, float]] = []
         self._labels: list[tuple[int, Floats, Floats]] = []
-        self._num_held_scores = self._num_held_rows = 0
-        self._held: list[_HeldBatch] = []
+        self._num_held_scores = 0
+        self._sample: tuple[Artifact, RawRows] | None = None  # Rows that wait to be counted.
         self._counts: defaultdict[int, _Counts] = defaultdict(_Counts)
         self._rng = np.random.default_rng()
-        self._since_s, self._cpu_s, self._is_late = time.monotonic(), 0.0, False
 
     def add_status(self, route: str, status: str) -> None:
         """Count an answered request; only those for scores count."""
@@ -246,18 +232,15 @@ class Traffic:
                 self._num_held_scores += len(scores)
 
     def add_rows(self, artifact: Artifact, raw: RawRows, num_rows: Sequence[int]) -> None:
-        """Add a batch before it is scored. One row of each request is kept, since a user's candidates share the
-        user."""
-        if self._is_late or self._num_held_rows + len(raw) > MAX_HELD_ROWS or not artifact.reference.columns:
+        """Sample a batch before it is scored, which changes it in place. One row of each request is kept, since a
+        user's candidates share the user; and one batch of each second, which takes little time of a busy server."""
+        if self._sample is not None or not artifact.reference.columns:
             return
-        chosen, start = [], 0  # plain Python: of few requests faster than numpy
+        is_chosen, start = np.zeros(len(raw), np.bool_), 0
         for num in num_rows:
-            chosen.append(start + int(random() * num))
+            is_chosen[start + int(random() * num)] = True
             start += num
-        held = _HeldBatch(artifact, raw, chosen, raw.dense[chosen])
-        with self._held_lock:
-            self._held.append(held)
-            self._num_held_rows += len(raw)
+        self._sample = artifact, raw.select(is_chosen)
 
     @contextmanager
     def running(self) -> Iterator[None]:
@@ -282,11 +265,10 @@ class Traffic:
             self.count()
 
     def count(self) -> None:
-        """Count what requests have left. Further rows are left out until there is CPU time for them again."""
-        started = time.thread_time()
+        """Count what requests have left."""
         with self._held_lock:
-            answers, labels, held = self._answers, self._labels, self._held
-            self._answers, self._labels, self._held, self._num_held_scores, self._num_held_rows = [], [], [], 0, 0
+            answers, labels = self._answers, self._labels
+            self._answers, self._labels, self._num_held_scores = [], [], 0
         with self._count_lock:
             self._count_answers(answers)
             for version, scores, label in labels:
@@ -295,10 +277,9 @@ class Traffic:
                     bins = score_bins(scores[is_both])
                     self._counts[version].labels += [np.bincount(bins, weights, NUM_SCORE_BINS) for weights in
                                                      (None, scores[is_both], label[is_both])]
-            for artifact in {id(one.artifact): one.artifact for one in held}.values():
-                self._count_rows(artifact, [one for one in held if one.artifact is artifact])
-        self._cpu_s += time.thread_time() - started
-        self._is_late = self._cpu_s > FIRST_CPU_S + MAX_CPU_SHARE * (time.monotonic() - self._since_s)
+            if self._sample is not None:
+                self._count_rows(*self._sample)
+                self._sample = None
 
     def _count_answers(self, answers: Sequence[tuple[Scores, float]]) -> None:
         by_version: dict[int, list[NDArray[np.float32]]] = {}
@@ -314,9 +295,8 @@ class Traffic:
             bins = score_bins(scores[np.isfinite(scores)])
             self._counts[version].scores += np.bincount(bins, minlength=NUM_SCORE_BINS)
 
-    def _count_rows(self, artifact: Artifact, held: Sequence[_HeldBatch]) -> None:
+    def _count_rows(self, artifact: Artifact, raw: RawRows) -> None:
         reference, encoder = artifact.reference, artifact.encoder
-        raw = RawRows.join([_taken(one) for one in held])
         missing = dict(zip(encoder.layout.dense, np.isnan(raw.dense).sum(axis=0), strict=True))
         missing |= {feature.name: 0 if one is None else one.sum()
                     for feature, one in zip(encoder.layout.features, raw.is_missing, strict=True)}
@@ -335,11 +315,3 @@ class Traffic:
         answering = self._model.version
         return {version: counts[version].to_json(dict(statuses) if version == answering else {})
                 for version in {answering, *counts}}
-
-
-def _taken(held: _HeldBatch) -> RawRows:
-    if len(held.chosen) == len(held.raw):
-        return replace(held.raw, dense=held.dense)
-    mask = np.zeros(len(held.raw), np.bool_)
-    mask[held.chosen] = True
-    return replace(held.raw.select(mask), dense=held.dense)

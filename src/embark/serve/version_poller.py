@@ -131,7 +131,13 @@ class VersionPoller:
                 refused = self._model.refused
                 if refused and refused.version == wanted and time.monotonic() < self._retry_from_s:
                     return
-                self._try(wanted)
+                self._model.prepare(wanted)
+                if self._stopping.is_set() or self._current() != wanted:  # it may have changed again meanwhile
+                    self._model.discard()
+                else:
+                    keep = self._model.switch()
+                    self._retry_s = self._poll_s
+                    remove_fetched(self._versions, keep)  # A rollback needs the one before.
                 if self._stopping.is_set():
                     return
             self._model.set_state(wanted, None)
@@ -147,15 +153,6 @@ class VersionPoller:
         finally:
             self._model.set_state(current, self._model.refused)
         return current
-
-    def _try(self, wanted: int) -> None:
-        self._model.prepare(wanted)
-        if self._current() != wanted or self._stopping.is_set():  # it may have changed again meanwhile
-            self._model.discard()
-            return
-        keep = self._model.switch()
-        self._retry_s = self._poll_s
-        remove_fetched(self._versions, keep)  # A rollback needs the one before.
 
     def _refuse(self, wanted: int | None, error: Exception) -> None:
         """Report a rejected version, once for the same reason."""

@@ -11,7 +11,6 @@ from served_models import use_server
 from embark.events.events import read_events
 from embark.events.traffic import TrafficView
 from embark.report.record import Record
-from embark.serve import traffic as traffic_module
 from embark.serve.request_rows import JsonColumns, RequestScorer
 from embark.serve.served_model import ServedModel
 from embark.serve.server import Endpoint, serve_scorer
@@ -54,7 +53,7 @@ def test_a_server_records_its_traffic_and_labels(artifact, tmp_path):
     assert sum(one.statuses.get("400", 0) for one in windows) == 1
     assert sum(int(one.latency.sum()) for one in windows) == 40
     view = TrafficView([record.traffic])
-    assert {column.drift.num for column in view.columns if column.column.kind != "ids"} == {40}  # a row of each
+    assert all(0 < column.drift.num <= 40 for column in view.columns if column.column.kind != "ids")  # a sample
     assert view.calibration.num == 4 + 5
     assert view.calibration.clicks == 2 + 5
 
@@ -74,8 +73,7 @@ def counted(artifact, rows):
     return log
 
 
-def test_planted_drift_is_found_and_the_rows_of_training_have_none(artifact, monkeypatch):
-    monkeypatch.setattr(traffic_module, "MAX_CPU_SHARE", 1e9)
+def test_planted_drift_is_found_and_the_rows_of_training_have_none(artifact):
     same = TrafficView([counted(artifact, DRAWN).record])
     assert {one.column.title for one in same.columns} >= {"price", "word", "tags", "tags (length)"}
     assert [one.sentence() for one in same.columns if one.drift.level] == []
@@ -89,12 +87,16 @@ def test_planted_drift_is_found_and_the_rows_of_training_have_none(artifact, mon
     assert psi["price"] > 0.25 > psi["word"]
 
 
-def test_rows_are_left_out_where_counting_takes_more_than_its_share(artifact, monkeypatch):
-    monkeypatch.setattr(traffic_module, "MAX_CPU_SHARE", 0.0)
-    monkeypatch.setattr(traffic_module, "FIRST_CPU_S", 0.0)
-    record = counted(artifact, DRAWN[:200]).record
-    assert TrafficView([record]).columns[0].drift.num <= 100  # the first batch, before any time was spent
-    assert sum(one.num_rows for one in record.windows) == 400
+def test_one_row_of_each_request_of_one_batch_is_sampled(artifact):
+    model = ServedModel(scorer_of(artifact))
+    traffic = Traffic(model)
+    model.observe(traffic.add_rows)
+    for _ in range(3):
+        model.score([JsonColumns(DRAWN[:5]), JsonColumns(DRAWN[5:7])])
+    traffic.count()
+    assert traffic.take()[1]["columns"]["rows"] == 2
+    traffic.count()
+    assert "columns" not in traffic.take()[1]
 
 
 def test_a_full_disk_stops_no_answer(artifact, tmp_path):

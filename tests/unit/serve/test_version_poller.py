@@ -197,7 +197,7 @@ BAD = {
     "without a readable mark": ("second", lambda folder: (folder / "commit.json").write_text("{"), "cannot be read"),
     "removed": ("second", lambda folder: (folder / "commit.json").unlink(), "has no version 2"),
     "of another run": ("renamed", lambda folder: None, "its run is called 'views', and the model that is served"),
-    "of other columns": ("columns", lambda folder: None, "it takes other columns than version 1, beginning with"),
+    "of other columns": ("columns", lambda folder: None, "it has other inputs or outputs than version 1"),
     "not named": ("second", lambda folder: (folder.parent / "current.json").write_text('{"version": "2"}'),
                   "current.json is damaged: it names no version"),
 }

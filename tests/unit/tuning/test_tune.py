@@ -22,7 +22,7 @@ from embark.events import Event
 from embark.run.signals import StopSignals
 from embark.spec import load_spec, resolve
 from embark.store import RunDir
-from embark.tuning.tune import Study, TuneRequest, TuneResult, tune
+from embark.tuning.tune import Search, TuneRequest, TuneResult, tune
 
 SETS = ("train.num_steps=8", "store.in_background=false", "store.checkpoint_every=3", "store.checkpoint_at_end=true",
         "store.keep_checkpoints=1", "data.num_eval_samples=50", "watch.every=100")
@@ -146,15 +146,15 @@ def test_a_kill_between_a_trials_end_and_the_word_about_it_loses_neither(search,
 
 @contextmanager
 def killed_before_tell(monkeypatch: pytest.MonkeyPatch, number: int) -> Iterator[None]:
-    tell = Study.tell
+    tell = Search.tell
 
-    def killed(self: Study, trial: Any, *args: Any) -> None:
+    def killed(self: Search, trial: Any, *args: Any) -> None:
         if trial.number == number:
             raise Killed
         tell(self, trial, *args)
 
     with monkeypatch.context() as patched:
-        patched.setattr(Study, "tell", killed)
+        patched.setattr(Search, "tell", killed)
         yield
 
 
