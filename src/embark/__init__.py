@@ -21,7 +21,6 @@ _LOCATIONS = {
     "diagnose_run": "diagnose.report:diagnose_targets",
     "evaluate": "trainers:evaluate",
     "export_run": "trainers:export_run",
-    "export_weights": "export.export_run:export_weights",
     "lint_files": "lint.check:lint",
     "list_checkpoints": "store.checkpoint_inspect:list_checkpoints",
     "list_versions": "export.rollback:list_versions",
