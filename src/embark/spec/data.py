@@ -88,7 +88,6 @@ def drift_mistakes(spec: RunSpec) -> Iterator[Mistake]:
         yield conflict("data.drift", "", "draws one label, and the model has [[model.tasks]]", "leave one of them out")
 
 
-NewIds = Literal["append", "evict", "hash", "unknown"]
 TimeFeature = Literal["hour", "weekday", "age"]
 
 
@@ -164,13 +163,9 @@ class PrepareSpec(Section):
     max_rows: PositiveInt = 40_000_000
     """`frequency` only: maximum rows of a table that `[model]` does not name."""
     id_map_from: str = ""
-    """Earlier prepared data, a folder or its URI, whose ids keep their table rows here; tables, columns and the dense
-    transform are taken from it. A relative path goes by the spec's own folder; given with `--set`, by the current
-    directory."""
-    new_ids: NewIds = "append"
-    """`id_map_from` only: values that are not in the earlier map. `append`: new rows, up to `max_rows`. `evict`: the
-    rows of values that are rarer in the new training rows; the tables keep their size. `hash`: modulo the table's
-    rows. `unknown`: id 0."""
+    """Earlier prepared data, a folder or its URI, whose ids keep their table rows here; new values get rows behind
+    them, up to `max_rows`. Tables, columns and the dense transform are taken from it. A relative path goes by the
+    spec's own folder; given with `--set`, by the current directory."""
     dense: Literal["auto", "mlperf", "log", "none"] = "auto"
     """`mlperf`: ln(x + 3), below −2 as −2. `log`: sign(x)·ln(1 + |x|). `auto`: `mlperf` for Criteo, else `log`."""
     dense_bits: Literal[16, 32] = 32

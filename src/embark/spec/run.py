@@ -254,9 +254,6 @@ def _prepare_mistakes(data: DataSpec) -> Iterator[Mistake]:
         yield conflict("data.prepare.test_fraction", prepare.test_fraction,
                        f"leaves no training rows next to data.eval_fraction = {data.eval_fraction}",
                        "make one of them smaller")
-    if prepare.new_ids != "append" and not prepare.id_map_from:
-        yield conflict("data.prepare.new_ids", prepare.new_ids, "has no effect without data.prepare.id_map_from",
-                       "name the earlier prepared data there")
     yield from _time_mistakes(data)
     roles = [data.label, *data.dense_columns, *prepare.sparse_columns, *prepare.list_columns, *prepare.ignored_columns,
              *prepare.time_columns]

@@ -49,8 +49,6 @@ from embark.spec.run import RunSpec
 SEGMENT_BYTES = 96 << 20
 MIN_SEGMENT_BYTES = 8 << 20
 SMALL_BYTES = 16 << 20  # Input that is prepared before another process has started.
-NEW_IDS = {"append": "new values get new rows", "evict": "new values take the rows of rarer ones",
-           "hash": "new values by hash, modulo the table's rows", "unknown": "new values are id 0"}
 _REVISION = 3  # Version of how rows are made of the input; a journal of another one is of no use.
 Record = dict[str, Any]
 
@@ -119,7 +117,7 @@ def preview(spec: RunSpec) -> Preview:
     ids = {"hash": "by hash, modulo the table's rows",
            "frequency": f"by frequency: 0 for what is missing{rare}, then by descending count"}
     if earlier:
-        ids["frequency"] = f"as in {earlier.path}; {NEW_IDS[earlier.new_ids]}"
+        ids["frequency"] = f"as in {earlier.path}; new values get new rows"
     return Preview(schema, schema.to_toml(prepare), files, splits,
                    "; ".join(ids[method] for method in dict.fromkeys(
                        method for method, column in zip(methods, schema.sparse, strict=True)
@@ -199,7 +197,7 @@ def settings_of(
     time."""
     prepare = spec.data.prepare
     options = prepare.model_dump(mode="json", exclude={"input", "format", "memory_gb", "num_workers", "max_bad_share",
-                                                       "id_map_from", "new_ids"})
+                                                       "id_map_from"})
     roles = {key: value for key, value in asdict(schema).items()
              if key not in ("why", "examples") and (key != "labels" or value)}
     roles["sparse"] = [{key: value for key, value in column.items() if key != "weights_of" or value}

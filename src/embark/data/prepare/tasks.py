@@ -16,7 +16,6 @@ from typing import TYPE_CHECKING, Any, Literal, Self
 import numpy as np
 
 from embark.data.prepare import id_numbering
-from embark.data.prepare.earlier_ids import write_changed_rows
 from embark.data.prepare.inputs import Inputs
 from embark.data.prepare.rows import Reader, Segment, SegmentCounts
 from embark.data.prepare.splits import TRAIN, assign_splits
@@ -174,16 +173,14 @@ class Preparation:
                             and tables.get(self.schema.sparse[i].name) == tables[column.name]]))
         known, limit = self.known.get(column.name), column.rows or prepare.max_rows
         if known:
-            limit = max(known.num_rows, column.rows or 0 if known.new_ids == "evict" else limit)
+            limit = max(known.num_rows, limit)
         found = id_numbering.number_keys(
             runs, self.id_files(task.column), min_count=prepare.min_count, max_rows=limit,
             max_entries=self.budget.max_entries, report=report, known=known, beside=beside)
         about = {"name": column.name, "rows": max(column.rows or 0, found.num_rows), "distinct": found.num_distinct,
                  "kept": found.num_known + found.num_new}
         if known:
-            about |= {"hashed_rows": known.num_rows} if known.new_ids == "hash" else {}
-            about |= {"known": found.num_known, "new": found.num_new, "evicted": found.num_evicted,
-                      **write_changed_rows(self.out, column.name, found.changed_rows)}
+            about |= {"rows": max(known.num_rows, about["rows"]), "known": found.num_known, "new": found.num_new}
         return lambda: about | {"sha256": self.id_files(task.column).sha256()}
 
     def _write(self, task: Task, report: Report) -> _Finish:
