@@ -9,11 +9,9 @@ from typing import Any
 
 import numpy as np
 
-from embark.data.columns import read_rows, refuse_empty, sample_files
+from embark.data.columns import open_files, read_rows, refuse_empty
 from embark.data.loader import Batch, check_range
-from embark.data.prepare.guess import find_times
-from embark.data.prepare.inputs import Inputs
-from embark.errors import DataError, nearest
+from embark.errors import DataError
 from embark.features.arrays import Array, Int32s, Int64s, Mask
 from embark.features.arrow.cells import as_utf8, join_arrays, normalize_array
 from embark.features.arrow.row_parser import Location, RowParser
@@ -173,24 +171,15 @@ class _LogParser(RowParser):
 
 
 def read_log(data: DataSpec) -> Log:
-    """Read text, Parquet or NPZ files. Times that are numbers are seconds unless `data.prepare.time_unit` is set."""
-    how, inputs = data.interactions, Inputs()
-    files = inputs.find(data.path)
+    """Read text or Parquet files. Times that are numbers are seconds unless `data.prepare.time_unit` is set."""
+    how = data.interactions
     options = PrepareSpec(
         delimiter=how.delimiter, column_names=how.column_names, header=not how.column_names, missing=PLAIN.missing,
         time_unit="s" if data.prepare.time_unit == "auto" else data.prepare.time_unit)
-    names = (how.user, how.item, *([data.time_column] if data.time_column else []))
-    sample = sample_files(inputs, files, options, names)
-    columns = tuple(column.name for column in sample.columns)
-    if lacking := [name for name in names if name not in columns]:
-        raise DataError(f"{files[0].uri}: has no column {lacking[0]!r}", fix=f"{nearest(lacking[0], columns)}; a file "
-                        "without a header needs data.interactions.column_names")
-    times = find_times(data.model_copy(update={"prepare": options}), sample.columns, files[0].uri)
-    schema = Schema(sample.format, "", (), (SparseColumn(how.item, "integer"),), columns, times=times,
-                    delimiter=sample.delimiter, has_header=sample.has_header, time_column=data.time_column,
-                    is_split_by_time=bool(times))
+    items = Schema("csv", "", (), (SparseColumn(how.item, "integer"),), ())
+    inputs, files, schema = open_files(data, items, options, (how.user,))
     parser = _LogParser(schema, how.user)
-    rows = read_rows(inputs, files, lambda _: schema, parser)
+    rows = read_rows(inputs, files, schema, parser)
     refuse_empty(data.path, how.item, rows.is_missing[0])
     seconds = None if rows.time is None else rows.time // 1_000_000
     if seconds is not None and seconds.max() - seconds.min() >= 2**31:

@@ -107,6 +107,13 @@ class Schema:
         """The names of all dense values."""
         return (*self.dense, *(f"{name}_age" for name in self.ages))
 
+    @property
+    def needed(self) -> tuple[str, ...]:
+        """The columns of the input that rows are made of, each once."""
+        names = (self.label, *(label.name for label in self.labels), *self.dense,
+                 *(column.source for column in self.sparse), *(time.name for time in self.times), self.split_column)
+        return tuple(name for name in dict.fromkeys(names) if name)
+
     def only_time(self) -> Schema:
         """Keep the label and the row's own time."""
         times = tuple(replace(time, features=()) for time in self.times if time.name == self.time_column)

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 
 class InteractionsSpec(Section):
-    """`[data.interactions]`: a text, Parquet or NPZ file with a row for each item that a user chose."""
+    """`[data.interactions]`: a text or Parquet file with a row for each item that a user chose."""
 
     user: str = "user"
     """The column with the user: whole numbers or text."""
@@ -197,7 +197,7 @@ class DataSpec(Section):
 
     kind: Literal["synthetic", "columns", "prepared", "interactions"] | \
         Annotated[str, Field(pattern=CUSTOM_KIND, max_length=200)] = "synthetic"
-    """`synthetic`: drawn from a teacher model. `columns`: a CSV, Parquet or NPZ file, held in memory.
+    """`synthetic`: drawn from a teacher model. `columns`: a CSV, JSON Lines or Parquet file, held in memory.
     `prepared`: the output of `embark data prepare` or `embark data make`. `interactions`: a log of users and items,
     held in memory; a sample is a user's items in order (docs/guides/sequences.md). `my_data:Source`: the class `Source`
     of `my_data.py` beside the spec, whose code is run (docs/start/custom-data.md)."""

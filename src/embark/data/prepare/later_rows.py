@@ -13,7 +13,7 @@ from pydantic import TypeAdapter, ValidationError
 
 from embark.data.prepare.inputs import InputFile, Inputs, open_inputs
 from embark.data.prepare.rows import BadRows, SegmentCounts
-from embark.data.prepare.sampling import take_sample
+from embark.data.prepare.sampling import Sample, take_sample
 from embark.data.prepare.tasks import open_reader
 from embark.data.prepared import Manifest, PartWriter, Split
 from embark.data.prepared.cache import local_folder
@@ -117,18 +117,15 @@ def write_later_rows(before: PreparedWith, path: str, out: Path) -> tuple[Manife
 
 def schema_in(known: Schema, prepare: PrepareSpec, inputs: Inputs, files: Sequence[InputFile]) -> Schema:
     """Return the roles of the columns as they were, in the format that these files have."""
-    wanted = {known.label, *(label.name for label in known.labels), *known.dense,
-              *(column.source for column in known.sparse), *(time.name for time in known.times)} - {""}
     if known.format == "csv" and known.columns and not known.has_header and not prepare.delimiter:
         prepare = prepare.model_copy(update={"delimiter": known.delimiter})
-    sample = take_sample(prepare, wanted, inputs, files)
+    return fit_schema(known, take_sample(prepare, known.needed, inputs, files), files[0].uri)
+
+
+def fit_schema(known: Schema, sample: Sample, where: str, names: Sequence[str] = ()) -> Schema:
+    """Return the roles of the columns in the format of `sample`; it must have the columns `names` too."""
     columns = tuple(column.name for column in sample.columns)
-    if known.label and known.label not in columns:
-        raise DataError(f"{files[0].uri}: has no column {known.label!r}, the label of the data that the run was "
-                        "trained on; without labels nothing can be evaluated",
-                        fix=f"{nearest(known.label, columns)} Add the column, or rename the one that holds the label")
-    if lacking := sorted(wanted.difference(columns)):
-        raise DataError(f"{files[0].uri}: has no column " + ", ".join(map(repr, lacking)) + ", which the model takes",
-                        fix=nearest(lacking[0], columns))
+    if lacking := [name for name in (*known.needed, *names) if name not in columns]:
+        raise DataError(f"{where}: has no column " + ", ".join(map(repr, lacking)), fix=nearest(lacking[0], columns))
     return replace(known, format=sample.format, delimiter=sample.delimiter, has_header=sample.has_header,
                    columns=columns)

@@ -77,14 +77,11 @@ class RowParser:
         # Lists of weighted ids are cut once it is known that they are as long as their weights.
         self._sparse = tuple(replace(column, max_ids=_UNCUT) if column.weights_of or column.name in weighted else column
                              for column in schema.sparse)
-        wanted = [schema.label, *(label.name for label in schema.labels), *schema.dense,
-                  *(s.source for s in schema.sparse), *(time.name for time in schema.times), schema.split_column]
-        self._columns = [name for name in dict.fromkeys(wanted) if name]
 
     @property
     def columns(self) -> list[str]:
         """The columns of the input that are needed."""
-        return self._columns
+        return list(self._schema.needed)
 
     @property
     def id_columns(self) -> set[str]:
