@@ -35,7 +35,7 @@ from embark.data.prepare.text_stream import (
 )
 from embark.errors import DataError, EmbarkError, nearest
 from embark.features.arrow.cells import is_list, is_text, normalize_array
-from embark.features.arrow.row_parser import Location, RowParser, json_column
+from embark.features.arrow.row_parser import Location, RowParser, json_array, json_column
 from embark.features.rows import BadRow, RawRows
 from embark.features.schema import Schema
 from embark.features.values import json_object
@@ -300,8 +300,8 @@ class ParquetReader:
 
 def sample_parquet(
     inputs: Inputs, file: InputFile, max_rows: int, missing: Collection[str]
-) -> tuple[tuple[Column, ...], int]:
-    """Return the columns of the first rows, and how many rows these are."""
+) -> tuple[Column, ...]:
+    """Return the columns of the first rows."""
     with open_parquet(inputs, file) as parquet:
         names = parquet.schema_arrow.names
         refuse_twins(file, names)
@@ -311,8 +311,16 @@ def sample_parquet(
             raise _broken(file, error) from error
     if batch is None or not batch.num_rows:
         raise DataError(f"{file.uri}: has columns, but no rows", fix="add at least one row below its header")
-    columns = (_sampled(name, normalize_array(batch.column(i)), missing) for i, name in enumerate(names))
-    return tuple(columns), batch.num_rows
+    return tuple(_sampled(name, normalize_array(batch.column(i)), missing) for i, name in enumerate(names))
+
+
+def sample_values(name: str, values: Sequence[Any], missing: Collection[str]) -> Column:
+    """Return a column of JSON values."""
+    try:
+        array = pa.array(values)
+    except (pa.ArrowException, OverflowError):  # of several types
+        array = json_array(values)
+    return _sampled(name, array, missing)
 
 
 def _sampled(name: str, array: Any, missing: Collection[str]) -> Column:
