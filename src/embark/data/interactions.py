@@ -8,12 +8,13 @@ from functools import lru_cache
 from typing import Any
 
 import numpy as np
+from pyarrow import chunked_array
 
 from embark.data.columns import open_files, read_rows, refuse_empty
 from embark.data.loader import Batch, check_range
 from embark.errors import DataError
 from embark.features.arrays import Array, Int32s, Int64s, Mask
-from embark.features.arrow.cells import as_utf8, join_arrays, normalize_array
+from embark.features.arrow.cells import as_utf8, normalize_array
 from embark.features.arrow.row_parser import Location, RowParser
 from embark.features.encoding import PLAIN
 from embark.features.hashing import hash_counters, stream_key, uniform
@@ -162,7 +163,7 @@ class _LogParser(RowParser):
 
     def users(self, path: str) -> Array:
         """Return the numbers of the users, or all as text where one is not a number."""
-        cells = join_arrays(self._users)
+        cells = normalize_array(chunked_array(self._users))
         found = self._cells.keys(cells, SparseColumn(self._user, "integer"))
         refuse_empty(path, self._user, found.is_missing)
         if found.is_bad is None:

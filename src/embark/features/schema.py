@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-import json
-import textwrap
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
+
+import tomli_w
 
 from embark.features.values import TimeFormat
 from embark.spec.data import PrepareSpec, TimeFeature
 from embark.spec.model import Table
 from embark.spec.tasks import Task, label_columns, main_task
 
-_MAX_LINE = 100
 TIME_ROWS = {"hour": 25, "weekday": 8}
 """Rows of the tables made of times: 0 for a missing one, then the hours from midnight, the days from Monday."""
 
@@ -159,9 +158,7 @@ class Schema:
                 "time_unit": units.pop() if len(units) == 1 else "",
             }
             prepare |= {key: value for key, value in optional.items() if value}
-        sections = {"data": data, "data.prepare": prepare}
-        return "\n".join(f"[{name}]\n" + "".join(f"{key} = {_toml(value)}\n" for key, value in section.items())
-                         for name, section in sections.items())
+        return tomli_w.dumps({"data": data | {"prepare": prepare}})
 
     def _role(self, name: str, column: SparseColumn | None) -> str:
         if name in (self.label, *(label.name for label in self.labels)):
@@ -180,16 +177,3 @@ class Schema:
         of = KINDS[column.kind]
         table = f", table {column.name}" if column.column else ""
         return (f"list of {of}, at most {column.max_ids}" if column.is_list else of) + table
-
-
-def _toml(value: str | float | list[str] | dict[str, list[str]]) -> str:
-    if isinstance(value, dict):
-        return "{ " + ", ".join(f"{_toml(key)} = {_toml(inner)}" for key, inner in value.items()) + " }"
-    if not isinstance(value, list):
-        return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007F")
-    cells = ", ".join(_toml(cell).replace(" ", "\0") for cell in value)
-    if len(cells) < _MAX_LINE:
-        return f"[{cells}]".replace("\0", " ")
-    # A name may hold a space or a hyphen, so a line may end only behind a comma.
-    lines = textwrap.wrap(cells, _MAX_LINE, break_long_words=False, break_on_hyphens=False)
-    return "[\n    " + "\n    ".join(lines).replace("\0", " ") + ",\n]"

@@ -4,7 +4,6 @@ import embark.features.arrow  # noqa: F401 - says so if pyarrow is missing
 
 # isort: split
 import io
-import re
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
@@ -23,6 +22,7 @@ from embark.data.prepare.rows import Segment
 from embark.data.prepare.sampling import Column, refuse_twins
 from embark.data.prepare.text_stream import (
     BOM,
+    MAX_ROW_BYTES,
     RowBlock,
     TextStream,
     UnterminatedRow,
@@ -44,8 +44,7 @@ from embark.store.errors import explain_data
 
 _SCAN_BYTES = 8 << 20
 _HEADER_BYTES = 1 << 20
-_STAND_INS = (b"\x1f", b"\x1e", b"\x1d", b"\x1c", b"\x02", b"\x01")
-"""Characters that text does not have: one of them takes the place of a delimiter of several."""
+_STAND_IN = b"\x1f"  # Takes the place of a delimiter of several characters; text does not have it.
 _MAX_CHUNK_BYTES = 1 << 30
 _MIN_BATCH_ROWS, _MAX_BATCH_ROWS = 1_024, 1 << 20
 _READ_BYTES = 1 << 20  # Bytes of a column that are read at a time.
@@ -124,12 +123,7 @@ class CsvReader:
         by their position among the rows that are not empty lines."""
         delimiter = self._delimiter
         if len(delimiter) > 1:
-            _refuse_quotes(text, delimiter, file)
-            stand_in = next((c for c in _STAND_INS if c not in text), None)
-            if stand_in is None:
-                raise DataError(f"{file.uri}: is not text: it has control characters of every kind",
-                                fix="data.prepare.input names text files only")
-            text, delimiter = text.replace(delimiter, stand_in), stand_in
+            text, delimiter = text.replace(_STAND_IN, b"").replace(delimiter, _STAND_IN), _STAND_IN
         try:
             return self._table(text, delimiter, columns), {}
         except pa.ArrowInvalid:
@@ -181,18 +175,12 @@ class CsvReader:
 
     def _cuts(self, file: InputFile, segment_bytes: int) -> list[int]:
         """Cut behind the first line end from each multiple of `segment_bytes` on."""
-        cuts: list[int] = []
+        cuts = []
         for target in range(segment_bytes, file.size_bytes, segment_bytes):
-            at = max(target, cuts[-1] if cuts else 0)
-            while at < file.size_bytes:
-                some = self._inputs.read(file.uri, at, 1 << 16)
-                end = some.find(b"\n")
-                at += len(some) if end < 0 else end + 1
-                if end >= 0 or not some:
-                    break
-            if at < file.size_bytes and at > (cuts[-1] if cuts else 0):
-                cuts.append(at)
-        return cuts
+            end = self._inputs.read(file.uri, target, MAX_ROW_BYTES).find(b"\n")
+            if end >= 0:
+                cuts.append(target + end + 1)
+        return [cut for cut in dict.fromkeys(cuts) if cut < file.size_bytes]
 
     def _cuts_by_quotes(self, file: InputFile, segment_bytes: int) -> list[int]:
         """Cut where a line end may be within quotes, which takes reading from the start."""
@@ -223,15 +211,6 @@ def _without_bom(pieces: Iterator[bytes]) -> tuple[Iterator[bytes], int]:
         yield from pieces
 
     return rest(), len(BOM) if has_bom else 0
-
-
-def _refuse_quotes(text: bytes, delimiter: bytes, file: InputFile) -> None:
-    if b'"' not in text:
-        return
-    mark = re.escape(delimiter)
-    if re.search(rb'(?:\A|\n|' + mark + rb')"[^"\n]*"(?:' + mark + rb'|\r?\n|\Z)', text):
-        raise DataError(f"{file.uri}: has fields in quotes between delimiters of {len(delimiter)} characters",
-                        fix="write the file with a delimiter of one character, or without the quotes")
 
 
 class ParquetReader:

@@ -291,8 +291,6 @@ def test_movielens_is_read_with_its_delimiter_of_two_characters(tmp_path):
             for u, t, genres, r in rows
         ]
         assert [(b.line, b.why) for p in portions for b in p.bad] == [(3, "its fields are 2 instead of 4")]
-    with pytest.raises(DataError, match=r"ml.dat: has fields in quotes between delimiters of 2 characters"):
-        read_all(tmp_path, b'1::"a::b"::x::5\n1::"a"::x::5\n', schema, name="ml.dat", label_above=3.0)
 
 
 def test_gzip_reads_as_the_plain_file_does(tmp_path):
