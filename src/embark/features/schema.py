@@ -87,7 +87,6 @@ class Schema:
     ignored: tuple[str, ...] = ()
     delimiter: str = "\t"
     has_header: bool = False
-    split_column: str = ""
     why: dict[str, str] = field(default_factory=dict)  # The reason for each column's role, for people to read.
     examples: dict[str, str] = field(default_factory=dict)  # Some values of each column, for people to read.
     list_delimiter: str = ""  # Between the values of a cell of text; empty: `|` or `;`.
@@ -110,7 +109,7 @@ class Schema:
     def needed(self) -> tuple[str, ...]:
         """The columns of the input that rows are made of, each once."""
         names = (self.label, *(label.name for label in self.labels), *self.dense,
-                 *(column.source for column in self.sparse), *(time.name for time in self.times), self.split_column)
+                 *(column.source for column in self.sparse), *(time.name for time in self.times))
         return tuple(name for name in dict.fromkeys(names) if name)
 
     def only_time(self) -> Schema:
@@ -121,7 +120,7 @@ class Schema:
     def without_split(self) -> Schema:
         """Return a copy with the features and the columns they need, without those that only split rows."""
         times = tuple(time for time in self.times if time.features or (self.ages and time.name == self.time_column))
-        return replace(self, times=times, split_column="", is_split_by_time=False)
+        return replace(self, times=times, is_split_by_time=False)
 
     def unlabelled(self) -> Schema:
         """Return a copy without the label, for rows to score."""
@@ -153,8 +152,6 @@ class Schema:
                 "hex_columns": [column.source for column in self.sparse if column.kind == "hex"],
                 "list_delimiter": self.list_delimiter if any(column.is_list for column in self.sparse) else "",
                 "ignored_columns": list(self.ignored),
-                "split": "column" if self.split_column else "",
-                "split_column": self.split_column,
                 "time_unit": units.pop() if len(units) == 1 else "",
             }
             prepare |= {key: value for key, value in optional.items() if value}
@@ -165,8 +162,6 @@ class Schema:
             return "label"
         if name in self.dense:
             return "dense"
-        if name == self.split_column:
-            return "split"
         if column is None and (time := next((time for time in self.times if time.name == name), None)):
             return "time" + (f": {', '.join(time.features)}" if time.features else "")
         if column is None:

@@ -88,6 +88,8 @@ def drift_mistakes(spec: RunSpec) -> Iterator[Mistake]:
         yield conflict("data.drift", "", "draws one label, and the model has [[model.tasks]]", "leave one of them out")
 
 
+REMOVED_OPTIONS = frozenset({"new_ids", "split_column"})
+"""Fields that the records of earlier data and artifacts have, and that mean nothing now."""
 TimeFeature = Literal["hour", "weekday", "age"]
 
 
@@ -129,7 +131,7 @@ class PrepareSpec(Section):
     delimiter: str = Field(default="", max_length=4)
     """Field delimiter of text files; empty: detected."""
     header: bool | Literal["auto"] = "auto"
-    """Whether the first line of a text file names the columns."""
+    """Whether the first line of a text file names the columns; `auto`: unless `column_names` does."""
     column_names: Names = ()
     """Column names for files without a header; default `column_0`, `column_1`, …"""
     list_delimiter: str = Field(default="", max_length=4)
@@ -170,8 +172,8 @@ class PrepareSpec(Section):
     """`mlperf`: ln(x + 3), below −2 as −2. `log`: sign(x)·ln(1 + |x|). `auto`: `mlperf` for Criteo, else `log`."""
     dense_bits: Literal[16, 32] = 32
     """Width of a stored dense value."""
-    split: Literal["fraction", "file", "column", "time"] = "fraction"
-    """How rows are split: at random, by file (a day each), by a column, or by time, the newest being held out."""
+    split: Literal["fraction", "file", "time"] = "fraction"
+    """How rows are split: at random, by file (a day each), or by time, the newest being held out."""
     test_fraction: NonNegativeFloat = Field(default=0.0, lt=1)
     """`fraction` and `time`: share of rows in the test split, in addition to `data.eval_fraction` for validation."""
     validation_from: Moment = ""
@@ -182,8 +184,6 @@ class PrepareSpec(Section):
     """`file` only: names or globs of files for validation, such as `day_23`."""
     test_files: Names = ()
     """`file` only: names or globs of files for the test split."""
-    split_column: str = ""
-    """`column` only: the column that holds `train`, `validation` (or `valid`, `val`, `eval`) or `test`."""
     max_bad_share: NonNegativeFloat = Field(default=0.001, le=1)
     """Unreadable rows are skipped, counted and reported; a larger share of them is an error."""
     memory_gb: PositiveFloat = 2.0

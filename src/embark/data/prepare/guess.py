@@ -32,7 +32,7 @@ from embark.spec.tasks import label_columns
 _MAX_NAME = 128
 _MAX_SHOWN = 12
 _NO_IDS = ("data.prepare.ignored_columns", "data.prepare.time_columns", "data.dense_columns",
-           "data.prepare.split_column", "weights_column")
+           "weights_column")
 """Fields that name columns which are no ids."""
 
 
@@ -93,8 +93,8 @@ def _schema(spec: RunSpec, sample: Sample, where: str) -> Schema:
     sparse += tuple(SparseColumn.of_weights(table) for table in spec.model.tables if table.weights_column)
     schema = Schema(sample.format, _labels(spec)[0], tuple(spec.data.dense_columns) or tuple(choice.dense), sparse,
                     tuple(columns), tuple(choice.ignored), sample.delimiter, sample.has_header,
-                    spec.data.prepare.split_column, choice.why, _all_examples(sample), list_delimiter=delimiter,
-                    times=times, time_column=spec.data.time_column, labels=LabelColumn.of(spec.model.tasks),
+                    choice.why, _all_examples(sample), list_delimiter=delimiter, times=times,
+                    time_column=spec.data.time_column, labels=LabelColumn.of(spec.model.tasks),
                     is_split_by_time=spec.data.prepare.split == "time")
     return _check_dense(spec, schema, where)
 
@@ -286,7 +286,6 @@ def _named_columns(spec: RunSpec) -> Iterator[tuple[str, str]]:
         ("data.dense_columns", data.dense_columns), ("data.prepare.sparse_columns", prepare.sparse_columns),
         ("data.prepare.list_columns", prepare.list_columns), ("data.prepare.hex_columns", prepare.hex_columns),
         ("data.prepare.ignored_columns", prepare.ignored_columns),
-        ("data.prepare.split_column", (prepare.split_column,) if prepare.split_column else ()),
         ("data.prepare.time_columns", tuple(prepare.time_columns)),
         ("data.time_column", (data.time_column,) if data.time_column else ()),
         ("model.tables", tuple(table.name for table in spec.model.tables)),
@@ -319,29 +318,23 @@ def _check_label(spec: RunSpec, sample: Sample, where: str) -> None:
     if found is None:
         candidates = [column.name for column in sample.columns if is_zero_one(column)]
         which = "these hold 0 and 1: " + ", ".join(candidates) if candidates else "no column holds just 0 and 1"
-        lines = f"--set data.label={shlex.quote(candidates[0]) if candidates else 'COLUMN'}"
-        if not candidates:
-            lines += " --set data.prepare.label_above=3, for 1 where the column is larger"
+        named = f"data.label={shlex.quote(candidates[0])}" if candidates else \
+            "data.label=COLUMN --set data.prepare.label_above=3, for 1 where the column is larger"
         raise DataError(f"{where}: has no column {label!r}, which data.label names; {which}",
-                        fix=f"{_columns_fix(sample, list(columns))}; say which is the label, in the spec or with "
-                            f"{lines}")
+                        fix=f"{_columns_fix(sample, list(columns))}; say which is the label, in the spec or with --set "
+                            f"{named}")
     if above is None and not is_zero_one(found):
-        values, middle = sorted(set(found.cells)), ""
+        values = sorted(set(found.cells))
+        fix = "name a column of numbers in data.label"
         with suppress(ValueError):
-            numbers = sorted(map(float, values))
-            middle = f"{numbers[(len(numbers) - 1) // 2]:g}" if len(numbers) > 1 else ""
-        raise DataError(f"{where}: data.label is {label!r}, which holds {_some(values)} and not 0 and 1",
-                        fix="say what makes a 1, in the spec or with --set "
-                            f"data.prepare.label_above={middle}" if middle else
-                        "name a column of numbers in data.label")
+            middle = sorted(map(float, values))[(len(values) - 1) // 2]
+            fix = f"say what makes a 1, in the spec or with --set data.prepare.label_above={middle:g}"
+        raise DataError(f"{where}: data.label is {label!r}, which holds {_some(values)} and not 0 and 1", fix=fix)
 
 
 def _columns_fix(sample: Sample, columns: Sequence[str]) -> str:
-    has = f"the columns are: {_some(columns)}"
-    if sample.format == "csv" and not sample.has_header:
-        return (f"{has}; the file was taken to have no header: data.prepare.column_names names them, "
-                "data.prepare.header = true says that the first line does")
-    return has
+    no_header = "; if the first line does not name them, data.prepare.column_names does" if sample.has_header else ""
+    return f"the columns are: {_some(columns)}{no_header}"
 
 
 def _all_examples(sample: Sample) -> dict[str, str]:

@@ -22,7 +22,7 @@ from embark.features.arrays import Array
 from embark.features.encoding import IdMap, RowEncoder, dense_transform
 from embark.features.layout import REPAIR, Feature
 from embark.features.schema import Schema
-from embark.spec.data import PrepareSpec
+from embark.spec.data import REMOVED_OPTIONS, PrepareSpec
 from embark.store import open_store
 from embark.store.object_store import normalize_path
 
@@ -48,7 +48,8 @@ class PreparedWith:
             return None
         try:
             schema = _SCHEMA.validate_python(settings["schema"])
-            said = {key: value for key, value in settings["prepare"].items() if key not in ("ids", "format")}
+            said = {key: value for key, value in settings["prepare"].items()
+                    if key not in ("ids", "format", *REMOVED_OPTIONS)}
             prepare = PrepareSpec.model_validate(said)
         except (ValidationError, KeyError, AttributeError) as error:
             raise DataError(f"{path}: its manifest does not say how the data was prepared ({error})",

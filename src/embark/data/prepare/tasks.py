@@ -28,6 +28,7 @@ from embark.features.encoding import IdMethod, dense_transform, hash_ids, transf
 from embark.features.layout import Feature, Layout, Rows
 from embark.features.rows import RawRows
 from embark.features.schema import Schema
+from embark.formatting import shortlist
 from embark.spec.data import PrepareSpec
 from embark.spec.run import RunSpec
 from embark.store import write_atomic
@@ -305,9 +306,8 @@ class Journal:
             return
         differing = differences(json.loads(path.read_text()), settings)
         if differing:
-            shown = "; ".join(f"{path} was {_short(was)}, is {_short(now)}" for path, was, now in differing[:5])
-            more = f"; and {len(differing) - 5} more" if len(differing) > 5 else ""
-            raise UserError(f"{self.directory.parent}: holds another, unfinished preparation: {shown}{more}",
+            shown = shortlist([f"{path} was {was!r:.60}, is {now!r:.60}" for path, was, now in differing], 5)
+            raise UserError(f"{self.directory.parent}: holds another, unfinished preparation: {shown}",
                             fix="--fresh starts over, or set another data.path")
 
     def read(self, name: str) -> dict[str, Any] | None:
@@ -339,8 +339,3 @@ def differences(
         return [d for i, (a, b) in enumerate(zip(was, now, strict=True))
                 for d in differences(a, b, f"{path}[{i}]", is_same)]
     return [] if is_same(was, now) else [(path, was, now)]
-
-
-def _short(value: Any) -> str:
-    text = json.dumps(value)
-    return text if len(text) <= 60 else f"{text[:57]}…"

@@ -2,11 +2,11 @@
 
 import csv
 import io
-import queue
 import re
-import threading
 import zlib
+from collections import deque
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from itertools import pairwise
 
@@ -142,7 +142,7 @@ def decompress(
     inputs: Inputs, file: InputFile, piece_bytes: int, count: Callable[[int], object] = lambda _: None
 ) -> Iterator[bytes]:
     """Yield the text of a gzip file of any number of members; one that is cut short or damaged is refused."""
-    unpacker, at, num_out, num_lines = zlib.decompressobj(_GZIP), 0, 0, 0
+    unpacker, at, num_out = zlib.decompressobj(_GZIP), 0, 0
     is_open = False
     while packed := inputs.read(file.uri, at, _PACKED_BYTES):
         at += len(packed)
@@ -156,24 +156,23 @@ def decompress(
             try:
                 text = unpacker.decompress(packed, piece_bytes)
             except zlib.error as error:
-                raise _damaged(file, "damaged within the first", at, num_lines, num_out, f" ({error})") from None
+                raise _damaged(file, "damaged within the first", at, num_out, f" ({error})") from None
             packed = unpacker.unconsumed_tail
             if unpacker.eof:
                 packed, unpacker, is_open = unpacker.unused_data, zlib.decompressobj(_GZIP), False
             if text:
                 num_out += len(text)
-                num_lines += text.count(b"\n")
                 yield text
     if is_open:
         text = unpacker.flush()
         if not unpacker.eof:
-            raise _damaged(file, "cut short at", at, num_lines + text.count(b"\n"), num_out + len(text))
+            raise _damaged(file, "cut short at", at, num_out + len(text))
         yield text
 
 
-def _damaged(file: InputFile, what: str, at: int, num_lines: int, num_out: int, why: str = "") -> DataError:
+def _damaged(file: InputFile, what: str, at: int, num_out: int, why: str = "") -> DataError:
     return DataError(
-        f"{file.uri}: the gzip file is {what} {at:,} of {file.size_bytes:,} bytes, after {num_lines:,} lines, "
+        f"{file.uri}: the gzip file is {what} {at:,} of {file.size_bytes:,} bytes, after "
         f"{num_out:,} bytes of text{why}",
         fix="copy or download it again: this copy has lost what comes after that",
     )
@@ -194,35 +193,14 @@ def _plain(
 
 def read_ahead(pieces: Iterator[bytes]) -> Iterator[bytes]:
     """Yield the same pieces, made by a thread; an error is raised where the piece would have been."""
-    ready: queue.Queue[bytes | BaseException | None] = queue.Queue(_DEPTH)
-    is_over = threading.Event()
-
-    def put(item: bytes | BaseException | None) -> bool:
-        while not is_over.is_set():
-            try:
-                ready.put(item, timeout=0.1)
-            except queue.Full:
-                continue
-            return True
-        return False
-
-    def produce() -> None:
-        try:
-            for piece in pieces:
-                if not put(piece):
-                    return
-            put(None)
-        except BaseException as error:
-            put(error)
-
-    threading.Thread(target=produce, name="embark-read-ahead", daemon=True).start()
+    thread = ThreadPoolExecutor(1, "embark-read-ahead")
     try:
-        while (item := ready.get()) is not None:
-            if isinstance(item, BaseException):
-                raise item
-            yield item
+        ahead = deque(thread.submit(next, pieces, None) for _ in range(_DEPTH))
+        while (piece := ahead.popleft().result()) is not None:
+            ahead.append(thread.submit(next, pieces, None))
+            yield piece
     finally:
-        is_over.set()
+        thread.shutdown(wait=False, cancel_futures=True)
 
 
 MAX_ROW_BYTES = 1 << 20  # A longer row is an unclosed quote, or not text.

@@ -152,15 +152,6 @@ def test_a_label_can_be_what_is_above_a_threshold(tmp_path):
                                                "column 'label' is empty; the label must be a number"]
 
 
-def test_a_column_says_the_split(tmp_path):
-    schema = Schema("csv", "y", (), (SparseColumn("u", "text"),), ("y", "u", "part"), delimiter=",", has_header=True,
-                    split_column="part")
-    text = b"y,u,part\n1,a,train\n0,b,Test\n0,b, VAL \n1,c,validation\n1,c,\n1,d,other\n"
-    (portion,) = read_all(tmp_path, text, schema)
-    assert portion.split.tolist() == [0, 2, 1, 1]
-    assert [bad.line for bad in portion.bad] == [5, 6]
-
-
 def test_what_is_missing_is_for_the_spec_to_say(tmp_path):
     text = HEADER + b"1,?,?,?|a,?,?\n"
     (portion,) = read_all(tmp_path, text, missing=("?",))

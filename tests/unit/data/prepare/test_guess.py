@@ -163,7 +163,6 @@ def movielens(num_rows: int = 300) -> str:
 def test_movielens_wants_names_and_a_threshold_and_reports_it(tmp_path):
     with pytest.raises(DataError, match=r"no column .label..*no column holds just 0 and 1") as caught:
         guess(tmp_path, movielens(), "ratings.dat")
-    assert "column_0, column_1, column_2, column_3" in caught.value.fix
     assert "data.prepare.column_names" in caught.value.fix
     names = ("user", "movie", "rating", "timestamp")
     with pytest.raises(DataError, match="'rating', which holds 1, 2, 3, 4, 5 and not 0 and 1") as caught:
@@ -235,16 +234,14 @@ def test_a_number_of_dense_columns_is_checked_against_the_columns(tmp_path):
 
 @pytest.mark.parametrize(("text", "label", "columns"), [
     ("label,user\n1,a\n0,b\n", "label", ["label", "user"]),
-    ("1,a\n0,b\n", "column_0", None),
-    ("true,ann\nfalse,bob\ntrue,eve\n", "column_0", None),
     ("y,name\nfalse,ann\ntrue,bob\n", "y", ["y", "name"]),
     ("x,user\n1,a\n0,b\n", "x", ["x", "user"]),
     (",label,x\n0,1,a\n1,0,b\n", "label", ["column_0", "label", "x"]),
 ])
-def test_a_header_is_distinguished_from_a_row(tmp_path, text, label, columns):
+def test_the_first_line_names_the_columns(tmp_path, text, label, columns):
     schema = guess(tmp_path, text, label=label)
-    assert schema.has_header is (columns is not None)
-    assert list(schema.columns) == (columns or ["column_0", "column_1"])
+    assert schema.has_header
+    assert list(schema.columns) == columns
 
 
 def test_what_the_spec_says_of_the_header_is_so(tmp_path):
@@ -303,14 +300,6 @@ def test_formats_are_not_mixed(tmp_path):
     inputs = Inputs(str(tmp_path))
     with pytest.raises(DataError, match=r"mixes formats: a.csv is csv, b.parquet is not"):
         guess_schema(spec_of(), inputs, inputs.find("*"))
-
-
-def test_a_split_column_is_no_feature(tmp_path):
-    text = "label,user,part\n" + "".join(f"{i % 2},u{i % 3},{'train' if i % 4 else 'test'}\n" for i in range(20))
-    schema = guess(tmp_path, text, split="column", split_column="part")
-    assert schema.split_column == "part"
-    assert [column.name for column in schema.sparse] == ["user"]
-    assert [row["taken_for"] for row in schema.describe()] == ["label", "words", "split"]
 
 
 def test_without_pyarrow_the_extra_is_named(tmp_path, monkeypatch):
