@@ -45,7 +45,6 @@ class RawRows:
     reasons: Mapping[str, int] = field(default_factory=dict)  # Number of rows that were left out, by reason.
     num_cut: int = 0  # Lists that were longer than their column's `max_ids`.
     num_lines: int = 0  # Lines this piece took, including bad ones and the header.
-    read_bytes: int = 0  # Bytes of the input, as stored, that this piece took.
     time: Int64s | None = None  # [n]: microseconds since 1970, where rows are split by it.
 
     def __len__(self) -> int:
@@ -87,7 +86,7 @@ class RawRows:
             joined("split"), tuple(bad for rows in several for bad in rows.bad)[:MAX_QUOTED],
             sum((Counter(rows.reasons) for rows in several), Counter()),
             num_cut=sum(rows.num_cut for rows in several), num_lines=sum(rows.num_lines for rows in several),
-            read_bytes=sum(rows.read_bytes for rows in several), time=joined("time"),
+            time=joined("time"),
         )
 
 

@@ -73,7 +73,6 @@ class CriteoReader:
             tuple(mask if has else None for mask, has in zip(slab.is_missing, has_missing, strict=True)),
             bad=tuple(BadRow(first_line + line, why) for line, why in bad[:MAX_QUOTED]),
             reasons=Counter(reason_of(why) for _, why in bad), num_lines=len(slab.line_starts),
-            read_bytes=chunk.read_bytes,
         )
 
 

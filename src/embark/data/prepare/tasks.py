@@ -218,13 +218,11 @@ class Preparation:
     def _raw_portions(self, task: Task, report: Report, *, only_time: bool = False) -> Iterator[RawRows]:
         """Yield rows of the segment as they are."""
         assert task.segment is not None
-        reported = 0
         for raw in self.reader(only_time=only_time).read(task.segment, self.budget.chunk_bytes):
             yield raw
-            read_bytes = min(raw.read_bytes, task.weight - reported)
-            reported += read_bytes
-            report(read_bytes, 0 if only_time else len(raw), 0 if only_time else raw.num_bad)
-        report(task.weight - reported, 0, 0)
+            if not only_time:
+                report(0, len(raw), raw.num_bad)
+        report(task.weight, 0, 0)
 
     def _hash(self, layout: Layout, raw: RawRows, column: int) -> Array:
         feature = layout.features[column]
@@ -245,13 +243,9 @@ def open_reader(schema: Schema, prepare: PrepareSpec, inputs: Inputs, parser: Ro
         from embark.data.prepare.criteo_reader import CriteoReader
 
         return CriteoReader(schema, inputs)
-    if schema.format == "jsonl":
-        from embark.data.prepare.readers import JsonLinesReader
+    from embark.data.prepare.readers import CsvReader, JsonLinesReader, ParquetReader
 
-        return JsonLinesReader(schema, prepare, inputs, parser)
-    from embark.data.prepare.readers import CsvReader, ParquetReader
-
-    reader = CsvReader if schema.format == "csv" else ParquetReader
+    reader = {"csv": CsvReader, "jsonl": JsonLinesReader, "parquet": ParquetReader}[schema.format]
     return reader(schema, prepare, inputs, parser)
 
 

@@ -37,7 +37,6 @@ class Location:
     lines: Int64s  # [n]: within the segment, counted from 0; of Parquet, the row.
     positions: Int64s  # See `RawRows`.
     num_lines: int
-    read_bytes: int = 0
     bad: Sequence[BadRow] = ()  # Rows with another number of fields, which are not in the columns.
 
 
@@ -124,7 +123,7 @@ class RowParser:
             location.positions, label, dense, tuple(k.keys for k in keys), tuple(k.lengths for k in keys),
             tuple(k.is_missing for k in keys), bad=tuple(examples[:MAX_QUOTED]),
             reasons=bad.reasons + Counter(row.why for row in location.bad), num_cut=sum(k.num_cut for k in keys),
-            num_lines=location.num_lines, read_bytes=location.read_bytes,
+            num_lines=location.num_lines,
             time=times[schema.time_column].micros if schema.is_split_by_time else None,
         )
         return rows.select(~bad.mask) if bad.mask.any() else rows
