@@ -2,10 +2,9 @@
 that a bad row is an error and nothing is guessed."""
 
 import hashlib
-import threading
 from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
+from functools import lru_cache
 
 import numpy as np
 
@@ -29,7 +28,6 @@ from embark.spec.model import ModelSpec, Table
 from embark.spec.tasks import label_columns, list_size_of
 
 _HELD_OUT, _ORDER = range(2)
-_NUM_HASHERS = 4
 
 
 class ColumnsSource:
@@ -73,30 +71,26 @@ class ColumnsSource:
         self._eval_rows = np.flatnonzero(is_held_out)
         self._train_rows = np.flatnonzero(~is_held_out)
         self.num_train_samples, self.num_eval_samples = len(self._train_rows), len(self._eval_rows)
-        self._orders: dict[int, Int64s] = {}  # Orders of the two newest epochs: threads may be in both.
-        self._ordering = threading.Lock()
+        self._order = lru_cache(2)(self._epoch_order)  # Threads may be in two epochs.
 
     def fingerprint(self) -> str:
         """Return a checksum of every value that the spec reads, in the order of the rows, and of which rows a split by
         time holds out."""
         arrays = [self._label, self._dense, *(array for one in self._features for array in (one.ids, one.offsets)),
                   *([self._eval_rows] if self._is_by_time else []), *self._weights.values()]
-        with ThreadPoolExecutor(_NUM_HASHERS) as threads:  # hashing frees the interpreter
-            return hashlib.sha256("".join(threads.map(_digest, arrays)).encode()).hexdigest()
+        return hashlib.sha256("".join(map(_digest, arrays)).encode()).hexdigest()
 
     def train_rows(self, epoch: int, start: int, stop: int) -> Batch:
         """Return rows `start` to `stop` of the epoch's order."""
-        with self._ordering:
-            if epoch not in self._orders:
-                bits = hash_counters(stream_key(self._seed, _ORDER, epoch), self._train_rows // self._list_size)
-                before = {one: order for one, order in self._orders.items() if abs(one - epoch) == 1}
-                self._orders = {**before, epoch: self._train_rows[np.argsort(bits, kind="stable")]}
-            order = self._orders[epoch]
-        return self._batch(order, start, stop)
+        return self._batch(self._order(epoch), start, stop)
 
     def eval_rows(self, start: int, stop: int) -> Batch:
         """Return held-out rows, in the file's order."""
         return self._batch(self._eval_rows, start, stop)
+
+    def _epoch_order(self, epoch: int) -> Int64s:
+        bits = hash_counters(stream_key(self._seed, _ORDER, epoch), self._train_rows // self._list_size)
+        return self._train_rows[np.argsort(bits, kind="stable")]
 
     def _batch(self, order: Int64s, start: int, stop: int) -> Batch:
         check_range(start, stop, len(order))
@@ -198,7 +192,7 @@ def _checked_ids(
                 f"the most is {most}", f"set multi_hot = {most} for table {table.name}")
         refuse_empty(path, table.name, (lengths == 0) & (table.multi_hot == 1) if is_missing is None else is_missing)
         columns.append((keys.view(np.int64), lengths))
-    bad = [found for table, column in zip(tables, columns, strict=True) if (found := _find_bad_ids(table, *column))]
+    bad = [found for table, column in zip(tables, columns, strict=True) if (found := find_bad_ids(table, *column))]
     if bad and not must_clip:
         raise DataError(f"{path}: " + "\n  ".join(what for what, _ in bad),
                         fix="; ".join(fix for _, fix in bad) + '; or data.on_bad_id = "clip" to clip them')
@@ -206,7 +200,7 @@ def _checked_ids(
     return features, tuple(f"{what}; clipped" for what, _ in bad)
 
 
-def _find_bad_ids(table: Table, ids: Int64s, lengths: Int64s) -> tuple[str, str] | None:
+def find_bad_ids(table: Table, ids: Int64s, lengths: Int64s) -> tuple[str, str] | None:
     """Say what is wrong with the ids of a column that its table does not hold, and the fix."""
     if table.is_dynamic:  # the hashes of any values
         return None

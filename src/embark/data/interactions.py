@@ -3,24 +3,24 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from functools import lru_cache
 from typing import Any
 
 import numpy as np
 from pyarrow import chunked_array
 
-from embark.data.columns import open_files, read_rows, refuse_empty
+from embark.data.columns import find_bad_ids, open_files, read_rows, refuse_empty
 from embark.data.loader import Batch, check_range
 from embark.errors import DataError
-from embark.features.arrays import Array, Int32s, Int64s, Mask
+from embark.features.arrays import Array, Int32s, Int64s
 from embark.features.arrow.cells import as_utf8, normalize_array
 from embark.features.arrow.row_parser import Location, RowParser
 from embark.features.encoding import PLAIN
 from embark.features.hashing import hash_counters, stream_key, uniform
 from embark.features.rows import RawRows
 from embark.features.schema import Schema, SparseColumn
-from embark.spec import DataSpec, ModelSpec, Table
+from embark.spec import DataSpec, ModelSpec
 from embark.spec.data import PrepareSpec
 
 _ORDER, _NEGATIVES, _EVAL_NEGATIVES = range(3)
@@ -40,7 +40,8 @@ class InteractionsSource:
         self._history, self._negatives = by_name[roles.history], by_name.get(roles.negatives)
         self._times = roles.times
         log = read_log(data)
-        _check_items(data, log.items, self._history)
+        if bad := find_bad_ids(self._history, log.items, np.ones_like(log.items)):
+            raise DataError(f"{data.path}: {bad[0]}", fix=bad[1])
         self._items, self._stamps, self._num_rows = log.items.astype(np.int32), log.times, self._history.rows
         is_eval_last = 1 if data.eval_split == "test" else 2
         lengths = np.diff(log.starts)
@@ -187,11 +188,3 @@ def read_log(data: DataSpec) -> Log:
         raise DataError(f"{data.path}: the times of column {data.time_column!r} span more than 2³¹ seconds",
                         fix='set data.prepare.time_unit = "ms" if they are milliseconds')
     return Log(parser.users(data.path), rows.keys[0].view(np.int64), seconds)
-
-
-def _check_items(data: DataSpec, items: Int64s, table: Table) -> None:
-    is_bad: Sequence[bool] | Mask = (items < 0) | (items >= table.rows)
-    if np.any(is_bad):
-        raise DataError(f"{data.path}: item {items[np.argmax(is_bad)]} is not in 0 to {table.rows - 1}; such rows: "
-                        f"{np.sum(is_bad):,}", fix=f"table {table.name} needs rows = {int(items.max()) + 1}"
-                        if items.min() >= 0 else "number the items from 0 or 1 on")

@@ -112,17 +112,17 @@ class EarlierIds:
         return "frequency" if self.maps.get(name, {}).get("how") == "frequency" else "hash"
 
     def _differences(self, spec: RunSpec, schema: Schema) -> Iterator[str]:
-        old, prepare, dense = self.before.schema, spec.data.prepare, self.before.prepare.dense
-        if (old.format == "criteo") != (schema.format == "criteo"):
-            yield f"its input was {old.format}, this one is {schema.format}: their ids have different keys"
-        if old.dense_names != schema.dense_names:
-            yield f"dense columns: {_listed(old.dense_names)} there, {_listed(schema.dense_names)} here"
-        if prepare.dense != dense:
-            yield f'data.prepare.dense: "{dense}" there, "{prepare.dense}" here'
-        before, now = self.before.manifest.settings.get(SHARED, {}), shared_tables(spec.model)
-        if before != now:
-            yield f"features that share a table: {_sharing(before)} there, {_sharing(now)} here"
+        old, prepare = self.before.schema, spec.data.prepare
         columns = {column.name: column for column in old.sparse}
+        for what, before, now in (
+            ("Criteo's own format", old.format == "criteo", schema.format == "criteo"),
+            ("dense columns", _listed(old.dense_names), _listed(schema.dense_names)),
+            ("data.prepare.dense", self.before.prepare.dense, prepare.dense),
+            ("features that share a table", _sharing(self.before.manifest.settings.get(SHARED, {})),
+             _sharing(shared_tables(spec.model))),
+        ):
+            if before != now:
+                yield f"{what}: {before} there, {now} here"
         names = [column.name for column in schema.sparse]
         if set(names) != set(columns):
             yield f"tables: {_listed(tuple(columns))} there, {_listed(tuple(names))} here"

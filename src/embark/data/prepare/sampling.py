@@ -91,10 +91,6 @@ def take_sample(
         raise DataError(f"{empty[0]}: the file is empty", fix="leave it out of data.prepare.input, or write it again")
     first = files[0]
     format = _format_of(prepare, inputs, first)
-    if odd := [f.uri for f in files if (_format_of_name(f.name) == "parquet") != (format == "parquet")
-               and _format_of_name(f.name)]:
-        raise DataError(f"the input mixes formats: {first.uri} is {format}, {odd[0]} is not",
-                        fix="name the files of one format in data.prepare.input")
     if format == "parquet":
         from embark.data.prepare.readers import sample_parquet
 
@@ -119,24 +115,15 @@ def take_sample(
 def _format_of(prepare: PrepareSpec, inputs: Inputs, file: InputFile) -> Format:
     start = inputs.read(file.uri, 0, 8)
     is_parquet = start.startswith(b"PAR1")
-    if prepare.format == "parquet" or (prepare.format == "auto" and is_parquet):
+    is_called_so = file.name.lower().endswith((".parquet", ".pq"))
+    if prepare.format == "parquet" or (prepare.format == "auto" and (is_parquet or is_called_so)):
         return "parquet"
-    if prepare.format == "auto" and _format_of_name(file.name) == "parquet":
-        raise DataError(f"{file.uri}: is called Parquet, and does not begin as Parquet does",
-                        fix='write it again, or set data.prepare.format = "csv" if it is text')
     if is_parquet:
         raise DataError(f"{file.uri}: is a Parquet file", fix='set data.prepare.format = "parquet", or leave it out')
     if what := next((what for magic, what in _NOT_TEXT.items() if start.startswith(magic)), ""):
         raise DataError(f"{file.uri}: is {what}, which is not read",
                         fix="make it UTF-8 text, plain or packed by gzip, or Parquet")
     return "criteo" if prepare.format == "criteo" else "csv"
-
-
-def _format_of_name(name: str) -> Literal["", "parquet", "text"]:
-    name = name.lower()
-    if name.endswith((".parquet", ".pq")):
-        return "parquet"
-    return "text" if name.removesuffix(".gz").endswith((".csv", ".tsv", ".txt", ".dat", ".jsonl")) else ""
 
 
 def _is_criteo(line: str) -> bool:
