@@ -40,7 +40,7 @@ class RawRows:
     lengths: tuple[Int32s | None, ...]  # [n] of each list, after cutting; None of the others.
     is_missing: tuple[Mask | None, ...]
     """[n] of each column that is not a list: where there is no value; None where none is missing."""
-    split: Bytes | None = None  # [n]: position in SPLITS, where a column says it.
+    split: Bytes | None = None  # [n]: position in SPLITS, once it is known.
     bad: tuple[BadRow, ...] = ()  # Rows left out among these; at most MAX_QUOTED.
     reasons: Mapping[str, int] = field(default_factory=dict)  # Number of rows that were left out, by reason.
     num_cut: int = 0  # Lists that were longer than their column's `max_ids`.
@@ -61,7 +61,6 @@ class RawRows:
             self, positions=self.positions[mask], label=self.label[mask], dense=self.dense[mask], keys=tuple(keys),
             lengths=tuple(None if lengths is None else lengths[mask] for lengths in self.lengths),
             is_missing=tuple(None if missing is None else missing[mask] for missing in self.is_missing),
-            split=None if self.split is None else self.split[mask],
             time=None if self.time is None else self.time[mask],
         )
 

@@ -134,6 +134,10 @@ class Schema:
 
     def to_toml(self, given: PrepareSpec) -> str:
         """Return the lines of a spec that leave nothing to guess, with what is `given`."""
+        return tomli_w.dumps({"data": self.to_spec(given)})
+
+    def to_spec(self, given: PrepareSpec) -> dict[str, Any]:
+        """Return the values of `[data]` that leave nothing to guess, with what is `given`."""
         data: dict[str, Any] = {} if self.labels else {"label": self.label}
         prepare = given.model_dump(mode="json", exclude_defaults=True) | {"format": self.format}
         if self.format != "criteo":
@@ -155,7 +159,7 @@ class Schema:
                 "time_unit": units.pop() if len(units) == 1 else "",
             }
             prepare |= {key: value for key, value in optional.items() if value}
-        return tomli_w.dumps({"data": data | {"prepare": prepare}})
+        return data | {"prepare": prepare}
 
     def _role(self, name: str, column: SparseColumn | None) -> str:
         if name in (self.label, *(label.name for label in self.labels)):

@@ -20,9 +20,11 @@ from embark.features.encoding import IdMethod
 from embark.features.layout import REPAIR
 from embark.features.schema import TIME_ROWS, Schema
 from embark.formatting import shortlist
-from embark.spec.data import TimeColumns
+from embark.spec.data import DataSpec
 from embark.spec.run import RunSpec
 from embark.store import open_store
+
+_INHERITED = ("dense", "label_above", "time_columns", "sparse_columns", "list_columns", "hex_columns", "list_delimiter")
 
 
 @dataclass(frozen=True)
@@ -42,28 +44,16 @@ class EarlierIds:
 
     def completed(self, spec: RunSpec) -> RunSpec:
         """Return `spec` with the columns of the earlier data where it names none."""
-        data, old = spec.data, self.before.schema
-        changes: dict[str, object] = {"dense": self.before.prepare.dense} if data.prepare.dense == "auto" else {}
-        of_data: dict[str, object] = {}
-        if "label" not in data.model_fields_set and "label_above" not in data.prepare.model_fields_set:
-            of_data["label"] = old.label
-            changes["label_above"] = self.before.prepare.label_above
-        if old.format != "criteo":
-            of_data |= {"dense_columns": data.dense_columns or old.dense,
-                        "time_column": data.time_column or old.time_column}
-            changes["time_columns"] = data.prepare.time_columns or TimeColumns(
-                {time.name: time.features for time in old.times})
-            if not (data.prepare.sparse_columns or data.prepare.list_columns or spec.model.tables):
-                changes |= {
-                    "sparse_columns": tuple(column.source for column in old.sparse
-                                            if not column.is_list and column.kind not in TIME_ROWS),
-                    "list_columns": tuple(column.source for column in old.sparse
-                                          if column.is_list and not column.weights_of),
-                    "hex_columns": tuple(column.source for column in old.sparse if column.kind == "hex"),
-                    "list_delimiter": data.prepare.list_delimiter or old.list_delimiter,
-                }
-        prepare = data.prepare.model_copy(update=changes)
-        return spec.model_copy(update={"data": data.model_copy(update={**of_data, "prepare": prepare})})
+        values = self.before.schema.to_spec(self.before.prepare)
+        own, own_prepare = (part.model_dump(exclude_unset=True) for part in (spec.data, spec.data.prepare))
+        names = {*_INHERITED}
+        if "label" in own or "label_above" in own_prepare:
+            names -= {"label_above"}
+        if spec.model.tables or own_prepare.get("sparse_columns") or own_prepare.get("list_columns"):
+            names -= {"sparse_columns", "list_columns", "hex_columns", "list_delimiter"}
+        prepare = {key: value for key, value in values["prepare"].items() if key in names} | own_prepare
+        data = DataSpec.model_validate(values | own | {"prepare": prepare})
+        return spec.model_copy(update={"data": data})
 
     def aligned(self, spec: RunSpec, schema: Schema) -> Schema:
         """Return `schema` with the kinds of the earlier columns; refuse it if its ids could not mean the same rows."""
