@@ -30,7 +30,14 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal
 
-from pydantic import BaseModel, ConfigDict, SerializerFunctionWrapHandler, ValidationError, model_serializer
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    SerializerFunctionWrapHandler,
+    ValidationError,
+    field_validator,
+    model_serializer,
+)
 
 from embark.data.prepared import Layout
 from embark.errors import DataError, UserError
@@ -40,7 +47,7 @@ from embark.export.reference import REFERENCE, Reference
 from embark.export.safetensors_file import Array, map_file
 from embark.features.encoding import IdMap, RowEncoder, by_rising_key, dense_transform, same_lengths_of
 from embark.features.schema import Schema
-from embark.spec.data import PrepareSpec
+from embark.spec.data import REMOVED_OPTIONS, PrepareSpec
 from embark.spec.model import ModelSpec
 from embark.spec.user_code import file_of
 from embark.store import Checkpoint, CheckpointStore, FileChecksum, checkpoint_name, open_store
@@ -68,6 +75,14 @@ class RowFormat(_Section):
     layout: Layout
     hashed_rows: dict[str, int]  # The modulus, by table, of values without an entry in the map; with 0 they have id 0.
     plain_ids: Literal["refuse", "clip"] | None = None  # Treatment of ids beyond their table, if rows contain ids.
+
+    @field_validator("columns", "prepare", mode="before")
+    @classmethod
+    def _without_removed(cls, values: Any) -> Any:
+        """Leave out what this version no longer has: artifacts outlive it."""
+        if not isinstance(values, dict):
+            return values
+        return {key: value for key, value in values.items() if key not in REMOVED_OPTIONS}
 
     @model_serializer(mode="wrap")
     def _without_labels(self, dump: SerializerFunctionWrapHandler) -> dict[str, Any]:

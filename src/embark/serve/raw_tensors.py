@@ -66,7 +66,7 @@ class RawLayout:
             at += values.nbytes
         sources = [column.source for column in schema.sparse]
         wanted = [*schema.dense, *sources]
-        is_unlabelled = not schema.label and not schema.labels and not schema.split_column
+        is_unlabelled = not schema.label and not schema.labels
         has_matrices = is_unlabelled and bool(sources) and len(set(wanted)) == len(wanted) and \
             not schema.times and number_columns(schema).keys() == set(wanted) <= locations.keys()
         dense = _runs(locations, schema.dense, "<f4") if has_matrices else None

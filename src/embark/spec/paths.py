@@ -45,7 +45,7 @@ def without_local_input(spec: RunSpec) -> RunSpec:
     if not local:
         return spec
     prepare = spec.data.prepare
-    prepare = type(prepare).model_validate(prepare.model_dump(exclude_unset=True, exclude={*local, "new_ids"}))
+    prepare = type(prepare).model_validate(prepare.model_dump(exclude_unset=True, exclude=local))
     return spec.model_copy(update={"data": spec.data.model_copy(update={"prepare": prepare})})
 
 

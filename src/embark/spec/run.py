@@ -214,22 +214,18 @@ def _data_mistakes(spec: RunSpec) -> Iterator[Mistake]:
 
 def _prepare_mistakes(data: DataSpec) -> Iterator[Mistake]:
     prepare = data.prepare
-    needs = {"file": ("validation_files", prepare.validation_files), "column": ("split_column", prepare.split_column)}
-    for split, (field, value) in needs.items():
-        if split == prepare.split and not value:
-            yield conflict(f"data.prepare.{field}", value, f'is needed where data.prepare.split is "{split}"',
-                           "name it")
-        elif split != prepare.split and value:
-            yield conflict(f"data.prepare.{field}", value,
-                           f'has no effect while data.prepare.split is "{prepare.split}"',
-                           f'set data.prepare.split = "{split}"')
+    files, is_by_file = prepare.validation_files, prepare.split == "file"
+    if is_by_file and not files:
+        yield conflict("data.prepare.validation_files", files, 'is needed where data.prepare.split is "file"',
+                       "name them")
+    elif files and not is_by_file:
+        yield conflict("data.prepare.validation_files", files,
+                       f'has no effect while data.prepare.split is "{prepare.split}"',
+                       'set data.prepare.split = "file"')
     if data.eval_fraction + prepare.test_fraction >= 1:
         yield conflict("data.prepare.test_fraction", prepare.test_fraction,
                        f"leaves no training rows next to data.eval_fraction = {data.eval_fraction}",
                        "make one of them smaller")
-    if prepare.new_ids != "append" and not prepare.id_map_from:
-        yield conflict("data.prepare.new_ids", prepare.new_ids, "has no effect without data.prepare.id_map_from",
-                       "name the earlier prepared data there")
     yield from _time_mistakes(data)
     roles = [data.label, *data.dense_columns, *prepare.sparse_columns, *prepare.list_columns, *prepare.ignored_columns,
              *prepare.time_columns]
