@@ -153,7 +153,7 @@ def _render_prepared(console: Console, result: PrepareResult, spec: str) -> None
     manifest, bad = result.manifest, result.manifest.bad_rows
     if not console.quiet:
         maps = manifest.settings["id_maps"] if result.id_map_from else {}
-        headings = {"known": "known ids", "new": "new ids", "evicted": "evicted"} if maps else {}
+        headings = {"known": "known ids", "new": "new ids"} if maps else {}
         console.table([{"table": f.name, "rows": f.rows, "ids": f"up to {f.multi_hot}" if f.is_ragged else
                         str(f.multi_hot), **{key: maps[f.name].get(key) for key in headings}}
                        for f in manifest.layout.id_features],

@@ -53,14 +53,12 @@ def _id_map_problems(store: ObjectStore, manifest: Manifest, sizes: Mapping[str,
     """Compare the id maps with the checksums in the manifest."""
     maps = manifest.settings.get("id_maps")
     for about in maps.values() if isinstance(maps, dict) else ():
-        files = [str(about.get(key, "")) for key in ("keys", "ids", "changed")] if isinstance(about, dict) else []
+        files = [str(about.get(key, "")) for key in ("keys", "ids")] if isinstance(about, dict) else []
         digests = {file: hashlib.sha256(store.read(file)).digest() for file in files if file in sizes}
         yield from (Problem(file, "is missing") for file in files if file and file not in digests)
-        if all(file in digests for file in files[:2]) and files:
-            if hashlib.sha256(digests[files[0]] + digests[files[1]]).hexdigest() != about.get("sha256"):
-                yield Problem(files[1], f"it and {files[0]} are not the id map whose checksum the manifest has")
-            if files[2] in digests and digests[files[2]].hex() != about.get("changed_sha256"):
-                yield Problem(files[2], "its checksum is not the manifest's: it was damaged or replaced")
+        if all(file in digests for file in files) and files \
+                and hashlib.sha256(digests[files[0]] + digests[files[1]]).hexdigest() != about.get("sha256"):
+            yield Problem(files[1], f"it and {files[0]} are not the id map whose checksum the manifest has")
 
 
 def _check_parts(

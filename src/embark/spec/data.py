@@ -6,18 +6,10 @@ from collections.abc import Collection, Iterator
 from datetime import UTC, date, datetime
 from typing import TYPE_CHECKING, Annotated, Literal
 
-from pydantic import (
-    AfterValidator,
-    BeforeValidator,
-    Field,
-    NonNegativeFloat,
-    NonNegativeInt,
-    PositiveFloat,
-    PositiveInt,
-)
+from pydantic import AfterValidator, BeforeValidator, Field, NonNegativeFloat, PositiveFloat
 
 from embark.errors import Mistake, conflict
-from embark.spec.section import Names, Section
+from embark.spec.section import Names, NonNegativeInt, PositiveInt, Section
 from embark.spec.user_code import CUSTOM_KIND, is_custom
 
 if TYPE_CHECKING:
@@ -25,7 +17,7 @@ if TYPE_CHECKING:
 
 
 class InteractionsSpec(Section):
-    """`[data.interactions]`: a text, Parquet or NPZ file with a row for each item that a user chose."""
+    """`[data.interactions]`: a text or Parquet file with a row for each item that a user chose."""
 
     user: str = "user"
     """The column with the user: whole numbers or text."""
@@ -54,7 +46,8 @@ def interactions_mistakes(spec: RunSpec) -> Iterator[Mistake]:
                        "name their column in data.time_column")
 
 
-NewIds = Literal["append", "evict", "hash", "unknown"]
+REMOVED_OPTIONS = frozenset({"new_ids", "split_column"})
+"""Fields that the records of earlier data and artifacts have, and that mean nothing now."""
 TimeFeature = Literal["hour", "weekday", "age"]
 
 
@@ -96,7 +89,7 @@ class PrepareSpec(Section):
     delimiter: str = Field(default="", max_length=4)
     """Field delimiter of text files; empty: detected."""
     header: bool | Literal["auto"] = "auto"
-    """Whether the first line of a text file names the columns."""
+    """Whether the first line of a text file names the columns; `auto`: unless `column_names` does."""
     column_names: Names = ()
     """Column names for files without a header; default `column_0`, `column_1`, …"""
     list_delimiter: str = Field(default="", max_length=4)
@@ -130,19 +123,15 @@ class PrepareSpec(Section):
     max_rows: PositiveInt = 40_000_000
     """`frequency` only: maximum rows of a table that `[model]` does not name."""
     id_map_from: str = ""
-    """Earlier prepared data, a folder or its URI, whose ids keep their table rows here; tables, columns and the dense
-    transform are taken from it. A relative path goes by the spec's own folder; given with `--set`, by the current
-    directory."""
-    new_ids: NewIds = "append"
-    """`id_map_from` only: values that are not in the earlier map. `append`: new rows, up to `max_rows`. `evict`: the
-    rows of values that are rarer in the new training rows; the tables keep their size. `hash`: modulo the table's
-    rows. `unknown`: id 0."""
+    """Earlier prepared data, a folder or its URI, whose ids keep their table rows here; new values get rows behind
+    them, up to `max_rows`. Tables, columns and the dense transform are taken from it. A relative path goes by the
+    spec's own folder; given with `--set`, by the current directory."""
     dense: Literal["auto", "mlperf", "log", "none"] = "auto"
     """`mlperf`: ln(x + 3), below −2 as −2. `log`: sign(x)·ln(1 + |x|). `auto`: `mlperf` for Criteo, else `log`."""
     dense_bits: Literal[16, 32] = 32
     """Width of a stored dense value."""
-    split: Literal["fraction", "file", "column", "time"] = "fraction"
-    """How rows are split: at random, by file (a day each), by a column, or by time, the newest being held out."""
+    split: Literal["fraction", "file", "time"] = "fraction"
+    """How rows are split: at random, by file (a day each), or by time, the newest being held out."""
     test_fraction: NonNegativeFloat = Field(default=0.0, lt=1)
     """`fraction` and `time`: share of rows in the test split, in addition to `data.eval_fraction` for validation."""
     validation_from: Moment = ""
@@ -153,8 +142,6 @@ class PrepareSpec(Section):
     """`file` only: names or globs of files for validation, such as `day_23`."""
     test_files: Names = ()
     """`file` only: names or globs of files for the test split."""
-    split_column: str = ""
-    """`column` only: the column that holds `train`, `validation` (or `valid`, `val`, `eval`) or `test`."""
     max_bad_share: NonNegativeFloat = Field(default=0.001, le=1)
     """Unreadable rows are skipped, counted and reported; a larger share of them is an error."""
     memory_gb: PositiveFloat = 2.0
@@ -168,7 +155,7 @@ class DataSpec(Section):
 
     kind: Literal["synthetic", "columns", "prepared", "interactions"] | \
         Annotated[str, Field(pattern=CUSTOM_KIND, max_length=200)] = "synthetic"
-    """`synthetic`: drawn from a teacher model. `columns`: a CSV, Parquet or NPZ file, held in memory.
+    """`synthetic`: drawn from a teacher model. `columns`: a CSV, JSON Lines or Parquet file, held in memory.
     `prepared`: the output of `embark data prepare` or `embark data make`. `interactions`: a log of users and items,
     held in memory; a sample is a user's items in order (docs/guides/sequences.md). `my_data:Source`: the class `Source`
     of `my_data.py` beside the spec, whose code is run (docs/start/custom-data.md)."""
