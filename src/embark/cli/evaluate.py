@@ -13,17 +13,15 @@ from embark.formatting import format_float
 
 if TYPE_CHECKING:
     from embark.run.evaluate_run import EvaluationResult
-    from embark.run.feature_metrics import Estimate, ImportanceResult, SliceResult
+    from embark.run.feature_metrics import Estimate, ImportanceResult
 
 Optional = Parameter(show_default=False)
 
 
 def evaluate(
     run: str, /, *, split: Annotated[Literal["train", "validation", "test"] | None, Optional] = None, data: str = "",
-    step: Annotated[int | None, Optional] = None, importance: Flag = False, by: str = "",
-    top: Annotated[int | None, Optional] = None, rows: Annotated[int | None, Optional] = None,
-    repeats: Annotated[int | None, Optional] = None, seed: Annotated[int | None, Optional] = None,
-    console: Console = Console(),
+    step: Annotated[int | None, Optional] = None, importance: Flag = False,
+    rows: Annotated[int | None, Optional] = None, console: Console = Console(),
 ) -> None:
     """Evaluate a run's newest checkpoint: AUC, normalized entropy, log loss, calibration.
 
@@ -41,41 +39,18 @@ def evaluate(
         The checkpoint of this step.
     importance
         Show what each feature is worth: permute it and measure how much worse the predictions become.
-    by
-        Show the metrics by the values of this feature, a column of the data: the most frequent ones, or ten ranges.
-    top
-        With --by: how many values of a sparse feature to show (default 20).
     rows
-        With --importance or --by: how many rows to use, spread evenly (default 50,000; with --by 200,000).
-    repeats
-        With --importance or --by: how many disjoint parts of the rows give one measurement each (default 10).
-    seed
-        With --importance or --by: seed of the permutations (default 0).
+        With --importance: how many rows to use, spread evenly (default 50,000).
     """
-    if importance and by:
-        raise UserError("--importance and --by are mutually exclusive", fix="leave one out")
-    if top is not None and not by:
-        raise UserError("--top needs --by", fix="add --by FEATURE, or leave it out")
-    sampling = {name: value for name, value in (("rows", rows), ("repeats", repeats), ("seed", seed))
-                if value is not None}
-    if sampling and not importance and not by:
-        raise UserError(f"--{next(iter(sampling))} needs --importance or --by", fix="add one, or leave it out")
+    if rows is not None and not importance:
+        raise UserError("--rows needs --importance", fix="add it, or leave --rows out")
     from embark.trainers import evaluate as evaluate_run
-    from embark.trainers import evaluate_slices, feature_importance
+    from embark.trainers import feature_importance
 
-    if by:
-        if top is not None:
-            sampling["top"] = top
-        with console.stages() as show:
-            sliced = evaluate_slices(
-                run, by, data=data, split=split or "", step=step, **sampling,
-                on_progress=lambda done, total: show("evaluating slices", done / total, f"{done} of {total}"))
-        console.show(sliced, _render_slices)
-        return
     if importance:
         with console.stages() as show:
             found = feature_importance(
-                run, data=data, split=split or "", step=step, **sampling,
+                run, data=data, split=split or "", step=step, rows=50_000 if rows is None else rows,
                 on_progress=lambda done, total: show("permuting features", done / total, f"{done} of {total}"))
         console.show(found, _render_importance)
         return
@@ -118,16 +93,6 @@ def _render_importance(console: Console, found: ImportanceResult) -> None:
          "auc": "AUC drop", "auc_range": "95% interval", "differs": "differs from 0"},
         title=f"{found.run}, step {found.step:,}: {found.num_samples:,} rows, {found.rows}; "
               f"AUC {format_float(found.auc)}, log loss {format_float(found.log_loss)}")
-    console.text(f"\n{found.method[:1].upper()}{found.method[1:]}.")
-
-
-def _render_slices(console: Console, found: SliceResult) -> None:
-    from embark.report.report import slice_rows
-
-    for note in found.notes:
-        console.warning(note)
-    console.table(slice_rows([(found.run, found)]),
-                  title=f"{found.run}, step {found.step:,}: {found.all_rows.num_samples:,} rows, {found.rows}")
     console.text(f"\n{found.method[:1].upper()}{found.method[1:]}.")
 
 

@@ -20,8 +20,7 @@ if TYPE_CHECKING:
 def publish(
     run: str, /, *, to: str = "", watch: Flag = False,
     gate: Annotated[bool, Parameter(negative="--no-gate", show_default=False)] = True, dry_run: Flag = False,
-    step: Annotated[int | None, Parameter(show_default=False)] = None, set_: Settings = (),
-    console: Console = Console(),
+    set_: Settings = (), console: Console = Console(),
 ) -> ExitCode:
     """Publish a run's newest checkpoint: export it as a delta, measure it, and make it current if it passes the gate.
 
@@ -39,18 +38,14 @@ def publish(
         --no-gate publishes without measuring.
     dry_run
         Only measure the checkpoint, and say whether it would pass the gate: exit code 1 if it would not.
-    step
-        With --dry-run: the checkpoint of this step.
     """
     from embark.publish import publisher
 
-    if dry_run and (watch or not gate):
-        raise UserError("--dry-run measures one checkpoint", fix=f"leave {'--watch' if watch else '--no-gate'} out")
-    if step is not None and not dry_run:
-        raise UserError("--step needs --dry-run: only the newest checkpoint is published", fix="leave --step out")
     if dry_run:
+        if watch or not gate:
+            raise UserError("--dry-run measures one checkpoint", fix=f"leave {'--watch' if watch else '--no-gate'} out")
         with console.waiting("measuring"):
-            checked = publisher.check(run, to=to, step=step, sets=set_)
+            checked = publisher.check(run, to=to, sets=set_)
         console.show(checked, _render_checked)
         return ExitCode.DONE if checked.verdict.is_passed else ExitCode.OTHER
     if not watch:

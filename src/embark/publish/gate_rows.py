@@ -4,20 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
 from embark.data.evaluation_rows import EvaluationRows, open_rows
-from embark.data.loader import weights_by_feature
 from embark.data.permuted_rows import RowsInMemory
 from embark.data.prepared import Rows
 from embark.data.task_labels import main_label
 from embark.errors import DataError, UserError, nearest
 from embark.events.drift import drift
 from embark.export.artifact import Artifact
-from embark.export.reference import ColumnBins, Reference
+from embark.export.reference import ColumnBins, Reference, encoded_rows
 from embark.features.encoding import RowEncoder
 from embark.publish.gate import ColumnDrift, EarlierGate, GateSlice, ScoredRows
 from embark.publish.statistics import F64
@@ -61,18 +60,9 @@ class GateRows:
         return found.astype(np.float64)
 
     def _portions(self, encoder: RowEncoder) -> Iterator[Rows]:
-        every = self.opened.spec.model.table_list()
-        tables = [table.name for table in every]
         for start in range(0, self.rows.num_eval_samples, _CHUNK_ROWS):
             batch = self.rows.eval_rows(start, min(start + _CHUNK_ROWS, self.rows.num_eval_samples))
-            ends = np.cumsum(batch.lengths.sum(axis=1, dtype=np.int64))
-            ids = dict(zip(tables, np.split(batch.ids, ends[:-1]), strict=True))
-            lengths = dict(zip(tables, batch.lengths, strict=True))
-            weights = weights_by_feature(batch, every)
-            own = [lengths[one.feature.weights_of or one.feature.name] for one in encoder.maps]
-            yield Rows(batch.label, batch.dense, tuple(
-                weights[one.feature.name] if one.feature.weights_of else encoder.rows_of(one, ids[one.feature.name])
-                for one in encoder.maps), tuple(None if (num == 1).all() else num for num in own))
+            yield encoded_rows(batch, self.opened.spec.model.table_list(), encoder)
 
     def slices(self, bounds: PublishSpec) -> list[GateSlice]:
         """Return slices by the values of the features that `[publish]` names."""
@@ -84,16 +74,14 @@ class GateRows:
         return [GateSlice(f"{column} = {part.label}", part.samples)
                 for number, (column, kind, table) in enumerate(names)
                 if (column in bounds.slices or table in bounds.slices if bounds.slices else kind == "sparse")
-                for part in slices_of(self.rows, self.opened, number, bounds.slice_values)[0]]
+                for part in slices_of(self.rows, self.opened, number, bounds.slice_values)]
 
     def drifts(self, reference: Reference, encoder: RowEncoder) -> list[ColumnDrift]:
         """Compare every column with the rows of the reference."""
         rng = np.random.default_rng(0)
         counts: list[NDArray[np.int64]] = []
         for rows in self._portions(encoder):
-            ragged = tuple(lengths if feature.is_ragged else None for feature, lengths in zip(
-                encoder.layout.features, rows.lengths, strict=True))
-            found = reference.count(replace(rows, lengths=ragged), encoder, rng)
+            found = reference.count(rows, encoder, rng)
             counts = found if not counts else [a + b for a, b in zip(counts, found, strict=True)]
         return [ColumnDrift(f"column {column.name}" + (" (number of ids)" if column.kind == "length" else ""),
                             drift(column.counts, now, without=_NEWS if _has_many_ids(column) else 0))

@@ -130,13 +130,6 @@ def test_a_bucket_that_is_not_there_is_wrong(aws):
     assert "does not exist" in found.found
 
 
-def test_the_spot_price_of_now_stands_beside_the_catalogs(aws):
-    found = checks_of("place.machine=g5.12xlarge", "place.region=us-east-1", "place.spot=true")
-    assert found["spot"].verdict in ("ok", "warning")
-    assert "catalog" in found["spot"].found or "none for g5.12xlarge" in found["spot"].found
-    assert "spot" not in checks_of("place.machine=g5.12xlarge", "place.region=us-east-1")
-
-
 def test_a_quota_that_the_catalog_does_not_know_is_reported_to_be_unknown(aws):
     found = checks_of("place.machine=p6-b200.48xlarge", "place.region=us-east-1", "place.spot=true")["quota"]
     assert found.verdict == "warning"

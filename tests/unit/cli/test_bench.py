@@ -64,13 +64,6 @@ def test_prepared_data_is_measured_from_its_loader_too(capsys, tmp_path):
     assert [name.rpartition(", ")[2] for name in names] == ["from memory", "from its loader"]
 
 
-def test_the_profile_says_where_the_time_goes(capsys):
-    assert run(["bench", "laptop", *SMALL, "--profile", "--json"]) == 0
-    rows = json.loads(capsys.readouterr().out)["rows"]
-    assert rows[0]["us"] >= rows[-1]["us"]
-    assert any("mm" in row["what"] for row in rows)
-
-
 def test_the_jax_trainer_is_not_measured(capsys):
     assert run(["bench", "laptop", "-s", "place.device=jax"]) == 64
     assert "measures the torch trainer only" in capsys.readouterr().err

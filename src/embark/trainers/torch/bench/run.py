@@ -1,9 +1,9 @@
-"""Times the contenders one after the other, each alone on the device; profiles Embark's own step; and computes the
-least that a step must take, by what it moves and computes and what this card moved and computed a moment ago."""
+"""Times the contenders one after the other, each alone on the device, and computes the least that a step must take, by
+what it moves and computes and what this card moved and computed a moment ago."""
 
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import numpy as np
 import torch
@@ -14,28 +14,12 @@ from embark.model.placement import value_bytes
 from embark.model.work import layers_of
 from embark.spec import RunSpec
 from embark.spec.train import with_train_defaults
-from embark.trainers.bench import NUM_BATCHES, BenchResult, Ceiling, Contender, first_batches, time_contender
-from embark.trainers.torch.bench.contenders import Embark, Stock, StockPipeline
+from embark.trainers.bench import BenchResult, Ceiling, Contender, first_batches, time_contender
+from embark.trainers.torch.bench.contenders import Embark, Stock
 from embark.trainers.torch.trainer import precision_on, set_matmul_precision
 from embark.trainers.torch.world import World, join
 
 SLOW_FLOPS = 5e9  # Below it, a large product would take most of a second.
-
-
-@dataclass(frozen=True, slots=True)
-class ProfileRow:
-    """Device time of one operation or kernel."""
-
-    what: str
-    us: float  # Microseconds a step.
-    calls: float  # Calls a step.
-
-
-@dataclass(frozen=True, slots=True)
-class Profile:
-    """Operations, the longest first."""
-
-    rows: list[ProfileRow]
 
 
 def bench(spec: RunSpec, *, seconds: float, peers: bool, progress: Callable[[str], None]) -> BenchResult:
@@ -43,7 +27,7 @@ def bench(spec: RunSpec, *, seconds: float, peers: bool, progress: Callable[[str
     if spec.model.has_sequences or spec.model.kind == "two_tower" or spec.model.tasks:
         what = "several tasks" if spec.model.tasks else "sequences" if spec.model.is_custom else spec.model.kind
         raise UserError(f"embark bench measures DLRM, DLRM-DCNv2 and custom models beside TorchRec, not {what}",
-                        fix="embark bench SPEC --profile shows where the time of its step goes")
+                        fix="`watch.phases_every_s` shows in a run where the time of a step goes")
     with join(spec.place) as world:
         if world.world_size > 1:
             raise UserError("embark bench measures one process", fix="run it without torchrun")
@@ -64,25 +48,6 @@ def bench(spec: RunSpec, *, seconds: float, peers: bool, progress: Callable[[str
         return BenchResult(size, world.device_name, f"torch {torch.__version__}", rows, ceiling)
 
 
-def profile(spec: RunSpec, num_steps: int = 20) -> Profile:
-    """Return where the device's time goes in Embark's step."""
-    with join(spec.place) as world:
-        set_matmul_precision("tf32")
-        spec = resolve_from_data(spec)
-        source = open_source(spec)
-        ours = Embark(with_train_defaults(spec, source.num_train_samples), world, source, NUM_BATCHES)
-        ours.run(10)
-        ours.wait()
-        is_gpu = world.device.type == "cuda"
-        activity = torch.profiler.ProfilerActivity
-        with torch.profiler.profile(activities=[activity.CUDA if is_gpu else activity.CPU]) as found:
-            ours.run(num_steps)
-            ours.wait()
-        rows = [ProfileRow(e.key, (e.device_time_total if is_gpu else e.self_cpu_time_total) / num_steps,
-                           e.count / num_steps) for e in found.key_averages()]
-        return Profile(sorted(rows, key=lambda row: -row.us))
-
-
 def _contenders(
     spec: RunSpec, world: World, source: SampleSource, batches: list[Batch], peers_precision: str
 ) -> Iterator[Callable[[], Contender]]:
@@ -90,7 +55,7 @@ def _contenders(
     if spec.model.is_custom:
         if peers_precision and not spec.has_bf16_tables:  # the pipeline has no such rows
             train = spec.train.model_copy(update={"engine": "pipeline"})
-            yield lambda: StockPipeline(spec.model_copy(update={"train": train}), world, source, len(batches))
+            yield lambda: Embark(spec.model_copy(update={"train": train}), world, source, len(batches), is_stock=True)
     elif peers_precision and spec.model.num_dense:
         yield lambda: Stock(spec, world, batches, is_bf16=False)
         if peers_precision == "bf16":
