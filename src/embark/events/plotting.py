@@ -66,52 +66,28 @@ class Axis:
     high: float
     start: float
     stop: float
-    is_log: bool = False
 
     def position(self, value: float) -> float:
-        low, high = self.low, self.high
-        if self.is_log:
-            value, low, high = math.log(value), math.log(low), math.log(high)
-        share = 0.5 if high <= low else (value - low) / (high - low)
+        share = 0.5 if self.high <= self.low else (value - self.low) / (self.high - self.low)
         return self.start + share * (self.stop - self.start)
 
     def ticks(self, most: int) -> list[float]:
         """Return round numbers, about `most` of them at most."""
         if self.high <= self.low:
             return [self.low]
-        if self.is_log:
-            powers = range(math.floor(math.log10(self.low)), math.ceil(math.log10(self.high)) + 1)
-            digits = (1,) if self.high / self.low > 10**4 else (1, 2, 5)
-            inside = self._apart([n * 10.0**p for p in powers for n in digits], most)
-            if len(inside) > 1:
-                return inside
         rough = (self.high - self.low) / most
         power = 10.0 ** math.floor(math.log10(rough))
-        return self._multiples(next(n * power for n in (1, 2, 2.5, 5, 10) if n * power >= rough * 0.999), most)
+        return self._multiples(next(n * power for n in (1, 2, 2.5, 5, 10) if n * power >= rough * 0.999))
 
     def time_ticks(self, most: int) -> list[float]:
         """Return ticks for seconds: quarters of an hour, not tenths of one."""
-        if self.is_log:
-            inside = self._apart(_TIMES_S, most)
-            return inside if len(inside) > 2 else self.ticks(most)
         span = self.high - self.low
         step = next((step for step in _TIMES_S if step * most >= span), 86_400.0 * math.ceil(span / 86_400 / most))
-        return self._multiples(step, most)
+        return self._multiples(step)
 
-    def _multiples(self, step: float, most: int) -> list[float]:
+    def _multiples(self, step: float) -> list[float]:
         first, last = math.ceil(self.low / step - 1e-9), math.floor(self.high / step + 1e-9)
-        values = [n * step for n in range(first, last + 1)]
-        return self._apart(values, most) if self.is_log else values
-
-    def _apart(self, values: Sequence[float], most: int) -> list[float]:
-        """Return the values inside, so far apart that their labels do not overlap."""
-        least = abs(self.stop - self.start) / (most + 1)
-        kept: list[float] = []
-        for value in values:
-            is_far = not kept or abs(self.position(value) - self.position(kept[-1])) >= least
-            if self.low <= value <= self.high and is_far:
-                kept.append(value)
-        return kept
+        return [n * step for n in range(first, last + 1)]
 
 
 def format_time_tick(seconds: float) -> str:

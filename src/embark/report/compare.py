@@ -22,9 +22,8 @@ from embark.formatting import (
 from embark.report.charts import format_time, overlaid
 from embark.report.context import RunContext, State
 from embark.report.document import Code, Document, Table, Tile, Tone, Words, sections_with_something
-from embark.report.report import TONES, slice_blocks
+from embark.report.report import TONES
 from embark.report.spec_rows import differences, field_of
-from embark.run.feature_metrics import SliceResult
 
 SAME_QUALITY = 0.0005  # Less than that is chance: two runs that differ in their seed differ by more.
 SAME_SHARE = 0.03
@@ -96,7 +95,6 @@ class Comparison:
     runs: tuple[ComparedRun, ...]
     spec: tuple[SpecDifference, ...]
     report: str | None = None  # The page, where one was written.
-    slices: tuple[SliceResult, ...] = ()  # Each run's metrics by the values of a feature.
 
     def best_of(self, row: Row) -> int | None:
         """Return the index of the best run in a row; None if it is not known or all are equal. A low training loss does
@@ -175,8 +173,6 @@ def compare_document(found: Comparison) -> Document:
         sections=sections_with_something([
             ("Curves", [overlaid([run.context.record for run in runs], names)]),
             ("Results", [results_table(found)]),
-            *([(f"By {found.slices[0].feature}", slice_blocks(list(zip(names, found.slices, strict=True))))]
-              if found.slices else []),
             ("Differences of their specs", [spec_table(found) if found.spec else Words("None but their names.")]),
             ("The runs", [Table(("run", "status", "where"), tuple((run.name, run.sentence, run.uri) for run in runs),
                                 code=frozenset({2}))]),

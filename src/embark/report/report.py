@@ -1,6 +1,6 @@
 """The report of one run, and the files it is written to."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -52,7 +52,6 @@ from embark.report.document import (
 )
 from embark.report.record import Record
 from embark.report.spec_rows import set_fields
-from embark.run.feature_metrics import Estimate, Slice, SliceResult
 from embark.store import open_store, write_atomic
 
 TONES: dict[State, Tone] = {
@@ -67,9 +66,8 @@ NAME = "report.html"
 _HEAD_BYTES = 4096
 
 
-def report(context: RunContext, slices: Sequence[SliceResult] = ()) -> Document:
-    """Return what there is to say about a run, whatever its state; with its metrics by slices, one result for each
-    feature."""
+def report(context: RunContext) -> Document:
+    """Return what there is to say about a run, whatever its state."""
     record, status = context.record, context.status
     return Document(
         kicker="Embark run report",
@@ -81,7 +79,6 @@ def report(context: RunContext, slices: Sequence[SliceResult] = ()) -> Document:
         tiles=_tiles(context),
         sections=sections_with_something([
             ("Training", [learning_curves(context), *_held_out(record)]),
-            *((f"By {one.feature}", slice_blocks([(context.name, one)])) for one in slices),
             ("Changes on resume", list(_changes(record))),
             ("Diagnosis", list(_diagnosis(context))),
             ("Interruptions", faults(context)),
@@ -316,60 +313,3 @@ def write_page(target: str, text: str) -> str:
     except OSError as error:
         raise UserError(f"{path}: {error.strerror}", fix="--out FILE writes elsewhere") from error
     return str(path)
-
-
-def slice_rows(named: Sequence[tuple[str, SliceResult]]) -> list[dict[str, str]]:
-    """Return a row for each slice, with the figures of each run.
-
-    A slice differs where its interval does not hold the value of all rows; runs differ where their intervals do not
-    overlap.
-    """
-    (_, first), *others = named
-    rows = []
-    by_value = [{one.value: one for one in (found.all_rows, *found.slices)} for _, found in named]
-    for one in (first.all_rows, *first.slices):
-        row = {first.feature: one.value, "rows": format_count(one.num_samples)}
-        for (name, _), known in zip(named, by_value, strict=True):
-            prefix = f"{name}: " if others else ""
-            found = known.get(one.value)
-            row[f"{prefix}AUC"] = _figure(found.auc, found.auc_interval) if found else MISSING
-            row[f"{prefix}calibration"] = _figure(found.calibration, found.calibration_interval) if found else MISSING
-        if others:
-            row["differ in"] = _differences([known[one.value] for known in by_value if one.value in known])
-        else:
-            pairs = {"AUC": (one.auc_interval, first.all_rows.auc),
-                     "calibration": (one.calibration_interval, first.all_rows.calibration)}
-            differs = [name for name, (interval, value) in pairs.items()
-                       if interval and value is not None and not interval.low <= value <= interval.high]
-            row |= {"log loss": format_float(one.log_loss), "click rate": f"{one.click_rate:.4f}",
-                    "differs in": " and ".join(differs)}
-        rows.append(row)
-    return rows
-
-
-def slice_blocks(named: Sequence[tuple[str, SliceResult]]) -> list[Block | None]:
-    """Return the slices as blocks of a page; none without any."""
-    if not named:
-        return []
-    rows: Sequence[Mapping[str, str]] = slice_rows(named)
-    columns = tuple(rows[0])
-    method = named[0][1].method
-    return [Words(f"{named[0][1].rows}. {method[:1].upper()}{method[1:]}.", is_small=True),
-            Table(columns, tuple(tuple(row[name] for name in columns) for row in rows),
-                  frozenset(range(1, len(columns))))]
-
-
-def _figure(value: float | None, interval: Estimate | None) -> str:
-    if value is None:
-        return MISSING
-    return format_float(value) + (f" ({interval.low:.4f} to {interval.high:.4f})" if interval else "")
-
-
-def _differences(slices: Sequence[Slice]) -> str:
-    found = []
-    for name, intervals in (("AUC", [one.auc_interval for one in slices]),
-                            ("calibration", [one.calibration_interval for one in slices])):
-        known = [one for one in intervals if one]
-        if len(known) > 1 and max(one.low for one in known) > min(one.high for one in known):
-            found.append(name)
-    return " and ".join(found)

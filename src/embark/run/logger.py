@@ -184,7 +184,7 @@ def log_prediction(logger: RunLogger, spec: RunSpec, world: World, trainer: Trai
     prediction = predict_local(spec, {
         "device": world.device_type, "device_name": world.device_name, "engine": trainer.engine.name,
         "precision": trainer.precision, "world_size": world.num_devices, "host_bytes": host_bytes(),
-        "local_world_size": world.devices_per_host, "device_bytes": world.device_bytes,
+        "device_bytes": world.device_bytes,
     })
     if prediction is not None:
         logger.log("predict", prediction)
