@@ -215,9 +215,8 @@ def _render_ranking(console: Console, found: Survey, kept: Sequence[Estimate]) -
             f"{pluralize(len(unpriced), 'machine')} without a price" if unpriced else "",
             "~ TPU, planned by memory; its time is a rough estimate" if any(e.is_rough for e in shown) else ""]
     console.text("; ".join(filter(None, more)), style="dim")
-    is_ascii = not console.out.encoding.lower().startswith("utf")
-    lines = plot(found, width=min(console.out.width, PLOT_WIDTH), height=PLOT_HEIGHT, ascii_only=is_ascii)
-    if lines:
+    lines = plot(found, width=min(console.out.width, PLOT_WIDTH), height=PLOT_HEIGHT)
+    if lines and not console.out.options.ascii_only:
         console.text("\n" + "\n".join(lines))
 
 

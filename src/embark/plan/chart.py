@@ -99,7 +99,7 @@ def front_letters(found: Survey) -> dict[int, str]:
     return {id(e): letter for e, letter in zip(pareto_front(found.fitting, found.purchase), LETTERS, strict=False)}
 
 
-def plot(found: Survey, *, width: int, height: int, ascii_only: bool) -> list[str]:
+def plot(found: Survey, *, width: int, height: int) -> list[str]:
     """Return lines of text, at most `width` wide; none where there are not two points to set against each other."""
     points, letters = _points(found), front_letters(found)
     if len(points) < 2:
@@ -107,13 +107,12 @@ def plot(found: Survey, *, width: int, height: int, ascii_only: bool) -> list[st
     _, times, dollars = zip(*points, strict=True)
     along, up = (math.log10 if max(values) / min(values) >= LOG_FROM else float for values in (times, dollars))
     # Letters come last, so that they lie on top.
-    marks = {(along(total_s), up(usd)): letters.get(id(e), "." if ascii_only else "·")
+    marks = {(along(total_s), up(usd)): letters.get(id(e), "·")
              for e, total_s, usd in sorted(points, key=lambda point: id(point[0]) in letters)}
     front = [(along(total_s), up(usd)) for e, total_s, usd in points if id(e) in letters]
     high, low = format_usd(max(dollars)), format_usd(min(dollars))
     inner = width - max(len(high), len(low)) - 2
-    chart = draw(front, list(marks), width=inner, height=height, ascii_only=ascii_only, glyphs=marks)
+    chart = draw(front, list(marks), width=inner, height=height, glyphs=marks)
     if chart is None or inner < 20:
         return []
-    return frame_rows(chart, high, low, format_duration(min(times)), format_duration(max(times)),
-                      ascii_only=ascii_only)
+    return frame_rows(chart, high, low, format_duration(min(times)), format_duration(max(times)))

@@ -100,14 +100,9 @@ def predict_cluster(
     step = None
     if memory.fits and engine in calibration.engines:
         step = step_time(spec, placement, cluster, engine, precision, calibration,
-                         draws_samples=is_local and draws_samples(spec))
+                         draws_samples=is_local and spec.data.kind == "synthetic")
     return ClusterPrediction(engine, engine_why, placement, memory, step,
                              explain_fit(spec, cluster, placement, memory))
-
-
-def draws_samples(spec: RunSpec) -> bool:
-    """Return whether samples are drawn as the run goes on."""
-    return spec.data.kind == "synthetic" and not spec.data.drift.is_on
 
 
 def fits_without_tables(setup: Setup) -> bool:
@@ -203,7 +198,7 @@ def predict_local(spec: RunSpec, here: dict[str, Any]) -> dict[str, Any] | None:
     except TooLarge:
         return None
     step = step_time(spec, placement, cluster, engine, precision, calibration,
-                     draws_samples=draws_samples(spec))
+                     draws_samples=spec.data.kind == "synthetic")
     parts = (host_parts(spec, placement, num_ranks, calibration, is_cpu=True, precision=precision)
              if is_cpu else
              with_own_input(device_parts(spec, placement, engine, precision, calibration), spec, engine, num_ranks))

@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 from pydantic import Field, NonNegativeFloat, PositiveFloat
 
 from embark.errors import Mistake, SpecError, conflict, nearest
-from embark.spec.data import DataSpec, drift_mistakes, interactions_mistakes, moment
+from embark.spec.data import DataSpec, interactions_mistakes, moment
 from embark.spec.model import SHARED, ModelSpec, dynamic_mistakes
 from embark.spec.place import ELASTIC_TARGETS, PlaceSpec
 from embark.spec.section import Names, NonNegativeInt, PositiveInt, Section
@@ -32,7 +32,7 @@ KIND_OF_FIELD = {
                     "columns"),
     **dict.fromkeys(("data.eval_split", "data.shuffle"), "prepared"),
     **dict.fromkeys(("data.num_train_samples", "data.num_eval_samples", "data.zipf_exponent", "data.signal",
-                     "data.task_conflict", "data.ragged", "data.drift"), "synthetic"),
+                     "data.task_conflict", "data.ragged"), "synthetic"),
     "data.interactions": "interactions",
 }
 """Fields that have an effect with one `data.kind` only."""
@@ -124,7 +124,7 @@ class RunSpec(Section):
     def mistakes(self) -> Iterator[Mistake]:
         """Find conflicts between fields that are each valid alone."""
         for find in (_model_mistakes, two_tower_mistakes, sequence_mistakes, dynamic_mistakes, _data_mistakes,
-                     task_mistakes, metric_mistakes, interactions_mistakes, drift_mistakes, stream_mistakes,
+                     task_mistakes, metric_mistakes, interactions_mistakes, stream_mistakes,
                      _train_mistakes, _elastic_mistakes, _acceptance_mistakes):
             yield from find(self)
 

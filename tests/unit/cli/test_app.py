@@ -66,7 +66,6 @@ def test_an_error_is_json_for_programs(capsys):
         (["data", "prepre"], "prepre: no such command", "did you mean 'prepare'?"),
         (["--frsh"], "--frsh: no such option", "embark --help"),
         (["bench", "--seconds", "0"], "--seconds must be greater than 0", "--seconds 8"),
-        (["bench", "--profile", "--calibrate"], "are mutually exclusive", "leave one out"),
     ],
 )
 def test_a_wrong_command_line_names_the_help_to_read(capsys, words, what, fix):

@@ -102,18 +102,16 @@ def test_wide_ranges_are_logarithmic_and_narrow_ones_are_not():
     assert "$10.00" in map(format_usd, axis_of([1, 100], 0, 900).ticks(MOST_TICKS))
 
 
-@pytest.mark.parametrize("ascii_only", [False, True])
-def test_a_terminal_shows_the_front_by_letters(found, ascii_only):
-    lines = plot(found, width=76, height=14, ascii_only=ascii_only)
+def test_a_terminal_shows_the_front_by_letters(found):
+    lines = plot(found, width=76, height=14)
     assert len(lines) == 16
     assert all(len(line) <= 76 for line in lines)
-    drawn = "".join(line.split("│" if not ascii_only else "|")[-1] for line in lines[:14])
+    drawn = "".join(line.split("│")[-1] for line in lines[:14])
     letters = set(front_letters(found).values())
     assert len(letters & set(drawn)) >= len(letters) - 2  # two may share a cell
-    assert all(line.isascii() for line in lines) is ascii_only
     assert lines[0].lstrip().startswith("$")
 
 
 def test_a_terminal_too_narrow_or_too_little_to_show_draws_nothing(found):
-    assert plot(found, width=20, height=14, ascii_only=False) == []
-    assert plot(Survey("on_demand", found.fitting[:1], (), (), 1), width=76, height=14, ascii_only=False) == []
+    assert plot(found, width=20, height=14) == []
+    assert plot(Survey("on_demand", found.fitting[:1], (), (), 1), width=76, height=14) == []

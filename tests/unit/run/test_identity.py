@@ -38,7 +38,6 @@ OTHER_VALUES = {
     "data.eval_fraction": 0.2, "data.eval_split": "test", "data.shuffle": "none", "data.on_bad_id": "clip",
     "data.num_train_samples": 4097, "data.num_eval_samples": 301, "data.zipf_exponent": 1.3, "data.signal": 2.0,
     "data.task_conflict": 0.5, "data.ragged": "true", "data.seed": 7, "data.interactions": "{user='who'}",
-    "data.drift": "{samples_per_day=1000}",
     "model.sequence": "{history='seen', candidate='a', num_blocks=3}",
     "train.batch_size": 256, "train.learning_rate": 0.1, "train.dense_learning_rate": 0.01, "train.optimizer": "sgd",
     "train.dense_optimizer": "sgd", "train.eps": 1e-6, "train.weight_decay": 0.01,

@@ -81,7 +81,7 @@ def test_metrics_labels_and_the_record_are_those_of_the_whole_server(artifact, t
     assert sum(one.num_rows for one in traffic.windows) == 60
     assert sum(one.statuses.get("400", 0) for one in traffic.windows) == 1
     assert sum(int(one.latency.sum()) for one in traffic.windows) == 12
-    assert sum(int(one.num_labels.sum()) for one in traffic.versions.values()) == 12
+    assert sum(int(one.labels[0].sum()) for one in traffic.versions.values()) == 12
 
 
 def test_a_killed_process_is_replaced_and_others_fail_no_request(artifact):
