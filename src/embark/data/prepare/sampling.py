@@ -39,7 +39,7 @@ CRITEO_COLUMNS = ("label", *(f"int_{i}" for i in range(13)), *(f"cat_{i}" for i 
 _NOT_TEXT = {
     b"PK\x03\x04": "a zip archive", b"\x28\xb5\x2f\xfd": "packed by zstd", b"BZh": "packed by bzip2",
     b"\xfd7zXZ": "packed by xz", b"\xff\xfe": "text in UTF-16", b"\xfe\xff": "text in UTF-16",
-    b"ARROW1": "an Arrow file", b"ORC": "an ORC file", b"Obj\x01": "an Avro file",
+    b"ARROW1": "an Arrow file", b"ORC": "an ORC file",
 }
 _INTEGER = re.compile(INTEGER)
 _NUMBER = re.compile(f"{NUMBER}|[+-]?inf(inity)?|nan", re.IGNORECASE)
@@ -99,9 +99,8 @@ def take_sample(
     if not text.strip():
         raise DataError(f"{first.uri}: has no rows", fix="data.prepare.input must name a file with at least one row")
     if prepare.format == "jsonl" or (prepare.format == "auto" and _is_json(first, text)):
-        texts = [text, *_more_text(inputs, files)]
-        lines = [line for one in texts for line in one.splitlines()[:_MAX_ROWS]]
-        return Sample("jsonl", _sample_json(prepare, first, lines))
+        objects = [line for one in (text, *_more_text(inputs, files)) for line in one.splitlines()[:_MAX_ROWS]]
+        return Sample("jsonl", _sample_json(prepare, first, objects))
     is_open = prepare.format == "auto" and prepare.delimiter in ("", "\t") and not prepare.column_names
     lines = text.decode(errors="replace").splitlines()[:100]
     is_criteo = is_open and prepare.header is not True and sum(map(_is_criteo, lines)) > 0.5 * len(lines)
