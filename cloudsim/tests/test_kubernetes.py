@@ -18,7 +18,7 @@ from cloudsim.kubernetes.cluster import Cluster
 from cloudsim.kubernetes.controllers import pods_of
 from cloudsim.programs import add_common_programs
 from embark.kubernetes.objects import OPERATOR_VERSIONS
-from embark.rehearse import engines as processes
+from embark.rehearse import processes
 from embark.render.render import render
 
 GPU = NodePool("gpu", "p4d.24xlarge", "us-west-2b", 2, {

@@ -122,7 +122,7 @@ def processes_with(name: str, value: str) -> list[int]:
 def account(python: str, cloud: str, folder: str) -> None:
     """The account's server, whose pods find this as `python`; its shells find `embark` there too."""
     from cloudsim import server
-    from embark.rehearse import engines as processes
+    from embark.rehearse import processes
 
     processes.sys = SimpleNamespace(executable=python)  # type: ignore[assignment]
     program = Path(folder, "programs", "embark")

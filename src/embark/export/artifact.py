@@ -40,7 +40,6 @@ from pydantic import (
 )
 
 from embark.data.prepared import Layout
-from embark.data.prepared.manifest import MANIFEST
 from embark.errors import DataError, UserError
 from embark.export.delta import DELTA, PARENT, PARENT_WEIGHTS, TENSOR_FILES, apply_delta, tensors_checksum
 from embark.export.quantize import TableDtype
@@ -56,7 +55,7 @@ from embark.store.checkpoint_store import COMMIT_FILE
 from embark.store.errors import NotFound
 from embark.store.run_dir import SPEC
 
-FORMAT_VERSION = 1
+FORMAT_VERSION: Literal[1] = 1
 INFO, WEIGHTS, ID_MAPS, ITEMS = "artifact.json", "weights.safetensors", "id_maps.safetensors", "items.safetensors"
 CURRENT, GATE = "current.json", "gate.json"
 _OTHER = "choose another version with --version or `embark rollback`, or export the run again"
@@ -108,7 +107,7 @@ class ArtifactInfo(_Section):
     """The contents of `artifact.json`: what a version is."""
 
     format: Literal["embark-artifact"] = "embark-artifact"
-    format_version: int = FORMAT_VERSION
+    format_version: Literal[1] = FORMAT_VERSION
     embark: str
     run: str
     step: int
@@ -363,11 +362,6 @@ def _suggested_uri(uri: str) -> str:
     for found in (f"{uri}/export", f"runs/{uri}/export"):
         if open_versions(found).committed():
             return f"the run's exported model is {found}"
-    store = open_store(uri)
-    if store.exists(MANIFEST):
-        return "this is prepared data; name what `embark export RUN` wrote, such as runs/RUN/export"
-    if store.exists(SPEC):
-        return f"`embark export {uri}` writes one, to {uri}/export"
     return f"`embark export RUN --to {uri}` writes one"
 
 
@@ -404,20 +398,14 @@ def _fetched(versions: CheckpointStore) -> Path:
 def _read_info(path: Path) -> ArtifactInfo:
     text = path.read_bytes()
     try:
-        head = _Head.model_validate_json(text)
-        if head.format_version != FORMAT_VERSION:
-            raise DataError(f"{path}: its format is version {head.format_version}, this Embark reads {FORMAT_VERSION}",
-                            fix="export the run again, or use the Embark that wrote it")
         info = ArtifactInfo.model_validate_json(text)
         if info.model.code:
             raise DataError(f"{path}: holds code, which is never run", fix="export the run again")
         return info
     except ValidationError as error:
         first = error.errors(include_url=False)[0]
+        if first["loc"] == ("format_version",):
+            raise DataError(f"{path}: its format is version {first['input']}, this Embark reads {FORMAT_VERSION}",
+                            fix="export the run again, or use the Embark that wrote it") from None
         raise DataError(f"{path}: does not describe an exported model "
                         f"({'.'.join(map(str, first['loc']))}: {first['msg']})", fix="export the run again") from None
-
-
-class _Head(BaseModel):
-    format: Literal["embark-artifact"]
-    format_version: int

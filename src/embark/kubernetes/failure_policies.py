@@ -173,29 +173,6 @@ class ReplicaPolicy:
         return Decision("replace", f"{end.pod.name} {why}: restart {self.num_restarts}{allowed}")
 
 
-@dataclass(slots=True)
-class PodPolicy:
-    """The policy of a bare Pod: its container is restarted by restartPolicy; nobody replaces the pod itself."""
-
-    name: str
-    restart_policy: str
-    num_restarts: int = 0
-
-    def decide(self, end: PodEnd) -> Decision:
-        why = _why(end)
-        if end.is_preempted:
-            return Decision("fail", f"{end.pod.name} {why}, and no controller recreates a bare Pod", "Evicted")
-        if end.code == 0 and self.restart_policy != "Always":
-            return Decision("succeed", f"Pod {self.name} is complete")
-        if self.restart_policy == "Never":
-            return Decision("fail", f"{end.pod.name} {why}", "Error")
-        self.num_restarts += 1
-        if self.num_restarts > BACKOFF_LIMIT:
-            return Decision("fail", f"{end.pod.name} {why} after every start: CrashLoopBackOff", "CrashLoopBackOff")
-        return Decision("replace", f"{end.pod.name} {why}: its container is restarted, by restartPolicy "
-                                   f"{self.restart_policy}")
-
-
 def _matches(rule: K8sObject, end: PodEnd) -> bool:
     if codes := rule.get("onExitCodes"):
         if codes.get("containerName") not in (None, end.pod.container) or end.code == 0:

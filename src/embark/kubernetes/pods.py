@@ -13,7 +13,7 @@ DEFAULT_GRACE_S = int(GRACES["kubernetes"][0])
 NVIDIA_GPU, AMD_GPU, TPU = "nvidia.com/gpu", "amd.com/gpu", "google.com/tpu"
 GPU_RESOURCES = (NVIDIA_GPU, AMD_GPU)
 POD_IP = "@pod-ip@"  # Stands for an address that is known only once the pod is started.
-MountKind = Literal["files", "scratch", "memory", "shared", "host"]
+MountKind = Literal["files", "scratch", "shared", "host"]
 _ACCELERATOR = re.compile(r"[^/]+/(gpu|tpu|mig-)")  # Also `nvidia.com/gpu.shared` and slices such as `mig-1g.5gb`.
 _TORCHRUN = re.compile(r"\b(torchrun|torch\.distributed\.(run|launch))\b")
 _REFERENCE = re.compile(r"\$\$|\$\(([^)]*)\)")
@@ -66,21 +66,7 @@ class Mount:
     name: str  # Name of the volume; a shared volume has the same name in all pods.
     files: Mapping[str, str] = field(default_factory=dict)
     sub_path: str = ""
-    is_read_only: bool = False
-    size_bytes: int | None = None
     what: str = ""  # Description for a person, such as `claim dlrm-data`.
-
-
-@dataclass(frozen=True, slots=True)
-class Security:
-    """The user and group of a container, and its privileges."""
-
-    user: int | None = None
-    group: int | None = None
-    drops: tuple[str, ...] = ()
-    adds: tuple[str, ...] = ()
-    may_gain: bool = True
-    is_read_only: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -116,9 +102,6 @@ class Pod:
     env: Mapping[str, str]
     workdir: str = ""
     mounts: tuple[Mount, ...] = ()
-    security: Security = field(default_factory=Security)
-    memory_bytes: int | None = None
-    cpus: float | None = None
     grace_s: float = DEFAULT_GRACE_S
     restart_policy: str = "Never"
     has_readiness_probe: bool = False
@@ -160,8 +143,6 @@ def make_pod(template: K8sObject, identity: PodIdentity, objects: Objects, *, co
         command=tuple(expand(word, env.values) for word in _words(container, "command")),
         args=tuple(expand(word, env.values) for word in _words(container, "args")),
         env=env.values, workdir=str(container.get("workingDir") or ""), mounts=tuple(mounts),
-        security=_security(spec, container),
-        memory_bytes=_bytes(limits.get("memory")), cpus=quantity(limits.get("cpu", "")),
         grace_s=float(spec.get("terminationGracePeriodSeconds", DEFAULT_GRACE_S)),
         restart_policy=identity.restart_policy or str(spec.get("restartPolicy") or "Always"),
         has_readiness_probe="readinessProbe" in container, sidecars=tuple(sidecars),
@@ -173,11 +154,6 @@ def make_pod(template: K8sObject, identity: PodIdentity, objects: Objects, *, co
 
 def _words(thing: K8sObject, *keys: str) -> tuple[str, ...]:
     return tuple(str(word) for key in keys for word in thing.get(key) or ())
-
-
-def _bytes(value: Any) -> int | None:
-    number = quantity(str(value))
-    return None if number is None else int(number)
 
 
 def _mounts(spec: K8sObject, container: K8sObject, objects: Objects, namespace: str) -> tuple[list[Mount], list[str]]:
@@ -195,7 +171,6 @@ def _mounts(spec: K8sObject, container: K8sObject, objects: Objects, namespace: 
 
 def _mount(volume: K8sObject, row: K8sObject, objects: Objects, namespace: str, missing: list[str]) -> Mount:
     path, name, sub_path = str(row.get("mountPath", "")), str(volume.get("name")), str(row.get("subPath") or "")
-    read_only = bool(row.get("readOnly"))
     for key, kind in (("configMap", "ConfigMap"), ("secret", "Secret")):
         source = volume.get(key)
         if source is None:
@@ -207,27 +182,15 @@ def _mount(volume: K8sObject, row: K8sObject, objects: Objects, namespace: str, 
         files = contents or {}
         if items := rows(source, "items"):
             files = {str(item["path"]): files.get(str(item["key"]), "") for item in items}
-        return Mount(path, "files", name, files, sub_path, True, what=f"{kind} {called}")
+        return Mount(path, "files", name, files, sub_path, f"{kind} {called}")
     if "emptyDir" in volume:
-        empty = volume["emptyDir"] or {}
-        kind_: MountKind = "memory" if empty.get("medium") == "Memory" else "scratch"
-        return Mount(path, kind_, name, {}, sub_path, read_only, _bytes(empty.get("sizeLimit")))
+        return Mount(path, "scratch", name, {}, sub_path)
     if "hostPath" in volume:
-        return Mount(path, "host", name, {}, sub_path, read_only, what=f"the node's {at(volume, 'hostPath.path')}")
+        return Mount(path, "host", name, {}, sub_path, f"the node's {at(volume, 'hostPath.path')}")
     if claim := at(volume, "persistentVolumeClaim.claimName"):
-        return Mount(path, "shared", f"claim-{claim}", {}, sub_path, read_only, what=f"claim {claim}")
+        return Mount(path, "shared", f"claim-{claim}", {}, sub_path, f"claim {claim}")
     source_kind = next((key for key in volume if key != "name"), "volume")
-    return Mount(path, "shared", f"volume-{name}", {}, sub_path, read_only, what=f"{source_kind} volume {name}")
-
-
-def _security(spec: K8sObject, container: K8sObject) -> Security:
-    pod, own = at(spec, "securityContext") or {}, at(container, "securityContext") or {}
-    both, capabilities = {**pod, **own}, own.get("capabilities") or {}
-    return Security(
-        user=both.get("runAsUser"), group=both.get("runAsGroup"), drops=_words(capabilities, "drop"),
-        adds=_words(capabilities, "add"), may_gain=bool(own.get("allowPrivilegeEscalation", True)),
-        is_read_only=bool(own.get("readOnlyRootFilesystem", False)),
-    )
+    return Mount(path, "shared", f"volume-{name}", {}, sub_path, f"{source_kind} volume {name}")
 
 
 @dataclass(frozen=True, slots=True)

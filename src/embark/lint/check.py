@@ -114,12 +114,10 @@ def fix_paths(
     """Apply the automatic fixes without writing them; returns the changes and the findings that are left."""
     rules, files = rules_of(select, ignore), read_files(paths)
     first = {source.path: source for source in files.sources}
-    stuck: set[str] = set()
     findings = lint_files(files, rules)
     for _ in range(MAX_PASSES):
-        new = fixed(one for one in findings if one.path not in stuck)
-        sound = {source: text for source, text in new.items() if text != source.text and still_reads(source, text)}
-        stuck |= {str(source.path) for source, text in new.items() if text != source.text and source not in sound}
+        sound = {source: text for source, text in fixed(findings).items()
+                 if text != source.text and still_reads(source, text)}
         if not sound:
             break
         empty = {one.source: one for one in files.unread if not one.source.text}

@@ -11,7 +11,6 @@ from functools import cached_property
 from embark.catalog.machine import Catalog, Machine
 from embark.kubernetes.names import GKE_ACCELERATOR, INSTANCE_TYPE, SPOT_LABELS
 from embark.kubernetes.yaml_nodes import NOTHING, Node, Span
-from embark.lint.edits import Edit, remove_item, remove_line
 from embark.lint.pods import Container, Launch, PodTemplate, pods_of
 from embark.lint.read import Document, Files
 from embark.lint.shell import Command
@@ -224,8 +223,6 @@ class Setting:
     name: str
     value: str
     location: Span
-    entry: tuple[Node, Node] | None = None  # The list of a pod that holds it, and its item.
-    is_exported: bool = False
     job: TrainingJob | None = None
     pod: PodTemplate | None = None
     is_with_efa: bool = False  # Settings of EFA stand in the same container, script or image.
@@ -249,13 +246,6 @@ class Setting:
             return not self.job.machines and self.job.cloud == ""
         return self.pod is None and not self.is_with_efa
 
-    @property
-    def removal(self) -> tuple[Edit, ...]:
-        """The edits that remove it, if that can be done in place."""
-        if self.entry is not None:
-            return remove_item(*self.entry)
-        return remove_line(self.location, "export") if self.is_exported else ()
-
 
 def settings(manifests: Manifests) -> Iterator[Setting]:
     """Yield settings of containers that train, of scripts and of Dockerfiles."""
@@ -265,14 +255,13 @@ def settings(manifests: Manifests) -> Iterator[Setting]:
             with_efa = _has_efa(container.environment)
             for name, (entry, node) in container.environment.items():
                 if node:
-                    yield Setting(name, node.text, entry.location, (container.node["env"], entry), False,
-                                  jobs.get(id(pod)), pod, with_efa)
+                    yield Setting(name, node.text, entry.location, jobs.get(id(pod)), pod, with_efa)
     scripts = [[one for command in script for one in command.assignments] for script in manifests.files.scripts]
     images = [dockerfile.environment for dockerfile in manifests.files.dockerfiles]
-    for number, assignments in enumerate((*scripts, *images)):
+    for assignments in (*scripts, *images):
         with_efa = _has_efa(name for name, _, _ in assignments)
         for name, value, location in assignments:
-            yield Setting(name, value, location, is_exported=number < len(scripts), is_with_efa=with_efa)
+            yield Setting(name, value, location, is_with_efa=with_efa)
 
 
 def _has_efa(names: Iterable[str]) -> bool:

@@ -5,7 +5,6 @@ import re
 import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
@@ -16,7 +15,7 @@ from embark.kubernetes.failure_policies import Decision, FailurePolicy, PodEnd
 from embark.kubernetes.pods import Pod
 from embark.launch.backend import split_rank
 from embark.launch.shell import CommandResult, LineMultiplexer, LineStream
-from embark.rehearse.engines import Engine, Start
+from embark.rehearse.processes import Processes, Start
 from embark.rehearse.workload import Workload
 from embark.store.run_dir import EVENTS
 
@@ -105,10 +104,9 @@ class EventReader:
         return self.progress
 
 
-FaultKind = Literal["preempt", "kill", "lose", "pause", "cut"]
-DURATION_S = 10.0  # Length of a pause or a cut, unless the flag says it.
-_FAULT = re.compile(r"(?P<pod>\d+)@(?:step(?P<step>\d+)|(?P<at>\d+(?:\.\d+)?)(?P<unit>ms|s|m)?)"
-                    r"(?:\+(?P<long>\d+(?:\.\d+)?)(?P<long_unit>ms|s|m)?)?")
+FaultKind = Literal["preempt", "kill", "lose"]
+_FAULT = re.compile(r"(?P<pod>\d+)@(?:step(?P<step>\d+)|(?P<at>\d\S*?))(?:\+(?P<long>\d\S*))?")
+_DURATION = re.compile(r"(\d+(?:\.\d+)?)(ms|s|m|h)?")
 _UNITS = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, None: 1.0}
 
 
@@ -137,27 +135,22 @@ def read_faults(kind: FaultKind, words: Sequence[str], num_pods: int) -> list[Fa
     """Parse the values of a fault's flag."""
     found = []
     for word in words:
-        match = _FAULT.fullmatch(word)
-        has_length = kind in ("lose", "pause", "cut")
-        example = "1@30s+10s" if has_length else "1@30s"
-        if match is None or (match["long"] and not has_length):
-            by_step = example.replace("30s", "step20")
-            raise UserError(f"--{kind} {word}: not POD@TIME", fix=f"--{kind} {example}, or {by_step}")
+        match, flag = _FAULT.fullmatch(word), f"--{kind}"
+        if match is None or (match["long"] and kind != "lose"):
+            raise UserError(f"{flag} {word}: not POD@TIME", fix=f"{flag} 1@30s, or 1@step20")
         if int(match["pod"]) >= num_pods:
-            raise UserError(f"--{kind} {word}: there is no pod {match['pod']}",
+            raise UserError(f"{flag} {word}: there is no pod {match['pod']}",
                             fix=f"pods are numbered 0 to {num_pods - 1}")
-        at_s = float(match["at"]) * _UNITS[match["unit"]] if match["at"] else None
-        long_s = float(match["long"]) * _UNITS[match["long_unit"]] if match["long"] else \
-            (0.0 if kind == "lose" else DURATION_S)
+        at_s = read_duration(match["at"], flag) if match["at"] else None
         found.append(Fault(kind, int(match["pod"]), at_s, int(match["step"]) if match["step"] else None,
-                           long_s if has_length else 0.0))
+                           read_duration(match["long"], flag) if match["long"] else 0.0))
     return found
 
 
 def read_duration(text: str, flag: str) -> float:
     """Return the seconds of `10m`, `90s` or `1h`."""
-    match = re.fullmatch(r"(\d+(?:\.\d+)?)(ms|s|m|h)?", text)
-    if match is None or not float(match[1]):
+    match = _DURATION.fullmatch(text)
+    if match is None:
         raise UserError(f"{flag} {text}: not a duration", fix=f"{flag} 10m")
     return float(match[1]) * _UNITS[match[2]]
 
@@ -215,26 +208,22 @@ class _Slot:
 
 
 class Controller:
-    """Runs a workload's pods on an engine until they end, or the time limit passes."""
+    """Runs a workload's pods until they end, or the time limit passes."""
 
     def __init__(
-        self, workload: Workload, policy: FailurePolicy, engine: Engine, reader: EventReader, observer: Observer, *,
-        faults: Sequence[Fault] = (), limit_s: float,
-        uninterrupted: Callable[[], AbstractContextManager[None]] = nullcontext,
+        self, workload: Workload, policy: FailurePolicy, processes: Processes, reader: EventReader, observer: Observer,
+        *, faults: Sequence[Fault] = (), limit_s: float,
     ) -> None:
-        """`uninterrupted` defers signals while a pod is being started: nothing else knows it yet."""
         self._slots = {pod.name: _Slot(pod) for pod in workload.pods}
         self._by_index = {pod.index: pod.name for pod in workload.pods}
         self._policy = policy
-        self._engine = engine
+        self._processes = processes
         self._reader = reader
         self._observer = observer
         self._faults = list(faults)
         self._done_faults: list[Fault] = []
-        self._undo: list[tuple[float, Fault, Start]] = []
         self._limit_s = limit_s
         self._deadline_s = workload.deadline_s
-        self._uninterrupted = uninterrupted
         self._arriving = LineMultiplexer()
         self._starts: dict[str, _Slot] = {}
         self._num_starts = 0
@@ -281,7 +270,7 @@ class Controller:
         """Kill what still runs, since a rehearsal saves nothing, and read its last lines."""
         for slot in self._slots.values():
             if slot.start is not None:
-                self._engine.kill(slot.start)
+                self._processes.kill(slot.start)
         until_s = self._now + END_S
         while self._arriving.is_busy and self._now < until_s:
             self._take(TAKE_S)
@@ -295,10 +284,9 @@ class Controller:
             slot.start = Start(slot.pod, self._num_starts, slot.generation)
             self._num_starts += 1
             slot.start_at_s, slot.is_preempted, slot.is_deleted = None, False, False
-            with self._uninterrupted():
-                slot.lines = self._engine.start(slot.start)
-                self._starts[slot.start.key] = slot
-                self._arriving.add(slot.start.key, slot.lines)
+            slot.lines = self._processes.start(slot.start)
+            self._starts[slot.start.key] = slot
+            self._arriving.add(slot.start.key, slot.lines)
 
     def _take(self, wait_s: float) -> None:
         for key, text in self._arriving.take(wait_s):
@@ -311,7 +299,7 @@ class Controller:
         """End pods whose first process has ended, and kill their other processes."""
         for slot in self._slots.values():
             if slot.start is not None and slot.lines is not None and slot.lines.code is not None:
-                self._engine.sweep(slot.start)
+                self._processes.kill(slot.start)
 
     def _ended(self, slot: _Slot, done: CommandResult) -> None:
         if self._final is not None:  # which pods end in the moment after the decision is chance
@@ -355,7 +343,7 @@ class Controller:
 
     def _terminate(self, slot: _Slot) -> None:
         assert slot.start is not None
-        self._engine.term(slot.start)
+        self._processes.term(slot.start)
         slot.kill_at_s = self._now + slot.pod.grace_s
 
     def _kill_due(self) -> None:
@@ -363,7 +351,7 @@ class Controller:
             if slot.start is not None and slot.kill_at_s is not None and self._now >= slot.kill_at_s:
                 slot.kill_at_s = None
                 self._observer.note(f"{slot.pod.name} is killed: its grace period of {slot.pod.grace_s:g} s is over")
-                self._engine.kill(slot.start)
+                self._processes.kill(slot.start)
 
     def _watch(self) -> None:
         if self._reader.has_no_run or self._now - self._read_s < READ_S:
@@ -385,14 +373,6 @@ class Controller:
             self._faults.remove(fault)
             self._done_faults.append(fault)
             self._do(fault, slot, step)
-        due = [entry for entry in self._undo if self._now >= entry[0]]
-        self._undo = [entry for entry in self._undo if entry not in due]
-        for _, fault, start in due:
-            if self._slots[start.pod.name].start is start:  # it has not ended meanwhile
-                is_pause = fault.kind == "pause"
-                self._observer.note(f"{start.pod.name} {'continues' if is_pause else 'is back on the network'}")
-                with suppress(UserError):
-                    self._engine.end_fault(fault.kind, start)
 
     def _do(self, fault: Fault, slot: _Slot, step: int) -> None:
         assert slot.start is not None
@@ -401,7 +381,7 @@ class Controller:
             self._observer.note(f"{slot.pod.name} is preempted{where}: SIGTERM, and SIGKILL in {slot.pod.grace_s:g} s")
             slot.is_preempted = True
             self._terminate(slot)
-        elif fault.kind in ("kill", "lose"):
+        else:
             how = "as when its machine dies"
             if fault.kind == "lose":
                 slot.away_until_s = self._now + fault.duration_s if fault.duration_s else math.inf
@@ -409,9 +389,4 @@ class Controller:
                     ", and there is no other"
             self._observer.note(f"{slot.pod.name} is killed{where}, {how}")
             slot.is_preempted = True
-            self._engine.kill(slot.start)
-        else:
-            how = "is paused" if fault.kind == "pause" else "is cut off from the network"
-            self._observer.note(f"{slot.pod.name} {how}{where} for {fault.duration_s:g} s")
-            self._engine.begin_fault(fault.kind, slot.start)
-            self._undo.append((self._now + fault.duration_s, fault, slot.start))
+            self._processes.kill(slot.start)

@@ -5,13 +5,10 @@ from __future__ import annotations
 import base64
 import copy
 import math
-import os
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, cast
-
-import psutil
 
 from embark.kubernetes.objects import K8sObject, Objects, at, name_of, rows
 from embark.kubernetes.pods import Mount, Pod
@@ -95,19 +92,11 @@ def downscale(job: K8sObject, objects: Objects, *, num_processes: int, num_pods:
 
 
 def downscale_pods(pods: Sequence[Pod], changes: list[Change]) -> tuple[Pod, ...]:
-    """Remove limits that this machine cannot give, and replace buckets by folders."""
-    memory_bytes = psutil.virtual_memory().total
+    """Replace buckets by folders, and list what this machine does not have."""
     found = []
     for pod in pods:
         if pod.devices:
             changes.append(Change("devices", ", ".join(pod.devices), "none"))
-        if pod.memory_bytes and pod.memory_bytes * len(pods) > memory_bytes:
-            changes.append(Change("memory limit", _gib(pod.memory_bytes),
-                                  f"none: this machine has {_gib(memory_bytes)} for all pods"))
-            pod = replace(pod, memory_bytes=None)
-        if pod.cpus and pod.cpus * len(pods) > (os.cpu_count() or 1):
-            changes.append(Change("cpu limit", f"{pod.cpus:g}", f"none: this machine has {os.cpu_count()}"))
-            pod = replace(pod, cpus=None)
         for one in pod.sidecars:
             changes.append(Change(f"container {one}", "beside the trainer", "not started"))
         for one in pod.secrets:
@@ -116,7 +105,7 @@ def downscale_pods(pods: Sequence[Pod], changes: list[Change]) -> tuple[Pod, ...
             if mount.kind in ("shared", "host"):
                 changes.append(Change(mount.path, mount.what, "a folder of this machine, empty at first"))
         pod = replace(pod, mounts=tuple(_with_scripts(mount, pod.words, changes) for mount in pod.mounts))
-        if (launch := launch_of(pod)) and launch.is_torchrun and not pod.security.is_read_only:
+        if (launch := launch_of(pod)) and launch.is_torchrun:
             changes.append(Change("variable PET_TEE", "", "3, so that lines say which process of the pod said them"))
             pod = replace(pod, env={"PET_TEE": "3", **pod.env})
         pod = replace(pod, command=tuple(_folders(word, changes) for word in pod.command),
@@ -315,7 +304,3 @@ def _folders(text: str, changes: list[Change]) -> str:
 def _short(value: Any) -> str:
     text = str(list(value)) if isinstance(value, tuple) else str(value)
     return text if len(text) <= 40 else f"{text[:36]} …]"
-
-
-def _gib(num_bytes: int) -> str:
-    return f"{num_bytes / 2**30:,.0f} GiB"

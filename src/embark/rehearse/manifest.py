@@ -1,6 +1,6 @@
 """The manifests to rehearse, and which of their objects is the job."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from embark.errors import UserError
@@ -9,8 +9,33 @@ from embark.kubernetes.pods import pod_specs, trains
 from embark.kubernetes.yaml_nodes import SourceFile
 from embark.lint.read import read_sources
 
-KINDS = ("Job", "JobSet", "TrainJob", "PyTorchJob", "RayJob", "Pod")  # Kinds of objects whose pods train.
+KINDS = ("Job", "JobSet", "TrainJob", "PyTorchJob", "RayJob")  # Kinds of objects whose pods train.
 MANIFEST_SUFFIXES = (".yaml", ".yml", ".json")
+TARGETS = ("job", "jobset", "trainjob", "pytorchjob", "ray", "follow", "serve")
+
+
+def load_manifests(spec: str, sets: Sequence[str], num_nodes: int | None) -> dict[str, str]:
+    """Return the manifests' texts by path, from files or as `embark render` would write them."""
+    path = Path(spec)
+    if path.is_dir() or (path.suffix in MANIFEST_SUFFIXES and path.is_file()):
+        if num_nodes is not None or sets:
+            raise UserError("--nodes and --set change a spec, and these are manifests",
+                            fix="embark rehearse SPEC --nodes …, or render it again")
+        return manifest_texts(path)
+    if path.suffix in MANIFEST_SUFFIXES:
+        raise UserError(f"{path}: no such file", fix="embark render SPEC --out FOLDER writes it")
+    from embark.catalog import load_catalog
+    from embark.lint.rendered import resolve_spec
+    from embark.render.job import make_job
+    from embark.render.render import own_files
+    from embark.spec import load_spec
+
+    sets = [*sets, *([f"place.nodes={num_nodes}"] if num_nodes is not None else [])]
+    job = make_job(resolve_spec(load_spec(spec, sets))[0], load_catalog())
+    if job.spec.place.target not in TARGETS:
+        raise UserError(f'place.target = "{job.spec.place.target}" has no pods to rehearse',
+                        fix=f"set it to {', '.join(TARGETS)}")
+    return {file.path: file.text for file in own_files(job) if file.path.endswith(MANIFEST_SUFFIXES)}
 
 
 def read_texts(texts: Mapping[str, str]) -> Objects:

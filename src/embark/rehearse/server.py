@@ -6,16 +6,15 @@ from __future__ import annotations
 import http.client
 import json
 import re
-import shutil
 import threading
 import time
 import urllib.request
-from abc import ABC, abstractmethod
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import closing
 from dataclasses import dataclass, field, replace
 from itertools import count
 from pathlib import Path
-from tempfile import mkdtemp
 
 from embark.errors import EmbarkError, UserError
 from embark.formatting import format_duration, pluralize
@@ -23,23 +22,21 @@ from embark.kubernetes.objects import K8sObject, Objects, at, name_of, namespace
 from embark.kubernetes.pods import Names, Pod, PodIdentity, main_container, make_pod, read_services
 from embark.launch.shell import LineMultiplexer, LineStream
 from embark.lint.check import lint_texts
-from embark.lint.rule import Finding
 from embark.rehearse.controller import RESTART_S, Observer
 from embark.rehearse.downscale import Change
-from embark.rehearse.engines import LOOPBACK, Folders, Processes, Start, free_port
+from embark.rehearse.processes import CHANGES, LOOPBACK, Processes, Start, free_port
+from embark.rehearse.rehearsal import Prepared, RehearsalReport
 from embark.rehearse.verdict import Check, Verdict
 
 NUM_CLIENTS = 4
-REQUESTS_PER_CONNECTION = 10  # Then a client connects anew, to whichever replica is next.
 RETRY_S = 1.0
 ANSWER_S = 60.0
-MAX_REASONS = 5
 
 
 class Clients:
     """Threads that send the same request again and again until they are stopped.
 
-    Each connection goes to the next replica that is up, as kube-proxy does it. A client sends a request once more, a
+    Each request goes to the next replica that is up, as kube-proxy does it. A client sends a request once more, a
     second later, if its connection was closed or refused before an answer. Any other end of a request but a 200 is a
     failure.
     """
@@ -49,8 +46,13 @@ class Clients:
         self._turns = count()
         self._threads = [threading.Thread(target=self._run, daemon=True) for _ in range(NUM_CLIENTS)]
         self._lock, self._is_over = threading.Lock(), threading.Event()
-        self.num_answered = self.num_retried = self.num_failed = 0
-        self.reasons: list[str] = []  # Reasons of failures.
+        self.answered: Counter[int] = Counter()  # Answers by the port of the replica.
+        self.num_retried = self.num_failed = 0
+        self.reason = ""  # The reason of the last failure.
+
+    @property
+    def num_answered(self) -> int:
+        return self.answered.total()
 
     def start(self) -> None:
         for thread in self._threads:
@@ -64,51 +66,36 @@ class Clients:
                 thread.join()
 
     def _run(self) -> None:
-        while not self._is_over.is_set():
-            connection = self._connection()
-            for _ in range(REQUESTS_PER_CONNECTION):
-                if self._is_over.is_set():
-                    break
-                connection = self._request(connection)
-            connection.close()
+        is_second = False
+        while is_second or not self._is_over.is_set():
+            is_second = self._send(is_second=is_second)
+            if is_second:
+                self._is_over.wait(RETRY_S)
 
-    def _request(self, connection: http.client.HTTPConnection) -> http.client.HTTPConnection:
-        """Send one request, at most twice, and return the connection for the next."""
-        for is_second in (False, True):
-            try:
+    def _send(self, *, is_second: bool) -> bool:
+        """Send the request to the next replica; return whether to send it once more."""
+        up = [replica for replica in self._replicas if replica.is_up]
+        port = up[next(self._turns) % len(up)].port if up else 0  # port 0 refuses every connection
+        failure = ""
+        try:
+            with closing(http.client.HTTPConnection(LOOPBACK, port, timeout=ANSWER_S)) as connection:
                 connection.request("POST", self._path, self._body)
                 answer = connection.getresponse()
                 answer.read()
-            except TimeoutError:
-                self._count(f"no answer within {ANSWER_S:g} s")
-            except (OSError, http.client.HTTPException) as error:
-                if not is_second:
-                    with self._lock:
-                        self.num_retried += 1
-                    connection.close()
-                    self._is_over.wait(RETRY_S)
-                    connection = self._connection()
-                    continue
-                self._count(f"the connection was closed twice: {error!r}")
-            else:
-                self._count("" if answer.status == 200 else f"status {answer.status}")
-                return connection
-            connection.close()
-            return self._connection()
-        raise AssertionError("the second try ends it")
-
-    def _connection(self) -> http.client.HTTPConnection:
-        up = [replica for replica in self._replicas if replica.is_up]
-        # Port 0 refuses every connection.
-        port = up[next(self._turns) % len(up)].port if up else 0
-        return http.client.HTTPConnection(LOOPBACK, port, timeout=ANSWER_S)
-
-    def _count(self, failure: str) -> None:
+            failure = "" if answer.status == 200 else f"status {answer.status}"
+        except TimeoutError:
+            failure = f"no answer within {ANSWER_S:g} s"
+        except (OSError, http.client.HTTPException) as error:
+            if not is_second:
+                with self._lock:
+                    self.num_retried += 1
+                return True
+            failure = f"the connection was closed twice: {error!r}"
         with self._lock:
-            self.num_answered += not failure
+            self.answered[port] += not failure
             self.num_failed += bool(failure)
-            if failure and len(self.reasons) < MAX_REASONS:
-                self.reasons.append(failure)
+            self.reason = failure or self.reason
+        return False
 
 
 MAX_STARTS = 3  # Starts of a pod that ends before it is ready.
@@ -140,18 +127,13 @@ class RunningPod:
         except OSError:
             return None
 
-    def metric(self, name: str) -> list[float]:
-        """Return values of a metric, for all labels."""
-        return [float(value) for value in re.findall(rf"^{re.escape(name)}(?:{{[^}}]*}})? ([\d.e+-]+)$",
-                                                     self.get("/metrics") or "", re.MULTILINE)]
-
 
 class Kubelet:
     """Starts, probes and restarts the pods."""
 
-    def __init__(self, engine: Processes, observer: Observer, until_s: float) -> None:
+    def __init__(self, processes: Processes, observer: Observer, until_s: float) -> None:
         """`until_s` is when to give up waiting, by `time.monotonic`."""
-        self._engine, self._observer, self._until_s = engine, observer, until_s
+        self._processes, self._observer, self._until_s = processes, observer, until_s
         self._output, self._number = LineMultiplexer(), 0
         self.pods: list[RunningPod] = []
 
@@ -165,7 +147,7 @@ class Kubelet:
     def kill(self, one: RunningPod) -> None:
         """Send SIGKILL, without notice."""
         self.note(f"{one.pod.name} is killed under load")
-        self._engine.kill(one.start)
+        self._processes.kill(one.start)
 
     def wait(self, is_so: Callable[[], bool]) -> bool:
         """Wait for a condition; False if the time limit passes or a pod was started too often."""
@@ -180,7 +162,7 @@ class Kubelet:
     def end(self, pods: list[RunningPod], grace_s: float) -> list[int | None]:
         """Send SIGTERM to these pods; return their exit codes within the grace period."""
         for one in pods:
-            self._engine.term(one.start)
+            self._processes.term(one.start)
         until_s = time.monotonic() + grace_s
         while time.monotonic() < until_s and any(one.lines.code is None for one in pods):
             self.take(0.05)
@@ -209,7 +191,7 @@ class Kubelet:
     def _start(self, pod: Pod) -> tuple[Start, LineStream]:
         start = Start(pod, self._number, 0)
         self._number += 1
-        lines = self._engine.start(start)
+        lines = self._processes.start(start)
         self._output.add(start.key, lines)
         return start, lines
 
@@ -218,29 +200,10 @@ MAX_REPLICAS = 2
 NUM_REQUESTS = 25  # Requests to each replica, before one is killed and after it is back.
 NUM_ROWS = 8  # Rows of a request.
 ROUTE = "/score"
-_ANSWERED = re.compile(rf'^embark_serve_requests_total{{route="{ROUTE}",status="200"}} ([\d.e+]+)', re.MULTILINE)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class PreparedServices(ABC):
-    """Services that can be rehearsed."""
-
-    name: str
-    changes: tuple[Change, ...]
-    lint: tuple[Finding, ...]  # The linter's errors.
-
-    @property
-    @abstractmethod
-    def names(self) -> Names:
-        """The DNS names that lead to the pods."""
-
-    @abstractmethod
-    def judge(self, engine: Processes, kubelet: Kubelet) -> tuple[Verdict, Clients | None]:
-        """Run the rehearsal and return its verdict, with the clients if there were any."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PreparedServer(PreparedServices):
+class PreparedServer(Prepared):
     """A server that can be rehearsed."""
 
     pods: tuple[Pod, ...]
@@ -251,30 +214,26 @@ class PreparedServer(PreparedServices):
     service: Check
 
     @property
+    def title(self) -> str:
+        return f"Deployment {self.name}: {pluralize(len(self.pods), 'replica')}"
+
+    @property
     def names(self) -> Names:
         return Names({})
 
-    def judge(self, engine: Processes, kubelet: Kubelet) -> tuple[Verdict, Clients]:
-        run = ServerRehearsal(self, kubelet)
-        try:
-            return run.judge(), run.clients
-        finally:
-            run.clients.stop()
+    def run_pods(self, processes: Processes, observer: Observer, limit_s: float) -> RehearsalReport:
+        with closing(Kubelet(processes, observer, time.monotonic() + limit_s)) as kubelet:
+            servers = ServerRehearsal(self, kubelet)
+            try:
+                return report_of(self, kubelet, servers.judge(), servers.clients)
+            finally:
+                servers.clients.stop()
 
 
-@dataclass(frozen=True, slots=True)
-class ServerReport:
-    """A rehearsal that is over."""
-
-    name: str
-    pods: tuple[str, ...]
-    verdict: Verdict
-    lint: tuple[Finding, ...]
-    changes: tuple[Change, ...]
-    num_answered: int = 0
-    num_retried: int = 0
-    num_failed: int = 0
-    left_behind: str = ""
+def report_of(prepared: Prepared, kubelet: Kubelet, verdict: Verdict, clients: Clients | None) -> RehearsalReport:
+    """Report on services, and on the requests of their clients if there were any."""
+    counts = {name: getattr(clients, name) for name in ("num_answered", "num_retried", "num_failed")} if clients else {}
+    return prepared.report(tuple(one.pod.name for one in kubelet.pods), verdict, **counts)
 
 
 def find_server(objects: Objects) -> K8sObject | None:
@@ -315,41 +274,14 @@ def prepare_server(texts: Mapping[str, str], objects: Objects, artifact: str = "
                Change("the Service", "kube-proxy", "each client connects to the ready replicas in turn"),
                Change("probes", "by the manifest's periods", "several times a second"),
                Change("restart delay", "10 s, doubled each time", f"{RESTART_S:g} s"),
-               *([Change("artifact", there, uri)] if uri != there else [])]
+               *([Change("artifact", there, uri)] if uri != there else []), *CHANGES]
     ports = tuple(free_port() for _ in range(num))
     pods = [_here(pod, there, uri, port) for pod, port in zip(pods, ports, strict=False)]
     return PreparedServer(
-        name=name, pods=tuple(pods), ports=ports, probe=str(at(container, "readinessProbe.httpGet.path") or ""),
-        metric=_metric(_scaler(deployment, objects)), rows=_request(uri),
-        service=_check_service(objects, pods[0], container), changes=tuple(changes),
-        lint=tuple(one for one in lint_texts(dict(texts)) if one.level == "error"))
-
-
-def rehearse_services(
-    prepared: PreparedServices, observer: Observer, *, limit_s: float, keep: bool = False,
-    on_start: Callable[[Sequence[Change], str], None],
-) -> ServerReport:
-    """Run the pods as processes. `on_start` gets what differs from the cluster, and the engine, before they begin."""
-    root = Path(mkdtemp(prefix="embark-rehearse-"))
-    engine = Processes(Folders(root), prepared.names, has_limits=True)
-    changes = (*prepared.changes, *engine.changes())
-    on_start(changes, "pods are processes of this machine")
-    left = ""
-    try:
-        engine.begin()
-        kubelet = Kubelet(engine, observer, time.monotonic() + limit_s)
-        try:
-            verdict, clients = prepared.judge(engine, kubelet)
-        finally:
-            kubelet.close()
-        left = engine.close(keep=True) if keep else ""
-        counts = (clients.num_answered, clients.num_retried, clients.num_failed) if clients else (0, 0, 0)
-        return ServerReport(prepared.name, tuple(one.pod.name for one in kubelet.pods), verdict, prepared.lint, changes,
-                            *counts, left)
-    finally:
-        if not left:
-            engine.close(keep=False)
-            shutil.rmtree(root, ignore_errors=True)
+        kind="Deployment", name=name, pods=tuple(pods), ports=ports,
+        probe=str(at(container, "readinessProbe.httpGet.path") or ""), rows=_request(uri),
+        metric=_metric(_scaler(deployment, objects)), service=_check_service(objects, pods[0], container),
+        changes=tuple(changes), findings=tuple(lint_texts(dict(texts))))
 
 
 class ServerRehearsal:
@@ -357,7 +289,6 @@ class ServerRehearsal:
 
     def __init__(self, prepared: PreparedServer, kubelet: Kubelet) -> None:
         self._prepared, self._kubelet = prepared, kubelet
-        self._metric_values: list[float] = []
         self.replicas = [kubelet.start(pod, port, prepared.probe)
                          for pod, port in zip(prepared.pods, prepared.ports, strict=True)]
         self.clients = Clients(self.replicas, ROUTE, prepared.rows)
@@ -380,7 +311,8 @@ class ServerRehearsal:
         self.clients.stop()
         clients = self.clients
         text = f"{before}{clients.num_retried:,} sent again, {clients.num_failed:,} failed"
-        return Check("requests", is_answering and not clients.num_failed, ": ".join([text, *clients.reasons[:1]]))
+        return Check("requests", is_answering and not clients.num_failed,
+                     f"{text}: {clients.reason}" if clients.reason else text)
 
     def judge(self) -> Verdict:
         """Run the checks in order."""
@@ -390,12 +322,12 @@ class ServerRehearsal:
         self._kubelet.note(f"all replicas are ready; {NUM_CLIENTS} clients send requests to each in turn")
         self.clients.start()
         killed, *others = self.replicas
-        is_answering = self._wait(lambda: all(_num_answered(one) >= NUM_REQUESTS for one in self.replicas))
-        before, clients = self.clients.num_answered, self.clients
+        clients, wait = self.clients, self._kubelet.wait
+        is_answering = wait(lambda: all(clients.answered[one.port] >= NUM_REQUESTS for one in self.replicas))
+        before, metric = clients.num_answered, self._check_metric()
         self._kubelet.kill(killed)
-        killed_s = time.monotonic()
-        is_back = self._wait(lambda: killed.num_starts > 1 and killed.is_up) and \
-            self._wait(lambda: _num_answered(killed) >= NUM_REQUESTS)
+        killed_s, answered = time.monotonic(), clients.answered[killed.port]
+        is_back = wait(lambda: clients.answered[killed.port] >= answered + NUM_REQUESTS)
         back_s = time.monotonic() - killed_s
         clients.stop()
         checks += [
@@ -403,7 +335,7 @@ class ServerRehearsal:
                                 is_answering=is_answering),
             Check("comes back", is_back, f"{killed.pod.name} answered again after {format_duration(back_s)}" if is_back
                   else f"{killed.pod.name} did not within the limit"),
-            self._check_metric(), self.check_drain()]
+            metric, self.check_drain()]
         wrong = next((check for check in checks if not check.is_ok), None)
         if wrong is None:
             sentence = (f"{pluralize(len(self.replicas), 'replica')} answered {clients.num_answered:,} requests; "
@@ -422,23 +354,8 @@ class ServerRehearsal:
         name = self._prepared.metric
         if not name:
             return Check("autoscaler", False, "asks for no metric of the server")
-        seen = self._metric_values
-        return Check("autoscaler", bool(seen), f"{name} is exported; up to {max(seen):g} under this load" if seen else
-                     f"{name} is not exported by the server")
-
-    def _wait(self, is_so: Callable[[], bool]) -> bool:
-        def seen() -> bool:
-            for one in self.replicas:
-                if one.is_up and self._prepared.metric:
-                    self._metric_values += one.metric(self._prepared.metric)
-            return is_so()
-
-        return self._kubelet.wait(seen)
-
-
-def _num_answered(replica: RunningPod) -> float:
-    found = _ANSWERED.search(replica.get("/metrics") or "")
-    return float(found[1]) if found else 0.0
+        is_there = re.search(rf"^{re.escape(name)}[{{ ]", self.replicas[-1].get("/metrics") or "", re.MULTILINE)
+        return Check("autoscaler", bool(is_there), f"{name} is {'' if is_there else 'not '}exported by the server")
 
 
 def _serve_words(container: K8sObject) -> list[str]:

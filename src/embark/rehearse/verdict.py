@@ -134,7 +134,7 @@ def find_root_cause(case: Case) -> Cause:
     for check in checks:
         if (cause := check(case)) is not None:
             return cause
-    return Cause(case.outcome.reason, "see the lines above; --keep keeps the pods' folders", _last_line(case))
+    return Cause(case.outcome.reason, "see the lines above", _last_line(case))
 
 
 def stopped_with_zero(case: Case) -> list[str]:
@@ -209,18 +209,13 @@ def _refused_by_the_run(case: Case) -> Cause | None:
 
 
 def _out_of_memory(case: Case) -> Cause | None:
-    """A container engine does not always report it, but nothing else here kills a pod without notice."""
-    if case.outcome.finish != "failed":
+    """Nothing else here kills a pod without notice."""
+    killed = [end.name for end in case.outcome.ends
+              if end.code == KILLED and not end.is_preempted and not end.is_deleted]
+    if case.outcome.finish != "failed" or not killed:
         return None
-    killed = {end.name for end in case.outcome.ends
-              if end.code == KILLED and not end.is_preempted and not end.is_deleted}
-    for pod in case.pods:
-        if pod.name in killed:
-            limit = (f"its memory limit of {pod.memory_bytes / 2**20:,.0f} MiB" if pod.memory_bytes
-                     else "this machine's memory")
-            return Cause(f"{pod.name} was killed without notice (exit code {KILLED}): it exceeded {limit}",
-                         "a higher limits.memory, or a command that needs less; embark plan predicts what a run needs")
-    return None
+    return Cause(f"{killed[0]} was killed without notice (exit code {KILLED}): it exceeded this machine's memory",
+                 "a command that needs less; embark plan predicts what a run needs")
 
 
 def _from_lines(case: Case) -> Cause | None:

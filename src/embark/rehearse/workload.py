@@ -16,7 +16,6 @@ from embark.kubernetes.failure_policies import (
     JobPolicy,
     JobSetPolicy,
     PodEnd,
-    PodPolicy,
     ReplicaPolicy,
 )
 from embark.kubernetes.objects import K8sObject, Objects, at, name_of, namespace_of, quantity, rows
@@ -155,7 +154,6 @@ class Workload:
     name: str
     pods: tuple[Pod, ...]
     services: tuple[Service, ...]
-    is_indexed: bool = True
     refusal: Cause | None = None  # It is turned away before a pod is made.
     deadline_s: float | None = None
 
@@ -175,8 +173,7 @@ def make_workload(job: K8sObject, objects: Objects) -> tuple[Workload, FailurePo
         return _replicated(job, spec, rows(spec, "replicatedJobs"), objects, kind="JobSet", name=name_of(job))
     if str(job.get("apiVersion")).startswith("batch.volcano.sh/"):
         return _volcano_job(job, objects)
-    makers = {"Job": _job, "TrainJob": _train_job, "PyTorchJob": _pytorch_job, "RayJob": _ray_job,
-              "Pod": _pod}
+    makers = {"Job": _job, "TrainJob": _train_job, "PyTorchJob": _pytorch_job, "RayJob": _ray_job}
     return makers[str(job["kind"])](job, objects)
 
 
@@ -185,7 +182,7 @@ def _job(job: K8sObject, objects: Objects) -> tuple[Workload, FailurePolicy]:
     is_indexed = spec.get("completionMode") == "Indexed"
     pods = _child_pods(spec, name, namespace_of(job), objects, is_indexed=is_indexed)
     services, refusal = tuple(read_services(objects)), _refuses_job(spec)
-    return Workload("Job", name, pods, services, is_indexed, refusal, _deadline(spec)), JobPolicy(name, spec)
+    return Workload("Job", name, pods, services, refusal, _deadline(spec)), JobPolicy(name, spec)
 
 
 def _replicated(
@@ -218,7 +215,7 @@ def _replicated(
         services.append(Service(subdomain, space, {"jobset.sigs.k8s.io/jobset-name": name}, True,
                                 bool(network.get("publishNotReadyAddresses", True))))
     max_restarts = int(at(spec, "failurePolicy.maxRestarts") or 0)
-    return (Workload(kind, name, tuple(pods), tuple(services), True, refusal),
+    return (Workload(kind, name, tuple(pods), tuple(services), refusal),
             JobSetPolicy(name, children, groups, max_restarts, tuple(rows(spec, "failurePolicy.rules"))))
 
 
@@ -235,7 +232,7 @@ def _train_job(job: K8sObject, objects: Objects) -> tuple[Workload, FailurePolic
     if runtime is None:
         unknown = Cause(f"Trainer's webhook refuses it: there is no {kind} {called}",
                           "put the runtime into the same file, or name torch-distributed")
-        return Workload("TrainJob", name, (), (), True, unknown), JobPolicy(name, {})
+        return Workload("TrainJob", name, (), (), unknown), JobPolicy(name, {})
     num_nodes = int(trainer.get("numNodes") or at(runtime, "spec.mlPolicy.numNodes") or 1)
     num_processes = trainer.get("numProcPerNode", at(runtime, "spec.mlPolicy.torch.numProcPerNode"))
     refused = [str(row.get("name")) for row in rows(trainer, "env") if row.get("name") in _OWN]
@@ -255,7 +252,7 @@ def _train_job(job: K8sObject, objects: Objects) -> tuple[Workload, FailurePolic
                 "PET_MASTER_PORT": TRAINER_PORT}
 
     workload, policy = _replicated(job, spec, patched, objects, kind="TrainJob", name=name, env=env, container=NODE)
-    return (Workload("TrainJob", name, workload.pods, workload.services, True, refusal or workload.refusal,
+    return (Workload("TrainJob", name, workload.pods, workload.services, refusal or workload.refusal,
                      _deadline(job.get("spec") or {})), policy)
 
 
@@ -298,7 +295,7 @@ def _pytorch_job(job: K8sObject, objects: Objects) -> tuple[Workload, FailurePol
     backoff = at(spec, "runPolicy.backoffLimit")
     policy = ReplicaPolicy(name, policies, counts, None if backoff is None else int(backoff),
                            is_elastic=at(spec, "elasticPolicy") is not None)
-    workload = Workload("PyTorchJob", name, tuple(pods), tuple(services), True, _refuses_pytorch_job(spec, replicas),
+    workload = Workload("PyTorchJob", name, tuple(pods), tuple(services), _refuses_pytorch_job(spec, replicas),
                         _deadline(at(spec, "runPolicy") or {}))
     return workload, policy
 
@@ -368,12 +365,6 @@ def _volcano_job(job: K8sObject, objects: Objects) -> tuple[Workload, FailurePol
     policy = JobSetPolicy(name, {name: JobPolicy(name, {"backoffLimit": 0})}, {name: name},
                           int(at(job, "spec.maxRetry") or 0), ())
     return Workload("Job", name, tuple(pods), tuple(services)), policy
-
-
-def _pod(job: K8sObject, objects: Objects) -> tuple[Workload, FailurePolicy]:
-    name, space = name_of(job), namespace_of(job)
-    pod = make_pod(job, PodIdentity(name=name, group=name, namespace=space), objects)
-    return (Workload("Pod", name, (pod,), tuple(read_services(objects)), False), PodPolicy(name, pod.restart_policy))
 
 
 def _child_pods(

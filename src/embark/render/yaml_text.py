@@ -2,15 +2,15 @@
 
     yaml_text([{"kind": "Job", "spec": {"backoffLimit": note(6, "three for each node")}}], about="The training job.")
 
-Lists and mappings are laid out here; every scalar is written by PyYAML, and what another reader could take for a number
-or a truth value is put in quotes, so any text reads back as itself. There are no anchors and no tags.
+PyYAML writes it, with a marker where a comment belongs. What another reader could take for a number or a truth value is
+put in quotes, so any text reads back as itself. There are no anchors and no tags.
 """
 
 import re
 import textwrap
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cache
 from itertools import groupby
 from typing import Any
 
@@ -19,6 +19,8 @@ _LOOKS_LIKE_ANOTHER_TYPE = re.compile(
     r"[-+]?[\d.][\d_.:,]*(?:e[-+]?\d*)?$|[-+]?0[xob][\da-f_]*$|[yn]$|[-+]?\.(?:inf|nan)$", re.IGNORECASE
 )
 """PyYAML speaks YAML 1.1; Kubernetes' reader also takes 1e3, 0o7 and the like for numbers."""
+_MARKER = "#embark-comment-"
+_MARKED = re.compile(rf"(?P<lead>[ :-]*)'{_MARKER}(?P<number>\d+)'(?P<is_key>: null)?")
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,13 +38,27 @@ def note(value: Any, why: str) -> Noted:
 
 def yaml_text(documents: Sequence[Mapping[str, Any]], *, about: str) -> str:
     """Return documents of one file, under a header that says what it is and who wrote it."""
-    parts = ["\n".join(_lines(document, 0)) + "\n" for document in documents]
-    return header(about) + "---\n".join(parts)
+    return header(about) + "---\n".join(f"{yaml_part(document)}\n" for document in documents)
 
 
 def yaml_part(value: Any, indent: int = 0) -> str:
     """Return a value for the middle of a document; without an indent, a scalar stands behind its key."""
-    return "\n".join(_lines(value, indent))
+    comments: list[str] = []
+    marked = _mark(value, comments)
+    text = _dump(marked) if isinstance(marked, dict | list) and marked else _dump({"k": marked}).removeprefix("k: ")
+    found: list[str] = []
+    lead = ""  # Dashes before a marker, which belong to the line after the comment.
+    for line in text.removesuffix("\n").split("\n"):
+        line = lead + line[len(lead):]
+        match = _MARKED.fullmatch(line)
+        lead = match["lead"] if match else ""
+        if match is None:
+            found.append(" " * indent + line if line else line)
+            continue
+        margin = " " * (indent + len(line) - len(line.lstrip()))
+        lead = lead if match["is_key"] else lead[:-2]
+        found += [margin + words.lstrip() for words in comment(comments[int(match["number"])], indent + len(lead))]
+    return "\n".join(found)
 
 
 def header(about: str) -> str:
@@ -85,82 +101,50 @@ def plain(value: Any) -> Any:
     return [plain(inner) for inner in value] if isinstance(value, list | tuple) else value
 
 
-def _lines(value: Any, indent: int) -> Iterator[str]:
-    if isinstance(value, Noted):
-        yield from comment(value.why, indent)
-        yield from _lines(value.value, indent)
-    elif isinstance(value, Mapping) and value:
-        for key, inner in value.items():
-            yield from _entry(f"{' ' * indent}{_scalar(str(key), is_key=True)[0]}:", inner, indent, nested=indent + 2)
-    elif isinstance(value, list | tuple) and value:
-        for inner in value:
-            yield from _item(inner, indent)
-    else:
-        first, *rest = _scalar(value)
-        yield " " * indent + first
-        yield from (" " * indent + line if line else line for line in rest)
-
-
-def _entry(head: str, value: Any, indent: int, nested: int) -> Iterator[str]:
-    """Yield a `key: value`, with the value beside the key or under it."""
-    if isinstance(value, Noted):
-        yield from comment(value.why, indent)
-        value = value.value
-    if isinstance(value, Mapping | list | tuple) and value:
-        yield head
-        # A list lies under its key, not right of it, as kubectl and most people write it.
-        yield from _lines(value, indent if isinstance(value, list | tuple) else nested)
-        return
-    first, *rest = _scalar(value)
-    yield f"{head} {first}"
-    yield from (" " * indent + line if line else line for line in rest)
-
-
-def _item(value: Any, indent: int) -> Iterator[str]:
-    if isinstance(value, Noted):
-        yield from comment(value.why, indent)
-        value = value.value
-    lead = " " * indent + "- "
-    if isinstance(value, Mapping | list | tuple) and value:
-        inner = list(_lines(value, indent + 2))
-        # A comment of the first line cannot stand behind the dash.
-        num_comments = next(i for i, line in enumerate(inner) if not line.lstrip().startswith("# "))
-        yield from (" " * indent + line.lstrip() for line in inner[:num_comments])
-        yield lead + inner[num_comments].lstrip()
-        yield from inner[num_comments + 1:]
-        return
-    first, *rest = _scalar(value)
-    yield lead + first
-    yield from (" " * indent + line if line else line for line in rest)
-
-
-def _scalar(value: Any, *, is_key: bool = False) -> list[str]:
-    """Return the lines of a scalar behind a key at the left edge; further lines are those of a block, already
-    indented."""
+def _mark(value: Any, comments: list[str]) -> Any:
+    """Return the value without its comments, which are collected, and with a marker before each noted one."""
     if isinstance(value, Mapping):
-        return ["{}"]
+        marked: dict[str, Any] = {}
+        for key, inner in value.items():
+            if isinstance(inner, Noted):
+                marked[f"{_MARKER}{len(comments)}"] = None
+                comments.append(inner.why)
+            marked[str(key)] = _mark(inner, comments)
+        return marked
     if isinstance(value, list | tuple):
-        return ["[]"]
-    if not (value is None or isinstance(value, str | bool | int | float)):
-        raise TypeError(f"{value!r} has no place in YAML")
-    return _scalar_text(value, is_key=is_key).split("\n")
+        items: list[Any] = []
+        for inner in value:
+            if isinstance(inner, Noted):
+                items.append(f"{_MARKER}{len(comments)}")
+                comments.append(inner.why)
+            items.append(_mark(inner, comments))
+        return items
+    return _mark(value.value, comments) if isinstance(value, Noted) else value
 
 
-@lru_cache(10_000, typed=True)  # the same keys and values stand in many files
-def _scalar_text(value: str | bool | float | None, *, is_key: bool) -> str:
+def _dump(value: Any) -> str:
     import yaml
 
-    node = yaml.representer.SafeRepresenter().represent_data(value)
-    if isinstance(value, str):
-        node = yaml.ScalarNode(node.tag, value, style=_style(value, is_key=is_key))
-    pair = yaml.MappingNode("tag:yaml.org,2002:map", [(yaml.ScalarNode("tag:yaml.org,2002:str", "k"), node)])
-    text = yaml.serialize(pair, Dumper=yaml.SafeDumper, width=float("inf"), allow_unicode=True)
-    return str(text).removeprefix("k: ").removesuffix("\n")
+    return str(yaml.dump(value, Dumper=_dumper(), default_flow_style=False, sort_keys=False, width=float("inf"),
+                         allow_unicode=True))
 
 
-def _style(text: str, *, is_key: bool) -> str | None:
+@cache
+def _dumper() -> Any:
+    import yaml
+
+    class Dumper(yaml.SafeDumper):
+        def ignore_aliases(self, data: Any) -> bool:
+            return True
+
+    Dumper.add_representer(str, lambda dumper, text: dumper.represent_scalar(
+        "tag:yaml.org,2002:str", text, style=_style(text)))
+    return Dumper
+
+
+def _style(text: str) -> str | None:
     # Spaces at the end of a line cannot be seen in a block, nor can most characters that do not print.
     is_clear = all(line.isprintable() and not line.endswith(" ") for line in text.split("\n"))
-    if is_clear and not is_key and "\n" in text.strip("\n"):
+    if is_clear and "\n" in text.strip("\n"):
         return "|"
     return '"' if _LOOKS_LIKE_ANOTHER_TYPE.match(text) or not text.isprintable() else None

@@ -1,4 +1,4 @@
-"""`[data]`: the training samples, with `[data.prepare]`, `[data.interactions]` and `[data.drift]`."""
+"""`[data]`: the training samples, with `[data.prepare]` and `[data.interactions]`."""
 
 from __future__ import annotations
 
@@ -6,18 +6,10 @@ from collections.abc import Collection, Iterator
 from datetime import UTC, date, datetime
 from typing import TYPE_CHECKING, Annotated, Literal
 
-from pydantic import (
-    AfterValidator,
-    BeforeValidator,
-    Field,
-    NonNegativeFloat,
-    NonNegativeInt,
-    PositiveFloat,
-    PositiveInt,
-)
+from pydantic import AfterValidator, BeforeValidator, Field, NonNegativeFloat, PositiveFloat
 
 from embark.errors import Mistake, conflict
-from embark.spec.section import Names, Section
+from embark.spec.section import Names, NonNegativeInt, PositiveInt, Section
 from embark.spec.user_code import CUSTOM_KIND, is_custom
 
 if TYPE_CHECKING:
@@ -52,40 +44,6 @@ def interactions_mistakes(spec: RunSpec) -> Iterator[Mistake]:
     if model.sequence.times and not data.time_column:
         yield conflict("model.sequence.times", model.sequence.times, "the rows have no time",
                        "name their column in data.time_column")
-
-
-class DriftSpec(Section):
-    """`[data.drift]`: `synthetic` samples in order of time, whose ids come and go and whose teacher model changes; the
-    held-out samples follow the training samples in time (docs/guides/follow.md)."""
-
-    samples_per_day: NonNegativeInt = 0
-    """Samples in a day of the stream; 0: nothing drifts. Sample `i` has the time `i / samples_per_day`."""
-    num_ids: NonNegativeInt = Field(default=0, le=1 << 31)
-    """Ids of a feature that are in use at one moment; 0: as many as the table has rows. An id is a random 63-bit
-    number; a table takes it modulo its rows."""
-    id_churn: NonNegativeFloat = Field(default=0.1, le=100)
-    """Share of the ids in use that new ids replace each day."""
-    preference_drift: NonNegativeFloat = Field(default=0.2, le=100)
-    """How often in a day the effect of an id, and of a dense column, becomes another, gradually."""
-    head_ids: PositiveInt = 50
-    """Rank by popularity at which an id's effect is half of the most popular one's."""
-
-    @property
-    def is_on(self) -> bool:
-        return self.samples_per_day > 0
-
-
-def drift_mistakes(spec: RunSpec) -> Iterator[Mistake]:
-    """Find conflicts of `[data.drift]` with the data and the model."""
-    data, model = spec.data, spec.model
-    if not data.drift.is_on:
-        if data.drift != DriftSpec():
-            yield conflict("data.drift.samples_per_day", 0, "the rest of [data.drift] has no effect without it",
-                           "set it, or leave [data.drift] out")
-    elif data.kind != "synthetic":
-        yield conflict("data.drift", "", f'has no effect while data.kind is "{data.kind}"', "leave it out")
-    elif model.tasks:
-        yield conflict("data.drift", "", "draws one label, and the model has [[model.tasks]]", "leave one of them out")
 
 
 REMOVED_OPTIONS = frozenset({"new_ids", "split_column"})
@@ -247,10 +205,9 @@ class DataSpec(Section):
     """The same seed gives the same samples in the same order, at any number of ranks."""
     prepare: PrepareSpec = PrepareSpec()
     interactions: InteractionsSpec = InteractionsSpec()
-    drift: DriftSpec = DriftSpec()
 
     def left_out(self) -> Collection[str]:
-        return [name for name in ("task_conflict", "drift") if self.has_default(name)]
+        return ["task_conflict"] if self.has_default("task_conflict") else []
 
     @property
     def is_custom(self) -> bool:

@@ -53,7 +53,7 @@ def undisturbed_loss(common: Path, python: str) -> float:
         file.seek(0)
         if text := file.read():
             return float.fromhex(json.loads(text))
-        answer = rehearse_quickstart("aws", "--engine", "processes", python=python)
+        answer = rehearse_quickstart("aws", python=python)
         assert_trained(answer)
         file.write(json.dumps(answer["verdict"]["final_loss"].hex()))
         return answer["verdict"]["final_loss"]
@@ -70,5 +70,5 @@ def rehearse_elastic(target: str, *flags: str, python: str) -> dict[str, Any]:
     machine, root = PLACES["aws"]
     sets = [*SETS, f"place.machine={machine}", f"store.root={root}", f"place.target={target}",
             "place.nodes={min=2, max=3}", "train.batch_size=6144"]
-    return rehearse("quickstart", "--engine", "processes", "--processes", "1", "--steps", str(NUM_STEPS), "--limit",
+    return rehearse("quickstart", "--processes", "1", "--steps", str(NUM_STEPS), "--limit",
                     LIMIT, *flags, *(word for one in sets for word in ("--set", one)), python=python)

@@ -1,7 +1,4 @@
-"""The rendered Dockerfile is built and run for real: who it runs as, what it runs, and how it stops.
-
-How pods of it meet and what they survive is in test_rehearse_containers.py.
-"""
+"""The rendered Dockerfile is built and run for real: who it runs as, what it runs, and how it stops."""
 
 from __future__ import annotations
 
@@ -43,17 +40,6 @@ def test_the_quickstart_s_script_trains_in_it(image_store):
     words = ("--num_batches_per_epoch", "5", "--batch_size", "64", "--num_embeddings_per_feature", "100,100,100")
     done = image_store.run(SCRIPT, *words)
     assert "loss" in done.stdout.lower(), done.stdout + done.stderr
-
-
-def test_two_pods_of_the_built_image_rehearse_and_survive_a_kill(image_store):
-    words = ("rehearse", ".", "--engine", "podman", "--processes", "1", "--steps", "20", "--kill", "0@step5", "--json")
-    done = image_store.embark(*words)
-    assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
-    answer = json.loads(done.stdout)
-    assert answer["verdict"]["is_ok"]
-    assert (answer["engine"], len(answer["pods"])) == ("podman", 2)
-    assert answer["progress"]["resumes"]
-    assert any(end["code"] == 137 for end in answer["ends"])
 
 
 def test_image_contains_the_bytecode_of_what_a_rank_imports(image_store):

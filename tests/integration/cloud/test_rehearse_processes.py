@@ -16,7 +16,6 @@ from integration.cloud.rehearsals import (
 
 pytestmark = pytest.mark.slow
 
-ENGINE = ("--engine", "processes")
 LAST_STEP = 25
 """A fault at a later step might come when the run is over already."""
 
@@ -28,7 +27,7 @@ def undisturbed(tmp_path_factory, warm_python) -> float:
 
 def test_a_pod_that_is_killed_comes_back_and_the_run_continues_bit_for_bit(undisturbed, warm_python):
     step = random.SystemRandom().randrange(2, LAST_STEP)
-    answer = rehearse_quickstart("azure", *ENGINE, "--kill", f"1@step{step}", target="jobset", python=warm_python)
+    answer = rehearse_quickstart("azure", "--kill", f"1@step{step}", target="jobset", python=warm_python)
     assert_trained(answer)
     assert answer["verdict"]["final_loss"] == undisturbed, f"killed at step {step}"
     assert answer["progress"]["resumes"]
@@ -36,7 +35,7 @@ def test_a_pod_that_is_killed_comes_back_and_the_run_continues_bit_for_bit(undis
 
 
 def test_a_preempted_pod_saves_in_its_grace_and_loses_no_step(undisturbed, warm_python):
-    answer = rehearse_quickstart("gcp", *ENGINE, "--preempt", "0@step10", target="trainjob", python=warm_python)
+    answer = rehearse_quickstart("gcp", "--preempt", "0@step10", target="trainjob", python=warm_python)
     assert_trained(answer)
     assert answer["verdict"]["final_loss"] == undisturbed
     assert answer["verdict"]["lost_steps"] == 0

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import re
 import shlex
-import shutil
 import signal
 import subprocess
 import sys
@@ -31,8 +30,8 @@ spec:
 
 
 @pytest.fixture(autouse=True)
-def no_engine(monkeypatch, tmp_path):
-    """Nothing but a shell on the path, so that `auto` finds no podman and no docker."""
+def few_programs(monkeypatch, tmp_path):
+    """Nothing but a shell on the path."""
     programs = tmp_path / "programs"
     programs.mkdir()
     for name in ("sh", "echo", "sleep"):
@@ -53,15 +52,9 @@ def test_it_says_what_differs_from_the_cluster_and_how_it_ended(capfd):
     out = capfd.readouterr().out
     assert "Job j: 1 pod of 2 processes" in out
     assert "Differences from the cluster:" in out
-    assert "no podman here; no docker here; pods are processes of this machine" in out
+    assert "limits of memory and CPU: those of the manifest → none" in out
     assert "j-0 | hello" in out
     assert "rehearsed: 1 pod ended well" in out
-
-
-def test_limits_that_processes_do_not_have_are_reported(capfd):
-    limited = (POD % "exit 0").replace("image: ", "resources: {limits: {memory: 64Mi}}, image: ")
-    assert run(["rehearse", manifest(limited)]) == 0
-    assert "limits of memory and CPU: the container's → none" in capfd.readouterr().out
 
 
 def test_what_fails_ends_with_1_a_sentence_and_a_fix(capfd):
@@ -76,7 +69,7 @@ def test_for_a_program_it_answers_in_json_alone(capfd):
     assert run(["rehearse", manifest(POD % "exit 64"), "--json"]) == 1
     answer = json.loads(capfd.readouterr().out)
     assert answer["verdict"]["is_ok"] is False
-    assert (answer["kind"], answer["pods"], answer["engine"]) == ("Job", ["j-0"], "processes")
+    assert (answer["kind"], answer["pods"]) == ("Job", ["j-0"])
     assert [end["code"] for end in answer["ends"]] == [64, 64]
     assert {check["name"] for check in answer["verdict"]["checks"]} >= {"controller"}
 
@@ -90,22 +83,14 @@ def test_a_folder_is_taken_complete_and_the_job_that_trains_is_found(capfd):
     assert json.loads(capfd.readouterr().out)["name"] == "train"
 
 
-def test_kept_folders_are_reported_with_the_command_that_removes_them(capfd):
-    assert run(["rehearse", manifest(), "--keep", "--json"]) == 0
-    folder, _, how = json.loads(capfd.readouterr().out)["left_behind"].partition("; ")
-    assert Path(folder).is_dir()
-    assert how == f"rm -r {folder} removes it"
-    shutil.rmtree(folder)
-
-
 @pytest.mark.parametrize(("words", "what"), [
     (["nothing.yaml"], "nothing.yaml: no such file"),
     (["job.yaml", "--nodes", "3"], "these are manifests"),
     (["job.yaml", "--processes", "0"], "must be greater than 0"),
     (["job.yaml", "--limit", "soon"], "--limit soon: not a duration"),
     (["job.yaml", "--preempt", "5@1s"], "there is no pod 5"),
-    (["job.yaml", "--cut", "0@0s+1s"], "--cut needs containers"),
-    (["job.yaml", "--engine", "podman"], "podman is not installed"),
+    (["job.yaml", "--limit", "0s"], "must be greater than 0"),
+    (["job.yaml", "--artifact", "runs/a/export"], "--artifact applies to servers"),
     (["two.yaml"], "has 2 jobs in it: Job j, Job k"),
     (["service.yaml"], "has no job in it, only Service"),
     (["part.yaml"], "only a part of one"),
@@ -158,7 +143,7 @@ def test_the_guides_commands_are_commands():
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_stopped_by_a_signal_it_leaves_nothing(number):
     """The command in a process of its own, as a terminal or a CI job would stop it."""
-    words = [sys.executable, "-m", "embark", "rehearse", manifest(POD % "pwd; exec sleep 300"), "--engine", "processes"]
+    words = [sys.executable, "-m", "embark", "rehearse", manifest(POD % "pwd; exec sleep 300")]
     with subprocess.Popen(words, text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
         folder = next(line.split("| ")[1].strip() for line in process.stdout if "/embark-rehearse-" in line)
         process.send_signal(number)
@@ -169,24 +154,10 @@ def test_stopped_by_a_signal_it_leaves_nothing(number):
     assert not [path for path in Path("/proc").glob("[0-9]*/cwd") if is_in(path, folder)]
 
 
-def test_stopped_by_a_signal_what_was_to_be_kept_is_stored_and_reported():
-    words = [sys.executable, "-m", "embark", "rehearse", manifest(POD % "pwd; exec sleep 300"), "--engine", "processes",
-             "--keep"]
-    with subprocess.Popen(words, text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
-        folder = next(line.split("| ")[1].strip() for line in process.stdout if "/embark-rehearse-" in line)
-        process.send_signal(signal.SIGINT)
-        _, err = process.communicate(timeout=HANG_S)
-    root = next(path for path in Path(folder).parents if path.name.startswith("embark-rehearse-"))
-    assert f"kept: {root}; rm -r {root} removes it" in err
-    assert root.is_dir()
-    assert not [path for path in Path("/proc").glob("[0-9]*/cwd") if is_in(path, folder)]
-    shutil.rmtree(root)
-
-
-def test_with_nothing_to_keep_an_error_leaves_no_folder(tmp_path, monkeypatch):
+def test_an_error_leaves_no_folder(tmp_path, monkeypatch):
     monkeypatch.setenv("TMPDIR", str(tmp_path / "own"))
     (tmp_path / "own").mkdir()
-    words = [sys.executable, "-m", "embark", "rehearse", manifest(), "--engine", "podman", "--keep"]
+    words = [sys.executable, "-m", "embark", "rehearse", manifest(), "--kill", "7@1s"]
     assert subprocess.run(words, capture_output=True, timeout=HANG_S, check=False).returncode == 64
     assert list((tmp_path / "own").iterdir()) == []
 

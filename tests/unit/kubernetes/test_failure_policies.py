@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from render_jobs import job_of
 
-from embark.kubernetes.failure_policies import FailurePolicy, PodEnd, PodPolicy
+from embark.kubernetes.failure_policies import FailurePolicy, PodEnd
 from embark.rehearse.manifest import find_training_job, read_texts
 from embark.rehearse.workload import Workload, make_workload
 from embark.render.targets.kubernetes import render_job, render_jobset, render_pytorchjob, render_trainjob
@@ -114,18 +114,6 @@ def test_a_pytorchjob_counts_every_restart():
 def test_a_pytorchjob_restarts_as_its_replicas_say(policy, code, action):
     workload, policy = made(render_pytorchjob, "restartPolicy: OnFailure", f"restartPolicy: {policy}")
     assert policy.decide(PodEnd(workload.pods[0], code)).action == action
-
-
-def test_nobody_replaces_a_bare_pod_and_a_container_that_always_ends_loops():
-    workload, _ = made(render_job)
-    pod = workload.pods[0]
-    assert PodPolicy("p", "Always").decide(PodEnd(pod, 143, True)).action == "fail"
-    assert PodPolicy("p", "Never").decide(PodEnd(pod, 1)).action == "fail"
-    assert PodPolicy("p", "OnFailure").decide(PodEnd(pod, 0)).action == "succeed"
-    looping = PodPolicy("p", "Always")
-    decisions = [looping.decide(PodEnd(pod, 2)) for _ in range(7)]
-    assert [one.action for one in decisions] == ["replace"] * 6 + ["fail"]
-    assert "CrashLoopBackOff" in decisions[-1].text
 
 
 def test_an_elastic_job_is_complete_with_its_first_index_and_no_other():

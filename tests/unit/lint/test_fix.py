@@ -67,17 +67,6 @@ def test_nnodes_as_a_word_of_its_own_is_fixed_text(tmp_path):
     assert not left
 
 
-def test_a_setting_is_taken_out_of_a_flow_list(tmp_path):
-    text = (FIXTURES / "good" / "pytorchjob.yaml").read_text()
-    start = "env: [{name: NCCL_DEBUG, value: WARN}"
-    for env in (start + ", {name: FI_PROVIDER, value: efa}]",
-                start.replace("[{", "[{name: FI_PROVIDER, value: efa}, {") + "]",
-                start.replace("[{", "[{name: FI_PROVIDER, value: efa}, {name: NCCL_PROTO, value: simple}, {") + "]"):
-        fixed, left = fixed_text(tmp_path, "x.yaml", text.replace(start + "]", env))
-        assert fixed == text
-        assert not left
-
-
 def test_a_service_and_a_job_in_two_files_are_fixed_together(tmp_path):
     service, job = (FIXTURES / "good" / "job_eks_p4d.yaml").read_text().split("---\n")
     (tmp_path / "service.yaml").write_text(service.replace("  publishNotReadyAddresses: true\n", ""))

@@ -91,4 +91,4 @@ def test_requests_of_a_replica_that_is_lost_are_sent_again_to_the_other():
 def test_another_status_and_a_second_closed_connection_are_failures(backends, says):
     clients = run(backends(), lambda clients: until(lambda: clients.num_failed))
     assert clients.num_answered == 0
-    assert clients.reasons[0].startswith(says)
+    assert clients.reason.startswith(says)

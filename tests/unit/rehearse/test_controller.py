@@ -1,4 +1,4 @@
-"""Pods of real processes: started, restarted, taken away, paused and ended as a cluster would."""
+"""Pods of real processes: started, restarted, taken away and ended as a cluster would."""
 
 from __future__ import annotations
 
@@ -6,15 +6,16 @@ import os
 import signal
 import textwrap
 import time
-from itertools import pairwise
 from pathlib import Path
 
 import pytest
 from limits import HANG_S
 
-from embark.errors import Interrupted, UserError
+from embark.errors import Interrupted
 from embark.rehearse.controller import Observer
-from embark.rehearse.rehearsal import RehearsalOptions, RehearsalReport, prepare, rehearse
+from embark.rehearse.manifest import read_texts
+from embark.rehearse.rehearsal import RehearsalReport, rehearse
+from embark.rehearse.training import PreparedTraining, prepare_training
 
 JOB = """
 apiVersion: batch/v1
@@ -56,16 +57,10 @@ class Recorder:
     def __init__(self) -> None:
         self.lines: list[str] = []
         self.notes: list[str] = []
-        self.changes: list[str] = []
-        self.engine = ""
 
     @property
     def observer(self) -> Observer:
         return Observer(lambda pod, rank, text: self.lines.append(f"{pod} {text}"), self.notes.append)
-
-    def on_start(self, changes, engine) -> None:
-        self.changes = [str(change) for change in changes]
-        self.engine = engine
 
 
 def run(line: str, *, policy: str = "", grace_s: int = 30, limit_s: float = HANG_S, manifest: str = JOB,
@@ -73,10 +68,12 @@ def run(line: str, *, policy: str = "", grace_s: int = 30, limit_s: float = HANG
     import json
 
     text = manifest.format(line=json.dumps(textwrap.dedent(line)), policy=policy, grace_s=grace_s, seen=str(seen))
-    options = RehearsalOptions(engine="processes", limit_s=limit_s, faults=tuple(faults.items()))
     result = Recorder()
-    prepared = prepare({"j.yaml": text}, "j.yaml", options)
-    return rehearse(prepared, options, result.observer, on_start=result.on_start), result
+    return rehearse(prepared_job(text, **faults), result.observer, limit_s=limit_s), result
+
+
+def prepared_job(text: str, **faults: tuple[str, ...]) -> PreparedTraining:
+    return prepare_training({"j.yaml": text}, read_texts({"j.yaml": text}), faults=faults)
 
 
 def test_pods_that_end_well_end_well_and_nothing_is_left():
@@ -85,7 +82,7 @@ def test_pods_that_end_well_end_well_and_nothing_is_left():
     assert {"j-0 index 0", "j-1 index 1"} <= set(result.lines)
     folder = next(Path(line.split()[1]) for line in result.lines if "/embark-rehearse-" in line)
     assert not folder.exists()
-    assert any("processes of" in change for change in result.changes)
+    assert any("processes of" in str(change) for change in done.changes)
 
 
 def test_only_names_that_a_service_resolves_become_the_loopback():
@@ -176,22 +173,6 @@ def test_what_a_pod_leaves_behind_ends_with_its_first_process(tmp_path):
     assert not is_alive(int((tmp_path / "pid").read_text()))
 
 
-def test_a_paused_pod_is_paused_and_continues():
-    line = "for i in 1 2 3 4 5 6 7 8 9 10 11 12; do date +%s.%N; sleep 0.3; done"
-    done, result = run(line, pause=("1@2s+2s",))
-    assert done.verdict.is_ok
-    times = {pod: [float(line.split()[1]) for line in result.lines if line.startswith(pod)] for pod in ("j-0", "j-1")}
-    gaps = {pod: max(b - a for a, b in pairwise(results)) for pod, results in times.items()}
-    assert gaps["j-1"] > 1.8
-    assert "j-1 continues" in result.notes
-
-
-def test_a_process_cannot_be_cut_off():
-    with pytest.raises(UserError, match="--cut needs containers") as caught:
-        run("sleep 1", cut=("1@0s+1s",))
-    assert "podman" in caught.value.fix
-
-
 def test_a_fault_that_comes_too_late_was_not_rehearsed():
     done, _ = run("exit 0", preempt=("1@600s",))
     assert not done.verdict.is_ok
@@ -263,11 +244,9 @@ def test_ctrl_c_leaves_nothing_behind(tmp_path):
         if len(result.lines) == 2:
             os.kill(pid, signal.SIGINT)
 
-    options = RehearsalOptions(engine="processes", limit_s=300)
     text = JOB.format(line='"pwd; exec sleep 300"', policy="", grace_s=1, seen="x")
-    prepared = prepare({"j.yaml": text}, "", options)
     with pytest.raises(Interrupted, match="stopped by SIGINT"):
-        rehearse(prepared, options, Observer(stop, result.notes.append), on_start=result.on_start)
+        rehearse(prepared_job(text), Observer(stop, result.notes.append))
     root = Path(result.lines[0]).parents[3]
     assert root.name.startswith("embark-rehearse-")
     assert not root.exists()

@@ -11,9 +11,11 @@ from render_jobs import job_of
 from cloudsim.account import Account
 from embark.errors import UserError
 from embark.kubernetes.failure_policies import PodEnd
-from embark.rehearse import rehearsal
 from embark.rehearse.controller import Observer
-from embark.rehearse.rehearsal import RehearsalOptions, prepare, rehearse
+from embark.rehearse.manifest import read_texts
+from embark.rehearse.processes import Start
+from embark.rehearse.rehearsal import rehearse
+from embark.rehearse.training import PreparedTraining, prepare_training
 from embark.render.render import render
 
 
@@ -23,26 +25,29 @@ def manifest() -> str:
     return next(file.text for file in files if file.path == "rayjob.yaml")
 
 
+def prepared_job(manifest: str) -> PreparedTraining:
+    texts = {"rayjob.yaml": manifest}
+    return prepare_training(texts, read_texts(texts), num_processes=1, num_steps=4)
+
+
 def test_ray_s_sockets_have_short_paths_wherever_temporary_files_go(manifest, tmp_path, monkeypatch):
     folders = []
 
-    def refuse(prepared, options, given, shell):
-        folders.append(given.root)
+    def refuse(self, processes, observer, limit_s):
+        folders.append(processes.find("/tmp/ray", Start(self.workload.pods[0], 0, 0)))
         raise UserError("refused", fix="none")
 
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
-    monkeypatch.setattr(rehearsal, "choose_engine", refuse)
-    options = RehearsalOptions(num_processes=1, num_steps=4)
-    prepared = prepare({"rayjob.yaml": manifest}, "rayjob.yaml", options)
+    monkeypatch.setattr(PreparedTraining, "run_pods", refuse)
     with pytest.raises(UserError, match="refused"):
-        rehearse(prepared, options, Observer(lambda *_: None, lambda _: None), on_start=lambda *_: None)
+        rehearse(prepared_job(manifest), Observer(lambda *_: None, lambda _: None))
     session = "session_2026-11-16_19-50-00_123456_4194304"
-    assert len(f"{folders[0]}/shared/ray/{session}/sockets/plasma_store.1") <= 107
+    assert len(f"{folders[0]}/{session}/sockets/plasma_store.1") <= 107
     assert not folders[0].exists()
 
 
 def test_a_head_workers_and_a_submitter_run_what_kuberay_writes(manifest):
-    prepared = prepare({"rayjob.yaml": manifest}, "rayjob.yaml", RehearsalOptions(num_processes=1, num_steps=4))
+    prepared = prepared_job(manifest)
     head, first, second, submitter = prepared.workload.pods
     assert [pod.name for pod in prepared.workload.trainers] == [first.name, second.name]
     assert head.args[0].startswith("exec ray start --head --num-cpus=0 ")
@@ -59,7 +64,7 @@ def test_a_head_workers_and_a_submitter_run_what_kuberay_writes(manifest):
 
 
 def test_the_driver_s_end_decides_and_another_attempt_gets_a_new_cluster(manifest):
-    prepared = prepare({"rayjob.yaml": manifest}, "rayjob.yaml", RehearsalOptions())
+    prepared = prepared_job(manifest)
     head, _, _, submitter = prepared.workload.pods
     policy = prepared.policy
     assert policy.decide(PodEnd(head, 1)).action == "replace"
@@ -69,11 +74,11 @@ def test_the_driver_s_end_decides_and_another_attempt_gets_a_new_cluster(manifes
 
 
 def test_without_ray_nothing_is_run_and_that_is_said(manifest, monkeypatch, tmp_path: Path):
-    for module in ("embark.rehearse.rehearsal", "cloudsim.account"):
+    for module in ("embark.rehearse.training", "cloudsim.account"):
         monkeypatch.setattr(f"{module}.find_spec", lambda name: None)
-    prepared = prepare({"rayjob.yaml": manifest}, "rayjob.yaml", RehearsalOptions())
+    prepared = prepared_job(manifest)
     with pytest.raises(UserError, match="Ray is not installed here") as error:
-        rehearse(prepared, RehearsalOptions(), Observer(lambda *_: None, lambda _: None), on_start=lambda *_: None)
+        rehearse(prepared, Observer(lambda *_: None, lambda _: None))
     assert "ray[default,train]" in error.value.fix
     assert any("the drivers of RayJobs: Ray is not installed here" in line
                for line in Account("aws", tmp_path).report().not_modelled)

@@ -65,15 +65,15 @@ def test_what_cannot_be_rehearsed_is_refused(models, tmp_path):
     with pytest.raises(UserError, match="the artifact cannot be read here"):
         prepared(str(tmp_path / "nothing"), text_of())
     assert find_server(read_texts({"a.yaml": text_of().replace("- serve\n", "- train\n")})) is None
-    with pytest.raises(UserError, match="a server is rehearsed by processes"):
-        rehearse("quickstart", set_=SETS, artifact=models, engine="podman")
+    with pytest.raises(UserError, match="by killing one of its replicas"):
+        rehearse("quickstart", set_=SETS, artifact=models, kill=("0@3s",))
     with pytest.raises(UserError, match="--artifact applies to servers"):
         rehearse("quickstart", set_=("place.cloud=aws", "store.root=s3://b/r"), artifact=models)
 
 
 @pytest.mark.slow
 def test_one_of_two_replicas_is_killed_under_load_and_no_request_fails(models, monkeypatch, capsys, warm_python):
-    monkeypatch.setattr("embark.rehearse.engines.sys", SimpleNamespace(executable=warm_python))
+    monkeypatch.setattr("embark.rehearse.processes.sys", SimpleNamespace(executable=warm_python))
     monkeypatch.setenv("COLUMNS", "200")
     assert rehearse("quickstart", set_=SETS, artifact=models, console=Console(json=True)) == 0
     report = json.loads(capsys.readouterr().out)
@@ -85,7 +85,7 @@ def test_one_of_two_replicas_is_killed_under_load_and_no_request_fails(models, m
 
 @pytest.mark.slow
 def test_one_replica_alone_fails_requests_and_the_verdict_says_why(models, monkeypatch, capsys, warm_python):
-    monkeypatch.setattr("embark.rehearse.engines.sys", SimpleNamespace(executable=warm_python))
+    monkeypatch.setattr("embark.rehearse.processes.sys", SimpleNamespace(executable=warm_python))
     sets = (*SETS, "serve.min_replicas=1")
     assert rehearse("quickstart", set_=sets, artifact=models, console=Console(json=True)) == 1
     verdict = json.loads(capsys.readouterr().out)["verdict"]

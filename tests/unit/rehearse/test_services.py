@@ -7,7 +7,7 @@ from render_jobs import job_of
 
 from embark.rehearse.controller import Outcome, Progress
 from embark.rehearse.manifest import find_training_job, read_texts
-from embark.rehearse.rehearsal import RehearsalOptions, prepare
+from embark.rehearse.training import prepare_training
 from embark.rehearse.verdict import Case, Verdict, judge_outcome
 from embark.rehearse.workload import Workload, make_workload
 from embark.render.targets.kubernetes import render_job
@@ -67,6 +67,6 @@ def test_without_not_ready_addresses_a_probe_hides_the_pod():
 
 def verdict_of(text: str) -> Verdict:
     """Of pods that waited for each other until the time was over."""
-    prepared = prepare({"a.yaml": text}, "a.yaml", RehearsalOptions())
+    prepared = prepare_training({"a.yaml": text}, read_texts({"a.yaml": text}))
     outcome = Outcome("too long", "still running", Progress(), (), ("dlrm-0", "dlrm-1"), {}, (), (), 12.0)
     return judge_outcome(Case(prepared.workload, outcome, prepared.run, 2, prepared.findings))

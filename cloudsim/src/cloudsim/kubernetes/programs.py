@@ -16,7 +16,9 @@ from embark.errors import UserError
 from embark.kubernetes.objects import K8sObject
 from embark.kubernetes.pods import Pod
 from embark.rehearse.controller import Observer
-from embark.rehearse.rehearsal import RehearsalOptions, prepare, rehearse
+from embark.rehearse.manifest import read_texts
+from embark.rehearse.rehearsal import rehearse
+from embark.rehearse.training import prepare_training
 from embark.rehearse.workload import NO_RAY, SUBMITTER
 from embark.render.command import SPEC_VARIABLE
 from embark.spec.load import parse_spec
@@ -92,13 +94,13 @@ def _train(cluster: Cluster, job: K8sObject) -> Outcome:
 
 def rehearse_objects(objects: Sequence[Object], num_processes: int, num_steps: int) -> Outcome:
     """Train the job among these objects in processes of this machine."""
-    options = RehearsalOptions(num_processes=num_processes, num_steps=num_steps, engine="processes")
     logs: dict[str, list[str]] = {}
     observer = Observer(lambda pod, rank, line: logs.setdefault(pod, []).append(line),
                         lambda line: logs.setdefault("", []).append(line))
     try:
-        prepared = prepare({"job.yaml": yaml.safe_dump_all(objects)}, "job.yaml", options)
-        report = rehearse(prepared, options, observer, on_start=lambda changes, engine: None)
+        texts = {"job.yaml": yaml.safe_dump_all(objects)}
+        prepared = prepare_training(texts, read_texts(texts), num_processes=num_processes, num_steps=num_steps)
+        report = rehearse(prepared, observer)
     except UserError as error:
         return Outcome(False, error.what)
     said = {pod: "\n".join(lines) + "\n" for pod, lines in logs.items() if pod}

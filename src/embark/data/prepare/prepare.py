@@ -32,7 +32,6 @@ from embark.data.prepared.manifest import (
     MANIFEST,
     SHARED,
     SPLITS,
-    STATISTICS,
     TIME_SPLIT,
     Manifest,
     Part,
@@ -45,6 +44,7 @@ from embark.features.encoding import IdMethod, dense_transform, id_methods
 from embark.features.layout import Layout
 from embark.features.schema import TIME_ROWS, Schema
 from embark.spec.run import RunSpec
+from embark.store import write_atomic
 
 SEGMENT_BYTES = 96 << 20
 MIN_SEGMENT_BYTES = 8 << 20
@@ -247,10 +247,8 @@ class _Run:
         )
         if not manifest.num_rows("train"):
             raise DataError("no row of the input is for training", fix="check data.prepare.split and what it needs")
-        from embark.data.statistics import write_manifest
-
-        return write_manifest(self.work.out, manifest, memory_bytes=self.work.budget.memory_bytes,
-                              num_workers=max(1, self.num_workers), progress=self.progress)
+        write_atomic(self.work.out / MANIFEST, manifest.to_text())
+        return manifest
 
     def _segment_tasks(self, segment_bytes: int) -> list[Task]:
         reader = self.work.reader()
@@ -345,7 +343,6 @@ def _without_files(settings: dict[str, Any]) -> dict[str, Any]:
 def _remove(out: Path) -> None:
     """Remove what an earlier call wrote, the manifest first, and nothing else in the folder."""
     (out / MANIFEST).unlink(missing_ok=True)
-    (out / STATISTICS).unlink(missing_ok=True)
     for name in (*SPLITS, IDS):
         shutil.rmtree(out / name, ignore_errors=True)
     for path in (out / PREPARING).iterdir():

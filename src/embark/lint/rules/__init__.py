@@ -51,7 +51,7 @@ def word_in_command(command: Command, *, begins: list[str], pattern: str, withou
 
 def setting_is(setting: Setting, *, name: str, value: str = ".*", only: str = "", says: str = "") -> Hits:
     if setting.name == name and re.fullmatch(value, setting.value) and (not only or getattr(setting, only)):
-        yield Hit(setting, says.format(setting=setting), edits=setting.removal)
+        yield Hit(setting, says.format(setting=setting))
 
 
 _CHECKS = {name: check for module in (aws_azure, files, following, gcp, jobs, kubeflow, rendezvous, serving)

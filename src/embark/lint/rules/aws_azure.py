@@ -120,10 +120,8 @@ def no_huge_pages(job: TrainingJob) -> Hits:
 
 def outdated_efa_setting(setting: Setting) -> Hits:
     if setting.name in _NOT_WITH_EFA and setting.is_on_efa:
-        # Without them nothing of a pod that does not ask for EFA would say that it is meant.
-        is_sure = setting.job is None or bool(setting.job.container.amount(EFA))
         yield Hit(setting, f"{setting.name}={setting.value}: {_NOT_WITH_EFA[setting.name]}",
-                  f"leave {setting.name} out", setting.removal if is_sure else ())
+                  f"leave {setting.name} out")
 
 
 def block_without_reservation(group: Node) -> Hits:

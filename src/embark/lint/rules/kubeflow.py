@@ -4,8 +4,7 @@ import ast
 import re
 from collections.abc import Iterator
 
-from embark.kubernetes.yaml_nodes import Node
-from embark.lint.edits import Edit, add_key, remove_item, remove_key, set_scalar
+from embark.lint.edits import set_scalar
 from embark.lint.manifests import Manifests, TrainingJob
 from embark.lint.pods import PodTemplate, patches
 from embark.lint.read import Document
@@ -47,13 +46,11 @@ def no_nproc_per_node(job: TrainingJob) -> Hits:
 
 
 def nproc_in_elastic_policy(document: Document) -> Hits:
-    policy = document.at("spec.elasticPolicy")
-    node = policy["nProcPerNode"]
+    node = document.at("spec.elasticPolicy.nProcPerNode")
     both = document.at("spec.nprocPerNode")
     if node:
         why = "both spec.nprocPerNode and elasticPolicy.nProcPerNode are set" if both else "it is deprecated"
-        yield Hit(node, why, f'spec.nprocPerNode: "{node.text}" alone',
-                  remove_key(policy, "nProcPerNode") if both else ())
+        yield Hit(node, why, f'spec.nprocPerNode: "{node.text}" alone')
 
 
 def elastic_size(document: Document, manifests: Manifests) -> Hits:
@@ -84,8 +81,7 @@ def restart_policy_in_template(pod: PodTemplate) -> Hits:
     node = pod.spec["restartPolicy"]
     if node:
         yield Hit(node, f"restartPolicy: {node.text} in the template of {pod.role} is not read",
-                  f"restartPolicy: {node.text} beside replicas",
-                  () if pod.holder["restartPolicy"] else _moved(pod.holder, pod.spec, node))
+                  f"restartPolicy: {node.text} beside replicas")
 
 
 def processes_not_a_number(document: Document) -> Hits:
@@ -99,10 +95,9 @@ def processes_not_a_number(document: Document) -> Hits:
 
 
 def reserved_variable(document: Document) -> Hits:
-    env = document.at("spec.trainer.env")
-    for entry in env:
+    for entry in document.at("spec.trainer.env"):
         if entry["name"].text in RESERVED:
-            yield Hit(entry, f"{entry['name'].text} is reserved", edits=remove_item(env, entry))
+            yield Hit(entry, f"{entry['name'].text} is reserved")
 
 
 def pod_template_overrides(document: Document) -> Hits:
@@ -166,10 +161,3 @@ def torchx_runs(manifests: Manifests) -> Iterator[Command]:
     for command in manifests.commands:
         if command.begins("torchx run") and command.flag("-s", "--scheduler") == "kubernetes":
             yield command
-
-
-def _moved(holder: Node, spec: Node, node: Node) -> tuple[Edit, ...]:
-    """Move the line from the template to beside `replicas`."""
-    taken = remove_key(spec, "restartPolicy")
-    added = add_key(holder, f"restartPolicy: {node.text}")
-    return (*taken, *added) if taken and added else ()

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from embark.kubernetes.objects import quantity
 from embark.kubernetes.pods import DEFAULT_GRACE_S
 from embark.kubernetes.yaml_nodes import NOTHING, Node
-from embark.lint.edits import remove_key, set_key
+from embark.lint.edits import set_key
 from embark.lint.manifests import Manifests
 from embark.lint.pods import Container, PodTemplate
 from embark.lint.read import Document
@@ -80,7 +80,7 @@ def two_autoscalers(document: Document, manifests: Manifests) -> Hits:
 def replicas_beside_autoscaler(document: Document, manifests: Manifests) -> Hits:
     replicas = document.at("spec.replicas")
     if document.kind == "Deployment" and replicas and _scaler_of(document, manifests):
-        yield Hit(replicas, edits=remove_key(document["spec"], "replicas"))
+        yield Hit(replicas)
 
 
 def budget_blocks_drain(document: Document, manifests: Manifests) -> Hits:

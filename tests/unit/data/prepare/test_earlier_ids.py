@@ -115,12 +115,12 @@ def test_a_damaged_map_is_refused_by_the_name_of_its_table(folder):
 
 def test_a_check_of_the_data_finds_damaged_id_maps(folder):
     february(folder)
-    assert check(str(folder / "february"), num_workers=1).problems == ()
+    assert check(str(folder / "february")).problems == ()
     for file in ("user.keys", "item.ids"):
         path = folder / f"february/ids/{file}.npy"
         path.write_bytes(path.read_bytes() + b"x")
     (folder / "february/ids/tags.ids.npy").unlink()
-    assert [problem.where for problem in check(str(folder / "february"), num_workers=1).problems] == [
+    assert [problem.where for problem in check(str(folder / "february")).problems] == [
         "ids/user.ids.npy", "ids/item.ids.npy", "ids/tags.ids.npy"]
 
 
