@@ -28,8 +28,6 @@ from embark.features.arrays import Array, Bytes, Floats, Hashes, Int64s, Mask
 from embark.features.rows import MAX_QUOTED, BadRow, RawRows
 from embark.features.schema import Schema
 
-Words = Hashes
-
 NUM_DENSE = 13
 NUM_SPARSE = 26
 NUM_FIELDS = 1 + NUM_DENSE + NUM_SPARSE
@@ -230,7 +228,7 @@ class SlabDecoder:
         return np.ascontiguousarray(values.T), num_negative
 
     def _signed(
-        self, text: Bytes, tails: Int64s, lengths: Int64s, digits: Words, values: Floats
+        self, text: Bytes, tails: Int64s, lengths: Int64s, digits: Hashes, values: Floats
     ) -> tuple[Mask, int]:
         """Correct the negative values of a column in which not all bytes are digits. Return which rows need a second
         look, and how many are negative."""
@@ -323,12 +321,12 @@ class SlabDecoder:
         lengths -= 1
         return lengths
 
-    def _words(self, text: Bytes, tails: Int64s, name: str = "words") -> Words:
+    def _words(self, text: Bytes, tails: Int64s, name: str = "words") -> Hashes:
         """Return the eight bytes from each position on as a number. Two aligned words hold them, which is faster than
         numpy is with words that begin anywhere."""
         aligned = text[: len(text) & ~7].view(np.uint64)
         indexes = np.right_shift(tails, 3, out=self._array(f"{name} indexes", tails.shape, np.int64))
-        words: Words = aligned.take(indexes, mode="clip", out=self._array(name, tails.shape, np.uint64))
+        words: Hashes = aligned.take(indexes, mode="clip", out=self._array(name, tails.shape, np.uint64))
         above = aligned[1:].take(indexes, mode="clip", out=self._array(f"{name} above", tails.shape, np.uint64))
         shifts = np.bitwise_and(tails, 7, out=indexes)
         shifts *= 8
@@ -351,7 +349,7 @@ _STEPS = tuple((np.uint64(f), np.uint64(s), np.uint64(m)) for f, s, m in (
     (10 << 8 | 1, 8, 0x00FF00FF00FF00FF), (100 << 16 | 1, 16, 0x0000FFFF0000FFFF), (10_000 << 32 | 1, 32, 0xFFFFFFFF)))
 
 
-def _eight_digits(digits: Words, scratch: Words) -> Floats:
+def _eight_digits(digits: Hashes, scratch: Hashes) -> Floats:
     """Return the number that eight bytes of 0 to 9 mean, the first byte counting most: pairs, fours, all eight."""
     value = digits
     for factor, shift, mask in _STEPS:
@@ -361,7 +359,7 @@ def _eight_digits(digits: Words, scratch: Words) -> Floats:
     return value.view(np.int64).astype(np.float32)
 
 
-def _is_digits(digits: Words) -> Mask:
+def _is_digits(digits: Hashes) -> Mask:
     """Mark the words whose bytes are all 0 to 9."""
     is_digits: Mask = (((digits + _repeated(0x80 - 10)) | digits) & _repeated(0x80)) == 0
     return is_digits

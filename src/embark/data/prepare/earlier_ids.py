@@ -142,8 +142,6 @@ def open_earlier(spec: RunSpec, revision: int) -> EarlierIds | None:
     if manifest.settings.get("revision") != revision:
         raise DataError(f"{path}: another version of Embark prepared it, and may read the same values as other keys",
                         fix="prepare the earlier data again with this version")
-    if set(manifest.settings["id_maps"]) != {column.name for column in before.schema.sparse if not column.weights_of}:
-        raise DataError(f"{path}: its manifest has id maps of other tables than its columns", fix=REPAIR)
     return EarlierIds(before)
 
 

@@ -166,10 +166,6 @@ class KnownIds:
         keys = np.load(self.keys, mmap_mode="r")
         return _KnownKeys(self.keys, keys.offset, len(keys), keys.dtype)
 
-    def read_ids(self) -> Int32s:
-        ids: Int32s = np.load(self.ids, mmap_mode="r")
-        return ids
-
 
 @dataclass(frozen=True, slots=True)
 class Numbered:
@@ -195,7 +191,7 @@ def number_keys(
     bounds, dtype = _partitions(every, max_entries), every[0].dtype if every else np.dtype(np.uint64)
     parts = list(pairwise(bounds.T))
     counted, num_distinct = Path(f"{files.codes}.counted"), 0
-    known_ids: Int32s = known.read_ids() if known else np.empty(0, np.int32)
+    known_ids: Int32s = np.load(known.ids, mmap_mode="r") if known else np.empty(0, np.int32)
     by_count: Counter[int] = Counter()  # How many new values have each count.
     with open(counted, "wb") as file:
         for lows, highs in parts:

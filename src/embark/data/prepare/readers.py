@@ -6,7 +6,7 @@ import embark.features.arrow  # noqa: F401 - says so if pyarrow is missing
 import io
 from collections.abc import Callable, Collection, Iterator, Sequence
 from functools import partial
-from itertools import pairwise
+from itertools import chain, pairwise
 from typing import Any
 
 import numpy as np
@@ -44,7 +44,6 @@ from embark.store.errors import explain_data
 _SCAN_BYTES = 8 << 20
 _HEADER_BYTES = 1 << 20
 _STAND_IN = b"\x1f"  # Takes the place of a delimiter of several characters; text does not have it.
-_MAX_CHUNK_BYTES = 1 << 30
 _MIN_BATCH_ROWS, _MAX_BATCH_ROWS = 1_024, 1 << 20
 _READ_BYTES = 1 << 20  # Bytes of a column that are read at a time.
 _Parsed = tuple[Callable[[str], Any], int, dict[int, str]]
@@ -79,19 +78,14 @@ class CsvReader(_ArrowReader):
 
     def read(self, segment: Segment, chunk_bytes: int) -> Iterator[RawRows]:
         """Yield the segment's rows in order."""
-        file, has_header = segment.file, False
-        columns: Sequence[str] = self._schema.columns
-        if self._schema.has_header:
-            columns, has_header = self._columns_of(file)
-        stream = TextStream(self._inputs, file, segment.start, segment.stop, min(chunk_bytes, _MAX_CHUNK_BYTES))
+        file, has_header = segment.file, self._schema.has_header
+        columns = self._columns_of(file) if has_header else self._schema.columns
+        stream = TextStream(self._inputs, file, segment.start, segment.stop, chunk_bytes)
         pieces, first_byte = _without_bom(stream.pieces) if segment.start == 0 else (stream.pieces, segment.start)
         is_header_next, line, none = has_header and segment.start == 0, 0, np.zeros(0, np.int64)
         for cut in split_rows(pieces, self._delimiter, has_quotes=self._has_quotes, first_byte=first_byte):
             num_lines, line = cut.stop_line - line, cut.stop_line
             if isinstance(cut, UnterminatedRow):
-                if is_header_next:
-                    raise DataError(f"{file.uri}: the header cannot be read: {cut.why}",
-                                    fix="repair its first line, or set data.prepare.header = false")
                 location = Location(none, none, num_lines, [BadRow(cut.line, cut.why)])
                 yield self._parser.parse(partial(json_column, []), location, file.uri)
                 continue
@@ -143,22 +137,17 @@ class CsvReader(_ArrowReader):
                 strings_can_be_null=False),
         )
 
-    def _columns_of(self, file: InputFile) -> tuple[Sequence[str], bool]:
-        """Return the columns in this file's own order, and whether it has a header: pieces that `split` made have
-        none."""
+    def _columns_of(self, file: InputFile) -> Sequence[str]:
+        """Return the columns in this file's own order."""
         text = head(self._inputs, file, _HEADER_BYTES).removeprefix(BOM)
         first = next((row for row in fields_of(text, self._schema.delimiter) if row), [])
         names = header_names(first)
-        known = self._schema.columns
         if twice := [name for name in self._parser.columns if names.count(name) > 1]:
             raise DataError(f"{file.uri}: has two columns named {twice[0]!r}", fix="rename one of them")
-        lacking = [name for name in self._parser.columns if name not in names]
-        if not lacking:
-            return names, True
-        if len(names) == len(known) and not set(names) & set(known):
-            return known, False
-        raise DataError(f"{file.uri}: its header has no column " + ", ".join(map(repr, lacking)),
-                        fix=nearest(lacking[0], names) + " Every file has the columns of the first one")
+        if lacking := [name for name in self._parser.columns if name not in names]:
+            raise DataError(f"{file.uri}: its header has no column " + ", ".join(map(repr, lacking)),
+                            fix=nearest(lacking[0], names) + " Every file has the columns of the first one")
+        return names
 
     def _finds_quote(self, file: InputFile) -> bool:
         if not self._has_quotes:
@@ -194,16 +183,10 @@ def _empty(columns: Sequence[str]) -> Any:
 
 
 def _without_bom(pieces: Iterator[bytes]) -> tuple[Iterator[bytes], int]:
+    """Return the pieces without a byte order mark, and how many bytes it has."""
     first = next(pieces, b"")
-    while 0 < len(first) < len(BOM) and (more := next(pieces, b"")):
-        first += more
-    has_bom = first.startswith(BOM)
-
-    def rest() -> Iterator[bytes]:
-        yield first[len(BOM) :] if has_bom else first
-        yield from pieces
-
-    return rest(), len(BOM) if has_bom else 0
+    rest = first.removeprefix(BOM)
+    return chain([rest], pieces), len(first) - len(rest)
 
 
 class ParquetReader(_ArrowReader):

@@ -39,12 +39,12 @@ CRITEO_COLUMNS = ("label", *(f"int_{i}" for i in range(13)), *(f"cat_{i}" for i 
 _NOT_TEXT = {
     b"PK\x03\x04": "a zip archive", b"\x28\xb5\x2f\xfd": "packed by zstd", b"BZh": "packed by bzip2",
     b"\xfd7zXZ": "packed by xz", b"\xff\xfe": "text in UTF-16", b"\xfe\xff": "text in UTF-16",
-    b"ARROW1": "an Arrow file", b"ORC": "an ORC file", b"Obj\x01": "an Avro file",
+    b"ARROW1": "an Arrow file", b"ORC": "an ORC file",
 }
 _INTEGER = re.compile(INTEGER)
 _NUMBER = re.compile(f"{NUMBER}|[+-]?inf(inity)?|nan", re.IGNORECASE)
 _HEX_ID = re.compile(r"[0-9a-fA-F]{8}")
-_CRITEO_LINE = re.compile(r"[01](\t(-?[0-9]+)?){13}(\t([0-9a-fA-F]{8})?){26}")
+_CRITEO_LINE = re.compile(r"[01](\t(-?[0-9]+)?){13}(\t([0-9a-fA-F]{8})?){26}")  # Label, 13 integers, 26 ids.
 _FEW = 50  # With no more distinct numbers than this, they rather name groups than measure amounts.
 _MANY_ROWS = 100  # From this number of rows on, it is significant that no value repeats.
 _LIST_SHARE = 0.05
@@ -99,12 +99,12 @@ def take_sample(
     if not text.strip():
         raise DataError(f"{first.uri}: has no rows", fix="data.prepare.input must name a file with at least one row")
     if prepare.format == "jsonl" or (prepare.format == "auto" and _is_json(first, text)):
-        texts = [text, *_more_text(inputs, files)]
-        lines = [line for one in texts for line in one.splitlines()[:_MAX_ROWS]]
-        return Sample("jsonl", _sample_json(prepare, first, lines))
+        objects = [line for one in (text, *_more_text(inputs, files)) for line in one.splitlines()[:_MAX_ROWS]]
+        return Sample("jsonl", _sample_json(prepare, first, objects))
     is_open = prepare.format == "auto" and prepare.delimiter in ("", "\t") and not prepare.column_names
     lines = text.decode(errors="replace").splitlines()[:100]
-    is_criteo = is_open and prepare.header is not True and sum(map(_is_criteo, lines)) > 0.5 * len(lines)
+    num_criteo = sum(bool(_CRITEO_LINE.fullmatch(line)) for line in lines)
+    is_criteo = is_open and prepare.header is not True and num_criteo > 0.5 * len(lines)
     if format == "criteo" or is_criteo:
         rows = [row for row in (line.split("\t") for line in lines) if len(row) == len(CRITEO_COLUMNS)]
         return Sample("criteo", tuple(Column.of(name, [row[i] for row in rows], {""})
@@ -124,11 +124,6 @@ def _format_of(prepare: PrepareSpec, inputs: Inputs, file: InputFile) -> Format:
         raise DataError(f"{file.uri}: is {what}, which is not read",
                         fix="make it UTF-8 text, plain or packed by gzip, or Parquet")
     return "criteo" if prepare.format == "criteo" else "csv"
-
-
-def _is_criteo(line: str) -> bool:
-    """Return whether a line is a label, 13 integers and 26 hexadecimal ids."""
-    return bool(_CRITEO_LINE.fullmatch(line))
 
 
 def _sample_text(prepare: PrepareSpec, known_names: Collection[str], inputs: Inputs, files: Sequence[InputFile],
@@ -217,13 +212,13 @@ class Judgement:
 
 def judge(column: Column, list_delimiter: str) -> Judgement:
     """Judge the role of a column that the spec does not name."""
-    cells, kind = column.cells, kind_of(column)
+    cells = column.cells
     different = len(set(cells))
     seen = f"{different:,} different in {len(cells):,} rows checked"
     if column.type == "nested":
         return Judgement("ignored", "holds structures, which are not read")
     if column.type == "list":
-        return Judgement("list", "the file says that it holds lists", kind)
+        return Judgement("list", "the file says that it holds lists", kind_of(column))
     if not cells:
         return Judgement("ignored", f"empty in every row ({column.num_rows:,} checked)")
     format = _time_format(cells)
@@ -284,7 +279,7 @@ def list_delimiter_of(columns: Sequence[Column], named: Collection[str]) -> str:
 
 
 def _judge_integers(column: Column, different: int, seen: str) -> Judgement:
-    cells, is_unique = column.cells, different == len(column.cells) >= _MANY_ROWS
+    cells = column.cells
     # `userId`, `user_id` and `User ID` all hold `user` and `id`.
     words = {word.lower() for word in re.findall(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+", column.name)}
     says_time, says_id, says_amount = (not words.isdisjoint(_WORDS[what]) for what in ("times", "ids", "amounts"))
@@ -305,7 +300,7 @@ def _judge_integers(column: Column, different: int, seen: str) -> Judgement:
     is_skewed = low < 0 or statistics.median(values) - low < _SKEW * (high - low)
     if is_skewed and not (says_id or column.name.lower().endswith("id")):
         return Judgement("dense", f"holds integers from {low:,} to {high:,}, most of them small: amounts")
-    if is_unique:
+    if different == len(cells) >= _MANY_ROWS:
         return Judgement("ignored", f"different number in every row ({len(cells):,} checked)")
     return Judgement("sparse", f"holds integers from {low:,} to {high:,}, {seen}: ids", "integer")
 

@@ -178,10 +178,11 @@ class Preparation:
         found = id_numbering.number_keys(
             runs, self.id_files(task.column), min_count=prepare.min_count, max_rows=limit,
             max_entries=self.budget.max_entries, report=report, known=known, beside=beside)
-        about = {"name": column.name, "rows": max(column.rows or 0, found.num_rows), "distinct": found.num_distinct,
-                 "kept": found.num_known + found.num_new}
+        num_rows = max(column.rows or 0, found.num_rows, known.num_rows if known else 0)
+        about: dict[str, Any] = {"name": column.name, "rows": num_rows, "distinct": found.num_distinct,
+                                 "kept": found.num_known + found.num_new}
         if known:
-            about |= {"rows": max(known.num_rows, about["rows"]), "known": found.num_known, "new": found.num_new}
+            about |= {"known": found.num_known, "new": found.num_new}
         return lambda: about | {"sha256": self.id_files(task.column).sha256()}
 
     def _write(self, task: Task, report: Report) -> _Finish:
@@ -245,8 +246,9 @@ def open_reader(schema: Schema, prepare: PrepareSpec, inputs: Inputs, parser: Ro
         return CriteoReader(schema, inputs)
     from embark.data.prepare.readers import CsvReader, JsonLinesReader, ParquetReader
 
-    reader = {"csv": CsvReader, "jsonl": JsonLinesReader, "parquet": ParquetReader}[schema.format]
-    return reader(schema, prepare, inputs, parser)
+    readers: dict[str, type[CsvReader | ParquetReader]] = {
+        "csv": CsvReader, "jsonl": JsonLinesReader, "parquet": ParquetReader}
+    return readers[schema.format](schema, prepare, inputs, parser)
 
 
 class _Writers:

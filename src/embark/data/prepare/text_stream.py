@@ -136,11 +136,7 @@ def decompress(inputs: Inputs, file: InputFile, piece_bytes: int) -> Iterator[by
     while packed := inputs.read(file.uri, at, _PACKED_BYTES):
         at += len(packed)
         while packed:
-            if not is_open:
-                packed = packed.lstrip(b"\0")  # tapes and some tools fill up with zeros behind the last member
-                if not packed:
-                    break
-                is_open = True
+            is_open = True
             try:
                 text = unpacker.decompress(packed, piece_bytes)
             except zlib.error as error:

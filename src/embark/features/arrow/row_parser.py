@@ -21,7 +21,7 @@ from embark.features.arrow.cells import (
     parse_times,
 )
 from embark.features.rows import MAX_QUOTED, BadRow, RawRows
-from embark.features.schema import TIME_ROWS, Schema
+from embark.features.schema import TIME_ROWS, LabelColumn, Schema
 from embark.features.values import MEANINGS, json_cell
 from embark.spec.data import PrepareSpec
 
@@ -64,7 +64,10 @@ class RowParser:
 
     def __init__(self, schema: Schema, prepare: PrepareSpec) -> None:
         self._schema = schema
-        self._label_above = prepare.label_above
+        above = prepare.label_above
+        self._labels = schema.labels
+        if schema.label and not schema.labels:
+            self._labels = (LabelColumn(schema.label, above is None, main_above=0.5 if above is None else above),)
         self._cells = CellParser(prepare.missing, prepare.list_delimiter or schema.list_delimiter)
         self.number_columns = number_columns(schema)
         weighted = {column.weights_of for column in schema.sparse if column.weights_of}
@@ -87,10 +90,7 @@ class RowParser:
         schema, num_rows = self._schema, len(location.lines)
         cells = {name: self._cells_of(name, column(name)) for name in self.columns}
         bad = _Bad(np.zeros(num_rows, np.bool_))
-        if schema.labels:
-            label = self._labels(cells, bad, where)
-        else:
-            label = self._label(cells[schema.label], bad, where) if schema.label else np.zeros(num_rows, np.float32)
+        label = self._label(cells, bad, where)
         times = self._times(cells, bad, where)
         dense = np.empty((num_rows, len(schema.dense_names)), np.float32)
         is_read = _fill(dense, [cells[name] for name in schema.dense])
@@ -159,37 +159,29 @@ class RowParser:
             return array
         return normalize_array(array)
 
-    def _label(self, array: Any, bad: _Bad, where: str) -> Floats:
-        name, above = self._schema.label, self._label_above
-        with _in_column(where, name):
-            values, _ = self._cells.numbers(array, may_be_text=above is None)
-        if above is not None:
-            bad.add(np.isnan(values), name, array, "is not a number; the label must be a number")
-            with np.errstate(invalid="ignore"):
-                return (values > above).astype(np.float32)
-        bad.add((values != 0) & (values != 1), name, array, "is neither 0 nor 1; the label must be 0 or 1")
-        return values.astype(np.float32)
-
-    def _labels(self, cells: Mapping[str, Any], bad: _Bad, where: str) -> Floats:
-        """Return [n, 1 + labels]: the first binary task's, and all of them; NaN where a cell is empty."""
-        main = np.zeros(len(bad.mask), np.float32)
-        columns = [main]
-        for label in self._schema.labels:
-            array = cells[label.name]
-            with _in_column(where, label.name):
+    def _label(self, cells: Mapping[str, Any], bad: _Bad, where: str) -> Floats:
+        """Return [n]; with the labels of tasks [n, 1 + labels]: the first binary task's, and all of them, NaN where a
+        cell is empty."""
+        main, columns = np.zeros(len(bad.mask), np.float32), []
+        for label in self._labels:
+            name, array, may_be_empty = label.name, cells[label.name], bool(self._schema.labels)
+            with _in_column(where, name):
                 values, is_bad = self._cells.numbers(array, may_be_text=label.is_binary)
-            bad.add(is_bad, label.name, array, "is not a number; the label must be a number")
+            is_empty = np.isnan(values)
+            if may_be_empty or not label.is_binary:
+                bad.add(is_bad if may_be_empty else is_empty, name, array,
+                        "is not a number; the label must be a number")
             with np.errstate(invalid="ignore"):
                 if label.is_binary:
-                    bad.add((values != 0) & (values != 1) & ~np.isnan(values), label.name, array,
+                    bad.add((values != 0) & (values != 1) & ~(is_empty & may_be_empty), name, array,
                             "is neither 0 nor 1; the label must be 0 or 1")
                 if label.num_classes:
-                    bad.add((values < 0) | (values >= label.num_classes) | (values % 1 > 0), label.name, array,
+                    bad.add((values < 0) | (values >= label.num_classes) | (values % 1 > 0), name, array,
                             f"is no class from 0 to {label.num_classes - 1}")
                 if label.main_above is not None:
                     main[:] = values > label.main_above
             columns.append(values.astype(np.float32))
-        return np.column_stack(columns)
+        return np.column_stack([main, *columns]) if self._schema.labels else main
 
     def _times(self, cells: Mapping[str, Any], bad: _Bad, where: str) -> dict[str, Times]:
         schema, found = self._schema, {}

@@ -18,8 +18,8 @@ from embark.features.schema import SparseColumn
 def test_the_memory_limit_holds_whatever_is_requested(make_spec, criteo, memory_gb, has_runs, num_cores):
     lists = tuple(replace(column, is_list=True, max_ids=32) for column in criteo.schema().sparse[:3])
     for schema in (criteo.schema(), replace(criteo.schema(), sparse=lists)):
-        prepare = make_spec({"memory_gb": memory_gb, "num_workers": 0}).data.prepare
-        budget = plan_budget(prepare, schema, has_runs=has_runs, num_cores=num_cores)
+        prepare = make_spec({"memory_gb": memory_gb, "num_workers": num_cores}).data.prepare
+        budget = plan_budget(prepare, schema, has_runs=has_runs)
         assert 1 <= budget.num_workers <= num_cores
         assert budget.chunk_bytes >= MIN_CHUNK_BYTES
         assert PARENT_BYTES + budget.num_workers * budget.worker_bytes <= memory_gb * 1e9
